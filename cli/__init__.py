@@ -1,0 +1,1 @@
+"""The `cloakfs` command: one module per subcommand."""

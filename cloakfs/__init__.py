@@ -1,0 +1,1 @@
+"""cloakfs: a view of its own for every caller of a shared tree."""
