@@ -1,0 +1,195 @@
+"""File-cloaking: which caller sees which file [SZ §2.2].
+
+[SZ] is Spadavecchia & Zadok, "Enhancing NFS Cross-Administrative Domain Access", 2002. All ids here are
+server ids: the file's as they are on disk, the caller's after forward mapping. Cloaking only takes away:
+whether a visible file may be read is decided by the kernel.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from cloakfs.mapping import DEFAULT_NOBODY, NOBODY, FirstMatch, Kind, check_range, format_range
+
+_MASK = re.compile(r"([+-])([0-7])([0-7])([0-7])")
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """A cloaking mask: the SHOW bit and nine permission bits [SZ Figure 2].
+
+    show hides files unless they meet the mask (``+``), its absence shows them unless they do (``-``).
+    special (4 setuid, 2 setgid, 1 sticky), group and other (4 r, 2 w, 1 x) are 0 to 7; ValueError
+    otherwise. The owner's permission bits play no part.
+    """
+
+    show: bool
+    special: int
+    group: int
+    other: int
+
+    def __post_init__(self) -> None:
+        for digit in (self.special, self.group, self.other):
+            if not 0 <= digit <= 7:
+                raise ValueError(f"{digit} is not an octal digit")
+
+    @classmethod
+    def parse(cls, text: str) -> Mask:
+        """Return the mask written as text, such as ``+007``; raise ValueError for anything else."""
+        match = _MASK.fullmatch(text)
+        if match is None:
+            raise ValueError(f"{text!r} is not a mask: + or - and three octal digits, such as +007")
+        sign, special, group, other = match.groups()
+        return cls(sign == "+", int(special), int(group), int(other))
+
+    def __str__(self) -> str:
+        return f"{'+' if self.show else '-'}{self.special}{self.group}{self.other}"
+
+    def hit(self, mode: int, in_group: bool) -> bool:
+        """Return whether a file of this st_mode meets the mask.
+
+        in_group says that the caller belongs to the file's group; without it the group bits do not count.
+        """
+        bits = self.special << 9 | self.other
+        if in_group:
+            bits |= self.group << 3
+        return mode & bits != 0
+
+
+@dataclass(frozen=True, slots=True)
+class CloakDef:
+    """One definition of a ``cloak_list`` [SZ §2.2.1].
+
+    The mask judges the files whose owner (``uid``) or group (``gid``) is one of the server ids lc_low to
+    lc_high (inclusive). Both are NOBODY (-2) for the export's nobody alone. Raises ValueError for ids
+    outside 0 to MAX_ID, and for an lc_high below lc_low or beside a -2.
+    """
+
+    kind: Kind
+    mask: Mask
+    lc_low: int
+    lc_high: int
+
+    def __post_init__(self) -> None:
+        if self.lc_low != NOBODY:
+            check_range(self.lc_low, self.lc_high)
+        elif self.lc_high != NOBODY:
+            raise ValueError(f"{NOBODY} is a single id, no range can begin with it")
+
+    def server_range(self, nobody: int) -> tuple[int, int]:
+        """Return the first and last server id this definition selects; nobody is what -2 stands for."""
+        return (nobody, nobody) if self.lc_low == NOBODY else (self.lc_low, self.lc_high)
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.mask} {format_range(self.lc_low, self.lc_high)}"
+
+
+class Verdict(NamedTuple):
+    """What one definition says about a file, with the bits of the mask that the file meets."""
+
+    definition: CloakDef
+    hit_group: int
+    hit_other: int
+    hit_special: int
+    visible: bool
+
+
+class _Table:
+    """The definitions of one kind, found by the id they select."""
+
+    def __init__(self, defs: Sequence[CloakDef], kind: Kind, nobody: int) -> None:
+        self.defs = [d for d in defs if d.kind == kind]
+        self.match = FirstMatch([d.server_range(nobody) for d in self.defs])
+
+    def find(self, server_id: int) -> tuple[CloakDef, ...]:
+        at = self.match.find(server_id)
+        return () if at < 0 else (self.defs[at],)
+
+
+class CloakList:
+    """The ``cloak_list`` of an export [SZ §2.2].
+
+    A file is judged by the first ``uid`` and by the first ``gid`` definition that selects it. It is visible
+    if all of those (at most two) say so, and always to its owner.
+    """
+
+    __slots__ = ("_gids", "_uids", "hides")
+
+    def __init__(
+        self, defs: Sequence[CloakDef], *, nobody_uid: int = DEFAULT_NOBODY, nobody_gid: int = DEFAULT_NOBODY
+    ) -> None:
+        self.hides = bool(defs)
+        """False if the list is empty and hides nothing from anybody."""
+        self._uids = _Table(defs, "uid", nobody_uid)
+        self._gids = _Table(defs, "gid", nobody_gid)
+
+    def selected(self, file_uid: int, file_gid: int) -> tuple[CloakDef, ...]:
+        """Return the definitions, at most one of each kind, that judge a file of this owner and group."""
+        return self._uids.find(file_uid) + self._gids.find(file_gid)
+
+    def visible(
+        self, mode: int, file_uid: int, file_gid: int, caller_uid: int, caller_gids: Container[int]
+    ) -> bool:
+        """Return whether the caller sees a file with this st_mode, owner and group [SZ Figure 2].
+
+        caller_gids are the caller's primary and supplementary groups.
+        """
+        if not self.hides or caller_uid == file_uid:
+            return True
+        for definition in self.selected(file_uid, file_gid):
+            mask = definition.mask
+            if mask.hit(mode, file_gid in caller_gids) != mask.show:
+                return False
+        return True
+
+    def judge(
+        self, mode: int, file_uid: int, file_gid: int, caller_uid: int, caller_gids: Container[int]
+    ) -> list[Verdict]:
+        """Return what each selecting definition says, as if the caller did not own the file.
+
+        For explanations: visible() is True if caller_uid owns the file or all verdicts are visible.
+        """
+        verdicts = []
+        for definition in self.selected(file_uid, file_gid):
+            mask = definition.mask
+            in_group = file_gid in caller_gids
+            verdicts.append(
+                Verdict(
+                    definition,
+                    hit_group=mask.group & mode >> 3 if in_group else 0,
+                    hit_other=mask.other & mode,
+                    hit_special=mask.special & mode >> 9,
+                    visible=mask.hit(mode, in_group) == mask.show,
+                )
+            )
+        return verdicts
+
+    def same_for_all(self, mode: int, file_uid: int, file_gid: int) -> bool:
+        """Return whether every possible caller gets the same answer from visible().
+
+        As the owner always sees the file, that means: visible in its group and outside of it.
+        """
+        return all(
+            d.mask.hit(mode, in_group) == d.mask.show
+            for d in self.selected(file_uid, file_gid)
+            for in_group in (True, False)
+        )
+
+
+def shadowed(
+    defs: Sequence[CloakDef], *, nobody_uid: int = DEFAULT_NOBODY, nobody_gid: int = DEFAULT_NOBODY
+) -> list[tuple[CloakDef, CloakDef]]:
+    """Return (later, earlier) for each definition that earlier ones leave nothing to select, for warnings.
+
+    Where several are in the way, the one at the lowest id is named.
+    """
+    tables = _Table(defs, "uid", nobody_uid), _Table(defs, "gid", nobody_gid)
+    return [
+        (table.defs[later], table.defs[earlier])
+        for table in tables
+        for later, earlier, completely in table.match.shadowed()
+        if completely
+    ]
