@@ -1,0 +1,40 @@
+"""Ids inside POSIX ACL extended attributes (the kernel's `struct posix_acl_xattr_entry`, acl(5))."""
+
+import struct
+from collections.abc import Callable
+
+XATTRS = frozenset({b"system.posix_acl_access", b"system.posix_acl_default"})
+
+_VERSION = struct.pack("<I", 2)
+_ENTRY = struct.Struct("<HHI")
+_USER, _GROUP = 0x02, 0x08
+
+IdMapper = Callable[[int], int | None]
+
+
+def translate(value: bytes, uid: IdMapper, gid: IdMapper, *, distinct: bool = False) -> bytes:
+    """`value` with the ids of its named users and groups passed through `uid` and `gid`.
+
+    Args:
+        value: the extended attribute as the kernel hands it out.
+        uid: maps the id of a named user; None says that it has no counterpart.
+        gid: the same for a named group.
+        distinct: refuse two named entries that become one (on write, the kernel would heed only the first).
+
+    Raises:
+        ValueError: `value` is not a version 2 ACL, or an id has no counterpart, or two became one.
+    """
+    if value[:4] != _VERSION or (len(value) - 4) % _ENTRY.size:
+        raise ValueError("not a POSIX ACL of version 2")
+    entries = []
+    for tag, perm, entry_id in _ENTRY.iter_unpack(value[4:]):
+        mapped = entry_id if tag not in (_USER, _GROUP) else uid(entry_id) if tag == _USER else gid(entry_id)
+        if mapped is None:
+            raise ValueError(f"{'user' if tag == _USER else 'group'} {entry_id} has no counterpart")
+        entries.append((tag, perm, mapped))
+    named = [(tag, entry_id) for tag, _, entry_id in entries if tag in (_USER, _GROUP)]
+    if distinct and len(set(named)) < len(named):
+        raise ValueError("two entries are the same id on the server")
+    # acl(5) wants tags in order (they are numbered so) and named entries by id, which mapping may have upset.
+    entries.sort(key=lambda entry: (entry[0], entry[2]))
+    return _VERSION + b"".join(_ENTRY.pack(*entry) for entry in entries)

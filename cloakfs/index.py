@@ -1,0 +1,106 @@
+"""The persistent half of nodeids: which number was given to which object, for ever.
+
+One SQLite database per mount, in WAL mode: a commit survives the daemon's death at once, and a crash of the machine
+costs the last numbers at most. A number that was lost so may name another object later, but with another
+generation (`nodes`), so that an old handle is refused rather than misdirected.
+"""
+
+import logging
+import os
+import secrets
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+log = logging.getLogger(__name__)
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS secret (key BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS filesystems (number INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT UNIQUE NOT NULL);
+CREATE TABLE IF NOT EXISTS views (number INTEGER PRIMARY KEY AUTOINCREMENT, label TEXT UNIQUE NOT NULL);
+CREATE TABLE IF NOT EXISTS objects (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    handle BLOB UNIQUE NOT NULL,
+    parent INTEGER NOT NULL,
+    name BLOB NOT NULL
+);
+"""
+
+
+class Index:
+    """Numbers for objects, file systems and views, each given once and never reused.
+
+    Args:
+        path: of the database file; made if missing, readable by root alone.
+
+    Raises:
+        sqlite3.Error: the file is no database, or cannot be written.
+    """
+
+    def __init__(self, path: str) -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.close(fd)
+        self._db = sqlite3.connect(path, isolation_level=None, timeout=10)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=NORMAL")
+        self._db.executescript(_SCHEMA)
+        if self._db.execute("SELECT 1 FROM secret").fetchone() is None:
+            self._db.execute("INSERT INTO secret VALUES (?)", (secrets.token_bytes(32),))
+        self.secret: bytes = self._db.execute("SELECT key FROM secret").fetchone()[0]
+
+    def close(self) -> None:
+        """Write everything back into the one file."""
+        self._db.close()
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """Make many numbers durable at the price of one; must not be held across an await."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        finally:
+            self._db.execute("COMMIT")
+
+    def filesystem(self, key: str) -> int:
+        """The number of the file system that `key` names."""
+        return self._number("filesystems", "key", key)
+
+    def view(self, label: str) -> int:
+        """The number (from 1) of the view called `label`."""
+        return self._number("views", "label", label)
+
+    def view_label(self, number: int) -> str | None:
+        """What the view with this number is called, if there ever was one."""
+        row = self._db.execute("SELECT label FROM views WHERE number = ?", (number,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def _number(self, table: str, column: str, value: str) -> int:
+        self._db.execute(f"INSERT OR IGNORE INTO {table} ({column}) VALUES (?)", (value,))
+        row = self._db.execute(f"SELECT number FROM {table} WHERE {column} = ?", (value,)).fetchone()
+        return int(row[0])
+
+    def object(self, handle: bytes, parent: int, name: bytes) -> int:
+        """The number of the object with this handle, which was just seen as `name` in `parent`."""
+        row = self._db.execute(
+            "SELECT number, parent, name FROM objects WHERE handle = ?", (handle,)
+        ).fetchone()
+        if row is None:
+            cursor = self._db.execute(
+                "INSERT INTO objects (handle, parent, name) VALUES (?, ?, ?)", (handle, parent, name)
+            )
+            assert cursor.lastrowid is not None
+            return cursor.lastrowid
+        if (row[1], row[2]) != (parent, name):
+            self.moved(row[0], parent, name)
+        return int(row[0])
+
+    def moved(self, number: int, parent: int, name: bytes) -> None:
+        """The object is now called `name` in `parent`."""
+        self._db.execute("UPDATE objects SET parent = ?, name = ? WHERE number = ?", (parent, name, number))
+
+    def find(self, number: int) -> tuple[bytes, int, bytes] | None:
+        """(handle, parent, name) of an object, or None if the number was never given."""
+        row: tuple[bytes, int, bytes] | None = self._db.execute(
+            "SELECT handle, parent, name FROM objects WHERE number = ?", (number,)
+        ).fetchone()
+        return row

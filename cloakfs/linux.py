@@ -1,0 +1,224 @@
+"""System calls that Python's `os` lacks: per-thread credentials, file handles, directory cookies, mount(2).
+
+Everything here is a thin, typed wrapper that raises `OSError`; meaning is given to it in `tree`, `nodes` and
+`daemon`.
+"""
+
+import ctypes
+import errno
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_syscall = _libc.syscall
+_syscall.restype = ctypes.c_long
+
+# x86-64 and the generic table (arm64, riscv64) differ; both are in the kernel's unistd.h.
+_NUMBERS = {
+    "x86_64": {
+        "setgroups": 116, "setfsuid": 122, "setfsgid": 123, "capget": 125, "capset": 126,
+        "getdents64": 217, "name_to_handle_at": 303, "open_by_handle_at": 304, "renameat2": 316,
+        "faccessat2": 439,
+    },
+    "aarch64": {
+        "setgroups": 159, "setfsuid": 151, "setfsgid": 152, "capget": 90, "capset": 91,
+        "getdents64": 61, "name_to_handle_at": 264, "open_by_handle_at": 265, "renameat2": 276,
+        "faccessat2": 439,
+    },
+}  # fmt: skip
+_NR = {name: ctypes.c_long(nr) for name, nr in _NUMBERS[os.uname().machine].items()}
+
+AT_EMPTY_PATH = 0x1000
+AT_EACCESS = 0x200
+AT_HANDLE_FID = 0x200  # Linux 6.5: an identifier that need not be decodable
+RENAME_NOREPLACE = 1
+RENAME_EXCHANGE = 2
+RWF_NOWAIT = os.RWF_NOWAIT
+FMODE_EXEC = 0x20  # what execve(2) adds to the flags of a FUSE OPEN
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_SYNCHRONOUS = 1, 2, 4, 8, 16
+MS_DIRSYNC, MS_NOATIME, MS_NODIRATIME, MS_POSIXACL, MS_RELATIME = 128, 1024, 2048, 1 << 16, 1 << 21
+MNT_DETACH = 2
+UMOUNT_NOFOLLOW = 8
+
+_INVALID = ctypes.c_uint32(0xFFFFFFFF)
+
+
+def _check(result: int, *path: object) -> int:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), *path)
+    return result
+
+
+class Credentials(NamedTuple):
+    """Who a system call is made as, in server ids: file-system uid and gid and supplementary groups."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+
+
+ROOT = Credentials(0, 0, ())
+
+_thread = threading.local()
+
+
+def assume(who: Credentials) -> None:
+    """Make the calling thread's file-system operations run as `who`, until it assumes somebody else.
+
+    Only this thread changes (raw system calls; libc's wrappers would change all). Leaving uid 0 drops the
+    file-related capabilities from the effective set, coming back raises them (capabilities(7)).
+
+    Raises:
+        PermissionError: the kernel refused one of the ids (for example, one not mapped in a user namespace).
+    """
+    if getattr(_thread, "who", None) == who:
+        return
+    _thread.who = None
+    n = len(who.groups)
+    _check(_syscall(_NR["setgroups"], ctypes.c_long(n), (ctypes.c_uint32 * n)(*who.groups)))
+    _syscall(_NR["setfsgid"], ctypes.c_uint32(who.gid))
+    _syscall(_NR["setfsuid"], ctypes.c_uint32(who.uid))
+    # setfsuid(2) reports no errors: it has to be asked what is in force now.
+    if (
+        _syscall(_NR["setfsuid"], _INVALID) & 0xFFFFFFFF != who.uid
+        or _syscall(_NR["setfsgid"], _INVALID) & 0xFFFFFFFF != who.gid
+    ):
+        raise PermissionError(errno.EPERM, f"cannot act as {who.uid}:{who.gid}")
+    _thread.who = who
+
+
+_CAP_HEADER = struct.pack("Ii", 0x20080522, 0)
+CAP_SYS_ADMIN = 21
+CAP_SYS_RESOURCE = 24
+CAP_SETFCAP = 31
+
+
+def effective_capabilities() -> int:
+    """The calling thread's effective capabilities, as a bit mask (capabilities(7))."""
+    data = ctypes.create_string_buffer(24)
+    _check(_syscall(_NR["capget"], ctypes.create_string_buffer(_CAP_HEADER), data))
+    words = struct.unpack("6I", data.raw)
+    return words[0] | words[3] << 32
+
+
+def set_effective_capabilities(mask: int) -> None:
+    """Set the calling thread's effective capabilities; the permitted and inheritable sets stay."""
+    header = ctypes.create_string_buffer(_CAP_HEADER)
+    data = ctypes.create_string_buffer(24)
+    _check(_syscall(_NR["capget"], header, data))
+    words = list(struct.unpack("6I", data.raw))
+    words[0] = mask & words[1]
+    words[3] = mask >> 32 & words[4]
+    _check(_syscall(_NR["capset"], header, ctypes.create_string_buffer(struct.pack("6I", *words))))
+
+
+_MAX_HANDLE = 128
+_fresh_handle = struct.pack("Ii", _MAX_HANDLE, 0)
+
+
+def name_to_handle(fd: int, flags: int = 0) -> tuple[bytes, int]:
+    """The file handle of what `fd` refers to, and the id of the mount it lies on (name_to_handle_at(2)).
+
+    The handle is the type (4 bytes, native order) followed by the opaque bytes.
+
+    Raises:
+        OSError: EOPNOTSUPP when the file system has no handles.
+    """
+    buf = ctypes.create_string_buffer(_fresh_handle, 8 + _MAX_HANDLE)
+    mount_id = ctypes.c_int()
+    _check(
+        _syscall(
+            _NR["name_to_handle_at"],
+            ctypes.c_long(fd),
+            b"",
+            buf,
+            ctypes.byref(mount_id),
+            ctypes.c_long(AT_EMPTY_PATH | flags),
+        )
+    )
+    raw = buf.raw
+    return raw[4 : 8 + int.from_bytes(raw[:4], "little")], mount_id.value
+
+
+def open_by_handle(mount_fd: int, handle: bytes, flags: int) -> int:
+    """A new descriptor for the object that `handle` (from `name_to_handle`) names (open_by_handle_at(2)).
+
+    Raises:
+        OSError: ESTALE when the object is gone.
+    """
+    buf = ctypes.create_string_buffer(struct.pack("I", len(handle) - 4) + handle)
+    return _check(
+        _syscall(
+            _NR["open_by_handle_at"],
+            ctypes.c_long(mount_fd),
+            buf,
+            ctypes.c_long(flags | os.O_CLOEXEC),
+        )
+    )
+
+
+def renameat2(src_dir: int, src: bytes, dst_dir: int, dst: bytes, flags: int) -> None:
+    """rename(2) relative to descriptors, with `RENAME_NOREPLACE` or `RENAME_EXCHANGE`."""
+    _check(
+        _syscall(
+            _NR["renameat2"],
+            ctypes.c_long(src_dir),
+            src,
+            ctypes.c_long(dst_dir),
+            dst,
+            ctypes.c_long(flags),
+        )
+    )
+
+
+def may_access(fd: int, mode: int) -> bool:
+    """May the thread's file-system identity access what `fd` refers to (faccessat2(2), AT_EACCESS)?"""
+    return (
+        _syscall(
+            _NR["faccessat2"],
+            ctypes.c_long(fd),
+            b"",
+            ctypes.c_long(mode),
+            ctypes.c_long(AT_EMPTY_PATH | AT_EACCESS),
+        )
+        == 0
+    )
+
+
+_dirent = struct.Struct("=QqHB")
+
+
+def getdents(fd: int, size: int = 32768) -> Iterator[tuple[bytes, int]]:
+    """One batch of directory entries: (name, cookie of the position after it); empty at the end.
+
+    The cookies are the file system's own (getdents64(2) d_off): they survive deletions and a re-open, and
+    `os.lseek(fd, cookie, os.SEEK_SET)` goes back to one.
+    """
+    buf = ctypes.create_string_buffer(size)
+    filled = _check(_syscall(_NR["getdents64"], ctypes.c_long(fd), buf, ctypes.c_long(size)))
+    raw = buf.raw
+    at = 0
+    while at < filled:
+        _ino, cookie, length, _kind = _dirent.unpack_from(raw, at)
+        yield raw[at + 19 : raw.index(b"\0", at + 19)], cookie
+        at += length
+
+
+def mount(source: str, target: str, kind: str, flags: int, data: str) -> None:
+    """mount(2)."""
+    _check(
+        _libc.mount(
+            os.fsencode(source), os.fsencode(target), kind.encode(), ctypes.c_ulong(flags), data.encode()
+        ),
+        target,
+    )
+
+
+def umount(target: str, flags: int = 0) -> None:
+    """umount2(2); never follows a symbolic link at the end of `target`."""
+    _check(_libc.umount2(os.fsencode(target), ctypes.c_int(flags | UMOUNT_NOFOLLOW)), target)

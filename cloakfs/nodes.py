@@ -1,0 +1,535 @@
+"""Nodeids: which (view, object) the kernel means by a number, also after FORGET and after a restart.
+
+    nodeid (63 bits)  =  view number (15 bits)  |  object number (48 bits)
+    generation (32)   =  keyed hash of (nodeid, file handle), with a secret of the mount
+
+The object number comes from the index; the root of the tree is object 1, a caller view has the number 0, so that
+nodeid 1 is the root of a plain mount, as FUSE wants it. An object is known by the file handle that its file system
+gives it (name_to_handle_at(2)), prefixed with the number of the mount it lies on: the same inode below two
+bind mounts is two objects, because a directory can have but one place in the kernel's cache.
+
+File descriptors are a cache. What falls out is opened again by handle, or, where the file system cannot decode
+handles (overlayfs without nfs_export, for example), by its last known name, if that is still the same object.
+"""
+
+import errno
+import hashlib
+import logging
+import os
+import stat
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from . import linux
+from .index import Index
+
+log = logging.getLogger(__name__)
+
+ROOT = 1
+_OBJECT_BITS = 48
+_OBJECT_MASK = (1 << _OBJECT_BITS) - 1
+MAX_VIEWS = (1 << 15) - 1
+
+# Objects without any handle get numbers from here on, anew each time they are met, and never stored.
+_TRANSIENT = 1 << 47
+
+# Names of a hard link to remember; a file with more may have to be looked up again to be used by handle.
+_MAX_OTHER_NAMES = 16
+
+# A change within the clock tick (at most 10 ms) in which a place was checked would not show in the ctime.
+_TICK_NS = 20_000_000
+
+
+class Stale(OSError):
+    """The object is gone, or is no longer below the root of the tree."""
+
+    def __init__(self) -> None:
+        super().__init__(errno.ESTALE, os.strerror(errno.ESTALE))
+
+
+@dataclass(slots=True, eq=False)
+class Filesystem:
+    """One mount of the tree: where handles of its objects are decoded."""
+
+    number: int
+    kind: str
+    path: str
+    fd: int
+    flags: int = 0
+    has_handles: bool = True
+    decodable: bool = True
+
+
+class Object:
+    """One object of the real tree, as long as the kernel knows it or something below it."""
+
+    __slots__ = (
+        "checked", "fd", "filesystem", "handle", "lookups", "name", "number", "open_files", "others", "parent",
+        "pins", "used",
+    )  # fmt: skip
+
+    def __init__(self, number: int, handle: bytes, filesystem: Filesystem) -> None:
+        self.number = number
+        self.handle = handle
+        self.filesystem = filesystem
+        self.lookups = 0
+        self.pins = 0  # children that are known
+        self.parent: Object | None = None
+        self.name = b""
+        self.others: list[tuple[Object, bytes]] | None = None  # further names of a hard link
+        self.checked = 0  # the ctime at which `parent` and `name` were true
+        self.fd = -1
+        self.used = False
+        self.open_files: list[int] | None = None
+
+
+def _mounts() -> dict[int, tuple[str, str]]:
+    """Mount id -> (mount point, file-system type), from proc_pid_mountinfo(5)."""
+    mounts = {}
+    with open("/proc/self/mountinfo", "rb") as file:
+        for line in file:
+            fields, _, rest = line.partition(b" - ")
+            words = fields.split()
+            path = words[4].decode("unicode_escape").encode("latin-1")
+            mounts[int(words[0])] = (os.fsdecode(path), rest.split()[0].decode())
+    return mounts
+
+
+class Nodes:
+    """All objects of one tree that the kernel may ask about.
+
+    Args:
+        source: the root of the real tree.
+        index: where numbers are kept.
+        max_fds: how many descriptors to keep open at most.
+
+    Raises:
+        OSError: `source` cannot be opened.
+    """
+
+    def __init__(self, source: str, index: Index, max_fds: int = 1024) -> None:
+        self._source = source
+        self._index = index
+        self._max_fds = max_fds
+        self._objects: dict[int, Object] = {}
+        self._by_handle: dict[bytes, Object] = {}
+        self._by_mount: dict[int, Filesystem] = {}
+        self._by_number: dict[int, Filesystem] = {}
+        self._open: dict[int, Object] = {}  # least recently opened first
+        self._transient = _TRANSIENT | int.from_bytes(os.urandom(5), "little")
+        linux.assume(linux.ROOT)
+        fd = os.open(source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._root_mount(fd)
+        self.root = self.resolve(fd, None, b"")
+        if self.root.number != ROOT:
+            raise ValueError(f"the index belongs to another tree than {source}")
+        self.root.lookups = 1  # the kernel never forgets the root
+        for mount_id, (path, _) in _mounts().items():
+            if path.startswith(source.rstrip("/") + "/") and mount_id not in self._by_mount:
+                self._meet_mount_at(path)
+
+    # -- file systems ------------------------------------------------------------------------------
+
+    @property
+    def filesystems(self) -> list[Filesystem]:
+        """The mounts met so far, the root's first."""
+        return list(self._by_mount.values())
+
+    def _root_mount(self, fd: int) -> None:
+        self._new_filesystem(self._mount_id(fd), fd)
+
+    def _meet_mount_at(self, path: str) -> None:
+        """Know the mount at `path` before anybody crosses it, so that old handles on it can be decoded."""
+        try:
+            fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as exc:
+            log.warning("%s: %s; handles below it are not decoded", path, exc.strerror)
+            return
+        try:
+            mount_id = self._mount_id(fd)
+            if mount_id not in self._by_mount:
+                self._new_filesystem(mount_id, fd)
+        finally:
+            os.close(fd)
+
+    @staticmethod
+    def _mount_id(fd: int) -> int:
+        with open(f"/proc/self/fdinfo/{fd}") as info:
+            return next(int(line.split()[1]) for line in info if line.startswith("mnt_id:"))
+
+    def _new_filesystem(self, mount_id: int, fd: int) -> Filesystem:
+        path, kind = _mounts().get(mount_id, (os.readlink(f"/proc/self/fd/{fd}"), "unknown"))
+        inside = os.path.relpath(path, self._source) if path.startswith(self._source.rstrip("/") + "/") else "."
+        # What tells a file system from another mounted at the same place later, where it is stable.
+        fsid = os.fstatvfs(fd).f_fsid if kind in ("ext2", "ext3", "ext4", "btrfs") else 0
+        filesystem = Filesystem(self._index.filesystem(f"{inside}\0{kind}\0{fsid}"), kind, path, -1)
+        try:
+            filesystem.fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            filesystem.decodable = False  # a device or socket that is a mount point itself
+        for flags in (0, linux.AT_HANDLE_FID):
+            try:
+                handle, _ = linux.name_to_handle(fd, flags)
+            except OSError:
+                continue
+            filesystem.flags = flags
+            try:
+                os.close(linux.open_by_handle(filesystem.fd, handle, os.O_PATH))
+            except OSError:
+                filesystem.decodable = False
+            break
+        else:
+            filesystem.has_handles = filesystem.decodable = False
+        self._by_mount[mount_id] = filesystem
+        self._by_number[filesystem.number] = filesystem
+        return filesystem
+
+    # -- numbers -----------------------------------------------------------------------------------
+
+    @staticmethod
+    def nodeid(view: int, obj: Object) -> int:
+        """The number by which the kernel knows `obj` in the view with number `view`."""
+        return view << _OBJECT_BITS | obj.number
+
+    @staticmethod
+    def view_of(nodeid: int) -> int:
+        """The number of the view that a nodeid belongs to."""
+        return nodeid >> _OBJECT_BITS
+
+    def generation(self, nodeid: int, obj: Object) -> int:
+        """The 32 bits that make a file handle unguessable and tell the object from a later one."""
+        if nodeid == ROOT:
+            return 0  # the kernel's own choice for the root of a mount
+        digest = hashlib.blake2b(
+            nodeid.to_bytes(8, "little") + obj.handle, key=self._index.secret, digest_size=4
+        ).digest()
+        return int.from_bytes(digest, "little")
+
+    def get(self, nodeid: int) -> Object:
+        """The object that a nodeid names.
+
+        Raises:
+            Stale: the number was never given, or names what only an earlier run could reach.
+        """
+        number = nodeid & _OBJECT_MASK
+        return self._objects.get(number) or self._restore(number)
+
+    def _restore(self, number: int) -> Object:
+        linux.assume(linux.ROOT)
+        row = self._index.find(number)
+        if row is None:
+            raise Stale
+        handle, parent_number, name = row
+        filesystem = self._by_number.get(int.from_bytes(handle[:4], "little"))
+        if filesystem is None:
+            raise Stale
+        obj = Object(number, handle, filesystem)
+        if parent_number and parent_number != number:
+            parent = self.get(parent_number)
+            self._place(obj, parent, name)
+        self._remember(obj)
+        return obj
+
+    def resolve(self, fd: int, parent: Object | None, name: bytes) -> Object:
+        """The object that `fd` (O_PATH) refers to, which was just found as `name` in `parent`.
+
+        Takes `fd` over, also when it raises.
+        """
+        linux.assume(linux.ROOT)
+        try:
+            handle, filesystem = self._identify(fd, parent)
+            obj = self._by_handle.get(handle)
+            if obj is None:
+                if filesystem.has_handles:
+                    number = self._index.object(handle, parent.number if parent is not None else 0, name)
+                else:
+                    number = self._transient = self._transient + 1
+                obj = Object(number, handle, filesystem)
+                self._remember(obj)
+                if parent is not None:
+                    self._place(obj, parent, name)
+            elif parent is not None and (obj.parent is not parent or obj.name != name):
+                self._found_again(obj, parent, name, fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        if obj.fd < 0:
+            self._keep(obj, fd)
+        else:
+            os.close(fd)
+        return obj
+
+    def _identify(self, fd: int, parent: Object | None) -> tuple[bytes, Filesystem]:
+        near = parent.filesystem if parent is not None else next(iter(self._by_mount.values()))
+        flags = near.flags
+        try:
+            handle, mount_id = linux.name_to_handle(fd, flags)
+        except OSError:
+            handle, mount_id = b"", self._mount_id(fd)
+        filesystem = self._by_mount.get(mount_id) or self._new_filesystem(mount_id, fd)
+        if not filesystem.has_handles:
+            # Good as long as a descriptor is kept open: until then the inode number is not used again.
+            info = os.fstat(fd)
+            return struct.pack("<IQQ", filesystem.number, info.st_dev, info.st_ino), filesystem
+        if not handle or filesystem.flags != flags:
+            handle, _ = linux.name_to_handle(fd, filesystem.flags)
+        return filesystem.number.to_bytes(4, "little") + handle, filesystem
+
+    def _remember(self, obj: Object) -> None:
+        self._objects[obj.number] = obj
+        self._by_handle[obj.handle] = obj
+
+    def forget(self, nodeid: int, count: int) -> None:
+        """The kernel dropped `count` references."""
+        obj = self._objects.get(nodeid & _OBJECT_MASK)
+        if obj is not None and obj is not self.root:
+            obj.lookups -= count
+            self._drop_if_unused(obj)
+
+    def _drop_if_unused(self, obj: Object | None) -> None:
+        while obj is not None and obj is not self.root and obj.lookups <= 0 and not obj.pins:
+            if self._objects.pop(obj.number, None) is None:
+                return
+            self._by_handle.pop(obj.handle, None)
+            self._close(obj)
+            for parent, _ in obj.others or ():
+                parent.pins -= 1
+                self._drop_if_unused(parent)
+            parent_ = obj.parent
+            obj.parent = None
+            if parent_ is not None:
+                parent_.pins -= 1
+            obj = parent_
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    # -- places ------------------------------------------------------------------------------------
+
+    def _place(self, obj: Object, parent: Object, name: bytes) -> None:
+        """`obj` is (now) `name` in `parent`."""
+        before = obj.parent
+        parent.pins += 1
+        obj.parent, obj.name, obj.checked = parent, name, 0
+        if before is not None:
+            before.pins -= 1
+            if before is not parent:
+                self._drop_if_unused(before)
+
+    def _found_again(self, obj: Object, parent: Object, name: bytes, fd: int) -> None:
+        """A known object turned up under another name: moved, or one more hard link."""
+        info = os.fstat(fd)
+        if not stat.S_ISDIR(info.st_mode) and info.st_nlink > 1 and obj.parent is not None:
+            others = obj.others = obj.others or []
+            others.append((obj.parent, obj.name))
+            obj.parent.pins += 1
+            outdated = others.index((parent, name)) if (parent, name) in others else 0
+            if (parent, name) in others or len(others) > _MAX_OTHER_NAMES:
+                others.pop(outdated)[0].pins -= 1
+        self._place(obj, parent, name)
+        if obj.number < _TRANSIENT:
+            self._index.moved(obj.number, parent.number, name)
+
+    def known(self, fd: int, parent: Object) -> Object | None:
+        """The object that `fd` (O_PATH) refers to, if the kernel knows it already."""
+        linux.assume(linux.ROOT)
+        return self._by_handle.get(self._identify(fd, parent)[0])
+
+    def moved(self, parent: Object, name: bytes) -> None:
+        """Something was renamed to `name` in `parent`: remember where it is now."""
+        linux.assume(linux.ROOT)
+        try:
+            fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.fd(parent))
+        except OSError:
+            return  # already somewhere else; looked for when it is asked about
+        obj = self.resolve(fd, parent, name)
+        self._drop_if_unused(obj)
+
+    def places(self, obj: Object, info: os.stat_result) -> Iterator[tuple[Object, bytes]]:
+        """Where in the tree `obj` is at this moment, as (directory, name): at least once for each hard link known.
+
+        Nothing for what is not below the root any more. `info` is its present stat.
+        """
+        if obj.parent is not None and (info.st_ctime_ns == obj.checked or info.st_nlink == 0):
+            yield obj.parent, obj.name
+        elif stat.S_ISDIR(info.st_mode):
+            self._find_directory(obj, info)
+            if obj.parent is not None:
+                yield obj.parent, obj.name
+        elif obj.parent is not None and self._is_at(info, obj.parent, obj.name):
+            self._checked(obj, info)
+            yield obj.parent, obj.name
+        for parent, name in list(obj.others or ()):
+            if self._is_at(info, parent, name):
+                yield parent, name
+
+    def _checked(self, obj: Object, info: os.stat_result) -> None:
+        if time.time_ns() - info.st_ctime_ns > _TICK_NS:
+            obj.checked = info.st_ctime_ns
+
+    def _is_at(self, info: os.stat_result, parent: Object, name: bytes) -> bool:
+        linux.assume(linux.ROOT)
+        try:
+            there = os.stat(name, dir_fd=self.fd(parent), follow_symlinks=False)
+        except OSError:
+            return False
+        return (there.st_dev, there.st_ino) == (info.st_dev, info.st_ino)
+
+    def _find_directory(self, obj: Object, info: os.stat_result) -> None:
+        """Directories know where they are: follow ".." and look which entry it is."""
+        parent = self.parent_directory(obj)
+        if parent is None:
+            obj.parent = None
+            return
+        if parent is not obj.parent or not self._is_at(info, parent, obj.name):
+            name = self._name_in(parent, info)
+            if name is None:
+                obj.parent = None
+                return
+            self._place(obj, parent, name)
+            if obj.number < _TRANSIENT:
+                self._index.moved(obj.number, parent.number, name)
+        self._checked(obj, info)
+
+    def parent_directory(self, obj: Object) -> Object | None:
+        """What ".." of a directory is; None at the top of everything."""
+        if obj is self.root:
+            return obj
+        linux.assume(linux.ROOT)
+        fd = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.fd(obj))
+        up = os.fstat(fd)
+        here = os.fstat(self.fd(obj))
+        if (up.st_dev, up.st_ino) == (here.st_dev, here.st_ino):
+            os.close(fd)
+            return None  # "/": it was moved out of the tree
+        handle, _ = self._identify(fd, obj)
+        known = self._by_handle.get(handle)
+        if known is not None:
+            os.close(fd)
+            return known
+        return self.resolve(fd, None, b"")
+
+    def is_inside(self, obj: Object) -> bool:
+        """Is this directory still below the root of the tree?"""
+        at: Object | None = obj
+        for _ in range(4096):  # as many levels as a path can have
+            if at is self.root:
+                return True
+            if at is None:
+                return False
+            at = self.parent_directory(at)
+        return False
+
+    def _name_in(self, parent: Object, info: os.stat_result) -> bytes | None:
+        linux.assume(linux.ROOT)
+        fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.fd(parent))
+        try:
+            while batch := list(linux.getdents(fd)):
+                for name, _ in batch:
+                    if name not in (b".", b"..") and self._is_at(info, parent, name):
+                        return name
+        finally:
+            os.close(fd)
+        return None
+
+    # -- descriptors -------------------------------------------------------------------------------
+
+    def fd(self, obj: Object) -> int:
+        """A descriptor (O_PATH, or one that a client has open) for `obj`, good until the next await.
+
+        Raises:
+            Stale: the object is gone.
+        """
+        if obj.fd >= 0:
+            obj.used = True
+            return obj.fd
+        if obj.open_files:
+            return obj.open_files[-1]
+        linux.assume(linux.ROOT)
+        if obj.filesystem.decodable:
+            try:
+                fd = linux.open_by_handle(obj.filesystem.fd, obj.handle[4:], os.O_PATH | os.O_NOFOLLOW)
+            except OSError as exc:
+                if exc.errno in (errno.EMFILE, errno.ENFILE) and self.close_idle(everything=True):
+                    return self.fd(obj)
+                raise (exc if exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM) else Stale()) from None
+        else:
+            fd = self._open_by_name(obj)
+        self._keep(obj, fd)
+        return fd
+
+    def _open_by_name(self, obj: Object) -> int:
+        for parent, name in [*([(obj.parent, obj.name)] if obj.parent else []), *(obj.others or [])]:
+            try:
+                fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.fd(parent))
+            except OSError:
+                continue
+            if self._identify(fd, parent)[0] == obj.handle:
+                return fd
+            os.close(fd)
+        raise Stale
+
+    def _keep(self, obj: Object, fd: int) -> None:
+        obj.fd = fd
+        obj.used = True
+        self._open[obj.number] = obj
+        if len(self._open) > self._max_fds:
+            self._evict()
+
+    def _evict(self) -> None:
+        """Close some of what was opened longest ago and not used since (second chance)."""
+        for obj in list(self._open.values())[: max(1, self._max_fds // 8)]:
+            if obj is self.root or not obj.filesystem.has_handles:
+                continue
+            if obj.used:
+                obj.used = False
+                self._open[obj.number] = self._open.pop(obj.number)
+            else:
+                self._close(obj)
+
+    def _close(self, obj: Object) -> None:
+        if obj.fd >= 0:
+            os.close(obj.fd)
+            obj.fd = -1
+            self._open.pop(obj.number, None)
+
+    def close_idle(self, *, everything: bool = False) -> int:
+        """Close descriptors not used since the last call; a deleted file's space is free only then.
+
+        Returns:
+            how many were closed.
+        """
+        closed = 0
+        for obj in list(self._open.values()):
+            if obj is self.root or not obj.filesystem.has_handles:
+                continue
+            if everything or not obj.used:
+                self._close(obj)
+                closed += 1
+            obj.used = False
+        return closed
+
+    def opened(self, obj: Object, fd: int) -> None:
+        """A client opened the object: while it has it open, it stays reachable through `fd`."""
+        if obj.open_files is None:
+            obj.open_files = []
+        obj.open_files.append(fd)
+        obj.pins += 1
+
+    def closed(self, obj: Object, fd: int) -> None:
+        """The counterpart of `opened`; closes `fd`."""
+        assert obj.open_files is not None
+        obj.open_files.remove(fd)
+        obj.pins -= 1
+        os.close(fd)
+        self._drop_if_unused(obj)
+
+    def close(self) -> None:
+        """Close every descriptor."""
+        for obj in list(self._open.values()):
+            self._close(obj)
+        for filesystem in self._by_mount.values():
+            if filesystem.fd >= 0:
+                os.close(filesystem.fd)

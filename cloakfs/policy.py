@@ -1,0 +1,172 @@
+"""What a policy decides, the built-in one (range-mapping and cloaking), and plug-ins.
+
+A plug-in is a small class. It may define any of the methods of `Policy`; what it leaves out, the built-in policy
+does as the export's options say. Deriving from `Policy` works as well, and gives `super()`.
+"""
+
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import PurePath
+from typing import Any
+
+from .caller import Caller
+from .cloak import CloakList
+from .exports import Options
+from .mapping import IdMap, Kind
+
+
+def _inaccessible(caller: Caller, mode: int) -> bool:  # noqa: ARG001
+    return False
+
+
+# Not frozen: that would triple the price of one, and one is made for every name of every listing.
+@dataclass(slots=True)
+class Attrs:
+    """What a policy may know of one object of the real tree; ids are server ids.
+
+    Attributes:
+        name: the last component of the path it was reached by ("" for the root of the export); bytes that
+            are not UTF-8 are surrogate-escaped.
+        mode: type and permission bits, as in stat(2).
+        uid: the owner.
+        gid: the group.
+        size: in bytes.
+        nlink: hard links.
+        mtime_ns: last modification, nanoseconds since the epoch.
+    """
+
+    name: str
+    mode: int
+    uid: int
+    gid: int
+    size: int = 0
+    nlink: int = 1
+    mtime_ns: int = 0
+    _access: Callable[[Caller, int], bool] = field(default=_inaccessible, repr=False, compare=False)
+
+    def accessible(self, caller: Caller, mode: int) -> bool:
+        """Would the kernel let `caller` (server ids) access the object (4 read, 2 write, 1 execute)?
+
+        Mode bits and ACLs of the real tree, as faccessat2(2) with AT_EACCESS sees them.
+        """
+        return self._access(caller, mode)
+
+
+class Policy:
+    """The built-in policy: `range_map` and `cloak_list` of an export [SZ §2].
+
+    Args:
+        options: the export's options; the default is an export without any.
+
+    Attributes:
+        hides: False promises that `visible` is always True, so that nobody has to ask.
+    """
+
+    def __init__(self, options: Options | None = None) -> None:
+        options = options or Options()
+        self.options = options
+        self.ids: dict[Kind, IdMap] = {
+            "uid": IdMap(
+                [d for d in options.range_map if d.kind == "uid"],
+                nobody=options.anonuid,
+                squash=options.squash,
+            ),
+            "gid": IdMap(
+                [d for d in options.range_map if d.kind == "gid"],
+                nobody=options.anongid,
+                squash=options.squash,
+            ),
+        }
+        self.cloak = CloakList(
+            options.cloak_list, nobody_uid=options.anonuid, nobody_gid=options.anongid
+        )
+        self.hides = self.cloak.hides
+
+    def forward(self, caller: Caller) -> Caller:
+        """The server's identity for a caller that comes with client ids."""
+        gids = self.ids["gid"]
+        gid = gids.forward(caller.gid)
+        return Caller(
+            self.ids["uid"].forward(caller.uid), gid, gids.groups(caller.groups - {caller.gid}) | {gid}
+        )
+
+    def visible(self, caller: Caller, attrs: Attrs) -> bool:
+        """May `caller` (server ids) know that this object exists? The root of an export is never asked about."""
+        return self.cloak.visible(attrs.mode, attrs.uid, attrs.gid, caller.uid, caller.groups)
+
+    def show(self, attrs: Attrs) -> Attrs:
+        """The attributes as the client's world sees them; mode, uid and gid are heeded."""
+        return replace(
+            attrs, uid=self.client_id("uid", attrs.uid), gid=self.client_id("gid", attrs.gid)
+        )
+
+    def same_for_all(self, attrs: Attrs) -> bool:
+        """Is the answer of `visible` the same for every caller? False when in doubt."""
+        return self.cloak.same_for_all(attrs.mode, attrs.uid, attrs.gid)
+
+    def server_id(self, kind: Kind, client_id: int) -> int | None:
+        """The server id for chown and ACL entries; None has the request refused with EINVAL."""
+        return self.ids[kind].strict(client_id)
+
+    def client_id(self, kind: Kind, server_id: int) -> int:
+        """The client id that stands for a server id in attributes and ACL entries."""
+        return self.ids[kind].reverse(server_id)
+
+
+_METHODS = ("forward", "visible", "show", "same_for_all", "server_id", "client_id")
+
+
+class PolicyError(ValueError):
+    """A plug-in cannot be loaded; the text is one line that says why."""
+
+
+def load_policy(spec: str | None, options: Options, directory: str = ".") -> Policy:
+    """The policy that `spec` names, for an export with `options`.
+
+    Args:
+        spec: None for the built-in one, `FILE.py:Class`, or `package.module:Class`.
+        options: the export's; handed to the class if its constructor takes an argument.
+        directory: what a relative FILE is relative to.
+
+    Raises:
+        PolicyError: no such file, module or class, or it failed while loading.
+    """
+    if spec is None:
+        return Policy(options)
+    where, colon, name = spec.rpartition(":")
+    if not colon or not name.isidentifier():
+        raise PolicyError(f"policy={spec}: expected FILE.py:Class or package.module:Class")
+    try:
+        if where.endswith(".py"):
+            # PurePath: a string operation; importlib does the reading.
+            path = str(PurePath(directory) / where)
+            module_spec = importlib.util.spec_from_file_location(f"cloakfs_policy_{PurePath(path).stem}", path)
+            if module_spec is None or module_spec.loader is None:
+                raise PolicyError(f"policy={spec}: {path} is not a Python file")
+            module = importlib.util.module_from_spec(module_spec)
+            module_spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(where)
+        plugin_class = getattr(module, name)
+        takes_options = bool(inspect.signature(plugin_class).parameters)
+        plugin = plugin_class(options) if takes_options else plugin_class()
+    except PolicyError:
+        raise
+    except Exception as exc:
+        raise PolicyError(f"policy={spec}: {type(exc).__name__}: {exc}") from exc
+    return plugin if isinstance(plugin, Policy) else _adopt(plugin, options)
+
+
+def _adopt(plugin: Any, options: Options) -> Policy:
+    """The built-in policy with the methods that `plugin` defines in place of its own."""
+    policy = Policy(options)
+    policy.hides = policy.hides or hasattr(plugin, "visible")
+    if hasattr(plugin, "visible") and not hasattr(plugin, "same_for_all"):
+        policy.same_for_all = lambda attrs: False  # type: ignore[method-assign]
+    for method in _METHODS:
+        if hasattr(plugin, method):
+            setattr(policy, method, getattr(plugin, method))
+    return policy

@@ -1,0 +1,161 @@
+"""The views that one mount offers: its callers' own, one fixed view, or several as `@NAME` directories."""
+
+import os
+import pwd
+from dataclasses import dataclass
+
+import trio
+
+from . import linux
+from .caller import Caller
+from .index import Index
+from .nodes import MAX_VIEWS
+from .policy import Policy
+from .view import View
+
+REFRESH_SECONDS = 30.0
+"""How long a change in the user database may take to reach a view that is named by user."""
+
+
+class ViewError(ValueError):
+    """A view cannot be made; the text is one line that says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """One view that was asked for: its label, and its identity in server ids."""
+
+    label: str
+    who: Caller
+    by_user: bool
+
+
+def user_identity(user: str) -> Identity:
+    """The identity that the server's user database gives a user name or uid.
+
+    Raises:
+        ViewError: there is no such user.
+    """
+    linux.assume(linux.ROOT)
+    try:
+        entry = pwd.getpwuid(int(user)) if user.isdecimal() else pwd.getpwnam(user)
+    except KeyError:
+        raise ViewError(
+            f"view {user}: no such user in the user database (UID:GID[:GID,GID…] needs none)"
+        ) from None
+    groups = frozenset(os.getgrouplist(entry.pw_name, entry.pw_gid))
+    return Identity(entry.pw_name, Caller(entry.pw_uid, entry.pw_gid, groups), by_user=True)
+
+
+def _parse(item: str) -> Identity | range:
+    low, dash, high = item.partition("-")
+    if dash and low.isdecimal() and high.isdecimal():
+        if int(low) > int(high):
+            raise ViewError(f"view {item}: the range ends before it begins")
+        return range(int(low), int(high) + 1)
+    if ":" not in item:
+        return user_identity(item)
+    try:
+        uid, gid, *more = item.split(":")
+        groups = [int(g) for g in more[0].replace(",", "+").split("+")] if more and more[0] else []
+        if len(more) > 1 or min(ids := [int(uid), int(gid), *groups]) < 0 or max(ids) > 2**32 - 2:
+            raise ValueError
+    except ValueError:
+        raise ViewError(f"view {item}: expected USER, UID:GID[:GID,GID…] or LOW-HIGH") from None
+    return Identity(uid, Caller(int(uid), int(gid), frozenset([int(gid), *groups])), by_user=False)
+
+
+class Views:
+    """What a mount offers.
+
+    Args:
+        policy: what all its views look through.
+        items: the fixed views; none means that every caller has its own.
+        entrants: client uids that may enter every fixed view.
+        index: where view numbers are kept.
+
+    Attributes:
+        top: are the views `@NAME` directories, so that the root of the mount is only a list of them?
+
+    Raises:
+        ViewError: an item is wrong, or two of them have one name.
+    """
+
+    def __init__(self, policy: Policy, items: tuple[str, ...], entrants: frozenset[int], index: Index) -> None:
+        self._policy = policy
+        self._entrants = entrants
+        self._index = index
+        parsed = [_parse(item) for item in items]
+        self._ranges = [item for item in parsed if isinstance(item, range)]
+        identities = [item for item in parsed if isinstance(item, Identity)]
+        self.top = bool(self._ranges) or len(identities) > 1
+        self._numbers: dict[str, int] = {}
+        self._views: dict[int, View] = {}
+        self._by_user: dict[int, int] = {}  # view number -> uid in the database
+        if not identities and not self._ranges:
+            self._views[0] = View(policy)
+        for identity in identities:
+            if identity.label in self._numbers:
+                raise ViewError(f"two views are called @{identity.label}")
+            self._add(identity)
+
+    def _add(self, identity: Identity) -> int:
+        number = self._index.view(identity.label) if self.top else 0
+        if number > MAX_VIEWS:
+            raise ViewError(f"more than {MAX_VIEWS} views on one mount")
+        self._views[number] = View(self._policy, identity.who, self._entrants)
+        self._numbers[identity.label] = number
+        if identity.by_user:
+            self._by_user[number] = identity.who.uid
+        return number
+
+    def get(self, number: int) -> View | None:
+        """The view with this number, if this mount has it (now)."""
+        return self._views.get(number)
+
+    def labels(self, client_uid: int) -> list[str]:
+        """The names (without @) of those views that a process with this uid may enter, sorted."""
+        return sorted(label for label, number in self._numbers.items() if self._views[number].admits(client_uid))
+
+    async def find(self, label: str, client_uid: int) -> int | None:
+        """The number of the view called `label`, made on first access if a range allows it.
+
+        None if there is none, or none that a process with this uid may enter.
+        """
+        number = self._numbers.get(label)
+        if number is None and self._ranges:
+            try:
+                identity = await trio.to_thread.run_sync(user_identity, label)
+            except ViewError:
+                return None
+            allowed = any(identity.who.uid in uids for uids in self._ranges)
+            view = View(self._policy, identity.who, self._entrants)
+            if identity.label != label or not allowed or not view.admits(client_uid):
+                return None
+            number = self._numbers.get(label)  # somebody may have been faster
+            if number is None:
+                linux.assume(linux.ROOT)
+                number = self._add(identity)
+        if number is None or not self._views[number].admits(client_uid):
+            return None
+        return number
+
+    async def revive(self, number: int) -> View | None:
+        """The view with this number if an earlier run made it from a range that is still allowed."""
+        label = self._index.view_label(number)
+        if label is not None and await self.find(label, 0) == number:
+            return self._views[number]
+        return None
+
+    async def keep_fresh(self) -> None:
+        """Follow the user database for ever: ids and groups of views named by user."""
+        while True:
+            await trio.sleep(REFRESH_SECONDS)
+            for number, uid in list(self._by_user.items()):
+                view = self._views[number]
+                try:
+                    view.fixed = (await trio.to_thread.run_sync(user_identity, str(uid))).who
+                except ViewError:
+                    # The user is gone: nobody but the owner's own files is left to be seen.
+                    assert view.fixed is not None
+                    view.fixed = view.fixed._replace(groups=frozenset({view.fixed.gid}))
