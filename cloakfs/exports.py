@@ -128,10 +128,10 @@ _FLAVORS = ("sys", "unix", "krb5", "krb5i", "krb5p", "none", "null")
 _TRANSPORTS = ("none", "tls", "mtls")
 _REEXPORTS = ("auto-fsidnum", "predefined-fsidnum", "none")
 
-_SPACE = " \t\r\v\f"
-_BLANK = re.compile(r"(?:[ \t\r\v\f]|\\\n)*")
-_BLANK_LINES = re.compile(r"(?:[ \t\r\v\f\n]|\\\n|\#[^\n]*)*")
-_REST_OF_LOGICAL_LINE = re.compile(r"(?:[^\n]*\\\n)*[^\n]*")
+_SPACE = frozenset(" \t\r\v\f")
+_BLANK = re.compile(r"(?:[ \t\r\v\f]+|\\\n)*+")
+_BLANK_LINES = re.compile(r"(?:[ \t\r\v\f\n]+|\\\n|#[^\n]*)*+")
+_REST_OF_LOGICAL_LINE = re.compile(r"(?:[^\n]*\\\n)*+[^\n]*")
 _OCTAL = re.compile(r"\\[0-3][0-7]{2}")
 _WORD = re.compile(r'[^ \t\r\v\f\n,()="#\\]+')
 _CLIENT = re.compile(r'[^ \t\r\v\f\n()"#\\]*')
@@ -170,9 +170,7 @@ def parse(text: str, file: str = "<text>") -> tuple[list[Export], list[ExportsWa
     return exports, warnings
 
 
-def parse_all(
-    text: str, file: str = "<text>"
-) -> tuple[list[Export], list[ExportsWarning], list[ExportsError]]:
+def parse_all(text: str, file: str = "<text>") -> tuple[list[Export], list[ExportsWarning], list[ExportsError]]:
     """Return exports, warnings and all errors; an entry with an error counts for nothing but that error."""
     scan = _Scanner(text, file)
     exports: list[Export] = []
@@ -193,9 +191,7 @@ def parse_all(
     return exports, warnings, errors
 
 
-def parse_options(
-    text: str, file: str = "-o", *, read_only: bool = False
-) -> tuple[Options, list[ExportsWarning]]:
+def parse_options(text: str, file: str = "-o", *, read_only: bool = False) -> tuple[Options, list[ExportsWarning]]:
     """Return the options in a bare list, as given to ``mount -o``, and what to warn about.
 
     read_only is what holds if the list has neither ro nor rw. Raises ExportsError.
@@ -294,7 +290,7 @@ class _Scanner:
         return self.peek() in ("", "\n", "#")
 
     def at_space(self) -> bool:
-        return self.peek() in tuple(_SPACE) or self.text.startswith("\\\n", self.pos)
+        return self.peek() in _SPACE or self.text.startswith("\\\n", self.pos)
 
     def skip(self, pattern: re.Pattern[str]) -> str:
         """Move behind what matches pattern here, and return it."""
@@ -336,7 +332,7 @@ class _Scanner:
         opened = self.location()
         while True:
             character = self.peek()
-            if character in ("", "\n"):
+            if character in ("", "\n") or (quoted and self.text.startswith("\\\n", self.pos)):
                 if quoted:
                     raise ExportsError(opened, "a quoted string is not closed on its line", 'a closing "')
                 break
@@ -472,9 +468,7 @@ class _Draft:
 
     def copy(self) -> _Draft:
         """Return options that begin with these and can be changed on their own."""
-        return replace(
-            self, ids=dict(self.ids), other=dict(self.other), squash_options=dict(self.squash_options)
-        )
+        return replace(self, ids=dict(self.ids), other=dict(self.other), squash_options=dict(self.squash_options))
 
     def finish(self, warnings: list[ExportsWarning]) -> Options:
         """Return the options, and add to warnings what only their combination shows."""
@@ -525,9 +519,7 @@ class _Draft:
                 )
                 found.append(ExportsWarning(places[id(shown_as_root)], message))
         selections = [definition for definition, _ in self.cloak_list]
-        for hidden, first in cloak.shadowed(
-            selections, nobody_uid=anonymous["uid"], nobody_gid=anonymous["gid"]
-        ):
+        for hidden, first in cloak.shadowed(selections, nobody_uid=anonymous["uid"], nobody_gid=anonymous["gid"]):
             message = (
                 f"'{hidden}' never selects a file, '{first}' at {places[id(first)]}"
                 " comes before it: the first definition wins"
@@ -557,9 +549,7 @@ class _OptionList:
             where = scan.location()
             name = scan.skip(_WORD)
             if not name:
-                raise scan.unexpected(
-                    "an option" + (" or a backslash at the end of the line" if self.closer else "")
-                )
+                raise scan.unexpected("an option" + (" or a backslash at the end of the line" if self.closer else ""))
             self.option(name, where)
             self.blank()
             if self.closed():

@@ -1,0 +1,607 @@
+import pytest
+
+from cloakfs.cloak import CloakDef, Mask
+from cloakfs.exports import (
+    Export,
+    ExportsError,
+    ExportsWarning,
+    Location,
+    Options,
+    format_export,
+    format_exports,
+    format_options,
+    parse,
+    parse_all,
+    parse_options,
+)
+from cloakfs.mapping import MAX_ID, NOBODY, RangeDef
+
+
+def one(text: str) -> Export:
+    (export,), _ = parse(text)
+    return export
+
+
+def options(text: str) -> Options:
+    """The options of a list in parentheses, which must not give warnings."""
+    (export,), warnings = parse(f"/home host({text})")
+    assert warnings == []
+    return export.options
+
+
+def warnings_of(text: str) -> list[str]:
+    return [str(warning) for warning in parse(text, "f")[1]]
+
+
+def error_of(text: str) -> str:
+    with pytest.raises(ExportsError) as caught:
+        parse(text, "f")
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# Entries, paths, clients
+
+
+def test_defaults_are_those_of_exports_5() -> None:
+    assert one("/home host").options == Options(read_only=True, squash="root", anonuid=65534, anongid=65534)
+    assert one("/home host()").options == Options()
+    assert one("/home host( )").options == Options()
+
+
+def test_nothing_at_all() -> None:
+    assert parse("") == ([], [])
+    assert parse("\n  \t\n# only /a comment(rw)\n   # another \\\n") == ([], [])
+    assert parse(" \\\n \\\n") == ([], [])
+
+
+def test_one_export_per_path_and_client() -> None:
+    exports, warnings = parse("/home a(rw) b\n/srv \\\n  a(ro) # comment\n", "f")
+    assert [(e.path, e.client, e.options.read_only, str(e.location)) for e in exports] == [
+        ("/home", "a", False, "f:1:7"),
+        ("/home", "b", True, "f:1:13"),
+        ("/srv", "a", True, "f:3:3"),
+    ]
+    assert warnings == []
+
+
+def test_the_place_of_an_export_is_not_part_of_its_identity() -> None:
+    assert one("/home host") == one("\n  /home   host")
+    assert one("/home host") != one("/home guest")
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("/a", "/a"),
+        ('"/a b"', "/a b"),
+        (r"/a\040b", "/a b"),
+        (r'"/a\040b"', "/a b"),
+        ('/"a b"/"c d"', "/a b/c d"),
+        ('"/a#(b)"', "/a#(b)"),
+        (r"/\043\042\134", '/#"\\'),
+        (r"/\303\251", "/é"),
+        ("/é", "/é"),
+        (r"/\377", "/\udcff"),
+        ("/\udcff", "/\udcff"),
+        ("/a,b)=c", "/a,b)=c"),
+        ("/\u2028\u00a0", "/\u2028\u00a0"),
+    ],
+)
+def test_paths(text: str, path: str) -> None:
+    export = one(f"{text} host")
+    assert export.path == path
+    assert one(format_export(export)) == export
+
+
+@pytest.mark.parametrize(
+    "client",
+    [
+        *("host", "host.example.org", "*.example.org", "build[0-9].example.org", "node?", "*", "a-b_c"),
+        *("@trusted", "192.0.2.7", "192.0.2.0/24", "192.0.2.0/255.255.255.0", "10.1.2.3/8"),
+        *("2001:db8::1", "2001:db8:9:e54::/64", "gss/krb5", "gss/krb5i", "gss/krb5p"),
+    ],
+)
+def test_clients(client: str) -> None:
+    assert one(f"/home {client}(rw)").client == client
+
+
+@pytest.mark.parametrize(
+    "client",
+    [
+        *("300.1.1.1", "192.0.2", "192.0.2.0/33", "192.0.2.0/0.0.0.255", "192.0.2.0/", "a/b", "gss/krb6"),
+        *("2001:db8::g", "2001:db8::/129", "host:1", "@", "a,b", "host[", "host[]", "höst", "a=b", "..."),
+    ],
+)
+def test_what_is_no_client(client: str) -> None:
+    assert error_of(f"/home {client}(rw)") == (
+        f"f:1:7: {client!r} is not a client; expected a host name, a wildcard, an address, a network,"
+        " @netgroup or *"
+    )
+
+
+def test_options_behind_a_space_are_for_the_world_and_warned_about() -> None:
+    exports, warnings = parse("/home host (rw)", "f")
+    assert [(e.client, e.options.read_only) for e in exports] == [("host", True), ("*", False)]
+    assert [str(w) for w in warnings] == [
+        "f:1:12: warning: options without a client, so they hold for every client (*)"
+    ]
+
+
+@pytest.mark.parametrize(("text", "read_only"), [("/pub", True), ("/pub -rw", False)])
+def test_a_path_alone_is_for_the_world_and_warned_about(text: str, read_only: bool) -> None:
+    (export,), warnings = parse(text, "f")
+    assert (export.client, export.options.read_only) == ("*", read_only)
+    assert warnings == [
+        ExportsWarning(Location("f", 1, 1), "no client is named, so this is exported to every client (*)")
+    ]
+
+
+def test_default_options_hold_for_the_clients_after_them() -> None:
+    exports, warnings = parse("/srv a -rw,sync,anonuid=7,all_squash b c(ro,async,anonuid=8) -no_all_squash d")
+    assert warnings == []
+    assert [e.options for e in exports] == [
+        Options(),
+        Options(read_only=False, squash="all", anonuid=7, other=(("sync", None),)),
+        Options(read_only=True, squash="all", anonuid=8, other=(("async", None),)),
+        Options(read_only=False, squash="root", anonuid=7, other=(("sync", None),)),
+    ]
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("text", "squash"),
+    [
+        ("root_squash", "root"),
+        ("no_root_squash", "none"),
+        ("all_squash", "all"),
+        ("no_all_squash", "root"),
+        ("no_root_squash,all_squash", "all"),
+        ("all_squash,root_squash", "all"),
+        ("no_root_squash,no_all_squash", "none"),
+    ],
+)
+def test_squash(text: str, squash: str) -> None:
+    assert options(text).squash == squash
+
+
+def test_white_space_and_continuation() -> None:
+    assert options(" rw , \\\n\t anonuid \\\n = \\\n 5 \\\n ") == Options(read_only=False, anonuid=5)
+
+
+def test_range_map() -> None:
+    parsed = options("range_map=uid 1 5 map 10 \\\n gid 9 squash 4294967294 uid 7 7 squash -2,rw")
+    assert parsed.range_map == (
+        RangeDef("uid", 1, 5, "map", 10),
+        RangeDef("gid", 9, 9, "squash", MAX_ID),
+        RangeDef("uid", 7, 7, "squash", NOBODY),
+    )
+    assert not parsed.read_only
+
+
+def test_cloak_list() -> None:
+    assert options("cloak_list = uid +007 5 gid -400 0 -1 uid -002 -2").cloak_list == (
+        CloakDef("uid", Mask.parse("+007"), 5, 5),
+        CloakDef("gid", Mask.parse("-400"), 0, MAX_ID),
+        CloakDef("uid", Mask.parse("-002"), NOBODY, NOBODY),
+    )
+
+
+def test_words_of_cloakfs() -> None:
+    assert options(
+        "no_client_cache, views = ann 1000 1001:100 1001:100:5+6 7-9, view_access = 0 33"
+    ) == Options(
+        no_client_cache=True,
+        views=("ann", "1000", "1001:100", "1001:100:5+6", "7-9"),
+        view_access=("0", "33"),
+    )
+
+
+@pytest.mark.parametrize("value", ["proc", "database", "none", "0", "1001:1002:4294967294"])
+def test_groups(value: str) -> None:
+    assert options(f"groups={value}").groups == value
+
+
+@pytest.mark.parametrize("value", ["/etc/my.py:Class", "my.py:C", "pkg.mod:C", "mod:C", "/a:b.py:_C1"])
+def test_policy(value: str) -> None:
+    assert options(f"policy={value}").policy == value
+
+
+def test_a_quoted_value() -> None:
+    assert options(r'policy="/my, (own) \042files/p.py":C').policy == '/my, (own) "files/p.py:C'
+
+
+def test_other_options_keep_their_order_and_values() -> None:
+    text = (
+        "insecure,async,no_wdelay,nohide,crossmnt,no_subtree_check,no_auth_nlm,no_acl,pnfs,nordirplus,"
+        "security_label,sign_fh,fsid=root,sec=krb5p:krb5,xprtsec=tls:mtls,reexport=none,"
+        "refer=/a@h1+h2:/b@h3,mountpoint=/mnt"
+    )
+    other = options(text).other
+    assert ",".join(name if value is None else f"{name}={value}" for name, value in other) == text
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["root", "0", "4294967295", "11111111-2222-3333-4444-555555555555", "0123456789abcdef0123456789ABCDEF"],
+)
+def test_fsid(value: str) -> None:
+    assert options(f"fsid={value}").other == (("fsid", value),)
+
+
+def test_mountpoint_needs_no_value() -> None:
+    assert options("mp").other == (("mp", None),)
+    assert options("mountpoint ,rw").other == (("mountpoint", None),)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "warning"),
+    [
+        ("rw,ro", Options(), "ro after rw"),
+        ("rw,rw", Options(read_only=False), "rw after rw"),
+        ("sync,fsid=1,async", Options(other=(("fsid", "1"), ("async", None))), "async after sync"),
+        ("anonuid=1,anonuid=2", Options(anonuid=2), "anonuid after anonuid"),
+        ("mp,mountpoint=/a", Options(other=(("mountpoint", "/a"),)), "mountpoint after mp"),
+        ("refer=/a@b,replicas=/a@c", Options(other=(("replicas", "/a@c"),)), "replicas after refer"),
+    ],
+)
+def test_the_last_of_contradicting_options_counts(text: str, expected: Options, warning: str) -> None:
+    (export,), warnings = parse(f"/home host({text})", "f")
+    assert export.options == expected
+    assert [str(w) for w in warnings] == [
+        f"f:1:{12 + text.rindex(',') + 1}: warning: {warning} in the same list: the last one counts"
+    ]
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("home host", "f:1:1: 'home' is not an absolute path; expected a path that begins with /"),
+        ('"" host', "f:1:1: '' is not an absolute path; expected a path that begins with /"),
+        ('\n\n "/a', 'f:3:2: a quoted string is not closed on its line; expected a closing "'),
+        ('/b"/a\n"', 'f:1:3: a quoted string is not closed on its line; expected a closing "'),
+        (
+            "/a\\b",
+            "f:1:3: a backslash that neither ends its line nor begins an octal escape; expected three octal",
+        ),
+        ("/a\\400", "f:1:3: a backslash that neither"),
+        ("/a\\000", "f:1:3: a NUL character; expected a string without"),
+        ("/a\0", "f:1:3: a NUL character; expected a string without"),
+        ("/a\ud800", "f:1:3: unexpected '\\ud800'; expected text"),
+        ("/a(rw)", "f:1:3: unexpected '('; expected white space behind the path"),
+        ("/a#b", "f:1:3: a comment begins here; expected white space behind the path"),
+        ("/a \\ \nhost", "f:1:4: a backslash that neither"),
+        ("/a \\\r\nhost", "f:1:4: a backslash that neither"),
+        ("/a \\", "f:1:4: a backslash that neither"),
+        ("/a host#b", "f:1:8: a comment begins here; expected white space behind a client"),
+        ("/a host(rw)b", "f:1:12: unexpected 'b'; expected white space behind a client"),
+        ("/a host(rw)(ro)", "f:1:12: unexpected '('; expected white space behind a client"),
+        ('/a "host"', "f:1:4: unexpected '\"'; expected a host name"),
+        ("/a )", "f:1:4: unexpected ')'; expected a host name"),
+        ("/a host(rw", "f:1:11: the text ends here; expected ',', ')' or a backslash at the end of the line"),
+        ("/a host(rw,\nro)", "f:1:12: the line ends here; expected an option or a backslash at the end"),
+        (
+            "/a host(rw, # b\nro)",
+            "f:1:13: a comment begins here; expected an option or a backslash at the end",
+        ),
+        ("/a host(rw ro)", "f:1:12: unexpected 'ro'; expected ',', ')' or a backslash"),
+        ("/a host(rw,)", "f:1:12: unexpected ')'; expected an option"),
+        ("/a host(,rw)", "f:1:9: unexpected ','; expected an option"),
+        ("/a host(=rw)", "f:1:9: unexpected '='; expected an option"),
+        ("/a -rw,sync= host", "f:1:12: unexpected '='; expected no value: sync takes none"),
+        ("/a -rw, host", "f:1:8: unexpected ' '; expected an option"),
+        ("/a -rw)", "f:1:7: unexpected ')'; expected ','"),
+        ("/a - host", "f:1:5: unexpected ' '; expected an option"),
+        ("/a -range_map=uid 3 map 3 host", "f:1:18: unexpected ' '; expected rm-low"),
+        ("/a host(frobnicate)", "f:1:9: unknown option 'frobnicate'; expected an option of exports(5) or"),
+        ("/a host(range_maps)", "f:1:9: unknown option 'range_maps'; expected perhaps range_map"),
+        ("/a host(RW)", "f:1:9: unknown option 'RW'; expected perhaps rw"),
+        (
+            "/a host(no_subtreecheck)",
+            "f:1:9: unknown option 'no_subtreecheck'; expected perhaps no_subtree_check",
+        ),
+        (f"/a host({'x' * 99})", f"f:1:9: unknown option '{'x' * 60}…'; expected"),
+        ("/a host(rw=yes)", "f:1:11: unexpected '='; expected no value: rw takes none"),
+        ("/a host(anonuid)", "f:1:16: unexpected ')'; expected '=' and the value of anonuid"),
+        ("/a host(anonuid,rw)", "f:1:16: unexpected ','; expected '=' and the value of anonuid"),
+        ("/a host(anonuid=)", "f:1:17: unexpected ')'; expected a number from 0 to 4294967294"),
+        ("/a host(mountpoint=,rw)", "f:1:20: unexpected ','; expected an absolute path"),
+        ("/a host(policy=\\\n)", "f:2:1: unexpected ')'; expected FILE.py:Class"),
+        ("/a host(anonuid=5 6)", "f:1:19: unexpected '6'; expected ',', ')'"),
+        (
+            '/a host(policy="a.py:B)',
+            'f:1:16: a quoted string is not closed on its line; expected a closing "',
+        ),
+        ("/a host(sec=sys,ro,sec=krb5,rw)", "f:1:20: sec is given twice; expected it once"),
+        ("/a host(views=1,views=2)", "f:1:17: views is given twice; expected it once"),
+        ("/a host(views=1 ann 1)", "f:1:21: '1' is in views twice; expected it once"),
+        ("/a host(views=)", "f:1:15: unexpected ')'; expected a user name, uid"),
+        ("/a host(view_access=root)", "f:1:21: 'root' does not belong into view_access; expected a number"),
+        (
+            "/a host(range_map=)",
+            "f:1:19: unexpected ')'; expected a definition, which begins with uid or gid",
+        ),
+        ("/a host(range_map=pid 1 map 2)", "f:1:19: unexpected 'pid'; expected uid or gid"),
+        ("/a host(range_map=uid)", "f:1:22: unexpected ')'; expected rm-low"),
+        ("/a host(range_map=uid -1 map 2)", "f:1:23: '-1' is not an id; expected rm-low"),
+        ("/a host(range_map=uid 1 -2 map 2)", "f:1:25: '-2' is not an id; expected rm-high"),
+        ("/a host(range_map=uid 1 +2 map 2)", "f:1:25: '+2' is not an id; expected rm-high"),
+        ("/a host(range_map=uid 01 map 2)", "f:1:23: '01' is not an id; expected rm-low"),
+        ("/a host(range_map=uid 1 ١ map 2)", "f:1:25: unexpected '١'; expected map or squash"),
+        ("/a host(range_map=uid 4294967295 map 2)", "f:1:23: '4294967295' is not an id; expected rm-low"),
+        (
+            f"/a host(range_map=uid {'9' * 9999} map 2)",
+            f"f:1:23: '{'9' * 60}…' is not an id; expected rm-low",
+        ),
+        ("/a host(range_map=uid 1 2)", "f:1:26: unexpected ')'; expected map or squash"),
+        ("/a host(range_map=uid 1 2 3 map 4)", "f:1:27: unexpected '3'; expected map or squash"),
+        (
+            "/a host(range_map=uid 1 map)",
+            "f:1:28: unexpected ')'; expected lc-low, the first server id: a number",
+        ),
+        ("/a host(range_map=uid 1 map -1)", "f:1:29: '-1' is not an id; expected lc-low"),
+        ("/a host(range_map=uid 1 map 2 3)", "f:1:31: unexpected '3'; expected uid or gid"),
+        ("/a host(range_map=uid 1 map 2, gid 1 map 3)", "f:1:32: unknown option 'gid'; expected"),
+        (
+            "/a host(range_map=uid 1 map 2 uid 2 1 map 2)",
+            "f:1:31: bad definition, the range 2 1 ends before it",
+        ),
+        (
+            "/a host(range_map=uid 0 -1 map 2)",
+            "f:1:19: bad definition, the server's range 2 4294967296 runs past",
+        ),
+        ("/a host(range_map=uid 1 2 map -2)", "f:1:19: bad definition, several ids cannot be mapped onto -2"),
+        ("/a host(cloak_list=)", "f:1:20: unexpected ')'; expected a definition"),
+        ("/a host(cloak_list=uid)", "f:1:23: unexpected ')'; expected a mask: + or - and three octal digits"),
+        ("/a host(cloak_list=uid 007 1)", "f:1:24: '007' is not a mask; expected a mask: + or -"),
+        ("/a host(cloak_list=uid −007 1)", "f:1:24: '−007' is not a mask; expected a mask: + or -"),
+        ("/a host(cloak_list=uid +007)", "f:1:28: unexpected ')'; expected lc-low"),
+        ("/a host(cloak_list=uid +007 -1)", "f:1:29: '-1' is not an id; expected lc-low"),
+        ("/a host(cloak_list=uid +007 5 -2)", "f:1:31: '-2' is not an id; expected lc-high"),
+        ("/a host(cloak_list=uid +007 5 4)", "f:1:20: bad definition, the range 5 4 ends before it begins"),
+        ("/a host(cloak_list=uid +007 -2 4)", "f:1:20: bad definition, -2 is a single id"),
+        ("/a host(cloak_list=uid +007 1 2 3)", "f:1:33: unexpected '3'; expected uid or gid"),
+    ],
+)
+def test_errors_name_place_value_and_expectation(text: str, message: str) -> None:
+    assert error_of(text).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("anonuid", v) for v in ("-1", "-2", "4294967295", "nobody", "0x10", "007", "99999999999")),
+        *(("anongid", v) for v in ("-1", '""')),
+        *(("groups", v) for v in ("all", "1:", ":1", "1::2", "proc:1", "4294967295", "1:4294967295")),
+        *(
+            ("policy", v)
+            for v in ("a.py", ":A", "a:", "a.b.:C", ".py:C", "/x/.py:C", "a b:C", "a-b:C", "a.py:C-")
+        ),
+        *(("fsid", v) for v in ("4294967296", "1-2", "x", "0123456789abcdef")),
+        *(("sec", v) for v in ("krb4", "sys:", "sys:krb4")),
+        *(("xprtsec", v) for v in ("ssl", "none:ssl")),
+        *(("reexport", v) for v in ("auto", "none:none")),
+        *(("refer", v) for v in ("a@b", "/a")),
+        *(("replicas", v) for v in ("a@b", "/a")),
+        *(("mountpoint", v) for v in ("mnt", "./mnt")),
+        *(("mp", v) for v in ("mnt", '""')),
+    ],
+)
+def test_bad_values(name: str, value: str) -> None:
+    value = value.strip('"')
+    assert error_of(f'/a host({name}="{value}")').startswith(
+        f"f:1:{10 + len(name)}: bad value of {name}, {value!r};"
+    )
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        *(
+            "7-5",
+            "0-4294967295",
+            "1-",
+            "-1",
+            "4294967295",
+            "1:4294967295",
+            "1:2:",
+            "1:2:3+",
+            "1:2:3:4",
+            "1+2",
+        ),
+        *("9ann", "ann/bob", "..", "@ann", "ann:1", "é"),
+    ],
+)
+def test_bad_views(item: str) -> None:
+    assert error_of(f"/a host(views={item})").startswith(f"f:1:15: {item!r} does not belong into views;")
+
+
+@pytest.mark.parametrize("again", ["/home host", "/home/ HOST(rw)", "//home/. other host"])
+def test_a_client_may_be_named_once_for_a_path(again: str) -> None:
+    message = error_of(f"/home host\n{again}")
+    assert "is exported to" in message
+    assert message.endswith("already, at f:1:7; expected each client once for a path")
+
+
+def test_a_client_may_not_be_named_twice_in_one_entry() -> None:
+    assert error_of("/home host host(rw)").startswith("f:1:12: '/home' is exported to host already, at f:1:7")
+
+
+def test_an_error_carries_its_parts() -> None:
+    with pytest.raises(ExportsError) as caught:
+        parse("/a host(anonuid=x)", "some file")
+    assert caught.value.location == Location("some file", 1, 17)
+    assert caught.value.problem == "bad value of anonuid, 'x'"
+    assert caught.value.expected == "a number from 0 to 4294967294"
+
+
+def test_parse_all_goes_on_at_the_next_logical_line() -> None:
+    exports, warnings, errors = parse_all(
+        "/a host(rww, \\\n  sync) \\\n  other\n/b host (rw)\n/c host(rw\n/d host\n/b host\n/e x(rw,ro) y(",
+        "f",
+    )
+    assert [(e.path, e.client) for e in exports] == [("/b", "host"), ("/b", "*"), ("/d", "host")]
+    assert [str(w.location) for w in warnings] == ["f:4:9"]
+    assert [str(e.location) for e in errors] == ["f:1:9", "f:5:11", "f:7:4", "f:8:15"]
+
+
+# Warnings about definitions
+
+
+def test_shadowed_definitions_are_named_with_the_one_in_their_way() -> None:
+    text = (
+        "/a host(range_map = uid 0 9 map 100 \\\n uid 5 12 map 200 \\\n"
+        " uid 6 map 300 uid 50 squash 101 gid 5 map 5)"
+    )
+    wins = "'uid 0 9 map 100' at f:1:21: the first definition wins"
+    assert warnings_of(text) == [
+        f"f:2:2: warning: 'uid 5 12 map 200' loses some of its client ids (forward mapping) to {wins}",
+        f"f:3:2: warning: 'uid 6 map 300' loses all of its client ids (forward mapping) to {wins}",
+        f"f:3:16: warning: 'uid 50 squash 101' loses all of its server ids (reverse mapping) to {wins}",
+    ]
+
+
+def test_equal_definitions_are_told_apart() -> None:
+    assert warnings_of("/a host(range_map = gid 5 map 6 gid 5 map 6)") == [
+        f"f:1:33: warning: 'gid 5 map 6' loses all of its {ids} to 'gid 5 map 6' at f:1:21:"
+        " the first definition wins"
+        for ids in ("client ids (forward mapping)", "server ids (reverse mapping)")
+    ]
+
+
+def test_warnings_know_the_nobody_of_the_export() -> None:
+    text = "/a host(range_map = gid 5 squash -2 gid 6 map 77{})"
+    assert warnings_of(text.format("")) == []
+    assert warnings_of(text.format(",anonuid=77")) == []
+    (warning,) = warnings_of(text.format(",anongid=77"))
+    assert warning.startswith("f:1:37: warning: 'gid 6 map 77' loses all of its server ids")
+
+
+def test_squash_options_beside_a_range_map_are_reported() -> None:
+    assert warnings_of("/a -all_squash host(root_squash,range_map = uid 1 map 1)") == [
+        f"f:1:{column}: warning: {option} plays no part for uids, because range_map has uid definitions"
+        for option, column in (("all_squash", 5), ("root_squash", 21))
+    ]
+
+
+@pytest.mark.parametrize("definition", ["uid 0 squash -2", "uid 0 -1 squash 65534", "uid 0 map -2"])
+def test_nobody_shown_as_root_is_reported(definition: str) -> None:
+    assert warnings_of(f"/a host(range_map = {definition})") == [
+        f"f:1:21: warning: '{definition}' shows what belongs to server uid 65534 (nobody) to clients as uid 0"
+        " (root), the first id of its range"
+    ]
+
+
+@pytest.mark.parametrize("definitions", ["uid 1 squash -2", "uid 1 squash -2 uid 9 map 0", "uid 0 map 0"])
+def test_nobody_shown_as_somebody_else_is_not(definitions: str) -> None:
+    assert warnings_of(f"/a host(range_map = {definitions})") == []
+
+
+def test_cloaking_that_never_selects_is_reported() -> None:
+    text = "/a host(anonuid=5,cloak_list = uid +000 0 9 uid -000 3 12 uid -000 -2 gid -000 5)"
+    assert warnings_of(text) == [
+        "f:1:59: warning: 'uid -000 -2' never selects a file, 'uid +000 0 9' at f:1:32 comes before it:"
+        " the first definition wins"
+    ]
+
+
+# Bare lists, and printing
+
+
+def test_parse_options_takes_the_same_words() -> None:
+    parsed, warnings = parse_options(r'range_map = uid 1 map 2, mp="/my\040mnt" ,ro')
+    assert parsed == Options(range_map=(RangeDef("uid", 1, 1, "map", 2),), other=(("mp", "/my mnt"),))
+    assert warnings == []
+
+
+@pytest.mark.parametrize("text", ["", "  ", "sync"])
+@pytest.mark.parametrize("read_only", [True, False])
+def test_parse_options_lets_the_caller_say_what_is_default(text: str, read_only: bool) -> None:
+    assert parse_options(text, read_only=read_only)[0].read_only is read_only
+    assert parse_options(text)[0].read_only is False
+    assert parse_options("rw", read_only=True)[0].read_only is False
+    assert parse_options("ro")[0].read_only is True
+
+
+def test_parse_options_warns() -> None:
+    assert [str(w) for w in parse_options("rw,ro")[1]] == [
+        "-o:1:4: warning: ro after rw in the same list: the last one counts"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rw,", "-o:1:4: the text ends here; expected an option"),
+        ("rw ro", "-o:1:4: unexpected 'ro'; expected ','"),
+        ("rw)", "-o:1:3: unexpected ')'; expected ','"),
+        ("rw\nro", "-o:1:3: the line ends here; expected the end of the options"),
+        ("\nro", "-o:1:1: the line ends here; expected an option"),
+        ("#ro", "-o:1:1: a comment begins here; expected an option"),
+        ("ro #", "-o:1:4: a comment begins here; expected ','"),
+        ("anonuid=x", "-o:1:9: bad value of anonuid, 'x'; expected a number from 0 to 4294967294"),
+    ],
+)
+def test_parse_options_errors(text: str, message: str) -> None:
+    with pytest.raises(ExportsError) as caught:
+        parse_options(text)
+    assert str(caught.value) == message
+
+
+FULL = Options(
+    read_only=False,
+    squash="none",
+    anonuid=5,
+    anongid=6,
+    range_map=(RangeDef("uid", 0, MAX_ID, "squash", NOBODY),),
+    cloak_list=(CloakDef("gid", Mask.parse("-002"), NOBODY, NOBODY),),
+    no_client_cache=True,
+    groups="1:2",
+    policy="/a b.py:C",
+    views=("ann", "1-2"),
+    view_access=("3",),
+    other=(("sync", None), ("fsid", "3"), ("mp", None)),
+)
+
+
+def test_the_printed_form() -> None:
+    export = Export('/a "b"', "host", FULL, Location("", 1, 1))
+    assert (
+        format_exports([export, Export("/c", "*", Options(), Location("", 1, 1))])
+        == (
+            r"""
+"/a \042b\042" host(rw, \
+    no_root_squash, \
+    anonuid=5, \
+    anongid=6, \
+    sync, \
+    fsid=3, \
+    mp, \
+    groups=1:2, \
+    policy="/a b.py:C", \
+    no_client_cache, \
+    range_map = \
+        uid 0 -1 squash -2, \
+    cloak_list = \
+        gid -002 -2, \
+    views = \
+        ann \
+        1-2, \
+    view_access = \
+        3)
+/c *(ro)
+"""[1:]
+        )
+    )
+
+
+def test_options_print_on_one_line() -> None:
+    text = format_options(FULL)
+    assert "\n" not in text
+    assert parse_options(text, read_only=True)[0] == FULL
+    assert format_options(Options(squash="all")) == "ro,all_squash"
