@@ -130,9 +130,7 @@ class CloakList:
         """Return the definitions, at most one of each kind, that judge a file of this owner and group."""
         return self._uids.find(file_uid) + self._gids.find(file_gid)
 
-    def visible(
-        self, mode: int, file_uid: int, file_gid: int, caller_uid: int, caller_gids: Container[int]
-    ) -> bool:
+    def visible(self, mode: int, file_uid: int, file_gid: int, caller_uid: int, caller_gids: Container[int]) -> bool:
         """Return whether the caller sees a file with this st_mode, owner and group [SZ Figure 2].
 
         caller_gids are the caller's primary and supplementary groups.

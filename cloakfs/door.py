@@ -50,11 +50,7 @@ class Door:
             return True
         while obj is not nodes.root:
             fd = nodes.fd(obj)
-            above = [
-                parent
-                for parent, name in nodes.places(obj, info)
-                if view.visible(who, attrs_of(name, info, fd))
-            ]
+            above = [parent for parent, name in nodes.places(obj, info) if view.visible(who, attrs_of(name, info, fd))]
             if len(above) != 1:  # hard links, which only files have
                 return any(self.visible(view, who, parent, self._stat(parent)) for parent in above)
             obj = above[0]

@@ -47,7 +47,7 @@ class ProcessGroups:
             return frozenset()
         return frozenset(map(int, status[start + 8 : status.index(b"\n", start + 1)].split()))
 
-    async def of_user(self, server_uid: int) -> frozenset[int]:  # noqa: ARG002
+    async def of_user(self, server_uid: int) -> frozenset[int]:
         """No groups from here."""
         return frozenset()
 
@@ -58,11 +58,11 @@ class FixedGroups:
     def __init__(self, gids: frozenset[int]) -> None:
         self._gids = gids
 
-    def of_request(self, pid: int) -> frozenset[int]:  # noqa: ARG002
+    def of_request(self, pid: int) -> frozenset[int]:
         """See `GroupSource`."""
         return self._gids
 
-    async def of_user(self, server_uid: int) -> frozenset[int]:  # noqa: ARG002
+    async def of_user(self, server_uid: int) -> frozenset[int]:
         """No groups from here."""
         return frozenset()
 
@@ -78,7 +78,7 @@ class DatabaseGroups:
         self._ttl = ttl
         self._known: dict[int, tuple[float, frozenset[int]]] = {}
 
-    def of_request(self, pid: int) -> frozenset[int]:  # noqa: ARG002
+    def of_request(self, pid: int) -> frozenset[int]:
         """No groups from here."""
         return frozenset()
 

@@ -81,9 +81,7 @@ class Index:
 
     def object(self, handle: bytes, parent: int, name: bytes) -> int:
         """The number of the object with this handle, which was just seen as `name` in `parent`."""
-        row = self._db.execute(
-            "SELECT number, parent, name FROM objects WHERE handle = ?", (handle,)
-        ).fetchone()
+        row = self._db.execute("SELECT number, parent, name FROM objects WHERE handle = ?", (handle,)).fetchone()
         if row is None:
             cursor = self._db.execute(
                 "INSERT INTO objects (handle, parent, name) VALUES (?, ?, ?)", (handle, parent, name)

@@ -9,12 +9,12 @@ import errno
 import os
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_syscall = _libc.syscall
-_syscall.restype = ctypes.c_long
+_libc.syscall.restype = ctypes.c_long
+_syscall: Callable[..., int] = _libc.syscall
 
 # x86-64 and the generic table (arm64, riscv64) differ; both are in the kernel's unistd.h.
 _NUMBERS = {
@@ -212,9 +212,7 @@ def getdents(fd: int, size: int = 32768) -> Iterator[tuple[bytes, int]]:
 def mount(source: str, target: str, kind: str, flags: int, data: str) -> None:
     """mount(2)."""
     _check(
-        _libc.mount(
-            os.fsencode(source), os.fsencode(target), kind.encode(), ctypes.c_ulong(flags), data.encode()
-        ),
+        _libc.mount(os.fsencode(source), os.fsencode(target), kind.encode(), ctypes.c_ulong(flags), data.encode()),
         target,
     )
 

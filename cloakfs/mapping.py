@@ -147,9 +147,7 @@ class IdMap:
 
     __slots__ = ("_defs", "_forward", "_open", "_reverse", "_server_lows", "_squash", "identity", "nobody")
 
-    def __init__(
-        self, defs: Sequence[RangeDef], *, nobody: int = DEFAULT_NOBODY, squash: Squash = "root"
-    ) -> None:
+    def __init__(self, defs: Sequence[RangeDef], *, nobody: int = DEFAULT_NOBODY, squash: Squash = "root") -> None:
         self._defs = tuple(defs)
         self._squash = squash
         self._open = not self._defs

@@ -14,12 +14,14 @@ handles (overlayfs without nfs_export, for example), by its last known name, if 
 
 import errno
 import hashlib
+import itertools
 import logging
 import os
 import stat
 import struct
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from . import linux
@@ -117,7 +119,7 @@ class Nodes:
         self._by_handle: dict[bytes, Object] = {}
         self._by_mount: dict[int, Filesystem] = {}
         self._by_number: dict[int, Filesystem] = {}
-        self._open: dict[int, Object] = {}  # least recently opened first
+        self._open: dict[int, Object] = {}  # least recently used first
         self._transient = _TRANSIENT | int.from_bytes(os.urandom(5), "little")
         linux.assume(linux.ROOT)
         fd = os.open(source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -444,6 +446,7 @@ class Nodes:
         """
         if obj.fd >= 0:
             obj.used = True
+            self._open[obj.number] = self._open.pop(obj.number)
             return obj.fd
         if obj.open_files:
             return obj.open_files[-1]
@@ -452,9 +455,11 @@ class Nodes:
             try:
                 fd = linux.open_by_handle(obj.filesystem.fd, obj.handle[4:], os.O_PATH | os.O_NOFOLLOW)
             except OSError as exc:
-                if exc.errno in (errno.EMFILE, errno.ENFILE) and self.close_idle(everything=True):
-                    return self.fd(obj)
-                raise (exc if exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM) else Stale()) from None
+                if exc.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+                    raise Stale from None
+                if not self.shed():
+                    raise
+                return self.fd(obj)
         else:
             fd = self._open_by_name(obj)
         self._keep(obj, fd)
@@ -476,18 +481,26 @@ class Nodes:
         obj.used = True
         self._open[obj.number] = obj
         if len(self._open) > self._max_fds:
-            self._evict()
+            self._close_oldest(self._max_fds // 8)
 
-    def _evict(self) -> None:
-        """Close some of what was opened longest ago and not used since (second chance)."""
-        for obj in list(self._open.values())[: max(1, self._max_fds // 8)]:
-            if obj is self.root or not obj.filesystem.has_handles:
-                continue
-            if obj.used:
-                obj.used = False
-                self._open[obj.number] = self._open.pop(obj.number)
-            else:
-                self._close(obj)
+    def _close_oldest(self, count: int) -> int:
+        """Close up to `count` descriptors, least recently used first; those a request works with are the last."""
+        closable = (obj for obj in self._open.values() if self._reopenable(obj))
+        oldest = list(itertools.islice(closable, count))
+        for obj in oldest:
+            self._close(obj)
+        return len(oldest)
+
+    def shed(self) -> int:
+        """There are too many descriptors: close half of those kept.
+
+        Returns:
+            how many were closed.
+        """
+        return self._close_oldest(len(self._open) // 2)
+
+    def _reopenable(self, obj: Object) -> bool:
+        return obj is not self.root and obj.filesystem.has_handles
 
     def _close(self, obj: Object) -> None:
         if obj.fd >= 0:
@@ -495,21 +508,19 @@ class Nodes:
             obj.fd = -1
             self._open.pop(obj.number, None)
 
-    def close_idle(self, *, everything: bool = False) -> int:
-        """Close descriptors not used since the last call; a deleted file's space is free only then.
+    def close_idle(self) -> None:
+        """Close descriptors not used since the last call: a deleted file's space is free only then.
 
-        Returns:
-            how many were closed.
+        Only between requests.
         """
-        closed = 0
-        for obj in list(self._open.values()):
-            if obj is self.root or not obj.filesystem.has_handles:
-                continue
-            if everything or not obj.used:
+        for obj in [obj for obj in self._open.values() if self._reopenable(obj)]:
+            if not obj.used:
                 self._close(obj)
-                closed += 1
             obj.used = False
-        return closed
+
+    def batch(self) -> AbstractContextManager[None]:
+        """Many numbers at the price of one; must not be held across an await."""
+        return self._index.batch()
 
     def opened(self, obj: Object, fd: int) -> None:
         """A client opened the object: while it has it open, it stays reachable through `fd`."""

@@ -18,7 +18,7 @@ from .exports import Options
 from .mapping import IdMap, Kind
 
 
-def _inaccessible(caller: Caller, mode: int) -> bool:  # noqa: ARG001
+def _inaccessible(caller: Caller, mode: int) -> bool:
     return False
 
 
@@ -80,18 +80,14 @@ class Policy:
                 squash=options.squash,
             ),
         }
-        self.cloak = CloakList(
-            options.cloak_list, nobody_uid=options.anonuid, nobody_gid=options.anongid
-        )
+        self.cloak = CloakList(options.cloak_list, nobody_uid=options.anonuid, nobody_gid=options.anongid)
         self.hides = self.cloak.hides
 
     def forward(self, caller: Caller) -> Caller:
         """The server's identity for a caller that comes with client ids."""
         gids = self.ids["gid"]
         gid = gids.forward(caller.gid)
-        return Caller(
-            self.ids["uid"].forward(caller.uid), gid, gids.groups(caller.groups - {caller.gid}) | {gid}
-        )
+        return Caller(self.ids["uid"].forward(caller.uid), gid, gids.groups(caller.groups - {caller.gid}) | {gid})
 
     def visible(self, caller: Caller, attrs: Attrs) -> bool:
         """May `caller` (server ids) know that this object exists? The root of an export is never asked about."""
@@ -99,9 +95,7 @@ class Policy:
 
     def show(self, attrs: Attrs) -> Attrs:
         """The attributes as the client's world sees them; mode, uid and gid are heeded."""
-        return replace(
-            attrs, uid=self.client_id("uid", attrs.uid), gid=self.client_id("gid", attrs.gid)
-        )
+        return replace(attrs, uid=self.client_id("uid", attrs.uid), gid=self.client_id("gid", attrs.gid))
 
     def same_for_all(self, attrs: Attrs) -> bool:
         """Is the answer of `visible` the same for every caller? False when in doubt."""

@@ -7,7 +7,7 @@ object; the failure is logged once per cause.
 import logging
 import stat
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from . import acl
 from .caller import Caller
@@ -16,7 +16,6 @@ from .policy import Attrs, Policy
 
 log = logging.getLogger(__name__)
 
-_P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 # Views must not keep state per failure for ever; after this many distinct causes they stop telling new ones.
@@ -32,9 +31,7 @@ class View:
         entrants: client uids that may enter a fixed view, apart from root and the identity itself.
     """
 
-    def __init__(
-        self, policy: Policy, fixed: Caller | None = None, entrants: frozenset[int] = frozenset()
-    ) -> None:
+    def __init__(self, policy: Policy, fixed: Caller | None = None, entrants: frozenset[int] = frozenset()) -> None:
         self.policy = policy
         self.fixed = fixed
         self.hides = policy.hides
@@ -99,11 +96,9 @@ class View:
 
     def acl_out(self, value: bytes) -> bytes:
         """A stored POSIX ACL, with client ids."""
-        return acl.translate(
-            value, lambda i: self.client_id("uid", i), lambda i: self.client_id("gid", i)
-        )
+        return acl.translate(value, lambda i: self.client_id("uid", i), lambda i: self.client_id("gid", i))
 
-    def _ask(self, what: str, otherwise: _T, method: Callable[_P, _T], *args: _P.args) -> _T:
+    def _ask(self, what: str, otherwise: _T, method: Callable[..., _T], *args: Any) -> _T:
         try:
             return method(*args)
         except Exception as exc:

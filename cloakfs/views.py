@@ -40,9 +40,7 @@ def user_identity(user: str) -> Identity:
     try:
         entry = pwd.getpwuid(int(user)) if user.isdecimal() else pwd.getpwnam(user)
     except KeyError:
-        raise ViewError(
-            f"view {user}: no such user in the user database (UID:GID[:GID,GID…] needs none)"
-        ) from None
+        raise ViewError(f"view {user}: no such user in the user database (UID:GID[:GID,GID…] needs none)") from None
     groups = frozenset(os.getgrouplist(entry.pw_name, entry.pw_gid))
     return Identity(entry.pw_name, Caller(entry.pw_uid, entry.pw_gid, groups), by_user=True)
 
@@ -113,9 +111,18 @@ class Views:
         """The view with this number, if this mount has it (now)."""
         return self._views.get(number)
 
+    def use(self, policy: Policy) -> None:
+        """Look through another policy from now on, also with handles given out before."""
+        self._policy = policy
+        self._views = {number: View(policy, view.fixed, self._entrants) for number, view in self._views.items()}
+
     def labels(self, client_uid: int) -> list[str]:
         """The names (without @) of those views that a process with this uid may enter, sorted."""
         return sorted(label for label, number in self._numbers.items() if self._views[number].admits(client_uid))
+
+    def number(self, label: str) -> int:
+        """The number of a view that `labels` told."""
+        return self._numbers[label]
 
     async def find(self, label: str, client_uid: int) -> int | None:
         """The number of the view called `label`, made on first access if a range allows it.

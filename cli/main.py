@@ -1,0 +1,28 @@
+"""The command group `cloakfs`."""
+
+import os
+import sys
+
+import click
+
+from .mount import mount
+from .umount import umount
+
+# Exit statuses (docs/exit-status.md): 0 done, 1 it cannot be done, 2 the command line or a configuration is wrong.
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="cloakfs")
+def cloakfs() -> None:
+    """Give each caller of a shared tree a view of its own."""
+
+
+for command in (mount, umount):
+    cloakfs.add_command(command)
+
+
+def main() -> None:
+    """Run the command; `cloakfs SOURCE MOUNTPOINT …`, as mount(8)'s FUSE helper calls it, means `cloakfs mount`."""
+    if len(sys.argv) > 1 and os.sep in sys.argv[1] and not sys.argv[1].startswith("-"):
+        sys.argv.insert(1, "mount")
+    cloakfs.main(prog_name="cloakfs")

@@ -1,0 +1,222 @@
+"""The life of one mount: start, serve, reload, stop."""
+
+import contextlib
+import faulthandler
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import resource
+import signal
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+
+import pyfuse3
+import trio
+
+from . import linux, mountpoint
+from .exports import ExportsError, Options
+from .filesystem import Filesystem
+from .groups import group_source
+from .index import Index
+from .mountpoint import MountError, MountWords
+from .nodes import Nodes
+from .policy import Policy, PolicyError, load_policy
+from .views import ViewError, Views
+
+log = logging.getLogger(__name__)
+
+STATE_DIR = "/var/lib/cloakfs"
+RUN_DIR = "/run/cloakfs"
+
+GRACE_SECONDS = 10.0
+"""How long those who have files open may go on after SIGTERM."""
+
+_IDLE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a mount is made of.
+
+    Attributes:
+        source: absolute path of the real tree.
+        target: absolute path of the mount point.
+        options: the export's.
+        words: mount(8)'s.
+        policy_dir: what a relative `policy=` file is relative to.
+        reread: reads the options again from where they came, for SIGHUP; None if there is no such place.
+    """
+
+    source: str
+    target: str
+    options: Options
+    words: MountWords
+    policy_dir: str = "."
+    reread: Callable[[], Options] | None = None
+
+
+def mount_key(source: str, target: str) -> str:
+    """The name of a mount's state: readable, and one for each pair of source and mount point."""
+    digest = hashlib.sha256(f"{source}\0{target}".encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    return f"{re.sub('[^A-Za-z0-9._-]+', '-', target).strip('-')[:64] or 'root'}-{digest}"
+
+
+def serve(settings: Settings, ready: Callable[[], None]) -> None:
+    """Mount and serve until somebody unmounts or a signal asks to stop.
+
+    Args:
+        settings: what to mount where.
+        ready: called once the mount answers.
+
+    Raises:
+        MountError: the mount could not be made.
+    """
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    key = mount_key(settings.source, settings.target)
+    state = os.path.join(STATE_DIR, key)
+    os.makedirs(state, mode=0o700, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        lock = os.open(state, os.O_RDONLY | os.O_CLOEXEC)
+        stack.callback(os.close, lock)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise MountError(
+                f"{settings.target}: {settings.source} is mounted there already (cloakfs umount {settings.target})"
+            ) from None
+        try:
+            policy = load_policy(settings.options.policy, settings.options, settings.policy_dir)
+            index = Index(os.path.join(state, "nodes.sqlite"))
+            stack.callback(index.close)
+            nodes = Nodes(settings.source, index, max_fds=min(most // 4, 4096))
+            stack.callback(nodes.close)
+            entrants = frozenset(int(uid) for uid in settings.options.view_access)
+            views = Views(policy, settings.options.views, entrants, index)
+        except (PolicyError, ViewError) as exc:
+            raise MountError(str(exc)) from exc
+        except sqlite3.Error as exc:
+            raise MountError(f"{state}: {exc}; move it away to start afresh (old file handles become stale)") from exc
+        except OSError as exc:
+            raise MountError(f"{settings.source}: {exc.strerror}") from exc
+        _warn_of_handles(nodes)
+        filesystem = Filesystem(
+            nodes,
+            views,
+            group_source(settings.options.groups),
+            settings.target,
+            no_client_cache=settings.options.no_client_cache,
+        )
+        session = mountpoint.attach(
+            settings.source, settings.target, settings.words, read_only=settings.options.read_only
+        )
+        try:
+            pyfuse3.init(filesystem, f"/dev/fd/{session}", {"fsname=cloakfs"})
+        except BaseException:
+            mountpoint.detach(settings.target)
+            raise
+        stack.enter_context(_status_file(key, settings))
+        # Root's own privileges would lift quotas and reserved blocks for everybody, and open `trusted.` names.
+        linux.set_effective_capabilities(
+            linux.effective_capabilities() & ~(1 << linux.CAP_SYS_ADMIN | 1 << linux.CAP_SYS_RESOURCE)
+        )
+        try:
+            trio.run(_Daemon(settings, filesystem, ready).run)
+        finally:
+            linux.assume(linux.ROOT)
+            mountpoint.detach(settings.target)
+            pyfuse3.close(unmount=False)
+    log.info("%s: unmounted", settings.target)
+
+
+def _warn_of_handles(nodes: Nodes) -> None:
+    for filesystem in nodes.filesystems:
+        if not filesystem.has_handles:
+            log.warning(
+                "%s (%s) has no file handles: nodeids last only as long as the kernel remembers a file, "
+                "and each known file costs a descriptor",
+                filesystem.path,
+                filesystem.kind,
+            )
+        elif not filesystem.decodable:
+            log.warning(
+                "%s (%s) cannot decode file handles: an old handle works again only once its path was looked up "
+                "(overlayfs: mount it with nfs_export=on,index=on)",
+                filesystem.path,
+                filesystem.kind,
+            )
+
+
+@contextlib.contextmanager
+def _status_file(key: str, settings: Settings) -> Iterator[None]:
+    """Tell other commands about this mount while it lasts."""
+    os.makedirs(RUN_DIR, mode=0o755, exist_ok=True)
+    path = os.path.join(RUN_DIR, f"{key}.json")
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump({"pid": os.getpid(), "source": settings.source, "target": settings.target}, file)
+    try:
+        yield
+    finally:
+        linux.assume(linux.ROOT)
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+class _Daemon:
+    def __init__(self, settings: Settings, filesystem: Filesystem, ready: Callable[[], None]) -> None:
+        self._settings = settings
+        self._filesystem = filesystem
+        self._ready = ready
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            self._filesystem.nursery = nursery
+            with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+                nursery.start_soon(self._obey, signals)
+                nursery.start_soon(self._say_ready)
+                nursery.start_soon(self._close_idle)
+                nursery.start_soon(self._filesystem.views.keep_fresh)
+                await pyfuse3.main()
+                nursery.cancel_scope.cancel()
+
+    async def _say_ready(self) -> None:
+        await trio.to_thread.run_sync(self._filesystem.check_from_inside, abandon_on_cancel=True)
+        log.info("%s: serving %s", self._settings.target, self._settings.source)
+        self._ready()
+
+    async def _close_idle(self) -> None:
+        while True:
+            await trio.sleep(_IDLE_SECONDS)
+            self._filesystem.nodes.close_idle()
+
+    async def _obey(self, signals: AsyncIterator[int]) -> None:
+        async for number in signals:
+            if number == signal.SIGHUP:
+                self._reload()
+            else:
+                log.info("%s: asked to stop", self._settings.target)
+                # In a thread: the kernel may have to write back pages first, through this very loop.
+                await trio.to_thread.run_sync(mountpoint.detach, self._settings.target)
+                await trio.sleep(GRACE_SECONDS)
+                log.warning("%s: still in use after %g s", self._settings.target, GRACE_SECONDS)
+                pyfuse3.terminate()
+
+    def _reload(self) -> None:
+        """Take over a changed policy; what is in force stays if there is anything wrong with the new one."""
+        linux.assume(linux.ROOT)
+        if self._settings.reread is None:
+            log.warning("%s: nothing to reload: the options came from the command line", self._settings.target)
+            return
+        try:
+            options = self._settings.reread()
+            policy: Policy = load_policy(options.policy, options, self._settings.policy_dir)
+        except (ExportsError, MountError, PolicyError, OSError) as exc:
+            log.error("not reloaded, the old configuration stays in force: %s", exc)  # noqa: TRY400  (one line)
+            return
+        self._filesystem.views.use(policy)
+        log.info("%s: reloaded", self._settings.target)

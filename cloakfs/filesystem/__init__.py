@@ -1,0 +1,22 @@
+"""The pyfuse3 operations, one module per family. They decide nothing themselves: see `view` and `door`."""
+
+from collections.abc import Sequence
+
+from pyfuse3 import InodeT
+
+from .attributes import Attributes
+from .data import Data
+from .directories import Directories
+from .xattrs import ExtendedAttributes
+
+
+class Filesystem(Attributes, Directories, Data, ExtendedAttributes):
+    """A real tree through views."""
+
+    async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
+        """The kernel dropped references; there is no answer to it."""
+        for inode, count in inode_list:
+            self.nodes.forget(inode, count)
+
+
+__all__ = ["Filesystem"]

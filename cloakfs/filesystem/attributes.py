@@ -1,0 +1,136 @@
+"""Operations on attributes: reading and changing them, access, symbolic links, statfs."""
+
+import errno
+import os
+import stat
+import time
+
+import pyfuse3
+from pyfuse3 import (
+    EntryAttributes,
+    FileHandleT,
+    FUSEError,
+    InodeT,
+    RequestContext,
+    SetattrFields,
+    StatvfsData,
+)
+
+from .. import linux
+from .core import Core, Entered, answers
+from .names import Names
+
+# pyfuse3 turns "set to now" into a time; one this close to now is taken to have been it.
+_NOW_NS = 1_000_000_000
+
+
+class Attributes(Names, Core):
+    """GETATTR, SETATTR, ACCESS, READLINK, STATFS."""
+
+    @answers
+    async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
+        """See stat(2)."""
+        if self._is_top(inode):
+            return self._top_attributes()
+        at = await self._enter(inode, ctx)
+        return self._attributes(at.number, at.view, at.obj, at.obj.name, at.fd, at.info)
+
+    @answers
+    async def setattr(
+        self,
+        inode: InodeT,
+        attr: EntryAttributes,
+        fields: SetattrFields,
+        fh: FileHandleT | None,
+        ctx: RequestContext,
+    ) -> EntryAttributes:
+        """chown(2), chmod(2), truncate(2), utimensat(2), each as the caller."""
+        if self._is_top(inode):
+            raise FUSEError(errno.EROFS)
+        at = await self._enter(inode, ctx)
+        path = f"/proc/self/fd/{at.fd}"
+        at.assume()
+        if fields.update_uid or fields.update_gid:
+            uid = self._owner(at, attr.st_uid) if fields.update_uid else -1
+            gid = self._group(at, attr.st_gid) if fields.update_gid else -1
+            at.assume()
+            os.chown(path, uid, gid)
+        if fields.update_mode:
+            self._chmod(at, path, stat.S_IMODE(attr.st_mode))
+        if fields.update_size:
+            if fh is not None:
+                os.ftruncate(fh, attr.st_size)
+            else:
+                os.truncate(path, attr.st_size)
+        if fields.update_atime or fields.update_mtime:
+            self._utimens(at, path, attr, fields)
+        info = os.fstat(at.fd)
+        return self._attributes(at.number, at.view, at.obj, at.obj.name, at.fd, info)
+
+    def _owner(self, at: Entered, client_uid: int) -> int:
+        uid = at.view.server_id("uid", client_uid)
+        if uid is None:
+            raise FUSEError(errno.EINVAL)
+        return uid
+
+    def _group(self, at: Entered, client_gid: int) -> int:
+        gid = at.view.server_id("gid", client_gid)
+        if gid is None:
+            raise FUSEError(errno.EINVAL)
+        return gid
+
+    def _chmod(self, at: Entered, path: str, mode: int) -> None:
+        try:
+            os.chmod(path, mode)
+        except PermissionError:
+            # A write by somebody else than the owner drops the set-id bits. The kernel asks for that by SETATTR;
+            # who may write could have had it by writing.
+            before = stat.S_IMODE(at.info.st_mode)
+            dropped = before & ~mode
+            if mode & ~before or dropped & ~0o6000 or not linux.may_access(at.fd, os.W_OK):
+                raise
+            linux.assume(linux.ROOT)
+            os.chmod(path, mode)
+
+    def _utimens(self, at: Entered, path: str, attr: EntryAttributes, fields: SetattrFields) -> None:
+        atime = attr.st_atime_ns if fields.update_atime else at.info.st_atime_ns
+        mtime = attr.st_mtime_ns if fields.update_mtime else at.info.st_mtime_ns
+        try:
+            os.utime(path, ns=(atime, mtime))
+        except PermissionError:
+            # Only the owner may set any time, but who may write may set it to now.
+            now = time.time_ns()
+            if not (fields.update_atime and fields.update_mtime and abs(now - atime) < _NOW_NS > abs(now - mtime)):
+                raise
+            os.utime(path)
+
+    @answers
+    async def access(self, inode: InodeT, mode: int, ctx: RequestContext) -> bool:
+        """access(2) and chdir(2): mode bits and ACLs of the real tree, for the mapped caller."""
+        if self._is_top(inode):
+            return not mode & os.W_OK
+        at = await self._enter(inode, ctx)
+        at.assume()
+        return linux.may_access(at.fd, mode)
+
+    @answers
+    async def readlink(self, inode: InodeT, ctx: RequestContext) -> bytes:
+        """See readlink(2); the text is the real tree's, unchanged."""
+        at = await self._enter(inode, ctx)
+        return os.readlink(b"", dir_fd=at.fd)
+
+    @answers
+    async def statfs(self, ctx: RequestContext) -> StatvfsData:
+        """statvfs(3) of the file system that the root of the tree is on."""
+        real = os.fstatvfs(self.nodes.fd(self.nodes.root))
+        shown = pyfuse3.StatvfsData()
+        shown.f_bsize = real.f_bsize
+        shown.f_frsize = real.f_frsize
+        shown.f_blocks = real.f_blocks
+        shown.f_bfree = real.f_bfree
+        shown.f_bavail = real.f_bavail
+        shown.f_files = real.f_files
+        shown.f_ffree = real.f_ffree
+        shown.f_favail = real.f_favail
+        shown.f_namemax = real.f_namemax
+        return shown

@@ -1,0 +1,328 @@
+"""What every operation starts and ends with: who asks, of which object, and the attributes of the answer."""
+
+import errno
+import functools
+import logging
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
+
+import pyfuse3
+import trio
+from pyfuse3 import EntryAttributes, FileHandleT, FUSEError, InodeT, RequestContext
+
+from .. import linux
+from ..caller import Caller
+from ..door import INSIDER, Door, attrs_of, credentials
+from ..groups import GroupSource
+from ..nodes import ROOT, Nodes, Object, Stale
+from ..view import View
+from ..views import Views
+
+log = logging.getLogger(__name__)
+
+_C = TypeVar("_C", bound="Core")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def answers(
+    handler: Callable[Concatenate[_C, _P], Coroutine[Any, Any, _T]],
+) -> Callable[Concatenate[_C, _P], Coroutine[Any, Any, _T]]:
+    """The boundary of every operation: an error of the tree is passed on, a surprise is EIO and logged.
+
+    Without it one unexpected exception would end the daemon, and every client with it.
+    """
+
+    @functools.wraps(handler)
+    async def guarded(self: _C, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return await handler(self, *args, **kwargs)
+        except OSError as exc:
+            raise FUSEError(exc.errno or errno.EIO) from None
+        except FUSEError:
+            raise
+        except Exception:
+            linux.assume(linux.ROOT)  # the traceback reads source files
+            log.exception("%s%r failed: answered EIO", handler.__name__, args)
+            raise FUSEError(errno.EIO) from None
+
+    return cast("Callable[Concatenate[_C, _P], Coroutine[Any, Any, _T]]", guarded)
+
+
+class Entered(NamedTuple):
+    """A request that was let in: the view, who it is served as, and the object it names.
+
+    `fd` (O_PATH) is good until the next await.
+    """
+
+    number: int
+    view: View
+    who: Caller
+    obj: Object
+    fd: int
+    info: os.stat_result
+
+    def assume(self) -> None:
+        """Run what follows as the caller."""
+        linux.assume(credentials(self.who))
+
+
+class OpenFile:
+    """A file or directory that a client has open; its number is the descriptor's."""
+
+    __slots__ = ("cookie", "credentials", "number", "obj", "pending")
+
+    def __init__(self, at: Entered) -> None:
+        self.obj = at.obj
+        self.number = at.number  # of the view, which a reload may replace
+        self.credentials = credentials(at.who)
+        # Directories: where `pending`, the entries read ahead, begin.
+        self.cookie = 0
+        self.pending: list[tuple[bytes, int]] = []
+
+
+class Core(pyfuse3.Operations):
+    """The state of one mount, and what its operations share.
+
+    Args:
+        nodes: the objects of the tree.
+        views: what is offered.
+        groups: where callers' supplementary groups come from.
+        mountpoint: where the daemon finds its own mount.
+        no_client_cache: show every directory as changed just now [SZ §3.2].
+    """
+
+    supports_dot_lookup = True
+    enable_writeback_cache = False
+    enable_acl = False
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        views: Views,
+        groups: GroupSource,
+        mountpoint: str,
+        *,
+        no_client_cache: bool = False,
+    ) -> None:
+        super().__init__()
+        self.nodes = nodes
+        self.views = views
+        self.groups = groups
+        self.door = Door(nodes)
+        self.mountpoint = mountpoint
+        self.nursery: trio.Nursery | None = None
+        self._open: dict[int, OpenFile] = {}
+        self._no_client_cache = no_client_cache
+        self._last_change = 0
+        self._insiders: set[int] = set()
+        self._repairing: set[int] = set()
+        self.last_reader = 0
+        self._one_repair = trio.CapacityLimiter(1)
+
+    # -- coming in ---------------------------------------------------------------------------------
+
+    async def _view(self, inode: InodeT) -> tuple[int, View]:
+        number = self.nodes.view_of(inode)
+        view = self.views.get(number)
+        if view is None and self.views.top and number:
+            view = await self.views.revive(number)
+        if view is None:
+            raise Stale
+        return number, view
+
+    async def _who(self, view: View, ctx: RequestContext) -> Caller:
+        """The identity a request is served as; EACCES at the gate of a fixed view."""
+        if ctx.pid in self._insiders:
+            return INSIDER
+        if not view.admits(ctx.uid):
+            raise FUSEError(errno.EACCES)
+        if view.fixed is not None:
+            return view.fixed
+        client = Caller(ctx.uid, ctx.gid, self.groups.of_request(ctx.pid) | {ctx.gid})
+        who = view.identify(client)
+        if who is None:
+            raise FUSEError(errno.ENOENT)
+        more = await self.groups.of_user(who.uid)
+        return who._replace(groups=who.groups | more) if more else who
+
+    async def _enter(self, inode: InodeT, ctx: RequestContext) -> Entered:
+        """Let a request by nodeid in.
+
+        Raises:
+            Stale: the object is gone, or hidden from this caller: as a name it is absent, as a handle stale.
+        """
+        number, view = await self._view(inode)
+        who = await self._who(view, ctx)
+        obj = self.nodes.get(inode)
+        fd = self.nodes.fd(obj)
+        info = os.fstat(fd)
+        if view.hides and not self.door.visible(view, who, obj, info):
+            raise Stale
+        return Entered(number, view, who, obj, self.nodes.fd(obj), info)
+
+    def _find(self, at: Entered, name: bytes) -> tuple[int, os.stat_result]:
+        """Open (O_PATH) and stat what is called `name` in the directory, as the caller.
+
+        Raises:
+            FileNotFoundError: there is nothing, or nothing for this caller.
+        """
+        at.assume()
+        fd = self._with_room(os.open, name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at.fd)
+        try:
+            info = os.fstat(fd)
+            if at.who is INSIDER or at.view.visible(at.who, attrs_of(name, info, fd)):
+                return fd, info
+            if stat.S_ISDIR(info.st_mode):
+                self._repair(self.nodes.known(fd, at.obj))
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+    def _require_visible(self, at: Entered, name: bytes) -> None:
+        if at.view.hides:
+            os.close(self._find(at, name)[0])
+
+    def _is_hidden(self, at: Entered, name: bytes) -> bool:
+        """Is there something called `name` that the caller may not know of?"""
+        if not at.view.hides or at.who is INSIDER:
+            return False
+        linux.assume(linux.ROOT)
+        try:
+            fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at.fd)
+        except OSError:
+            return False
+        try:
+            return not at.view.visible(at.who, attrs_of(name, os.fstat(fd), fd))
+        finally:
+            os.close(fd)
+
+    def _with_room(self, call: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
+        """Make a call that needs a descriptor; once more after closing some if there are too many."""
+        try:
+            return call(*args, **kwargs)
+        except OSError as exc:
+            if exc.errno not in (errno.EMFILE, errno.ENFILE) or not self.nodes.shed():
+                raise
+            return call(*args, **kwargs)
+
+    # -- going out ---------------------------------------------------------------------------------
+
+    def _attributes(
+        self, number: int, view: View, obj: Object, name: bytes, fd: int, info: os.stat_result
+    ) -> EntryAttributes:
+        """The attributes of `obj` as `view` shows them.
+
+        Raises:
+            Stale: the policy failed to say.
+        """
+        shown = view.show(attrs_of(name, info, fd))
+        if shown is None:
+            raise Stale
+        entry = EntryAttributes()
+        nodeid = self.nodes.nodeid(number, obj)
+        entry.st_ino = InodeT(nodeid)
+        entry.generation = self.nodes.generation(nodeid, obj)
+        # Kernel caches are shared by all callers of a mount: nothing may be remembered (docs/design.md).
+        entry.entry_timeout = entry.attr_timeout = 0
+        entry.st_mode, entry.st_uid, entry.st_gid, entry.st_nlink = shown
+        entry.st_rdev = info.st_rdev
+        entry.st_size = info.st_size
+        entry.st_blksize = info.st_blksize
+        entry.st_blocks = info.st_blocks
+        entry.st_atime_ns = info.st_atime_ns
+        if self._no_client_cache and stat.S_ISDIR(info.st_mode):
+            self._last_change = max(self._last_change + 1, time.time_ns())
+            entry.st_mtime_ns = entry.st_ctime_ns = self._last_change
+        else:
+            entry.st_mtime_ns = info.st_mtime_ns
+            entry.st_ctime_ns = info.st_ctime_ns
+        return entry
+
+    def _hand_out(self, at: Entered, name: bytes, fd: int, info: os.stat_result) -> EntryAttributes:
+        """Answer a request by name: the kernel now holds one more reference. Takes `fd` over."""
+        obj = self.nodes.resolve(fd, at.obj, name)
+        entry = self._attributes(at.number, at.view, obj, name, self.nodes.fd(obj), info)
+        obj.lookups += 1
+        return entry
+
+    # -- what is open ------------------------------------------------------------------------------
+
+    def _opened(self, fd: int, at: Entered) -> FileHandleT:
+        self._open[fd] = OpenFile(at)
+        self.nodes.opened(at.obj, fd)
+        return FileHandleT(fd)
+
+    def _closed(self, fh: FileHandleT) -> None:
+        self.nodes.closed(self._open.pop(fh).obj, fh)
+
+    # -- the permitted caller's working directory --------------------------------------------------
+
+    def _repair(self, obj: Object | None) -> None:
+        """Somebody was refused this directory: see to it that those standing in it do not suffer.
+
+        The kernel unhashes the dentry of a name that anybody was refused, and getcwd(2) fails for everybody in it
+        until somebody permitted looks it up again. The daemon does so at once.
+        """
+        if obj is None or obj.lookups <= 0 or obj.number in self._repairing or self.nursery is None:
+            return
+        names = []
+        at: Object | None = obj
+        while at is not None and at is not self.nodes.root:
+            names.append(at.name)
+            at = at.parent
+        self._repairing.add(obj.number)
+        self.nursery.start_soon(self._look_up_again, obj.number, names[::-1])
+
+    async def _look_up_again(self, number: int, names: list[bytes]) -> None:
+        try:
+            for top in self._tops():
+                await trio.to_thread.run_sync(
+                    self._stat_from_inside, os.path.join(top, *names), limiter=self._one_repair
+                )
+        finally:
+            self._repairing.discard(number)
+
+    def _tops(self) -> list[bytes]:
+        mountpoint = os.fsencode(self.mountpoint)
+        if not self.views.top:
+            return [mountpoint]
+        return [os.path.join(mountpoint, b"@" + os.fsencode(label)) for label in self.views.labels(0)]
+
+    def check_from_inside(self) -> None:
+        """Look at the own mount, in a thread: returns when it answers.
+
+        Raises:
+            OSError: it does not.
+            RuntimeError: a listing would not know who reads it (see `directories.requester`).
+        """
+        linux.assume(linux.ROOT)
+        me = threading.get_native_id()
+        self._insiders.add(me)
+        try:
+            os.listdir(self.mountpoint)
+        finally:
+            self._insiders.discard(me)
+        if self.last_reader != me:
+            raise RuntimeError("pyfuse3 hides who reads a directory: is this an untested version?")
+
+    def _stat_from_inside(self, path: bytes) -> None:
+        linux.assume(linux.ROOT)
+        me = threading.get_native_id()
+        self._insiders.add(me)
+        try:
+            os.stat(path)
+        except OSError as exc:
+            log.debug("%s: %s", path, exc)
+        finally:
+            self._insiders.discard(me)
+
+    def _is_top(self, inode: InodeT) -> bool:
+        """Is this the list of views at the root of the mount?"""
+        return inode == ROOT and self.views.top

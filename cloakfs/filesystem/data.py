@@ -1,0 +1,77 @@
+"""Operations on the content of files."""
+
+import errno
+import os
+from typing import cast
+
+import trio
+from pyfuse3 import FileHandleT, FileInfo, FlagT, FUSEError, InodeT, RequestContext
+
+from .. import linux
+from .core import Core, Entered, answers
+
+# The kernel has dealt with these; O_DIRECT would ask for aligned buffers, which requests do not have.
+_NOT_AGAIN = os.O_CREAT | os.O_EXCL | os.O_NOCTTY | os.O_NOFOLLOW | os.O_DIRECT | linux.FMODE_EXEC
+
+
+def reopen_flags(flags: int) -> int:
+    """The flags with which the real file is opened for a client that used `flags`."""
+    return flags & ~_NOT_AGAIN | os.O_CLOEXEC
+
+
+class Data(Core):
+    """OPEN, READ, WRITE, FLUSH, FSYNC, RELEASE."""
+
+    @answers
+    async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
+        """Open the real file as the caller: its permissions and ACLs decide, at this moment."""
+        at = await self._enter(inode, ctx)
+        fd = self._open_to_execute(at) if flags & linux.FMODE_EXEC else self._reopen(at, reopen_flags(flags))
+        return FileInfo(fh=self._opened(fd, at))
+
+    def _reopen(self, at: Entered, flags: int) -> int:
+        at.assume()
+        return self._with_room(os.open, f"/proc/self/fd/{at.fd}", flags)
+
+    def _open_to_execute(self, at: Entered) -> int:
+        """execve(2): the right to execute is what counts, and the kernel reads on the caller's behalf."""
+        at.assume()
+        if not linux.may_access(at.fd, os.X_OK):
+            raise FUSEError(errno.EACCES)
+        linux.assume(linux.ROOT)
+        return self._with_room(os.open, f"/proc/self/fd/{at.fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+    @answers
+    async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
+        """Up to `size` bytes from `off`: at once if they are in memory, else in a thread."""
+        buffer = bytearray(size)
+        try:
+            count = os.preadv(fh, [buffer], off, linux.RWF_NOWAIT)
+        except OSError:  # not in memory, or a file system that cannot say
+            count = -1
+        # What was read may end where the page cache does, not where the file does.
+        if count < 0 or (count < size and off + count < os.fstat(fh).st_size):
+            return await trio.to_thread.run_sync(os.pread, fh, size, off)
+        del buffer[count:]
+        return cast("bytes", buffer)  # pyfuse3 takes any buffer; a copy would be waste
+
+    @answers
+    async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
+        """Write through to the real file, as the one who opened it (setuid bits go, quota counts)."""
+        linux.assume(self._open[fh].credentials)
+        return os.pwrite(fh, buf, off)
+
+    @answers
+    async def flush(self, fh: FileHandleT) -> None:
+        """close(2) of one of the client's descriptors: pass on what the real file system has to say."""
+        os.close(self._with_room(os.dup, fh))
+
+    @answers
+    async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
+        """See fsync(2) and fdatasync(2)."""
+        await trio.to_thread.run_sync(os.fdatasync if datasync else os.fsync, fh)
+
+    @answers
+    async def release(self, fh: FileHandleT) -> None:
+        """The last of the client's descriptors is gone."""
+        self._closed(fh)

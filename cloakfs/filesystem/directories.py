@@ -1,0 +1,169 @@
+"""Operations on directories as lists of names."""
+
+import ctypes
+import errno
+import os
+
+import pyfuse3
+import trio
+from pyfuse3 import EntryAttributes, FileHandleT, InodeT, ReaddirToken, RequestContext
+
+from .. import linux
+from ..door import INSIDER, attrs_of
+from ..nodes import Stale
+from .core import Entered, OpenFile, answers
+from .names import Names
+
+_TOP = FileHandleT(2**62)  # no descriptor has this number
+
+
+class _FuseContext(ctypes.Structure):
+    _fields_ = (
+        ("uid", ctypes.c_uint),
+        ("gid", ctypes.c_uint),
+        ("pid", ctypes.c_int),
+        ("umask", ctypes.c_uint),
+    )
+
+
+_libfuse = ctypes.CDLL("libfuse3.so.3")
+_libfuse.fuse_req_ctx.restype = ctypes.POINTER(_FuseContext)
+_libfuse.fuse_req_ctx.argtypes = (ctypes.c_void_p,)
+
+
+def requester(token: ReaddirToken) -> RequestContext:
+    """Who reads a directory; pyfuse3 does not say.
+
+    A directory that one user opened and another inherited must be filtered for the other. The token's first field is
+    libfuse's request (pyfuse3 3.4 to 3.5), from which libfuse tells the caller; the daemon checks at mount time that
+    this holds (`Core.check_from_inside`).
+    """
+    request = ctypes.c_void_p.from_address(id(token) + object.__basicsize__)
+    return _libfuse.fuse_req_ctx(request).contents  # type: ignore[no-any-return]
+
+
+class Directories(Names):
+    """OPENDIR, READDIRPLUS, RELEASEDIR, FSYNCDIR."""
+
+    @answers
+    async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
+        """Open the real directory as the caller."""
+        if self._is_top(inode):
+            return _TOP
+        at = await self._enter(inode, ctx)
+        at.assume()
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        return self._opened(self._with_room(os.open, f"/proc/self/fd/{at.fd}", flags), at)
+
+    @answers
+    async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
+        """The names after the position `start_id` that whoever reads now may see.
+
+        Positions are the real directory's own (getdents64(2)), so that they outlive deletions and a re-open.
+        """
+        ctx = requester(token)
+        self.last_reader = ctx.pid
+        if fh == _TOP:
+            self._read_top(start_id, token, ctx)
+            return
+        directory = self._open[fh]
+        number, obj = directory.number, directory.obj
+        view = self.views.get(number)
+        if view is None:
+            raise Stale
+        who = await self._who(view, ctx)
+        info = os.fstat(fh)
+        if view.hides and not self.door.visible(view, who, obj, info):
+            raise Stale
+        at = Entered(number, view, who, obj, fh, info)
+        if start_id != directory.cookie:
+            os.lseek(fh, start_id, os.SEEK_SET)
+            directory.cookie = start_id
+            directory.pending = []
+        linux.assume(linux.ROOT)
+        with self.nodes.batch():
+            while self._fill(at, directory, token):
+                directory.pending = list(linux.getdents(fh))
+                if not directory.pending:
+                    break
+
+    def _fill(self, at: Entered, directory: OpenFile, token: ReaddirToken) -> bool:
+        """Report the pending entries; False when the reply is full."""
+        for done, (name, cookie) in enumerate(directory.pending):
+            entry = self._entry_of(at, name)
+            if entry is not None:
+                if not pyfuse3.readdir_reply(token, name, entry, cookie):
+                    del directory.pending[:done]
+                    return False
+                if name not in (b".", b".."):
+                    self.nodes.get(entry.st_ino).lookups += 1
+            directory.cookie = cookie
+        return True
+
+    def _entry_of(self, at: Entered, name: bytes) -> EntryAttributes | None:
+        """The attributes to report for an entry; None if it is hidden or gone."""
+        if name == b".":
+            return self._attributes(at.number, at.view, at.obj, at.obj.name, at.fd, at.info)
+        if name == b"..":
+            return self._above(at)
+        # The right to list is enough for names; attributes are asked for again before anybody gets them.
+        linux.assume(linux.ROOT)
+        try:
+            fd = self._with_room(os.open, name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at.fd)
+        except OSError as exc:
+            if exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+                raise
+            return None
+        try:
+            info = os.fstat(fd)
+            if at.who is not INSIDER and not at.view.visible(at.who, attrs_of(name, info, fd)):
+                os.close(fd)
+                return None
+        except BaseException:
+            os.close(fd)
+            raise
+        obj = self.nodes.resolve(fd, at.obj, name)
+        try:
+            return self._attributes(at.number, at.view, obj, name, self.nodes.fd(obj), info)
+        except Stale:
+            return None
+
+    def _above(self, at: Entered) -> EntryAttributes:
+        """The entry "..": only its inode number is of use to anybody."""
+        obj = at.obj
+        if obj is self.nodes.root:
+            if self.views.top:
+                return self._top_attributes()
+        elif obj.parent is not None:
+            obj = obj.parent
+        fd = self.nodes.fd(obj)
+        return self._attributes(at.number, at.view, obj, obj.name, fd, os.fstat(fd))
+
+    def _read_top(self, start_id: int, token: ReaddirToken, ctx: RequestContext) -> None:
+        labels = self.views.labels(ctx.uid)
+        names = [b".", b"..", *(b"@" + os.fsencode(label) for label in labels)]
+        for cookie, name in enumerate(names[start_id:], start_id + 1):
+            if name in (b".", b".."):
+                entry = self._top_attributes()
+            else:
+                number = self.views.number(os.fsdecode(name[1:]))
+                view = self.views.get(number)
+                assert view is not None
+                root = self.nodes.root
+                fd = self.nodes.fd(root)
+                entry = self._attributes(number, view, root, b"", fd, os.fstat(fd))
+                root.lookups += 1
+            if not pyfuse3.readdir_reply(token, name, entry, cookie):
+                return
+
+    @answers
+    async def releasedir(self, fh: FileHandleT) -> None:
+        """Nobody reads it any more."""
+        if fh != _TOP:
+            self._closed(fh)
+
+    @answers
+    async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
+        """See fsync(2)."""
+        if fh != _TOP:
+            await trio.to_thread.run_sync(os.fdatasync if datasync else os.fsync, fh)

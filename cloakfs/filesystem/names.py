@@ -1,0 +1,247 @@
+"""Operations that take a name: looking up, making, removing, renaming."""
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from typing import Any
+
+import pyfuse3
+from pyfuse3 import EntryAttributes, FileInfo, FlagT, FUSEError, InodeT, ModeT, RequestContext
+
+from .. import linux
+from ..door import INSIDER
+from ..nodes import ROOT, Stale
+from ..policy import Attrs
+from .core import Core, Entered, answers
+from .data import reopen_flags
+
+
+class Names(Core):
+    """LOOKUP, CREATE, MKNOD, MKDIR, SYMLINK, LINK, UNLINK, RMDIR, RENAME."""
+
+    @answers
+    async def lookup(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> EntryAttributes:
+        """What is called `name`; "." and ".." serve the kernel when it reconnects a file handle."""
+        if self._is_top(parent_inode):
+            return await self._lookup_view(name, ctx)
+        if name in (b".", b".."):
+            return await self._reconnect(parent_inode, name, ctx)
+        at = await self._enter(parent_inode, ctx)
+        fd, info = self._find(at, name)
+        return self._hand_out(at, name, fd, info)
+
+    async def _lookup_view(self, name: bytes, ctx: RequestContext) -> EntryAttributes:
+        if name in (b".", b".."):
+            return self._top_attributes()
+        if not name.startswith(b"@"):
+            raise FUSEError(errno.ENOENT)
+        number = await self.views.find(os.fsdecode(name[1:]), ctx.uid)
+        if number is None:
+            # The same answer whether there is such a view or not.
+            raise FUSEError(errno.ENOENT if ctx.uid == 0 else errno.EACCES)
+        view = self.views.get(number)
+        assert view is not None
+        root = self.nodes.root
+        fd = self.nodes.fd(root)
+        entry = self._attributes(number, view, root, b"", fd, os.fstat(fd))
+        root.lookups += 1
+        return entry
+
+    async def _reconnect(self, inode: InodeT, name: bytes, ctx: RequestContext) -> EntryAttributes:
+        """LOOKUP of "." and "..", which the kernel sends to make sense of a file handle.
+
+        It may run with another caller's identity than the one on whose behalf it happens, and gives nothing away
+        by itself: what the caller then does with the object passes the door.
+        """
+        number, view = await self._view(inode)
+        obj = self.nodes.get(inode)
+        if name == b"..":
+            if obj is self.nodes.root:
+                if self.views.top:
+                    return self._top_attributes()
+            else:
+                parent = self.nodes.parent_directory(obj)
+                if parent is None or not self.nodes.is_inside(parent):
+                    raise Stale
+                obj = parent
+        fd = self.nodes.fd(obj)
+        info = os.fstat(fd)
+        if info.st_nlink == 0 and not obj.open_files:
+            raise Stale
+        entry = self._attributes(number, view, obj, obj.name, fd, info)
+        obj.lookups += 1
+        return entry
+
+    def _top_attributes(self) -> EntryAttributes:
+        info = os.fstat(self.nodes.fd(self.nodes.root))
+        entry = EntryAttributes()
+        entry.st_ino = pyfuse3.ROOT_INODE
+        entry.generation = 0
+        entry.entry_timeout = entry.attr_timeout = 0
+        entry.st_mode = ModeT(stat.S_IFDIR | 0o555)
+        entry.st_nlink = 1
+        entry.st_mtime_ns = entry.st_ctime_ns = entry.st_atime_ns = info.st_ctime_ns
+        return entry
+
+    # -- making ------------------------------------------------------------------------------------
+
+    async def _enter_to_make(self, inode: InodeT, name: bytes, mode: int, ctx: RequestContext) -> Entered:
+        """Let a request in that makes `name`.
+
+        What its maker would not be allowed to see is not made at all (EACCES): nobody could remove it.
+        """
+        if self._is_top(inode):
+            raise FUSEError(errno.EROFS)
+        at = await self._enter(inode, ctx)
+        if at.view.hides and at.who is not INSIDER:
+            gid = at.info.st_gid if at.info.st_mode & stat.S_ISGID else at.who.gid
+            new = Attrs(name.decode("utf-8", "surrogateescape"), mode & ~ctx.umask, at.who.uid, gid)
+            if not at.view.visible(at.who, new) and not self._exists(at, name):
+                raise FUSEError(errno.EACCES)
+        at.assume()
+        os.umask(ctx.umask)
+        return at
+
+    def _exists(self, at: Entered, name: bytes) -> bool:
+        at.assume()
+        try:
+            os.stat(name, dir_fd=at.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _made(self, at: Entered, name: bytes) -> EntryAttributes:
+        at.assume()
+        fd = self._with_room(os.open, name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at.fd)
+        return self._hand_out(at, name, fd, os.fstat(fd))
+
+    @answers
+    async def mkdir(self, parent_inode: InodeT, name: bytes, mode: ModeT, ctx: RequestContext) -> EntryAttributes:
+        """See mkdir(2); EEXIST over a hidden name, from the real tree."""
+        at = await self._enter_to_make(parent_inode, name, mode, ctx)
+        os.mkdir(name, stat.S_IMODE(mode), dir_fd=at.fd)
+        return self._made(at, name)
+
+    @answers
+    async def mknod(
+        self, parent_inode: InodeT, name: bytes, mode: ModeT, rdev: int, ctx: RequestContext
+    ) -> EntryAttributes:
+        """See mknod(2)."""
+        at = await self._enter_to_make(parent_inode, name, mode, ctx)
+        os.mknod(name, mode, rdev, dir_fd=at.fd)
+        return self._made(at, name)
+
+    @answers
+    async def symlink(self, parent_inode: InodeT, name: bytes, target: bytes, ctx: RequestContext) -> EntryAttributes:
+        """See symlink(2)."""
+        at = await self._enter_to_make(parent_inode, name, stat.S_IFLNK | 0o777, ctx)
+        os.symlink(target, name, dir_fd=at.fd)
+        return self._made(at, name)
+
+    @answers
+    async def create(
+        self, parent_inode: InodeT, name: bytes, mode: ModeT, flags: FlagT, ctx: RequestContext
+    ) -> tuple[FileInfo, EntryAttributes]:
+        """open(2) with O_CREAT of a name that the kernel believes to be absent.
+
+        A hidden file of that name is not touched: EEXIST with O_EXCL, else EACCES.
+        """
+        at = await self._enter_to_make(parent_inode, name, mode, ctx)
+        how = reopen_flags(flags)
+        try:
+            fd = self._with_room(os.open, name, how | os.O_CREAT | os.O_EXCL, stat.S_IMODE(mode), dir_fd=at.fd)
+        except FileExistsError:
+            if flags & os.O_EXCL:
+                raise
+            # It came into being behind the kernel's back, or it is hidden.
+            if self._is_hidden(at, name):
+                raise FUSEError(errno.EACCES) from None
+            path_fd, _ = self._find(at, name)
+            try:
+                fd = self._with_room(os.open, f"/proc/self/fd/{path_fd}", how)
+            finally:
+                os.close(path_fd)
+        try:
+            entry = self._made(at, name)
+        except BaseException:
+            os.close(fd)
+            raise
+        obj = self.nodes.get(entry.st_ino)
+        return FileInfo(fh=self._opened(fd, at._replace(obj=obj))), entry
+
+    @answers
+    async def link(
+        self, inode: InodeT, new_parent_inode: InodeT, new_name: bytes, ctx: RequestContext
+    ) -> EntryAttributes:
+        """See link(2); EXDEV from one view into another."""
+        if self._is_top(new_parent_inode):
+            raise FUSEError(errno.EROFS)
+        if self.nodes.view_of(inode) != self.nodes.view_of(new_parent_inode):
+            raise FUSEError(errno.EXDEV)
+        await self._enter(inode, ctx)
+        at = await self._enter(new_parent_inode, ctx)
+        obj = self.nodes.get(inode)
+        fd = self.nodes.fd(obj)
+        at.assume()
+        os.link(f"/proc/self/fd/{fd}", new_name, dst_dir_fd=at.fd, follow_symlinks=True)
+        return self._made(at, new_name)
+
+    # -- removing ----------------------------------------------------------------------------------
+
+    async def _remove(self, call: Callable[..., Any], inode: InodeT, name: bytes, ctx: RequestContext) -> None:
+        if self._is_top(inode):
+            raise FUSEError(errno.EROFS)
+        at = await self._enter(inode, ctx)
+        self._require_visible(at, name)
+        at.assume()
+        call(name, dir_fd=at.fd)
+
+    @answers
+    async def unlink(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
+        """See unlink(2); ENOENT for a hidden name."""
+        await self._remove(os.unlink, parent_inode, name, ctx)
+
+    @answers
+    async def rmdir(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
+        """See rmdir(2); ENOENT for a hidden name, ENOTEMPTY where only hidden entries are left."""
+        await self._remove(os.rmdir, parent_inode, name, ctx)
+
+    @answers
+    async def rename(
+        self,
+        parent_inode_old: InodeT,
+        name_old: bytes,
+        parent_inode_new: InodeT,
+        name_new: bytes,
+        flags: FlagT,
+        ctx: RequestContext,
+    ) -> None:
+        """See renameat2(2).
+
+        A hidden source is ENOENT; a hidden target is EEXIST with RENAME_NOREPLACE, ENOENT with RENAME_EXCHANGE,
+        else EACCES. EXDEV from one view into another.
+        """
+        if flags & ~(linux.RENAME_NOREPLACE | linux.RENAME_EXCHANGE):
+            raise FUSEError(errno.EINVAL)
+        if ROOT in (parent_inode_old, parent_inode_new) and self.views.top:
+            raise FUSEError(errno.EROFS)
+        if self.nodes.view_of(parent_inode_old) != self.nodes.view_of(parent_inode_new):
+            raise FUSEError(errno.EXDEV)
+        await self._enter(parent_inode_old, ctx)
+        new = await self._enter(parent_inode_new, ctx)
+        old_obj = self.nodes.get(parent_inode_old)
+        old = new._replace(obj=old_obj, fd=self.nodes.fd(old_obj))
+        self._require_visible(old, name_old)
+        if self._is_hidden(new, name_new):
+            if flags & linux.RENAME_NOREPLACE:
+                raise FUSEError(errno.EEXIST)
+            raise FUSEError(errno.ENOENT if flags & linux.RENAME_EXCHANGE else errno.EACCES)
+        new.assume()
+        if flags:
+            linux.renameat2(old.fd, name_old, new.fd, name_new, flags)
+        else:
+            os.rename(name_old, name_new, src_dir_fd=old.fd, dst_dir_fd=new.fd)
+        self.nodes.moved(new.obj, name_new)
+        if flags & linux.RENAME_EXCHANGE:
+            self.nodes.moved(old.obj, name_old)

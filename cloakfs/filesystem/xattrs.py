@@ -1,0 +1,76 @@
+"""Operations on extended attributes; ids inside POSIX ACLs are mapped."""
+
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from pyfuse3 import FUSEError, InodeT, RequestContext, XAttrNameT
+
+from .. import acl, linux
+from .core import Core, Entered, answers
+
+_PRIVILEGES = 1 << linux.CAP_SYS_ADMIN | 1 << linux.CAP_SETFCAP
+
+
+@contextmanager
+def _privileged(at: Entered) -> Iterator[str]:
+    """Run as the caller, who has the privileges over `trusted.` and `security.` names only as uid 0.
+
+    Yields:
+        a path to the object.
+    """
+    at.assume()
+    path = f"/proc/self/fd/{at.fd}"
+    if at.who.uid != 0:
+        yield path
+        return
+    before = linux.effective_capabilities()
+    linux.set_effective_capabilities(before | _PRIVILEGES)
+    try:
+        yield path
+    finally:
+        linux.set_effective_capabilities(before)
+
+
+class ExtendedAttributes(Core):
+    """GETXATTR, SETXATTR, LISTXATTR, REMOVEXATTR."""
+
+    async def _enter_object(self, inode: InodeT, ctx: RequestContext) -> Entered:
+        if self._is_top(inode):
+            raise FUSEError(errno.EOPNOTSUPP)
+        return await self._enter(inode, ctx)
+
+    @answers
+    async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
+        """See getxattr(2)."""
+        at = await self._enter_object(inode, ctx)
+        with _privileged(at) as path:
+            value = os.getxattr(path, name)
+        return at.view.acl_out(value) if name in acl.XATTRS else value
+
+    @answers
+    async def setxattr(self, inode: InodeT, name: XAttrNameT, value: bytes, ctx: RequestContext) -> None:
+        """See setxattr(2); an ACL entry that cannot be mapped is EINVAL."""
+        at = await self._enter_object(inode, ctx)
+        if name in acl.XATTRS:
+            try:
+                value = at.view.acl_in(value)
+            except ValueError:
+                raise FUSEError(errno.EINVAL) from None
+        with _privileged(at) as path:
+            os.setxattr(path, name, value)
+
+    @answers
+    async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:
+        """See listxattr(2)."""
+        at = await self._enter_object(inode, ctx)
+        with _privileged(at) as path:
+            return [XAttrNameT(os.fsencode(name)) for name in os.listxattr(path)]
+
+    @answers
+    async def removexattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> None:
+        """See removexattr(2)."""
+        at = await self._enter_object(inode, ctx)
+        with _privileged(at) as path:
+            os.removexattr(path, name)

@@ -1,0 +1,130 @@
+"""Attaching a FUSE session to a directory, and taking it off again.
+
+The daemon makes the mount(2) itself and hands libfuse the open session (`/dev/fd/N`). So MS_POSIXACL can be set,
+with which the kernel leaves the umask to the file system: only the real tree knows whether a default ACL takes
+its place.
+"""
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from . import linux
+
+KIND = "fuse.cloakfs"
+
+_FLAGS = {
+    "nosuid": linux.MS_NOSUID,
+    "nodev": linux.MS_NODEV,
+    "noexec": linux.MS_NOEXEC,
+    "sync": linux.MS_SYNCHRONOUS,
+    "dirsync": linux.MS_DIRSYNC,
+    "noatime": linux.MS_NOATIME,
+    "nodiratime": linux.MS_NODIRATIME,
+    "relatime": linux.MS_RELATIME,
+}
+_CLEARED = {"suid": "nosuid", "dev": "nodev", "exec": "noexec", "async": "sync", "atime": "noatime"}
+# What mount(8), systemd and libfuse's helper say to each other.
+_IGNORED = frozenset({"defaults", "auto", "noauto", "nofail", "user", "nouser", "users", "owner", "group", "_netdev",
+                      "allow_other"})  # fmt: skip
+
+
+class MountError(Exception):
+    """A mount cannot be made; the text is one line that says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class MountWords:
+    """The words of `-o` that are mount(8)'s, not an export's.
+
+    Attributes:
+        flags: for mount(2); without `suid` and `dev`, set-id bits and devices are without effect.
+        default_permissions: let the kernel check the mode bits that are shown, too.
+    """
+
+    flags: int
+    default_permissions: bool
+
+
+def split_words(text: str) -> tuple[MountWords, str]:
+    """Take mount(8)'s words out of an option string.
+
+    Returns:
+        those words, and the rest with every remaining word in its old column.
+    """
+    names = {"nosuid", "nodev"}
+    default_permissions = False
+    rest = list(text)
+    for start, end in _items(text):
+        word = text[start:end].strip()
+        if word in _FLAGS:
+            names.add(word)
+        elif word in _CLEARED:
+            names.discard(_CLEARED[word])
+        elif word == "default_permissions":
+            default_permissions = True
+        elif not (word in _IGNORED or word.startswith(("x-", "X-", "comment="))):
+            continue
+        comma = end if end < len(text) else start - 1
+        rest[start:end] = " " * (end - start)
+        if 0 <= comma < len(text) and rest[comma] == ",":
+            rest[comma] = " "
+    # A word taken from the very end leaves the comma before it, if that was not taken already.
+    left = "".join(rest)
+    if left.rstrip().endswith(","):
+        left = left.rstrip()[:-1]
+    flags = 0
+    for name in names:
+        flags |= _FLAGS[name]
+    return MountWords(flags, default_permissions), left
+
+
+def _items(text: str) -> Iterator[tuple[int, int]]:
+    start = 0
+    quoted = False
+    for at, char in enumerate(text):
+        if char == '"':
+            quoted = not quoted
+        elif char == "," and not quoted:
+            yield start, at
+            start = at + 1
+    yield start, len(text)
+
+
+def attach(source: str, target: str, words: MountWords, *, read_only: bool) -> int:
+    """Mount a new FUSE session on `target`.
+
+    Returns:
+        the descriptor of the session.
+
+    Raises:
+        MountError: no /dev/fuse, or the kernel refused the mount.
+    """
+    try:
+        session = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    except OSError as exc:
+        raise MountError(f"/dev/fuse: {exc.strerror}; is the fuse module loaded? (modprobe fuse)") from exc
+    mode = stat.S_IFMT(os.stat(target).st_mode)
+    data = f"fd={session},rootmode={mode:o},user_id=0,group_id=0,allow_other"
+    if words.default_permissions:
+        data += ",default_permissions"
+    flags = words.flags | linux.MS_POSIXACL | (linux.MS_RDONLY if read_only else 0)
+    try:
+        linux.mount(source, target, KIND, flags, data)
+    except OSError as exc:
+        os.close(session)
+        raise MountError(f"{target}: {exc.strerror}") from exc
+    return session
+
+
+def detach(target: str) -> None:
+    """Take the mount off the tree at once; who has it open keeps it until they close it."""
+    before = linux.effective_capabilities()
+    linux.set_effective_capabilities(before | 1 << linux.CAP_SYS_ADMIN)
+    try:
+        with contextlib.suppress(OSError):  # somebody else unmounted it
+            linux.umount(target, linux.MNT_DETACH)
+    finally:
+        linux.set_effective_capabilities(before)
