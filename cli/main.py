@@ -26,3 +26,7 @@ def main() -> None:
     if len(sys.argv) > 1 and os.sep in sys.argv[1] and not sys.argv[1].startswith("-"):
         sys.argv.insert(1, "mount")
     cloakfs.main(prog_name="cloakfs")
+
+
+if __name__ == "__main__":
+    main()

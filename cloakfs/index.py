@@ -46,7 +46,30 @@ class Index:
         self._db.executescript(_SCHEMA)
         if self._db.execute("SELECT 1 FROM secret").fetchone() is None:
             self._db.execute("INSERT INTO secret VALUES (?)", (secrets.token_bytes(32),))
-        self.secret: bytes = self._db.execute("SELECT key FROM secret").fetchone()[0]
+        self.secret = self._secret()
+
+    def _secret(self) -> bytes:
+        return bytes(self._db.execute("SELECT key FROM secret").fetchone()[0])
+
+    def claim(self, number: int, handle: bytes) -> bool:
+        """See to it that `number` is the object with this handle.
+
+        If it was another one until now, the tree was replaced: all objects and the secret are forgotten, so that old file
+        handles are stale.
+
+        Returns:
+            False if everything had to be forgotten.
+        """
+        row = self.find(number)
+        if row is not None and row[0] == handle:
+            return True
+        with self.batch():
+            self._db.execute("DELETE FROM objects")
+            self._db.execute("DELETE FROM sqlite_sequence WHERE name = 'objects'")
+            self._db.execute("UPDATE secret SET key = ?", (secrets.token_bytes(32),))
+            self._db.execute("INSERT INTO objects VALUES (?, ?, 0, x'')", (number, handle))
+        self.secret = self._secret()
+        return row is None
 
     def close(self) -> None:
         """Write everything back into the one file."""

@@ -48,6 +48,7 @@ _INVALID = ctypes.c_uint32(0xFFFFFFFF)
 
 
 def _check(result: int, *path: object) -> int:
+    """Turn libc's -1 into an OSError."""
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), *path)
@@ -103,7 +104,7 @@ def effective_capabilities() -> int:
     data = ctypes.create_string_buffer(24)
     _check(_syscall(_NR["capget"], ctypes.create_string_buffer(_CAP_HEADER), data))
     words = struct.unpack("6I", data.raw)
-    return words[0] | words[3] << 32
+    return int(words[0] | words[3] << 32)
 
 
 def set_effective_capabilities(mask: int) -> None:
@@ -152,14 +153,7 @@ def open_by_handle(mount_fd: int, handle: bytes, flags: int) -> int:
         OSError: ESTALE when the object is gone.
     """
     buf = ctypes.create_string_buffer(struct.pack("I", len(handle) - 4) + handle)
-    return _check(
-        _syscall(
-            _NR["open_by_handle_at"],
-            ctypes.c_long(mount_fd),
-            buf,
-            ctypes.c_long(flags | os.O_CLOEXEC),
-        )
-    )
+    return _check(_syscall(_NR["open_by_handle_at"], ctypes.c_long(mount_fd), buf, ctypes.c_long(flags | os.O_CLOEXEC)))
 
 
 def renameat2(src_dir: int, src: bytes, dst_dir: int, dst: bytes, flags: int) -> None:

@@ -123,11 +123,13 @@ class Nodes:
         self._transient = _TRANSIENT | int.from_bytes(os.urandom(5), "little")
         linux.assume(linux.ROOT)
         fd = os.open(source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._root_mount(fd)
-        self.root = self.resolve(fd, None, b"")
-        if self.root.number != ROOT:
-            raise ValueError(f"the index belongs to another tree than {source}")
-        self.root.lookups = 1  # the kernel never forgets the root
+        filesystem = self._new_filesystem(self._mount_id(fd), fd)
+        handle, _ = self._identify(fd, None)
+        if not index.claim(ROOT, handle):
+            log.warning("%s is another directory than it was: old file handles are stale", source)
+        self.root = Object(ROOT, handle, filesystem)
+        self._remember(self.root)
+        self._keep(self.root, fd)
         for mount_id, (path, _) in _mounts().items():
             if path.startswith(source.rstrip("/") + "/") and mount_id not in self._by_mount:
                 self._meet_mount_at(path)
@@ -138,9 +140,6 @@ class Nodes:
     def filesystems(self) -> list[Filesystem]:
         """The mounts met so far, the root's first."""
         return list(self._by_mount.values())
-
-    def _root_mount(self, fd: int) -> None:
-        self._new_filesystem(self._mount_id(fd), fd)
 
     def _meet_mount_at(self, path: str) -> None:
         """Know the mount at `path` before anybody crosses it, so that old handles on it can be decoded."""

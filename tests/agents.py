@@ -1,0 +1,104 @@
+"""Real users: processes with a real identity that make system calls one by one on request."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterable
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+T = TypeVar("T")
+
+
+class User:
+    """A process that is uid, gid and groups; `do` has it call a function and gives back its result.
+
+    Descriptors and the working directory stay between calls, so that races and inherited descriptors can be tested.
+    """
+
+    def __init__(self, uid: int, gid: int | None = None, groups: Iterable[int] = ()) -> None:
+        self.uid = uid
+        self.gid = uid if gid is None else gid
+        self.groups = frozenset(groups)
+        self._pipe, theirs = Pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._pipe.close()
+            _live(theirs, self.uid, self.gid, self.groups)
+        theirs.close()
+
+    def do(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """The result of the call; what it raises is raised here."""
+        self._pipe.send((call, args, kwargs))
+        ok, value = self._pipe.recv()
+        if not ok:
+            raise value
+        return value  # type: ignore[no-any-return]
+
+    def error(self, call: Callable[..., object], *args: Any, **kwargs: Any) -> int:
+        """The errno of the call, 0 if it succeeds."""
+        try:
+            self.do(call, *args, **kwargs)
+        except OSError as exc:
+            return exc.errno or -1
+        return 0
+
+    def close(self) -> None:
+        if self.pid:
+            self._pipe.close()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            self.pid = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _live(pipe: Connection, uid: int, gid: int, groups: Iterable[int]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.setgroups(list(groups))
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+    os.umask(0o022)
+    try:
+        while True:
+            call, args, kwargs = pipe.recv()
+            try:
+                answer = True, call(*args, **kwargs)
+            except Exception as exc:
+                answer = False, exc
+            pipe.send(answer)
+    finally:
+        os._exit(0)
+
+
+def read(path: str | bytes) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def write(path: str | bytes, data: bytes, flags: int = os.O_CREAT | os.O_TRUNC, mode: int = 0o666) -> None:
+    fd = os.open(path, os.O_WRONLY | flags, mode)
+    try:
+        os.write(fd, data)
+    finally:
+        os.close(fd)
+
+
+def names(path: str | bytes | int) -> list[Any]:
+    return sorted(os.listdir(path))
+
+
+def become(uid: int, gid: int, groups: list[int]) -> None:
+    """For a User started as root: turn into somebody else, keeping descriptors and working directory."""
+    os.setgroups(groups)
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)

@@ -1,0 +1,146 @@
+"""A real mount for each test that asks for one, and users who look through it."""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from cloakfs.daemon import RUN_DIR, STATE_DIR, mount_key
+from tests.agents import User
+
+COMMAND = (sys.executable, "-m", "cloakfs_cli.main")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = os.path.dirname(__file__)
+    reason = None
+    if os.geteuid() != 0:
+        reason = "needs root: it mounts, and looks as several real uids"
+    elif not os.path.exists("/dev/fuse"):
+        reason = "needs /dev/fuse (modprobe fuse)"
+    for item in items:
+        if reason and str(item.path).startswith(here):
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@dataclass
+class Mount:
+    """One mount: `source` is the real tree, `path` the mount point, `log` what the daemon said."""
+
+    source: str
+    path: str
+    expect_errors: bool = False
+
+    @property
+    def key(self) -> str:
+        return mount_key(self.source, self.path)
+
+    @property
+    def pid(self) -> int:
+        with open(os.path.join(RUN_DIR, f"{self.key}.json"), encoding="utf-8") as file:
+            return int(json.load(file)["pid"])
+
+    @property
+    def log(self) -> str:
+        with open(os.path.join(RUN_DIR, f"{self.key}.log"), encoding="utf-8") as file:
+            return file.read()
+
+    def at(self, *names: str) -> str:
+        return os.path.join(self.path, *names)
+
+    def real(self, *names: str) -> str:
+        return os.path.join(self.source, *names)
+
+
+def run(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run the real command."""
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=60)
+    if check and done.returncode:
+        raise AssertionError(f"cloakfs {' '.join(arguments)}: exit {done.returncode}: {done.stderr}")
+    return done
+
+
+def is_mounted(path: str) -> bool:
+    with open("/proc/self/mounts", encoding="utf-8") as mounts:
+        return any(line.split()[1] == path for line in mounts)
+
+
+@contextlib.contextmanager
+def mounted(source: str, path: str, *arguments: str) -> Iterator[Mount]:
+    """Mount for the length of a with block; the daemon must end cleanly and must not have logged an error."""
+    mount = Mount(source, path)
+    run("mount", source, path, *arguments)
+    try:
+        yield mount
+    finally:
+        # A process that was just ended may still have a file open.
+        deadline = time.monotonic() + 10
+        while is_mounted(path) and run("umount", path, check=False).returncode and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if is_mounted(path):
+            run("umount", "--lazy", path)
+            raise AssertionError(f"{path} was still in use")
+    said = mount.log
+    if not mount.expect_errors:
+        assert "ERROR" not in said and "Traceback" not in said, said
+
+
+@pytest.fixture
+def base() -> Iterator[str]:
+    """A directory that every user may enter (pytest's own are root's alone)."""
+    path = tempfile.mkdtemp(prefix="cloakfs-test-")
+    os.chmod(path, 0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def tree(base: str) -> str:
+    """The root of a real tree, writable for everybody."""
+    path = os.path.join(base, "real")
+    os.mkdir(path)
+    os.chmod(path, 0o777)
+    return path
+
+
+@pytest.fixture
+def mount(base: str, tree: str) -> Iterator[Callable[..., Mount]]:
+    """Makes mounts of `tree`: mount("-o", "range_map=…")."""
+    with contextlib.ExitStack() as stack:
+        count = 0
+
+        def make(*arguments: str, source: str = tree) -> Mount:
+            nonlocal count
+            count += 1
+            path = os.path.join(base, f"mnt{count}")
+            os.mkdir(path)
+            made = stack.enter_context(mounted(source, path, *arguments))
+            stack.callback(_forget_state, made)
+            return made
+
+        yield make
+
+
+def _forget_state(mount: Mount) -> None:
+    shutil.rmtree(os.path.join(STATE_DIR, mount.key), ignore_errors=True)
+
+
+@pytest.fixture
+def user() -> Iterator[Callable[..., User]]:
+    """Makes users: user(uid, gid, groups)."""
+    with contextlib.ExitStack() as stack:
+
+        def make(uid: int, gid: int | None = None, groups: Iterable[int] = ()) -> User:
+            made = User(uid, gid, groups)
+            stack.callback(made.close)
+            return made
+
+        yield make
