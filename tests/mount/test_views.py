@@ -1,0 +1,208 @@
+"""Fixed views: one identity whatever the request says, and only for those who may enter."""
+
+import errno
+import os
+import pwd
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cloakfs import linux
+from tests.agents import User, names, read, write
+from tests.mount.conftest import Mount, run
+
+ALICE, BOB, CAROL = 4001, 4002, 4003
+CLOAK = "cloak_list=uid +000 4001 4003"
+
+
+@pytest.fixture
+def homes(tree: str) -> str:
+    """One private file of each, and one for everybody."""
+    for uid in (ALICE, BOB):
+        path = os.path.join(tree, str(uid))
+        Path(path).write_text(f"of {uid}")
+        os.chown(path, uid, uid)
+        os.chmod(path, 0o600)
+    os.mkdir(os.path.join(tree, "shared"), 0o777)
+    os.chmod(os.path.join(tree, "shared"), 0o777)
+    return tree
+
+
+@pytest.fixture
+def account() -> Iterator[Callable[..., str]]:
+    """Makes accounts in the user database of this machine, and removes them."""
+    made = []
+
+    def make(name: str, uid: int, *groups: str) -> str:
+        subprocess.run(["useradd", "--no-create-home", "--uid", str(uid), name], check=True)
+        made.append(("userdel", name))
+        for group in groups:
+            subprocess.run(["groupadd", group], check=True)
+            made.insert(0, ("groupdel", group))
+            subprocess.run(["usermod", "--append", "--groups", group, name], check=True)
+        return name
+
+    yield make
+    # Asked for before `user` by the tests: userdel refuses while a process of that user runs.
+    for command in reversed(made):
+        subprocess.run(command, check=True, capture_output=True)
+
+
+def test_one_view_is_the_mount_itself(homes: str, mount: Callable[..., Mount], user: Callable[..., User]) -> None:
+    m = mount("--view", f"{ALICE}:{ALICE}", "-o", CLOAK)
+    alice, bob, root = user(ALICE), user(BOB), user(0)
+    for permitted in (alice, root):
+        assert permitted.do(names, m.path) == [str(ALICE), "shared"]
+        assert permitted.do(read, m.at(str(ALICE))) == b"of 4001"
+    for call in (os.stat, os.listdir, os.chdir):
+        assert bob.error(call, m.path) == errno.EACCES
+    assert bob.error(read, m.at(str(ALICE))) == errno.EACCES
+    assert bob.error(os.mkdir, m.at("x")) == errno.EACCES
+
+
+def test_new_files_belong_to_the_identity(homes: str, mount: Callable[..., Mount], user: Callable[..., User]) -> None:
+    m = mount("--view", f"{ALICE}:7:8,9")
+    user(0).do(write, m.at("shared", "made-by-root"), b"")
+    info = os.stat(m.real("shared", "made-by-root"))
+    assert (info.st_uid, info.st_gid) == (ALICE, 7)
+
+
+def test_the_groups_of_the_identity_count(homes: str, mount: Callable[..., Mount], user: Callable[..., User]) -> None:
+    write(os.path.join(homes, "for-group-9"), b"group")
+    os.chown(os.path.join(homes, "for-group-9"), BOB, 9)
+    os.chmod(os.path.join(homes, "for-group-9"), 0o640)
+    m = mount("--view", f"{ALICE}:7:8,9")
+    # The process itself is in no group.
+    assert user(ALICE, 7).do(read, m.at("for-group-9")) == b"group"
+    n = mount("--view", f"{ALICE}:7:8")
+    assert user(ALICE, 7, [9]).error(read, n.at("for-group-9")) == errno.EACCES
+
+
+def test_several_views_side_by_side(homes: str, mount: Callable[..., Mount], user: Callable[..., User]) -> None:
+    m = mount("--view", f"{ALICE}:{ALICE}", "--view", f"{BOB}:{BOB}", "-o", CLOAK)
+    alice, bob, carol, root = user(ALICE), user(BOB), user(CAROL), user(0)
+    assert root.do(names, m.path) == [f"@{ALICE}", f"@{BOB}"]
+    assert alice.do(names, m.path) == [f"@{ALICE}"]
+    assert carol.do(names, m.path) == []
+    assert alice.do(names, m.at(f"@{ALICE}")) == [str(ALICE), "shared"]
+    assert root.do(names, m.at(f"@{BOB}")) == [str(BOB), "shared"]
+    for stranger in (bob, carol):
+        for path in (m.at(f"@{ALICE}"), m.at(f"@{ALICE}", str(ALICE)), m.at("@nobody-knows")):
+            assert stranger.error(os.stat, path) == errno.EACCES
+    assert root.error(os.stat, m.at("@nobody-knows")) == errno.ENOENT
+    assert root.error(os.stat, m.at("plain")) == errno.ENOENT
+    for call in (os.mkdir, os.rmdir, os.unlink, write):
+        arguments = (b"",) if call is write else ()
+        assert root.error(call, m.at("@new"), *arguments) in (errno.EROFS, errno.ENOENT, errno.EISDIR)
+
+
+def test_views_have_nothing_in_common(homes: str, mount: Callable[..., Mount], user: Callable[..., User]) -> None:
+    m = mount("--view", f"{ALICE}:{ALICE}", "--view", f"{BOB}:{BOB}")
+    write(m.real("shared", "file"), b"x")
+    os.chmod(m.real("shared", "file"), 0o666)
+    root = user(0)
+    a, b = m.at(f"@{ALICE}", "shared"), m.at(f"@{BOB}", "shared")
+    assert root.do(os.stat, f"{a}/file").st_ino != root.do(os.stat, f"{b}/file").st_ino
+    assert root.error(os.link, f"{a}/file", f"{b}/other") == errno.EXDEV
+    assert root.error(os.rename, f"{a}/file", f"{b}/other") == errno.EXDEV
+    assert root.do(read, f"{b}/file") == b"x"
+
+
+def handle_of(path: str) -> bytes:
+    fd = os.open(path, os.O_PATH)
+    try:
+        return linux.name_to_handle(fd)[0]
+    finally:
+        os.close(fd)
+
+
+def open_handle(mountpoint: str, handle: bytes) -> bytes:
+    mount_fd = os.open(mountpoint, os.O_RDONLY)
+    try:
+        fd = linux.open_by_handle(mount_fd, handle, os.O_RDONLY)
+        try:
+            return os.read(fd, 100)
+        finally:
+            os.close(fd)
+    finally:
+        os.close(mount_fd)
+
+
+def test_a_handle_does_not_cross_views(homes: str, mount: Callable[..., Mount], user: Callable[..., User]) -> None:
+    m = mount("--view", f"{ALICE}:{ALICE}", "--view", f"{BOB}:{BOB}")
+    root = user(0)
+    of_alice = root.do(handle_of, m.at(f"@{ALICE}", str(ALICE)))
+    of_bob = root.do(handle_of, m.at(f"@{BOB}", str(BOB)))
+    assert root.do(open_handle, m.path, of_alice) == b"of 4001"
+    # The same object's number under the other view's, with either generation (fuse: nodeid, then generation).
+    crossed = of_alice[:4] + of_bob[4:8] + of_alice[8:]
+    mixed = {crossed, of_alice[:-4] + of_bob[-4:]} - {of_alice, of_bob}
+    assert mixed
+    for forged in mixed:
+        assert root.error(open_handle, m.path, forged) == errno.ESTALE
+
+
+def test_listed_uids_may_enter(homes: str, mount: Callable[..., Mount], user: Callable[..., User]) -> None:
+    m = mount("--view", f"{ALICE}:{ALICE}", "-o", f"{CLOAK},view_access={CAROL}")
+    carol = user(CAROL)
+    assert carol.do(read, m.at(str(ALICE))) == b"of 4001"
+    carol.do(write, m.at("shared", "by-carol"), b"")
+    assert os.stat(m.real("shared", "by-carol")).st_uid == ALICE
+    assert user(BOB).error(os.listdir, m.path) == errno.EACCES
+
+
+def test_the_client_side_identity_enters(homes: str, mount: Callable[..., Mount], user: Callable[..., User]) -> None:
+    m = mount("--view", f"{ALICE}:{ALICE}", "-o", f"{CLOAK},range_map=uid 9001 9003 map {ALICE} gid 0 -1 map 0")
+    assert user(9001).do(read, m.at(str(ALICE))) == b"of 4001"
+    assert user(9001).do(os.stat, m.at(str(ALICE))).st_uid == 9001
+    assert user(ALICE).error(os.listdir, m.path) == errno.EACCES
+
+
+def test_views_named_by_user(
+    homes: str, account: Callable[..., str], mount: Callable[..., Mount], user: Callable[..., User]
+) -> None:
+    name = account("cloakfs-t1", ALICE, "cloakfs-g1")
+    gid = pwd.getpwnam(name).pw_gid
+    m = mount("--view", name, "-o", CLOAK)
+    root = user(0)
+    root.do(write, m.at("shared", "new"), b"")
+    assert os.stat(m.real("shared", "new")).st_gid == gid
+    assert user(ALICE, gid).do(read, m.at(str(ALICE))) == b"of 4001"
+
+
+def test_a_range_of_users_makes_views_on_first_access(
+    homes: str, account: Callable[..., str], mount: Callable[..., Mount], user: Callable[..., User]
+) -> None:
+    account("cloakfs-t1", ALICE)
+    account("cloakfs-t2", BOB)
+    account("cloakfs-t9", 4999)
+    m = mount("--view", "4001-4100", "-o", CLOAK)
+    alice, bob, root = user(ALICE), user(BOB), user(0)
+    assert root.do(names, m.path) == []
+    assert bob.error(os.stat, m.at("@cloakfs-t1")) == errno.EACCES
+    assert root.do(names, m.path) == []  # not even that made one
+    assert alice.do(read, m.at("@cloakfs-t1", str(ALICE))) == b"of 4001"
+    assert alice.do(names, m.path) == ["@cloakfs-t1"]
+    assert root.do(names, m.at("@cloakfs-t2")) == [str(BOB), "shared"]
+    assert root.do(names, m.path) == ["@cloakfs-t1", "@cloakfs-t2"]
+    for outside in ("@cloakfs-t9", "@root", f"@{ALICE}"):
+        assert root.error(os.stat, m.at(outside)) == errno.ENOENT
+
+
+@pytest.mark.parametrize("view", ["no-such-user-here", "1:2:3:4", "9-3", "1:x", "-5", "1001:-1"])
+def test_a_wrong_view_is_one_clear_line(view: str, tree: str, base: str) -> None:
+    path = os.path.join(base, "mnt")
+    os.mkdir(path)
+    done = run("mount", tree, path, f"--view={view}", check=False)
+    assert done.returncode in (1, 2)
+    assert view in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_same_view_twice(tree: str, base: str) -> None:
+    path = os.path.join(base, "mnt")
+    os.mkdir(path)
+    done = run("mount", tree, path, "--view", "5:5", "--view", "5:6", check=False)
+    assert (done.returncode, done.stderr) == (1, "cloakfs: two views are called @5\n")
