@@ -126,7 +126,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             linux.effective_capabilities() & ~(1 << linux.CAP_SYS_ADMIN | 1 << linux.CAP_SYS_RESOURCE)
         )
         try:
-            trio.run(_Daemon(settings, filesystem, ready).run)
+            trio.run(_Daemon(settings, filesystem, index, ready).run)
         finally:
             linux.assume(linux.ROOT)
             mountpoint.detach(settings.target)
@@ -168,9 +168,10 @@ def _status_file(key: str, settings: Settings) -> Iterator[None]:
 
 
 class _Daemon:
-    def __init__(self, settings: Settings, filesystem: Filesystem, ready: Callable[[], None]) -> None:
+    def __init__(self, settings: Settings, filesystem: Filesystem, index: Index, ready: Callable[[], None]) -> None:
         self._settings = settings
         self._filesystem = filesystem
+        self._index = index
         self._ready = ready
 
     async def run(self) -> None:
@@ -179,7 +180,7 @@ class _Daemon:
             with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
                 nursery.start_soon(self._obey, signals)
                 nursery.start_soon(self._say_ready)
-                nursery.start_soon(self._close_idle)
+                nursery.start_soon(self._keep_house)
                 nursery.start_soon(self._filesystem.views.keep_fresh)
                 await pyfuse3.main()
                 nursery.cancel_scope.cancel()
@@ -189,10 +190,18 @@ class _Daemon:
         log.info("%s: serving %s", self._settings.target, self._settings.source)
         self._ready()
 
-    async def _close_idle(self) -> None:
+    async def _keep_house(self) -> None:
         while True:
             await trio.sleep(_IDLE_SECONDS)
             self._filesystem.nodes.close_idle()
+            try:
+                await trio.to_thread.run_sync(self._checkpoint)
+            except sqlite3.Error:
+                log.exception("the index could not be tidied; it grows until it can")
+
+    def _checkpoint(self) -> None:
+        linux.assume(linux.ROOT)
+        self._index.checkpoint()
 
     async def _obey(self, signals: AsyncIterator[int]) -> None:
         async for number in signals:

@@ -5,6 +5,7 @@ costs the last numbers at most. A number that was lost so may name another objec
 generation (`nodes`), so that an old handle is refused rather than misdirected.
 """
 
+import contextlib
 import logging
 import os
 import secrets
@@ -38,11 +39,13 @@ class Index:
     """
 
     def __init__(self, path: str) -> None:
+        self._path = path
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.close(fd)
         self._db = sqlite3.connect(path, isolation_level=None, timeout=10)
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=NORMAL")
+        self._db.execute("PRAGMA wal_autocheckpoint=0")  # it waits for the disk: see `checkpoint`
         self._db.executescript(_SCHEMA)
         if self._db.execute("SELECT 1 FROM secret").fetchone() is None:
             self._db.execute("INSERT INTO secret VALUES (?)", (secrets.token_bytes(32),))
@@ -54,8 +57,8 @@ class Index:
     def claim(self, number: int, handle: bytes) -> bool:
         """See to it that `number` is the object with this handle.
 
-        If it was another one until now, the tree was replaced: all objects and the secret are forgotten, so that old file
-        handles are stale.
+        If it was another one until now, the tree was replaced: all objects and the secret are forgotten, so that
+        old file handles are stale.
 
         Returns:
             False if everything had to be forgotten.
@@ -118,6 +121,15 @@ class Index:
     def moved(self, number: int, parent: int, name: bytes) -> None:
         """The object is now called `name` in `parent`."""
         self._db.execute("UPDATE objects SET parent = ?, name = ? WHERE number = ?", (parent, name, number))
+
+    def remove(self, number: int) -> None:
+        """The object was deleted; its number is not given again."""
+        self._db.execute("DELETE FROM objects WHERE number = ?", (number,))
+
+    def checkpoint(self) -> None:
+        """Move what the log holds into the database, from any thread; others go on meanwhile."""
+        with contextlib.closing(sqlite3.connect(self._path, timeout=10)) as db:
+            db.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def find(self, number: int) -> tuple[bytes, int, bytes] | None:
         """(handle, parent, name) of an object, or None if the number was never given."""

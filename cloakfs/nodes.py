@@ -294,6 +294,9 @@ class Nodes:
             if self._objects.pop(obj.number, None) is None:
                 return
             self._by_handle.pop(obj.handle, None)
+            if obj.fd >= 0 and obj.number < _TRANSIENT and os.fstat(obj.fd).st_nlink == 0:
+                linux.assume(linux.ROOT)
+                self._index.remove(obj.number)
             self._close(obj)
             for parent, _ in obj.others or ():
                 parent.pins -= 1

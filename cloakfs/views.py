@@ -162,7 +162,7 @@ class Views:
                 view = self._views[number]
                 try:
                     view.fixed = (await trio.to_thread.run_sync(user_identity, str(uid))).who
-                except ViewError:
-                    # The user is gone: nobody but the owner's own files is left to be seen.
+                except (ViewError, OSError):
+                    # The user is gone, or the database cannot say: in doubt the groups are lost.
                     assert view.fixed is not None
                     view.fixed = view.fixed._replace(groups=frozenset({view.fixed.gid}))
