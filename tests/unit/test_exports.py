@@ -115,8 +115,7 @@ def test_clients(client: str) -> None:
 )
 def test_what_is_no_client(client: str) -> None:
     assert error_of(f"/home {client}(rw)") == (
-        f"f:1:7: {client!r} is not a client; expected a host name, a wildcard, an address, a network,"
-        " @netgroup or *"
+        f"f:1:7: {client!r} is not a client; expected a host name, a wildcard, an address, a network, @netgroup or *"
     )
 
 
@@ -191,10 +190,10 @@ def test_cloak_list() -> None:
 
 def test_words_of_cloakfs() -> None:
     assert options(
-        "no_client_cache, views = ann 1000 1001:100 1001:100:5+6 7-9, view_access = 0 33"
+        "no_client_cache, views = ann 1000 1001:100 1001:100:5+6 7-7 0-4294967294, view_access = 0 33"
     ) == Options(
         no_client_cache=True,
-        views=("ann", "1000", "1001:100", "1001:100:5+6", "7-9"),
+        views=("ann", "1000", "1001:100", "1001:100:5+6", "7-7", "0-4294967294"),
         view_access=("0", "33"),
     )
 
@@ -378,10 +377,7 @@ def test_errors_name_place_value_and_expectation(text: str, message: str) -> Non
         *(("anonuid", v) for v in ("-1", "-2", "4294967295", "nobody", "0x10", "007", "99999999999")),
         *(("anongid", v) for v in ("-1", '""')),
         *(("groups", v) for v in ("all", "1:", ":1", "1::2", "proc:1", "4294967295", "1:4294967295")),
-        *(
-            ("policy", v)
-            for v in ("a.py", ":A", "a:", "a.b.:C", ".py:C", "/x/.py:C", "a b:C", "a-b:C", "a.py:C-")
-        ),
+        *(("policy", v) for v in ("a.py", ":A", "a:", "a.b.:C", ".py:C", "/x/.py:C", "a b:C", "a-b:C", "a.py:C-")),
         *(("fsid", v) for v in ("4294967296", "1-2", "x", "0123456789abcdef")),
         *(("sec", v) for v in ("krb4", "sys:", "sys:krb4")),
         *(("xprtsec", v) for v in ("ssl", "none:ssl")),
@@ -394,9 +390,7 @@ def test_errors_name_place_value_and_expectation(text: str, message: str) -> Non
 )
 def test_bad_values(name: str, value: str) -> None:
     value = value.strip('"')
-    assert error_of(f'/a host({name}="{value}")').startswith(
-        f"f:1:{10 + len(name)}: bad value of {name}, {value!r};"
-    )
+    assert error_of(f'/a host({name}="{value}")').startswith(f"f:1:{10 + len(name)}: bad value of {name}, {value!r};")
 
 
 @pytest.mark.parametrize(
@@ -454,10 +448,7 @@ def test_parse_all_goes_on_at_the_next_logical_line() -> None:
 
 
 def test_shadowed_definitions_are_named_with_the_one_in_their_way() -> None:
-    text = (
-        "/a host(range_map = uid 0 9 map 100 \\\n uid 5 12 map 200 \\\n"
-        " uid 6 map 300 uid 50 squash 101 gid 5 map 5)"
-    )
+    text = "/a host(range_map = uid 0 9 map 100 \\\n uid 5 12 map 200 \\\n uid 6 map 300 uid 50 squash 101 gid 5 map 5)"
     wins = "'uid 0 9 map 100' at f:1:21: the first definition wins"
     assert warnings_of(text) == [
         f"f:2:2: warning: 'uid 5 12 map 200' loses some of its client ids (forward mapping) to {wins}",
@@ -468,8 +459,7 @@ def test_shadowed_definitions_are_named_with_the_one_in_their_way() -> None:
 
 def test_equal_definitions_are_told_apart() -> None:
     assert warnings_of("/a host(range_map = gid 5 map 6 gid 5 map 6)") == [
-        f"f:1:33: warning: 'gid 5 map 6' loses all of its {ids} to 'gid 5 map 6' at f:1:21:"
-        " the first definition wins"
+        f"f:1:33: warning: 'gid 5 map 6' loses all of its {ids} to 'gid 5 map 6' at f:1:21: the first definition wins"
         for ids in ("client ids (forward mapping)", "server ids (reverse mapping)")
     ]
 
@@ -598,6 +588,15 @@ def test_the_printed_form() -> None:
 """[1:]
         )
     )
+
+
+@pytest.mark.parametrize(
+    "text", ["range_map = uid 1 map 2", "cloak_list = uid +000 1", "views = ann", "view_access = 1"]
+)
+def test_a_list_makes_the_printed_form_go_over_several_lines(text: str) -> None:
+    name, _, terms = text.partition(" = ")
+    printed = format_export(one(f"/a host(sync,{text})"))
+    assert printed == f"/a host(ro, \\\n    sync, \\\n    {name} = \\\n        {terms})"
 
 
 def test_options_print_on_one_line() -> None:

@@ -128,6 +128,7 @@ def test_explanations_name_the_definition() -> None:
     table = IdMap(FIGURE_1)
     assert table.definition_of(450) is FIGURE_1[1]
     assert table.definition_of(101) is None
+    assert table.reverse_definition_of(10) is FIGURE_1[0]
     assert table.reverse_definition_of(517) is FIGURE_1[2]
     assert table.reverse_definition_of(450) is None
     assert IdMap([]).definition_of(1) is None
