@@ -45,9 +45,7 @@ def test_table_2(cell: dict[str, str], kind: Kind) -> None:
 
 
 def test_the_scan_differs_from_the_algorithm_in_known_cells_only() -> None:
-    differing = {
-        (cell["mask"], cell["caller"], cell["file"]) for cell in CELLS if cell["algorithm"] != cell["scanned"]
-    }
+    differing = {(cell["mask"], cell["caller"], cell["file"]) for cell in CELLS if cell["algorithm"] != cell["scanned"]}
     assert len(CELLS) == 110
     assert differing == KNOWN_DIFFERENCES
 
