@@ -44,9 +44,7 @@ def by_the_text(mask: Mask, mode: int, in_group: bool) -> bool:
     return not mask.show
 
 
-def expected(
-    defs: list[CloakDef], file: tuple[int, int, int], caller_and_groups: tuple[int, frozenset[int]]
-) -> bool:
+def expected(defs: list[CloakDef], file: tuple[int, int, int], caller_and_groups: tuple[int, frozenset[int]]) -> bool:
     mode, uid, gid = file
     caller, gids = caller_and_groups
     if caller == uid:  # "If the credentials match then the file is visible."
@@ -68,9 +66,7 @@ def test_visible_is_what_the_paper_says(
 
 
 @given(st.lists(definitions, max_size=6), files, callers)
-def test_verdicts_add_up(
-    defs: list[CloakDef], file: tuple[int, int, int], caller: tuple[int, frozenset[int]]
-) -> None:
+def test_verdicts_add_up(defs: list[CloakDef], file: tuple[int, int, int], caller: tuple[int, frozenset[int]]) -> None:
     verdicts = CloakList(defs).judge(*file, *caller)
     assert len(verdicts) <= 2
     stranger = -1, caller[1]  # owns nothing

@@ -37,9 +37,7 @@ def range_defs(draw: st.DrawFn) -> RangeDef:
 
 
 cloak_defs = st.one_of(
-    st.builds(
-        lambda kind, mask, ends: CloakDef(kind, mask, *sorted(ends)), kinds, masks, st.tuples(ids, ids)
-    ),
+    st.builds(lambda kind, mask, ends: CloakDef(kind, mask, *sorted(ends)), kinds, masks, st.tuples(ids, ids)),
     st.builds(lambda kind, mask: CloakDef(kind, mask, NOBODY, NOBODY), kinds, masks),
 )
 
@@ -57,9 +55,7 @@ groups = st.one_of(
     st.lists(ids, min_size=1).map(lambda gids: ":".join(map(str, gids))),
 )
 views = st.one_of(
-    st.builds(
-        "{}{}{}".format, st.sampled_from("aZ_"), st.text("bY7_.@-", max_size=8), st.sampled_from(["", "$"])
-    ),
+    st.builds("{}{}{}".format, st.sampled_from("aZ_"), st.text("bY7_.@-", max_size=8), st.sampled_from(["", "$"])),
     ids.map(str),
     st.builds("{}:{}".format, ids, ids),
     st.builds("{}:{}:{}+{}".format, ids, ids, ids, ids),
