@@ -188,14 +188,17 @@ class IdMap:
     def strict(self, client_id: int) -> int | None:
         """Return the server id that chown or an ACL entry may name for client_id, or None to refuse.
 
-        Nothing ever becomes nobody silently: None whenever client_id maps there, except for nobody itself
-        where the map has no definitions and does not squash it.
+        Nothing ever becomes nobody silently: None if client_id maps there, unless a ``map`` that names the
+        number says so, or there are no definitions and client_id is nobody itself, not squashed.
         """
         server_id = self.forward(client_id)
         if server_id != self.nobody:
             return server_id
-        kept = self._open and self._squash != "all" and client_id == self.nobody
-        return server_id if kept else None
+        if self._open:
+            return server_id if self._squash != "all" and client_id == self.nobody else None
+        definition = self.definition_of(client_id)
+        named = definition is not None and definition.action == "map" and definition.lc_low != NOBODY
+        return server_id if named else None
 
     def groups(self, ids: Iterable[int]) -> frozenset[int]:
         """Return the server groups for a client's supplementary groups; what maps to nobody is dropped."""

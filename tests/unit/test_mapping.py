@@ -95,10 +95,20 @@ def test_strict_refuses_what_would_become_nobody(client: int, server: int | None
 
 
 def test_strict_refuses_a_definition_that_leads_to_nobody() -> None:
-    table = IdMap([RangeDef("uid", 0, 9, "squash", NOBODY), RangeDef("uid", 20, 30, "map", 65530)])
-    assert table.strict(5) is None
-    assert table.strict(24) is None
+    table = IdMap(
+        [
+            RangeDef("uid", 0, 9, "squash", NOBODY),
+            RangeDef("uid", 10, 10, "map", NOBODY),
+            RangeDef("uid", 11, 12, "squash", 65534),
+            RangeDef("uid", 20, 30, "map", 65530),
+        ]
+    )
+    assert [table.strict(client) for client in (5, 10, 12)] == [None, None, None]
     assert table.strict(25) == 65535
+
+
+def test_strict_accepts_nobody_where_a_map_names_its_number() -> None:
+    assert IdMap([RangeDef("uid", 20, 30, "map", 65530)]).strict(24) == 65534
 
 
 @pytest.mark.parametrize(
