@@ -25,6 +25,8 @@ class Mounted:
     pid: int
     source: str
     target: str
+    options: str
+    policy_dir: str
 
 
 def mounted() -> dict[str, Mounted]:
@@ -33,8 +35,9 @@ def mounted() -> dict[str, Mounted]:
     for path in glob.glob(os.path.join(glob.escape(RUN_DIR), "*.json")):
         try:
             with open(path, encoding="utf-8") as file:
-                mount = Mounted(**json.load(file))
-        except (OSError, ValueError, TypeError):
+                told = json.load(file)
+            mount = Mounted(**{name: told[name] for name in Mounted.__dataclass_fields__})
+        except (OSError, ValueError, KeyError, TypeError):
             continue  # it just ended
         found[mount.target] = mount
     return found

@@ -12,13 +12,13 @@ import resource
 import signal
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyfuse3
 import trio
 
 from . import linux, mountpoint
-from .exports import ExportsError, Options
+from .exports import ExportsError, Options, format_options
 from .filesystem import Filesystem
 from .groups import group_source
 from .index import Index
@@ -156,15 +156,29 @@ def _warn_of_handles(nodes: Nodes) -> None:
 def _status_file(key: str, settings: Settings) -> Iterator[None]:
     """Tell other commands about this mount while it lasts."""
     os.makedirs(RUN_DIR, mode=0o755, exist_ok=True)
-    path = os.path.join(RUN_DIR, f"{key}.json")
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump({"pid": os.getpid(), "source": settings.source, "target": settings.target}, file)
+    _write_status(key, settings, settings.options)
     try:
         yield
     finally:
         linux.assume(linux.ROOT)
         with contextlib.suppress(OSError):
-            os.unlink(path)
+            os.unlink(os.path.join(RUN_DIR, f"{key}.json"))
+
+
+def _write_status(key: str, settings: Settings, options: Options) -> None:
+    path = os.path.join(RUN_DIR, f"{key}.json")
+    status = {
+        "pid": os.getpid(),
+        "source": settings.source,
+        "target": settings.target,
+        "options": format_options(options),
+        "policy_dir": settings.policy_dir,
+    }
+    # For root alone: callers are not told the rules that hide things from them. Never seen half-written.
+    fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with open(fd, "w", encoding="utf-8") as file:
+        json.dump(status, file)
+    os.replace(f"{path}.new", path)
 
 
 class _Daemon:
@@ -228,4 +242,12 @@ class _Daemon:
             log.error("not reloaded, the old configuration stays in force: %s", exc)  # noqa: TRY400  (one line)
             return
         self._filesystem.views.use(policy)
+        # What only a new mount changes is told as it is in force.
+        now = self._settings.options
+        in_force = replace(options, read_only=now.read_only, groups=now.groups, views=now.views,
+                           view_access=now.view_access, no_client_cache=now.no_client_cache)  # fmt: skip
+        try:
+            _write_status(mount_key(self._settings.source, self._settings.target), self._settings, in_force)
+        except OSError as exc:
+            log.warning("other commands will not know of the change: %s", exc)
         log.info("%s: reloaded", self._settings.target)
