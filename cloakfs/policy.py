@@ -7,6 +7,7 @@ does as the export's options say. Deriving from `Policy` works as well, and give
 import importlib
 import importlib.util
 import inspect
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
@@ -18,8 +19,15 @@ from .exports import Options
 from .mapping import IdMap, Kind
 
 
-def _inaccessible(caller: Caller, mode: int) -> bool:
-    return False
+def _mode_bits(caller: Caller, attrs: "Attrs", mode: int) -> bool:
+    """Access by mode bits alone, with root's privileges as in capabilities(7), CAP_DAC_OVERRIDE."""
+    if caller.uid == 0:
+        granted = 7 if attrs.mode & 0o111 or stat.S_ISDIR(attrs.mode) else 6
+    elif caller.uid == attrs.uid:
+        granted = attrs.mode >> 6
+    else:
+        granted = attrs.mode >> 3 if attrs.gid in caller.groups else attrs.mode
+    return mode & ~granted == 0
 
 
 # Not frozen: that would triple the price of one, and one is made for every name of every listing.
@@ -45,13 +53,16 @@ class Attrs:
     size: int = 0
     nlink: int = 1
     mtime_ns: int = 0
-    _access: Callable[[Caller, int], bool] = field(default=_inaccessible, repr=False, compare=False)
+    _access: Callable[[Caller, int], bool] | None = field(default=None, repr=False, compare=False)
 
     def accessible(self, caller: Caller, mode: int) -> bool:
         """Would the kernel let `caller` (server ids) access the object (4 read, 2 write, 1 execute)?
 
-        Mode bits and ACLs of the real tree, as faccessat2(2) with AT_EACCESS sees them.
+        Mode bits and ACLs of the real tree, as faccessat2(2) with AT_EACCESS sees them. For an object that is
+        only about to be made, the mode bits it will have.
         """
+        if self._access is None:
+            return _mode_bits(caller, self, mode)
         return self._access(caller, mode)
 
 
@@ -113,6 +124,11 @@ class Policy:
 _METHODS = ("forward", "visible", "show", "same_for_all", "server_id", "client_id")
 
 
+def is_built_in(policy: Policy, method: str) -> bool:
+    """Does `policy` leave this method to the built-in policy?"""
+    return getattr(type(policy), method) is getattr(Policy, method) and method not in vars(policy)
+
+
 class PolicyError(ValueError):
     """A plug-in cannot be loaded; the text is one line that says why."""
 
@@ -138,8 +154,8 @@ def load_policy(spec: str | None, options: Options, directory: str = ".") -> Pol
             # PurePath: a string operation; importlib does the reading.
             path = str(PurePath(directory) / where)
             module_spec = importlib.util.spec_from_file_location(f"cloakfs_policy_{PurePath(path).stem}", path)
-            if module_spec is None or module_spec.loader is None:
-                raise PolicyError(f"policy={spec}: {path} is not a Python file")
+            assert module_spec is not None
+            assert module_spec.loader is not None  # there is one for the suffix .py
             module = importlib.util.module_from_spec(module_spec)
             module_spec.loader.exec_module(module)
         else:
@@ -147,20 +163,34 @@ def load_policy(spec: str | None, options: Options, directory: str = ".") -> Pol
         plugin_class = getattr(module, name)
         takes_options = bool(inspect.signature(plugin_class).parameters)
         plugin = plugin_class(options) if takes_options else plugin_class()
+        if not any(hasattr(plugin, method) for method in _METHODS):
+            raise PolicyError(f"policy={spec}: {name} has none of the methods {', '.join(_METHODS)}")
+        if not isinstance(plugin, Policy):
+            return _adopt(plugin, options)
+        if not hasattr(plugin, "cloak"):
+            raise PolicyError(f"policy={spec}: {name}.__init__ does not call super().__init__(options)")
+        _keep_promises(plugin)
     except PolicyError:
         raise
-    except Exception as exc:
-        raise PolicyError(f"policy={spec}: {type(exc).__name__}: {exc}") from exc
-    return plugin if isinstance(plugin, Policy) else _adopt(plugin, options)
+    except (Exception, SystemExit) as exc:
+        # One line: what a plug-in says may have several.
+        raise PolicyError(f"policy={spec}: {type(exc).__name__}: {' '.join(str(exc).split())}") from exc
+    return plugin
 
 
 def _adopt(plugin: Any, options: Options) -> Policy:
     """The built-in policy with the methods that `plugin` defines in place of its own."""
     policy = Policy(options)
-    policy.hides = policy.hides or hasattr(plugin, "visible")
-    if hasattr(plugin, "visible") and not hasattr(plugin, "same_for_all"):
-        policy.same_for_all = lambda attrs: False  # type: ignore[method-assign]
     for method in _METHODS:
         if hasattr(plugin, method):
             setattr(policy, method, getattr(plugin, method))
+    _keep_promises(policy)
     return policy
+
+
+def _keep_promises(policy: Policy) -> None:
+    """Of what the built-in policy promises about `visible`, nothing holds for another one."""
+    if not is_built_in(policy, "visible"):
+        policy.hides = True
+        if is_built_in(policy, "same_for_all"):
+            policy.same_for_all = lambda attrs: False  # type: ignore[method-assign]

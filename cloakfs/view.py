@@ -6,13 +6,14 @@ object; the failure is logged once per cause.
 
 import logging
 import stat
+import traceback
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from . import acl
 from .caller import Caller
-from .mapping import Kind
-from .policy import Attrs, Policy
+from .mapping import MAX_ID, Kind
+from .policy import Attrs, Policy, is_built_in
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +35,11 @@ class View:
     def __init__(self, policy: Policy, fixed: Caller | None = None, entrants: frozenset[int] = frozenset()) -> None:
         self.policy = policy
         self.fixed = fixed
-        self.hides = policy.hides
         self._entrants = entrants
-        self._told: set[tuple[str, str]] = set()
-        # The built-in show() only maps ids; saying so saves an object per answer.
-        self._plain_show = type(policy).show is Policy.show and "show" not in vars(policy)
+        self._told: set[tuple[str, type[BaseException], int]] = set()
+        # The built-in show() only maps ids; saying so saves an object per answer. A plug-in that shows may fail.
+        self._plain_show = is_built_in(policy, "show") and is_built_in(policy, "client_id")
+        self.hides = policy.hides or not self._plain_show
 
     def admits(self, client_uid: int) -> bool:
         """May a process with this (client) uid enter? Anybody may enter a caller view (their own)."""
@@ -46,7 +47,7 @@ class View:
             self.fixed is None
             or client_uid == 0
             or client_uid in self._entrants
-            or client_uid == self.client_id("uid", self.fixed.uid)
+            or client_uid == self._client_id("uid", self.fixed.uid)
         )
 
     def identify(self, caller: Caller) -> Caller | None:
@@ -56,33 +57,55 @@ class View:
         """
         if self.fixed is not None:
             return self.fixed
-        return self._ask("forward", None, self.policy.forward, caller)
+        return self._ask("forward", None, lambda: _checked_caller(self.policy.forward(caller)), caller)
 
     def visible(self, who: Caller, attrs: Attrs) -> bool:
-        """May `who` (server ids) know of this object? (Of its directories, the door asks separately.)"""
+        """May `who` (server ids) know of this object? (Of its directories, the door asks separately.)
+
+        Not of an object that cannot be shown because the policy fails to say how.
+        """
         if not self.hides:
             return True
-        return bool(self._ask("visible", False, self.policy.visible, who, attrs))
+        if not self._ask("visible", False, lambda: bool(self.policy.visible(who, attrs)), who, attrs):
+            return False
+        return self._plain_show or self.show(attrs) is not None
 
     def show(self, attrs: Attrs) -> tuple[int, int, int, int] | None:
         """(mode, uid, gid, nlink) as the client's world sees them; None when the policy failed: hide it.
 
-        Directories have one link where files may be hidden: a real count tells of hidden subdirectories.
+        Directories have one link where files may be hidden: a real count tells of hidden subdirectories. The type
+        of an object is not the policy's to change.
         """
         nlink = 1 if self.hides and stat.S_ISDIR(attrs.mode) else attrs.nlink
         if self._plain_show:
-            return attrs.mode, self.client_id("uid", attrs.uid), self.client_id("gid", attrs.gid), nlink
-        shown = self._ask("show", None, self.policy.show, attrs)
-        return None if shown is None else (shown.mode, shown.uid, shown.gid, nlink)
+            client_id = self.policy.client_id
+            return attrs.mode, client_id("uid", attrs.uid), client_id("gid", attrs.gid), nlink
+        shown = self._ask("show", None, lambda: _checked_show(self.policy.show(attrs)), attrs)
+        if shown is None:
+            return None
+        mode, uid, gid = shown
+        return stat.S_IFMT(attrs.mode) | stat.S_IMODE(mode), uid, gid, nlink
 
     def server_id(self, kind: Kind, client_id: int) -> int | None:
         """The server id for a client id that is to be stored; None: refuse with EINVAL."""
-        return self._ask("server_id", None, self.policy.server_id, kind, client_id)
+
+        def ask() -> int | None:
+            answer = self.policy.server_id(kind, client_id)
+            return None if answer is None else _checked_id(answer)
+
+        return self._ask("server_id", None, ask, kind, client_id)
 
     def client_id(self, kind: Kind, server_id: int) -> int:
-        """The client id that stands for a stored server id."""
-        nobody = self.policy.options.anonuid if kind == "uid" else self.policy.options.anongid
-        return self._ask("client_id", nobody, self.policy.client_id, kind, server_id)
+        """The client id that stands for a stored server id; nobody when the policy failed."""
+        client_id = self._client_id(kind, server_id)
+        if client_id is not None:
+            return client_id
+        return self.policy.options.anonuid if kind == "uid" else self.policy.options.anongid
+
+    def _client_id(self, kind: Kind, server_id: int) -> int | None:
+        return self._ask(
+            "client_id", None, lambda: _checked_id(self.policy.client_id(kind, server_id)), kind, server_id
+        )
 
     def acl_in(self, value: bytes) -> bytes:
         """A POSIX ACL to store, with server ids.
@@ -98,12 +121,31 @@ class View:
         """A stored POSIX ACL, with client ids."""
         return acl.translate(value, lambda i: self.client_id("uid", i), lambda i: self.client_id("gid", i))
 
-    def _ask(self, what: str, otherwise: _T, method: Callable[..., _T], *args: Any) -> _T:
+    def _ask(self, what: str, otherwise: _T, question: Callable[[], _T], *args: object) -> _T:
+        """The policy's answer, or `otherwise` if it raises anything at all, be it SystemExit."""
         try:
-            return method(*args)
-        except Exception as exc:
-            cause = (what, repr(exc))
+            return question()
+        except BaseException as exc:
+            # Not by text: that may name a different file every time.
+            where = [line for _, line in traceback.walk_tb(exc.__traceback__)]
+            cause = (what, type(exc), where[-1])
             if cause not in self._told and len(self._told) < _MAX_CAUSES:
                 self._told.add(cause)
-                log.exception("policy %s.%s%r failed: hidden", type(self.policy).__name__, what, args)
+                name = self.policy.options.policy or type(self.policy).__name__
+                log.exception("policy %s: %s%r failed: hidden", name, what, args)
             return otherwise
+
+
+def _checked_id(answer: object) -> int:
+    if isinstance(answer, int) and 0 <= answer <= MAX_ID:
+        return answer
+    raise ValueError(f"{answer!r} is not an id (0 to {MAX_ID})")
+
+
+def _checked_caller(answer: Caller) -> Caller:
+    uid, gid, groups = answer
+    return Caller(_checked_id(uid), _checked_id(gid), frozenset(map(_checked_id, {gid, *groups})))
+
+
+def _checked_show(answer: Attrs) -> tuple[int, int, int]:
+    return int(answer.mode), _checked_id(answer.uid), _checked_id(answer.gid)
