@@ -34,4 +34,4 @@ def backing() -> Iterator[Workspace]:
 def mount(request: pytest.FixtureRequest, backing: Workspace) -> Iterator[Mount]:
     source = backing.directory(f"{request.module.__name__.rpartition('.')[2]}-{request.param}")
     with cloakfs_mount(source, backing.path / request.param, MOUNTS[request.param]) as mountpoint:
-        yield Mount(request.param, source, mountpoint)
+        yield Mount(source, mountpoint)

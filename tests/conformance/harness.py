@@ -43,14 +43,13 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """A case that is known to end differently on a mount; on both mounts, unless one is named."""
+    """A case that is known to end differently on a mount, whichever of the two."""
 
     suite: str
     case: str
     bare: str
     mounted: str
     reason: str
-    mount: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +70,6 @@ class Workspace:
 class Mount:
     """A mount of a directory of the backing file system."""
 
-    name: str
     source: Path
     mountpoint: Path
 
@@ -96,9 +94,9 @@ def missing_prerequisite() -> str | None:
     return None
 
 
-def disagreements(suite: str, mount: str, bare: Mapping[str, Result], mounted: Mapping[str, Result]) -> list[str]:
+def disagreements(suite: str, bare: Mapping[str, Result], mounted: Mapping[str, Result]) -> list[str]:
     """Name every case that ends otherwise than on the backing file system, or than the list says."""
-    known = {one.case: one for one in known_differences(suite) if one.mount in ("", mount)}
+    known = {one.case: one for one in known_differences(suite)}
     absent = Result("absent")
     lines = []
     for case in sorted(bare.keys() | mounted.keys()):

@@ -90,7 +90,7 @@ def test_same_result(
     here = bare(profile, seed)
     assert here.outcome == "ok", here
     there = fsx(mount.mountpoint, profile, seed, backing, below=mount.mountpoint)
-    differing = disagreements("fsx", mount.name, {profile: here}, {profile: there})
+    differing = disagreements("fsx", {profile: here}, {profile: there})
     assert not differing, "\n".join(differing)
     if there.outcome == "ok":
         name = f"{profile}-{seed}"

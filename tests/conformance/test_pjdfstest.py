@@ -92,7 +92,7 @@ def bare(backing: Workspace) -> dict[str, Result]:
 @pytest.mark.timeout(3 * TIMEOUT)
 def test_same_result(bare: dict[str, Result], mount: Mount, backing: Workspace) -> None:
     mounted = pjdfstest(mount.mountpoint, backing, below=mount.mountpoint)
-    differing = disagreements("pjdfstest", mount.name, bare, mounted)
+    differing = disagreements("pjdfstest", bare, mounted)
     assert not differing, "\n".join([f"{len(differing)} cases", *differing])
 
 
