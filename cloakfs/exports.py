@@ -511,8 +511,9 @@ class _Draft:
                     f" at {places[id(earlier)]}: the first definition wins"
                 )
                 found.append(ExportsWarning(places[id(later)], message))
-            shown_as_root = IdMap(defs, nobody=nobody).reverse_definition_of(nobody)
-            if shown_as_root and shown_as_root.rm_low == 0:
+            table = IdMap(defs, nobody=nobody)
+            shown_as_root = table.reverse_definition_of(nobody)
+            if shown_as_root and table.reverse(nobody) == 0:
                 message = (
                     f"'{shown_as_root}' shows what belongs to server {kind} {nobody} (nobody) to clients as"
                     f" {kind} 0 (root), the first id of its range"

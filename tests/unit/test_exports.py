@@ -487,7 +487,9 @@ def test_nobody_shown_as_root_is_reported(definition: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("definitions", ["uid 1 squash -2", "uid 1 squash -2 uid 9 map 0", "uid 0 map 0"])
+@pytest.mark.parametrize(
+    "definitions", ["uid 1 squash -2", "uid 1 squash -2 uid 9 map 0", "uid 0 map 0", "uid 0 -1 map 0"]
+)
 def test_nobody_shown_as_somebody_else_is_not(definitions: str) -> None:
     assert warnings_of(f"/a host(range_map = {definitions})") == []
 
