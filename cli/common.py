@@ -8,14 +8,35 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 import click
+from rich.console import Console
 
 from cloakfs.daemon import RUN_DIR
+from cloakfs.exports import Export, ExportsWarning, Options, parse
+from cloakfs.mountpoint import MountError
 
 
 def fail(text: str, status: int) -> NoReturn:
     """End with one clear line: status 1 for what cannot be done, 2 for what was asked wrongly."""
-    click.echo(f"cloakfs: {text}", err=True)
+    click.echo(printable(f"cloakfs: {text}"), err=True)
     sys.exit(status)
+
+
+def printable(text: str) -> str:
+    """Text for a terminal: whoever named a file may have put control characters or other bytes into its name."""
+    parts = []
+    for char in text:
+        if char.isprintable():
+            parts.append(char)
+        else:
+            parts += [f"\\{byte:03o}" for byte in char.encode("utf-8", "surrogateescape")]
+    return "".join(parts)
+
+
+def console() -> Console:
+    """Where tables go: in colours and as wide as the terminal, but plain and unbroken into a file or a pipe."""
+    if sys.stdout.isatty():
+        return Console(highlight=False)
+    return Console(highlight=False, force_terminal=False, no_color=True, width=100_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +62,29 @@ def mounted() -> dict[str, Mounted]:
             continue  # it just ended
         found[mount.target] = mount
     return found
+
+
+def read_exports(path: str) -> tuple[list[Export], list[ExportsWarning]]:
+    """The entries of an exports.d file.
+
+    Raises:
+        ExportsError: it is not in the grammar.
+        OSError: it cannot be read.
+    """
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+        return parse(file.read(), path)
+
+
+def entry_for(entries: list[Export], path: str, source: str, client: str | None) -> Options:
+    """The options of the one entry for `source` (and `client`) among those of the file `path`.
+
+    Raises:
+        MountError: there is none, or several.
+    """
+    matching = [e for e in entries if os.path.realpath(e.path) == source and client in (None, e.client)]
+    if not matching:
+        raise MountError(f"{path}: no entry for {source}" + (f" and client {client}" if client else ""))
+    if len(matching) > 1:
+        clients = ", ".join(entry.client for entry in matching)
+        raise MountError(f"{path}: several entries for {source}; choose one with --client ({clients})")
+    return matching[0].options

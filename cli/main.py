@@ -5,10 +5,13 @@ import sys
 
 import click
 
+from .check import check
+from .explain import explain
 from .mount import mount
+from .table import table
 from .umount import umount
 
-# Exit statuses (docs/exit-status.md): 0 done, 1 it cannot be done, 2 the command line or a configuration is wrong.
+# Exit statuses (docs/commands.md): 0 done, 1 it cannot be done, 2 the command line or a configuration is wrong.
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -17,7 +20,7 @@ def cloakfs() -> None:
     """Give each caller of a shared tree a view of its own."""
 
 
-for command in (mount, umount):
+for command in (mount, umount, check, explain, table):
     cloakfs.add_command(command)
 
 

@@ -6,15 +6,15 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
 from cloakfs.daemon import RUN_DIR, Settings, mount_key, serve
-from cloakfs.exports import ExportsError, ExportsWarning, Options, parse, parse_options
+from cloakfs.exports import ExportsError, Options, format_options, parse_options
 from cloakfs.mountpoint import MountError, split_words
 
-from .common import fail
+from .common import entry_for, fail, printable, read_exports
 
 
 @click.command()
@@ -52,8 +52,10 @@ def mount(
             fail(f"{path}: not a directory", 1)
     source, mountpoint = os.path.realpath(source), os.path.realpath(mountpoint)
     mount_words, text = split_words(",".join(words))
-    extra = {"views": views, "policy": policy, "groups": groups}
+    # What names a view may have commas in it, which separate options in an exports.d file.
+    extra = {"views": tuple(view.replace(",", "+") for view in views), "policy": policy, "groups": groups}
     given = {name: value for name, value in extra.items() if value}
+    _check(given)
 
     def read_options() -> Options:
         if exports is None:
@@ -61,9 +63,10 @@ def mount(
         else:
             if text.strip():
                 raise MountError(f"-o {text.strip()}: with --exports, options come from the file alone")
-            options, warnings = _from_file(exports, source, client)
+            entries, warnings = read_exports(exports)
+            options = entry_for(entries, exports, source, client)
         for warning in warnings:
-            click.echo(f"cloakfs: warning: {warning}", err=True)
+            click.echo(printable(f"cloakfs: {warning}"), err=True)
         return replace(options, **given)  # type: ignore[arg-type]
 
     try:
@@ -87,16 +90,16 @@ def mount(
     _in_background(settings, level)
 
 
-def _from_file(path: str, source: str, client: str | None) -> tuple[Options, list[ExportsWarning]]:
-    with open(path, encoding="utf-8", errors="surrogateescape") as file:
-        entries, warnings = parse(file.read(), path)
-    matching = [e for e in entries if os.path.realpath(e.path) == source and client in (None, e.client)]
-    if not matching:
-        raise MountError(f"{path}: no entry for {source}" + (f" and client {client}" if client else ""))
-    if len(matching) > 1:
-        clients = ", ".join(entry.client for entry in matching)
-        raise MountError(f"{path}: several entries for {source}; choose one with --client ({clients})")
-    return matching[0].options, warnings
+def _check(given: dict[str, Any]) -> None:
+    """End the command if the value of an option of the command line is none that could stand in exports.d."""
+    for name, value in given.items():
+        option = "view" if name == "views" else name
+        try:
+            options, _ = parse_options(format_options(replace(Options(), **{name: value})))
+        except ExportsError as exc:
+            fail(f"--{option}: {exc.problem}; expected {exc.expected}", 2)
+        if getattr(options, name) != value:
+            fail(f"--{option} {value}: not a single value", 2)
 
 
 def _serve(settings: Settings, ready: Callable[[], None]) -> NoReturn:
@@ -146,15 +149,21 @@ def _in_background(settings: Settings, level: int) -> NoReturn:
 
 
 def mount_helper() -> None:
-    """`mount.fuse.cloakfs`, as mount(8) calls it: SOURCE MOUNTPOINT [-sfnv] [-t TYPE] [-o OPTIONS]."""
+    """`mount.fuse.cloakfs`, as mount(8) calls it: SOURCE MOUNTPOINT [-sfnv] [-t TYPE] [-o OPTIONS].
+
+    With -f (fake) nothing is mounted, as mount(8) has it.
+    """
     arguments = sys.argv[1:]
     kept = []
     while arguments:
         argument = arguments.pop(0)
+        if argument == "-f":
+            return
         if argument in ("-t", "-N"):
             arguments[:1] = []
         elif argument == "-o":
-            kept += ["-o", arguments.pop(0)]
+            kept += ["-o", *arguments[:1]]
+            arguments[:1] = []
         elif not argument.startswith("-"):
             kept.append(argument)
     mount.main(kept, prog_name="mount.fuse.cloakfs")

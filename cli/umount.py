@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import select
 
 import click
@@ -20,12 +21,14 @@ def umount(mountpoint: str, *, lazy: bool) -> None:
 
     Exit status: 0 unmounted and the daemon has ended (with --lazy: detached), 1 it is busy or no cloakfs mount.
     """
-    mountpoint = os.path.normpath(os.path.join(os.getcwd(), mountpoint))
-    daemon = mounted().get(mountpoint)
-    with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:
-        lines = [line.split() for line in mounts]
-    if not any(line[1].encode().decode("unicode_escape") == mountpoint and line[2] == KIND for line in lines):
+    there = _mountpoints()
+    # By the letters first: a mount that does not answer would not answer lstat(2) either.
+    mountpoint = os.path.abspath(mountpoint)
+    if mountpoint not in there:
+        mountpoint = os.path.realpath(mountpoint)
+    if mountpoint not in there:
         fail(f"{mountpoint}: not a cloakfs mount", 1)
+    daemon = mounted().get(mountpoint)
     # Opened before the unmount: afterwards the pid may be somebody else's.
     try:
         process = os.pidfd_open(daemon.pid) if daemon else None
@@ -38,3 +41,15 @@ def umount(mountpoint: str, *, lazy: bool) -> None:
         fail(f"{mountpoint}: {exc.strerror}{hint}", 1)
     if process is not None and not lazy and not select.select([process], [], [], 30)[0]:
         fail(f"{mountpoint}: unmounted, but its daemon is still there after 30 s", 1)
+
+
+def _mountpoints() -> set[str]:
+    """The mount points of all cloakfs mounts, from proc_pid_mounts(5)."""
+    with open("/proc/self/mounts", "rb") as mounts:
+        lines = [line.split() for line in mounts]
+    # White space and backslashes are octal escapes there, all other bytes are themselves.
+    return {
+        os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), line[1]))
+        for line in lines
+        if line[2] == KIND.encode()
+    }

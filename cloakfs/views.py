@@ -45,7 +45,12 @@ def user_identity(user: str) -> Identity:
     return Identity(entry.pw_name, Caller(entry.pw_uid, entry.pw_gid, groups), by_user=True)
 
 
-def _parse(item: str) -> Identity | range:
+def parse_item(item: str) -> Identity | range:
+    """The identity, or the uids for which identities are made on demand, that an item of `views=` means.
+
+    Raises:
+        ViewError: it is not of the form, or names a user that does not exist.
+    """
     low, dash, high = item.partition("-")
     if dash and low.isdecimal() and high.isdecimal():
         if int(low) > int(high):
@@ -83,7 +88,7 @@ class Views:
         self._policy = policy
         self._entrants = entrants
         self._index = index
-        parsed = [_parse(item) for item in items]
+        parsed = [parse_item(item) for item in items]
         self._ranges = [item for item in parsed if isinstance(item, range)]
         identities = [item for item in parsed if isinstance(item, Identity)]
         self.top = bool(self._ranges) or len(identities) > 1

@@ -1,0 +1,209 @@
+"""`cloakfs explain`: why somebody sees a path, or does not."""
+
+import json
+import logging
+import stat
+import sys
+from typing import Any
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from cloakfs import explain as why
+from cloakfs.caller import Caller
+
+from .common import console, fail, printable
+from .look import Look, find, parse_caller, tree_options
+
+HIDDEN = 3
+
+
+@click.command()
+@click.argument("path")
+@click.option("--as", "client_user", metavar="WHO", help="The caller as its machine sends it: USER or UID:GID[:GID,…].")
+@click.option("--as-server", "server_user", metavar="WHO", help="The identity on the server, which is not mapped.")
+@tree_options
+@click.option("--json", "as_json", is_flag=True, help="Print an object instead of tables.")
+def explain(
+    path: str,
+    client_user: str | None,
+    server_user: str | None,
+    words: tuple[str, ...],
+    exports: str | None,
+    client: str | None,
+    source: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Explain what somebody sees of PATH, and why.
+
+    PATH is below a mount, whose options count, or in the real tree. WHO is a user of this machine's database, or ids.
+
+    Exit status: 0 visible, 3 hidden, 1 it cannot be found out (no such path), 2 wrong options.
+    """
+    logging.basicConfig(format="cloakfs: %(message)s")
+    look = find(path, words, exports, client, source)
+    who, admitted = _identify(look, client_user, server_user)
+    try:
+        steps = why.walk(look.source, look.names, look.view, who.server) if who.server is not None else []
+    except OSError as exc:
+        fail(f"{look.path}: {exc.strerror}", 1)
+    is_visible = bool(steps) and admitted and why.visible(steps)
+    report = _report(look, who, steps, admitted=admitted, is_visible=is_visible)
+    if as_json:
+        click.echo(json.dumps(report, indent=2))
+    else:
+        _print(report)
+    sys.exit(0 if is_visible else HIDDEN)
+
+
+def _identify(look: Look, client_user: str | None, server_user: str | None) -> tuple[why.Identification, bool]:
+    """Who looks, and whether a fixed view lets the caller in."""
+    fixed = look.view.fixed
+    if fixed is not None:
+        if server_user:
+            fail("--as-server: the path leads through a fixed view, which has its own identity", 2)
+        entering = parse_caller("--as", client_user) if client_user else None
+        return why.as_given(fixed), entering is None or look.view.admits(entering.uid)
+    if bool(client_user) == bool(server_user):
+        fail("who looks? give either --as WHO (client ids) or --as-server WHO (server ids)", 2)
+    if server_user:
+        return why.as_given(parse_caller("--as-server", server_user)), True
+    if look.options.views:
+        fail("--as: with fixed views, give --as-server WHO, or a path below the mount", 2)
+    return why.identify(look.view, parse_caller("--as", client_user or ""), look.options.groups), True
+
+
+def _mapped(entry: why.MappedId) -> dict[str, Any]:
+    return {"client": entry.client, "server": entry.server, "rule": entry.rule}
+
+
+def _report(
+    look: Look, who: why.Identification, steps: list[why.Step], *, admitted: bool, is_visible: bool
+) -> dict[str, Any]:
+    """All that is said, as --json prints it."""
+    paths = ["/" + "/".join(look.names[:count]) for count in range(len(steps))]
+    granted = why.permissions(steps, read_only=look.options.read_only) if steps else 0
+    file = None
+    if steps:
+        last = steps[-1]
+        shown_mode, shown_uid, shown_gid = last.shown or (None, None, None)
+        policy = look.view.policy
+        file = {
+            "type": why.kind_of(last.mode),
+            "mode": {"server": _octal(last.mode), "client": None if shown_mode is None else _octal(shown_mode)},
+            "uid": {"client": shown_uid, "server": last.uid, "rule": why.reverse_rule(policy, "uid", last.uid)},
+            "gid": {"client": shown_gid, "server": last.gid, "rule": why.reverse_rule(policy, "gid", last.gid)},
+        }
+    hidden_at = None
+    if not admitted:
+        hidden_at = "the entrance of the fixed view"
+    elif not is_visible:
+        hidden_at = next((path for path, step in zip(paths, steps, strict=True) if not step.visible), "/")
+    return {
+        "path": look.path,
+        "source": look.source,
+        "caller": {
+            "uid": _mapped(who.uid),
+            "gid": _mapped(who.gid),
+            "groups": [_mapped(group) for group in who.groups],
+            "groups_from": who.source,
+            "admitted": admitted,
+        },
+        "file": file,
+        "steps": [_step(path, step, who.server) for path, step in zip(paths, steps, strict=True)],
+        "visible": is_visible,
+        "hidden_at": hidden_at,
+        "accessible": {
+            "read": is_visible and bool(granted & why.READ),
+            "write": is_visible and bool(granted & why.WRITE),
+            "execute": is_visible and bool(granted & why.EXECUTE),
+        },
+        "read_only": look.options.read_only,
+    }
+
+
+def _octal(mode: int) -> str:
+    return f"{stat.S_IMODE(mode):04o}"
+
+
+def _step(path: str, step: why.Step, who: Caller | None) -> dict[str, Any]:
+    return {
+        "path": path,
+        "mode": stat.filemode(step.mode),
+        "uid": step.uid,
+        "gid": step.gid,
+        "owner": who is not None and who.uid == step.uid,
+        "visible": step.visible,
+        "reason": step.reason,
+        "verdicts": [
+            {
+                "definition": str(verdict.definition),
+                "hit_group": verdict.hit_group,
+                "hit_other": verdict.hit_other,
+                "hit_special": verdict.hit_special,
+                "visible": verdict.visible,
+            }
+            for verdict in step.verdicts
+        ],
+        "permissions": {
+            "read": bool(step.permissions & why.READ),
+            "write": bool(step.permissions & why.WRITE),
+            "execute": bool(step.permissions & why.EXECUTE),
+        },
+    }
+
+
+def _print(report: dict[str, Any]) -> None:
+    out = console()
+    caller, file = report["caller"], report["file"]
+    callers = Table("caller", "client id", "server id", "rule", title_justify="left")
+    for what in ("uid", "gid"):
+        _ids(callers, what, caller[what])
+    for group in caller["groups"]:
+        _ids(callers, "group", group, nothing="dropped")
+    out.print(Text(printable(f"{report['path']} (export {report['source']})")))
+    out.print(callers)
+    if caller["uid"]["client"] is not None:
+        asked = {"proc": "those given", "none": "none", "database": "the server's user database"}
+        source = asked.get(caller["groups_from"], "the same for every caller")
+        out.print(Text(f"Supplementary groups: {source} (groups={caller['groups_from']})."))
+    if file:
+        table = Table(file["type"], "client", "server", "rule")
+        for what, name in (("uid", "owner"), ("gid", "group")):
+            _ids(table, name, file[what], nothing="?")
+        table.add_row("mode", file["mode"]["client"] or "?", file["mode"]["server"], "")
+        out.print(table)
+    steps = Table("path", "mode", "owner", "group", "visible", "permissions", "why")
+    for step in report["steps"]:
+        granted = "".join(
+            letter if step["permissions"][name] else "-"
+            for letter, name in (("r", "read"), ("w", "write"), ("x", "execute"))
+        )
+        steps.add_row(
+            Text(printable(step["path"])),
+            step["mode"],
+            str(step["uid"]),
+            str(step["gid"]),
+            Text("yes", "green") if step["visible"] else Text("no", "red"),
+            granted,
+            Text(printable(step["reason"])),
+        )
+    if report["steps"]:
+        out.print(steps)
+    out.print(Text(printable(_conclusion(report))))
+
+
+def _ids(table: Table, what: str, mapped: dict[str, Any], nothing: str = "-") -> None:
+    client = "-" if mapped["client"] is None else str(mapped["client"])
+    server = nothing if mapped["server"] is None else str(mapped["server"])
+    table.add_row(what, client, server, Text(printable(mapped["rule"])))
+
+
+def _conclusion(report: dict[str, Any]) -> str:
+    if not report["visible"]:
+        return f"Hidden, at {report['hidden_at']}."
+    granted = [name for name, yes in report["accessible"].items() if yes]
+    text = f"Visible; accessible to {', '.join(granted)}." if granted else "Visible; not accessible."
+    return text + (" The export is read-only." if report["read_only"] else "")

@@ -1,0 +1,209 @@
+"""What `explain` and `table` share: which tree is looked at, with which options, by whom."""
+
+import errno
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import click
+
+from cloakfs.caller import Caller
+from cloakfs.exports import ExportsError, Options, parse_options
+from cloakfs.mountpoint import MountError, split_words
+from cloakfs.policy import PolicyError, load_policy
+from cloakfs.view import View
+from cloakfs.views import Identity, ViewError, parse_item, user_identity
+
+from .common import Mounted, entry_for, fail, mounted, read_exports
+
+_F = TypeVar("_F", bound=Callable[..., object])
+
+
+def tree_options(command: _F) -> _F:
+    """The options of a command that say which tree is looked at, and how."""
+    for option in (
+        click.option("--source", metavar="DIR", help="With -o: the directory that would be mounted."),
+        click.option("--client", metavar="CLIENT", help="With --exports: the entry for this client."),
+        click.option("--exports", metavar="FILE", help="Take the options from this exports.d file."),
+        click.option("-o", "words", multiple=True, metavar="OPTIONS", help="Options as of `cloakfs mount`."),
+    ):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A place in a tree, and the eyes to look at it with.
+
+    Attributes:
+        source: the root of the export, on the server.
+        names: the components of the path below it.
+        options: the export's.
+        view: a caller view, or the fixed view that the path leads through.
+    """
+
+    source: str
+    names: list[str]
+    options: Options
+    view: View
+
+    @property
+    def path(self) -> str:
+        """The path on the server."""
+        return os.path.join(self.source, *self.names)
+
+
+def find(
+    path: str,
+    words: tuple[str, ...],
+    exports: str | None,
+    client: str | None,
+    source: str | None,
+    *,
+    follow: bool = False,
+) -> Look:
+    """Find out what a command line is about; ends the command if it is not about anything.
+
+    Args:
+        path: below a mount, or on the server.
+        words: -o.
+        exports: --exports.
+        client: --client.
+        source: --source.
+        follow: follow a symbolic link at the end of the path, too.
+    """
+    if os.geteuid() != 0:
+        fail("only root can look as somebody else", 1)
+    if exports is not None and words:
+        fail("-o and --exports: options come from one of them", 2)
+    try:
+        return _find(path, words, exports, client, source, follow=follow)
+    except (ExportsError, MountError, PolicyError, ViewError) as exc:
+        fail(str(exc), 2)
+    except OSError as exc:
+        fail(f"{exc.filename or path}: {exc.strerror}", 1)
+
+
+def _find(
+    path: str, words: tuple[str, ...], exports: str | None, client: str | None, source: str | None, *, follow: bool
+) -> Look:
+    told = source is not None or exports is not None
+    place = _place(path, mounted(), follow=follow, any_mount=not told)
+    mount = place.mount
+    if source is not None and (mount is not None or exports is not None):
+        fail("--source goes with -o and a path outside of all mounts", 2)
+    if mount is None and not told:
+        fail(f"{path}: in no mount; say how it is looked at with --exports FILE, or -o OPTIONS and --source DIR", 2)
+    root = mount.source if mount is not None else os.path.realpath(source) if source is not None else None
+    policy_dir = os.getcwd()
+    if exports is not None:
+        entries, _ = read_exports(exports)
+        policy_dir = os.path.dirname(os.path.abspath(exports))
+        if root is None:
+            sources = [real for entry in entries if _inside(place.path, real := os.path.realpath(entry.path))]
+            if not sources:
+                fail(f"{exports}: no entry for {path} or a directory above", 2)
+            root = max(sources, key=len)
+        options = entry_for(entries, exports, root, client)
+    elif mount is None or words:
+        options, _ = parse_options(split_words(",".join(words))[1])
+    else:
+        options, _ = parse_options(mount.options)
+        policy_dir = mount.policy_dir
+    assert root is not None
+    top = mount.target if mount is not None and place.is_below_mount else root
+    if not _inside(place.path, top):
+        fail(f"{path}: not below {top}", 2)
+    names = _names(place.path, top)
+    policy = load_policy(options.policy, options, policy_dir)
+    fixed = None
+    if place.is_below_mount:
+        if options.views:
+            fixed = _view(path, options, names)
+        real = _resolve(os.path.join(root, *names), follow=follow)
+        if not _inside(real, root):
+            fail(f"{path}: a symbolic link leads to {real}, which is not below {root}", 1)
+        names = _names(real, root)
+    entrants = frozenset(int(uid) for uid in options.view_access)
+    return Look(root, names, options, View(policy, fixed, entrants))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A path, and the mount it is below or, if it is in the real tree, the one that shows it."""
+
+    path: str
+    mount: Mounted | None
+    is_below_mount: bool
+
+
+def _place(path: str, mounts: dict[str, Mounted], *, follow: bool, any_mount: bool) -> _Place:
+    # By the letters first: whoever asks may want to know about a mount that does not answer.
+    lexical = os.path.abspath(path)
+    mount = _deepest(lexical, mounts)
+    if mount is not None:
+        return _Place(lexical, mount, is_below_mount=True)
+    real = _resolve(lexical, follow=follow)
+    mount = _deepest(real, mounts)
+    if mount is not None:
+        return _Place(real, mount, is_below_mount=True)
+    return _Place(real, _mount_of(real, mounts) if any_mount else None, is_below_mount=False)
+
+
+def _names(path: str, top: str) -> list[str]:
+    below = os.path.relpath(path, top)
+    return [] if below == "." else below.split(os.sep)
+
+
+def _resolve(path: str, *, follow: bool) -> str:
+    if follow:
+        return os.path.realpath(path)
+    return os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+
+
+def _inside(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(directory.rstrip("/") + "/")
+
+
+def _deepest(path: str, mounts: dict[str, Mounted]) -> Mounted | None:
+    return max((m for m in mounts.values() if _inside(path, m.target)), key=lambda m: len(m.target), default=None)
+
+
+def _mount_of(path: str, mounts: dict[str, Mounted]) -> Mounted | None:
+    """The mount that shows a path of the real tree; ends the command if there are several."""
+    found = [m for m in mounts.values() if _inside(path, m.source)]
+    if len(found) > 1:
+        below = " or ".join(sorted(m.target for m in found))
+        fail(f"{path}: several mounts show it; name the path below {below}", 2)
+    return found[0] if found else None
+
+
+def _view(path: str, options: Options, names: list[str]) -> Caller:
+    """The identity of the fixed view that the path leads through; takes its name off `names`."""
+    items = [parse_item(item) for item in options.views]
+    if len(items) == 1 and isinstance(items[0], Identity):
+        return items[0].who
+    if not names or not names[0].startswith("@"):
+        fail(f"{path}: not below one of the mount's views (@NAME)", 2)
+    label = names.pop(0)[1:]
+    for item in items:
+        if isinstance(item, Identity):
+            if item.label == label:
+                return item.who
+            continue
+        identity = user_identity(label)
+        if identity.label == label and identity.who.uid in item:
+            return identity.who
+    raise FileNotFoundError(errno.ENOENT, "no such view", f"@{label}")
+
+
+def parse_caller(option: str, text: str) -> Caller:
+    """Who is meant by USER or UID:GID[:GID,GID…]; ends the command if nobody is."""
+    try:
+        item = parse_item(text)
+    except ViewError as exc:
+        fail(f"{option} {str(exc).removeprefix('view ')}", 2)
+    if isinstance(item, range):
+        fail(f"{option} {text}: expected USER or UID:GID[:GID,GID…]", 2)
+    return item.who

@@ -1,0 +1,117 @@
+"""`cloakfs table`: who sees what in a directory, as in Table 2 of Spadavecchia & Zadok (2002)."""
+
+import json
+import logging
+import stat
+
+import click
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from cloakfs import explain as why
+from cloakfs.caller import Caller
+from cloakfs.views import ViewError, user_identity
+
+from .common import console, fail, printable
+from .look import Look, find, parse_caller, tree_options
+
+
+@click.command()
+@click.argument("path")
+@click.option("--as", "client_users", multiple=True, metavar="WHO", help="Add a caller by its client ids; repeatable.")
+@click.option("--as-server", "server_users", multiple=True, metavar="WHO", help="Add an identity by its server ids.")
+@click.option("--only", is_flag=True, help="Leave out the owners: only who is named with --as or --as-server.")
+@tree_options
+@click.option("--json", "as_json", is_flag=True, help="Print an object instead of a table.")
+def table(
+    path: str,
+    client_users: tuple[str, ...],
+    server_users: tuple[str, ...],
+    words: tuple[str, ...],
+    exports: str | None,
+    client: str | None,
+    source: str | None,
+    *,
+    only: bool,
+    as_json: bool,
+) -> None:
+    """Show what each user sees of each file in the directory PATH.
+
+    The columns are the users who own something there, by their server ids. A: visible and accessible, v: visible
+    only, -: hidden.
+
+    Exit status: 0 shown, 1 it cannot be found out (no such directory), 2 wrong options.
+    """
+    logging.basicConfig(format="cloakfs: %(message)s")
+    look = find(path, words, exports, client, source, follow=True)
+    try:
+        columns = _columns(look, client_users, server_users, only=only)
+        rows = why.table(look.source, look.names, look.view, list(columns.values()), read_only=look.options.read_only)
+    except OSError as exc:
+        fail(f"{look.path}: {exc.strerror}", 1)
+    if as_json:
+        _print_json(look, columns, rows)
+        return
+    out = console()
+    shown = Table("file", "mode", "owner", "group", *(escape(printable(label)) for label in columns))
+    for row in rows:
+        cells = (Text(cell, {"A": "green", "v": "yellow", "-": "dim"}[cell]) for cell in row.cells)
+        shown.add_row(Text(printable(row.name)), stat.filemode(row.mode), str(row.uid), str(row.gid), *cells)
+    out.print(Text(printable(f"{look.path} (export {look.source})")))
+    out.print(shown)
+    out.print(Text("A visible and accessible, v visible only, - hidden"))
+
+
+def _columns(
+    look: Look, client_users: tuple[str, ...], server_users: tuple[str, ...], *, only: bool
+) -> dict[str, Caller | None]:
+    columns: dict[str, Caller | None] = {}
+    if look.view.fixed is not None:
+        if client_users or server_users:
+            fail("--as: the path leads through a fixed view, which has its own identity", 2)
+        return {"the view": look.view.fixed}
+    if client_users and look.options.views:
+        fail("--as: with fixed views, give --as-server WHO, or a path below the mount", 2)
+    if only and not (client_users or server_users):
+        fail("--only: of whom? name somebody with --as or --as-server", 2)
+    if not only:
+        for uid in why.owners(look.path):
+            label, who = _owner(uid, look.options.anongid)
+            columns[label] = who
+    for text in server_users:
+        columns[text] = parse_caller("--as-server", text)
+    for text in client_users:
+        label = f"{text} (client)" if text in columns else text
+        columns[label] = why.identify(look.view, parse_caller("--as", text), look.options.groups).server
+    return columns
+
+
+def _owner(uid: int, nogroup: int) -> tuple[str, Caller]:
+    """An owner by the server's user database; one it does not know has no group but nobody's."""
+    try:
+        identity = user_identity(str(uid))
+    except ViewError:
+        return str(uid), Caller(uid, nogroup, frozenset({nogroup}))
+    return identity.label, identity.who
+
+
+def _print_json(look: Look, columns: dict[str, Caller | None], rows: list[why.Row]) -> None:
+    users = [
+        {"name": label}
+        if who is None
+        else {"name": label, "uid": who.uid, "gid": who.gid, "groups": sorted(who.groups)}
+        for label, who in columns.items()
+    ]
+    files = [
+        {
+            "name": row.name,
+            "mode": f"{stat.S_IMODE(row.mode):04o}",
+            "type": why.kind_of(row.mode),
+            "uid": row.uid,
+            "gid": row.gid,
+            "cells": dict(zip(columns, row.cells, strict=True)),
+        }
+        for row in rows
+    ]
+    click.echo(json.dumps({"path": look.path, "source": look.source, "users": users, "files": files}, indent=2))

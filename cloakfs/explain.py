@@ -1,0 +1,326 @@
+"""Why a caller sees what: each step from its ids and a path to the answer, for `cloakfs explain` and `table`.
+
+The steps are asked of the same view that a mount would ask, so that they cannot disagree with it. Needs root: the
+kernel is asked for permissions as somebody else.
+"""
+
+import contextlib
+import os
+import stat
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import trio
+
+from . import linux
+from .caller import Caller
+from .cloak import Verdict
+from .door import attrs_of, credentials
+from .groups import ProcessGroups, group_source
+from .mapping import Kind
+from .policy import Attrs, Policy, is_built_in
+from .view import View
+
+READ, WRITE, EXECUTE = 4, 2, 1
+
+
+class MappedId(NamedTuple):
+    """An id on both sides (None: it has no counterpart there) and the rule that says so."""
+
+    client: int | None
+    server: int | None
+    rule: str
+
+
+@dataclass(frozen=True, slots=True)
+class Identification:
+    """How a caller becomes an identity on the server.
+
+    Attributes:
+        server: the identity; None when a plug-in failed to tell, and the caller sees nothing.
+        uid: the caller's uid.
+        gid: its primary gid.
+        groups: its supplementary gids; those without a server id are dropped.
+        source: where supplementary groups come from, as in the option `groups=`.
+    """
+
+    server: Caller | None
+    uid: MappedId
+    gid: MappedId
+    groups: tuple[MappedId, ...]
+    source: str
+
+
+def identify(view: View, caller: Caller, groups: str | None) -> Identification:
+    """The identity that a request is served as.
+
+    Args:
+        view: a caller view.
+        caller: client ids; its groups are what the option `groups=proc` would find.
+        groups: the option `groups=` of the export.
+    """
+    source = group_source(groups)
+    supplementary = caller.groups if isinstance(source, ProcessGroups) else source.of_request(0)
+    policy = view.policy
+    server = view.identify(Caller(caller.uid, caller.gid, supplementary | {caller.gid}))
+    if server is None:
+        failed = "the plug-in failed"
+        return Identification(
+            None, MappedId(caller.uid, None, failed), MappedId(caller.gid, None, failed), (), groups or "proc"
+        )
+    mapped = []
+    if is_built_in(policy, "forward"):
+        for gid in sorted(supplementary - {caller.gid}):
+            to = policy.ids["gid"].forward(gid)
+            mapped.append(MappedId(gid, to if to in server.groups else None, forward_rule(policy, "gid", gid)))
+    else:
+        mapped += [MappedId(None, gid, _plugin(policy)) for gid in sorted(server.groups - {server.gid})]
+    more = trio.run(source.of_user, server.uid)
+    mapped += [MappedId(None, gid, "the server's user database") for gid in sorted(more - server.groups)]
+    return Identification(
+        server._replace(groups=server.groups | more),
+        MappedId(caller.uid, server.uid, forward_rule(policy, "uid", caller.uid)),
+        MappedId(caller.gid, server.gid, forward_rule(policy, "gid", caller.gid)),
+        tuple(mapped),
+        groups or "proc",
+    )
+
+
+def as_given(server: Caller) -> Identification:
+    """The identification of somebody who is named by server ids."""
+    rule = "named by server ids"
+    return Identification(
+        server,
+        MappedId(None, server.uid, rule),
+        MappedId(None, server.gid, rule),
+        tuple(MappedId(None, gid, rule) for gid in sorted(server.groups - {server.gid})),
+        rule,
+    )
+
+
+def _plugin(policy: Policy) -> str:
+    return f"plug-in {policy.options.policy}"
+
+
+def forward_rule(policy: Policy, kind: Kind, client_id: int) -> str:
+    """What decides the server id of a caller's `client_id`: a definition, or why none does."""
+    if not is_built_in(policy, "forward"):
+        return _plugin(policy)
+    definition = policy.ids[kind].definition_of(client_id)
+    if definition is not None:
+        return str(definition)
+    if any(d.kind == kind for d in policy.options.range_map):
+        return "in no definition: nobody"
+    if policy.options.squash == "all":
+        return "all_squash: nobody"
+    return "root_squash: nobody" if client_id == 0 and policy.options.squash == "root" else "unchanged"
+
+
+def reverse_rule(policy: Policy, kind: Kind, server_id: int) -> str:
+    """What decides the client id that stands for the `server_id` of a file."""
+    if not (is_built_in(policy, "show") and is_built_in(policy, "client_id")):
+        return _plugin(policy)
+    definition = policy.ids[kind].reverse_definition_of(server_id)
+    if definition is not None:
+        return str(definition)
+    return "in no definition: nobody" if any(d.kind == kind for d in policy.options.range_map) else "unchanged"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One component of a path, as one identity meets it.
+
+    Attributes:
+        name: "" for the root of the export.
+        mode: type and permission bits on the server.
+        uid: the owner on the server.
+        gid: the group on the server.
+        shown: (mode, uid, gid) as the client is told; None if a plug-in failed to say.
+        verdicts: what the definitions of the cloak_list say that select it, as if its owner were somebody else.
+        visible: is this component visible in itself?
+        reason: why, in words.
+        permissions: what the kernel grants on the server (4 read, 2 write, 1 execute or search).
+    """
+
+    name: str
+    mode: int
+    uid: int
+    gid: int
+    shown: tuple[int, int, int] | None
+    verdicts: tuple[Verdict, ...]
+    visible: bool
+    reason: str
+    permissions: int
+
+
+def judge(view: View, who: Caller, name: str, fd: int, *, is_root: bool = False) -> Step:
+    """How `who` (server ids) meets the object that `fd` (O_PATH) refers to."""
+    info = os.fstat(fd)
+    attrs = attrs_of(os.fsencode(name), info, fd)
+    shown = view.show(attrs)
+    policy = view.policy
+    verdicts = policy.cloak.judge(attrs.mode, attrs.uid, attrs.gid, who.uid, who.groups)
+    visible = shown is not None and (is_root or view.visible(who, attrs))
+    linux.assume(credentials(who))
+    permissions = sum(mode for mode in (READ, WRITE, EXECUTE) if linux.may_access(fd, mode))
+    linux.assume(linux.ROOT)
+    return Step(
+        name,
+        attrs.mode,
+        attrs.uid,
+        attrs.gid,
+        None if shown is None else shown[:3],
+        tuple(verdicts),
+        visible,
+        _reason(policy, who, attrs, verdicts, is_root=is_root, is_shown=shown is not None),
+        permissions,
+    )
+
+
+def _reason(
+    policy: Policy, who: Caller, attrs: Attrs, verdicts: list[Verdict], *, is_root: bool, is_shown: bool
+) -> str:
+    if not is_shown:
+        return f"{_plugin(policy)} failed"
+    if is_root:
+        return "the root of an export is always visible"
+    if not is_built_in(policy, "visible"):
+        return _plugin(policy)
+    if not policy.hides:
+        return "nothing is hidden: there is no cloak_list"
+    if who.uid == attrs.uid:
+        return "owners see their own"
+    if not verdicts:
+        return "no definition selects it"
+    return "; ".join(map(describe, verdicts))
+
+
+def describe(verdict: Verdict) -> str:
+    """A verdict in words: the definition, what it does, and the bits that make it so."""
+    met = [
+        f"{what} {''.join(letter for letter, bit in zip('rwx', (4, 2, 1), strict=True) if bits & bit)}"
+        for what, bits in (("group", verdict.hit_group), ("other", verdict.hit_other))
+        if bits
+    ]
+    specials = zip(("setuid", "setgid", "sticky"), (4, 2, 1), strict=True)
+    met += [name for name, bit in specials if verdict.hit_special & bit]
+    does = "shows" if verdict.visible else "hides"
+    return f"{verdict.definition} {does} it ({', '.join(met) or 'no bit of the mask'} met)"
+
+
+def _open(name: str, directory: int | None = None) -> int:
+    linux.assume(linux.ROOT)
+    return os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+
+
+def walk(source: str, names: list[str], view: View, who: Caller) -> list[Step]:
+    """How `who` (server ids) meets the root of the export at `source`, and each component of a path below it.
+
+    Symbolic links are not followed.
+
+    Raises:
+        OSError: there is no such path.
+    """
+    fd = _open(source)
+    try:
+        steps = [judge(view, who, "", fd, is_root=True)]
+        for name in names:
+            below = _open(name, fd)
+            os.close(fd)
+            fd = below
+            steps.append(judge(view, who, name, fd))
+        return steps
+    finally:
+        os.close(fd)
+
+
+def visible(steps: list[Step]) -> bool:
+    """Is the end of a walk visible? What is below something hidden is hidden."""
+    return all(step.visible for step in steps)
+
+
+def permissions(steps: list[Step], *, read_only: bool) -> int:
+    """What the kernel grants at the end of a walk (4 read, 2 write, 1 execute), hidden or not.
+
+    Nothing where a directory above may not be searched, and no writing in a read-only export.
+    """
+    if not all(step.permissions & EXECUTE for step in steps[:-1]):
+        return 0
+    return steps[-1].permissions & ~WRITE if read_only else steps[-1].permissions
+
+
+def cell(steps: list[Step], *, read_only: bool) -> str:
+    """A visible and accessible in some way, v visible only, - neither [SZ Table 2]."""
+    if not visible(steps):
+        return "-"
+    return "A" if permissions(steps, read_only=read_only) else "v"
+
+
+class Row(NamedTuple):
+    """A file of a table: its attributes on the server, and for each caller "A", "v" or "-"."""
+
+    name: str
+    mode: int
+    uid: int
+    gid: int
+    cells: tuple[str, ...]
+
+
+def table(source: str, names: list[str], view: View, callers: list[Caller | None], *, read_only: bool) -> list[Row]:
+    """What each of the callers (server ids; None sees nothing) can do with each file of a directory.
+
+    Raises:
+        OSError: there is no such directory.
+    """
+    path = os.path.join(source, *names)
+    above = [None if who is None else walk(source, names, view, who) for who in callers]
+    rows = []
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        for name in sorted(os.listdir(directory)):
+            try:
+                fd = _open(name, directory)
+            except FileNotFoundError:
+                continue  # just deleted
+            try:
+                info = os.fstat(fd)
+                cells = [
+                    "-"
+                    if who is None or steps is None
+                    else cell([*steps, judge(view, who, name, fd)], read_only=read_only)
+                    for who, steps in zip(callers, above, strict=True)
+                ]
+            finally:
+                os.close(fd)
+            rows.append(Row(name, info.st_mode, info.st_uid, info.st_gid, tuple(cells)))
+    finally:
+        os.close(directory)
+    return rows
+
+
+def owners(path: str) -> list[int]:
+    """The uids that own something in a directory, in order.
+
+    Raises:
+        OSError: there is no such directory.
+    """
+    uids = set()
+    with os.scandir(path) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # just deleted
+                uids.add(entry.stat(follow_symlinks=False).st_uid)
+    return sorted(uids)
+
+
+def kind_of(mode: int) -> str:
+    """The type of a file in words."""
+    kinds = {
+        stat.S_IFREG: "file",
+        stat.S_IFDIR: "directory",
+        stat.S_IFLNK: "symbolic link",
+        stat.S_IFIFO: "fifo",
+        stat.S_IFSOCK: "socket",
+        stat.S_IFCHR: "character device",
+        stat.S_IFBLK: "block device",
+    }
+    return kinds[stat.S_IFMT(mode)]
