@@ -5,12 +5,13 @@ does as the export's options say. Deriving from `Policy` works as well, and give
 """
 
 import importlib
-import importlib.util
 import inspect
+import os
 import stat
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import PurePath
+from types import ModuleType
 from typing import Any
 
 from .caller import Caller
@@ -150,16 +151,8 @@ def load_policy(spec: str | None, options: Options, directory: str = ".") -> Pol
     if not colon or not name.isidentifier():
         raise PolicyError(f"policy={spec}: expected FILE.py:Class or package.module:Class")
     try:
-        if where.endswith(".py"):
-            # PurePath: a string operation; importlib does the reading.
-            path = str(PurePath(directory) / where)
-            module_spec = importlib.util.spec_from_file_location(f"cloakfs_policy_{PurePath(path).stem}", path)
-            assert module_spec is not None
-            assert module_spec.loader is not None  # there is one for the suffix .py
-            module = importlib.util.module_from_spec(module_spec)
-            module_spec.loader.exec_module(module)
-        else:
-            module = importlib.import_module(where)
+        is_file = where.endswith(".py")
+        module = _run(os.path.join(directory, where)) if is_file else importlib.import_module(where)
         plugin_class = getattr(module, name)
         takes_options = bool(inspect.signature(plugin_class).parameters)
         plugin = plugin_class(options) if takes_options else plugin_class()
@@ -176,6 +169,17 @@ def load_policy(spec: str | None, options: Options, directory: str = ".") -> Pol
         # One line: what a plug-in says may have several.
         raise PolicyError(f"policy={spec}: {type(exc).__name__}: {' '.join(str(exc).split())}") from exc
     return plugin
+
+
+def _run(path: str) -> ModuleType:
+    """The module in a file: always what is in it now, whereas Python's cache of bytecode looks at whole seconds."""
+    with open(path, "rb") as file:
+        code = compile(file.read(), path, "exec")
+    module = ModuleType(f"cloakfs_policy_{os.path.basename(path).removesuffix('.py')}")
+    module.__file__ = path
+    sys.modules[module.__name__] = module  # where dataclasses look for it
+    exec(code, vars(module))
+    return module
 
 
 def _adopt(plugin: Any, options: Options) -> Policy:
