@@ -93,7 +93,7 @@ class Policy:
             ),
         }
         self.cloak = CloakList(options.cloak_list, nobody_uid=options.anonuid, nobody_gid=options.anongid)
-        self.hides = self.cloak.hides
+        self.hides = self.cloak.hides or not is_built_in(self, "visible")
 
     def forward(self, caller: Caller) -> Caller:
         """The server's identity for a caller that comes with client ids."""
@@ -111,7 +111,7 @@ class Policy:
 
     def same_for_all(self, attrs: Attrs) -> bool:
         """Is the answer of `visible` the same for every caller? False when in doubt."""
-        return self.cloak.same_for_all(attrs.mode, attrs.uid, attrs.gid)
+        return is_built_in(self, "visible") and self.cloak.same_for_all(attrs.mode, attrs.uid, attrs.gid)
 
     def server_id(self, kind: Kind, client_id: int) -> int | None:
         """The server id for chown and ACL entries; None has the request refused with EINVAL."""
@@ -162,7 +162,6 @@ def load_policy(spec: str | None, options: Options, directory: str = ".") -> Pol
             return _adopt(plugin, options)
         if not hasattr(plugin, "cloak"):
             raise PolicyError(f"policy={spec}: {name}.__init__ does not call super().__init__(options)")
-        _keep_promises(plugin)
     except PolicyError:
         raise
     except (Exception, SystemExit) as exc:
@@ -188,13 +187,5 @@ def _adopt(plugin: Any, options: Options) -> Policy:
     for method in _METHODS:
         if hasattr(plugin, method):
             setattr(policy, method, getattr(plugin, method))
-    _keep_promises(policy)
+    policy.hides = policy.hides or not is_built_in(policy, "visible")
     return policy
-
-
-def _keep_promises(policy: Policy) -> None:
-    """Of what the built-in policy promises about `visible`, nothing holds for another one."""
-    if not is_built_in(policy, "visible"):
-        policy.hides = True
-        if is_built_in(policy, "same_for_all"):
-            policy.same_for_all = lambda attrs: False  # type: ignore[method-assign]

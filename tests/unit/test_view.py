@@ -1,0 +1,185 @@
+"""What a view makes of its policy's answers, right, wrong or none at all."""
+
+import logging
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cloakfs import view as view_module
+from cloakfs.caller import Caller
+from cloakfs.exports import Options, parse_options
+from cloakfs.mapping import MAX_ID
+from cloakfs.policy import Attrs, Policy
+from cloakfs.view import View
+
+ANN = Caller(1001, 1001, frozenset({1001, 50}))
+FILE = Attrs("f", 0o100640, 1001, 50, nlink=3)
+DIRECTORY = Attrs("d", 0o040755, 1002, 50, nlink=3)
+
+
+def view(text: str = "", **kwargs: Any) -> View:
+    return View(Policy(parse_options(text)[0]), **kwargs)
+
+
+def with_methods(**methods: Callable[..., Any]) -> View:
+    """A caller view through a policy with these methods in place of its own."""
+    return View(type("P", (Policy,), {name: staticmethod(method) for name, method in methods.items()})())
+
+
+def fail(*args: object) -> Any:
+    raise KeyError(args)
+
+
+# -- the built-in policy ---------------------------------------------------------------------------
+
+
+def test_a_caller_view_maps_whoever_comes_and_lets_everybody_in() -> None:
+    mapped = view("range_map=uid 1000 1999 map 20000 gid 1000 1999 map 20000 gid 50 map 60")
+    assert mapped.admits(12345)
+    assert mapped.identify(ANN) == Caller(20001, 20001, frozenset({20001, 60}))
+
+
+def test_a_fixed_view_is_one_identity_and_lets_in_root_it_and_the_entrants() -> None:
+    fixed = view("range_map=uid 1 map 1001", fixed=ANN, entrants=frozenset({33}))
+    assert fixed.identify(Caller(5, 5, frozenset({5}))) is ANN
+    assert [uid for uid in (0, 1, 2, 33, 1001) if fixed.admits(uid)] == [0, 1, 33]
+
+
+def test_without_cloaking_all_is_visible_with_its_real_link_count() -> None:
+    plain = view()
+    assert not plain.hides
+    assert plain.visible(ANN, DIRECTORY)
+    assert plain.show(DIRECTORY) == (0o040755, 1002, 50, 3)
+
+
+def test_with_cloaking_directories_have_one_link() -> None:
+    cloaked = view("cloak_list=uid +077 1000 1999,range_map=uid 1 map 1001")
+    assert cloaked.hides
+    assert cloaked.visible(ANN, FILE)
+    assert not cloaked.visible(Caller(7, 7, frozenset({7})), FILE)
+    assert cloaked.show(FILE) == (0o100640, 1, 50, 3)
+    assert cloaked.show(DIRECTORY) == (0o040755, 65534, 50, 1)
+
+
+def test_ids_to_store_and_to_tell() -> None:
+    mapped = view("anonuid=9,range_map=uid 1 map 1001")
+    assert mapped.server_id("uid", 1) == 1001
+    assert mapped.server_id("uid", 2) is None
+    assert mapped.client_id("uid", 1001) == 1
+    assert mapped.client_id("uid", 1002) == 9
+    assert mapped.client_id("gid", 1002) == 1002
+
+
+def acl(uid: int, gid: int) -> bytes:
+    entries = [(1, 6, MAX_ID + 1), (2, 4, uid), (4, 4, MAX_ID + 1), (8, 4, gid), (16, 4, MAX_ID + 1)]
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+
+
+def test_acls_go_through_the_maps_of_their_kinds() -> None:
+    mapped = view("range_map=uid 1 map 1001 gid 2 map 2002")
+    assert mapped.acl_in(acl(1, 2)) == acl(1001, 2002)
+    assert mapped.acl_out(acl(1001, 2002)) == acl(1, 2)
+    assert mapped.acl_out(acl(7, 8)) == acl(65534, 65534)
+    for value in (acl(3, 2), acl(1, 3)):
+        with pytest.raises(ValueError, match="has no counterpart"):
+            mapped.acl_in(value)
+
+
+# -- policies of others ----------------------------------------------------------------------------
+
+
+def test_a_policy_shows_mode_and_ids_but_no_other_type() -> None:
+    masked = with_methods(show=lambda attrs: Attrs("other", 0o120000 | 0o4755, 5, 6, nlink=99))
+    assert masked.hides  # it may fail to show something
+    assert masked.visible(ANN, FILE)
+    assert masked.show(FILE) == (0o100000 | 0o4755, 5, 6, 3)
+
+
+def test_a_policy_maps_ids_by_its_own_client_id() -> None:
+    assert with_methods(client_id=lambda kind, server_id: 5).show(FILE) == (0o100640, 5, 5, 3)
+
+
+def test_a_primary_group_always_counts() -> None:
+    grouped = with_methods(forward=lambda caller: (caller.uid, 77, [50]))
+    assert grouped.identify(ANN) == Caller(1001, 77, frozenset({50, 77}))
+
+
+@pytest.mark.parametrize("answer", [None, (1, 2), 5, (1, 2, 3), (-1, 2, ()), (1, MAX_ID + 1, ()), ("1", 2, ())])
+def test_whoever_is_nobody_in_particular_sees_nothing(answer: object) -> None:
+    assert with_methods(forward=lambda caller: answer).identify(ANN) is None
+
+
+@pytest.mark.parametrize("answer", [None, 5, Attrs("f", 0o644, -1, 5), Attrs("f", 0o644, 5, MAX_ID + 1)])
+def test_what_cannot_be_shown_is_hidden(answer: object) -> None:
+    broken = with_methods(show=lambda attrs: answer)
+    assert broken.show(FILE) is None
+    assert not broken.visible(ANN, FILE)
+
+
+@pytest.mark.parametrize("answer", ["1", -1, 2**40, 1.5, None])
+def test_ids_that_are_none(answer: object) -> None:
+    broken = with_methods(server_id=lambda kind, i: answer, client_id=lambda kind, i: answer)
+    assert broken.server_id("uid", 1) is None
+    assert broken.client_id("uid", 1) == 65534
+    assert broken.show(FILE) is None
+    assert not broken.visible(ANN, FILE)
+
+
+@pytest.mark.parametrize("cause", [KeyError("x"), SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
+def test_a_failure_of_any_kind_hides(cause: BaseException) -> None:
+    def raising(*args: object) -> Any:
+        raise cause
+
+    assert not with_methods(visible=raising).visible(ANN, FILE)
+    assert with_methods(show=raising).show(FILE) is None
+    assert with_methods(forward=raising).identify(ANN) is None
+    assert with_methods(server_id=raising).server_id("gid", 1) is None
+    failing = with_methods(client_id=raising)
+    assert not failing.visible(ANN, FILE)
+    assert failing.client_id("gid", 5) == 65534
+
+
+def test_an_answer_that_cannot_be_a_truth_value_hides() -> None:
+    class Undecided:
+        def __bool__(self) -> bool:
+            raise TypeError
+
+    assert not with_methods(visible=lambda caller, attrs: Undecided()).visible(ANN, FILE)
+
+
+def test_a_fixed_view_with_a_failing_policy_lets_in_root_and_entrants_only() -> None:
+    failing = with_methods(client_id=fail)
+    fixed = View(failing.policy, ANN, frozenset({33}))
+    assert [uid for uid in (0, 33, 1001, 65534) if fixed.admits(uid)] == [0, 33]
+
+
+def test_a_cause_is_told_once_whatever_its_text(caplog: pytest.LogCaptureFixture) -> None:
+    failing = with_methods(visible=fail)
+    for number in range(5):
+        assert not failing.visible(ANN, Attrs(f"f{number}", 0o100644, 1, 1))
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    assert record.getMessage().startswith("policy P: visible(Caller(uid=1001,")
+    assert record.exc_info is not None
+    # Another method, and another line, is another cause.
+    assert failing.server_id("uid", 1) == 1
+    both = with_methods(visible=fail, server_id=fail)
+    both.visible(ANN, FILE)
+    both.server_id("uid", 1)
+    assert len(caplog.records) == 3
+
+
+def test_the_plug_in_is_called_as_the_configuration_calls_it(caplog: pytest.LogCaptureFixture) -> None:
+    policy = type("P", (Policy,), {"visible": staticmethod(fail)})(Options(policy="lab.py:Lab"))
+    assert not View(policy).visible(ANN, FILE)
+    assert caplog.records[0].getMessage().startswith("policy lab.py:Lab: visible(")
+
+
+def test_there_is_an_end_to_telling(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view_module, "_MAX_CAUSES", 1)
+    failing = with_methods(visible=fail, server_id=fail)
+    assert not failing.visible(ANN, FILE)
+    assert failing.server_id("uid", 1) is None
+    assert len(caplog.records) == 1
