@@ -51,6 +51,8 @@ def mount(
         if not os.path.isdir(path):
             fail(f"{path}: not a directory", 1)
     source, mountpoint = os.path.realpath(source), os.path.realpath(mountpoint)
+    if mountpoint.startswith(source.rstrip("/") + "/"):
+        fail(f"{mountpoint}: inside of {source}, where the daemon would wait for itself; mount it elsewhere", 1)
     mount_words, text = split_words(",".join(words))
     # What names a view may have commas in it, which separate options in an exports.d file.
     extra = {"views": tuple(view.replace(",", "+") for view in views), "policy": policy, "groups": groups}

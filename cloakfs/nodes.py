@@ -40,6 +40,9 @@ _TRANSIENT = 1 << 47
 # Names of a hard link to remember; a file with more may have to be looked up again to be used by handle.
 _MAX_OTHER_NAMES = 16
 
+# More levels than a path can have.
+_MAX_DEPTH = 4096
+
 # A change within the clock tick (at most 10 ms) in which a place was checked would not show in the ctime.
 _TICK_NS = 20_000_000
 
@@ -382,61 +385,61 @@ class Nodes:
         return (there.st_dev, there.st_ino) == (info.st_dev, info.st_ino)
 
     def _find_directory(self, obj: Object, info: os.stat_result) -> None:
-        """Directories know where they are: follow ".." and look which entry it is."""
+        """Directories know where they are: follow "..", and ask the kernel for the name.
+
+        Never by looking at what else is there: outside the tree, that may be the daemon's own mount.
+        """
+        name = os.path.basename(os.readlink(f"/proc/self/fd/{self.fd(obj)}".encode()))
         parent = self.parent_directory(obj)
-        if parent is None:
-            obj.parent = None
+        if parent is None or not self._is_at(info, parent, name):
+            self._displace(obj)
             return
-        if parent is not obj.parent or not self._is_at(info, parent, obj.name):
-            name = self._name_in(parent, info)
-            if name is None:
-                obj.parent = None
-                return
+        if parent is not obj.parent or name != obj.name:
             self._place(obj, parent, name)
             if obj.number < _TRANSIENT:
                 self._index.moved(obj.number, parent.number, name)
         self._checked(obj, info)
 
+    def _displace(self, obj: Object) -> None:
+        """`obj` is nowhere in the tree."""
+        parent, obj.parent = obj.parent, None
+        if parent is not None:
+            parent.pins -= 1
+            self._drop_if_unused(parent)
+
     def parent_directory(self, obj: Object) -> Object | None:
-        """What ".." of a directory is; None at the top of everything."""
+        """What ".." of a directory is; the root is its own, and None is for what is no longer below the root."""
         if obj is self.root:
             return obj
+        if not self._is_inside(obj):
+            return None
         linux.assume(linux.ROOT)
         fd = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.fd(obj))
-        up = os.fstat(fd)
-        here = os.fstat(self.fd(obj))
-        if (up.st_dev, up.st_ino) == (here.st_dev, here.st_ino):
-            os.close(fd)
-            return None  # "/": it was moved out of the tree
-        handle, _ = self._identify(fd, obj)
-        known = self._by_handle.get(handle)
+        known = self.known(fd, obj)
         if known is not None:
             os.close(fd)
             return known
         return self.resolve(fd, None, b"")
 
-    def is_inside(self, obj: Object) -> bool:
+    def _is_inside(self, obj: Object) -> bool:
         """Is this directory still below the root of the tree?"""
-        at: Object | None = obj
-        for _ in range(4096):  # as many levels as a path can have
-            if at is self.root:
-                return True
-            if at is None:
-                return False
-            at = self.parent_directory(at)
-        return False
-
-    def _name_in(self, parent: Object, info: os.stat_result) -> bytes | None:
         linux.assume(linux.ROOT)
-        fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.fd(parent))
+        root = os.fstat(self.fd(self.root))
+        fd = os.dup(self.fd(obj))
         try:
-            while batch := list(linux.getdents(fd)):
-                for name, _ in batch:
-                    if name not in (b".", b"..") and self._is_at(info, parent, name):
-                        return name
+            here = os.fstat(fd)
+            for _ in range(_MAX_DEPTH):
+                if (here.st_dev, here.st_ino) == (root.st_dev, root.st_ino):
+                    return True
+                above = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
+                os.close(fd)
+                fd = above
+                there, here = here, os.fstat(fd)
+                if (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino):
+                    return False  # "/"
         finally:
             os.close(fd)
-        return None
+        return False
 
     # -- descriptors -------------------------------------------------------------------------------
 
