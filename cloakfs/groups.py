@@ -37,12 +37,14 @@ class ProcessGroups:
         except OSError:
             return frozenset()
         try:
-            status = os.read(fd, 65536 * 16)
+            status = os.read(fd, 1024)
+            start = status.find(b"\nGroups:")
+            while start >= 0 and b"\n" not in status[start + 1 :] and (more := os.read(fd, 65536)):
+                status += more  # somebody in a great many groups
         except OSError:
             return frozenset()
         finally:
             os.close(fd)
-        start = status.find(b"\nGroups:")
         if start < 0:
             return frozenset()
         return frozenset(map(int, status[start + 8 : status.index(b"\n", start + 1)].split()))

@@ -1,0 +1,1 @@
+"""Benchmarks: ratios against peers within one run, never timed tests."""
