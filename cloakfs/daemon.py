@@ -121,10 +121,10 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             mountpoint.detach(settings.target)
             raise
         stack.enter_context(_status_file(key, settings))
-        # Root's own privileges would lift quotas and reserved blocks for everybody, and open `trusted.` names.
-        linux.set_effective_capabilities(
-            linux.effective_capabilities() & ~(1 << linux.CAP_SYS_ADMIN | 1 << linux.CAP_SYS_RESOURCE)
-        )
+        # Root's own privileges would lift quotas and reserved blocks for everybody, open `trusted.` names, and let
+        # everybody give programs capabilities. (Those that setfsuid(2) takes away are not among these.)
+        given_up = 1 << linux.CAP_SYS_ADMIN | 1 << linux.CAP_SYS_RESOURCE | 1 << linux.CAP_SETFCAP
+        linux.set_effective_capabilities(linux.effective_capabilities() & ~given_up)
         try:
             trio.run(_Daemon(settings, filesystem, index, ready).run)
         finally:

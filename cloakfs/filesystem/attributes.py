@@ -32,7 +32,8 @@ class Attributes(Names, Core):
         """See stat(2)."""
         if self._is_top(inode):
             return self._top_attributes()
-        at = await self._enter(inode, ctx)
+        # read(2) has the kernel ask, too.
+        at = await self._enter(inode, ctx, or_open=True)
         return self._attributes(at.number, at.view, at.obj, at.obj.name, at.fd, at.info)
 
     @answers

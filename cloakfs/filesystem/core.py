@@ -28,6 +28,9 @@ _C = TypeVar("_C", bound="Core")
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
+# When to look up a refused directory again, in seconds after the last refusal and after each other.
+_REPAIR_DELAYS = (0.0, 0.02, 0.1, 0.4)
+
 
 def answers(
     handler: Callable[Concatenate[_C, _P], Coroutine[Any, Any, _T]],
@@ -74,12 +77,13 @@ class Entered(NamedTuple):
 class OpenFile:
     """A file or directory that a client has open; its number is the descriptor's."""
 
-    __slots__ = ("cookie", "credentials", "number", "obj", "pending")
+    __slots__ = ("cookie", "credentials", "is_directory", "number", "obj", "pending")
 
     def __init__(self, at: Entered) -> None:
         self.obj = at.obj
         self.number = at.number  # of the view, which a reload may replace
         self.credentials = credentials(at.who)
+        self.is_directory = stat.S_ISDIR(at.info.st_mode)
         # Directories: where `pending`, the entries read ahead, begin.
         self.cookie = 0
         self.pending: list[tuple[bytes, int]] = []
@@ -120,7 +124,7 @@ class Core(pyfuse3.Operations):
         self._no_client_cache = no_client_cache
         self._last_change = 0
         self._insiders: set[int] = set()
-        self._repairing: set[int] = set()
+        self._repairing: dict[int, int] = {}  # object number -> refusals while it is going on
         self.last_reader = 0
         self._one_repair = trio.CapacityLimiter(1)
 
@@ -150,8 +154,8 @@ class Core(pyfuse3.Operations):
         more = await self.groups.of_user(who.uid)
         return who._replace(groups=who.groups | more) if more else who
 
-    async def _enter(self, inode: InodeT, ctx: RequestContext) -> Entered:
-        """Let a request by nodeid in.
+    async def _enter(self, inode: InodeT, ctx: RequestContext, *, or_open: bool = False) -> Entered:
+        """Let a request by nodeid in; with `or_open` also into a hidden file that this identity has open.
 
         Raises:
             Stale: the object is gone, or hidden from this caller: as a name it is absent, as a handle stale.
@@ -161,9 +165,14 @@ class Core(pyfuse3.Operations):
         obj = self.nodes.get(inode)
         fd = self.nodes.fd(obj)
         info = os.fstat(fd)
-        if view.hides and not self.door.visible(view, who, obj, info):
+        if view.hides and not self.door.visible(view, who, obj, info) and not (or_open and self._has_open(who, obj)):
             raise Stale
         return Entered(number, view, who, obj, self.nodes.fd(obj), info)
+
+    def _has_open(self, who: Caller, obj: Object) -> bool:
+        """Did `who` open this file while it was visible? (Directories do not count: nothing is read from them.)"""
+        opened = (self._open[fd] for fd in obj.open_files or ())
+        return any(not file.is_directory and file.credentials.uid == who.uid for file in opened)
 
     def _find(self, at: Entered, name: bytes) -> tuple[int, os.stat_result]:
         """Open (O_PATH) and stat what is called `name` in the directory, as the caller.
@@ -238,12 +247,16 @@ class Core(pyfuse3.Operations):
         entry.st_blocks = info.st_blocks
         entry.st_atime_ns = info.st_atime_ns
         if self._no_client_cache and stat.S_ISDIR(info.st_mode):
-            self._last_change = max(self._last_change + 1, time.time_ns())
-            entry.st_mtime_ns = entry.st_ctime_ns = self._last_change
+            entry.st_mtime_ns = entry.st_ctime_ns = self._change()
         else:
             entry.st_mtime_ns = info.st_mtime_ns
             entry.st_ctime_ns = info.st_ctime_ns
         return entry
+
+    def _change(self) -> int:
+        """The time of a change that nobody was told before, for no_client_cache."""
+        self._last_change = max(self._last_change + 1, time.time_ns())
+        return self._last_change
 
     def _hand_out(self, at: Entered, name: bytes, fd: int, info: os.stat_result) -> EntryAttributes:
         """Answer a request by name: the kernel now holds one more reference. Takes `fd` over."""
@@ -267,27 +280,54 @@ class Core(pyfuse3.Operations):
     def _repair(self, obj: Object | None) -> None:
         """Somebody was refused this directory: see to it that those standing in it do not suffer.
 
-        The kernel unhashes the dentry of a name that anybody was refused, and getcwd(2) fails for everybody in it
-        until somebody permitted looks it up again. The daemon does so at once.
+        The kernel unhashes the dentry of a name that anybody was refused, for whatever reason, and getcwd(2) fails for
+        everybody in it until somebody permitted looks it up again. The daemon does so at once, and a few times more:
+        the kernel may get to the unhashing late.
         """
-        if obj is None or obj.lookups <= 0 or obj.number in self._repairing or self.nursery is None:
+        if obj is None or (obj.lookups <= 0 and obj is not self.nodes.root) or self.nursery is None:
+            return
+        if obj.number in self._repairing:
+            self._repairing[obj.number] += 1
             return
         names = []
         at: Object | None = obj
         while at is not None and at is not self.nodes.root:
             names.append(at.name)
             at = at.parent
-        self._repairing.add(obj.number)
+        self._repairing[obj.number] = 0
         self.nursery.start_soon(self._look_up_again, obj.number, names[::-1])
+
+    def _repair_entry(self, parent_inode: InodeT, name: bytes) -> None:
+        """Somebody was refused this name before it was looked at: see `_repair`."""
+        linux.assume(linux.ROOT)
+        try:
+            parent = self.nodes.get(parent_inode)
+            fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.nodes.fd(parent))
+        except OSError:
+            return
+        try:
+            known = self.nodes.known(fd, parent)
+        finally:
+            os.close(fd)
+        self._repair(known)
 
     async def _look_up_again(self, number: int, names: list[bytes]) -> None:
         try:
-            for top in self._tops():
-                await trio.to_thread.run_sync(
-                    self._stat_from_inside, os.path.join(top, *names), limiter=self._one_repair
-                )
+            delays = iter(_REPAIR_DELAYS)
+            while (delay := next(delays, None)) is not None:
+                refusals = self._repairing[number]
+                await trio.sleep(delay)
+                for top in self._tops():
+                    await trio.to_thread.run_sync(
+                        self._stat_from_inside,
+                        os.path.join(top, *names),
+                        limiter=self._one_repair,
+                        abandon_on_cancel=True,
+                    )
+                if self._repairing[number] != refusals:
+                    delays = iter(_REPAIR_DELAYS)
         finally:
-            self._repairing.discard(number)
+            del self._repairing[number]
 
     def _tops(self) -> list[bytes]:
         mountpoint = os.fsencode(self.mountpoint)

@@ -27,8 +27,14 @@ class Names(Core):
             return await self._lookup_view(name, ctx)
         if name in (b".", b".."):
             return await self._reconnect(parent_inode, name, ctx)
-        at = await self._enter(parent_inode, ctx)
-        fd, info = self._find(at, name)
+        try:
+            at = await self._enter(parent_inode, ctx)
+            fd, info = self._find(at, name)
+        except FileNotFoundError:
+            raise  # not there, or hidden: `_find` has seen to that
+        except (OSError, FUSEError):
+            self._repair_entry(parent_inode, name)
+            raise
         return self._hand_out(at, name, fd, info)
 
     async def _lookup_view(self, name: bytes, ctx: RequestContext) -> EntryAttributes:
@@ -38,6 +44,8 @@ class Names(Core):
             raise FUSEError(errno.ENOENT)
         number = await self.views.find(os.fsdecode(name[1:]), ctx.uid)
         if number is None:
+            if os.fsdecode(name[1:]) in self.views.labels(0):
+                self._repair(self.nodes.root)
             # The same answer whether there is such a view or not.
             raise FUSEError(errno.ENOENT if ctx.uid == 0 else errno.EACCES)
         view = self.views.get(number)
@@ -62,7 +70,7 @@ class Names(Core):
                     return self._top_attributes()
             else:
                 parent = self.nodes.parent_directory(obj)
-                if parent is None or not self.nodes.is_inside(parent):
+                if parent is None:
                     raise Stale
                 obj = parent
         fd = self.nodes.fd(obj)
@@ -81,7 +89,8 @@ class Names(Core):
         entry.entry_timeout = entry.attr_timeout = 0
         entry.st_mode = ModeT(stat.S_IFDIR | 0o555)
         entry.st_nlink = 1
-        entry.st_mtime_ns = entry.st_ctime_ns = entry.st_atime_ns = info.st_ctime_ns
+        entry.st_atime_ns = info.st_ctime_ns
+        entry.st_mtime_ns = entry.st_ctime_ns = self._change() if self._no_client_cache else info.st_ctime_ns
         return entry
 
     # -- making ------------------------------------------------------------------------------------
