@@ -71,8 +71,8 @@ def identify(view: View, caller: Caller, groups: str | None) -> Identification:
     mapped = []
     if is_built_in(policy, "forward"):
         for gid in sorted(supplementary - {caller.gid}):
-            to = policy.ids["gid"].forward(gid)
-            mapped.append(MappedId(gid, to if to in server.groups else None, forward_rule(policy, "gid", gid)))
+            kept = policy.ids["gid"].groups([gid])
+            mapped.append(MappedId(gid, next(iter(kept), None), forward_rule(policy, "gid", gid)))
     else:
         mapped += [MappedId(None, gid, _plugin(policy)) for gid in sorted(server.groups - {server.gid})]
     more = trio.run(source.of_user, server.uid)
