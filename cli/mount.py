@@ -77,12 +77,14 @@ def mount(
         fail(str(exc), 2)
     except OSError as exc:
         fail(f"{exports}: {exc.strerror}", 1)
+    if exports:
+        exports = os.path.abspath(exports)  # the daemon, which reads it again, works in another directory
     settings = Settings(
         source,
         mountpoint,
         options,
         mount_words,
-        policy_dir=os.path.dirname(os.path.abspath(exports)) if exports else os.getcwd(),
+        policy_dir=os.path.dirname(exports) if exports else os.getcwd(),
         reread=read_options if exports else None,
     )
     level = logging.DEBUG if debug else logging.INFO
