@@ -224,7 +224,10 @@ def accounts() -> Iterator[Callable[[str], None]]:
 
     def make(name: str) -> None:
         if subprocess.run(["getent", "passwd", name], capture_output=True, check=False).returncode:
-            subprocess.run(["useradd", "--no-create-home", "--user-group", name], check=True, capture_output=True)
+            # Not among the uids that other tests act as: a user who has processes cannot be deleted.
+            numbers = [word for kind in "UG" for word in ("-K", f"{kind}ID_MIN=58100", "-K", f"{kind}ID_MAX=58999")]
+            command = ["useradd", *numbers, "--no-create-home", "--user-group", name]
+            subprocess.run(command, check=True, capture_output=True)
             made.append(name)
 
     yield make
