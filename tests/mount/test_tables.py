@@ -20,10 +20,33 @@ CELLS = list(csv.DictReader((DATA / "table2.csv").read_text().splitlines()))
 MASKS = list(dict.fromkeys(cell["mask"] for cell in CELLS))
 
 
+# Where the scanned table contradicts the paper's own algorithm, which is what counts:
+# mask, caller, file, the algorithm's cell, the scan's.
+KNOWN_DIFFERENCES = {
+    ("+070", "joe", "E8", "-", "A"),
+    ("-007", "ezk", "J2", "A", "v"),
+    ("-007", "joe", "E5", "A", "v"),
+    ("-007", "joe", "E9", "v", "-"),
+    ("-070", "joe", "E6", "v", "-"),
+    ("-070", "joe", "E8", "A", "-"),
+    ("-070", "joe", "E9", "v", "-"),
+    ("-077", "joe", "E6", "v", "-"),
+    ("-077", "joe", "E9", "v", "-"),
+    ("-077", "joe", "E10", "v", "-"),
+    ("-004", "joe", "E7", "-", "A"),
+    ("-004", "joe", "E8", "-", "A"),
+}
+
+
 def test_the_tables_are_complete() -> None:
     assert len(FILES) == 10
     assert len(CELLS) == 110
-    assert sum(cell["algorithm"] != cell["scanned"] for cell in CELLS) == 12
+    differing = {
+        (cell["mask"], cell["caller"], cell["file"], cell["algorithm"], cell["scanned"])
+        for cell in CELLS
+        if cell["algorithm"] != cell["scanned"]
+    }
+    assert differing == KNOWN_DIFFERENCES
 
 
 def look(path: str) -> str:
@@ -47,12 +70,10 @@ def test_table_2(mask: str, tree: str, mount: Callable[..., Mount], user: Callab
         caller = user(uid, GIDS[GROUPS[name][0]], [GIDS[group] for group in GROUPS[name]])
         cells = {cell["file"]: cell for cell in CELLS if cell["mask"] == mask and cell["caller"] == name}
         listed = caller.do(os.listdir, m.path)
-        for file, cell in cells.items():
-            seen = caller.do(look, m.at(file))
-            assert seen == cell["algorithm"], (mask, name, file)
-            assert (file in listed) == (seen != "-"), (mask, name, file)
-            if seen != cell["scanned"]:
-                print(f"known difference: {mask} {name} {file}: here {seen}, in the scan {cell['scanned']}")
+        for path, cell in cells.items():
+            seen = caller.do(look, m.at(path))
+            assert seen == cell["algorithm"], (mask, name, path)
+            assert (path in listed) == (seen != "-"), (mask, name, path)
 
 
 FIGURE_1 = "range_map=uid 100 map 10 uid 400 500 map 200 uid 800 999 squash 517 gid 0 -1 map 0,anonuid=65534"

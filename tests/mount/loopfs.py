@@ -1,0 +1,70 @@
+"""File systems of several kinds to put a real tree on, taken away again whatever happens."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+MKFS = {
+    "ext4": (["mkfs.ext4", "-q", "-F"], "e2fsprogs", 64),
+    "xfs": (["mkfs.xfs", "-q", "-f"], "xfsprogs", 320),
+    "btrfs": (["mkfs.btrfs", "-q", "-f"], "btrfs-progs", 128),
+}
+
+
+def require(kind: str) -> None:
+    """Skip, with the reason, where the kernel or the tools cannot do it."""
+    with open("/proc/filesystems", encoding="utf-8") as known:
+        if kind not in known.read().split():
+            pytest.skip(f"this kernel has no {kind}")
+    if kind in MKFS and not shutil.which(MKFS[kind][0][0]):
+        pytest.skip(f"needs {MKFS[kind][0][0]} (Debian: {MKFS[kind][1]})")
+
+
+@contextlib.contextmanager
+def attached(source: str, target: str, *options: str) -> Iterator[str]:
+    """mount(8) for the length of a with block."""
+    os.makedirs(target, exist_ok=True)
+    subprocess.run(["mount", *options, source, target], check=True)
+    try:
+        yield target
+    finally:
+        # --lazy detaches the loop device, too, as soon as the last user is gone.
+        subprocess.run(["umount", "--lazy", target], check=True)
+
+
+@contextlib.contextmanager
+def filesystem(
+    kind: str, base: str, name: str = "", *, mib: int = 0, mkfs: tuple[str, ...] = (), images: str = ""
+) -> Iterator[str]:
+    """The root (mode 777) of a fresh file system of this kind, below `base`; its image is in `images` (or `base`).
+
+    Kinds: ext4, xfs, btrfs, tmpfs, overlay, overlay-nfs (with nfs_export=on).
+    """
+    target = os.path.join(base, name or kind)
+    with contextlib.ExitStack() as stack:
+        if kind.startswith("overlay"):
+            require("overlay")
+            # Its layers need a file system that has handles and lies beside nothing else.
+            below = stack.enter_context(filesystem("ext4", base, f"{name or kind}-layers"))
+            for layer in ("lower", "upper", "work"):
+                os.mkdir(os.path.join(below, layer))
+            layers = f"lowerdir={below}/lower,upperdir={below}/upper,workdir={below}/work"
+            extra = ",index=on,nfs_export=on" if kind == "overlay-nfs" else ",index=off,nfs_export=off"
+            stack.enter_context(attached("overlay", target, "-t", "overlay", "-o", layers + extra))
+        elif kind == "tmpfs":
+            require(kind)
+            stack.enter_context(attached("tmpfs", target, "-t", "tmpfs", "-o", f"size={mib or 64}m"))
+        else:
+            require(kind)
+            command, _, least = MKFS[kind]
+            image = os.path.join(images or base, f"{name or kind}.img")
+            with open(image, "wb") as file:
+                file.truncate((mib or least) << 20)
+            subprocess.run([*command, *mkfs, image], check=True, capture_output=True)
+            stack.enter_context(attached(image, target, "-o", "loop"))
+        os.chmod(target, 0o777)
+        yield target

@@ -1,0 +1,296 @@
+"""Nodeids, inode numbers and file handles: the same for ever, on every kind of backing file system."""
+
+import contextlib
+import errno
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cloakfs import linux
+from cloakfs.daemon import STATE_DIR, mount_key
+from tests.agents import User, read, write
+from tests.mount.conftest import Mount, is_mounted, mounted, run
+from tests.mount.loopfs import filesystem
+
+KINDS = ["ext4", "xfs", "btrfs", "tmpfs", "overlay-nfs"]
+NULL = "no_root_squash"
+CLOAKED = "no_root_squash,cloak_list=uid +007 1 9999"
+
+
+def handle_of(path: str) -> bytes:
+    fd = os.open(path, os.O_PATH | os.O_NOFOLLOW)
+    try:
+        return linux.name_to_handle(fd)[0]
+    finally:
+        os.close(fd)
+
+
+def by_handle(mountpoint: str, handle: bytes) -> bytes:
+    """What the file that the handle names contains."""
+    mount_fd = os.open(mountpoint, os.O_RDONLY)
+    try:
+        fd = linux.open_by_handle(mount_fd, handle, os.O_RDONLY)
+        try:
+            return os.read(fd, 100)
+        finally:
+            os.close(fd)
+    finally:
+        os.close(mount_fd)
+
+
+def error_by_handle(mountpoint: str, handle: bytes) -> int:
+    try:
+        by_handle(mountpoint, handle)
+    except OSError as exc:
+        return exc.errno or -1
+    return 0
+
+
+def drop_caches() -> None:
+    """The kernel forgets every inode that nobody uses: FORGET."""
+    os.sync()
+    Path("/proc/sys/vm/drop_caches").write_text("2\n")
+
+
+@contextlib.contextmanager
+def steady(source: str, base: str) -> Iterator[Callable[..., contextlib.AbstractContextManager[Mount]]]:
+    """Mounts and unmounts of one source at one place, whose state is kept until the end."""
+    path = os.path.join(base, "mnt")
+    os.mkdir(path)
+    try:
+        yield lambda *arguments: mounted(source, path, *arguments)
+    finally:
+        state = os.path.join(STATE_DIR, mount_key(source, path))
+        subprocess.run(["rm", "-rf", state], check=True)
+
+
+def populate(top: str) -> list[str]:
+    os.makedirs(os.path.join(top, "a", "b"))
+    paths = ["file", "a/file", "a/b/file"]
+    for path in paths:
+        write(os.path.join(top, path), path.encode())
+    return paths
+
+
+@pytest.mark.parametrize("options", [NULL, CLOAKED])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_after_forget_and_restart(kind: str, options: str, base: str) -> None:
+    with filesystem(kind, base) as source, steady(source, base) as mount:
+        paths = populate(source)
+        with mount("-o", options) as m:
+            everything = [*paths, "a", "a/b"]
+            numbers = {path: os.stat(m.at(path)).st_ino for path in everything}
+            handles = {path: handle_of(m.at(path)) for path in everything}
+            assert len(set(numbers.values())) == len(everything)
+            drop_caches()
+            assert {path: by_handle(m.path, handles[path]) for path in paths} == {p: p.encode() for p in paths}
+            assert {path: os.stat(m.at(path)).st_ino for path in everything} == numbers
+            assert {path: handle_of(m.at(path)) for path in everything} == handles
+        with mount("-o", options) as m:
+            # First by handle: nobody has looked anything up by name.
+            assert by_handle(m.path, handles["a/b/file"]) == b"a/b/file"
+            assert by_handle(m.path, handles["file"]) == b"file"
+            assert {path: os.stat(m.at(path)).st_ino for path in everything} == numbers
+            assert {path: handle_of(m.at(path)) for path in everything} == handles
+            assert "cannot decode" not in m.log
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_after_the_daemon_was_killed(kind: str, base: str) -> None:
+    with filesystem(kind, base) as source, steady(source, base) as mount:
+        populate(source)
+        with mount("-o", CLOAKED) as m:
+            handle = handle_of(m.at("a", "b", "file"))
+            pid = m.pid
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: not Path(f"/proc/{pid}/fd").exists())
+            run("umount", m.path)
+        with mount("-o", CLOAKED) as m:
+            assert by_handle(m.path, handle) == b"a/b/file"
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("options", [NULL, CLOAKED])
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_handle_survives_renames(kind: str, restart: bool, options: str, base: str) -> None:
+    with filesystem(kind, base) as source, steady(source, base) as mount, contextlib.ExitStack() as stack:
+        populate(source)
+        m = stack.enter_context(mount("-o", options))
+        through, behind = handle_of(m.at("a", "file")), handle_of(m.at("a", "b", "file"))
+        directory = handle_of(m.at("a", "b"))
+        os.rename(m.at("a", "file"), m.at("moved"))
+        if options == NULL or not restart:
+            # (Where a file is that was moved behind the mount and is only known by an old place, nobody can tell:
+            # under a cloak_list it is stale until it is looked up.)
+            os.rename(m.real("a", "b"), m.real("c"))
+        drop_caches()
+        if restart:
+            stack.close()
+            m = stack.enter_context(mount("-o", options))
+        assert by_handle(m.path, through) == b"a/file"
+        assert by_handle(m.path, behind) == b"a/b/file"
+        mount_fd = os.open(m.path, os.O_RDONLY)
+        try:
+            fd = linux.open_by_handle(mount_fd, directory, os.O_RDONLY | os.O_DIRECTORY)
+            assert os.listdir(fd) == ["file"]
+            os.close(fd)
+        finally:
+            os.close(mount_fd)
+
+
+def test_what_cannot_decode_handles_is_told_and_pays_once(base: str) -> None:
+    with filesystem("overlay", base) as source, steady(source, base) as mount:
+        populate(source)
+        with mount("-o", NULL) as m:
+            assert "cannot decode file handles" in m.log
+            number, handle = os.stat(m.at("a", "file")).st_ino, handle_of(m.at("a", "file"))
+            drop_caches()
+            assert by_handle(m.path, handle) == b"a/file"
+        with mount("-o", NULL) as m:
+            assert os.stat(m.at("a", "file")).st_ino == number
+            assert by_handle(m.path, handle) == b"a/file"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_handle_of_a_deleted_file_is_stale(kind: str, base: str) -> None:
+    with filesystem(kind, base) as source, steady(source, base) as mount, contextlib.ExitStack() as stack:
+        m = stack.enter_context(mount("-o", NULL))
+        write(m.at("first"), b"old")
+        real_number = os.stat(m.real("first")).st_ino
+        handle, number = handle_of(m.at("first")), os.stat(m.at("first")).st_ino
+        os.unlink(m.at("first"))
+        drop_caches()
+        assert error_by_handle(m.path, handle) == errno.ESTALE
+        # ext4 uses the inode number again at once; others may never.
+        again = False
+        for attempt in range(50):
+            write(m.at(f"later-{attempt}"), b"new")
+            if os.stat(m.real(f"later-{attempt}")).st_ino == real_number:
+                again = True
+                assert os.stat(m.at(f"later-{attempt}")).st_ino != number
+                assert handle_of(m.at(f"later-{attempt}")) != handle
+                break
+        assert again or kind != "ext4"
+        assert error_by_handle(m.path, handle) == errno.ESTALE
+        stack.close()
+        m = stack.enter_context(mount("-o", NULL))
+        assert error_by_handle(m.path, handle) == errno.ESTALE
+
+
+def test_generations_cannot_be_guessed(tree: str, mount: Callable[..., Mount]) -> None:
+    write(os.path.join(tree, "file"), b"secret")
+    m = mount("-o", NULL)
+    handle = handle_of(m.at("file"))
+    nodeid = os.stat(m.at("file")).st_ino
+    # fuse_encode_fh(): nodeid as two words, then the generation.
+    words = [int.from_bytes(handle[4 + 4 * i : 8 + 4 * i], "little") for i in range((len(handle) - 4) // 4)]
+    assert words[0] << 32 | words[1] == nodeid
+    chance = random.Random(7)
+    guesses = [0, 1, 2, 2**32 - 1, words[2] ^ 1, *(chance.randrange(2**32) for _ in range(300))]
+    for cached in (True, False):
+        if not cached:
+            drop_caches()
+        for guess in guesses:
+            forged = handle[:12] + guess.to_bytes(4, "little") + handle[16:]
+            assert error_by_handle(m.path, forged) == errno.ESTALE, (cached, guess)
+    assert by_handle(m.path, handle) == b"secret"
+
+
+def test_a_tree_over_several_file_systems(base: str) -> None:
+    with contextlib.ExitStack() as stack:
+        source = stack.enter_context(filesystem("ext4", base, "root"))
+        kinds = ["xfs", "btrfs", "tmpfs", "ext4"]
+        for kind in kinds:
+            stack.enter_context(filesystem(kind, source, f"on-{kind}", images=base))
+            populate(os.path.join(source, f"on-{kind}"))
+            os.link(os.path.join(source, f"on-{kind}", "file"), os.path.join(source, f"on-{kind}", "link"))
+        mount = stack.enter_context(steady(source, base))
+        with mount("-o", CLOAKED) as m:
+            seen: dict[int, list[str]] = {}
+            for directory, _, files in os.walk(m.path):
+                for path in [directory, *(os.path.join(directory, name) for name in files)]:
+                    seen.setdefault(os.lstat(path).st_ino, []).append(os.path.basename(path))
+            assert len(seen) > 4 * 6
+            assert [sorted(names) for names in seen.values() if len(names) > 1] == [["file", "link"]] * len(kinds)
+            handles = {kind: handle_of(m.at(f"on-{kind}", "a", "file")) for kind in kinds}
+            with pytest.raises(OSError, match="cross-device"):
+                os.rename(m.at("on-xfs", "file"), m.at("on-ext4", "x"))
+            os.rename(m.at("on-xfs", "a", "file"), m.at("on-xfs", "b"))
+        with mount("-o", CLOAKED) as m:
+            for kind, handle in handles.items():
+                assert by_handle(m.path, handle) == b"a/file", kind
+
+
+def test_hard_links_are_one_file(tree: str, mount: Callable[..., Mount], user: Callable[..., User]) -> None:
+    m = mount("-o", NULL)
+    write(m.at("one"), b"x")
+    os.link(m.at("one"), m.at("two"))
+    first, second = os.stat(m.at("one")), os.stat(m.at("two"))
+    assert (first.st_ino, first.st_nlink) == (second.st_ino, 2)
+    os.unlink(m.at("one"))
+    assert user(0).do(read, m.at("two")) == b"x"
+    assert os.stat(m.at("two")).st_nlink == 1
+
+
+def test_another_tree_at_the_same_place_makes_old_handles_stale(base: str) -> None:
+    source = os.path.join(base, "real")
+    os.mkdir(source)
+    with steady(source, base) as mount:
+        write(os.path.join(source, "file"), b"old")
+        with mount("-o", NULL) as m:
+            handle = handle_of(m.at("file"))
+        os.rename(source, f"{source}-before")
+        os.mkdir(source)
+        write(os.path.join(source, "file"), b"new")
+        with mount("-o", NULL) as m:
+            assert "another directory than it was" in m.log
+            assert error_by_handle(m.path, handle) == errno.ESTALE
+            assert read(m.at("file")) == b"new"
+
+
+def index_of(mount: Mount) -> str:
+    return os.path.join(STATE_DIR, mount.key, "nodes.sqlite")
+
+
+def test_a_deleted_file_leaves_the_index(tree: str, mount: Callable[..., Mount]) -> None:
+    m = mount("-o", NULL)
+
+    def known() -> int:
+        with contextlib.closing(sqlite3.connect(f"file:{index_of(m)}?mode=ro", uri=True)) as db:
+            return int(db.execute("SELECT count(*) FROM objects").fetchone()[0])
+
+    os.listdir(m.path)
+    before = known()
+    for number in range(20):
+        write(m.at(str(number)), b"")
+    assert known() == before + 20
+    for number in range(20):
+        os.unlink(m.at(str(number)))
+    wait_until(lambda: known() == before)
+
+
+def test_a_broken_index_is_one_clear_line(tree: str, base: str) -> None:
+    with steady(tree, base) as mount:
+        with mount("-o", NULL) as m:
+            pass
+        Path(index_of(m)).write_bytes(b"this is no database" * 100)
+        done = run("mount", tree, m.path, check=False)
+        assert done.returncode == 1
+        assert "nodes.sqlite" in done.stderr or os.path.dirname(index_of(m)) in done.stderr
+        assert "move it away" in done.stderr
+        assert done.stderr.count("\n") == 1
+        assert not is_mounted(m.path)
