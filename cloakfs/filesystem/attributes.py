@@ -87,8 +87,8 @@ class Attributes(Names, Core):
             # A write by somebody else than the owner drops the set-id bits. The kernel asks for that by SETATTR;
             # who may write could have had it by writing.
             before = stat.S_IMODE(at.info.st_mode)
-            dropped = before & ~mode
-            if mode & ~before or dropped & ~0o6000 or not linux.may_access(at.fd, os.W_OK):
+            drops_set_id = stat.S_ISREG(at.info.st_mode) and mode != before and mode | before & 0o6000 == before
+            if not drops_set_id or not linux.may_access(at.fd, os.W_OK):
                 raise
             linux.assume(linux.ROOT)
             os.chmod(path, mode)

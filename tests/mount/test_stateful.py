@@ -1,0 +1,473 @@
+"""Random operations by several callers, through a mount and on a second real tree by the server's identities.
+
+After every step each caller's listings, lookups, attributes and ACLs, and what the operation said, have to agree with
+the second tree, less what the oracle (`tests/mount/oracle.py`) says is hidden.
+
+CLOAKFS_EXAMPLES=1000 runs that many sequences per policy instead of a few.
+"""
+
+import contextlib
+import errno
+import itertools
+import os
+import shutil
+import stat
+import struct
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from cloakfs.daemon import STATE_DIR
+from tests.agents import User
+from tests.mount import oracle
+from tests.mount.conftest import Mount, mounted
+from tests.mount.oracle import Cloak, Look, Map, Outcome, Request, Rules, Survey
+
+EXAMPLES = int(os.environ.get("CLOAKFS_EXAMPLES", "20"))
+STEPS = int(os.environ.get("CLOAKFS_STEPS", "25"))
+
+MAPS = (
+    Map("uid", 0, 0, "map", 0),
+    Map("uid", 11001, 11009, "map", 1001),
+    Map("gid", 0, 0, "map", 0),
+    Map("gid", 12001, 12009, "map", 2001),
+)
+WILD = 777  # an id that no definition names
+
+POLICIES = {
+    "not-cloaked": Rules(MAPS),
+    "owners-only": Rules(MAPS, (Cloak("uid", "+000", 1001, 1003),)),
+    "others-and-group": Rules(MAPS, (Cloak("uid", "+077", 0, 1009), Cloak("gid", "-002", 2002, 2009))),
+    "by-group": Rules(MAPS, (Cloak("gid", "+070", 2001, 2002), Cloak("gid", "-400", 2003, 2003))),
+    "special-bits": Rules(MAPS, (Cloak("uid", "-600", 1001, 1001), Cloak("uid", "+107", 1002, 1009))),
+    "identity": Rules((), (Cloak("uid", "+070", 11001, 11002), Cloak("uid", "+007", 11003, 65534))),
+}
+
+
+# uid, gid, supplementary groups, as the client's machine has them.
+CALLERS = [
+    (0, 0, ()),
+    (11001, 12001, (12002,)),
+    (11002, 12002, ()),
+    (11003, 12003, (12001, 12002, WILD)),
+    (65534, 65534, ()),
+]
+UIDS = [0, 11001, 11002, 11003, 65534, WILD]
+GIDS = [0, 12001, 12002, 12003, 65534, WILD]
+
+
+@dataclass
+class Party:
+    """One caller: a process that uses the mount, and one with the mapped identity that uses the model."""
+
+    rules: Rules
+    ids: tuple[int, int, tuple[int, ...]]
+    client: User = field(init=False)
+    server: User = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.client = User(*self.ids)
+        self.who = self.rules.who(*self.ids)
+        self.server = User(self.who.uid, self.who.gid, self.who.groups - {self.who.gid})
+
+
+@dataclass
+class World:
+    """What is made once for all sequences of one policy."""
+
+    rules: Rules
+    mount: Mount
+    model: str
+    parties: list[Party]
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+
+
+@contextlib.contextmanager
+def world(rules: Rules) -> Iterator[World]:
+    base = tempfile.mkdtemp(prefix="cloakfs-test-")
+    os.chmod(base, 0o755)
+    made = [os.path.join(base, name) for name in ("real", "model", "mnt")]
+    for path in made:
+        os.mkdir(path, 0o755)
+    real, model, point = made
+    parties: list[Party] = []
+    try:
+        with mounted(real, point, "-o", rules.options) as mount:
+            try:
+                parties += [Party(rules, ids) for ids in CALLERS]
+                yield World(rules, mount, model, parties)
+            finally:
+                for party in parties:
+                    party.client.close()
+                    party.server.close()
+        shutil.rmtree(os.path.join(STATE_DIR, mount.key))
+    finally:
+        shutil.rmtree(base)
+
+
+@dataclass
+class Held:
+    """Something that one caller has open on both trees."""
+
+    party: Party
+    client_fd: int
+    server_fd: int
+    flags: int
+
+
+paths = st.lists(st.sampled_from("ab"), min_size=1, max_size=3).map("/".join)
+modes = st.one_of(
+    st.sampled_from([0o644, 0o600, 0o666, 0o755, 0o700, 0o777, 0o4755, 0o2775, 0o1777, 0o111, 0o040, 0o004, 0]),
+    st.integers(0, 0o7777),
+)
+callers = st.integers(0, len(CALLERS) - 1)
+targets = st.sampled_from(["a", "b", "a/b", "b/a", "a/a/b", ".", "nowhere"])
+flags = st.sampled_from(
+    [
+        os.O_RDONLY,
+        os.O_WRONLY,
+        os.O_RDWR,
+        os.O_WRONLY | os.O_APPEND,
+        os.O_WRONLY | os.O_TRUNC,
+        os.O_RDONLY | os.O_TRUNC,
+        os.O_WRONLY | os.O_CREAT,
+        os.O_RDWR | os.O_CREAT | os.O_APPEND,
+        os.O_WRONLY | os.O_CREAT | os.O_EXCL,
+        os.O_WRONLY | os.O_CREAT | os.O_TRUNC,
+        os.O_RDONLY | os.O_CREAT,
+        os.O_RDONLY | os.O_DIRECTORY,
+        os.O_RDONLY | os.O_NOFOLLOW,
+        os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW,
+    ]
+)
+permissions = st.integers(0, 7)
+
+
+def acl(entries: list[tuple[int, int, int]]) -> bytes:
+    """system.posix_acl_*: tag, permissions, id."""
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+
+
+class TwoTrees(RuleBasedStateMachine):
+    """The mount and the model, in a directory of their own for each sequence."""
+
+    world: ClassVar[World]
+
+    def __init__(self) -> None:
+        super().__init__()
+        world = self.world
+        name = f"run{next(world.numbers)}"
+        self.real, self.model, self.top = (
+            os.path.join(at, name) for at in (world.mount.source, world.model, world.mount.path)
+        )
+        for path in (self.real, self.model):
+            os.mkdir(path)
+            os.chmod(path, 0o777)
+            os.chown(path, 99, 99)  # nobody's that a policy cloaks
+        self.held: list[Held] = []
+
+    def teardown(self) -> None:
+        for held in self.held:
+            held.party.client.do(os.close, held.client_fd)
+            held.party.server.do(os.close, held.server_fd)
+        for path in (self.real, self.model):
+            shutil.rmtree(path)
+
+    def look(self, party: Party) -> Look:
+        return Look(self.world.rules, party.who, self.model)
+
+    # -- requests
+
+    def ask(self, caller: int, request: Request, on_server: Request | None = None, *, unmapped: bool = False) -> None:
+        """Make a request through the mount and on the model, where it may read differently, and compare."""
+        party = self.world.parties[caller]
+        on_server = on_server or request
+        if request.name == "open" and self._is_fifo(party, request):
+            return  # what a FIFO of a mount leads to is not the real tree's
+        if request.name == "chmod" and self._may_drop_set_id(party, request):
+            expected: Outcome = oracle.outcome(self.model, request)  # by root
+            also: frozenset[int] = frozenset()
+        else:
+            expected, also = party.server.do(oracle.on_model, self.look(party), on_server, unmapped=unmapped)
+        got = party.client.do(oracle.outcome, self.top, request)
+        assert got == expected or (expected[0] and got[0] in also), (
+            f"{party.ids}: {request}: {_said(got)}, expected {_said(expected)}"
+        )
+
+    def _is_fifo(self, party: Party, request: Request) -> bool:
+        try:
+            place = Look(Rules(), party.who, self.model).walk(request.path, follow=True)
+        except OSError:
+            return False
+        return place.info is not None and stat.S_ISFIFO(place.info.st_mode)
+
+    def _may_drop_set_id(self, party: Party, request: Request) -> bool:
+        """A mount cannot tell a chmod(2) that only drops set-id bits from what the kernel does before a write."""
+        try:
+            place = party.server.do(self.look(party).walk, request.path, follow=True)
+        except (oracle.Hidden, OSError):
+            return False
+        if place.info is None or not stat.S_ISREG(place.info.st_mode) or party.who.uid in (0, place.info.st_uid):
+            return False
+        before = stat.S_IMODE(place.info.st_mode)
+        dropped = before & ~request.mode
+        return bool(
+            dropped
+            and not request.mode & ~before
+            and not dropped & ~0o6000
+            and party.server.do(os.access, place.path, os.W_OK)
+        )
+
+    @initialize(owners=st.tuples(callers, callers, callers), kinds=st.tuples(modes, modes, modes))
+    def furnish(self, owners: tuple[int, int, int], kinds: tuple[int, int, int]) -> None:
+        """Two directories and a file of somebody's."""
+        for name, owner, mode in zip(("a", "b", "a/b"), owners, kinds, strict=True):
+            who = self.world.parties[owner].who
+            for root in (self.real, self.model):
+                path = os.path.join(root, name)
+                if "/" in name:
+                    with open(path, "wb") as file:
+                        file.write(b"content")
+                else:
+                    os.mkdir(path)
+                os.chown(path, who.uid, who.gid)
+                os.chmod(path, mode)
+
+    @rule(caller=callers, name=st.sampled_from(["mkdir", "mkdir", "mkfifo"]), path=paths, mode=modes)
+    def make(self, caller: int, name: str, path: str, mode: int) -> None:
+        self.ask(caller, Request(name, path, mode=mode))
+
+    @rule(caller=callers, path=paths, text=targets)
+    def symlink(self, caller: int, path: str, text: str) -> None:
+        self.ask(caller, Request("symlink", path, text))
+
+    @rule(caller=callers, path=paths, flags=flags, mode=modes, data=st.binary(max_size=5))
+    def open(self, caller: int, path: str, flags: int, mode: int, data: bytes) -> None:
+        self.ask(caller, Request("open", path, flags=flags, mode=mode & 0o777, value=data))
+
+    @rule(caller=callers, path=paths, size=st.integers(0, 9))
+    def truncate(self, caller: int, path: str, size: int) -> None:
+        self.ask(caller, Request("truncate", path, mode=size))
+
+    @rule(caller=callers, name=st.sampled_from(["unlink", "rmdir"]), path=paths)
+    def remove(self, caller: int, name: str, path: str) -> None:
+        self.ask(caller, Request(name, path))
+
+    @rule(caller=callers, old=paths, new=paths)
+    def link(self, caller: int, old: str, new: str) -> None:
+        self.ask(caller, Request("link", old, new))
+
+    @rule(caller=callers, old=paths, new=paths, flags=st.sampled_from([0, 0, 1, 2]))
+    def rename(self, caller: int, old: str, new: str, flags: int) -> None:
+        self.ask(caller, Request("rename", old, new, flags=flags))
+
+    @rule(caller=callers, path=paths, mode=modes)
+    def chmod(self, caller: int, path: str, mode: int) -> None:
+        self.ask(caller, Request("chmod", path, mode=mode))
+
+    @rule(
+        caller=st.sampled_from([0, 0, 1, 2, 3, 4]),
+        name=st.sampled_from(["chown", "lchown"]),
+        path=paths,
+        uid=st.sampled_from([-1, *UIDS]),
+        gid=st.sampled_from([-1, *GIDS]),
+    )
+    def chown(self, caller: int, name: str, path: str, uid: int, gid: int) -> None:
+        rules = self.world.rules
+        server_uid, server_gid = (
+            (-1 if uid < 0 else rules.server("uid", uid)),
+            (-1 if gid < 0 else rules.server("gid", gid)),
+        )
+        request = Request(name, path, ids=(uid, gid))
+        mapped = replace(request, ids=(server_uid or 0, server_gid or 0))
+        self.ask(caller, request, mapped, unmapped=None in (server_uid, server_gid))
+
+    @rule(
+        caller=callers,
+        path=paths,
+        which=st.sampled_from(["access", "access", "default"]),
+        user=st.sampled_from(UIDS),
+        group=st.sampled_from(GIDS),
+        bits=st.tuples(permissions, permissions, permissions, permissions, permissions, permissions),
+    )
+    def setfacl(self, caller: int, path: str, which: str, user: int, group: int, bits: tuple[int, ...]) -> None:
+        rules = self.world.rules
+        server_user, server_group = rules.server("uid", user), rules.server("gid", group)
+
+        def value(uid: int, gid: int) -> bytes:
+            none = 2**32 - 1
+            tags = [(1, none), (2, uid), (4, none), (8, gid), (0x10, none), (0x20, none)]
+            return acl([(tag, perm, entry_id) for (tag, entry_id), perm in zip(tags, bits, strict=True)])
+
+        request = Request("setxattr", path, f"system.posix_acl_{which}", value=value(user, group))
+        mapped = replace(request, value=value(server_user or 0, server_group or 0))
+        self.ask(caller, request, mapped, unmapped=None in (server_user, server_group))
+
+    @rule(caller=callers, path=paths, which=st.sampled_from(["access", "default"]))
+    def forget_acl(self, caller: int, path: str, which: str) -> None:
+        self.ask(caller, Request("removexattr", path, f"system.posix_acl_{which}"))
+
+    @rule(caller=callers, path=paths, name=st.sampled_from(["touch", "utime", "access", "readlink", "list", "lstat"]))
+    def other(self, caller: int, path: str, name: str) -> None:
+        self.ask(caller, Request(name, path))
+
+    @rule(
+        request=st.one_of(
+            st.builds(Request, st.just("chmod"), paths, mode=modes),
+            st.builds(Request, st.just("rename"), paths, paths, flags=st.sampled_from([0, 2])),
+            st.builds(Request, st.just("link"), paths, paths),
+            st.builds(Request, st.just("lchown"), paths, ids=st.just((1001, 2001))),
+            st.builds(Request, st.just("lchown"), paths, ids=st.just((11003, 2))),
+        )
+    )
+    def behind(self, request: Request) -> None:
+        """The server's root changes something on the real tree itself."""
+        assert oracle.outcome(self.real, request) == oracle.outcome(self.model, request)
+
+    @precondition(lambda self: len(self.held) < 4)
+    @rule(caller=callers, path=paths, flags=st.sampled_from([os.O_RDONLY, os.O_RDONLY | os.O_DIRECTORY, os.O_PATH]))
+    def hold(self, caller: int, path: str, flags: int) -> None:
+        """Keep something open, whatever becomes of it."""
+        party = self.world.parties[caller]
+        request = Request("open", path, flags=flags)
+        if self._is_fifo(party, request) or party.server.do(oracle.judge, self.look(party), request)[0]:
+            return
+        expected = party.server.error(_probe, os.path.join(self.model, path), flags)
+        assert party.client.error(_probe, os.path.join(self.top, path), flags) == expected
+        if expected:
+            return
+        server_fd = party.server.do(os.open, os.path.join(self.model, path), flags)
+        client_fd = party.client.do(os.open, os.path.join(self.top, path), flags)
+        self.held.append(Held(party, client_fd, server_fd, flags))
+
+    # -- what must agree after every step
+
+    @invariant()
+    def everybody_sees_what_the_model_says(self) -> None:
+        paths = oracle.everything(self.model)
+        # What the server has is the same on both sides, down to the ids.
+        assert oracle.survey(self.real, paths) == oracle.survey(self.model, paths)
+        infos = {path: os.lstat(os.path.join(self.model, path)) for path in paths}
+        for path, info in infos.items():
+            if stat.S_ISREG(info.st_mode):
+                assert _content(os.path.join(self.real, path)) == _content(os.path.join(self.model, path)), path
+        reachable: set[str] = set()
+        for party in self.world.parties:
+            seen: Survey = party.client.do(oracle.survey, self.top, paths)
+            expected: Survey = party.server.do(oracle.expected, self.look(party), paths, infos)
+            for path in ["", *paths]:
+                assert self._in_client_ids(expected[path]) == seen[path], f"{party.ids} at {path!r}"
+                if not seen[path][0].error:
+                    reachable.add(path)
+        for held in self.held:
+            self._check_held(held, infos, reachable)
+
+    def _in_client_ids(self, found: oracle.Entry) -> oracle.Entry:
+        """With the ids inside the ACL translated."""
+        seen, listed = found
+        if not seen.acl:
+            return found
+        rules = self.world.rules
+        entries = []
+        for tag, perm, entry_id in struct.iter_unpack("<HHI", seen.acl[4:]):
+            kind = {2: "uid", 8: "gid"}.get(tag)
+            entries.append((tag, perm, rules.client(kind, entry_id) if kind else entry_id))  # type: ignore[arg-type]
+        return seen._replace(acl=acl(sorted(entries, key=lambda e: (e[0], e[2])))), listed
+
+    def _check_held(self, held: Held, infos: dict[str, os.stat_result], reachable: set[str]) -> None:
+        """An object by descriptor: visible by one of its places, or a file that this caller has open; else ESTALE."""
+        rules, who = self.world.rules, held.party.who
+        info = held.party.server.do(os.stat, held.server_fd)
+        if info.st_nlink == 0:
+            return
+        places = [path for path, there in infos.items() if there.st_ino == info.st_ino]
+        visible = [path for path in places if all(rules.shows(who, infos[part]) for part in _parts(path))]
+        has_open = stat.S_ISREG(info.st_mode) and any(
+            other.party is held.party
+            and not other.flags & os.O_PATH
+            and held.party.server.do(os.stat, other.server_fd).st_ino == info.st_ino
+            for other in self.held
+        )
+        client = held.party.client
+        if not visible and not has_open:
+            # The daemon may be told late that a file was closed.
+            deadline = time.monotonic() + 2
+            while (error := client.error(os.stat, held.client_fd)) == 0 and time.monotonic() < deadline:
+                time.sleep(0.001)
+            assert error == errno.ESTALE, f"{who} still sees {places} by descriptor"
+            if stat.S_ISDIR(info.st_mode) and not held.flags & os.O_PATH:
+                assert client.error(os.listdir, held.client_fd) == errno.ESTALE
+            return
+        if not has_open and not reachable.intersection(visible) and client.error(os.stat, held.client_fd):
+            return  # nobody could look it up where it is now: it may be taken for hidden
+        seen = client.do(os.stat, held.client_fd)
+        assert (seen.st_mode, seen.st_uid, seen.st_gid) == (
+            info.st_mode,
+            rules.client("uid", info.st_uid),
+            rules.client("gid", info.st_gid),
+        )
+        if held.flags & os.O_PATH:
+            return
+        if stat.S_ISREG(info.st_mode):
+            assert client.do(os.pread, held.client_fd, 1000, 0) == held.party.server.do(
+                os.pread, held.server_fd, 1000, 0
+            )
+        elif stat.S_ISDIR(info.st_mode):
+            prefix = f"{places[0]}/"
+            names = held.party.server.do(os.listdir, held.server_fd)
+            assert sorted(client.do(os.listdir, held.client_fd)) == sorted(
+                name for name in names if rules.shows(who, infos[prefix + name])
+            )
+
+
+def _probe(path: str, flags: int) -> None:
+    os.close(os.open(path, flags))
+
+
+def _parts(path: str) -> list[str]:
+    """The path and those of all directories above it."""
+    parts = path.split("/")
+    return ["/".join(parts[: n + 1]) for n in range(len(parts))]
+
+
+def _content(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _said(outcome: Outcome) -> str:
+    return errno.errorcode[outcome[0]] if outcome[0] else f"success {outcome[1]!r}"
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_two_trees(policy: str) -> None:
+    with world(POLICIES[policy]) as made:
+
+        class Here(TwoTrees):
+            world = made
+
+        run_state_machine_as_test(
+            Here,
+            settings=settings(
+                max_examples=EXAMPLES,
+                stateful_step_count=STEPS,
+                deadline=None,
+                print_blob=True,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
