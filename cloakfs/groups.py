@@ -34,14 +34,14 @@ class ProcessGroups:
         linux.assume(linux.ROOT)  # /proc may be mounted with hidepid
         try:
             fd = os.open(f"/proc/{pid}/status", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
+        except FileNotFoundError:
             return frozenset()
         try:
             status = os.read(fd, 1024)
             start = status.find(b"\nGroups:")
             while start >= 0 and b"\n" not in status[start + 1 :] and (more := os.read(fd, 65536)):
                 status += more  # somebody in a great many groups
-        except OSError:
+        except ProcessLookupError:
             return frozenset()
         finally:
             os.close(fd)

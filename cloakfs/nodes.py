@@ -40,6 +40,9 @@ _TRANSIENT = 1 << 47
 # Names of a hard link to remember; a file with more may have to be looked up again to be used by handle.
 _MAX_OTHER_NAMES = 16
 
+# So many of the descriptors used last may be in use by the request that is being served.
+_IN_USE = 8
+
 # More levels than a path can have.
 _MAX_DEPTH = 4096
 
@@ -489,8 +492,9 @@ class Nodes:
             self._close_oldest(self._max_fds // 8)
 
     def _close_oldest(self, count: int) -> int:
-        """Close up to `count` descriptors, least recently used first; those a request works with are the last."""
-        closable = (obj for obj in self._open.values() if self._reopenable(obj))
+        """Close up to `count` descriptors, least recently used first; those a request works with stay."""
+        old = list(self._open.values())[:-_IN_USE]
+        closable = (obj for obj in old if self._reopenable(obj))
         oldest = list(itertools.islice(closable, count))
         for obj in oldest:
             self._close(obj)

@@ -1,0 +1,325 @@
+"""Large, long, many and full: what the real tree says is passed on, and the daemon goes on."""
+
+import contextlib
+import errno
+import itertools
+import os
+import re
+import resource
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cloakfs import linux
+from tests.agents import User, read, write
+from tests.mount.conftest import COMMAND, Mount, is_mounted, mounted
+from tests.mount.loopfs import attached, filesystem
+
+NULL = "no_root_squash"
+CLOAKED = "no_root_squash,cloak_list=uid +007 1 9999"
+
+
+def memory(pid: int, field: str = "VmRSS") -> float:
+    """MiB; VmHWM is the most it ever was."""
+    found = re.search(rf"{field}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found
+    return int(found[1]) / 1024
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+
+def test_names_of_every_byte(tree: str, mount: Callable[..., Mount], user: Callable[..., User]) -> None:
+    m = mount("-o", CLOAKED)
+    someone = user(2001)
+    path = os.fsencode(m.path)
+    given = [bytes([byte]) * 2 + b"x" for byte in range(1, 256) if byte != ord("/")] + [bytes([255, 254, 200])]
+    for name in given:
+        someone.do(write, os.path.join(path, name), name)
+    listed: list[bytes] = someone.do(os.listdir, path)  # type: ignore[assignment]
+    assert sorted(listed) == sorted(given) == sorted(os.listdir(os.fsencode(tree)))
+    for name in given:
+        assert someone.do(read, os.path.join(path, name)) == name
+        someone.do(os.rename, os.path.join(path, name), os.path.join(path, name + name))
+        someone.do(os.unlink, os.path.join(path, name + name))
+    assert os.listdir(tree) == []
+
+
+def test_names_of_255_bytes(tree: str, mount: Callable[..., Mount], user: Callable[..., User]) -> None:
+    m = mount("-o", NULL)
+    someone = user(2001)
+    someone.do(write, m.at("n" * 255), b"long")
+    assert someone.do(os.listdir, m.path) == ["n" * 255]
+    assert someone.do(read, m.at("n" * 255)) == b"long"
+    for call in (os.stat, os.mkdir, os.unlink):
+        assert someone.error(call, m.at("n" * 256)) == errno.ENAMETOOLONG
+
+
+def dig(top: str, name: str, depth: int) -> None:
+    """Make directories inside of each other, further down than one path can say."""
+    os.chdir(top)
+    for _ in range(depth):
+        os.mkdir(name)
+        os.chdir(name)
+    os.chdir("/")
+
+
+def test_paths_of_4096_bytes(tree: str, mount: Callable[..., Mount], user: Callable[..., User]) -> None:
+    m = mount("-o", CLOAKED)
+    someone = user(2001)
+    # PATH_MAX counts the NUL: 4095 bytes are the longest.
+    room = 4095 - len(m.path)
+    name, rest = "d" * 199, room % 200
+    someone.do(dig, m.path, name, room // 200)
+    longest = m.at(*[name] * (room // 200)) + (f"/{'f' * (rest - 1)}" if rest > 1 else "")
+    if rest > 1:
+        someone.do(write, longest, b"deep")
+        assert someone.do(read, longest) == b"deep"
+    assert someone.do(os.stat, longest).st_uid == 2001
+    assert someone.error(os.stat, longest + "/" + "x" * 200) == errno.ENAMETOOLONG
+
+
+def test_1100_levels(tree: str, mount: Callable[..., Mount], user: Callable[..., User]) -> None:
+    """Deeper than Python recurses, with every level asked about."""
+    someone = user(2001)
+    someone.do(dig, tree, "d", 1100)
+    someone.do(write, os.path.join(tree, *["d"] * 1100, "file"), b"deep")
+    m = mount("-o", CLOAKED)
+    assert someone.do(read, m.at(*["d"] * 1100, "file")) == b"deep"
+    subprocess.run(["rm", "-rf", os.path.join(tree, "d")], check=True)
+
+
+# -- a directory of 100,000 entries ----------------------------------------------------------------
+
+MANY = 100_000
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    path = tmp_path_factory.mktemp("many")
+    for number in range(MANY):
+        (path / f"entry-{number:06}").touch()
+    yield str(path)
+    shutil.rmtree(path)
+
+
+def batches(path: str, size: int) -> Iterator[list[tuple[bytes, int]]]:
+    """getdents64(2) with a small buffer, opening the directory anew each time, as an NFS server does."""
+    cookie = 0
+    while True:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.lseek(fd, cookie, os.SEEK_SET)
+            batch = list(linux.getdents(fd, size))
+        finally:
+            os.close(fd)
+        if not batch:
+            return
+        yield batch
+        cookie = batch[-1][1]
+
+
+@pytest.mark.timeout(400)
+def test_listing_100_000(many: str, mount: Callable[..., Mount]) -> None:
+    m = mount("-o", CLOAKED, source=many)
+    os.listdir(os.path.dirname(m.path))
+    before = memory(m.pid)
+    listed = os.listdir(m.path)
+    assert len(listed) == MANY
+    assert set(listed) == {f"entry-{number:06}" for number in range(MANY)}
+    grown = memory(m.pid, "VmHWM") - before
+    # What the kernel holds references to has to be known; the listing itself must not pile up.
+    assert grown < 80, f"{grown:.0f} MiB"
+    Path("/proc/sys/vm/drop_caches").write_text("2\n")
+    settled = memory(m.pid)
+    assert len(os.listdir(m.path)) == MANY
+    assert memory(m.pid, "VmHWM") - settled < 80
+    assert "ERROR" not in m.log
+
+
+@pytest.mark.timeout(400)
+def test_cookies_survive_deletions_and_a_reopen(base: str, mount: Callable[..., Mount]) -> None:
+    source = os.path.join(base, "some")
+    os.mkdir(source)
+    names = {f"entry-{number:04}".encode() for number in range(3000)}
+    for name in names:
+        os.close(os.open(os.path.join(os.fsencode(source), name), os.O_CREAT))
+    m = mount("-o", CLOAKED, source=source)
+    seen: list[bytes] = []
+    deleted = set()
+    for batch in batches(m.path, 2048):
+        found = [name for name, _ in batch if name not in (b".", b"..")]
+        seen += found
+        for name in itertools.islice(found, 0, None, 2):  # every other one that was seen
+            os.unlink(os.path.join(os.fsencode(m.path), name))
+            deleted.add(name)
+        not_yet = next(iter(names - set(seen) - deleted), None)
+        if not_yet:
+            os.unlink(os.path.join(os.fsencode(source), not_yet))  # behind the mount
+            deleted.add(not_yet)
+    assert len(seen) == len(set(seen))
+    assert names - deleted <= set(seen)
+    assert set(os.listdir(os.fsencode(m.path))) == names - deleted
+
+
+# -- large and sparse ------------------------------------------------------------------------------
+
+
+def put(path: str, offset: int, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+    try:
+        assert os.pwrite(fd, data, offset) == len(data)
+    finally:
+        os.close(fd)
+
+
+def get(path: str, offset: int, size: int) -> bytes:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return os.pread(fd, size, offset)
+    finally:
+        os.close(fd)
+
+
+def test_over_4_gib_and_sparse(tree: str, mount: Callable[..., Mount], user: Callable[..., User]) -> None:
+    m = mount("-o", NULL)
+    someone = user(2001)
+    far = 5 * 2**30 + 12345
+    someone.do(put, m.at("file"), far, b"far out")
+    info = someone.do(os.stat, m.at("file"))
+    assert info.st_size == far + 7
+    assert info.st_blocks < 100
+    assert someone.do(get, m.at("file"), far - 3, 100) == b"\0\0\0far out"
+    assert someone.do(get, m.at("file"), 2**32 - 4, 8) == b"\0" * 8
+    someone.do(os.truncate, m.at("file"), 2**32 + 1)
+    assert os.stat(m.real("file")).st_size == 2**32 + 1
+
+
+# -- errors of the backing tree --------------------------------------------------------------------
+
+
+def fill(path: str) -> int:
+    """Write until an error; how many bytes were taken."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+    taken = 0
+    try:
+        while True:
+            taken += os.write(fd, b"x" * 65536)
+    except OSError as exc:
+        raise type(exc)(exc.errno, f"after {taken} bytes") from None
+    finally:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+def test_enospc(base: str, mount: Callable[..., Mount], user: Callable[..., User]) -> None:
+    with filesystem("ext4", base, mib=16) as source, mounted(source, base_dir(base), "-o", NULL) as m:
+        someone = user(2001)
+        assert someone.error(fill, m.at("file")) == errno.ENOSPC
+        os.unlink(m.at("file"))
+        someone.do(write, m.at("again"), b"works")
+        # Reserved blocks are for root's own, not for whoever root's daemon acts for.
+        assert someone.error(fill, m.at("more")) == errno.ENOSPC
+        assert os.statvfs(source).f_bfree >= os.statvfs(source).f_bfree - os.statvfs(source).f_bavail > 0
+
+
+def base_dir(base: str) -> str:
+    path = os.path.join(base, "mnt-of-it")
+    os.mkdir(path)
+    return path
+
+
+def test_edquot(base: str, user: Callable[..., User]) -> None:
+    if not shutil.which("setquota"):
+        pytest.skip("needs setquota (Debian: quota)")
+    if not os.path.exists("/proc/sys/fs/quota"):
+        pytest.skip("this kernel has no disk quota (CONFIG_QUOTA)")
+    with filesystem("ext4", base, mkfs=("-O", "quota")) as source:
+        subprocess.run(["quotaon", "-u", source], capture_output=True, check=False)
+        assert is_quota_on(source)
+        subprocess.run(["setquota", "-u", "2001", "0", "1024", "0", "0", source], check=True)
+        with mounted(source, base_dir(base), "-o", NULL) as m:
+            someone, other = user(2001), user(2002)
+            assert someone.error(fill, m.at("file")) == errno.EDQUOT
+            other.do(write, m.at("other"), b"has none")
+            assert os.stat(m.real("file")).st_size <= 1 << 20
+
+
+def is_quota_on(source: str) -> bool:
+    said = subprocess.run(["quotaon", "-p", "-u", source], capture_output=True, text=True, check=False).stdout
+    return " is on" in said
+
+
+def test_erofs(base: str, user: Callable[..., User]) -> None:
+    with filesystem("ext4", base) as source, mounted(source, base_dir(base), "-o", NULL) as m:
+        someone = user(2001)
+        someone.do(write, m.at("file"), b"x")
+        subprocess.run(["mount", "--internal-only", "-o", "remount,ro", source], check=True)
+        assert someone.error(write, m.at("file"), b"y") == errno.EROFS
+        assert someone.error(os.mkdir, m.at("directory")) == errno.EROFS
+        assert someone.error(os.chmod, m.at("file"), 0o600) == errno.EROFS
+        assert someone.error(os.unlink, m.at("file")) == errno.EROFS
+        assert someone.do(read, m.at("file")) == b"x"
+
+
+def test_read_only_mount(tree: str, mount: Callable[..., Mount], user: Callable[..., User]) -> None:
+    write(os.path.join(tree, "file"), b"x")
+    m = mount("-o", "ro")
+    someone = user(2001)
+    assert someone.error(write, m.at("file"), b"y") == errno.EROFS
+    assert someone.error(os.mkdir, m.at("directory")) == errno.EROFS
+    assert someone.do(read, m.at("file")) == b"x"
+
+
+def open_many(path: str, most: int) -> tuple[int, int]:
+    """Open one file as often as it goes: (how often, errno); all are closed again."""
+    fds = []
+    code = 0
+    try:
+        for _ in range(most):
+            fds.append(os.open(path, os.O_RDONLY))
+    except OSError as exc:
+        code = exc.errno or -1
+    for fd in fds:
+        os.close(fd)
+    return len(fds), code
+
+
+def test_emfile(tree: str, base: str, user: Callable[..., User]) -> None:
+    for number in range(200):
+        write(os.path.join(tree, str(number)), b"x")
+    path = base_dir(base)
+    limit = 128
+    subprocess.run(
+        [*COMMAND, "mount", tree, path, "-o", CLOAKED],
+        check=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)),
+    )
+    try:
+        m = Mount(tree, path)
+        someone = user(2001)
+        assert len(someone.do(os.listdir, path)) == 200
+        opened, code = someone.do(open_many, m.at("0"), 1000)
+        assert code in (errno.EMFILE, errno.ENFILE)
+        assert 50 < opened < limit
+        # Afterwards everything works as before.
+        assert all(someone.do(read, m.at(str(number))) == b"x" for number in range(200))
+        opened_again, _ = someone.do(open_many, m.at("0"), 1000)
+        assert abs(opened_again - opened) <= 5
+        assert "Traceback" not in m.log
+    finally:
+        subprocess.run([*COMMAND, "umount", path], check=True)
+    assert not is_mounted(path)
+
+
+def test_submounts_that_come_later(tree: str, base: str, mount: Callable[..., Mount]) -> None:
+    os.mkdir(os.path.join(tree, "later"))
+    m = mount("-o", CLOAKED)
+    assert os.listdir(m.at("later")) == []
+    with attached("tmpfs", os.path.join(tree, "later"), "-t", "tmpfs"):
+        write(os.path.join(tree, "later", "file"), b"x")
+        assert read(m.at("later", "file")) == b"x"
+        assert os.stat(m.at("later")).st_ino != os.stat(m.at()).st_ino
