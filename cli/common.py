@@ -1,5 +1,6 @@
 """What the commands share."""
 
+import fcntl
 import glob
 import json
 import os
@@ -10,7 +11,7 @@ from typing import NoReturn
 import click
 from rich.console import Console
 
-from cloakfs.daemon import RUN_DIR
+from cloakfs.daemon import RUN_DIR, STATE_DIR
 from cloakfs.exports import Export, ExportsWarning, Options, parse
 from cloakfs.mountpoint import MountError
 
@@ -60,8 +61,24 @@ def mounted() -> dict[str, Mounted]:
             mount = Mounted(**{name: told[name] for name in Mounted.__dataclass_fields__})
         except (OSError, ValueError, KeyError, TypeError):
             continue  # it just ended
-        found[mount.target] = mount
+        if _is_served(os.path.basename(path).removesuffix(".json")):
+            found[mount.target] = mount
     return found
+
+
+def _is_served(key: str) -> bool:
+    """Does the daemon of this mount live? One that was killed leaves its file behind, and its pid to others."""
+    try:
+        state = os.open(os.path.join(STATE_DIR, key), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(state, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(state)
+    return False
 
 
 def read_exports(path: str) -> tuple[list[Export], list[ExportsWarning]]:

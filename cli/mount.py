@@ -1,8 +1,10 @@
 """`cloakfs mount`: put a mount in place and return when it answers."""
 
+import errno
 import logging
 import os
 import signal
+import stat
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -48,8 +50,7 @@ def mount(
     if os.geteuid() != 0:
         fail("only root can mount: the daemon acts for every caller", 1)
     for path in (source, mountpoint):
-        if not os.path.isdir(path):
-            fail(f"{path}: not a directory", 1)
+        _require_directory(path)
     source, mountpoint = os.path.realpath(source), os.path.realpath(mountpoint)
     if mountpoint.startswith(source.rstrip("/") + "/"):
         fail(f"{mountpoint}: inside of {source}, where the daemon would wait for itself; mount it elsewhere", 1)
@@ -104,6 +105,16 @@ def _check(given: dict[str, Any]) -> None:
             fail(f"--{option}: {exc.problem}; expected {exc.expected}", 2)
         if getattr(options, name) != value:
             fail(f"--{option} {value}: not a single value", 2)
+
+
+def _require_directory(path: str) -> None:
+    try:
+        if not stat.S_ISDIR(os.stat(path).st_mode):
+            fail(f"{path}: not a directory", 1)
+    except OSError as exc:
+        if exc.errno == errno.ENOTCONN:
+            fail(f"{path}: a mount whose daemon has died is still there (cloakfs umount {path})", 1)
+        fail(f"{path}: {exc.strerror}", 1)
 
 
 def _serve(settings: Settings, ready: Callable[[], None]) -> NoReturn:
