@@ -37,7 +37,7 @@ from tests.mount import oracle
 from tests.mount.conftest import Mount, mounted
 from tests.mount.oracle import Cloak, Look, Map, Outcome, Request, Rules, Survey
 
-EXAMPLES = int(os.environ.get("CLOAKFS_EXAMPLES", "20"))
+EXAMPLES = int(os.environ.get("CLOAKFS_EXAMPLES", "25"))
 STEPS = int(os.environ.get("CLOAKFS_STEPS", "25"))
 
 MAPS = (
@@ -155,6 +155,7 @@ flags = st.sampled_from(
     ]
 )
 permissions = st.integers(0, 7)
+owners = st.sampled_from([(1001, 2001), (1002, 2002), (11001, 12001), (11003, 2), (99, 99)])
 
 
 def acl(entries: list[tuple[int, int, int]]) -> bytes:
@@ -246,6 +247,8 @@ class TwoTrees(RuleBasedStateMachine):
                     os.mkdir(path)
                 os.chown(path, who.uid, who.gid)
                 os.chmod(path, mode)
+        for caller in range(len(CALLERS)):
+            self._hold(caller, "a/b", os.O_PATH)
 
     @rule(caller=callers, name=st.sampled_from(["mkdir", "mkdir", "mkfifo"]), path=paths, mode=modes)
     def make(self, caller: int, name: str, path: str, mode: int) -> None:
@@ -330,18 +333,30 @@ class TwoTrees(RuleBasedStateMachine):
             st.builds(Request, st.just("chmod"), paths, mode=modes),
             st.builds(Request, st.just("rename"), paths, paths, flags=st.sampled_from([0, 2])),
             st.builds(Request, st.just("link"), paths, paths),
-            st.builds(Request, st.just("lchown"), paths, ids=st.just((1001, 2001))),
-            st.builds(Request, st.just("lchown"), paths, ids=st.just((11003, 2))),
+            st.builds(Request, st.just("lchown"), paths, ids=owners),
         )
     )
     def behind(self, request: Request) -> None:
         """The server's root changes something on the real tree itself."""
         assert oracle.outcome(self.real, request) == oracle.outcome(self.model, request)
 
-    @precondition(lambda self: len(self.held) < 4)
-    @rule(caller=callers, path=paths, flags=st.sampled_from([os.O_RDONLY, os.O_RDONLY | os.O_DIRECTORY, os.O_PATH]))
-    def hold(self, caller: int, path: str, flags: int) -> None:
+    @rule(path=st.sampled_from("ab"), ids=owners)
+    def give_away_the_top(self, path: str, ids: tuple[int, int]) -> None:
+        """Which hides all below at one stroke, or shows it again."""
+        self.behind(Request("lchown", path, ids=ids))
+
+    @precondition(lambda self: len(self.held) < 8)
+    @rule(
+        caller=callers,
+        which=st.integers(0, 20),
+        flags=st.sampled_from([os.O_RDONLY, os.O_RDONLY | os.O_DIRECTORY, os.O_PATH]),
+    )
+    def hold(self, caller: int, which: int, flags: int) -> None:
         """Keep something open, whatever becomes of it."""
+        there = oracle.everything(self.model)
+        self._hold(caller, there[which % len(there)] if there else "a", flags)
+
+    def _hold(self, caller: int, path: str, flags: int) -> None:
         party = self.world.parties[caller]
         request = Request("open", path, flags=flags)
         if self._is_fifo(party, request) or party.server.do(oracle.judge, self.look(party), request)[0]:
