@@ -78,6 +78,8 @@ def mount(
         fail(str(exc), 2)
     except OSError as exc:
         fail(f"{exports}: {exc.strerror}", 1)
+    if mount_words.dev_refused:
+        click.echo("cloakfs: warning: dev has no effect without default_permissions", err=True)
     if exports:
         exports = os.path.abspath(exports)  # the daemon, which reads it again, works in another directory
     settings = Settings(

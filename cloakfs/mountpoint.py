@@ -42,10 +42,12 @@ class MountWords:
     Attributes:
         flags: for mount(2); without `suid` and `dev`, set-id bits and devices are without effect.
         default_permissions: let the kernel check the mode bits that are shown, too.
+        dev_refused: `dev` was asked for without `default_permissions`, and is not in `flags`.
     """
 
     flags: int
     default_permissions: bool
+    dev_refused: bool = False
 
 
 def split_words(text: str) -> tuple[MountWords, str]:
@@ -75,10 +77,15 @@ def split_words(text: str) -> tuple[MountWords, str]:
     left = "".join(rest)
     if left.rstrip().endswith(","):
         left = left.rstrip()[:-1]
+    # Of a device that a process opens, the kernel asks the file system nothing, and without default_permissions it
+    # asks nobody: whoever sees the device could open it.
+    dev_refused = "nodev" not in names and not default_permissions
+    if dev_refused:
+        names.add("nodev")
     flags = 0
     for name in names:
         flags |= _FLAGS[name]
-    return MountWords(flags, default_permissions), left
+    return MountWords(flags, default_permissions, dev_refused), left
 
 
 def _items(text: str) -> Iterator[tuple[int, int]]:

@@ -69,7 +69,7 @@ def run(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]
 
 
 def is_mounted(path: str) -> bool:
-    with open("/proc/self/mounts", encoding="utf-8") as mounts:
+    with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:
         return any(line.split()[1] == path for line in mounts)
 
 

@@ -290,6 +290,20 @@ def test_devices_are_refused(kind: int, tree: str, mount: MakeMount, user: MakeU
     assert user(0).error(opened, n.at("device"), os.O_RDONLY) == errno.EACCES  # nodev
 
 
+def test_dev_needs_default_permissions(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    """Of a device the kernel asks the daemon nothing: without its own check, whoever sees it could open it."""
+    os.mknod(os.path.join(tree, "zero"), stat.S_IFCHR | 0o600, os.makedev(1, 5))
+    os.mkfifo(os.path.join(tree, "fifo"), 0o600)
+    without = mount("-o", "no_root_squash,dev")
+    for who in (user(0), user(500)):
+        assert who.error(opened, without.at("zero"), os.O_RDONLY) == errno.EACCES
+    checked = mount("-o", "no_root_squash,dev,default_permissions")
+    user(0).do(opened, checked.at("zero"), os.O_RDONLY)
+    for name in ("zero", "fifo"):
+        assert user(500).error(opened, checked.at(name), os.O_RDONLY | os.O_NONBLOCK) == errno.EACCES
+    user(0).do(opened, checked.at("fifo"), os.O_RDONLY | os.O_NONBLOCK)
+
+
 def test_setgid_directories(tree: str, mount: MakeMount, user: MakeUser) -> None:
     put(os.path.join(tree, "shared"), 1002, 2005, 0o2777, None)
     m = mount("-o", MAP)
