@@ -12,6 +12,7 @@ File descriptors are a cache. What falls out is opened again by handle, or, wher
 handles (overlayfs without nfs_export, for example), by its last known name, if that is still the same object.
 """
 
+import contextlib
 import errno
 import hashlib
 import itertools
@@ -43,8 +44,13 @@ _MAX_OTHER_NAMES = 16
 # So many of the descriptors used last may be in use by the request that is being served.
 _IN_USE = 8
 
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
 # More levels than a path can have.
 _MAX_DEPTH = 4096
+
+# How long a directory that was below the root counts as being there, in seconds.
+_MOMENT = 0.02
 
 # A change within the clock tick (at most 10 ms) in which a place was checked would not show in the ctime.
 _TICK_NS = 20_000_000
@@ -126,6 +132,8 @@ class Nodes:
         self._by_mount: dict[int, Filesystem] = {}
         self._by_number: dict[int, Filesystem] = {}
         self._open: dict[int, Object] = {}  # least recently used first
+        self._inside: set[tuple[int, int]] = set()  # directories seen below the root, good for a moment
+        self._inside_until = 0.0
         self._transient = _TRANSIENT | int.from_bytes(os.urandom(5), "little")
         linux.assume(linux.ROOT)
         fd = os.open(source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -224,20 +232,29 @@ class Nodes:
         return self._objects.get(number) or self._restore(number)
 
     def _restore(self, number: int) -> Object:
+        """Take an object, and what is above it, from the index."""
         linux.assume(linux.ROOT)
-        row = self._index.find(number)
-        if row is None:
-            raise Stale
-        handle, parent_number, name = row
-        filesystem = self._by_number.get(int.from_bytes(handle[:4], "little"))
-        if filesystem is None:
-            raise Stale
-        obj = Object(number, handle, filesystem)
-        if parent_number and parent_number != number:
-            parent = self.get(parent_number)
-            self._place(obj, parent, name)
-        self._remember(obj)
-        return obj
+        rows: dict[int, tuple[bytes, bytes, Filesystem]] = {}
+        # No recursion: a path may have more levels than Python allows.
+        while number and number not in self._objects and number not in rows:
+            row = self._index.find(number)
+            if row is None:
+                raise Stale
+            handle, above, name = row
+            filesystem = self._by_number.get(int.from_bytes(handle[:4], "little"))
+            if filesystem is None:
+                raise Stale
+            rows[number] = handle, name, filesystem
+            number = above
+        parent = self._objects.get(number)
+        for number, (handle, name, filesystem) in reversed(rows.items()):
+            obj = Object(number, handle, filesystem)
+            if parent is not None:
+                self._place(obj, parent, name)
+            self._remember(obj)
+            parent = obj
+        assert parent is not None
+        return parent
 
     def resolve(self, fd: int, parent: Object | None, name: bytes) -> Object:
         """The object that `fd` (O_PATH) refers to, which was just found as `name` in `parent`.
@@ -320,6 +337,8 @@ class Nodes:
 
     def _place(self, obj: Object, parent: Object, name: bytes) -> None:
         """`obj` is (now) `name` in `parent`."""
+        if obj.pins:
+            self._part(obj, parent)
         before = obj.parent
         parent.pins += 1
         obj.parent, obj.name, obj.checked = parent, name, 0
@@ -327,6 +346,15 @@ class Nodes:
             before.pins -= 1
             if before is not parent:
                 self._drop_if_unused(before)
+
+    def _part(self, obj: Object, parent: Object) -> None:
+        """Where `parent` was thought to be below `obj`, that is outdated: nothing may be below itself."""
+        at: Object | None = parent
+        while at is not None:
+            if at.parent is obj:
+                at.parent = None
+                obj.pins -= 1
+            at = at.parent
 
     def _found_again(self, obj: Object, parent: Object, name: bytes, fd: int) -> None:
         """A known object turned up under another name: moved, or one more hard link."""
@@ -393,7 +421,7 @@ class Nodes:
         Never by looking at what else is there: outside the tree, that may be the daemon's own mount.
         """
         name = os.path.basename(os.readlink(f"/proc/self/fd/{self.fd(obj)}".encode()))
-        parent = self.parent_directory(obj)
+        parent = self._above(obj) if self._was_inside(obj) else None
         if parent is None or not self._is_at(info, parent, name):
             self._displace(obj)
             return
@@ -414,8 +442,9 @@ class Nodes:
         """What ".." of a directory is; the root is its own, and None is for what is no longer below the root."""
         if obj is self.root:
             return obj
-        if not self._is_inside(obj):
-            return None
+        return self._above(obj) if self._is_inside(obj) else None
+
+    def _above(self, obj: Object) -> Object:
         linux.assume(linux.ROOT)
         fd = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.fd(obj))
         known = self.known(fd, obj)
@@ -424,21 +453,40 @@ class Nodes:
             return known
         return self.resolve(fd, None, b"")
 
+    def _was_inside(self, obj: Object) -> bool:
+        """Was this directory below the root a moment ago?
+
+        For who goes on to the top anyway, level by level: to walk all the way at each would take a deep path's
+        requests minutes, and everybody else with them.
+        """
+        now = time.monotonic()
+        if now > self._inside_until:
+            self._inside.clear()
+            self._inside_until = now + _MOMENT
+        return self._id(os.fstat(self.fd(obj))) in self._inside or self._is_inside(obj)
+
+    @staticmethod
+    def _id(info: os.stat_result) -> tuple[int, int]:
+        return info.st_dev, info.st_ino
+
     def _is_inside(self, obj: Object) -> bool:
         """Is this directory still below the root of the tree?"""
         linux.assume(linux.ROOT)
-        root = os.fstat(self.fd(self.root))
+        root = self._id(os.fstat(self.fd(self.root)))
+        passed: list[tuple[int, int]] = []
         fd = os.dup(self.fd(obj))
         try:
-            here = os.fstat(fd)
+            here = self._id(os.fstat(fd))
             for _ in range(_MAX_DEPTH):
-                if (here.st_dev, here.st_ino) == (root.st_dev, root.st_ino):
+                if here == root:
+                    self._inside.update(passed)
                     return True
+                passed.append(here)
                 above = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
                 os.close(fd)
                 fd = above
-                there, here = here, os.fstat(fd)
-                if (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino):
+                here = self._id(os.fstat(fd))
+                if here == passed[-1]:
                     return False  # "/"
         finally:
             os.close(fd)
@@ -459,25 +507,36 @@ class Nodes:
         if obj.open_files:
             return obj.open_files[-1]
         linux.assume(linux.ROOT)
-        if obj.filesystem.decodable:
-            try:
+        try:
+            if obj.filesystem.decodable:
                 fd = linux.open_by_handle(obj.filesystem.fd, obj.handle[4:], os.O_PATH | os.O_NOFOLLOW)
-            except OSError as exc:
-                if exc.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-                    raise Stale from None
-                if not self.shed():
-                    raise
-                return self.fd(obj)
-        else:
-            fd = self._open_by_name(obj)
+            else:
+                fd = self._open_by_name(obj)
+        except OSError as exc:
+            if exc.errno not in _NO_ROOM:
+                raise Stale from None
+            if not self.shed():
+                raise
+            return self.fd(obj)
         self._keep(obj, fd)
         return fd
 
     def _open_by_name(self, obj: Object) -> int:
+        # From above, so that there is no recursion through many levels.
+        closed = []
+        above = obj.parent
+        while above is not None and above.fd < 0 and not above.filesystem.decodable:
+            closed.append(above)
+            above = above.parent
+        for above in reversed(closed):
+            with contextlib.suppress(Stale):
+                self.fd(above)
         for parent, name in [*([(obj.parent, obj.name)] if obj.parent else []), *(obj.others or [])]:
             try:
                 fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.fd(parent))
-            except OSError:
+            except OSError as exc:
+                if exc.errno in _NO_ROOM:
+                    raise
                 continue
             if self._identify(fd, parent)[0] == obj.handle:
                 return fd
