@@ -50,6 +50,7 @@ class Index:
         if self._db.execute("SELECT 1 FROM secret").fetchone() is None:
             self._db.execute("INSERT INTO secret VALUES (?)", (secrets.token_bytes(32),))
         self.secret = self._secret()
+        self._last = self._last_given()
 
     def _secret(self) -> bytes:
         return bytes(self._db.execute("SELECT key FROM secret").fetchone()[0])
@@ -72,7 +73,12 @@ class Index:
             self._db.execute("UPDATE secret SET key = ?", (secrets.token_bytes(32),))
             self._db.execute("INSERT INTO objects VALUES (?, ?, 0, x'')", (number, handle))
         self.secret = self._secret()
+        self._last = self._last_given()
         return row is None
+
+    def _last_given(self) -> int:
+        row = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'objects'").fetchone()
+        return 0 if row is None else int(row[0])
 
     def close(self) -> None:
         """Write everything back into the one file."""
@@ -80,12 +86,22 @@ class Index:
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """Make many numbers durable at the price of one; must not be held across an await."""
+        """Make many numbers durable at the price of one; must not be held across an await.
+
+        Raises:
+            sqlite3.Error: they could not be made durable, and last only as long as this process.
+        """
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
         finally:
-            self._db.execute("COMMIT")
+            if self._db.in_transaction:  # SQLite ends one by itself when the disk is full
+                try:
+                    self._db.execute("COMMIT")
+                except sqlite3.Error:
+                    if self._db.in_transaction:
+                        self._db.execute("ROLLBACK")
+                    raise
 
     def filesystem(self, key: str) -> int:
         """The number of the file system that `key` names."""
@@ -109,11 +125,10 @@ class Index:
         """The number of the object with this handle, which was just seen as `name` in `parent`."""
         row = self._db.execute("SELECT number, parent, name FROM objects WHERE handle = ?", (handle,)).fetchone()
         if row is None:
-            cursor = self._db.execute(
-                "INSERT INTO objects (handle, parent, name) VALUES (?, ?, ?)", (handle, parent, name)
-            )
-            assert cursor.lastrowid is not None
-            return cursor.lastrowid
+            # Counted here: a number must not be given twice even if a transaction had to be undone.
+            self._last += 1
+            self._db.execute("INSERT INTO objects VALUES (?, ?, ?, ?)", (self._last, handle, parent, name))
+            return self._last
         if (row[1], row[2]) != (parent, name):
             self.moved(row[0], parent, name)
         return int(row[0])
@@ -124,7 +139,10 @@ class Index:
 
     def remove(self, number: int) -> None:
         """The object was deleted; its number is not given again."""
-        self._db.execute("DELETE FROM objects WHERE number = ?", (number,))
+        try:
+            self._db.execute("DELETE FROM objects WHERE number = ?", (number,))
+        except sqlite3.Error as exc:
+            log.warning("%s: %s; a deleted file stays in it", self._path, exc)
 
     def checkpoint(self) -> None:
         """Move what the log holds into the database, from any thread; others go on meanwhile."""
