@@ -200,7 +200,7 @@ class _Daemon:
                 nursery.cancel_scope.cancel()
 
     async def _say_ready(self) -> None:
-        await trio.to_thread.run_sync(self._filesystem.check_from_inside, abandon_on_cancel=True)
+        await trio.to_thread.run_sync(linux.apart, self._filesystem.check_from_inside, abandon_on_cancel=True)
         log.info("%s: serving %s", self._settings.target, self._settings.source)
         self._ready()
 
@@ -224,7 +224,7 @@ class _Daemon:
             else:
                 log.info("%s: asked to stop", self._settings.target)
                 # In a thread: the kernel may have to write back pages first, through this very loop.
-                await trio.to_thread.run_sync(mountpoint.detach, self._settings.target)
+                await trio.to_thread.run_sync(linux.apart, mountpoint.detach, self._settings.target)
                 await trio.sleep(GRACE_SECONDS)
                 log.warning("%s: still in use after %g s", self._settings.target, GRACE_SECONDS)
                 pyfuse3.terminate()

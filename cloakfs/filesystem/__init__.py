@@ -1,13 +1,17 @@
 """The pyfuse3 operations, one module per family. They decide nothing themselves: see `view` and `door`."""
 
+import logging
 from collections.abc import Sequence
 
 from pyfuse3 import InodeT
 
+from .. import linux
 from .attributes import Attributes
 from .data import Data
 from .directories import Directories
 from .xattrs import ExtendedAttributes
+
+log = logging.getLogger(__name__)
 
 
 class Filesystem(Attributes, Directories, Data, ExtendedAttributes):
@@ -16,7 +20,12 @@ class Filesystem(Attributes, Directories, Data, ExtendedAttributes):
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
         """The kernel dropped references; there is no answer to it."""
         for inode, count in inode_list:
-            self.nodes.forget(inode, count)
+            try:
+                self.nodes.forget(inode, count)
+            except Exception as exc:
+                linux.assume(linux.ROOT)
+                if self.is_news("forget", exc):
+                    log.exception("forget(%r, %r) failed", inode, count)
 
 
 __all__ = ["Filesystem"]

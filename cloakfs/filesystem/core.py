@@ -7,6 +7,7 @@ import os
 import stat
 import threading
 import time
+import traceback
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
@@ -31,6 +32,11 @@ _T = TypeVar("_T")
 # When to look up a refused directory again, in seconds after the last refusal and after each other.
 _REPAIR_DELAYS = (0.0, 0.02, 0.1, 0.4)
 
+_FIRST_KERNEL_ERRNO = 512
+
+# A failure that was told is told again after so many seconds: clients must not be able to fill the log.
+_TELL_AGAIN_SECONDS = 60.0
+
 
 def answers(
     handler: Callable[Concatenate[_C, _P], Coroutine[Any, Any, _T]],
@@ -45,15 +51,28 @@ def answers(
         try:
             return await handler(self, *args, **kwargs)
         except OSError as exc:
-            raise FUSEError(exc.errno or errno.EIO) from None
+            raise FUSEError(_errno_to_pass_on(exc)) from None
         except FUSEError:
             raise
-        except Exception:
+        except Exception as exc:
             linux.assume(linux.ROOT)  # the traceback reads source files
-            log.exception("%s%r failed: answered EIO", handler.__name__, args)
+            if self.is_news(handler.__name__, exc):
+                log.exception("%s%r failed: answered EIO", handler.__name__, args)
             raise FUSEError(errno.EIO) from None
 
     return cast("Callable[Concatenate[_C, _P], Coroutine[Any, Any, _T]]", guarded)
+
+
+def _errno_to_pass_on(exc: OSError) -> int:
+    """The error as FUSE can tell it.
+
+    Real file systems have been seen to fail with the kernel's own numbers (ENOTSUPP is 524): the kernel refuses an
+    answer with one, and the client waits for ever. ENOSYS means that nobody is to ask again on this mount.
+    """
+    code = exc.errno or errno.EIO
+    if code == errno.ENOSYS:
+        return errno.EOPNOTSUPP
+    return code if 0 < code < _FIRST_KERNEL_ERRNO else errno.EIO
 
 
 class Entered(NamedTuple):
@@ -127,6 +146,16 @@ class Core(pyfuse3.Operations):
         self._repairing: dict[int, int] = {}  # object number -> refusals while it is going on
         self.last_reader = 0
         self._one_repair = trio.CapacityLimiter(1)
+        self._told: dict[tuple[str, type[Exception], int], float] = {}  # cause -> when
+
+    def is_news(self, what: str, exc: Exception) -> bool:
+        """Is this failure to be logged, or was it just now?"""
+        cause = (what, type(exc), [line for _, line in traceback.walk_tb(exc.__traceback__)][-1])
+        now = time.monotonic()
+        if now < self._told.get(cause, -_TELL_AGAIN_SECONDS) + _TELL_AGAIN_SECONDS:
+            return False
+        self._told[cause] = now
+        return True
 
     # -- coming in ---------------------------------------------------------------------------------
 
@@ -319,6 +348,7 @@ class Core(pyfuse3.Operations):
                 await trio.sleep(delay)
                 for top in self._tops():
                     await trio.to_thread.run_sync(
+                        linux.apart,
                         self._stat_from_inside,
                         os.path.join(top, *names),
                         limiter=self._one_repair,

@@ -166,8 +166,11 @@ class Names(Core):
             # It came into being behind the kernel's back, or it is hidden.
             if self._is_hidden(at, name):
                 raise FUSEError(errno.EACCES) from None
-            path_fd, _ = self._find(at, name)
+            path_fd, info = self._find(at, name)
             try:
+                if not stat.S_ISREG(info.st_mode):
+                    # Opening a FIFO would wait, with everybody; at this error the kernel looks the name up again.
+                    raise Stale from None
                 fd = self._with_room(os.open, f"/proc/self/fd/{path_fd}", how)
             finally:
                 os.close(path_fd)
