@@ -116,7 +116,7 @@ def circumstances(rounds: int, seconds: float, files: int) -> dict[str, object]:
         "kernel": platform.release(),
         "CPUs": f"{len(os.sched_getaffinity(0))} × {models[0] if models else platform.machine()}",
         "Python": platform.python_version(),
-        "cloakfs": importlib.metadata.version("cloakfs"),
+        "cloakfs": f"{importlib.metadata.version('cloakfs')}{_revision()}",
         "pyfuse3": importlib.metadata.version("pyfuse3"),
         "bindfs": version.split("\n")[0].removeprefix("bindfs").strip(),
         "rounds": rounds,
@@ -124,6 +124,14 @@ def circumstances(rounds: int, seconds: float, files: int) -> dict[str, object]:
         "files listed": files,
         "load before": round(os.getloadavg()[0], 2),
     }
+
+
+def _revision() -> str:
+    """Which commit, if it is a checkout; `-dirty` if files were changed."""
+    command = ["git", "-C", os.path.dirname(__file__), "describe", "--always", "--dirty", "--exclude=*"]
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        return f" ({subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()})"
+    return ""
 
 
 @click.command()
