@@ -27,7 +27,7 @@ class Data(Core):
         """Open the real file as the caller: its permissions and ACLs decide, at this moment."""
         at = await self._enter(inode, ctx)
         fd = self._open_to_execute(at) if flags & linux.FMODE_EXEC else self._reopen(at, reopen_flags(flags))
-        return FileInfo(fh=self._opened(fd, at))
+        return FileInfo(fh=self._opened(fd, at), keep_cache=False)
 
     def _reopen(self, at: Entered, flags: int) -> int:
         at.assume()

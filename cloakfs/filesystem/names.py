@@ -180,7 +180,7 @@ class Names(Core):
             os.close(fd)
             raise
         obj = self.nodes.get(entry.st_ino)
-        return FileInfo(fh=self._opened(fd, at._replace(obj=obj))), entry
+        return FileInfo(fh=self._opened(fd, at._replace(obj=obj)), keep_cache=False), entry
 
     @answers
     async def link(
