@@ -123,9 +123,8 @@ def mount(base: str, tree: str) -> Iterator[Callable[..., Mount]]:
             count += 1
             path = os.path.join(base, f"mnt{count}")
             os.mkdir(path)
-            made = stack.enter_context(mounted(source, path, *arguments))
-            stack.callback(_forget_state, made)
-            return made
+            stack.callback(_forget_state, Mount(source, path))  # after the daemon ended
+            return stack.enter_context(mounted(source, path, *arguments))
 
         yield make
 
