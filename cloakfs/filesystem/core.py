@@ -376,7 +376,8 @@ class Core(pyfuse3.Operations):
         me = threading.get_native_id()
         self._insiders.add(me)
         try:
-            os.listdir(self.mountpoint)
+            with os.scandir(self.mountpoint) as entries:
+                next(entries, None)  # all of a large directory would take time and memory
         finally:
             self._insiders.discard(me)
         if self.last_reader != me:
