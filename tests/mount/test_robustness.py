@@ -30,59 +30,90 @@ CLIENTS = 64
 wait_until = test_limits.wait_until
 
 
-def work(directory: str, seconds: float, seed: int) -> int:
-    """Everything that a client does, in a directory of its own, every byte verified; how many operations."""
+def work(top: str, seconds: float, seed: int) -> tuple[int, dict[str, bytes]]:
+    """Everything that a client does, in a directory of its own and in one that all share.
+
+    Every byte is read back before it is overwritten or removed. Returns how many operations, and what is left
+    (path below `top` -> content).
+    """
     chance = random.Random(seed)
-    os.mkdir(directory, 0o750)
+    me = str(os.getuid())
+    own, shared = f"of-{seed}", "shared"
+    os.mkdir(os.path.join(top, own), 0o750)
     held: dict[str, bytes] = {}
     done = 0
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        name = str(chance.randrange(30))
-        path = os.path.join(directory, name)
-        match chance.randrange(6):
+        directory = chance.choice((own, shared))
+        name = f"{directory}/{me}-{seed}-{chance.randrange(15)}"
+        path = os.path.join(top, name)
+        match chance.randrange(7):
             case 0 | 1:
-                data = chance.randbytes(chance.randrange(20000))
-                write(path, data)
-                held[name] = data
+                assert name not in held or read(path) == held[name]
+                held[name] = chance.randbytes(chance.randrange(20000))
+                write(path, held[name], mode=0o640)
             case 2:
                 if name in held:
                     assert read(path) == held[name]
                 else:
                     assert not os.path.exists(path)
             case 3:
-                assert sorted(os.listdir(directory)) == sorted(held)
-            case 4:
-                if name in held:
-                    os.rename(path, f"{path}-new")
-                    os.rename(f"{path}-new", path)
-                    assert os.stat(path).st_size == len(held[name])
-            case _:
-                if held.pop(name, None) is not None:
-                    os.unlink(path)
+                listed = {f"{directory}/{entry}" for entry in os.listdir(os.path.join(top, directory))}
+                mine = {entry for entry in listed if entry.startswith(f"{directory}/{me}-{seed}-")}
+                assert mine == {entry for entry in held if entry.startswith(f"{directory}/")}
+                # Of other users nothing is seen; those of the same uid may be here, too.
+                assert all(entry.startswith(f"{directory}/{me}-") for entry in listed)
+            case 4 if name in held:
+                other = f"{shared if directory == own else own}/{os.path.basename(name)}"
+                assert other not in held or read(os.path.join(top, other)) == held[other]
+                os.rename(path, os.path.join(top, other))
+                held[other] = held.pop(name)
+                assert os.stat(os.path.join(top, other)).st_size == len(held[other])
+            case 5 if name in held:
+                data = chance.randbytes(500)
+                write(path, data, os.O_APPEND)
+                held[name] += data
+            case _ if name in held:
+                assert read(path) == held.pop(name)
+                os.unlink(path)
         done += 1
     for name, data in held.items():
-        assert read(os.path.join(directory, name)) == data
-    return done
+        assert read(os.path.join(top, name)) == data
+    return done, held
 
 
 @pytest.mark.timeout(LOAD_SECONDS + 120)
 def test_64_clients(tree: str, mount: Callable[..., Mount], user: Callable[..., User]) -> None:
     m = mount("-o", CLOAKED)
-    before = memory(m.pid)
+    pid = m.pid
+    before = memory(pid)
+    os.mkdir(m.real("shared"))
+    os.chmod(m.real("shared"), 0o777)
     users = [user(2001 + number % 8) for number in range(CLIENTS)]
     for number, client in enumerate(users):
-        client._pipe.send((work, (m.at(f"of-{number}"), LOAD_SECONDS, number), {}))
-    operations = 0
+        client._pipe.send((work, (m.path, LOAD_SECONDS, number), {}))
+    operations = []
+    left: dict[str, bytes] = {}
     for client in users:
         ok, value = client._pipe.recv()
         assert ok, value
-        operations += value
-    print(f"{CLIENTS} clients, {LOAD_SECONDS:g} s: {operations} operations, {memory(m.pid, 'VmHWM'):.0f} MiB")
-    assert operations > 10 * CLIENTS
-    assert memory(m.pid, "VmHWM") - before < 64
+        operations.append(value[0])
+        left |= value[1]
+    most = memory(pid, "VmHWM")
+    total = sum(operations)
+    print(f"{CLIENTS} clients, {LOAD_SECONDS:g} s: {total} operations ({min(operations)} at least), {most:.0f} MiB")
+    assert total > 10 * CLIENTS
+    assert min(operations) > 0
+    assert m.pid == pid
+    assert most - before < 64
+    # The real tree holds all of it, and nothing else.
+    assert {name: read(m.real(name)) for name in left} == left
+    found = {f"{directory}/{name}" for directory in os.listdir(m.source) for name in os.listdir(m.real(directory))}
+    assert found == set(left)
     # Each user sees its own directories alone: nobody else's has a bit for others.
-    assert users[0].do(names, m.path) == sorted(f"of-{number}" for number in range(CLIENTS) if number % 8 == 0)
+    assert users[0].do(names, m.path) == sorted(
+        ["shared", *(f"of-{number}" for number in range(CLIENTS) if number % 8 == 0)]
+    )
 
 
 # -- stopping --------------------------------------------------------------------------------------
@@ -114,7 +145,9 @@ def test_sigterm_during_load(tree: str, mount: Callable[..., Mount], user: Calla
     wait_until(lambda: all(len(os.listdir(m.real(str(client.uid)))) > 20 for client in users))
     pid = m.pid
     os.kill(pid, signal.SIGTERM)
+    start = time.monotonic()
     for client in users:
+        assert client._pipe.poll(GRACE_SECONDS), "a client hangs"
         ok, (done, code) = client._pipe.recv()
         assert ok
         # Afterwards the empty directory of the mount point is all there is.
@@ -122,7 +155,8 @@ def test_sigterm_during_load(tree: str, mount: Callable[..., Mount], user: Calla
         assert done > 20
         check_acknowledged(m.real(str(client.uid)), done)
     assert not is_mounted(m.path)
-    wait_until(lambda: not os.path.exists(f"/proc/{pid}"), GRACE_SECONDS + 5)
+    wait_until(lambda: not os.path.exists(f"/proc/{pid}"))
+    assert time.monotonic() - start < GRACE_SECONDS
     assert "still in use" not in m.log
 
 
@@ -246,7 +280,7 @@ def test_the_daemon_does_not_look_into_its_own_mount(
     someone.do(os.chdir, m.at("there"))
     os.rename(m.real("there"), os.path.join(base, "out"))
     someone._pipe.send((os.stat, (".",), {}))
-    assert someone._pipe.poll(10), "the daemon waits for itself"
+    assert someone._pipe.poll(1), "the daemon waits for itself"
     ok, value = someone._pipe.recv()
     assert not ok
     assert value.errno in (errno.ESTALE, errno.ENOENT)
@@ -262,6 +296,12 @@ def test_content_changed_behind_the_mount(tree: str, mount: Callable[..., Mount]
     for number in range(20):
         data = f"content {number}".encode() * (number * 700 + 1)
         write(m.real("file"), data)
+        assert someone.do(read, m.at("file")) == data
+        assert someone.do(os.stat, m.at("file")).st_size == len(data)
+    write(m.real("file"), bytes(8000))
+    for number in range(200):  # of the same length, many within one tick of the clock
+        data = b"%08d" % number * 1000
+        write(m.real("file"), data, flags=0)
         assert someone.do(read, m.at("file")) == data
     # Nothing that the kernel looks at tells of this one: it must not keep pages over an open.
     before = os.stat(m.real("file"))
@@ -312,15 +352,82 @@ def test_mmap(tree: str, mount: Callable[..., Mount], user: Callable[..., User])
     assert someone.do(read, m.at("file"))[:5] == b"abc34"
 
 
-def test_fsync(tree: str, mount: Callable[..., Mount], user: Callable[..., User]) -> None:
+_mapped: list[mmap.mmap] = []  # of the User whose process this is
+
+
+def map_shared(path: str) -> None:
+    fd = os.open(path, os.O_RDWR)
+    _mapped.append(mmap.mmap(fd, 0))
+    os.close(fd)
+
+
+def poke(offset: int, data: bytes) -> None:
+    _mapped[-1][offset : offset + len(data)] = data
+
+
+def peek(offset: int, size: int) -> bytes:
+    return _mapped[-1][offset : offset + size]
+
+
+def unmap() -> None:
+    _mapped.pop().close()
+
+
+def test_two_processes_share_memory(tree: str, mount: Callable[..., Mount], user: Callable[..., User]) -> None:
     m = mount("-o", NULL)
-    someone = user(2001)
-    fd = someone.do(os.open, m.at("file"), os.O_CREAT | os.O_RDWR, 0o600)
-    someone.do(os.write, fd, b"x")
-    someone.do(os.fsync, fd)
-    someone.do(os.fdatasync, fd)
-    directory = someone.do(os.open, m.path, os.O_RDONLY)
-    someone.do(os.fsync, directory)
+    one, two = user(2001), user(2002)
+    write(m.real("file"), bytes(3 * mmap.PAGESIZE))
+    os.chmod(m.real("file"), 0o666)
+    for client in (one, two):
+        client.do(map_shared, m.at("file"))
+    for offset in (0, mmap.PAGESIZE - 2, 3 * mmap.PAGESIZE - 4):
+        one.do(poke, offset, b"from")
+        assert two.do(peek, offset, 4) == b"from"
+        two.do(poke, offset, b"back")
+        assert one.do(peek, offset, 4) == b"back"
+    # That it is unmapped is enough: nobody has to ask for it to be written.
+    for client in (one, two):
+        client.do(unmap)
+    data = read(m.real("file"))
+    assert (data[:4], data[-4:], data.count(b"back")) == (b"back", b"back", 3)
+
+
+def write_and_sync(path: str, data: bytes, sync: Callable[[int], None]) -> None:
+    fd = os.open(path, os.O_CREAT | os.O_WRONLY, 0o600)
+    os.write(fd, data)
+    sync(fd)
+    os.close(fd)
+
+
+def sync_directory(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    os.fsync(fd)
+    os.close(fd)
+
+
+def holds(image: str, data: bytes) -> bool:
+    with open(image, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
+        return content.find(data) >= 0
+
+
+@pytest.mark.parametrize("sync", [os.fsync, os.fdatasync])
+def test_what_was_synced_is_on_the_disk(sync: Callable[[int], None], base: str, user: Callable[..., User]) -> None:
+    with filesystem("ext4", base) as source, mounted(source, base_dir(base), "-o", NULL) as m:
+        someone = user(2001)
+        for _ in range(5):
+            data = os.urandom(2 * mmap.PAGESIZE)
+            someone.do(write_and_sync, m.at("file"), data, sync)
+            assert holds(f"{source}.img", data)
+
+
+def test_a_synced_directory_is_on_the_disk(base: str, user: Callable[..., User]) -> None:
+    with filesystem("ext4", base) as source, mounted(source, base_dir(base), "-o", NULL) as m:
+        someone = user(2001)
+        for _ in range(5):
+            name = f"made-{os.urandom(16).hex()}"
+            someone.do(os.mkdir, m.at(name))
+            someone.do(sync_directory, m.path)
+            assert holds(f"{source}.img", name.encode())  # in the journal
 
 
 def replace_by_another(path: str) -> None:
@@ -328,13 +435,16 @@ def replace_by_another(path: str) -> None:
     os.rename(f"{path}-other", path)
 
 
-def test_open_files_outlive_their_names(tree: str, mount: Callable[..., Mount], user: Callable[..., User]) -> None:
+@pytest.mark.parametrize("through_the_mount", [True, False])
+def test_open_files_outlive_their_names(
+    through_the_mount: bool, tree: str, mount: Callable[..., Mount], user: Callable[..., User]
+) -> None:
     m = mount("-o", CLOAKED)
     someone = user(2001)
     for take_away in (os.unlink, replace_by_another):
         someone.do(write, m.at("file"), b"first")
         fd = someone.do(os.open, m.at("file"), os.O_RDWR)
-        take_away(m.real("file"))
+        someone.do(take_away, (m.at if through_the_mount else m.real)("file"))
         drop_caches()
         assert someone.do(os.fstat, fd).st_nlink == 0
         assert someone.do(os.pread, fd, 10, 0) == b"first"
