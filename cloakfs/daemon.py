@@ -116,6 +116,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             settings.source, settings.target, settings.words, read_only=settings.options.read_only
         )
         try:
+            _refuse_to_serve_itself(settings)
             pyfuse3.init(filesystem, f"/dev/fd/{session}", {"fsname=cloakfs"})
         except BaseException:
             mountpoint.detach(settings.target)
@@ -132,6 +133,25 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             mountpoint.detach(settings.target)
             pyfuse3.close(unmount=False)
     log.info("%s: unmounted", settings.target)
+
+
+def _refuse_to_serve_itself(settings: Settings) -> None:
+    """A mount point beside the tree may be inside of it all the same: where the tree is a shared bind mount.
+
+    Raises:
+        MountError: the new mount is to be seen below the source.
+    """
+    with open("/proc/self/mountinfo", "rb") as file:
+        mounts = [line.split() for line in file]
+    places = [(words[2], os.fsdecode(words[4].decode("unicode_escape").encode("latin-1"))) for words in mounts]
+    device = next((device for device, path in reversed(places) if path == settings.target), None)
+    inside = settings.source.rstrip("/") + "/"
+    for other, path in places:
+        if other == device and path != settings.target and path.startswith(inside):
+            raise MountError(
+                f"{settings.target}: also shows up as {path}, inside of {settings.source}, where the daemon would wait "
+                "for itself; mount it elsewhere"
+            )
 
 
 def _warn_of_handles(nodes: Nodes) -> None:

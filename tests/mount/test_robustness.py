@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from cloakfs.daemon import GRACE_SECONDS, RUN_DIR
+from cloakfs import linux
+from cloakfs.daemon import GRACE_SECONDS, RUN_DIR, STATE_DIR, mount_key
 from tests.agents import User, names, read, write
 from tests.mount import test_limits
 from tests.mount.conftest import Mount, is_mounted, mounted, run
-from tests.mount.loopfs import filesystem
+from tests.mount.loopfs import attached, filesystem
 from tests.mount.test_limits import base_dir, drop_caches, memory
 
 NULL = "no_root_squash"
@@ -257,6 +258,27 @@ def test_a_mount_point_inside_the_source_is_refused(tree: str) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith(f"cloakfs: {inside}: inside of {tree}")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_mount_point_that_is_inside_by_another_name_is_refused(base: str) -> None:
+    """With mounts that propagate, as systemd sets them up, the daemon waited for itself, and `mount` for the daemon."""
+    shared, view = os.path.join(base, "shared"), os.path.join(base, "view")
+    with attached("tmpfs", shared, "-t", "tmpfs"):
+        subprocess.run(["mount", "--make-shared", shared], check=True)
+        inside = os.path.join(shared, "real", "mnt")
+        os.makedirs(inside)
+        with attached(os.path.dirname(inside), view, "--bind"):
+            try:
+                done = run("mount", view, inside, check=False)
+                assert done.returncode == 1
+                assert done.stderr.startswith(f"cloakfs: {inside}: also shows up as {view}/mnt, inside of {view}")
+                assert done.stderr.count("\n") == 1
+                assert not is_mounted(inside)
+                assert not is_mounted(f"{view}/mnt")
+            finally:
+                shutil.rmtree(os.path.join(STATE_DIR, mount_key(view, inside)), ignore_errors=True)
+                if is_mounted(inside):
+                    linux.umount(inside, linux.MNT_DETACH)
 
 
 def test_a_mount_over_its_own_source(tree: str, user: Callable[..., User]) -> None:
