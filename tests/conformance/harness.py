@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from cloakfs.daemon import RUN_DIR, STATE_DIR
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 SUITES = CHECKOUT / ".cache" / "conformance" / "bin"
 KNOWN_DIFFERENCES = Path(__file__).with_name("known_differences.toml")
@@ -173,6 +175,15 @@ def checked(command: list[str | Path], *, timeout: float = 60) -> None:
         raise RuntimeError(f"{' '.join(map(str, command))}: status {status}\n{output}")
 
 
+def forget_mounts(name: str) -> None:
+    """Remove what daemons left of mounts whose mount point has `name` in its path: state and log."""
+    for left in [*Path(STATE_DIR).glob(f"*{name}*"), *Path(RUN_DIR).glob(f"*{name}*")]:
+        if left.is_dir():
+            shutil.rmtree(left)
+        else:
+            left.unlink()
+
+
 @contextmanager
 def workspace() -> Iterator[Workspace]:
     """Provide a loop-mounted ext4 file system."""
@@ -180,6 +191,7 @@ def workspace() -> Iterator[Workspace]:
         # Not pytest's tmp_path: its parents are closed to the users the suites switch to.
         path = Path(tempfile.mkdtemp(prefix=PREFIX))
         stack.callback(shutil.rmtree, path, ignore_errors=True)
+        stack.callback(forget_mounts, path.name)
         path.chmod(0o755)
         image, ext4 = path / "image", path / "ext4"
         ext4.mkdir()

@@ -1,6 +1,7 @@
 """A real mount for each test that asks for one, and users who look through it."""
 
 import contextlib
+import glob
 import json
 import os
 import shutil
@@ -101,6 +102,11 @@ def base() -> Iterator[str]:
     os.chmod(path, 0o755)
     yield path
     shutil.rmtree(path)
+    # Names of states and logs contain the mount point's.
+    for left in glob.glob(f"{STATE_DIR}/*{os.path.basename(path)}*"):
+        shutil.rmtree(left)
+    for left in glob.glob(f"{RUN_DIR}/*{os.path.basename(path)}*"):
+        os.unlink(left)
 
 
 @pytest.fixture
