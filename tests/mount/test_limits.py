@@ -166,10 +166,14 @@ def test_listing_100_000(many: str, mount: Callable[..., Mount]) -> None:
     most = memory(m.pid, "VmHWM")
     print(f"{MANY} entries: {took:.1f} s, {idle:.0f} MiB idle, {most:.0f} MiB at most")
     assert most - idle < 80
-    for _ in range(3):
+    # What was forgotten is given back or used again: once the allocator has settled, each more would be a leak.
+    reached = []
+    for _ in range(4):
         drop_caches()
         assert len(os.listdir(m.path)) == MANY
-    assert memory(m.pid, "VmHWM") - most < 20
+        reached.append(memory(m.pid, "VmHWM"))
+    assert reached[-1] - reached[1] < 20, reached
+    assert reached[-1] - idle < 80, reached
 
 
 @pytest.mark.timeout(400)
