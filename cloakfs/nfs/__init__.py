@@ -1,0 +1,1 @@
+"""Exporting cloakfs mounts over NFS, by servers as they are."""

@@ -1,0 +1,710 @@
+"""nfs-ganesha, unmodified, with one export for each fixed view: its configuration, and the process.
+
+Measured with nfs-ganesha 4.3 (Debian 12), read in its source where marked so:
+
+- Identity. FSAL_VFS reaches a file system as root, whoever calls, except where it creates, writes or removes. With
+  `Squash = All_Squash` and anonymous ids 0:0 it is root always, and its own permission check says yes. A fixed view
+  admits root and serves it as its identity, so cloakfs decides everything, with the identity's supplementary groups.
+  Price: the ACCESS request is answered "yes" by Ganesha; the refusal comes with the operation itself.
+- Freshness. Attribute times of 0 and `Dir_Chunk = 0` make every request reach the file system.
+- **The way up.** Creating an export, FSAL_VFS looks up ".." at its root, and takes the file system it gets to into the
+  export (read: check_filesystem, claim_posix_filesystems). From then on clients that make up a handle (file system id
+  and inode 2) have the file system that the mount point lies on, as root. So what is exported is a bind mount below
+  `exports/`, an empty file system of its own that is all there is to find above; inode numbers and generations there
+  are random. It also means that nothing but a dead mount is left when somebody unmounts the original.
+- One mount for each view: file systems are what Ganesha can tell exports apart by. On a mount with several views a
+  handle of one view is taken in the exports of the others, for whoever knows it.
+"""
+
+import contextlib
+import errno
+import ipaddress
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import trio
+
+from .. import linux
+from .rpc import MOUNT, NFS, RPCBIND, null_call
+
+PROGRAM = "ganesha.nfsd"
+NFS_PORT = 2049
+MOUNT_PORT = 20048
+
+START_SECONDS = 30.0
+STOP_SECONDS = 10.0
+RELOAD_SECONDS = 20.0
+
+_POLL_SECONDS = 0.02
+_SECURITY = ("none", "sys", "krb5", "krb5i", "krb5p")
+
+# Its scanner cannot tell where a string with a backslash ends, and mixes up strings that contain quotes (read).
+_UNQUOTABLE = re.compile(r"[\x00-\x1f\x7f\"\\]")
+_HOST = re.compile(r"[A-Za-z_][A-Za-z0-9._-]*")
+_NETGROUP = re.compile(r"@[A-Za-z_][A-Za-z0-9_.-]*")
+_WILDCARD = re.compile(r"[A-Za-z0-9._*?\[\]!-]+")
+
+_SERIOUS = re.compile(r" :[A-Z0-9 _]+ :(?:FATAL|MAJ|CRIT|WARN) :(.*)")
+# What it also says when all is well: without D-Bus, without Kerberos, without rpcbind for NFSv4, without limits.
+_HARMLESS = re.compile(
+    r"dbus|RADOS|NFS CB|gssd|krb5|Cannot register NFS V4|ID MAPPER|ResourceLimit|RLIMIT|VSOCK", re.IGNORECASE
+)
+
+KINDS = ("fuse.cloakfs", "fuseblk.cloakfs")
+
+_MS_BIND, _MS_PRIVATE = 1 << 12, 1 << 18
+_FLAGS = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
+
+
+class ServerError(Exception):
+    """The server cannot do what was asked for; the text is one line that says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class GaneshaExport:
+    """One fixed view for some clients.
+
+    Attributes:
+        export_id: 1 to 65535, unique; part of every file handle, so it must stay the same.
+        path: the view: a cloakfs mount, or a directory of one.
+        pseudo: absolute path by which clients mount it, unique.
+        clients: as in exports(5): `*`, a host, an address, a network, `@netgroup` or a wildcard.
+        read_only: refuse whatever changes anything.
+        security: flavours: none, sys, krb5, krb5i, krb5p.
+        filesystem_id: major and minor of the fsid that clients see (64 bits each), unique.
+    """
+
+    export_id: int
+    path: str
+    pseudo: str
+    clients: str
+    read_only: bool
+    security: tuple[str, ...]
+    filesystem_id: tuple[int, int]
+
+
+# -- the configuration, as text --------------------------------------------------------------------
+
+
+def render(
+    exports: Sequence[GaneshaExport],
+    *,
+    state_dir: str,
+    port: int,
+    bind_addr: str | None,
+    protocols: tuple[int, ...],
+    mount_port: int = MOUNT_PORT,
+) -> str:
+    """The whole of ganesha.conf; the same arguments give the same text.
+
+    Args:
+        exports: in any order; they are written by export_id.
+        state_dir: where the server keeps its log and the records of NFSv4 clients.
+        port: of NFS, 1 to 65535.
+        bind_addr: the one address to listen on (IPv4 or IPv6); None for all.
+        protocols: (4,), or (3, 4), which needs rpcbind.
+        mount_port: of the MOUNT protocol, which only NFSv3 has.
+
+    Raises:
+        ServerError: a value that the server's configuration cannot express.
+    """
+    if not protocols or set(protocols) - {3, 4}:
+        raise ServerError(f"NFS versions {', '.join(map(str, protocols)) or '(none)'}: only 3 and 4 are served")
+    versions = ", ".join(str(version) for version in sorted(set(protocols)))
+    kerberos = any(flavour.startswith("krb5") for export in exports for flavour in export.security)
+    core = [f"NFS_Port = {_number(port, 'port', 65535)};"]
+    if 3 in protocols:
+        core.append(f"MNT_Port = {_number(mount_port, 'port', 65535)};")
+    if bind_addr is not None:
+        core.append(f"Bind_Addr = {_address(bind_addr)};")
+    core += [
+        f"Protocols = {versions};",
+        "Enable_UDP = false;",
+        "Enable_NLM = false;",
+        "Enable_RQUOTA = false;",
+        "mount_path_pseudo = true;",
+    ]
+    blocks = [
+        _block("NFS_CORE_PARAM", core),
+        _block(
+            "NFSv4",
+            [
+                "Graceless = true;",
+                "Only_Numeric_Owners = true;",
+                "Allow_Numeric_Owners = true;",
+                "RecoveryBackend = fs_ng;",
+                f"RecoveryRoot = {_quoted(os.path.join(state_dir, 'recovery'))};",
+            ],
+        ),
+        _block(
+            "NFS_KRB5",
+            [
+                f"Active_krb5 = {'true' if kerberos else 'false'};",
+                f"CCacheDir = {_quoted(os.path.join(state_dir, 'krb5'))};",
+            ],
+        ),
+        _block("MDCACHE", ["Dir_Chunk = 0;"]),
+        *(_export_block(export, versions) for export in sorted(exports, key=lambda export: export.export_id)),
+        "LOG {\n"
+        "    Default_Log_Level = EVENT;\n"
+        "    # What tells that a reload is in force, and what is wrong with it.\n"
+        "    Components { CONFIG = INFO; }\n"
+        f"    Facility {{ name = FILE; destination = {_quoted(_log_of(state_dir))}; enable = active; }}\n"
+        "}\n",
+    ]
+    _require_distinct("export_id", [str(export.export_id) for export in exports])
+    _require_distinct("pseudo path", [export.pseudo.rstrip("/") for export in exports])
+    _require_distinct("filesystem_id", ["{}.{}".format(*export.filesystem_id) for export in exports])
+    return "# Written by cloakfs; changes are lost.\n" + "".join(blocks)
+
+
+def _require_distinct(what: str, values: list[str]) -> None:
+    for value in values:
+        if values.count(value) > 1:
+            raise ServerError(f"{what} {value}: used by two exports")
+
+
+def _export_block(export: GaneshaExport, versions: str) -> str:
+    if not export.security or set(export.security) - set(_SECURITY):
+        shown = ", ".join(export.security) or "(none)"
+        raise ServerError(f"{export.pseudo}: security {shown}: expected {', '.join(_SECURITY)}")
+    for path in (export.path, export.pseudo):
+        if not path.startswith("/"):
+            raise ServerError(f"{path}: not an absolute path")
+    if export.pseudo.strip("/") == "" or any(part in (".", "..") for part in export.pseudo.split("/")):
+        raise ServerError(f"{export.pseudo}: NFSv4 clients need a name below / to mount")
+    access = "RO" if export.read_only else "RW"
+    major, minor = (_number(part, "filesystem_id", 2**64 - 1, 0) for part in export.filesystem_id)
+    lines = [
+        f"Export_Id = {_number(export.export_id, 'export_id', 65535)};",
+        f"Path = {_quoted(export.path)};",
+        f"Pseudo = {_quoted(export.pseudo)};",
+        f"Protocols = {versions};",
+        "Transports = TCP;",
+        f"SecType = {', '.join(export.security)};",
+        "# Root, whoever it is: the view serves it as its identity, and decides.",
+        "Squash = All_Squash;",
+        "Anonymous_Uid = 0;",
+        "Anonymous_Gid = 0;",
+        "Attr_Expiration_Time = 0;",
+        f"Filesystem_Id = {major}.{minor};",
+        "FSAL { Name = VFS; }",
+    ]
+    clients = _clients(export.clients)
+    if clients is None:
+        lines.append(f"Access_Type = {access};")
+    else:
+        lines.append("Access_Type = None;")
+        lines.append(f"CLIENT {{ Clients = {', '.join(clients)}; Access_Type = {access}; }}")
+    return _block("EXPORT", lines)
+
+
+def _block(name: str, lines: Iterable[str]) -> str:
+    return f"{name} {{\n" + "".join(f"    {line}\n" for line in lines) + "}\n"
+
+
+def _number(value: int, what: str, most: int, least: int = 1) -> int:
+    if not least <= value <= most:
+        raise ServerError(f"{what} {value}: not in {least} to {most}")
+    return value
+
+
+def _quoted(path: str) -> str:
+    """A path between double quotes, within which nothing but quotes and backslashes is special."""
+    if bad := _UNQUOTABLE.search(path):
+        raise ServerError(f"{path!r}: nfs-ganesha's configuration cannot express a path with {bad[0]!r}")
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise ServerError(f"{path!r}: NFS paths must be UTF-8") from None
+    return f'"{path}"'
+
+
+def _address(text: str) -> str:
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        raise ServerError(f"{text}: not an address to listen on") from None
+
+
+def _clients(text: str) -> list[str] | None:
+    """exports(5)'s word for some machines in the words of ganesha.conf; None for everybody.
+
+    The two differ: 0.0.0.0 means IPv6, too, prefixes are of one or two digits, and a netmask is not known.
+    """
+    if text == "*":
+        return None
+    if text.startswith("@"):
+        if not _NETGROUP.fullmatch(text):
+            raise ServerError(f"{text}: nfs-ganesha cannot express this netgroup")
+        return [text]
+    if "/" in text or ":" in text or text.strip("0123456789.") == "":
+        try:
+            network = ipaddress.ip_network(text, strict=False)
+        except ValueError:
+            raise ServerError(f"{text}: not an address or network that nfs-ganesha can be given") from None
+        if network.prefixlen == network.max_prefixlen:
+            return [str(network.network_address)]
+        if network.prefixlen == 0:
+            return [str(half) for half in network.subnets()]
+        if network.prefixlen > 99:
+            raise ServerError(f"{text}: nfs-ganesha knows IPv6 networks up to /99 and single addresses")
+        return [str(network)]
+    if any(char in text for char in "*?["):
+        if not _WILDCARD.fullmatch(text):
+            raise ServerError(f"{text}: nfs-ganesha cannot express this wildcard")
+        return [text]
+    if not _HOST.fullmatch(text):
+        raise ServerError(f"{text}: nfs-ganesha takes this for something else than a host; give its address")
+    return [text]
+
+
+# -- the machine -----------------------------------------------------------------------------------
+
+
+def _mounts() -> dict[str, str]:
+    """Mount point -> file-system type of what is mounted there on top, from proc_pid_mountinfo(5)."""
+    found = {}
+    with open("/proc/self/mountinfo", "rb") as file:
+        for line in file:
+            fields, _, rest = line.partition(b" - ")
+            path = fields.split()[4].decode("unicode_escape").encode("latin-1")
+            found[os.fsdecode(path)] = rest.split()[0].decode()
+    return found
+
+
+def _require_cloakfs(path: str) -> None:
+    """Raise ServerError unless a living cloakfs mount is what is at `path`: anything else is never exported."""
+    mounts = _mounts()
+    at = path.rstrip("/")
+    while at and at not in mounts:
+        at = os.path.dirname(at).rstrip("/")
+    if mounts.get(at or "/") not in KINDS:
+        raise ServerError(f"{path}: no cloakfs mount, so it is not exported (cloakfs mount)")
+    try:
+        os.stat(path)
+    except OSError as exc:
+        raise ServerError(
+            f"{path}: {exc.strerror}; the mount's daemon has ended? (umount it and mount it again)"
+        ) from None
+
+
+async def _answers(host: str, port: int, program: int, version: int) -> bool:
+    return await trio.to_thread.run_sync(null_call, host, port, program, version, abandon_on_cancel=True)
+
+
+def _honours_bind_addr() -> bool:
+    """Will nfs-ganesha listen on one address when told so?
+
+    It asks getaddrinfo(3) for it as an IPv6 address, which there is none of on a machine that only has ::1, and then
+    takes the wrong part of the IPv4 answer, which is all zeroes (read). Without an IPv6 stack all is well.
+    """
+    try:
+        socket.socket(socket.AF_INET6, socket.SOCK_STREAM).close()
+    except OSError:
+        return True
+    try:
+        with open("/proc/net/if_inet6", encoding="ascii") as file:
+            return any(not line.startswith(f"{1:032x}") for line in file)
+    except FileNotFoundError:
+        return False
+
+
+def _listeners(pid: int) -> set[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    """The addresses of TCP sockets that a process listens on, from proc_pid_net(5)."""
+    own = set()
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            own.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    found = set()
+    for table in ("tcp", "tcp6"):
+        try:
+            with open(f"/proc/{pid}/net/{table}", encoding="ascii") as file:
+                rows = [line.split() for line in file][1:]
+        except FileNotFoundError:
+            continue
+        for row in rows:
+            if row[3] == "0A" and f"socket:[{row[9]}]" in own:
+                # 32-bit words in the machine's byte order.
+                words = bytes.fromhex(row[1].partition(":")[0])
+                packed = b"".join(
+                    words[i : i + 4][:: -1 if sys.byteorder == "little" else 1] for i in range(0, len(words), 4)
+                )
+                address = ipaddress.ip_address(packed)
+                mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+                found.add(mapped or address)
+    return found
+
+
+# -- the process -----------------------------------------------------------------------------------
+
+
+def _log_of(state_dir: str) -> str:
+    return os.path.join(state_dir, "ganesha.log")
+
+
+class Ganesha:
+    """One nfs-ganesha server, a child of this process.
+
+    Everything it needs is in its state directory; it uses neither D-Bus nor files of another instance.
+
+    Args:
+        state_dir: absolute path; made if absent, for root alone.
+        port: of NFS.
+        bind_addr: the one address to listen on; None for all.
+        protocols: (4,), or (3, 4), which needs rpcbind.
+        mount_port: of the MOUNT protocol, for NFSv3.
+    """
+
+    def __init__(
+        self,
+        state_dir: str,
+        *,
+        port: int = NFS_PORT,
+        bind_addr: str | None = None,
+        protocols: tuple[int, ...] = (4,),
+        mount_port: int = MOUNT_PORT,
+    ) -> None:
+        self.state_dir = state_dir
+        self.port = port
+        self.bind_addr = bind_addr
+        self.protocols = protocols
+        self.mount_port = mount_port
+        self._process: trio.Process | None = None
+        self._exports: dict[int, GaneshaExport] = {}
+        self._one_change = trio.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process id while it runs."""
+        return None if self._process is None or self._process.poll() is not None else self._process.pid
+
+    async def start(self, exports: Sequence[GaneshaExport]) -> None:
+        """Start serving `exports`; returns when the server answers.
+
+        Raises:
+            ServerError: it is not installed, its port is taken, rpcbind is missing, it refuses the configuration, there
+                is no cloakfs mount at a path, or it would listen on more addresses than it was told to.
+        """
+        if shutil.which(PROGRAM) is None:
+            raise ServerError(f"{PROGRAM} is not installed (apt install nfs-ganesha nfs-ganesha-vfs)")
+        text = self._render(exports)
+        await self._check_hosts(exports)
+        os.makedirs(self.state_dir, mode=0o700, exist_ok=True)
+        await self._end_left_over()
+        self._check_ports()
+        if 3 in self.protocols and not await _answers("127.0.0.1", 111, RPCBIND, 2):
+            raise ServerError(
+                "NFSv3 needs rpcbind, which does not answer on port 111 (apt install rpcbind, or NFSv4 alone)"
+            )
+        try:
+            self._make_room()
+            for export in exports:
+                self._bind(export)
+            self._write(text)
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(_log_of(self.state_dir), f"{_log_of(self.state_dir)}.1")
+            for name in ("recovery", "krb5"):
+                os.makedirs(os.path.join(self.state_dir, name), mode=0o700, exist_ok=True)
+            await self._spawn()
+            self._exports = {export.export_id: export for export in exports}
+            self._check_listening()
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await self.stop()
+            raise
+
+    async def reload(self, exports: Sequence[GaneshaExport]) -> None:
+        """Serve these exports from now on; clients of those that stay do not notice.
+
+        Raises:
+            ServerError: one of the new ones cannot be served; what was served before is served on.
+        """
+        async with self._one_change:
+            text = self._render(exports)
+            await self._check_hosts(exports)
+            new = {export.export_id: export for export in exports}
+            old = self._exports
+            moved = [e for i, e in new.items() if i in old and old[i].path != e.path]
+            for export in new.values():
+                _require_cloakfs(export.path)
+            if moved:
+                # The path of an export cannot be changed, only that of a new one.
+                await self._apply([e for e in old.values() if e.export_id not in {m.export_id for m in moved}])
+            for export in new.values():
+                self._bind(export)
+            await self._apply(exports, text)
+
+    async def refresh(self, paths: Iterable[str]) -> None:
+        """What is mounted at these paths was replaced: let go of the old mounts and take the new ones.
+
+        For a moment in between, requests for these exports fail. Clients of the others do not notice.
+
+        Raises:
+            ServerError: there is no cloakfs mount at one of them; its exports are not served until there is.
+        """
+        async with self._one_change:
+            wanted = set(paths)
+            exports = list(self._exports.values())
+            replaced = [export for export in exports if export.path in wanted]
+            if not replaced:
+                return
+            for export in replaced:
+                _require_cloakfs(export.path)
+            await self._apply([export for export in exports if export.path not in wanted])
+            for export in replaced:
+                self._bind(export)
+            await self._apply(exports)
+
+    async def stop(self) -> None:
+        """End the server and let go of the mounts; at once if it does not end by itself in time."""
+        process, self._process = self._process, None
+        if process is not None and process.poll() is None:
+            process.terminate()
+            with trio.move_on_after(STOP_SECONDS):
+                await process.wait()
+            if process.poll() is None:
+                process.kill()
+                await process.wait()
+        self._exports = {}
+        self._clear_room()
+
+    async def wait(self) -> int:
+        """Wait until the server ended by itself (or by `stop`); its exit status, negative for a signal."""
+        if self._process is None:
+            raise RuntimeError("not started")
+        return await self._process.wait()
+
+    # -- the process itself ------------------------------------------------------------------------
+
+    async def _spawn(self) -> None:
+        path = self.state_dir
+        with open(os.path.join(path, "ganesha.out"), "wb") as out:
+            self._process = await trio.lowlevel.open_process(
+                [
+                    PROGRAM, "-F",
+                    "-f", self._config, "-L", _log_of(path), "-p", os.path.join(path, "ganesha.pid"), "-N", "NIV_EVENT",
+                ],
+                stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd="/",
+            )  # fmt: skip
+        with trio.move_on_after(START_SECONDS):
+            while self._process.poll() is None:
+                if "NFS SERVER INITIALIZED" in self._log(0) and await self._answers():
+                    return
+                await trio.sleep(_POLL_SECONDS)
+        raise ServerError(f"{PROGRAM} {'does not answer' if self.pid else 'ended'}: {self._complaint(0)}")
+
+    async def _answers(self) -> bool:
+        asked = [(self.port, NFS, version) for version in self.protocols]
+        if 3 in self.protocols:
+            asked.append((self.mount_port, MOUNT, 3))
+        return all([await _answers(self._host, port, program, version) for port, program, version in asked])
+
+    @property
+    def _host(self) -> str:
+        return self.bind_addr or "127.0.0.1"
+
+    async def _end_left_over(self) -> None:
+        """End the server that an earlier process of ours left running in this state directory."""
+        try:
+            with open(os.path.join(self.state_dir, "ganesha.pid"), encoding="ascii") as file:
+                pid = int(file.read())
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                words = file.read().split(b"\0")
+            if os.fsencode(self._config) not in words:
+                return
+            process = os.pidfd_open(pid)
+        except (FileNotFoundError, ValueError, ProcessLookupError):
+            return
+        try:
+            for number, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, STOP_SECONDS)):
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(process, number)
+                with trio.move_on_after(seconds):
+                    await trio.lowlevel.wait_readable(process)
+                    return
+        finally:
+            os.close(process)
+
+    # -- addresses ---------------------------------------------------------------------------------
+
+    def _check_ports(self) -> None:
+        """Before it is started: it would end with a message about something else, or share the port."""
+        ports = [self.port, *([self.mount_port] if 3 in self.protocols else [])]
+        for port in ports:
+            for family, host in self._listening():
+                try:
+                    with socket.socket(family, socket.SOCK_STREAM) as probe:
+                        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                        if family == socket.AF_INET6:
+                            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                        probe.bind((host, port))
+                        probe.listen()
+                except OSError as exc:
+                    if family == socket.AF_INET6 and self.bind_addr is None and exc.errno != errno.EADDRINUSE:
+                        continue  # no IPv6 here
+                    hint = (
+                        "another server is there; stop it, or choose another port"
+                        if exc.errno == errno.EADDRINUSE
+                        else ""
+                    )
+                    where = f"{self.bind_addr} port {port}" if self.bind_addr else f"port {port}"
+                    raise ServerError(f"{where}: {exc.strerror}{'; ' if hint else ''}{hint}") from None
+        if self.bind_addr and not _honours_bind_addr():
+            raise ServerError(
+                f"{self.bind_addr}: nfs-ganesha would listen on every address, for this machine has an IPv6 stack but "
+                "no IPv6 address apart from ::1; give an interface one (a link-local is enough), turn IPv6 off "
+                "(ipv6.disable=1), or listen everywhere and use a firewall"
+            )
+
+    def _listening(self) -> list[tuple[socket.AddressFamily, str]]:
+        if self.bind_addr is None:
+            return [(socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")]
+        return [(socket.AF_INET6 if ":" in self.bind_addr else socket.AF_INET, self.bind_addr)]
+
+    def _check_listening(self) -> None:
+        """After it was started: does it listen where it was told to, and nowhere else?
+
+        Raises:
+            ServerError: no.
+        """
+        if self.bind_addr is None or self.pid is None:
+            return
+        wanted = ipaddress.ip_address(self.bind_addr)
+        other = {str(address) for address in _listeners(self.pid) if address != wanted}
+        if other:
+            raise ServerError(
+                f"{self.bind_addr}: nfs-ganesha listens on {', '.join(sorted(other))} instead, and was stopped again; "
+                "listen on every address and use a firewall"
+            )
+
+    # -- configuration and reload ------------------------------------------------------------------
+
+    @property
+    def _config(self) -> str:
+        return os.path.join(self.state_dir, "ganesha.conf")
+
+    def _render(self, exports: Sequence[GaneshaExport]) -> str:
+        return render(
+            [replace(export, path=self._room_of(export.export_id)) for export in exports],
+            state_dir=self.state_dir,
+            port=self.port,
+            bind_addr=self.bind_addr,
+            protocols=self.protocols,
+            mount_port=self.mount_port,
+        )
+
+    def _write(self, text: str) -> None:
+        with open(f"{self._config}.new", "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(f"{self._config}.new", self._config)
+
+    async def _check_hosts(self, exports: Sequence[GaneshaExport]) -> None:
+        """Ganesha drops an export with a host that it cannot find, also one that is in use."""
+        for export in exports:
+            for client in _clients(export.clients) or ():
+                if _HOST.fullmatch(client):
+                    try:
+                        await trio.socket.getaddrinfo(client, None)
+                    except OSError as exc:
+                        raise ServerError(f"{export.pseudo}: {client}: {exc.strerror}; give its address") from None
+
+    async def _apply(self, exports: Sequence[GaneshaExport], text: str | None = None) -> None:
+        """Put a configuration in force, and unmount what it no longer needs."""
+        if self.pid is None:
+            raise ServerError(f"{PROGRAM} is not running")
+        assert self._process is not None
+        before = list(self._exports.values())
+        self._write(self._render(exports) if text is None else text)
+        at = self._log_size()
+        self._process.send_signal(signal.SIGHUP)
+        complete = False
+        with trio.move_on_after(RELOAD_SECONDS):
+            while not complete and self.pid is not None:
+                await trio.sleep(_POLL_SECONDS)
+                complete = "Reread exports complete" in self._log(at)
+        # The complaints come after that line.
+        await trio.sleep(_POLL_SECONDS)
+        if not complete or _SERIOUS.search(self._log(at)):
+            complaint = self._complaint(at)
+            if self.pid is not None and list(exports) != before:
+                self._write(self._render(before))
+                self._process.send_signal(signal.SIGHUP)
+            raise ServerError(f"{PROGRAM} did not take the exports over: {complaint}")
+        self._exports = {export.export_id: export for export in exports}
+        for export_id in self._rooms() - set(self._exports):
+            self._unbind(export_id)
+
+    def _log_size(self) -> int:
+        try:
+            return os.stat(_log_of(self.state_dir)).st_size
+        except FileNotFoundError:
+            return 0
+
+    def _log(self, start: int) -> str:
+        try:
+            with open(_log_of(self.state_dir), "rb") as file:
+                file.seek(start)
+                return file.read().decode(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def _complaint(self, start: int) -> str:
+        """The first thing that the server itself calls serious, in one line."""
+        serious = [found[1] for line in self._log(start).splitlines() if (found := _SERIOUS.search(line))]
+        for said in serious:
+            if not _HARMLESS.search(said):
+                return said.strip()
+        try:
+            with open(os.path.join(self.state_dir, "ganesha.out"), encoding="utf-8", errors="replace") as file:
+                said = file.read().split("\n")[0].strip()
+        except FileNotFoundError:
+            said = ""
+        return said or f"see {_log_of(self.state_dir)}"
+
+    # -- what is exported: bind mounts on an empty file system ---------------------------------------
+
+    @property
+    def _room(self) -> str:
+        return os.path.join(self.state_dir, "exports")
+
+    def _room_of(self, export_id: int) -> str:
+        return os.path.join(self._room, str(export_id))
+
+    def _rooms(self) -> set[int]:
+        """Export ids for which something is mounted."""
+        prefix = f"{self._room}/"
+        return {int(path[len(prefix) :]) for path in _mounts() if re.fullmatch(rf"{re.escape(prefix)}\d+", path)}
+
+    def _make_room(self) -> None:
+        self._clear_room()
+        os.makedirs(self._room, mode=0o700, exist_ok=True)
+        linux.mount("cloakfs", self._room, "tmpfs", _FLAGS, "size=1m,mode=700")
+        linux.mount("", self._room, "none", _MS_PRIVATE, "")
+
+    def _clear_room(self) -> None:
+        for export_id in self._rooms():
+            linux.umount(self._room_of(export_id), linux.MNT_DETACH)
+        while self._room in _mounts():
+            linux.umount(self._room, linux.MNT_DETACH)
+
+    def _bind(self, export: GaneshaExport) -> None:
+        """Make the view visible to the server, if it is not already."""
+        if export.export_id in self._rooms():
+            return
+        _require_cloakfs(export.path)
+        place = self._room_of(export.export_id)
+        os.makedirs(place, mode=0o700, exist_ok=True)
+        linux.mount(export.path, place, "none", _MS_BIND, "")
+        linux.mount("", place, "none", _MS_PRIVATE, "")
+
+    def _unbind(self, export_id: int) -> None:
+        linux.umount(self._room_of(export_id), linux.MNT_DETACH)
+        os.rmdir(self._room_of(export_id))
