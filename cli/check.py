@@ -1,16 +1,13 @@
 """`cloakfs check`: every error and warning of exports.d files, each on a line with its place."""
 
-import glob
 import json
-import os
 import sys
 from dataclasses import asdict, dataclass
 
 import click
 
-from cloakfs.exports import Export, parse_all
-from cloakfs.policy import PolicyError, load_policy
-from cloakfs.views import ViewError, parse_item
+from cloakfs.configuration import files_of, read_all, refusals
+from cloakfs.exports import Location
 
 from .common import printable
 
@@ -45,7 +42,7 @@ def check(paths: tuple[str, ...], *, text_only: bool, as_json: bool) -> None:
     """
     findings = []
     for path in paths:
-        files = sorted(glob.glob(os.path.join(glob.escape(path), "*.exports"))) if os.path.isdir(path) else [path]
+        files = files_of(path)
         if not files:
             findings.append(Finding(path, None, None, "warning", "no *.exports in this folder"))
         for file in files:
@@ -60,39 +57,21 @@ def check(paths: tuple[str, ...], *, text_only: bool, as_json: bool) -> None:
 
 def _check_file(path: str, *, text_only: bool) -> list[Finding]:
     try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            entries, warnings, errors = parse_all(file.read(), path)
+        entries, warnings, errors = read_all(path)
     except OSError as exc:
         return [Finding(path, None, None, "error", exc.strerror or str(exc))]
-    findings = [
-        Finding(e.location.file, e.location.line, e.location.column, "error", f"{e.problem}; expected {e.expected}")
-        for e in errors
-    ]
-    findings += [Finding(w.location.file, w.location.line, w.location.column, "warning", w.message) for w in warnings]
+    findings = [_finding(e.location, "error", f"{e.problem}; expected {e.expected}") for e in errors]
+    findings += [_finding(w.location, "warning", w.message) for w in warnings]
     if not text_only:
-        absent = set()
+        said = set()
         for entry in entries:
-            if entry.path not in absent and not os.path.isdir(entry.path):
-                absent.add(entry.path)
-                findings.append(_error(entry, f"{entry.path}: not a directory"))
-            findings += _check_machine(entry, os.path.dirname(os.path.abspath(path)))
+            for text in refusals(entry):
+                # What is wrong with a directory is said once, however many clients it is for.
+                if (place := (entry.location.line, text)) not in said:
+                    said.add(place)
+                    findings.append(_finding(entry.location, "error", text))
     return sorted(findings, key=lambda finding: (finding.line or 0, finding.column or 0))
 
 
-def _error(entry: Export, message: str) -> Finding:
-    return Finding(entry.location.file, entry.location.line, entry.location.column, "error", message)
-
-
-def _check_machine(entry: Export, policy_dir: str) -> list[Finding]:
-    """What plug-ins and users of this machine have to say about an entry."""
-    said = []
-    try:
-        load_policy(entry.options.policy, entry.options, policy_dir)
-    except PolicyError as exc:
-        said.append(str(exc))
-    for item in entry.options.views:
-        try:
-            parse_item(item)
-        except ViewError as exc:
-            said.append(str(exc))
-    return [_error(entry, text) for text in said]
+def _finding(at: Location, severity: str, message: str) -> Finding:
+    return Finding(at.file, at.line, at.column, severity, message)

@@ -1,17 +1,12 @@
 """What the commands share."""
 
-import fcntl
-import glob
-import json
 import os
 import sys
-from dataclasses import dataclass
 from typing import NoReturn
 
 import click
 from rich.console import Console
 
-from cloakfs.daemon import RUN_DIR, STATE_DIR
 from cloakfs.exports import Export, ExportsWarning, Options, parse
 from cloakfs.mountpoint import MountError
 
@@ -38,47 +33,6 @@ def console() -> Console:
     if sys.stdout.isatty():
         return Console(highlight=False)
     return Console(highlight=False, force_terminal=False, no_color=True, width=100_000)
-
-
-@dataclass(frozen=True, slots=True)
-class Mounted:
-    """A mount that a daemon on this machine serves."""
-
-    pid: int
-    source: str
-    target: str
-    options: str
-    policy_dir: str
-
-
-def mounted() -> dict[str, Mounted]:
-    """The mounts of this machine by mount point, as their daemons tell."""
-    found = {}
-    for path in glob.glob(os.path.join(glob.escape(RUN_DIR), "*.json")):
-        try:
-            with open(path, encoding="utf-8") as file:
-                told = json.load(file)
-            mount = Mounted(**{name: told[name] for name in Mounted.__dataclass_fields__})
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # it just ended
-        if _is_served(os.path.basename(path).removesuffix(".json")):
-            found[mount.target] = mount
-    return found
-
-
-def _is_served(key: str) -> bool:
-    """Does the daemon of this mount live? One that was killed leaves its file behind, and its pid to others."""
-    try:
-        state = os.open(os.path.join(STATE_DIR, key), os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(state, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(state)
-    return False
 
 
 def read_exports(path: str) -> tuple[list[Export], list[ExportsWarning]]:

@@ -10,12 +10,13 @@ import click
 
 from cloakfs.caller import Caller
 from cloakfs.exports import ExportsError, Options, parse_options
+from cloakfs.mounted import Mounted, mounted
 from cloakfs.mountpoint import MountError, split_words
 from cloakfs.policy import PolicyError, load_policy
 from cloakfs.view import View
 from cloakfs.views import Identity, ViewError, parse_item, user_identity
 
-from .common import Mounted, entry_for, fail, mounted, read_exports
+from .common import entry_for, fail, read_exports
 
 _F = TypeVar("_F", bound=Callable[..., object])
 

@@ -7,6 +7,7 @@ import click
 
 from .check import check
 from .explain import explain
+from .export import export
 from .mount import mount
 from .table import table
 from .umount import umount
@@ -20,7 +21,7 @@ def cloakfs() -> None:
     """Give each caller of a shared tree a view of its own."""
 
 
-for command in (mount, umount, check, explain, table):
+for command in (mount, umount, export, check, explain, table):
     cloakfs.add_command(command)
 
 

@@ -3,12 +3,11 @@
 import errno
 import logging
 import os
-import signal
 import stat
 import sys
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any
 
 import click
 
@@ -16,6 +15,7 @@ from cloakfs.daemon import RUN_DIR, Settings, mount_key, serve
 from cloakfs.exports import ExportsError, Options, format_options, parse_options
 from cloakfs.mountpoint import MountError, split_words
 
+from .background import in_background, in_foreground
 from .common import entry_for, fail, printable, read_exports
 
 
@@ -91,10 +91,11 @@ def mount(
         reread=read_options if exports else None,
     )
     level = logging.DEBUG if debug else logging.INFO
+    work = partial(serve, settings)
     if foreground:
-        logging.basicConfig(level=level, format="cloakfs: %(message)s", stream=sys.stderr)
-        _serve(settings, lambda: None)
-    _in_background(settings, level)
+        in_foreground(work, level, MountError)
+    os.makedirs(RUN_DIR, mode=0o755, exist_ok=True)
+    in_background(work, level, os.path.join(RUN_DIR, f"{mount_key(source, mountpoint)}.log"), MountError)
 
 
 def _check(given: dict[str, Any]) -> None:
@@ -117,52 +118,6 @@ def _require_directory(path: str) -> None:
         if exc.errno == errno.ENOTCONN:
             fail(f"{path}: a mount whose daemon has died is still there (cloakfs umount {path})", 1)
         fail(f"{path}: {exc.strerror}", 1)
-
-
-def _serve(settings: Settings, ready: Callable[[], None]) -> NoReturn:
-    try:
-        serve(settings, ready)
-    except MountError as exc:
-        fail(str(exc), 1)
-    sys.exit(0)
-
-
-def _in_background(settings: Settings, level: int) -> NoReturn:
-    """Fork; the parent stays until the mount answers or the daemon says why it cannot."""
-    os.makedirs(RUN_DIR, mode=0o755, exist_ok=True)
-    log_path = os.path.join(RUN_DIR, f"{mount_key(settings.source, settings.target)}.log")
-    reader, writer = os.pipe()
-    if os.fork():
-        os.close(writer)
-        with open(reader, encoding="utf-8", errors="replace") as answer:
-            said = answer.read()
-        if said == "ready":
-            sys.exit(0)
-        fail(said or f"the daemon died; see {log_path}", 1)
-    os.close(reader)
-    os.setsid()
-    os.chdir("/")
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    null = os.open(os.devnull, os.O_RDWR)
-    log_fd = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(null, 0)
-    os.dup2(log_fd, 1)
-    os.dup2(log_fd, 2)
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
-
-    def ready() -> None:
-        os.write(writer, b"ready")
-        os.close(writer)
-
-    try:
-        serve(settings, ready)
-    except MountError as exc:
-        os.write(writer, str(exc).encode("utf-8", "replace"))
-        os._exit(1)
-    except BaseException:
-        logging.getLogger("cloakfs").exception("the daemon failed")
-        os._exit(1)
-    os._exit(0)
 
 
 def mount_helper() -> None:

@@ -8,9 +8,10 @@ import select
 import click
 
 from cloakfs import linux
+from cloakfs.mounted import mounted
 from cloakfs.mountpoint import KIND
 
-from .common import fail, mounted
+from .common import fail
 
 
 @click.command()

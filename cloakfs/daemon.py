@@ -1,6 +1,7 @@
 """The life of one mount: start, serve, reload, stop."""
 
 import contextlib
+import errno
 import faulthandler
 import fcntl
 import hashlib
@@ -9,6 +10,7 @@ import logging
 import os
 import re
 import resource
+import select
 import signal
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -108,9 +110,10 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         filesystem = Filesystem(
             nodes,
             views,
-            group_source(settings.options.groups),
+            group_source(_groups_of(settings)),
             settings.target,
             no_client_cache=settings.options.no_client_cache,
+            knfsd=settings.words.knfsd,
         )
         session = mountpoint.attach(
             settings.source, settings.target, settings.words, read_only=settings.options.read_only
@@ -122,6 +125,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             mountpoint.detach(settings.target)
             raise
         stack.enter_context(_status_file(key, settings))
+        stack.enter_context(_late_answers_untold(session))
         # Root's own privileges would lift quotas and reserved blocks for everybody, open `trusted.` names, and let
         # everybody give programs capabilities. (Those that setfsuid(2) takes away are not among these.)
         given_up = 1 << linux.CAP_SYS_ADMIN | 1 << linux.CAP_SYS_RESOURCE | 1 << linux.CAP_SETFCAP
@@ -133,6 +137,43 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             mountpoint.detach(settings.target)
             pyfuse3.close(unmount=False)
     log.info("%s: unmounted", settings.target)
+
+
+def _groups_of(settings: Settings) -> str | None:
+    """Where callers' groups come from; threads of the kernel's NFS server do not show theirs.
+
+    Raises:
+        MountError: they are to come from there all the same.
+    """
+    words = settings.options.groups
+    if settings.words.knfsd and words == "proc":
+        raise MountError("groups=proc: the kernel's NFS server shows no groups; use groups=database, none or gids")
+    return "database" if settings.words.knfsd and words is None else words
+
+
+@contextlib.contextmanager
+def _late_answers_untold(session: int) -> Iterator[None]:
+    """Keep pyfuse3 from logging as errors that answers came after the end of the session.
+
+    When the last user has gone, the kernel does not wait for what that user did not wait for either (RELEASE), and does
+    not know such a request any more when it is answered.
+    """
+    ended = select.poll()
+    ended.register(session, 0)  # for POLLERR alone
+
+    def is_worth_telling(record: logging.LogRecord) -> bool:
+        if "fuse_reply" not in record.msg or record.args != (os.strerror(errno.ENOENT),):
+            return True
+        # The kernel forgets the requests a moment before it calls the session ended. While the session goes on it never
+        # forgets one, so that nobody has to wait here again and again.
+        return not ended.poll(100)
+
+    pyfuse3_log = logging.getLogger("pyfuse3")
+    pyfuse3_log.addFilter(is_worth_telling)
+    try:
+        yield
+    finally:
+        pyfuse3_log.removeFilter(is_worth_telling)
 
 
 def _refuse_to_serve_itself(settings: Settings) -> None:
@@ -185,7 +226,7 @@ def _status_file(key: str, settings: Settings) -> Iterator[None]:
             os.unlink(os.path.join(RUN_DIR, f"{key}.json"))
 
 
-def _write_status(key: str, settings: Settings, options: Options) -> None:
+def _write_status(key: str, settings: Settings, options: Options, reloads: int = 0, failure: str | None = None) -> None:
     path = os.path.join(RUN_DIR, f"{key}.json")
     status = {
         "pid": os.getpid(),
@@ -193,6 +234,8 @@ def _write_status(key: str, settings: Settings, options: Options) -> None:
         "target": settings.target,
         "options": format_options(options),
         "policy_dir": settings.policy_dir,
+        "reloads": reloads,
+        "failure": failure,
     }
     # For root alone: callers are not told the rules that hide things from them. Never seen half-written.
     fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -207,17 +250,30 @@ class _Daemon:
         self._filesystem = filesystem
         self._index = index
         self._ready = ready
+        self._in_force = settings.options
+        self._reloads = 0
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             self._filesystem.nursery = nursery
+            # What comes again while it is ending must not keep it from leaving everything tidy.
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)
             with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
                 nursery.start_soon(self._obey, signals)
                 nursery.start_soon(self._say_ready)
                 nursery.start_soon(self._keep_house)
                 nursery.start_soon(self._filesystem.views.keep_fresh)
-                await pyfuse3.main()
+                await self._answer_requests()
                 nursery.cancel_scope.cancel()
+
+    async def _answer_requests(self) -> None:
+        try:
+            await pyfuse3.main()
+        except* ConnectionAbortedError:
+            # The session ended while a request was being read: of that the kernel says ECONNABORTED, and pyfuse3 takes
+            # only ENODEV for the end. There is nobody left to answer.
+            log.debug("%s: the session ended in the middle of a request", self._settings.target)
 
     async def _say_ready(self) -> None:
         await trio.to_thread.run_sync(linux.apart, self._filesystem.check_from_inside, abandon_on_cancel=True)
@@ -244,10 +300,14 @@ class _Daemon:
             else:
                 log.info("%s: asked to stop", self._settings.target)
                 # In a thread: the kernel may have to write back pages first, through this very loop.
-                await trio.to_thread.run_sync(linux.apart, mountpoint.detach, self._settings.target)
+                await trio.to_thread.run_sync(linux.apart, self._detach)
                 await trio.sleep(GRACE_SECONDS)
                 log.warning("%s: still in use after %g s", self._settings.target, GRACE_SECONDS)
                 pyfuse3.terminate()
+
+    def _detach(self) -> None:
+        linux.assume(linux.ROOT)  # a new thread begins as whoever was served last, who may not get to the mount point
+        mountpoint.detach(self._settings.target)
 
     def _reload(self) -> None:
         """Take over a changed policy; what is in force stays if there is anything wrong with the new one."""
@@ -255,19 +315,23 @@ class _Daemon:
         if self._settings.reread is None:
             log.warning("%s: nothing to reload: the options came from the command line", self._settings.target)
             return
+        failure = None
         try:
             options = self._settings.reread()
             policy: Policy = load_policy(options.policy, options, self._settings.policy_dir)
         except (ExportsError, MountError, PolicyError, OSError) as exc:
             log.error("not reloaded, the old configuration stays in force: %s", exc)  # noqa: TRY400  (one line)
-            return
-        self._filesystem.views.use(policy)
-        # What only a new mount changes is told as it is in force.
-        now = self._settings.options
-        in_force = replace(options, read_only=now.read_only, groups=now.groups, views=now.views,
-                           view_access=now.view_access, no_client_cache=now.no_client_cache)  # fmt: skip
+            failure = str(exc)
+        else:
+            self._filesystem.views.use(policy)
+            # What only a new mount changes is told as it is in force.
+            now = self._settings.options
+            self._in_force = replace(options, read_only=now.read_only, groups=now.groups, views=now.views,
+                                     view_access=now.view_access, no_client_cache=now.no_client_cache)  # fmt: skip
+            log.info("%s: reloaded", self._settings.target)
+        self._reloads += 1
+        key = mount_key(self._settings.source, self._settings.target)
         try:
-            _write_status(mount_key(self._settings.source, self._settings.target), self._settings, in_force)
+            _write_status(key, self._settings, self._in_force, self._reloads, failure)
         except OSError as exc:
             log.warning("other commands will not know of the change: %s", exc)
-        log.info("%s: reloaded", self._settings.target)

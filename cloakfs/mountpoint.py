@@ -42,11 +42,13 @@ class MountWords:
     Attributes:
         flags: for mount(2); without `suid` and `dev`, set-id bits and devices are without effect.
         default_permissions: let the kernel check the mode bits that are shown, too.
+        knfsd: the kernel's NFS server will export the mount; implies default_permissions.
         dev_refused: `dev` was asked for without `default_permissions`, and is not in `flags`.
     """
 
     flags: int
     default_permissions: bool
+    knfsd: bool = False
     dev_refused: bool = False
 
 
@@ -57,7 +59,7 @@ def split_words(text: str) -> tuple[MountWords, str]:
         those words, and the rest with every remaining word in its old column.
     """
     names = {"nosuid", "nodev"}
-    default_permissions = False
+    default_permissions = knfsd = False
     rest = list(text)
     for start, end in _items(text):
         word = text[start:end].strip()
@@ -67,6 +69,9 @@ def split_words(text: str) -> tuple[MountWords, str]:
             names.discard(_CLEARED[word])
         elif word == "default_permissions":
             default_permissions = True
+        elif word == "knfsd":
+            # It answers ACCESS, and shares a file that somebody has open, by the kernel's own check.
+            default_permissions = knfsd = True
         elif not (word in _IGNORED or word.startswith(("x-", "X-", "comment="))):
             continue
         comma = end if end < len(text) else start - 1
@@ -85,7 +90,7 @@ def split_words(text: str) -> tuple[MountWords, str]:
     flags = 0
     for name in names:
         flags |= _FLAGS[name]
-    return MountWords(flags, default_permissions, dev_refused), left
+    return MountWords(flags, default_permissions, knfsd, dev_refused), left
 
 
 def _items(text: str) -> Iterator[tuple[int, int]]:

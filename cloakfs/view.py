@@ -8,7 +8,7 @@ import logging
 import stat
 import traceback
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from . import acl
 from .caller import Caller
@@ -18,6 +18,31 @@ from .policy import Attrs, Policy, is_built_in
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+
+
+class Asker(NamedTuple):
+    """Whom attributes are shown to where the kernel checks permissions with them: ids of both worlds."""
+
+    client_uid: int
+    client_gid: int
+    who: Caller
+
+    def recognise(self, attrs: Attrs, uid: int, gid: int) -> tuple[int, int]:
+        """The owner and group to show instead of `uid` and `gid`, so that the kernel knows the owner as we do.
+
+        Several client ids may stand for one server id (squash), and one, nobody, for many. What is the asker's is
+        shown under its own id; what is not, never is. (The kernel lets root in by other means.)
+        """
+        if attrs.uid == self.who.uid:
+            uid = self.client_uid
+        elif uid == self.client_uid and self.client_uid:
+            uid = MAX_ID
+        if attrs.gid == self.who.gid:
+            gid = self.client_gid
+        elif gid == self.client_gid and self.client_uid:
+            gid = MAX_ID
+        return uid, gid
+
 
 # Views must not keep state per failure for ever; after this many distinct causes they stop telling new ones.
 _MAX_CAUSES = 1000

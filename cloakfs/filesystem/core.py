@@ -20,8 +20,9 @@ from ..caller import Caller
 from ..door import INSIDER, Door, attrs_of, credentials
 from ..groups import GroupSource
 from ..nodes import ROOT, Nodes, Object, Stale
-from ..view import View
+from ..view import Asker, View
 from ..views import Views
+from .reconnect import Reconnecting
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +88,7 @@ class Entered(NamedTuple):
     obj: Object
     fd: int
     info: os.stat_result
+    asker: Asker | None = None  # where the kernel checks permissions with what is shown
 
     def assume(self) -> None:
         """Run what follows as the caller."""
@@ -96,7 +98,7 @@ class Entered(NamedTuple):
 class OpenFile:
     """A file or directory that a client has open; its number is the descriptor's."""
 
-    __slots__ = ("cookie", "credentials", "is_directory", "number", "obj", "pending")
+    __slots__ = ("cookie", "credentials", "is_directory", "number", "obj", "pending", "sought")
 
     def __init__(self, at: Entered) -> None:
         self.obj = at.obj
@@ -106,6 +108,7 @@ class OpenFile:
         # Directories: where `pending`, the entries read ahead, begin.
         self.cookie = 0
         self.pending: list[tuple[bytes, int]] = []
+        self.sought: int | None = None  # the nodeid for whose name alone the kernel reads this
 
 
 class Core(pyfuse3.Operations):
@@ -117,11 +120,11 @@ class Core(pyfuse3.Operations):
         groups: where callers' supplementary groups come from.
         mountpoint: where the daemon finds its own mount.
         no_client_cache: show every directory as changed just now [SZ §3.2].
+        knfsd: the kernel's NFS server exports the mount (docs/design.md).
     """
 
     supports_dot_lookup = True
     enable_writeback_cache = False
-    enable_acl = False
 
     def __init__(
         self,
@@ -131,8 +134,13 @@ class Core(pyfuse3.Operations):
         mountpoint: str,
         *,
         no_client_cache: bool = False,
+        knfsd: bool = False,
     ) -> None:
         super().__init__()
+        # Offers POSIX ACLs to the kernel, which checks them and answers NFS's requests for them.
+        self.enable_acl = knfsd
+        self.knfsd = knfsd
+        self.reconnecting = Reconnecting()
         self.nodes = nodes
         self.views = views
         self.groups = groups
@@ -189,6 +197,8 @@ class Core(pyfuse3.Operations):
         Raises:
             Stale: the object is gone, or hidden from this caller: as a name it is absent, as a handle stale.
         """
+        if self.knfsd:
+            self.reconnecting.end(ctx.pid)
         number, view = await self._view(inode)
         who = await self._who(view, ctx)
         obj = self.nodes.get(inode)
@@ -196,7 +206,19 @@ class Core(pyfuse3.Operations):
         info = os.fstat(fd)
         if view.hides and not self.door.visible(view, who, obj, info) and not (or_open and self._has_open(who, obj)):
             raise Stale
-        return Entered(number, view, who, obj, self.nodes.fd(obj), info)
+        return Entered(number, view, who, obj, self.nodes.fd(obj), info, self._asker(view, who, ctx))
+
+    def _asker(self, view: View, who: Caller, ctx: RequestContext) -> Asker | None:
+        if self.knfsd and view.fixed is None and who is not INSIDER:
+            return Asker(ctx.uid, ctx.gid, who)
+        return None
+
+    async def _let_kernel_in(self, inode: InodeT) -> Entered:
+        """For the kernel itself, which reconnects a handle: nobody is asked."""
+        number, view = await self._view(inode)
+        obj = self.nodes.get(inode)
+        fd = self.nodes.fd(obj)
+        return Entered(number, view, INSIDER, obj, fd, os.fstat(fd))
 
     def _has_open(self, who: Caller, obj: Object) -> bool:
         """Did `who` open this file while it was visible? (Directories do not count: nothing is read from them.)"""
@@ -250,17 +272,39 @@ class Core(pyfuse3.Operations):
                 raise
             return call(*args, **kwargs)
 
+    def _has_nfs_right(self, at: Entered, flags: int) -> bool:
+        """Is an open that the mode forbids one that NFS allows? Only the kernel's server is believed to know.
+
+        NFS has no descriptors: who created a file as 0444, or took away its own right while it had the file open,
+        must be able to go on, and a client that executes a file reads it (RFC 1813 §4.4). The kernel has checked by the
+        mode that it was shown; what a local process opens, it refuses before asking the daemon.
+        """
+        if not self.knfsd or not stat.S_ISREG(at.info.st_mode):
+            return False
+        if at.who.uid == at.info.st_uid:
+            return True
+        at.assume()
+        return flags & os.O_ACCMODE == os.O_RDONLY and linux.may_access(at.fd, os.X_OK)
+
     # -- going out ---------------------------------------------------------------------------------
 
     def _attributes(
-        self, number: int, view: View, obj: Object, name: bytes, fd: int, info: os.stat_result
+        self,
+        number: int,
+        view: View,
+        obj: Object,
+        name: bytes,
+        fd: int,
+        info: os.stat_result,
+        asker: Asker | None = None,
     ) -> EntryAttributes:
-        """The attributes of `obj` as `view` shows them.
+        """The attributes of `obj` as `view` shows them (to `asker`).
 
         Raises:
             Stale: the policy failed to say.
         """
-        shown = view.show(attrs_of(name, info, fd))
+        attrs = attrs_of(name, info, fd)
+        shown = view.show(attrs)
         if shown is None:
             raise Stale
         entry = EntryAttributes()
@@ -270,6 +314,8 @@ class Core(pyfuse3.Operations):
         # Kernel caches are shared by all callers of a mount: nothing may be remembered (docs/design.md).
         entry.entry_timeout = entry.attr_timeout = 0
         entry.st_mode, entry.st_uid, entry.st_gid, entry.st_nlink = shown
+        if asker is not None:
+            entry.st_uid, entry.st_gid = asker.recognise(attrs, entry.st_uid, entry.st_gid)
         entry.st_rdev = info.st_rdev
         entry.st_size = info.st_size
         entry.st_blksize = info.st_blksize
@@ -290,7 +336,7 @@ class Core(pyfuse3.Operations):
     def _hand_out(self, at: Entered, name: bytes, fd: int, info: os.stat_result) -> EntryAttributes:
         """Answer a request by name: the kernel now holds one more reference. Takes `fd` over."""
         obj = self.nodes.resolve(fd, at.obj, name)
-        entry = self._attributes(at.number, at.view, obj, name, self.nodes.fd(obj), info)
+        entry = self._attributes(at.number, at.view, obj, name, self.nodes.fd(obj), info, at.asker)
         obj.lookups += 1
         return entry
 

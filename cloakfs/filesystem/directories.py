@@ -50,10 +50,13 @@ class Directories(Names):
         """Open the real directory as the caller."""
         if self._is_top(inode):
             return _TOP
-        at = await self._enter(inode, ctx)
+        sought = self.reconnecting.seeks_in(ctx.pid, inode) if self.knfsd else None
+        at = await (self._enter(inode, ctx) if sought is None else self._let_kernel_in(inode))
         at.assume()
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-        return self._opened(self._with_room(os.open, f"/proc/self/fd/{at.fd}", flags), at)
+        fh = self._opened(self._with_room(os.open, f"/proc/self/fd/{at.fd}", flags), at)
+        self._open[fh].sought = sought
+        return fh
 
     @answers
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
@@ -67,6 +70,9 @@ class Directories(Names):
             self._read_top(start_id, token, ctx)
             return
         directory = self._open[fh]
+        if directory.sought is not None:
+            self._tell_name(directory, directory.sought, start_id, token, ctx)
+            return
         number, obj = directory.number, directory.obj
         view = self.views.get(number)
         if view is None:
@@ -75,7 +81,7 @@ class Directories(Names):
         info = os.fstat(fh)
         if view.hides and not self.door.visible(view, who, obj, info):
             raise Stale
-        at = Entered(number, view, who, obj, fh, info)
+        at = Entered(number, view, who, obj, fh, info, self._asker(view, who, ctx))
         if start_id != directory.cookie:
             os.lseek(fh, start_id, os.SEEK_SET)
             directory.cookie = start_id
@@ -86,6 +92,26 @@ class Directories(Names):
                 directory.pending = list(linux.getdents(fh))
                 if not directory.pending:
                     break
+
+    def _tell_name(
+        self, directory: OpenFile, sought: int, start_id: int, token: ReaddirToken, ctx: RequestContext
+    ) -> None:
+        """List the one entry that the kernel reads this directory for."""
+        view = self.views.get(directory.number)
+        if start_id or view is None or self.reconnecting.seeks_in(ctx.pid, self._nodeid(directory)) != sought:
+            return
+        obj = self.nodes.get(sought)
+        fd = self.nodes.fd(obj)
+        info = os.fstat(fd)
+        name = next((name for parent, name in self.nodes.places(obj, info) if parent is directory.obj), None)
+        if name is None:
+            return
+        self.reconnecting.found(ctx.pid, name)
+        if pyfuse3.readdir_reply(token, name, self._attributes(directory.number, view, obj, name, fd, info), 1):
+            obj.lookups += 1
+
+    def _nodeid(self, directory: OpenFile) -> int:
+        return self.nodes.nodeid(directory.number, directory.obj)
 
     def _fill(self, at: Entered, directory: OpenFile, token: ReaddirToken) -> bool:
         """Report the pending entries; False when the reply is full."""
@@ -103,7 +129,7 @@ class Directories(Names):
     def _entry_of(self, at: Entered, name: bytes) -> EntryAttributes | None:
         """The attributes to report for an entry; None if it is hidden or gone."""
         if name == b".":
-            return self._attributes(at.number, at.view, at.obj, at.obj.name, at.fd, at.info)
+            return self._attributes(at.number, at.view, at.obj, at.obj.name, at.fd, at.info, at.asker)
         if name == b"..":
             return self._above(at)
         # The right to list is enough for names; attributes are asked for again before anybody gets them.
@@ -124,7 +150,7 @@ class Directories(Names):
             raise
         obj = self.nodes.resolve(fd, at.obj, name)
         try:
-            return self._attributes(at.number, at.view, obj, name, self.nodes.fd(obj), info)
+            return self._attributes(at.number, at.view, obj, name, self.nodes.fd(obj), info, at.asker)
         except Stale:
             return None
 

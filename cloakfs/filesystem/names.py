@@ -28,7 +28,10 @@ class Names(Core):
         if name in (b".", b".."):
             return await self._reconnect(parent_inode, name, ctx)
         try:
-            at = await self._enter(parent_inode, ctx)
+            if self.knfsd and self.reconnecting.finish(ctx.pid, parent_inode, name):
+                at = await self._let_kernel_in(parent_inode)
+            else:
+                at = await self._enter(parent_inode, ctx)
             fd, info = self._find(at, name)
         except FileNotFoundError:
             raise  # not there, or hidden: `_find` has seen to that
@@ -73,6 +76,8 @@ class Names(Core):
                 if parent is None:
                     raise Stale
                 obj = parent
+                if self.knfsd:
+                    self.reconnecting.begin(ctx.pid, inode, self.nodes.nodeid(number, parent))
         fd = self.nodes.fd(obj)
         info = os.fstat(fd)
         if info.st_nlink == 0 and not obj.open_files:

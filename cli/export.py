@@ -1,0 +1,338 @@
+"""`cloakfs export`: serve exports.d entries to other machines with an NFS server."""
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import select
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import click
+import trio
+from rich.table import Table
+
+from cloakfs.configuration import files_of, read_all, refusals
+from cloakfs.daemon import RUN_DIR
+from cloakfs.exports import Export, Location
+from cloakfs.nfs import knfsd
+from cloakfs.nfs.guard import Guard, control_path
+from cloakfs.nfs.plan import Plan, Remark, ServerKind, absolute, plan
+from cloakfs.nfs.server import Server, ServerError
+
+from .background import in_background, in_foreground
+from .common import console, fail, printable
+
+DEFAULT_PATH = "/etc/cloakfs/exports.d"
+DEFAULT_ROOT = "/srv/cloakfs"
+
+_ANSWER_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Service:
+    """What the options of `plan` and `up` say."""
+
+    paths: tuple[str, ...]
+    server: ServerKind
+    root: str
+    protocols: tuple[int, ...]
+    port: int
+    bind: str | None
+
+    def plan(self) -> Plan:
+        """Read the files anew.
+
+        Raises:
+            OSError: one cannot be read.
+        """
+        return _read_plan(self.paths, self.server, self.root)
+
+    def make_server(self, run_dir: str) -> Server:
+        return knfsd.Knfsd(self.protocols)
+
+    def config(self, made: Plan) -> str:
+        """The text of the server's configuration."""
+        return knfsd.render(made.mounts)
+
+
+@click.group()
+def export() -> None:
+    """Serve the entries of exports.d files over NFS, each client specification by a mount of its own."""
+
+
+def _service_options(command: Callable[..., None]) -> Callable[..., None]:
+    options = (
+        click.argument("paths", nargs=-1, metavar="[PATH]..."),
+        click.option("--server", type=click.Choice(["knfsd", "ganesha"]), default="knfsd", show_default=True,
+                     help="The kernel's server (a view per caller), or nfs-ganesha (fixed views)."),
+        click.option("--root", metavar="DIR", default=DEFAULT_ROOT, show_default=True, help="Where to mount."),
+        click.option("--protocols", metavar="LIST", default="4", show_default=True,
+                     help="NFS versions, 4 or 3,4, for a server that is not running yet; 3 needs rpcbind."),
+        click.option("--port", type=click.IntRange(1, 65535), default=2049, show_default=True, help="Of nfs-ganesha."),
+        click.option("--bind", metavar="ADDRESS", help="Of nfs-ganesha: listen here alone."),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _service(given: dict[str, Any]) -> _Service:
+    protocols = given["protocols"]
+    if protocols not in ("4", "3,4"):
+        fail(f"--protocols {protocols}: expected 4 or 3,4", 2)
+    paths = tuple(os.path.abspath(path) for path in given["paths"] or (DEFAULT_PATH,))
+    return _Service(
+        paths,
+        cast("ServerKind", given["server"]),
+        os.path.abspath(given["root"]),
+        tuple(int(version) for version in protocols.split(",")),
+        given["port"],
+        given["bind"],
+    )
+
+
+def _name_option(command: Callable[..., None]) -> Callable[..., None]:
+    return click.option("--name", metavar="NAME", default="default", show_default=True, help="Which service.")(command)
+
+
+def _read_plan(paths: tuple[str, ...], server: ServerKind, root: str) -> Plan:
+    entries: list[Export] = []
+    problems: list[Remark] = []
+    warnings: list[Remark] = []
+    for path in paths:
+        files = files_of(path)
+        if not files:
+            problems.append(Remark(Location(path, 1, 1), "no *.exports in this folder"))
+        for file in files:
+            found, said, errors = read_all(file)
+            entries += [absolute(entry) for entry in found]
+            problems += [Remark(error.location, f"{error.problem}; expected {error.expected}") for error in errors]
+            warnings += [Remark(warning.location, warning.message) for warning in said]
+    for entry in entries:
+        problems += [Remark(entry.location, text) for text in refusals(entry)]
+    return plan(entries, server, root, problems, warnings)
+
+
+@export.command("plan")
+@_service_options
+@click.option("--json", "as_json", is_flag=True, help="Print an object instead.")
+def plan_command(*, as_json: bool, **given: Any) -> None:
+    """Show what `up` would do with exports.d files (or folders of *.exports), and what speaks against it.
+
+    Exit status: 0 it can be served, 1 a file cannot be read, 2 an entry cannot be served.
+    """
+    service = _service(given)
+    try:
+        made = service.plan()
+    except OSError as exc:
+        fail(f"{exc.filename}: {exc.strerror}", 1)
+    config = service.config(made)
+    if as_json:
+        click.echo(
+            json.dumps(
+                {
+                    "server": made.server,
+                    "mounts": [
+                        {"path": m.path, "client": m.client, "source": m.source, "views": m.kind} for m in made.mounts
+                    ],
+                    "configuration": config,
+                    "problems": [str(problem) for problem in made.problems],
+                    "warnings": [str(warning) for warning in made.warnings],
+                },
+                indent=2,
+            )
+        )
+    else:
+        _print_table([(m.path, m.client, m.source, m.kind) for m in made.mounts])
+        click.echo(f"\n# what {made.server} is told\n{printable_lines(config)}", nl=False)
+        _print_remarks(made)
+    sys.exit(2 if made.problems else 0)
+
+
+def printable_lines(text: str) -> str:
+    """`printable`, but for the ends of lines."""
+    return "".join(f"{printable(line)}\n" for line in text.splitlines())
+
+
+def _print_table(rows: Sequence[tuple[str, ...]], *more: str) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("mount", "client", "tree", "views", *more):
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(*map(printable, row))
+    console().print(table)
+
+
+def _print_remarks(made: Plan) -> None:
+    for warning in made.warnings:
+        click.echo(printable(f"{warning.location}: warning: {warning.message}"), err=True)
+    for problem in made.problems:
+        click.echo(printable(f"{problem.location}: error: {problem.message}"), err=True)
+
+
+@export.command()
+@_service_options
+@_name_option
+@click.option("-f", "--foreground", is_flag=True, help="Stay, and log to the terminal; for systemd.")
+def up(*, name: str, foreground: bool, **given: Any) -> None:
+    """Mount and export what exports.d files (or folders of *.exports) say, and keep it up.
+
+    Returns when the server answers. What it does is logged to /run/cloakfs/export-NAME.log.
+
+    Exit status: 0 it is served, 1 it cannot be, 2 the files or options are wrong. If not 0, nothing is served.
+    """
+    if os.geteuid() != 0:
+        fail("only root can mount and export", 1)
+    service = _service(given)
+    run_dir = _run_dir(name)
+    os.makedirs(RUN_DIR, mode=0o755, exist_ok=True)
+    lock = _lock(run_dir, name)
+    try:
+        made = service.plan()
+    except OSError as exc:
+        fail(f"{exc.filename}: {exc.strerror}", 1)
+    _print_remarks(made)
+    if made.problems:
+        sys.exit(2)
+    if not made.mounts:
+        fail(f"{' '.join(service.paths)}: no entries", 2)
+    shutil.rmtree(run_dir, ignore_errors=True)
+    os.mkdir(run_dir, 0o700)
+
+    def work(ready: Callable[[], None]) -> None:
+        try:
+            _serve(service, made, run_dir, ready)
+        finally:
+            shutil.rmtree(run_dir, ignore_errors=True)
+            os.close(lock)
+
+    if foreground:
+        in_foreground(work, logging.INFO, ServerError)
+    if os.fork():  # so that this process can show what is served now
+        _, status = os.wait()
+        code = os.waitstatus_to_exitcode(status)
+        if code == 0:
+            _show(_order(name, "status"), with_warnings=False)
+        sys.exit(code)
+    in_background(work, logging.INFO, f"{run_dir}.log", ServerError)
+
+
+def _lock(run_dir: str, name: str) -> int:
+    """Hold the name as long as the process and its children live."""
+    lock = os.open(f"{run_dir}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        fail(
+            f"service {name} is up already, or just coming up or going down "
+            f"(cloakfs export status, reload or down; --name for another)",
+            1,
+        )
+    return lock
+
+
+def _serve(service: _Service, made: Plan, run_dir: str, ready: Callable[[], None]) -> None:
+    command = [sys.executable, "-m", "cloakfs_cli.main", "mount"]
+    guard = Guard(made, service.plan, service.make_server(run_dir), run_dir, command)
+    try:
+        trio.run(guard.run, ready)
+    except OSError as exc:
+        raise ServerError(f"{exc.filename or made.root}: {exc.strerror}") from exc
+
+
+def _run_dir(name: str) -> str:
+    if not name.replace("-", "").replace("_", "").isalnum():
+        fail(f"--name {name}: expected letters, digits, - and _", 2)
+    return os.path.join(RUN_DIR, f"export-{name}")
+
+
+def _order(name: str, order: str) -> dict[str, Any]:
+    """What the guard of a service answers; the command ends if there is none."""
+    try:
+        with socket.socket(socket.AF_UNIX) as control:
+            control.settimeout(_ANSWER_SECONDS)
+            control.connect(control_path(_run_dir(name)))
+            control.sendall(order.encode() + b"\n")
+            with control.makefile("rb") as answer:
+                return cast("dict[str, Any]", json.load(answer))
+    except (FileNotFoundError, ConnectionRefusedError):
+        fail(f"service {name} is not up (cloakfs export up)", 1)
+    except (OSError, ValueError) as exc:
+        fail(f"service {name} does not answer: {exc}; see {_run_dir(name)}.log", 1)
+
+
+@export.command()
+@_name_option
+@click.option("--json", "as_json", is_flag=True, help="Print an object instead of a table.")
+def status(name: str, *, as_json: bool) -> None:
+    """Show what is exported to whom as which views, and how it fares.
+
+    Exit status: 0 everything is served, 1 something is not, or the service is not up.
+    """
+    told = _order(name, "status")
+    if as_json:
+        click.echo(json.dumps(told, indent=2))
+    else:
+        _show(told, with_warnings=True)
+    sys.exit(bool(told["complaint"] or any(mount["complaint"] for mount in told["mounts"])))
+
+
+def _show(told: dict[str, Any], *, with_warnings: bool) -> None:
+    rows = []
+    for mount in told["mounts"]:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(mount["since"]))
+        state = mount["complaint"] or f"since {since}"
+        if mount["restarts"]:
+            state += f", daemon replaced {mount['restarts']}×"
+        rows.append((mount["path"], mount["client"], mount["source"], mount["views"], state))
+    _print_table(rows, "state")
+    click.echo(printable(f"{told['server']}: {told['complaint'] or 'answers'}"))
+    if with_warnings:
+        for warning in told["warnings"]:
+            click.echo(printable(f"warning: {warning}"), err=True)
+
+
+@export.command()
+@_name_option
+def reload(name: str) -> None:
+    """Read the files again and serve what they say now; mounts that do not change are not touched.
+
+    Exit status: 0 done, 1 the service is not up or cannot do it, 2 the files are wrong. If not 0, what was served is
+    still served as it was.
+    """
+    told = _order(name, "reload")
+    for warning in told.get("warnings", ()):
+        click.echo(printable(f"warning: {warning}"), err=True)
+    if told["errors"]:
+        for error in told["errors"]:
+            click.echo(printable(f"cloakfs: {error}"), err=True)
+        fail("not reloaded, the old configuration stays in force", told["status"])
+    for what in ("added", "changed", "renewed", "removed"):
+        for path in told[what]:
+            click.echo(printable(f"{what} {path}"))
+
+
+@export.command()
+@_name_option
+def down(name: str) -> None:
+    """Stop exporting, and unmount; files that clients still have open are cut off after ten seconds.
+
+    Exit status: 0 it is down, 1 it was not up, or something is left.
+    """
+    pid = _order(name, "status")["pid"]
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        process = None
+    _order(name, "down")
+    if process is not None and not select.select([process], [], [], _ANSWER_SECONDS)[0]:
+        fail(f"service {name} is still there after {_ANSWER_SECONDS:g} s; see {_run_dir(name)}.log", 1)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(f"{_run_dir(name)}.lock")

@@ -1,0 +1,45 @@
+"""Reading exports.d from disk, and what this machine has to say about an entry."""
+
+import glob
+import os
+
+from .exports import Export, ExportsError, ExportsWarning, parse_all
+from .policy import PolicyError, load_policy
+from .views import ViewError, parse_item
+
+
+def files_of(path: str) -> list[str]:
+    """The exports.d files that a path means: itself, or for a folder its `*.exports`, sorted."""
+    return sorted(glob.glob(os.path.join(glob.escape(path), "*.exports"))) if os.path.isdir(path) else [path]
+
+
+def read_all(file: str) -> tuple[list[Export], list[ExportsWarning], list[ExportsError]]:
+    """The entries of an exports.d file, and what is to be said about it.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with open(file, encoding="utf-8", errors="surrogateescape") as text:
+        return parse_all(text.read(), file)
+
+
+def refusals(entry: Export) -> list[str]:
+    """Why this machine would refuse to mount an entry: no such directory, plug-in, or user. (A plug-in is run.)"""
+    said = []
+    if not os.path.isdir(entry.path):
+        said.append(f"{entry.path}: not a directory")
+    try:
+        load_policy(entry.options.policy, entry.options, policy_dir(entry))
+    except PolicyError as exc:
+        said.append(str(exc))
+    for item in entry.options.views:
+        try:
+            parse_item(item)
+        except ViewError as exc:
+            said.append(str(exc))
+    return said
+
+
+def policy_dir(entry: Export) -> str:
+    """What a relative `policy=` file of an entry is relative to: the directory of its exports.d file."""
+    return os.path.dirname(os.path.abspath(entry.location.file))

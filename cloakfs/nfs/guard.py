@@ -1,0 +1,428 @@
+"""Outlives the daemons of a service: mounts, exports, watches, mounts again, takes down [TK §4.2].
+
+A daemon that dies leaves a mount whose every use fails at once (ENOTCONN), so that clients get an error and never hang.
+The guard takes it off, mounts anew at the same place, and has the server forget the old one; file handles stay valid,
+since nodeids and generations are kept. Between the two nothing is exported: the real tree never is.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import trio
+
+from ..exports import Export, Options, format_exports, format_options
+from ..mounted import Mounted, mounted
+from ..mountpoint import detach
+from .plan import Mount, Plan
+from .server import Server, ServerError
+
+log = logging.getLogger(__name__)
+
+_CHECK_SECONDS = 5.0
+_RELOAD_SECONDS = 30.0
+_END_SECONDS = 15.0
+"""How long a daemon may take to end after SIGTERM; it lets those who have files open go on for ten."""
+
+_MOUNTS_AT_ONCE = 4
+_RETRY_SECONDS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+
+# What a daemon takes over when it is told to reload; anything else needs a new mount.
+_RELOADABLE = ("range_map", "cloak_list", "policy", "squash", "anonuid", "anongid", "other")
+
+
+@dataclass(slots=True)
+class Watched:
+    """A mount, its daemon, and how it fares."""
+
+    mount: Mount
+    pid: int = 0
+    since: float = 0.0  # seconds since the epoch
+    restarts: int = 0
+    complaint: str | None = None
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+
+class Guard:
+    """One service.
+
+    Args:
+        plan: what to serve.
+        reread: makes the plan anew from where it came.
+        server: exports the mounts.
+        run_dir: a directory of its own.
+        mount_command: the command `cloakfs mount`.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        reread: Callable[[], Plan],
+        server: Server,
+        run_dir: str,
+        mount_command: Sequence[str],
+    ) -> None:
+        self._plan = plan
+        self._reread = reread
+        self._server = server
+        self._run_dir = run_dir
+        self._mount_command = mount_command
+        self._watched: dict[str, Watched] = {}
+        self._made: set[str] = set()  # directories
+        self._change = trio.Lock()
+        self._end = trio.Event()
+        self._server_complaint: str | None = None
+
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Serve until told to stop.
+
+        Raises:
+            ServerError: it could not begin; nothing is left of it.
+        """
+        try:
+            await self._begin()
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                for watched in self._watched.values():
+                    nursery.start_soon(self._watch, watched)
+                nursery.start_soon(self._check_server)
+                await nursery.start(self._listen)
+                await nursery.start(self._obey_signals)
+                ready()
+                await self._end.wait()
+                nursery.cancel_scope.cancel()
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._finish()
+
+    async def _begin(self) -> None:
+        os.makedirs(self._plan.root, mode=0o755, exist_ok=True)
+        await self._add(self._plan.mounts)
+        await self._server.start(self._plan.mounts)
+
+    async def _finish(self) -> None:
+        await self._server.stop()
+        async with trio.open_nursery() as nursery:
+            for watched in self._watched.values():
+                nursery.start_soon(self._unmount, watched.mount)
+        with contextlib.suppress(OSError):  # others may use it, too
+            os.rmdir(self._plan.root)
+
+    # -- mounts ------------------------------------------------------------------------------------
+
+    async def _add(self, mounts: Sequence[Mount]) -> None:
+        """Make all of these mounts, or none.
+
+        Raises:
+            ServerError: one cannot be made.
+        """
+        limit = trio.CapacityLimiter(_MOUNTS_AT_ONCE)
+        failures: list[str] = []
+
+        async def add(mount: Mount) -> None:
+            async with limit:
+                try:
+                    self._watched[mount.name] = await self._mount(mount)
+                except ServerError as exc:
+                    failures.append(str(exc))
+
+        async with trio.open_nursery() as nursery:
+            for mount in mounts:
+                nursery.start_soon(add, mount)
+        if failures:
+            for mount in mounts:
+                if self._watched.pop(mount.name, None):
+                    await self._unmount(mount)
+            raise ServerError(failures[0])
+
+    async def _mount(self, mount: Mount) -> Watched:
+        self._write_entry(mount)
+        await self._clear(mount.path)
+        if not os.path.isdir(mount.path):
+            os.mkdir(mount.path, 0o755)
+            self._made.add(mount.path)
+        # Not to be left half-way: the daemon is nobody's child any more as soon as it has begun.
+        with trio.CancelScope(shield=True):
+            return await self._run_mount(mount)
+        raise AssertionError("nobody cancels it")
+
+    async def _run_mount(self, mount: Mount) -> Watched:
+        done = await trio.run_process(
+            [*self._mount_command, mount.source, mount.path, "-o", self._plan.server, "--client", mount.client,
+             "--exports", self._entry_file(mount)],
+            capture_stdout=True, capture_stderr=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+            raise ServerError(said[-1].removeprefix("cloakfs: ") if said else f"{mount.path}: not mounted")
+        daemon = self._daemon(mount)
+        if daemon is None:
+            raise ServerError(f"{mount.path}: its daemon ended at once")
+        return Watched(mount, daemon.pid, time.time())
+
+    @staticmethod
+    def _daemon(mount: Mount) -> Mounted | None:
+        return mounted().get(os.path.realpath(mount.path))
+
+    def _entry_file(self, mount: Mount) -> str:
+        return os.path.join(self._run_dir, f"{mount.name}.exports")
+
+    def _write_entry(self, mount: Mount) -> None:
+        """What the daemon reads, now and to reload: never what nobody has checked yet."""
+        with open(f"{self._entry_file(mount)}.new", "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(format_exports([Export(mount.source, mount.client, mount.options, mount.location)]))
+        os.replace(file.name, self._entry_file(mount))
+
+    async def _clear(self, path: str) -> None:
+        """Take off what an earlier guard left at `path`, which may not answer."""
+        daemon = mounted().get(path)
+        await trio.to_thread.run_sync(detach, path)
+        if daemon is not None:
+            await _end_process(daemon.pid)
+
+    async def _unmount(self, mount: Mount) -> None:
+        await self._clear(mount.path)
+        with contextlib.suppress(OSError):
+            os.unlink(self._entry_file(mount))
+        if mount.path in self._made:
+            self._made.discard(mount.path)
+            with contextlib.suppress(OSError):
+                os.rmdir(mount.path)
+
+    async def _watch(self, watched: Watched) -> None:
+        """Mount again whenever the daemon has died, for as long as it takes."""
+        with watched.scope:
+            while True:
+                await _wait_for_end(watched.pid)
+                path = watched.mount.path
+                watched.complaint = "its daemon died; it is being mounted again"
+                log.warning("%s: %s", path, watched.complaint)
+                waits = iter(_RETRY_SECONDS)
+                while watched.complaint:
+                    await trio.sleep(next(waits, _RETRY_SECONDS[-1]))
+                    async with self._change:
+                        try:
+                            again = await self._mount(watched.mount)
+                            await self._server.change(self._mounts(), [watched.mount])
+                        except ServerError as exc:
+                            watched.complaint = str(exc)
+                            log.error("%s", exc)  # noqa: TRY400  (one line)
+                        else:
+                            watched.pid, watched.since, watched.complaint = again.pid, again.since, None
+                            watched.restarts += 1
+                            log.info("%s: served again", path)
+
+    def _mounts(self) -> list[Mount]:
+        return [watched.mount for watched in self._watched.values()]
+
+    async def _check_server(self) -> None:
+        while True:
+            await trio.sleep(_CHECK_SECONDS)
+            async with self._change:
+                try:
+                    said = await self._server.check()
+                    if said:
+                        log.warning("%s", said)
+                    self._server_complaint = None
+                except ServerError as exc:
+                    if str(exc) != self._server_complaint:
+                        log.error("%s", exc)  # noqa: TRY400  (one line)
+                    self._server_complaint = str(exc)
+
+    # -- reload ------------------------------------------------------------------------------------
+
+    async def _reload(self) -> dict[str, Any]:
+        """Serve what the configuration now says; if anything is wrong with it, nothing changes."""
+        async with self._change:
+            try:
+                new = await trio.to_thread.run_sync(self._reread)
+            except OSError as exc:
+                return {"errors": [f"{exc.filename}: {exc.strerror}"], "status": 1}
+            if new.problems:
+                return {"errors": [str(problem) for problem in new.problems], "status": 2}
+            try:
+                told = await self._take_over(new)
+            except ServerError as exc:
+                log.error("reload: %s", exc)  # noqa: TRY400  (one line)
+                return {"errors": [str(exc)], "status": 1}
+            self._plan = new
+            log.info("reloaded")
+            return {"errors": [], "warnings": [str(warning) for warning in new.warnings], **told}
+
+    async def _take_over(self, new: Plan) -> dict[str, list[str]]:
+        wanted = {mount.name: mount for mount in new.mounts}
+        added = [mount for name, mount in wanted.items() if name not in self._watched]
+        removed = [watched for name, watched in self._watched.items() if name not in wanted]
+        kept = [(self._watched[name], mount) for name, mount in wanted.items() if name in self._watched]
+        live = [(old, mount) for old, mount in kept if _differ_live(old.mount, mount)]
+        renewed = [(old, mount) for old, mount in kept if old.mount != mount and not _differ_live(old.mount, mount)]
+        await self._add(added)  # what may fail comes first
+        try:
+            for old, mount in live:
+                await self._reload_daemon(old, mount)
+        except ServerError:
+            for mount in added:
+                del self._watched[mount.name]
+                await self._unmount(mount)
+            raise
+        for old, mount in renewed:
+            await self._renew(old, mount)
+        for watched in removed:
+            watched.scope.cancel()
+            del self._watched[watched.mount.name]
+        for mount in added:
+            self._nursery.start_soon(self._watch, self._watched[mount.name])
+        await self._server.change(self._mounts(), [mount for _, mount in renewed])
+        for watched in removed:
+            await self._unmount(watched.mount)
+        return {
+            "added": [mount.path for mount in added],
+            "removed": [watched.mount.path for watched in removed],
+            "changed": [mount.path for _, mount in live],
+            "renewed": [mount.path for _, mount in renewed],
+        }
+
+    async def _reload_daemon(self, old: Watched, mount: Mount) -> None:
+        before = self._daemon(mount)
+        if before is None:
+            raise ServerError(f"{mount.path}: {old.complaint or 'its daemon has just died'}; try again")
+        self._write_entry(mount)
+        os.kill(before.pid, signal.SIGHUP)
+        with trio.move_on_after(_RELOAD_SECONDS):
+            while True:
+                now = self._daemon(mount)
+                if now is not None and now.pid == before.pid and now.reloads > before.reloads:
+                    break
+                await trio.sleep(0.02)
+            if now.failure is None:
+                old.mount = mount
+                return
+            self._write_entry(old.mount)
+            raise ServerError(f"{mount.path}: {now.failure}")
+        self._write_entry(old.mount)
+        raise ServerError(f"{mount.path}: its daemon did not reload within {_RELOAD_SECONDS:g} s")
+
+    async def _renew(self, old: Watched, mount: Mount) -> None:
+        """Replace a mount by one with other options; if that fails, the watcher goes on trying."""
+        old.scope.cancel()
+        await self._clear(mount.path)
+        try:
+            new = await self._mount(mount)
+        except ServerError as exc:
+            new = Watched(mount, 0, time.time(), complaint=str(exc))
+        self._watched[mount.name] = new
+        self._nursery.start_soon(self._watch, new)
+
+    # -- orders ------------------------------------------------------------------------------------
+
+    async def _obey_signals(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+            task_status.started()
+            await self._obey(signals)
+
+    async def _obey(self, signals: AsyncIterator[int]) -> None:
+        async for number in signals:
+            if number == signal.SIGHUP:
+                answer = await self._reload()
+                for text in answer["errors"]:
+                    log.error("not reloaded, the old configuration stays in force: %s", text)
+            else:
+                self._end.set()
+
+    async def _listen(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Answer orders, a word on a connection each, with a line of JSON."""
+        with trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM) as listener:
+            await listener.bind(control_path(self._run_dir))
+            listener.listen(5)
+            task_status.started()
+            await trio.serve_listeners(self._answer, [trio.SocketListener(listener)])
+
+    async def _answer(self, stream: trio.SocketStream) -> None:
+        with contextlib.suppress(trio.BrokenResourceError):
+            async with stream:
+                order = (await stream.receive_some(100)).decode("ascii", "replace").strip()
+                match order:
+                    case "status":
+                        answer = self.status()
+                    case "reload":
+                        answer = await self._reload()
+                    case "down":
+                        answer = {"errors": []}
+                    case _:
+                        answer = {"errors": [f"{order}: no such order"]}
+                await stream.send_all(json.dumps(answer).encode() + b"\n")
+                if order == "down":
+                    self._end.set()
+
+    def status(self) -> dict[str, Any]:
+        """How everything fares, as JSON has it."""
+        return {
+            "pid": os.getpid(),
+            "server": self._plan.server,
+            "complaint": self._server_complaint,
+            "mounts": [
+                {
+                    "path": watched.mount.path,
+                    "client": watched.mount.client,
+                    "source": watched.mount.source,
+                    "views": watched.mount.kind,
+                    "options": format_options(watched.mount.options),
+                    "pid": watched.pid,
+                    "since": watched.since,
+                    "restarts": watched.restarts,
+                    "complaint": watched.complaint,
+                }
+                for watched in sorted(self._watched.values(), key=lambda watched: watched.mount.path)
+            ],
+            "warnings": [str(warning) for warning in self._plan.warnings],
+        }
+
+
+def control_path(run_dir: str) -> str:
+    """Where the guard of the service with this directory takes orders."""
+    return os.path.join(run_dir, "control")
+
+
+def _differ_live(old: Mount, new: Mount) -> bool:
+    """Is the difference one that the daemon takes over without a new mount? (What a plug-in does is not known.)"""
+    return _without(old.options) == _without(new.options) and (old != new or new.options.policy is not None)
+
+
+def _without(options: Options) -> Options:
+    plain = Options()
+    return replace(options, **{name: getattr(plain, name) for name in _RELOADABLE})
+
+
+async def _wait_for_end(pid: int) -> None:
+    """Return when the process has ended; at once if there is none."""
+    try:
+        process = os.pidfd_open(pid)
+    except (ProcessLookupError, OSError):
+        return
+    try:
+        await trio.lowlevel.wait_readable(process)
+    finally:
+        os.close(process)
+
+
+async def _end_process(pid: int) -> None:
+    """End a daemon, by force if it does not by itself."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(process, number)
+            with trio.move_on_after(_END_SECONDS):
+                await trio.lowlevel.wait_readable(process)
+                return
+    finally:
+        os.close(process)

@@ -1,0 +1,212 @@
+"""The kernel's NFS server: what it is told of each mount, and its life."""
+
+import contextlib
+import hashlib
+import os
+import subprocess
+import uuid
+from collections.abc import Iterable, Sequence
+
+import trio
+
+from ..exports import Options
+from ..mapping import DEFAULT_NOBODY, IdMap
+from .plan import Mount
+from .rpc import null_call
+from .server import ServerError, run
+
+_NFS = 100003
+_PORT = 2049
+_THREADS = 8
+_ANSWER_SECONDS = 30.0
+
+# Ours to say, for the mount is not what the entry names: a directory where nothing is mounted is never exported.
+_OURS = frozenset({"mountpoint", "mp"})
+
+
+def export_options(mount: Mount) -> str:
+    """The options of exports(5) under which the kernel's server exports a mount.
+
+    - `mp`: while nothing is mounted there, nothing is exported; so the real tree never is.
+    - `fsid=`: a FUSE mount has no identity of its own that outlives it. Made from source and client unless given.
+    - `no_root_squash`: cloakfs maps, and squashes. But the kernel lets root share files that others hold open without
+      asking the daemon. So where root is nobody, or one of a squashed range, it is given the name of another of its
+      like before.
+    """
+    given = dict(mount.options.other)
+    words = ["ro" if mount.options.read_only else "rw", "mp", *_root_words(mount.options)]
+    if "no_subtree_check" not in given and "subtree_check" not in given:
+        words.append("no_subtree_check")
+    words += [name if value is None else f"{name}={value}" for name, value in given.items() if name not in _OURS]
+    if "fsid" not in given:
+        words.append(f"fsid={_fsid(mount)}")
+    return ",".join(words)
+
+
+def _root_words(options: Options) -> list[str]:
+    if options.policy is None:
+        like = _another_like_root(options)
+        if like is not None:
+            return ["root_squash", f"anonuid={like}", "anongid=0"]
+    return ["no_root_squash"]
+
+
+def _another_like_root(options: Options) -> int | None:
+    """A client uid that is what client root is, apart from root itself; None if there is none, or root is root."""
+    uids = [definition for definition in options.range_map if definition.kind == "uid"]
+    ids = IdMap(uids, nobody=options.anonuid, squash=options.squash)
+    root = ids.forward(0)
+    if root == 0:
+        return None
+    # Whatever holds for a client id begins to hold at 1, at nobody, or where a definition begins or ends.
+    borders = {border for d in uids for border in (d.rm_low, d.rm_low + 1, d.rm_high + 1)}
+    candidates = [DEFAULT_NOBODY, 1, *sorted(borders)]
+    return next((uid for uid in candidates if 0 < uid < 2**32 - 1 and ids.forward(uid) == root), None)
+
+
+def _fsid(mount: Mount) -> uuid.UUID:
+    key = f"{mount.source}\0{mount.client}".encode("utf-8", "surrogateescape")
+    return uuid.UUID(bytes=hashlib.blake2b(key, digest_size=16).digest())
+
+
+def render(mounts: Iterable[Mount]) -> str:
+    """The text of exports(5) that says the same as the commands by which `Knfsd` tells the server."""
+    return "".join(f"{mount.path} {mount.client}({export_options(mount)})\n" for mount in mounts)
+
+
+class Knfsd:
+    """See `server.Server`. A server that runs already is used as it is, and left running.
+
+    Args:
+        protocols: NFS versions to start the server with if it does not run: 4, or 3 and 4.
+    """
+
+    def __init__(self, protocols: Sequence[int] = (4,)) -> None:
+        self._protocols = protocols
+        self._mounts: tuple[Mount, ...] = ()
+        self._ours = False
+        self._mountd: subprocess.Popen[bytes] | None = None
+
+    async def start(self, mounts: Sequence[Mount]) -> None:
+        """See `Server.start`."""
+        if not _threads():
+            await self._start_server()
+        await self.change(mounts, ())
+        await self._wait_for_answer()
+
+    async def _start_server(self) -> None:
+        if 3 in self._protocols and not await _answers(111, 100000, 2):
+            raise ServerError(
+                "rpcbind does not answer, and NFSv3 needs it: apt install rpcbind, start it, or use --protocols 4"
+            )
+        self._ours = True
+        if os.path.isdir("/run/systemd/system"):
+            await run("systemctl", "start", "nfs-server", hint="apt install nfs-kernel-server")
+            return
+        with contextlib.suppress(ServerError):
+            await run("modprobe", "nfsd")
+        if not os.path.exists("/proc/fs/nfsd/threads"):
+            await run("mount", "-t", "nfsd", "nfsd", "/proc/fs/nfsd", hint="has this kernel an NFS server? (nfsd)")
+        without = [] if 3 in self._protocols else ["--no-nfs-version", "3"]
+        await run(
+            "rpc.nfsd", *without, str(_THREADS), hint="apt install nfs-kernel-server; is port 2049 free? (ss -lntp)"
+        )
+        if not _threads():
+            raise ServerError(
+                "rpc.nfsd started no threads; is port 2049 free? (ss -lntp), see the kernel's log (dmesg)"
+            )
+        # In the foreground, so that it can be ended by its id; it reads /etc/exports, too, like any other.
+        self._mountd = subprocess.Popen(
+            ["/usr/sbin/rpc.mountd", "--foreground", *without], stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    async def _wait_for_answer(self) -> None:
+        with trio.move_on_after(_ANSWER_SECONDS):
+            for version in _versions():
+                while not await _answers(_PORT, _NFS, version):
+                    await trio.sleep(0.05)
+            return
+        raise ServerError(f"the kernel's NFS server does not answer on port {_PORT} within {_ANSWER_SECONDS:g} s")
+
+    async def change(self, mounts: Sequence[Mount], renewed: Sequence[Mount]) -> None:
+        """See `Server.change`."""
+        wanted = {(mount.path, mount.client) for mount in mounts}
+        for mount in self._mounts:
+            if (mount.path, mount.client) not in wanted:
+                with contextlib.suppress(ServerError):  # somebody else took it back
+                    await run("exportfs", "-u", _specification(mount))
+        before = {mount: export_options(mount) for mount in self._mounts}
+        self._mounts = tuple(mounts)
+        for mount in mounts:
+            if before.get(mount) != export_options(mount) or mount in renewed:
+                await _export(mount)
+        # The kernel remembers the root of an export, and where it is mounted.
+        await run("exportfs", "-f")
+
+    async def check(self) -> str | None:
+        """See `Server.check`."""
+        said = None
+        if not _threads():
+            said = "the kernel's NFS server had no threads any more; started again"
+            await self._start_server()
+        elif self._mountd is not None and self._mountd.poll() is not None:
+            said = "rpc.mountd had ended; started again"
+            self._mountd = subprocess.Popen(self._mountd.args, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                            stderr=subprocess.DEVNULL)  # fmt: skip
+        exported = _exported()
+        for mount in self._mounts:
+            if mount.path not in exported:
+                said = said or f"{mount.path} was not exported any more (exportfs -r, or a restart?); exported again"
+                await _export(mount)
+        return said
+
+    async def stop(self) -> None:
+        """See `Server.stop`."""
+        with contextlib.suppress(ServerError):
+            await self.change((), ())
+        if not self._ours:
+            return
+        if os.path.isdir("/run/systemd/system"):
+            with contextlib.suppress(ServerError):
+                await run("systemctl", "stop", "nfs-server")
+            return
+        with contextlib.suppress(ServerError):
+            await run("rpc.nfsd", "0")
+        if self._mountd is not None:
+            self._mountd.terminate()
+            await trio.to_thread.run_sync(self._mountd.wait)
+            self._mountd = None
+
+
+def _specification(mount: Mount) -> str:
+    client = f"[{mount.client}]" if ":" in mount.client else mount.client
+    return f"{client}:{mount.path}"
+
+
+async def _export(mount: Mount) -> None:
+    await run("exportfs", "-o", export_options(mount), _specification(mount), hint="apt install nfs-kernel-server")
+
+
+def _threads() -> int:
+    with contextlib.suppress(OSError, ValueError), open("/proc/fs/nfsd/threads", encoding="ascii") as file:
+        return int(file.read())
+    return 0
+
+
+def _versions() -> list[int]:
+    """The major versions that the server speaks."""
+    with open("/proc/fs/nfsd/versions", encoding="ascii") as file:
+        words = file.read().split()
+    return [version for version in (3, 4) if f"+{version}" in words]
+
+
+def _exported() -> set[str]:
+    """What mountd would let somebody mount."""
+    with contextlib.suppress(OSError), open("/var/lib/nfs/etab", encoding="utf-8", errors="surrogateescape") as file:
+        return {line.split("\t")[0] for line in file}
+    return set()
+
+
+async def _answers(port: int, program: int, version: int) -> bool:
+    return await trio.to_thread.run_sync(null_call, "127.0.0.1", port, program, version, 2.0)

@@ -1,0 +1,223 @@
+"""What it takes to serve exports.d entries with an NFS server: the mounts, and what speaks against it. Pure.
+
+Every entry and client specification gets a mount of its own, since each may map and cloak differently, and below the
+same root, so that what a client mounts can be read off the entry: `/home` exported to `10.1.0.0/16` is
+`ROOT/home@10.1.0.0_16`, to everybody (`*`) it is `ROOT/home`.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from typing import Literal
+
+from ..exports import Export, Location, Options
+
+ServerKind = Literal["knfsd", "ganesha"]
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """Something to say about an entry: why it cannot be served, or what may not be meant."""
+
+    location: Location
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.location}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """One mount to make, and export.
+
+    Attributes:
+        name: of its directory below the root; no other mount has it.
+        path: the mount point.
+        source: the real tree.
+        client: who may mount it, as in exports(5).
+        options: what it is mounted with.
+        location: of the entry.
+    """
+
+    name: str
+    path: str
+    source: str
+    client: str
+    options: Options
+    location: Location = field(compare=False)
+
+    @property
+    def kind(self) -> str:
+        """Whose views it shows: `per caller`, `fixed`, or the number of fixed ones."""
+        match len(self.options.views):
+            case 0:
+                return "per caller"
+            case 1 if "-" not in self.options.views[0]:
+                return f"fixed: {self.options.views[0]}"
+            case _:
+                return "fixed: " + " ".join(f"@{item}" for item in self.options.views)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What `plan` decided; nothing may be done while there are problems."""
+
+    server: ServerKind
+    root: str
+    mounts: tuple[Mount, ...]
+    problems: tuple[Remark, ...]
+    warnings: tuple[Remark, ...]
+
+
+def plan(
+    entries: Iterable[Export],
+    server: ServerKind,
+    root: str,
+    problems: Iterable[Remark] = (),
+    warnings: Iterable[Remark] = (),
+) -> Plan:
+    """What to mount below `root` (absolute) for these entries, and what speaks against it.
+
+    `problems` and `warnings` are what is known before.
+    """
+    mounts: list[Mount] = []
+    problems, warnings = list(problems), list(warnings)
+    names: dict[str, Export] = {}
+    for entry in entries:
+        name = mount_name(entry.path, entry.client)
+        if name in names:
+            other = names[name]
+            problems.append(
+                Remark(
+                    entry.location,
+                    f"{entry.path} for {entry.client} and {other.path} for {other.client} ({other.location}) would "
+                    f"both be {os.path.join(root, name)}; give one of the trees another name, by a bind mount say",
+                )
+            )
+            continue
+        names[name] = entry
+        options = entry.options
+        if server == "ganesha":
+            said = _refusal_of_ganesha(options)
+            options = _as_fixed_view(options)
+        else:
+            said = _refusal_of_knfsd(options)
+            options = _for_knfsd(options)
+        if said:
+            problems.append(Remark(entry.location, said))
+        warnings += [Remark(entry.location, text) for text in _warnings(entry, server)]
+        mounts.append(Mount(name, os.path.join(root, name), entry.path, entry.client, options, entry.location))
+    warnings += _overlaps(mounts)
+    return Plan(server, root, tuple(mounts), tuple(problems), tuple(warnings))
+
+
+def absolute(entry: Export) -> Export:
+    """The entry with the file of its plug-in named independently of where its own file lies."""
+    file, colon, name = (entry.options.policy or "").rpartition(":")
+    if not colon or not file.endswith(".py"):
+        return entry
+    file = os.path.join(os.path.dirname(os.path.abspath(entry.location.file)), file)
+    return replace(entry, options=replace(entry.options, policy=f"{file}:{name}"))
+
+
+def mount_name(path: str, client: str) -> str:
+    """The name of the directory that `client` mounts for `path`. Short and plain; it need not be unique."""
+    tree = "-".join(part for part in path.split("/") if part not in ("", ".")) or "root"
+    name = tree if client == "*" else f"{tree}@{client.removeprefix('@').replace('*', 'any')}"
+    return re.sub(r"[^A-Za-z0-9._+@-]", "_", name)
+
+
+def _is_fixed(options: Options) -> bool:
+    return bool(options.views) or options.squash == "all"
+
+
+def _refusal_of_ganesha(options: Options) -> str | None:
+    if not _is_fixed(options):
+        return (
+            "nfs-ganesha looks files up as root and shares its cache among all users, so it cannot give every caller a "
+            "view of its own; use --server knfsd, or fixed views: views = USER ..., or all_squash,anonuid=,anongid="
+        )
+    return None
+
+
+def _as_fixed_view(options: Options) -> Options:
+    """`all_squash,anonuid=,anongid=` is how exports(5) says that everybody is one identity."""
+    if options.views or options.squash != "all":
+        return options
+    return replace(options, views=(f"{options.anonuid}:{options.anongid}",))
+
+
+def _refusal_of_knfsd(options: Options) -> str | None:
+    if options.groups == "proc":
+        return "groups=proc: threads of the kernel's NFS server show no groups; use groups=database, none or gids"
+    return None
+
+
+def _for_knfsd(options: Options) -> Options:
+    if options.groups is None and not options.views:
+        return replace(options, groups="database")
+    return options
+
+
+def _warnings(entry: Export, server: ServerKind) -> list[str]:
+    options = entry.options
+    said = []
+    hides = bool(options.cloak_list or options.policy)
+    if server == "knfsd" and not _is_fixed(options) and hides and not _has_one_user(options):
+        if not options.no_client_cache:
+            said.append(
+                "a client with several users keeps one cache for all of them, and shows one user's names to another; "
+                "add no_client_cache, have each user mount with nosharecache, or use a fixed view per client"
+            )
+        else:
+            said.append(
+                "no_client_cache cannot help users of one shared client mount at the very same moment (docs/nfs.md), "
+                "nor where NFSv4 delegations are on (sysctl fs.leases-enable=0); a mount per user with nosharecache, "
+                "or a fixed view per client, can"
+            )
+    if options.views and any("-" in item for item in options.views) and server == "ganesha":
+        said.append("a range of views becomes one export for each account of it that exists now; reload for new ones")
+    return said
+
+
+def _has_one_user(options: Options) -> bool:
+    """Do all but one of a client's uids mean nobody?"""
+    uids = [definition for definition in options.range_map if definition.kind == "uid"]
+    return len(uids) == 1 and uids[0].rm_low == uids[0].rm_high
+
+
+def _overlaps(mounts: Sequence[Mount]) -> list[Remark]:
+    """Exports of one tree of which a client may choose, because it matches several specifications."""
+    said = []
+    for at, later in enumerate(mounts):
+        for earlier in mounts[:at]:
+            if earlier.source == later.source and _may_overlap(earlier.client, later.client):
+                narrow, wide = (later, earlier) if earlier.client == "*" else (earlier, later)
+                said.append(
+                    Remark(
+                        later.location,
+                        f"clients that match {narrow.client} may mount {wide.path}, for {wide.client}, just as well as "
+                        f"{narrow.path}: each is a directory of its own, unlike in exports(5)",
+                    )
+                )
+    return said
+
+
+def _may_overlap(one: str, other: str) -> bool:
+    if "*" in (one, other):
+        return True
+    first, second = _network(one), _network(other)
+    if isinstance(first, IPv4Network) and isinstance(second, IPv4Network):
+        return first.overlaps(second)
+    if isinstance(first, IPv6Network) and isinstance(second, IPv6Network):
+        return first.overlaps(second)
+    return False
+
+
+def _network(client: str) -> IPv4Network | IPv6Network | None:
+    try:
+        return ip_network(client, strict=False)
+    except ValueError:
+        return None
