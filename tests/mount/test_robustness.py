@@ -1,5 +1,6 @@
 """One daemon for everybody: load, signals, death, and files that change while they are used."""
 
+import contextlib
 import errno
 import json
 import mmap
@@ -10,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from cloakfs import linux
 from cloakfs.daemon import GRACE_SECONDS, RUN_DIR, STATE_DIR, mount_key
 from tests.agents import User, names, read, write
 from tests.mount import test_limits
-from tests.mount.conftest import Mount, is_mounted, mounted, run
+from tests.mount.conftest import COMMAND, Mount, is_mounted, mounted, run
 from tests.mount.loopfs import attached, filesystem
 from tests.mount.test_limits import base_dir, drop_caches, memory
 
@@ -159,6 +160,129 @@ def test_sigterm_during_load(tree: str, mount: Callable[..., Mount], user: Calla
     wait_until(lambda: not os.path.exists(f"/proc/{pid}"))
     assert time.monotonic() - start < GRACE_SECONDS
     assert "still in use" not in m.log
+
+
+@contextlib.contextmanager
+def in_foreground(source: str, path: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A daemon that is a child of the test, which can see how and when it ends; it must end well, and silently."""
+    said = Path(f"{path}.log")
+    with said.open("wb") as log:
+        daemon = subprocess.Popen([*COMMAND, "mount", "-f", source, path, "-o", NULL], stderr=log)
+    try:
+        wait_until(lambda: "serving" in said.read_text())
+        yield daemon
+    finally:
+        daemon.terminate()
+        status = daemon.wait(GRACE_SECONDS + 10)
+    text = said.read_text()
+    assert status == 0, text
+    assert "Traceback" not in text
+    assert "failed with" not in text
+    assert "still in use" not in text
+
+
+_held: list[int] = []  # of the User whose process this is
+
+
+def hold(directory: str, count: int) -> None:
+    _held.extend(os.open(directory, os.O_RDONLY | os.O_DIRECTORY) for _ in range(count))
+
+
+def let_go() -> None:
+    while _held:
+        os.close(_held.pop())
+
+
+@pytest.mark.timeout(120)
+def test_the_last_user_goes_while_the_daemon_is_busy(tree: str, base: str, user: Callable[..., User]) -> None:
+    """Nobody waits for RELEASEDIR: when the last descriptor is closed, the session ends in the middle of many.
+
+    What the daemon is doing just then differs: reading one (three times in four), answering one, or nothing.
+    """
+    path = base_dir(base)
+    someone = user(2001)
+    for _ in range(8):
+        with in_foreground(tree, path) as daemon:
+            someone.do(hold, path, 100)
+            daemon.terminate()
+            wait_until(lambda: not is_mounted(path))
+            someone.do(let_go)
+            assert wait_until(lambda: daemon.poll() is not None) < 1
+
+
+def use_on_and_on(directory: str, seed: int) -> int:
+    """Whatever a client does, until an error, whose number is returned."""
+    chance = random.Random(seed)
+    path = os.path.join(directory, str(seed))
+    try:
+        write(path, b"x" * 8192)
+        while True:
+            match chance.randrange(6):
+                case 0:
+                    write(path, b"x" * 8192)
+                case 1:
+                    os.stat(path)
+                case 2:
+                    os.listdir(directory)
+                case 3:
+                    read(path)
+                case 4:
+                    os.close(os.open(path, os.O_RDWR))
+                case 5:
+                    os.mkdir(f"{path}-directory")
+                    os.rmdir(f"{path}-directory")
+    except OSError as exc:
+        return exc.errno or -1
+
+
+@pytest.mark.timeout(120)
+def test_sigterm_during_mixed_load(tree: str, base: str, user: Callable[..., User]) -> None:
+    path = base_dir(base)
+    users = [user(2001 + number) for number in range(24)]
+    for _ in range(5):
+        with in_foreground(tree, path) as daemon:
+            for client in users:
+                client._pipe.send((use_on_and_on, (path, client.uid), {}))
+            wait_until(lambda: len(os.listdir(tree)) >= len(users))
+            time.sleep(1)
+            daemon.terminate()
+            for client in users:
+                assert client._pipe.poll(GRACE_SECONDS), "a client hangs"
+                # Afterwards the empty directory of the mount point is all there is.
+                assert client._pipe.recv() in [
+                    (True, code) for code in (errno.ENOENT, errno.EACCES, errno.ENOTCONN, errno.ECONNABORTED)
+                ]
+            assert wait_until(lambda: daemon.poll() is not None) < 1
+        for name in os.listdir(tree):
+            (os.rmdir if name.endswith("-directory") else os.unlink)(os.path.join(tree, name))
+
+
+def sync_on_and_on(path: str, count: int) -> None:
+    fd = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+    for _ in range(count):
+        os.write(fd, b"x")
+        os.fsync(fd)
+    os.close(fd)
+
+
+@pytest.mark.timeout(120)
+def test_sigterm_unmounts_where_callers_may_not_go(tree: str, base: str, user: Callable[..., User]) -> None:
+    """The threads that the daemon starts for its callers' requests begin as those callers."""
+    path = base_dir(base)
+    users = [user(2001 + number) for number in range(8)]
+    with in_foreground(tree, path) as daemon:
+        for client in users:
+            client.do(os.chdir, path)
+        os.chmod(base, 0o700)
+        for client in users:
+            client._pipe.send((sync_on_and_on, (str(client.uid), 50), {}))
+        for client in users:
+            assert client._pipe.recv() == (True, None)
+        daemon.terminate()
+        wait_until(lambda: not is_mounted(path), 5)
+        for client in users:
+            client.do(os.chdir, "/")
+        assert wait_until(lambda: daemon.poll() is not None) < 1
 
 
 @pytest.mark.timeout(120)
