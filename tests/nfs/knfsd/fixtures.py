@@ -1,10 +1,228 @@
-"""Fixtures of the tests that run in the guest."""
+"""Fixtures of the tests that run in the guest: its NFS server, one service of ours, and client mounts."""
+
+import contextlib
+import itertools
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
-__all__ = ["x"]
+from cli.export import _order
+from cloakfs.daemon import RUN_DIR
+from cloakfs.mounted import mounted
+from cloakfs.nfs.plan import mount_name
+from tests.agents import User
+from tests.mount.conftest import COMMAND
+
+__all__ = ["client_host", "mount_nfs", "nfs_host", "service", "share", "user"]
+
+EXPORTS = "/tmp/exports.d"
+VERSIONS = ("3", "4.2")
+
+_NFS_CONF = """\
+[general]
+pipefs-directory=/run/rpc_pipefs
+[mountd]
+manage-gids={manage_gids}
+"""
+
+
+def sh(*command: str, check: bool = True, timeout: float = 60) -> str:
+    """The standard output of a command."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout)
+    if check and done.returncode:
+        raise AssertionError(f"{' '.join(command)}: exit {done.returncode}: {done.stderr}{done.stdout}")
+    return done.stdout
+
+
+def drop_caches() -> None:
+    """Have the kernel, which is client and server at once here, forget all inodes and dentries that it can."""
+    os.sync()
+    with open("/proc/sys/vm/drop_caches", "w", encoding="ascii") as file:
+        file.write("2\n")
+
+
+def start_mountd(*, manage_gids: bool = False) -> subprocess.Popen[bytes]:
+    with open("/etc/nfs.conf", "w", encoding="ascii") as file:
+        file.write(_NFS_CONF.format(manage_gids="y" if manage_gids else "n"))
+    mountd = subprocess.Popen(["rpc.mountd", "-F"], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    time.sleep(0.5)
+    return mountd
+
+
+@pytest.fixture(scope="session")
+def nfs_host() -> Iterator[None]:
+    """What a machine with nfs-kernel-server runs; no grace time to wait for."""
+    with open("/etc/nfs.conf", "w", encoding="ascii") as file:
+        file.write(_NFS_CONF.format(manage_gids="n"))
+    sh("mount", "-t", "rpc_pipefs", "rpc_pipefs", "/run/rpc_pipefs")
+    sh("mount", "-t", "nfsd", "nfsd", "/proc/fs/nfsd")
+    sh("rpcbind", "-w")
+    sh("rpc.statd")
+    sh("rpc.nfsd", "-G", "10", "-L", "10", "8")
+    with open("/proc/fs/nfsd/v4_end_grace", "w", encoding="ascii") as file:
+        file.write("Y")
+    mountd = start_mountd()
+    yield
+    mountd.terminate()
+    mountd.wait()
+
+
+class Service:
+    """`cloakfs export up` on a folder of entries, to which tests add and from which they remove."""
+
+    def __init__(self) -> None:
+        os.makedirs(EXPORTS)
+        self._up = False
+        self._numbers = itertools.count(1)
+
+    def write(self, name: str, text: str) -> None:
+        with open(f"{EXPORTS}/{name}.exports", "w", encoding="utf-8") as file:
+            file.write(text)
+
+    def take_over(self) -> dict[str, Any]:
+        """Serve what the folder says now."""
+        if self._up and not os.listdir(EXPORTS):
+            sh(*COMMAND, "export", "down")
+            self._up = False
+            return {}
+        if not self._up:
+            sh(*COMMAND, "export", "up", EXPORTS)
+            self._up = True
+            return {}
+        told = _order("default", "reload")
+        assert not told["errors"], told
+        return told
+
+    def close(self) -> None:
+        if self._up:
+            sh(*COMMAND, "export", "down")
+        with open(f"{RUN_DIR}/export-default.log", encoding="utf-8") as file:
+            said = file.read()
+        assert "Traceback" not in said, said
+
+
+@dataclass
+class Share:
+    """One exported tree: `source` is the real one, `path` what clients mount."""
+
+    service: Service
+    name: str
+    source: str
+    path: str
+    expect_errors: bool = False
+
+    def real(self, *names: str) -> str:
+        return os.path.join(self.source, *names)
+
+    def set(self, options: str) -> dict[str, Any]:
+        """Export it with other options from now on."""
+        self.service.write(self.name, f"{self.source} *(insecure,{options})\n")
+        return self.service.take_over()
+
+    @property
+    def pid(self) -> int:
+        return mounted()[self.path].pid
+
+    @property
+    def log(self) -> str:
+        (path,) = [f"{RUN_DIR}/{name}" for name in os.listdir(RUN_DIR) if name.startswith(f"srv-cloakfs-{self.name}-")
+                   and name.endswith(".log")]  # fmt: skip
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+
+
+@pytest.fixture(scope="session")
+def service(nfs_host: None) -> Iterator[Service]:
+    made = Service()
+    # It goes up with something that stays.
+    os.makedirs("/tree/always")
+    made.write("always", "/tree/always *(insecure)\n")
+    made.take_over()
+    yield made
+    made.close()
 
 
 @pytest.fixture
-def x() -> int:
-    return 3
+def share(service: Service) -> Iterator[Callable[..., Share]]:
+    """Exports new trees: share("rw,cloak_list = …", prepare) where prepare(path) fills the tree."""
+    shares: list[Share] = []
+
+    def make(options: str, prepare: Callable[[str], None] | None = None) -> Share:
+        name = f"tree-{next(service._numbers)}"
+        source = f"/{name.replace('-', '/')}"
+        os.makedirs(source)
+        os.chmod(source, 0o777)
+        if prepare is not None:
+            prepare(source)
+        made = Share(service, name, source, f"/srv/cloakfs/{mount_name(source, '*')}")
+        made.set(options)
+        shares.append(made)
+        return made
+
+    yield make
+    for made in shares:
+        os.unlink(f"{EXPORTS}/{made.name}.exports")
+    service.take_over()
+    for made in shares:
+        if not made.expect_errors:
+            assert "ERROR" not in made.log, made.log
+            assert "Traceback" not in made.log, made.log
+        shutil.rmtree(made.source)
+
+
+@pytest.fixture
+def mount_nfs() -> Iterator[Callable[..., str]]:
+    """Mounts a share as a client: mount_nfs(share, "4.2", "nosharecache") gives the mount point."""
+    paths: list[str] = []
+
+    def make(share: Share, version: str, *options: str, host: str = "127.0.0.1", netns: str = "") -> str:
+        path = f"/client/{len(paths)}"
+        os.makedirs(path, exist_ok=True)
+        words = ",".join((f"vers={version}", "soft", "timeo=100", *options))
+        enter = ("ip", "netns", "exec", netns) if netns else ()
+        sh(*enter, "mount", "-t", "nfs", "-o", words, f"{host}:{share.path}", path)
+        paths.append(path)
+        return path
+
+    yield make
+    for path in reversed(paths):
+        deadline = time.monotonic() + 10
+        while subprocess.run(["umount", path], check=False, capture_output=True).returncode:
+            if time.monotonic() > deadline:
+                sh("umount", "-l", path)
+                raise AssertionError(f"{path} was still in use")
+            time.sleep(0.1)
+        os.rmdir(path)
+
+
+@pytest.fixture
+def user() -> Iterator[Callable[..., User]]:
+    """Makes users: user(uid, gid, groups)."""
+    with contextlib.ExitStack() as stack:
+
+        def make(uid: int, gid: int | None = None, groups: Iterable[int] = ()) -> User:
+            made = User(uid, gid, groups)
+            stack.callback(made.close)
+            return made
+
+        yield make
+
+
+@pytest.fixture(scope="session")
+def client_host() -> Iterator[str]:
+    """A second client machine: a network namespace that reaches the server at 10.9.0.1."""
+    sh("ip", "netns", "add", "client2")
+    sh("ip", "link", "add", "veth0", "type", "veth", "peer", "name", "veth1", "netns", "client2")
+    sh("ip", "addr", "add", "10.9.0.1/24", "dev", "veth0")
+    sh("ip", "link", "set", "veth0", "up")
+    sh("ip", "-n", "client2", "addr", "add", "10.9.0.2/24", "dev", "veth1")
+    sh("ip", "-n", "client2", "link", "set", "veth1", "up")
+    sh("ip", "-n", "client2", "link", "set", "lo", "up")
+    yield "client2"
+    sh("ip", "netns", "del", "client2")

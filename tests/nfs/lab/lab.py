@@ -65,11 +65,12 @@ class Guest:
             file.write(command)
         modules = glob.glob(os.path.join(UML, "lib", "uml", "modules", "*"))[0]
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else self.out
+        init = os.path.join(os.path.dirname(__file__), "init")
         with open(os.path.join(self.out, "console"), "wb") as console:
             self._process = subprocess.Popen(
-                [_kernel() or "", f"mem={_MEMORY}", "quiet", "loglevel=1", "root=none", "rootfstype=hostfs", "rootflags=/",
-                 "ro", f"init={os.path.join(os.path.dirname(__file__), 'init')}", f"lab.out={self.out}",
-                 f"lab.modules={modules}", f"uml_dir={self.out}", "umid=guest", "con=null", "con0=null,fd:1"],
+                [_kernel() or "", f"mem={_MEMORY}", "quiet", "loglevel=1", "root=none", "rootfstype=hostfs",
+                 "rootflags=/", "ro", f"init={init}", f"lab.out={self.out}", f"lab.modules={modules}",
+                 f"uml_dir={self.out}", "umid=guest", "con=null", "con0=null,fd:1"],
                 stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT, start_new_session=True,
                 env={**os.environ, "TMPDIR": memory},
             )  # fmt: skip
