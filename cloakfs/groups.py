@@ -1,13 +1,31 @@
 """Where a caller's supplementary groups come from, since a FUSE request does not carry them."""
 
+import logging
+import math
 import os
 import pwd
-import time
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import trio
 
 from . import linux
+
+log = logging.getLogger(__name__)
+
+FRESH_SECONDS = 30.0
+"""How long a change of a user's groups in the user database may take to be in force."""
+
+PATIENCE_SECONDS = 5.0
+"""How long a request waits for the user database before it is served without supplementary groups."""
+
+# An answer that is in use after so many seconds is asked for again meanwhile: nobody has to wait for it.
+_AGAIN_SECONDS = 20.0
+# Having waited in vain is remembered so long.
+_FAILURE_SECONDS = 1.0
+_THREADS = 4
+# Clients choose uids: what is remembered of them must have a bound.
+_MOST_KNOWN = 10_000
+_TELL_AGAIN_SECONDS = 60.0
 
 
 class GroupSource(Protocol):
@@ -69,16 +87,30 @@ class FixedGroups:
         return frozenset()
 
 
+class _Answer(NamedTuple):
+    """The groups of a user; times are trio's: when to ask again, and until when this is to be used."""
+
+    groups: frozenset[int]
+    again: float
+    until: float
+
+
+_NONE = _Answer(frozenset(), -math.inf, -math.inf)
+
+
 class DatabaseGroups:
     """The groups that the server's user database gives the mapped uid (getgrouplist(3)).
 
-    Asked in a thread, since a directory service may be slow, and remembered for `ttl` seconds: a change
-    there is in force that much later at most. A uid that the database does not know has no groups.
+    A change there is in force within `FRESH_SECONDS`. A directory service may be slow, or hang. It is asked in a few
+    threads of its own, once for all requests that wait for the same uid. After `PATIENCE_SECONDS` they go on without
+    groups: when in doubt, less. A uid that the database does not know has none, either.
     """
 
-    def __init__(self, ttl: float = 30.0) -> None:
-        self._ttl = ttl
-        self._known: dict[int, tuple[float, frozenset[int]]] = {}
+    def __init__(self) -> None:
+        self._known: dict[int, _Answer] = {}
+        self._asked: dict[int, trio.Event] = {}  # uid -> set when there is an answer, or none is expected
+        self._threads = trio.CapacityLimiter(_THREADS)
+        self._silent_until = -math.inf
 
     def of_request(self, pid: int) -> frozenset[int]:
         """No groups from here."""
@@ -86,13 +118,53 @@ class DatabaseGroups:
 
     async def of_user(self, server_uid: int) -> frozenset[int]:
         """See `GroupSource`."""
-        known = self._known.get(server_uid)
-        now = time.monotonic()
-        if known is not None and now < known[0]:
-            return known[1]
-        groups = await trio.to_thread.run_sync(_database_groups, server_uid)
-        self._known[server_uid] = (now + self._ttl, groups)
-        return groups
+        now = trio.current_time()
+        answer = self._known.get(server_uid, _NONE)
+        if now >= answer.again and server_uid not in self._asked:
+            self._asked[server_uid] = trio.Event()
+            # Not in the task of this request, which may stop waiting while others want the answer.
+            trio.lowlevel.spawn_system_task(self._ask, server_uid)
+        if now < answer.until:
+            return answer.groups
+        with trio.move_on_after(PATIENCE_SECONDS) as waiting:
+            await self._asked[server_uid].wait()
+        if waiting.cancelled_caught:
+            self._fail(server_uid, f"no answer within {PATIENCE_SECONDS:g} s")
+        answer = self._known.get(server_uid, _NONE)
+        # An answer that took very long is told too late.
+        return answer.groups if trio.current_time() < answer.until else frozenset()
+
+    async def _ask(self, uid: int) -> None:
+        try:
+            with trio.move_on_after(PATIENCE_SECONDS) as queueing:
+                async with self._threads:
+                    # From here on, however long it takes: a thread that hangs cannot be had back, and must be counted.
+                    queueing.deadline = math.inf
+                    asked = trio.current_time()
+                    groups = await trio.to_thread.run_sync(
+                        _database_groups, uid, limiter=trio.CapacityLimiter(1), abandon_on_cancel=True
+                    )
+                    self._remember(uid, _Answer(groups, asked + _AGAIN_SECONDS, asked + FRESH_SECONDS))
+        except Exception as exc:  # one that gets out of here would end the daemon
+            self._fail(uid, repr(exc))
+        finally:
+            self._asked.pop(uid).set()
+
+    def _fail(self, uid: int, why: str) -> None:
+        """Do not ask again at once. What is known stays in use while it is fresh; after that, there are no groups."""
+        now = trio.current_time()
+        known = self._known.get(uid, _NONE)
+        if now >= known.until:
+            known = _NONE._replace(until=now + _FAILURE_SECONDS)
+        self._remember(uid, known._replace(again=min(now + _FAILURE_SECONDS, known.until)))
+        if now >= self._silent_until:
+            self._silent_until = now + _TELL_AGAIN_SECONDS
+            log.warning("the user database does not tell the groups of uid %d: %s", uid, why)
+
+    def _remember(self, uid: int, answer: _Answer) -> None:
+        if len(self._known) >= _MOST_KNOWN and uid not in self._known:
+            self._known.clear()
+        self._known[uid] = answer
 
 
 def _database_groups(uid: int) -> frozenset[int]:
