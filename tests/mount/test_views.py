@@ -1,17 +1,26 @@
 """Fixed views: one identity whatever the request says, and only for those who may enter."""
 
 import errno
+import grp
 import os
 import pwd
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from cloakfs import linux
+from cloakfs.exports import Options
+from cloakfs.index import Index
+from cloakfs.policy import Policy
+from cloakfs.views import REFRESH_SECONDS, Views
 from tests.agents import User, names, read, write
 from tests.mount.conftest import Mount, run
+from tests.mount.test_limits import wait_until
 
 ALICE, BOB, CAROL = 4001, 4002, 4003
 CLOAK = "cloak_list=uid +000 4001 4003"
@@ -170,6 +179,68 @@ def test_views_named_by_user(
     root.do(write, m.at("shared", "new"), b"")
     assert os.stat(m.real("shared", "new")).st_gid == gid
     assert user(ALICE, gid).do(read, m.at(str(ALICE))) == b"of 4001"
+
+
+@pytest.mark.timeout(120)
+def test_a_view_named_by_user_follows_the_user_database(
+    homes: str, account: Callable[..., str], mount: Callable[..., Mount], user: Callable[..., User]
+) -> None:
+    """What is granted and what is taken away, within the time that is stated; nobody has to open anything again."""
+    name = account("cloakfs-t1", ALICE, "cloakfs-g1", "cloakfs-g2")
+    subprocess.run(["usermod", "--groups", "cloakfs-g1", name], check=True)
+    for group in ("cloakfs-g1", "cloakfs-g2"):
+        path = os.path.join(homes, "shared", group)
+        write(path, b"x")
+        os.chown(path, BOB, grp.getgrnam(group).gr_gid)
+        os.chmod(path, 0o040)
+    m = mount("--view", name, "--view", f"{BOB}:{BOB}")
+    alice = user(ALICE, pwd.getpwnam(name).pw_gid)
+    alice.do(os.chdir, m.at(f"@{name}", "shared"))
+
+    def readable() -> list[str]:
+        return [group for group in ("cloakfs-g1", "cloakfs-g2") if alice.error(read, group) == 0]
+
+    assert readable() == ["cloakfs-g1"]
+    subprocess.run(["usermod", "--groups", "cloakfs-g2", name], check=True)
+    assert wait_until(lambda: readable() == ["cloakfs-g2"], REFRESH_SECONDS + 10) < REFRESH_SECONDS + 2
+
+
+def test_a_view_whose_user_is_gone_loses_the_groups_until_the_user_is_back(
+    base: str, account: Callable[..., str]
+) -> None:
+    name = account("cloakfs-t1", ALICE, "cloakfs-g1")
+    own, group = pwd.getpwnam(name).pw_gid, grp.getgrnam("cloakfs-g1").gr_gid
+    index = Index(os.path.join(base, "nodes.sqlite"))
+    views = Views(Policy(Options()), (name,), frozenset(), index)
+    clock = MockClock()
+
+    async def after_the_stated_time() -> tuple[int, int, frozenset[int]]:
+        view = views.get(0)
+        assert view is not None
+        before = view.fixed
+        await wait_all_tasks_blocked()
+        clock.jump(REFRESH_SECONDS)
+        end = time.monotonic() + 10
+        while view.fixed is before:  # until the thread that asks the database has answered
+            assert time.monotonic() < end, "nothing was refreshed"
+            await trio.lowlevel.checkpoint()
+        assert view.fixed is not None
+        return view.fixed.uid, view.fixed.gid, view.fixed.groups
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(views.keep_fresh)
+            assert await after_the_stated_time() == (ALICE, own, frozenset({own, group}))
+            subprocess.run(["usermod", "--uid", "4009", name], check=True)
+            assert await after_the_stated_time() == (ALICE, own, frozenset({own}))
+            subprocess.run(["usermod", "--uid", str(ALICE), name], check=True)
+            assert await after_the_stated_time() == (ALICE, own, frozenset({own, group}))
+            nursery.cancel_scope.cancel()
+
+    try:
+        trio.run(main, clock=clock)
+    finally:
+        index.close()
 
 
 def test_a_range_of_users_makes_views_on_first_access(
