@@ -35,7 +35,7 @@ STATE_DIR = "/var/lib/cloakfs"
 RUN_DIR = "/run/cloakfs"
 
 GRACE_SECONDS = 10.0
-"""How long those who have files open may go on after SIGTERM."""
+"""How long those who have files open may go on after SIGTERM; a second one ends it at once."""
 
 _IDLE_SECONDS = 5.0
 
@@ -260,7 +260,7 @@ class _Daemon:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)
             with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
-                nursery.start_soon(self._obey, signals)
+                nursery.start_soon(self._obey, signals, nursery)
                 nursery.start_soon(self._say_ready)
                 nursery.start_soon(self._keep_house)
                 nursery.start_soon(self._filesystem.views.keep_fresh)
@@ -293,17 +293,25 @@ class _Daemon:
         linux.assume(linux.ROOT)
         self._index.checkpoint()
 
-    async def _obey(self, signals: AsyncIterator[int]) -> None:
+    async def _obey(self, signals: AsyncIterator[int], nursery: trio.Nursery) -> None:
+        asked = False
         async for number in signals:
             if number == signal.SIGHUP:
                 self._reload()
-            else:
-                log.info("%s: asked to stop", self._settings.target)
-                # In a thread: the kernel may have to write back pages first, through this very loop.
-                await trio.to_thread.run_sync(linux.apart, self._detach)
-                await trio.sleep(GRACE_SECONDS)
-                log.warning("%s: still in use after %g s", self._settings.target, GRACE_SECONDS)
+            elif asked:
+                log.info("%s: asked again", self._settings.target)
                 pyfuse3.terminate()
+            else:
+                asked = True
+                log.info("%s: asked to stop", self._settings.target)
+                nursery.start_soon(self._stop)
+
+    async def _stop(self) -> None:
+        # In a thread: the kernel may have to write back pages first, through this very loop.
+        await trio.to_thread.run_sync(linux.apart, self._detach)
+        await trio.sleep(GRACE_SECONDS)
+        log.warning("%s: still in use after %g s", self._settings.target, GRACE_SECONDS)
+        pyfuse3.terminate()
 
     def _detach(self) -> None:
         linux.assume(linux.ROOT)  # a new thread begins as whoever was served last, who may not get to the mount point

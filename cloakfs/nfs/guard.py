@@ -27,8 +27,11 @@ log = logging.getLogger(__name__)
 
 _CHECK_SECONDS = 5.0
 _RELOAD_SECONDS = 30.0
-_END_SECONDS = 15.0
-"""How long a daemon may take to end after SIGTERM; it lets those who have files open go on for ten."""
+_END_SECONDS = (0.5, 2.0, 5.0)
+"""How long to wait for a daemon's end: for who finishes what was begun; then asked to stop; then told to.
+
+Clients are not cut off by that but before, when nothing is exported any more. But the server may keep files open.
+"""
 
 _MOUNTS_AT_ONCE = 4
 _RETRY_SECONDS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -418,11 +421,13 @@ async def _end_process(pid: int) -> None:
     except ProcessLookupError:
         return
     try:
-        for number in (signal.SIGTERM, signal.SIGKILL):
+        for number, seconds in zip((0, signal.SIGTERM, signal.SIGTERM), _END_SECONDS, strict=True):
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(process, number)
-            with trio.move_on_after(_END_SECONDS):
+            with trio.move_on_after(seconds):
                 await trio.lowlevel.wait_readable(process)
                 return
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+        await trio.lowlevel.wait_readable(process)
     finally:
         os.close(process)
