@@ -5,6 +5,7 @@ import itertools
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from cli.export import _order
-from cloakfs.daemon import RUN_DIR
+from cloakfs.daemon import RUN_DIR, mount_key
 from cloakfs.mounted import mounted
 from cloakfs.nfs.plan import mount_name
 from tests.agents import User
@@ -29,6 +30,7 @@ _NFS_CONF = """\
 pipefs-directory=/run/rpc_pipefs
 [mountd]
 manage-gids={manage_gids}
+port=20048
 """
 
 
@@ -47,30 +49,45 @@ def drop_caches() -> None:
         file.write("2\n")
 
 
-def start_mountd(*, manage_gids: bool = False) -> subprocess.Popen[bytes]:
-    with open("/etc/nfs.conf", "w", encoding="ascii") as file:
-        file.write(_NFS_CONF.format(manage_gids="y" if manage_gids else "n"))
-    mountd = subprocess.Popen(["rpc.mountd", "-F"], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    time.sleep(0.5)
-    return mountd
+class NfsHost:
+    """What a machine with nfs-kernel-server runs; no grace time to wait for."""
+
+    def __init__(self) -> None:
+        sh("mount", "-t", "rpc_pipefs", "rpc_pipefs", "/run/rpc_pipefs")
+        sh("mount", "-t", "nfsd", "nfsd", "/proc/fs/nfsd")
+        sh("rpcbind", "-w")
+        self._mountd = self._start_mountd(manage_gids=False)
+        sh("rpc.statd")
+        self.set_threads(8)
+        with open("/proc/fs/nfsd/v4_end_grace", "w", encoding="ascii") as file:
+            file.write("Y")
+
+    def set_threads(self, number: int) -> None:
+        """Run with so many threads; 1 has every request served by the thread that served the one before."""
+        sh("rpc.nfsd", "-G", "10", "-L", "10", str(number))
+
+    @staticmethod
+    def _start_mountd(*, manage_gids: bool) -> subprocess.Popen[bytes]:
+        with open("/etc/nfs.conf", "w", encoding="ascii") as file:
+            file.write(_NFS_CONF.format(manage_gids="y" if manage_gids else "n"))
+        return subprocess.Popen(["rpc.mountd", "-F"], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def restart_mountd(self, *, manage_gids: bool = False) -> None:
+        self.close()
+        self._mountd = self._start_mountd(manage_gids=manage_gids)
+        time.sleep(1)
+        sh("exportfs", "-f")
+
+    def close(self) -> None:
+        self._mountd.terminate()
+        self._mountd.wait()
 
 
 @pytest.fixture(scope="session")
-def nfs_host() -> Iterator[None]:
-    """What a machine with nfs-kernel-server runs; no grace time to wait for."""
-    with open("/etc/nfs.conf", "w", encoding="ascii") as file:
-        file.write(_NFS_CONF.format(manage_gids="n"))
-    sh("mount", "-t", "rpc_pipefs", "rpc_pipefs", "/run/rpc_pipefs")
-    sh("mount", "-t", "nfsd", "nfsd", "/proc/fs/nfsd")
-    sh("rpcbind", "-w")
-    sh("rpc.statd")
-    sh("rpc.nfsd", "-G", "10", "-L", "10", "8")
-    with open("/proc/fs/nfsd/v4_end_grace", "w", encoding="ascii") as file:
-        file.write("Y")
-    mountd = start_mountd()
-    yield
-    mountd.terminate()
-    mountd.wait()
+def nfs_host() -> Iterator[NfsHost]:
+    made = NfsHost()
+    yield made
+    made.close()
 
 
 class Service:
@@ -79,7 +96,7 @@ class Service:
     def __init__(self) -> None:
         os.makedirs(EXPORTS)
         self._up = False
-        self._numbers = itertools.count(1)
+        self.numbers = itertools.count(1)
 
     def write(self, name: str, text: str) -> None:
         with open(f"{EXPORTS}/{name}.exports", "w", encoding="utf-8") as file:
@@ -131,14 +148,12 @@ class Share:
 
     @property
     def log(self) -> str:
-        (path,) = [f"{RUN_DIR}/{name}" for name in os.listdir(RUN_DIR) if name.startswith(f"srv-cloakfs-{self.name}-")
-                   and name.endswith(".log")]  # fmt: skip
-        with open(path, encoding="utf-8") as file:
+        with open(f"{RUN_DIR}/{mount_key(self.source, self.path)}.log", encoding="utf-8") as file:
             return file.read()
 
 
 @pytest.fixture(scope="session")
-def service(nfs_host: None) -> Iterator[Service]:
+def service(nfs_host: NfsHost) -> Iterator[Service]:
     made = Service()
     # It goes up with something that stays.
     os.makedirs("/tree/always")
@@ -148,50 +163,39 @@ def service(nfs_host: None) -> Iterator[Service]:
     made.close()
 
 
-@pytest.fixture
-def share(service: Service) -> Iterator[Callable[..., Share]]:
-    """Exports new trees: share("rw,cloak_list = …", prepare) where prepare(path) fills the tree."""
-    shares: list[Share] = []
-
-    def make(options: str, prepare: Callable[[str], None] | None = None) -> Share:
-        name = f"tree-{next(service._numbers)}"
-        source = f"/{name.replace('-', '/')}"
-        os.makedirs(source)
-        os.chmod(source, 0o777)
-        if prepare is not None:
-            prepare(source)
-        made = Share(service, name, source, f"/srv/cloakfs/{mount_name(source, '*')}")
-        made.set(options)
-        shares.append(made)
-        return made
-
-    yield make
-    for made in shares:
-        os.unlink(f"{EXPORTS}/{made.name}.exports")
-    service.take_over()
-    for made in shares:
-        if not made.expect_errors:
-            assert "ERROR" not in made.log, made.log
-            assert "Traceback" not in made.log, made.log
-        shutil.rmtree(made.source)
+@contextlib.contextmanager
+def exported(service: Service, options: str, prepare: Callable[[str], None] | None = None) -> Iterator[Share]:
+    """Export a new tree for the length of a with block; `prepare(path)` fills it."""
+    name = f"tree-{next(service.numbers)}"
+    source = f"/{name.replace('-', '/')}"
+    os.makedirs(source)
+    os.chmod(source, 0o777)
+    if prepare is not None:
+        prepare(source)
+    share = Share(service, name, source, f"/srv/cloakfs/{mount_name(source, '*')}")
+    share.set(options)
+    try:
+        yield share
+    finally:
+        os.unlink(f"{EXPORTS}/{name}.exports")
+        service.take_over()
+    if not share.expect_errors:
+        assert "ERROR" not in share.log, share.log
+        assert "Traceback" not in share.log, share.log
+    shutil.rmtree(source)
 
 
-@pytest.fixture
-def mount_nfs() -> Iterator[Callable[..., str]]:
-    """Mounts a share as a client: mount_nfs(share, "4.2", "nosharecache") gives the mount point."""
-    paths: list[str] = []
-
-    def make(share: Share, version: str, *options: str, host: str = "127.0.0.1", netns: str = "") -> str:
-        path = f"/client/{len(paths)}"
-        os.makedirs(path, exist_ok=True)
-        words = ",".join((f"vers={version}", "soft", "timeo=100", *options))
-        enter = ("nsenter", f"--net=/run/netns/{netns}") if netns else ()
-        sh(*enter, "mount", "-t", "nfs", "-o", words, f"{host}:{share.path}", path)
-        paths.append(path)
-        return path
-
-    yield make
-    for path in reversed(paths):
+@contextlib.contextmanager
+def nfs_mounted(share: Share, version: str, *options: str, host: str = "127.0.0.1", netns: str = "") -> Iterator[str]:
+    """Mount a share as a client, in the network namespace `netns`; gives the mount point."""
+    os.makedirs("/client", exist_ok=True)
+    path = tempfile.mkdtemp(dir="/client")
+    words = ",".join((f"vers={version}", "soft", "timeo=100", *options))
+    enter = ("nsenter", f"--net=/run/netns/{netns}") if netns else ()
+    sh(*enter, "mount", "-t", "nfs", "-o", words, f"{host}:{share.path}", path)
+    try:
+        yield path
+    finally:
         deadline = time.monotonic() + 10
         while subprocess.run(["umount", path], check=False, capture_output=True).returncode:
             if time.monotonic() > deadline:
@@ -199,6 +203,20 @@ def mount_nfs() -> Iterator[Callable[..., str]]:
                 raise AssertionError(f"{path} was still in use")
             time.sleep(0.1)
         os.rmdir(path)
+
+
+@pytest.fixture
+def share(service: Service) -> Iterator[Callable[..., Share]]:
+    """Exports new trees: share("rw,cloak_list = …", prepare)."""
+    with contextlib.ExitStack() as stack:
+        yield lambda *arguments: stack.enter_context(exported(service, *arguments))
+
+
+@pytest.fixture
+def mount_nfs() -> Iterator[Callable[..., str]]:
+    """Mounts a share as a client: mount_nfs(share, "4.2", "nosharecache") gives the mount point."""
+    with contextlib.ExitStack() as stack:
+        yield lambda *arguments, **more: stack.enter_context(nfs_mounted(*arguments, **more))
 
 
 @pytest.fixture

@@ -8,14 +8,14 @@ import shutil
 import stat
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from tests.agents import User, names, read, write
-from tests.nfs.knfsd.fixtures import VERSIONS, Share, sh
+from tests.nfs.knfsd.fixtures import VERSIONS, Service, Share, exported, nfs_mounted, sh
 
 # Users 1000 and up of the client are 20000 and up here.
 MAP = "range_map = uid 1000 1999 map 20000 gid 1000 1999 map 20000"
@@ -32,25 +32,36 @@ def accounts() -> None:
 
 
 class Site(NamedTuple):
+    """A directory of its own for each test in one tree that is exported and mounted for all of them."""
+
     tree: Share
     place: str
     version: str
+    name: str
     ann: User
     bob: User
 
     def at(self, *names: str) -> str:
-        return os.path.join(self.place, *names)
+        return os.path.join(self.place, self.name, *names)
+
+    def real(self, *names: str) -> str:
+        return self.tree.real(self.name, *names)
 
 
-@pytest.fixture(params=VERSIONS, scope="module")
-def version(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+@pytest.fixture(scope="module")
+def places(service: Service) -> Iterator[tuple[Share, dict[str, str]]]:
+    with contextlib.ExitStack() as stack:
+        tree = stack.enter_context(exported(service, f"rw,{MAP}"))
+        yield tree, {version: stack.enter_context(nfs_mounted(tree, version)) for version in VERSIONS}
 
 
-@pytest.fixture
-def site(version: str, share: Callable[..., Share], mount_nfs: Callable[..., str], user: Callable[..., User]) -> Site:
-    tree = share(f"rw,{MAP}")
-    return Site(tree, mount_nfs(tree, version), version, user(ANN, groups=[TEAM]), user(BOB))
+@pytest.fixture(params=VERSIONS)
+def site(request: pytest.FixtureRequest, places: tuple[Share, dict[str, str]], user: Callable[..., User]) -> Site:
+    tree, at = places
+    made = Site(tree, at[request.param], request.param, request.node.name, user(ANN, groups=[TEAM]), user(BOB))
+    os.mkdir(made.real())
+    os.chmod(made.real(), 0o777)
+    return made
 
 
 def run_in(place: str, *command: str) -> str:
@@ -63,14 +74,14 @@ def run_in(place: str, *command: str) -> str:
 
 
 def test_files_and_directories(site: Site) -> None:
-    tree, ann, bob = site.tree, site.ann, site.bob
+    real, ann, bob = site.real, site.ann, site.bob
     ann.do(write, site.at("file"), b"content")
     ann.do(os.mkdir, site.at("dir"))
     ann.do(os.mkfifo, site.at("fifo"), 0o600)
     ann.do(os.symlink, "file", site.at("symlink"))
     ann.do(os.link, site.at("file"), site.at("link"))
     for name in ("file", "dir", "fifo", "symlink", "link"):
-        there, seen = os.lstat(tree.real(name)), bob.do(os.lstat, site.at(name))
+        there, seen = os.lstat(real(name)), bob.do(os.lstat, site.at(name))
         assert (there.st_uid, there.st_gid) == (20000, 20000), name
         assert (seen.st_uid, seen.st_gid, seen.st_mode) == (ANN, ANN, there.st_mode), name
     assert bob.do(read, site.at("link")) == b"content"
@@ -78,19 +89,19 @@ def test_files_and_directories(site: Site) -> None:
     assert bob.do(os.lstat, site.at("file")).st_nlink == 2
     assert ann.error(write, site.at("file"), b"", os.O_CREAT | os.O_EXCL) == errno.EEXIST
     # The umask is the client's.
-    assert stat.S_IMODE(os.lstat(tree.real("file")).st_mode) == 0o644
+    assert stat.S_IMODE(os.lstat(real("file")).st_mode) == 0o644
 
     ann.do(os.rename, site.at("link"), site.at("dir", "moved"))
     assert bob.do(names, site.at("dir")) == ["moved"]
-    assert os.path.exists(tree.real("dir", "moved"))
+    assert os.path.exists(real("dir", "moved"))
     assert bob.error(os.unlink, site.at("dir", "moved")) == errno.EACCES
     ann.do(os.unlink, site.at("dir", "moved"))
     ann.do(os.rmdir, site.at("dir"))
     ann.do(os.unlink, site.at("fifo"))
     ann.do(os.unlink, site.at("symlink"))
     ann.do(os.unlink, site.at("file"))
-    assert os.listdir(tree.source) == []
-    assert bob.do(names, site.place) == []
+    assert os.listdir(real()) == []
+    assert bob.do(names, site.at()) == []
 
 
 def write_parts(path: str) -> None:
@@ -110,23 +121,23 @@ def write_parts(path: str) -> None:
 
 def test_writing_at_places(site: Site) -> None:
     site.ann.do(write_parts, site.at("file"))
-    assert Path(site.tree.real("file.renamed")).read_bytes() == b"x" * 300_000 + b"\0" * 700_000 + b"fend"
+    assert Path(site.real("file.renamed")).read_bytes() == b"x" * 300_000 + b"\0" * 700_000 + b"fend"
     assert site.bob.error(read, site.at("file.renamed")) == errno.EACCES
 
 
 def test_changing_owner_and_mode(site: Site) -> None:
-    tree, ann, bob = site.tree, site.ann, site.bob
+    real, ann, bob = site.real, site.ann, site.bob
     ann.do(write, site.at("file"), b"")
     ann.do(os.chmod, site.at("file"), 0o600)
-    assert stat.S_IMODE(os.stat(tree.real("file")).st_mode) == 0o600
+    assert stat.S_IMODE(os.stat(real("file")).st_mode) == 0o600
     assert bob.error(os.chmod, site.at("file"), 0o666) == errno.EPERM
     assert bob.error(os.chown, site.at("file"), BOB, -1) == errno.EPERM
     assert ann.error(os.chown, site.at("file"), BOB, -1) == errno.EPERM
     ann.do(os.chown, site.at("file"), -1, TEAM)
-    assert os.stat(tree.real("file")).st_gid == 20500
+    assert os.stat(real("file")).st_gid == 20500
     assert bob.do(os.stat, site.at("file")).st_gid == TEAM
     ann.do(os.utime, site.at("file"), (1_000_000_000, 1_100_000_000))
-    assert os.stat(tree.real("file")).st_mtime == 1_100_000_000
+    assert os.stat(real("file")).st_mtime == 1_100_000_000
     # Client root is nobody.
     assert os.stat(site.at("file")).st_uid == ANN
     for refused in (lambda: os.chmod(site.at("file"), 0o666), lambda: os.chown(site.at("file"), BOB, BOB),
@@ -134,7 +145,7 @@ def test_changing_owner_and_mode(site: Site) -> None:
         with pytest.raises(PermissionError):
             refused()
     Path(site.at("of-root")).write_text("")
-    assert os.stat(tree.real("of-root")).st_uid == 65534
+    assert os.stat(real("of-root")).st_uid == 65534
 
 
 def test_a_file_created_read_only_can_be_written(site: Site) -> None:
@@ -143,7 +154,7 @@ def test_a_file_created_read_only_can_be_written(site: Site) -> None:
     site.ann.do(os.write, fd, b"content")
     site.ann.do(os.fsync, fd)
     site.ann.do(os.close, fd)
-    assert Path(site.tree.real("file")).read_bytes() == b"content"
+    assert Path(site.real("file")).read_bytes() == b"content"
     assert site.ann.error(write, site.at("file"), b"again") == errno.EACCES
     fd = site.ann.do(os.open, site.at("file"), os.O_RDONLY)
     site.ann.do(os.chmod, site.at("file"), 0)
@@ -154,28 +165,28 @@ def test_a_file_created_read_only_can_be_written(site: Site) -> None:
 
 
 def test_what_may_only_be_executed(site: Site) -> None:
-    shutil.copy("/bin/true", site.tree.real("program"))
-    os.chmod(site.tree.real("program"), 0o711)
+    shutil.copy("/bin/true", site.real("program"))
+    os.chmod(site.real("program"), 0o711)
     assert site.bob.do(os.spawnv, os.P_WAIT, site.at("program"), ["program"]) == 0
-    shutil.copy("/bin/true", site.tree.real("private"))
-    os.chmod(site.tree.real("private"), 0o700)
+    shutil.copy("/bin/true", site.real("private"))
+    os.chmod(site.real("private"), 0o700)
     assert site.bob.do(os.spawnv, os.P_WAIT, site.at("private"), ["private"]) == 127
 
 
 def lock(fd: int, kind: int) -> None:
-    fcntl.lockf(fd, kind | fcntl.LOCK_NB)
+    fcntl.lockf(fd, kind if kind == fcntl.LOCK_UN else kind | fcntl.LOCK_NB)
 
 
 def test_locks(site: Site, mount_nfs: Callable[..., str], client_host: str, user: Callable[..., User]) -> None:
     """Between two users of a client, and between two clients (by version 4)."""
     site.ann.do(write, site.at("file"), b"")
-    os.chmod(site.tree.real("file"), 0o666)
+    os.chmod(site.real("file"), 0o666)
     mine = site.ann.do(os.open, site.at("file"), os.O_RDWR)
     others = [(site.bob, site.bob.do(os.open, site.at("file"), os.O_RDWR))]
     if site.version != "3":  # there, locks are for a daemon of each client host, and the guest has one
         elsewhere = mount_nfs(site.tree, site.version, host="10.9.0.1", netns=client_host)
         carol = user(BOB + 1)
-        others.append((carol, carol.do(os.open, os.path.join(elsewhere, "file"), os.O_RDWR)))
+        others.append((carol, carol.do(os.open, os.path.join(elsewhere, site.name, "file"), os.O_RDWR)))
     site.ann.do(lock, mine, fcntl.LOCK_EX)
     for other, fd in others:
         assert other.error(lock, fd, fcntl.LOCK_EX) in (errno.EAGAIN, errno.EACCES)
@@ -193,31 +204,31 @@ def test_acls(site: Site) -> None:
     ann.do(os.chmod, site.at("file"), 0o600)
     assert bob.error(read, site.at("file")) == errno.EACCES
     if site.version == "3":
-        ann.do(run_in, site.place, "setfacl", "-m", f"u:{BOB}:r", "file")
+        ann.do(run_in, site.at(), "setfacl", "-m", f"u:{BOB}:r", "file")
     else:
-        ann.do(run_in, site.place, "nfs4_setfacl", "-a", f"A::{BOB}:r", "file")
-    assert f"user:{20000 + BOB - 1000}:r--" in sh("getfacl", "-n", "-p", site.tree.real("file"))
+        ann.do(run_in, site.at(), "nfs4_setfacl", "-a", f"A::{BOB}:r", "file")
+    assert f"user:{20000 + BOB - 1000}:r--" in sh("getfacl", "-n", "-p", site.real("file"))
     assert bob.do(read, site.at("file")) == b"content"
     assert bob.error(write, site.at("file"), b"") == errno.EACCES
     if site.version == "3":
-        assert f"user:{BOB}:r--" in bob.do(run_in, site.place, "getfacl", "-n", "file")
+        assert f"user:{BOB}:r--" in bob.do(run_in, site.at(), "getfacl", "-n", "file")
         assert "Operation not permitted" in bob_fails(bob, site, "setfacl", "-b", "file")
         # One without a counterpart on the server is refused, not stored as nobody's.
         assert "Invalid argument" in ann_fails(ann, site, "setfacl", "-m", "u:5000:r", "file")
     else:
-        assert f"A::{BOB}:r" in bob.do(run_in, site.place, "nfs4_getfacl", "file")
+        assert f"A::{BOB}:r" in bob.do(run_in, site.at(), "nfs4_getfacl", "file")
     # What is made in a directory with a default ACL has it, whatever the umask.
-    os.mkdir(site.tree.real("dir"))
-    os.chown(site.tree.real("dir"), 20000, 20000)
-    sh("setfacl", "-d", "-m", "u:20001:rw", site.tree.real("dir"))
+    os.mkdir(site.real("dir"))
+    os.chown(site.real("dir"), 20000, 20000)
+    sh("setfacl", "-d", "-m", "u:20001:rw", site.real("dir"))
     ann.do(write, site.at("dir", "new"), b"", os.O_CREAT, 0o660)
-    assert "user:20001:rw-" in sh("getfacl", "-n", "-p", site.tree.real("dir", "new"))
+    assert "user:20001:rw-" in sh("getfacl", "-n", "-p", site.real("dir", "new"))
     bob.do(write, site.at("dir", "new"), b"bob's", 0)
 
 
 def bob_fails(who: User, site: Site, *command: str) -> str:
     try:
-        who.do(run_in, site.place, *command)
+        who.do(run_in, site.at(), *command)
     except AssertionError as exc:
         return str(exc)
     return ""
@@ -227,7 +238,7 @@ ann_fails = bob_fails
 
 
 def test_extended_attributes(site: Site) -> None:
-    """NFSv3 has none, and of a FUSE mount the kernel's server does not know that it has (`xattr_supported_namespace`)."""
+    """NFSv3 has none, and of FUSE the kernel's server does not know that it has (`xattr_supported_namespace`)."""
     site.ann.do(write, site.at("file"), b"")
     assert site.ann.error(os.setxattr, site.at("file"), "user.colour", b"red") == errno.EOPNOTSUPP
 
@@ -241,9 +252,9 @@ def test_an_open_file_that_is_removed(site: Site) -> None:
     site.ann.do(os.pwrite, fd, b"more", 7)
     site.ann.do(os.close, fd)
     deadline = time.monotonic() + 10
-    while os.listdir(site.tree.source) and time.monotonic() < deadline:  # the client removes it a little later
+    while os.listdir(site.real()) and time.monotonic() < deadline:  # the client removes it a little later
         time.sleep(0.05)
-    assert os.listdir(site.tree.source) == []
+    assert os.listdir(site.real()) == []
 
 
 def test_git(site: Site) -> None:
@@ -256,5 +267,5 @@ def test_git(site: Site) -> None:
     site.ann.do(run_in, place, "git", "-c", "user.name=Ann", "-c", "user.email=ann@localhost", "commit", "-qm", "First")
     assert site.ann.do(run_in, place, "git", "status", "--porcelain") == ""
     site.ann.do(run_in, place, "git", "fsck", "--strict")
-    owners = {os.lstat(os.path.join(at, name)).st_uid for at, _, files in os.walk(site.tree.source) for name in files}
+    owners = {os.lstat(os.path.join(at, name)).st_uid for at, _, files in os.walk(site.real()) for name in files}
     assert owners == {20000}
