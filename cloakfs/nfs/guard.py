@@ -105,6 +105,12 @@ class Guard:
                 await self._finish()
 
     async def _begin(self) -> None:
+        wanted = {os.path.realpath(mount.path) for mount in self._plan.mounts}
+        for path, daemon in mounted().items():
+            if daemon.policy_dir == self._run_dir:  # an earlier guard of this service was killed
+                await self._clear(path)
+            elif path in wanted:
+                raise ServerError(f"{path} is served already, by process {daemon.pid} (cloakfs umount {path})")
         os.makedirs(self._plan.root, mode=0o755, exist_ok=True)
         await self._add(self._plan.mounts)
         await self._server.start(self._plan.mounts)
@@ -212,17 +218,21 @@ class Guard:
                     async with self._change:
                         try:
                             again = await self._mount(watched.mount)
-                            await self._server.change(self._mounts(), [watched.mount])
+                            await self._server.change(self._mounts(watched.mount), [watched.mount])
                         except ServerError as exc:
                             watched.complaint = str(exc)
                             log.error("%s", exc)  # noqa: TRY400  (one line)
+                            # What is exported but not there is waited for; its clients are to get an error.
+                            with contextlib.suppress(ServerError):
+                                await self._server.change(self._mounts(), [])
                         else:
                             watched.pid, watched.since, watched.complaint = again.pid, again.since, None
                             watched.restarts += 1
                             log.info("%s: served again", path)
 
-    def _mounts(self) -> list[Mount]:
-        return [watched.mount for watched in self._watched.values()]
+    def _mounts(self, *more: Mount) -> list[Mount]:
+        """What is to be exported now: what is mounted."""
+        return [watched.mount for watched in self._watched.values() if watched.mount in more or not watched.complaint]
 
     async def _check_server(self) -> None:
         while True:

@@ -89,7 +89,9 @@ class Knfsd:
 
     async def start(self, mounts: Sequence[Mount]) -> None:
         """See `Server.start`."""
-        if not _threads():
+        if _threads():
+            self._protocols = _versions()  # to be started again with, should somebody stop it
+        else:
             await self._start_server()
         await self.change(mounts, ())
         await self._wait_for_answer()

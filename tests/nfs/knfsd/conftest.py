@@ -23,6 +23,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if reason and _is_ours(item):
             item.add_marker(pytest.mark.skip(reason=reason))
+    items.sort(key=_is_ours)  # last, when the guest has got on with them
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """On the host: have the guest begin, which leaves the host a processor for its own tests."""
+    ours = [item.nodeid for item in session.items if _is_ours(item)]
+    if ours and not lab.inside() and not lab.missing() and not session.config.option.collectonly:
+        session.config.stash[_TESTS] = lab.Tests(session.config, ours)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -30,12 +39,9 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     """On the host: log the reports that the guest writes on this test."""
     if lab.inside() or not _is_ours(item) or lab.missing():
         return None
-    stash = item.config.stash
-    if _TESTS not in stash:
-        stash[_TESTS] = lab.Tests(item.config, [i.nodeid for i in item.session.items if _is_ours(i)])
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     try:
-        for report in stash[_TESTS].reports(item.nodeid):
+        for report in item.config.stash[_TESTS].reports(item.nodeid):
             item.ihook.pytest_runtest_logreport(report=report)
     except RuntimeError as exc:
         item.ihook.pytest_runtest_logreport(

@@ -1,0 +1,300 @@
+"""What clients and administrators see when something dies, breaks, or is in the way."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from cloakfs.daemon import RUN_DIR
+from tests.agents import User, names
+from tests.mount.conftest import COMMAND, is_mounted
+from tests.nfs.knfsd.fixtures import EXPORTS, VERSIONS, Share, sh
+
+ANN, BOB = 1000, 1001
+
+# A request of a soft mount comes back with an error after this at the latest (timeo=100, retrans=2).
+PATIENCE = 30.0
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=120)
+
+
+def prepare(tree: str) -> None:
+    for owner in (ANN, BOB):
+        Path(tree, str(owner)).write_text("private")
+        os.chown(Path(tree, str(owner)), owner, owner)
+        os.chmod(Path(tree, str(owner)), 0o600)
+
+
+def work(place: str, seconds: float) -> list[tuple[float, float, int, list[str]]]:
+    """Look, write and read for a while: when each round began, how long it took, how it failed, what was there."""
+    rounds = []
+    end = time.monotonic() + seconds
+    number = 0
+    while (began := time.monotonic()) < end:
+        error, there = 0, []
+        number += 1
+        mine = f"{place}/round-{os.getpid()}"
+        try:
+            there = sorted(os.listdir(place))
+            Path(mine).write_text(str(number))
+            if Path(mine).read_text() != str(number):
+                error = -1
+        except OSError as exc:
+            error = exc.errno or -2
+        rounds.append((began, time.monotonic() - began, error, there))
+        time.sleep(0.02)
+    return rounds
+
+
+def test_a_daemon_is_killed_while_clients_work(
+    share: Callable[..., Share], mount_nfs: Callable[..., str], user: Callable[..., User]
+) -> None:
+    tree = share("rw,no_client_cache,cloak_list = uid +077 1000 1001", prepare)
+    places = [(uid, mount_nfs(tree, version, "nosharecache")) for uid in (ANN, BOB) for version in VERSIONS]
+    with ThreadPoolExecutor() as pool:
+        working = [pool.submit(user(uid).do, work, place, 20.0) for uid, place in places]
+        time.sleep(3)
+        os.kill(tree.pid, signal.SIGKILL)
+        killed = time.monotonic()
+        results = [worker.result() for worker in working]
+    for (uid, _), rounds in zip(places, results, strict=True):
+        hidden = str(ANN + BOB - uid)
+        assert all(hidden not in there for *_, there in rounds)
+        assert -1 not in [error for _, _, error, _ in rounds]
+        assert max(duration for _, duration, _, _ in rounds) < PATIENCE
+        before = [error for began, _, error, _ in rounds if began < killed - 1]
+        assert before
+        assert not any(before)
+        # It is served again, without anybody having mounted it anew.
+        after = [error for began, _, error, _ in rounds[-5:]]
+        assert not any(after), rounds[-5:]
+
+
+def test_only_the_mount_is_ever_exported(
+    share: Callable[..., Share], mount_nfs: Callable[..., str], user: Callable[..., User]
+) -> None:
+    """Without guard, daemon and mount there is an error, and not the directory that is left, or the real tree."""
+    tree = share("rw,cloak_list = uid +077 1000 1001", prepare)
+    places = [mount_nfs(tree, version) for version in VERSIONS]
+    guard = json.loads(run("export", "status", "--json").stdout)["pid"]
+    Path(f"{RUN_DIR}/marker").write_text("")
+    os.kill(guard, signal.SIGSTOP)
+    try:
+        os.kill(tree.pid, signal.SIGKILL)
+        sh("umount", "-l", tree.path)
+        Path(tree.path, "what lies below").write_text("")
+        for place in places:
+            began = time.monotonic()
+            assert user(BOB).error(os.listdir, place) in (errno.ESTALE, errno.EIO, errno.EACCES, errno.ENOENT)
+            assert time.monotonic() - began < PATIENCE
+        for version in VERSIONS:
+            with pytest.raises(AssertionError, match=r"denied|No such file"):
+                mount_nfs(tree, version, "retry=0")
+        os.unlink(os.path.join(tree.path, "what lies below"))
+    finally:
+        os.kill(guard, signal.SIGCONT)
+    deadline = time.monotonic() + PATIENCE
+    while user(BOB).error(os.listdir, places[0]) or user(BOB).error(os.listdir, places[1]):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert user(BOB).do(names, places[1]) == [str(BOB)]
+
+
+def test_a_mount_cannot_be_made_again(
+    share: Callable[..., Share], mount_nfs: Callable[..., str], user: Callable[..., User]
+) -> None:
+    """Its clients get an error, rather than wait for what may never come; the others do not notice."""
+    tree, other = share("rw", prepare), share("rw", prepare)
+    places = [mount_nfs(tree, version) for version in VERSIONS]
+    beside = mount_nfs(other, "4.2")
+    os.rename(tree.source, f"{tree.source}-away")
+    os.kill(tree.pid, signal.SIGKILL)
+    deadline = time.monotonic() + PATIENCE
+    while "not a directory" not in (said := run("export", "status").stdout) and "No such" not in said:
+        assert time.monotonic() < deadline, said
+    assert run("export", "status").returncode == 1
+    for place in places:
+        began = time.monotonic()
+        assert user(BOB).error(os.listdir, place) in (errno.ESTALE, errno.EIO, errno.ENOENT)
+        assert time.monotonic() - began < PATIENCE
+    assert user(BOB).do(names, beside) == [str(ANN), str(BOB)]
+    os.rename(f"{tree.source}-away", tree.source)
+    deadline = time.monotonic() + 2 * PATIENCE
+    for place in places:
+        while user(BOB).error(os.listdir, place):
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+        assert user(BOB).do(names, place) == [str(ANN), str(BOB)]
+    tree.expect_errors = True
+
+
+def test_the_server_is_stopped(
+    share: Callable[..., Share], mount_nfs: Callable[..., str], user: Callable[..., User]
+) -> None:
+    """By somebody else, with everything it exported: it is started again, and clients go on."""
+    tree = share("rw", prepare)
+    places = [mount_nfs(tree, version) for version in VERSIONS]
+    sh("rpc.nfsd", "0")
+    sh("exportfs", "-ua")
+    deadline = time.monotonic() + 60
+    while Path("/proc/fs/nfsd/threads").read_text() == "0\n":
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    # Clients of version 4 have ninety seconds to claim their locks again, in which nobody gets new ones.
+    Path("/proc/fs/nfsd/v4_end_grace").write_text("Y")
+    for place in places:
+        while user(BOB).error(Path(place, "new").write_text, "x"):
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+    log = Path(f"{RUN_DIR}/export-default.log").read_text()
+    assert "had no threads any more; started again" in log
+
+
+def test_a_broken_configuration_changes_nothing(
+    share: Callable[..., Share], mount_nfs: Callable[..., str], user: Callable[..., User]
+) -> None:
+    tree = share("rw,cloak_list = uid +077 1000 1001", prepare)
+    place = mount_nfs(tree, "4.2")
+    file = f"{EXPORTS}/{tree.name}.exports"
+    good = Path(file).read_text()
+    before = run("export", "status", "--json").stdout
+    for text, said in (
+        (good.replace("rw", "rv"), f"{file}:1:{good.index('rw') + 1}: unknown option 'rv'; expected"),
+        (good + "/does/not/exist *(ro)\n", f"{file}:2:17: /does/not/exist: not a directory"),
+        (good + "/tmp *(policy=missing.py:P)\n", f"{file}:2:6: policy="),
+        (good + "/tmp *(groups=proc)\n", f"{file}:2:6: groups=proc"),
+        # What stands behind a symbolic link is not for a mount point inside of it.
+        (good + "/srv *(ro)\n", "/srv/cloakfs/srv: inside of /srv"),
+    ):
+        Path(file).write_text(text)
+        done = run("export", "reload")
+        assert (done.returncode, done.stdout) in ((1, ""), (2, "")), done
+        assert said in done.stderr, done.stderr
+        assert "not reloaded, the old configuration stays in force" in done.stderr
+        assert run("export", "status", "--json").stdout == before
+        assert user(BOB).do(names, place) == [str(BOB)]
+    Path(file).write_text(good.replace("+077 1000 1001", "-000 1000 1001"))
+    done = run("export", "reload")
+    assert (done.returncode, done.stdout) == (0, f"changed {tree.path}\n"), done
+    assert user(BOB).do(os.stat, os.path.join(place, str(ANN))).st_uid == ANN
+
+
+def test_up_twice(share: Callable[..., Share]) -> None:
+    share("rw")
+    done = run("export", "up", EXPORTS)
+    assert done.returncode == 1
+    assert "service default is up already" in done.stderr
+    # Under another name, but with the same directories.
+    done = run("export", "up", EXPORTS, "--name", "other")
+    assert done.returncode == 1
+    assert "is served already" in done.stderr
+    assert run("export", "status", "--name", "other").returncode == 1
+    assert run("export", "status").returncode == 0
+
+
+def test_down_with_busy_clients(
+    share: Callable[..., Share], mount_nfs: Callable[..., str], user: Callable[..., User]
+) -> None:
+    tree = share("rw", prepare)
+    busy = []
+    for version in VERSIONS:
+        place = mount_nfs(tree, version)
+        bob = user(BOB)
+        fd = bob.do(os.open, os.path.join(place, str(BOB)), os.O_RDWR)
+        bob.do(os.chdir, place)
+        busy.append((bob, fd, place))
+    began = time.monotonic()
+    done = run("export", "down")
+    assert done.returncode == 0, done
+    assert time.monotonic() - began < 30
+    assert not is_mounted(tree.path)
+    assert not os.path.exists("/srv/cloakfs")
+    for bob, fd, _ in busy:
+        began = time.monotonic()
+        assert bob.error(os.fsync, fd) == 0
+        assert bob.error(os.listdir, ".")
+        assert time.monotonic() - began < PATIENCE
+    assert run("export", "down").returncode == 1
+    done = run("export", "up", EXPORTS)
+    assert done.returncode == 0, done
+    assert tree.path in done.stdout
+    for bob, _, _ in busy:
+        assert bob.do(names, ".") == [str(ANN), str(BOB)]
+    for bob, fd, _ in busy:
+        bob.error(os.close, fd)
+        bob.do(os.chdir, "/")
+
+
+# -- a machine on which no server runs yet --------------------------------------------------------
+
+
+@pytest.fixture
+def fresh() -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """Runs shell text on a machine of its own: a network namespace, which has its own server, and no rpcbind."""
+    sh("ip", "netns", "add", "fresh")
+    sh("ip", "-n", "fresh", "link", "set", "lo", "up")
+    os.makedirs("/fresh", exist_ok=True)
+    Path("/fresh/x.exports").write_text("/tree/fresh *(rw,insecure)\n")
+    os.makedirs("/tree/fresh", exist_ok=True)
+    Path("/tree/fresh/file").write_text("content")
+    preamble = (
+        "mount -t nfsd nfsd /proc/fs/nfsd && mount -t tmpfs none /var/lib/nfs && mkdir /var/lib/nfs/sm "
+        "/var/lib/nfs/v4recovery && touch /var/lib/nfs/etab /var/lib/nfs/rmtab && mount -t tmpfs none /run/cloakfs && "
+        "echo 10 >/proc/fs/nfsd/nfsv4gracetime; "
+        f'cloakfs() {{ {" ".join(COMMAND)} "$@"; }}; '
+    )
+
+    def run(text: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["nsenter", "--net=/run/netns/fresh", "unshare", "--mount", "sh", "-c", preamble + text],
+            capture_output=True, text=True, check=False, timeout=120,
+        )  # fmt: skip
+
+    yield run
+    sh("ip", "netns", "del", "fresh")
+
+
+def test_a_server_is_started_and_stopped(fresh: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = fresh(
+        "cloakfs export up /fresh --root /srv/fresh || exit; cat /proc/fs/nfsd/threads; mkdir -p /client/fresh; "
+        "mount -t nfs -o vers=4.2 127.0.0.1:/srv/fresh/tree-fresh /client/fresh && cat /client/fresh/file; echo; "
+        "guard=$(cloakfs export status --json | tr -d ' ,' | sed -n 's/^\"pid\"://p' | head -1); "
+        "kill $(pgrep -P $guard mountd); sleep 8; "
+        "cloakfs export status; umount /client/fresh; "
+        "cloakfs export down; echo down $?; cat /proc/fs/nfsd/threads; cat /run/cloakfs/export-default.log; "
+        "grep fresh /proc/mounts"
+    )
+    said = done.stdout
+    assert "knfsd: answers\n8\ncontent\n" in said, done
+    assert "rpc.mountd had ended; started again" in said, done
+    assert "down 0\n0\n" in said, done
+    assert "/srv/fresh" not in said.partition("down 0")[2], done
+    assert "Traceback" not in said + done.stderr, done
+
+
+def test_no_rpcbind(fresh: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = fresh("cloakfs export up /fresh --root /srv/fresh --protocols 3,4; echo $?; cat /proc/fs/nfsd/threads")
+    assert done.stdout == "1\n0\n", done
+    assert "rpcbind does not answer, and NFSv3 needs it" in done.stderr
+    assert not os.path.exists("/srv/fresh")
+
+
+def test_the_port_is_taken(fresh: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    listen = "import socket,time; s = socket.create_server(('', 2049)); time.sleep(60)"
+    done = fresh(
+        f'python3 -c "{listen}" & p=$!; sleep 1; cloakfs export up /fresh --root /srv/fresh; echo $?; kill $p; '
+        "cat /proc/fs/nfsd/threads"
+    )
+    assert done.stdout == "1\n0\n", done
+    assert "2049" in done.stderr
+    assert "ss -lntp" in done.stderr
+    assert not os.path.exists("/srv/fresh")
