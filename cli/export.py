@@ -18,10 +18,11 @@ import click
 import trio
 from rich.table import Table
 
-from cloakfs.configuration import files_of, read_all, refusals
-from cloakfs.daemon import RUN_DIR
+from cloakfs.configuration import accounts_of, files_of, read_all, refusals
+from cloakfs.daemon import RUN_DIR, STATE_DIR
 from cloakfs.exports import Export, Location
-from cloakfs.nfs import knfsd
+from cloakfs.nfs import ganesha, knfsd
+from cloakfs.nfs.ganesha_server import GaneshaServer, exports_of
 from cloakfs.nfs.guard import Guard, control_path
 from cloakfs.nfs.plan import Plan, Remark, ServerKind, absolute, plan
 from cloakfs.nfs.server import Server, ServerError
@@ -45,6 +46,7 @@ class _Service:
     protocols: tuple[int, ...]
     port: int
     bind: str | None
+    name: str
 
     def plan(self) -> Plan:
         """Read the files anew.
@@ -54,12 +56,32 @@ class _Service:
         """
         return _read_plan(self.paths, self.server, self.root)
 
-    def make_server(self, run_dir: str) -> Server:
-        return knfsd.Knfsd(self.protocols)
+    @property
+    def state_dir(self) -> str:
+        return os.path.join(STATE_DIR, f"export-{self.name}")
+
+    @property
+    def ids(self) -> str:
+        return os.path.join(self.state_dir, "exports.json")
+
+    def make_server(self) -> Server:
+        if self.server == "knfsd":
+            return knfsd.Knfsd(self.protocols)
+        process = ganesha.Ganesha(self.state_dir, port=self.port, bind_addr=self.bind, protocols=self.protocols)
+        return GaneshaServer(process, self.ids)
 
     def config(self, made: Plan) -> str:
-        """The text of the server's configuration."""
-        return knfsd.render(made.mounts)
+        """The text of the server's configuration.
+
+        Raises:
+            ServerError: it cannot express something.
+        """
+        if self.server == "knfsd":
+            return knfsd.render(made.mounts)
+        exports = exports_of(made.mounts, self.ids, keep=False)
+        return ganesha.render(
+            exports, state_dir=self.state_dir, port=self.port, bind_addr=self.bind, protocols=self.protocols
+        )
 
 
 @click.group()
@@ -80,7 +102,7 @@ def _service_options(command: Callable[..., None]) -> Callable[..., None]:
     )  # fmt: skip
     for option in reversed(options):
         command = option(command)
-    return command
+    return _name_option(command)
 
 
 def _service(given: dict[str, Any]) -> _Service:
@@ -95,6 +117,7 @@ def _service(given: dict[str, Any]) -> _Service:
         tuple(int(version) for version in protocols.split(",")),
         given["port"],
         given["bind"],
+        given["name"],
     )
 
 
@@ -117,7 +140,7 @@ def _read_plan(paths: tuple[str, ...], server: ServerKind, root: str) -> Plan:
             warnings += [Remark(warning.location, warning.message) for warning in said]
     for entry in entries:
         problems += [Remark(entry.location, text) for text in refusals(entry)]
-    return plan(entries, server, root, problems, warnings)
+    return plan(entries, server, root, problems, warnings, accounts_of)
 
 
 @export.command("plan")
@@ -131,9 +154,11 @@ def plan_command(*, as_json: bool, **given: Any) -> None:
     service = _service(given)
     try:
         made = service.plan()
+        config = service.config(made)
     except OSError as exc:
         fail(f"{exc.filename}: {exc.strerror}", 1)
-    config = service.config(made)
+    except ServerError as exc:
+        fail(str(exc), 2)
     if as_json:
         click.echo(
             json.dumps(
@@ -179,9 +204,8 @@ def _print_remarks(made: Plan) -> None:
 
 @export.command()
 @_service_options
-@_name_option
 @click.option("-f", "--foreground", is_flag=True, help="Stay, and log to the terminal; for systemd.")
-def up(*, name: str, foreground: bool, **given: Any) -> None:
+def up(*, foreground: bool, **given: Any) -> None:
     """Mount and export what exports.d files (or folders of *.exports) say, and keep it up.
 
     Returns when the server answers. What it does is logged to /run/cloakfs/export-NAME.log.
@@ -191,6 +215,7 @@ def up(*, name: str, foreground: bool, **given: Any) -> None:
     if os.geteuid() != 0:
         fail("only root can mount and export", 1)
     service = _service(given)
+    name = service.name
     run_dir = _run_dir(name)
     os.makedirs(RUN_DIR, mode=0o755, exist_ok=True)
     lock = _lock(run_dir, name)
@@ -240,7 +265,7 @@ def _lock(run_dir: str, name: str) -> int:
 
 def _serve(service: _Service, made: Plan, run_dir: str, ready: Callable[[], None]) -> None:
     command = [sys.executable, "-m", "cloakfs_cli.main", "mount"]
-    guard = Guard(made, service.plan, service.make_server(run_dir), run_dir, command)
+    guard = Guard(made, service.plan, service.make_server(), run_dir, command)
     try:
         trio.run(guard.run, ready)
     except OSError as exc:

@@ -2,6 +2,7 @@
 
 import glob
 import os
+import pwd
 
 from .exports import Export, ExportsError, ExportsWarning, parse_all
 from .policy import PolicyError, load_policy
@@ -38,6 +39,17 @@ def refusals(entry: Export) -> list[str]:
         except ViewError as exc:
             said.append(str(exc))
     return said
+
+
+def accounts_of(item: str) -> list[str]:
+    """The single identities that an item of `views=` stands for: of a range, the accounts in it that there are."""
+    try:
+        parsed = parse_item(item)
+    except ViewError:
+        return []  # see `refusals`
+    if not isinstance(parsed, range):
+        return [item]
+    return sorted({entry.pw_name for entry in pwd.getpwall() if entry.pw_uid in parsed})
 
 
 def policy_dir(entry: Export) -> str:

@@ -33,6 +33,7 @@ import trio
 
 from .. import linux
 from .rpc import MOUNT, NFS, RPCBIND, null_call
+from .server import ServerError
 
 PROGRAM = "ganesha.nfsd"
 NFS_PORT = 2049
@@ -61,10 +62,6 @@ KINDS = ("fuse.cloakfs", "fuseblk.cloakfs")
 
 _MS_BIND, _MS_PRIVATE = 1 << 12, 1 << 18
 _FLAGS = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
-
-
-class ServerError(Exception):
-    """The server cannot do what was asked for; the text is one line that says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ same root, so that what a client mounts can be read off the entry: `/home` expor
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Literal
@@ -15,6 +15,9 @@ from typing import Literal
 from ..exports import Export, Location, Options
 
 ServerKind = Literal["knfsd", "ganesha"]
+
+# What is said of the kernel's server alone, or is so with nfs-ganesha anyway.
+_TOLD_TO_GANESHA = frozenset({"sec", "insecure", "sync", "no_subtree_check", "no_wdelay", "mp", "mountpoint"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,7 @@ class Mount:
         path: the mount point.
         source: the real tree.
         client: who may mount it, as in exports(5).
+        view: which of several fixed views this is; nfs-ganesha needs a mount for each.
         options: what it is mounted with.
         location: of the entry.
     """
@@ -45,6 +49,7 @@ class Mount:
     path: str
     source: str
     client: str
+    view: str
     options: Options
     location: Location = field(compare=False)
 
@@ -77,10 +82,17 @@ def plan(
     root: str,
     problems: Iterable[Remark] = (),
     warnings: Iterable[Remark] = (),
+    identities: Callable[[str], Iterable[str]] = lambda item: [item],
 ) -> Plan:
     """What to mount below `root` (absolute) for these entries, and what speaks against it.
 
-    `problems` and `warnings` are what is known before.
+    Args:
+        entries: of exports.d, with their plug-ins named absolutely.
+        server: which is to serve them.
+        root: absolute path of the directory that the mounts lie in.
+        problems: what is known before.
+        warnings: likewise.
+        identities: the single identities that an item of `views=` stands for.
     """
     mounts: list[Mount] = []
     problems, warnings = list(problems), list(warnings)
@@ -98,17 +110,17 @@ def plan(
             )
             continue
         names[name] = entry
-        options = entry.options
-        if server == "ganesha":
-            said = _refusal_of_ganesha(options)
-            options = _as_fixed_view(options)
-        else:
-            said = _refusal_of_knfsd(options)
-            options = _for_knfsd(options)
+        said = _refusal_of_ganesha(entry.options) if server == "ganesha" else _refusal_of_knfsd(entry.options)
         if said:
             problems.append(Remark(entry.location, said))
+            continue
         warnings += [Remark(entry.location, text) for text in _warnings(entry, server)]
-        mounts.append(Mount(name, os.path.join(root, name), entry.path, entry.client, options, entry.location))
+        options = {"": _for_knfsd(entry.options)} if server == "knfsd" else _by_view(entry.options, identities)
+        mounts += [
+            Mount(at := f"{name}+{view}" if view else name, os.path.join(root, at), entry.path, entry.client, view,
+                  of_view, entry.location)
+            for view, of_view in options.items()
+        ]  # fmt: skip
     warnings += _overlaps(mounts)
     return Plan(server, root, tuple(mounts), tuple(problems), tuple(warnings))
 
@@ -142,11 +154,15 @@ def _refusal_of_ganesha(options: Options) -> str | None:
     return None
 
 
-def _as_fixed_view(options: Options) -> Options:
-    """`all_squash,anonuid=,anongid=` is how exports(5) says that everybody is one identity."""
-    if options.views or options.squash != "all":
-        return options
-    return replace(options, views=(f"{options.anonuid}:{options.anongid}",))
+def _by_view(options: Options, identities: Callable[[str], Iterable[str]]) -> dict[str, Options]:
+    """The options for each fixed view, by its name; a single one has none."""
+    if not options.views:
+        # `all_squash,anonuid=,anongid=` is how exports(5) says that everybody is one identity.
+        return {"": replace(options, views=(f"{options.anonuid}:{options.anongid}",))}
+    items = [identity for item in options.views for identity in identities(item)]
+    if len(options.views) == 1 and items == list(options.views):
+        return {"": options}
+    return {item.partition(":")[0]: replace(options, views=(item,)) for item in items}
 
 
 def _refusal_of_knfsd(options: Options) -> str | None:
@@ -177,8 +193,14 @@ def _warnings(entry: Export, server: ServerKind) -> list[str]:
                 "nor where NFSv4 delegations are on (sysctl fs.leases-enable=0); a mount per user with nosharecache, "
                 "or a fixed view per client, can"
             )
-    if options.views and any("-" in item for item in options.views) and server == "ganesha":
-        said.append("a range of views becomes one export for each account of it that exists now; reload for new ones")
+    if server == "ganesha":
+        if any("-" in item for item in options.views):
+            said.append(
+                "a range of views becomes one export for each account of it that exists now; reload for new ones"
+            )
+        untold = [name for name, _ in options.other if name not in _TOLD_TO_GANESHA]
+        if untold:
+            said.append(f"nfs-ganesha is not told of {', '.join(untold)}")
     return said
 
 
@@ -193,7 +215,9 @@ def _overlaps(mounts: Sequence[Mount]) -> list[Remark]:
     said = []
     for at, later in enumerate(mounts):
         for earlier in mounts[:at]:
-            if earlier.source == later.source and _may_overlap(earlier.client, later.client):
+            # Views of one entry are meant for the same clients.
+            others = earlier.client != later.client and earlier.source == later.source
+            if others and _may_overlap(earlier.client, later.client):
                 narrow, wide = (later, earlier) if earlier.client == "*" else (earlier, later)
                 said.append(
                     Remark(

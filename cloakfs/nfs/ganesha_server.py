@@ -1,0 +1,99 @@
+"""nfs-ganesha as a server of the guard: one export for each mount, with numbers that stay the same."""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+
+from .ganesha import Ganesha, GaneshaExport
+from .plan import Mount
+from .server import ServerError
+
+_MOST_EXPORTS = 65535
+
+
+class GaneshaServer:
+    """See `server.Server`.
+
+    Args:
+        ganesha: the process.
+        ids: the file that keeps which number an export has: it is part of every file handle.
+    """
+
+    def __init__(self, ganesha: Ganesha, ids: str) -> None:
+        self._ganesha = ganesha
+        self._ids = ids
+        self._mounts: Sequence[Mount] = ()
+
+    async def start(self, mounts: Sequence[Mount]) -> None:
+        """See `Server.start`."""
+        self._mounts = mounts
+        await self._ganesha.start(exports_of(mounts, self._ids))
+
+    async def change(self, mounts: Sequence[Mount], renewed: Sequence[Mount]) -> None:
+        """See `Server.change`."""
+        self._mounts = mounts
+        if self._ganesha.pid is None:
+            return  # `check` starts it again
+        await self._ganesha.reload(exports_of(mounts, self._ids))
+        if renewed:
+            await self._ganesha.refresh([mount.path for mount in renewed])
+
+    async def check(self) -> str | None:
+        """See `Server.check`."""
+        if self._ganesha.pid is not None:
+            return None
+        await self._ganesha.stop()
+        await self.start(self._mounts)
+        return "nfs-ganesha had ended; started again"
+
+    async def stop(self) -> None:
+        """See `Server.stop`."""
+        await self._ganesha.stop()
+
+
+def exports_of(mounts: Sequence[Mount], ids: str, *, keep: bool = True) -> list[GaneshaExport]:
+    """What nfs-ganesha is to export of these mounts; new ones get numbers, which the file `ids` keeps.
+
+    Raises:
+        ServerError: there are too many.
+        OSError: the file cannot be written.
+    """
+    known: dict[str, int] = {}
+    if os.path.exists(ids):
+        with open(ids, encoding="utf-8") as file:
+            known = json.load(file)
+    before = dict(known)
+    exports = []
+    for mount in mounts:
+        key = "\0".join((mount.source, mount.client, mount.view))
+        if key not in known:
+            known[key] = max(known.values(), default=0) + 1
+            if known[key] > _MOST_EXPORTS:
+                raise ServerError(f"more than {_MOST_EXPORTS} exports; remove {ids} (clients then have to mount anew)")
+        digest = hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=16).digest()
+        exports.append(
+            GaneshaExport(
+                export_id=known[key],
+                path=mount.path,
+                pseudo=pseudo_path(mount),
+                clients=mount.client,
+                read_only=mount.options.read_only,
+                security=tuple((dict(mount.options.other).get("sec") or "sys").replace("unix", "sys").split(":")),
+                filesystem_id=(int.from_bytes(digest[:8]) >> 1 | 1, int.from_bytes(digest[8:]) >> 1),
+            )
+        )
+    if keep and known != before:
+        os.makedirs(os.path.dirname(ids), mode=0o700, exist_ok=True)
+        with open(f"{ids}.new", "w", encoding="utf-8") as file:
+            json.dump(known, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(f"{ids}.new", ids)
+    return exports
+
+
+def pseudo_path(mount: Mount) -> str:
+    """What clients mount: `/home@10.1.0.0_16`, and for one of several views `/home@10.1.0.0_16/@ann`."""
+    name, plus, view = mount.name.rpartition("+")
+    return f"/{name}/@{view}" if plus and mount.view else f"/{mount.name}"

@@ -1,0 +1,167 @@
+"""What is mounted and exported for which entries, and what speaks against it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cloakfs.exports import format_options, parse
+from cloakfs.nfs import ganesha, knfsd
+from cloakfs.nfs.ganesha_server import exports_of, pseudo_path
+from cloakfs.nfs.plan import Plan, ServerKind, mount_name, plan
+
+GOLDEN = Path(__file__).parent / "golden"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "exports.d"
+
+
+def planned(text: str, server: ServerKind = "knfsd") -> Plan:
+    entries, _ = parse(text, "x.exports")
+    return plan(entries, server, "/srv/cloakfs", identities=lambda item: {"10-12": ["ann", "bob"]}.get(item, [item]))
+
+
+def rendered(text: str) -> str:
+    return knfsd.render(planned(text).mounts)
+
+
+@pytest.mark.parametrize(
+    ("path", "client", "name"),
+    [
+        ("/home", "*", "home"),
+        ("/srv/real", "10.1.0.0/16", "srv-real@10.1.0.0_16"),
+        ("/", "host.example.org", "root@host.example.org"),
+        ("/srv/Field Data", "*.example.com", "srv-Field_Data@any.example.com"),
+        ("/x", "@office", "x@office"),
+        ("/x", "2001:db8::/32", "x@2001_db8___32"),
+    ],
+)
+def test_names(path: str, client: str, name: str) -> None:
+    assert mount_name(path, client) == name
+
+
+def test_two_of_one_name_are_refused() -> None:
+    (problem,) = planned("/a/b *(rw)\n/a-b *(rw)\n").problems
+    assert str(problem) == (
+        "x.exports:2:6: /a-b for * and /a/b for * (x.exports:1:6) would both be /srv/cloakfs/a-b; give one of the "
+        "trees another name, by a bind mount say"
+    )
+
+
+@pytest.mark.parametrize("example", sorted(os.listdir(EXAMPLES)))
+def test_knfsd_configuration_of_the_examples(example: str) -> None:
+    """Reproducible text; `CLOAKFS_GOLDEN=write` writes it anew."""
+    text = (EXAMPLES / example).read_text()
+    golden = GOLDEN / f"knfsd-{example.removesuffix('.exports')}.txt"
+    if os.environ.get("CLOAKFS_GOLDEN") == "write":
+        golden.write_text(rendered(text))
+    assert rendered(text) == golden.read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        # Root is nobody: so is 65534, who cannot have files opened by being root.
+        ("rw", "rw,mp,root_squash,anonuid=65534,anongid=0,no_subtree_check"),
+        ("ro,no_root_squash", "ro,mp,no_root_squash,no_subtree_check"),
+        ("rw,range_map = uid 0 -1 map 0", "rw,mp,no_root_squash,no_subtree_check"),
+        # 65534 is somebody here, and so is 1: the first of whom nothing is said is 2000.
+        ("range_map = uid 1 1999 map 1 uid 65534 map 5", "ro,mp,root_squash,anonuid=2000,anongid=0,no_subtree_check"),
+        ("range_map = uid 0 9 squash 500", "ro,mp,root_squash,anonuid=1,anongid=0,no_subtree_check"),
+        # Root has an identity of its own, which nobody else has.
+        ("range_map = uid 0 map 500", "ro,mp,no_root_squash,no_subtree_check"),
+        ("all_squash,anonuid=7", "ro,mp,root_squash,anonuid=65534,anongid=0,no_subtree_check"),
+        ("policy=p.py:P", "ro,mp,no_root_squash,no_subtree_check"),
+        ("subtree_check,mp=/elsewhere,insecure", "ro,mp,root_squash,anonuid=65534,anongid=0,subtree_check,insecure"),
+    ],
+)
+def test_root_and_nobody(options: str, words: str) -> None:
+    (mount,) = planned(f"/x *({options})\n").mounts
+    assert knfsd.export_options(mount).rpartition(",fsid=")[0] == words
+
+
+def test_the_fsid_is_that_of_tree_and_client() -> None:
+    def fsid(text: str) -> str:
+        return rendered(text).rpartition("fsid=")[2]
+
+    assert fsid("/x *(rw)\n") == fsid("/x *(ro,no_client_cache)\n") != fsid("/x host(rw)\n") != fsid("/y *(rw)\n")
+    assert fsid("/x *(fsid=7)\n") == "7)\n"
+
+
+def test_groups_come_from_the_database() -> None:
+    assert planned("/x *(rw)\n").mounts[0].options.groups == "database"
+    assert planned("/x *(groups=none)\n").mounts[0].options.groups == "none"
+    (problem,) = planned("/x *(groups=proc)\n").problems
+    assert "show no groups; use groups=database" in str(problem)
+
+
+def test_ganesha_serves_fixed_views_alone() -> None:
+    (problem,) = planned("/x *(rw,range_map = uid 0 9 map 0)\n", "ganesha").problems
+    assert "looks files up as root" in str(problem)
+    assert "--server knfsd" in str(problem)
+    assert "views = USER" in str(problem)
+    assert "all_squash,anonuid=,anongid=" in str(problem)
+
+
+def test_ganesha_has_a_mount_for_each_view() -> None:
+    made = planned(
+        "/x *(rw,views = eve 10-12 7:7:8)\n/y a(all_squash,anonuid=5,anongid=6)\n/z b(views = eve)\n", "ganesha"
+    )
+    assert [(mount.path, format_options(mount.options), pseudo_path(mount)) for mount in made.mounts] == [
+        ("/srv/cloakfs/x+eve", "rw,views = eve", "/x/@eve"),
+        ("/srv/cloakfs/x+ann", "rw,views = ann", "/x/@ann"),
+        ("/srv/cloakfs/x+bob", "rw,views = bob", "/x/@bob"),
+        ("/srv/cloakfs/x+7", "rw,views = 7:7:8", "/x/@7"),
+        ("/srv/cloakfs/y@a", "ro,all_squash,anonuid=5,anongid=6,views = 5:6", "/y@a"),
+        ("/srv/cloakfs/z@b", "ro,views = eve", "/z@b"),
+    ]
+    (warning,) = made.warnings
+    assert "one export for each account" in str(warning)
+
+
+def test_ganesha_configuration(tmp_path: Path) -> None:
+    made = planned(
+        "/x *(rw,sec=krb5:sys,views = eve 7:7:8)\n/y 10.1.0.0/16(all_squash,anonuid=5,anongid=6)\n", "ganesha"
+    )
+    ids = str(tmp_path / "ids.json")
+    exports = exports_of(made.mounts, ids)
+    assert exports == exports_of(made.mounts, ids, keep=False)
+    # Numbers stay, whatever comes and goes.
+    fewer = planned("/new *(views = eve)\n/y 10.1.0.0/16(all_squash,anonuid=5,anongid=6)\n", "ganesha")
+    assert [export.export_id for export in exports_of(fewer.mounts, ids)] == [4, 3]
+    text = ganesha.render(exports, state_dir="/state", port=2049, bind_addr=None, protocols=(4,))
+    golden = GOLDEN / "ganesha-plan.conf"
+    if os.environ.get("CLOAKFS_GOLDEN") == "write":
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("/x *(cloak_list = uid +007 0 -1)\n", "one cache for all of them"),
+        ("/x *(cloak_list = uid +007 0 -1, no_client_cache)\n", "at the very same moment"),
+        ("/x *(policy=p.py:P)\n", "one cache for all of them"),
+        (
+            "/x *(rw)\n/x 10.0.0.0/8(rw)\n",
+            "clients that match 10.0.0.0/8 may mount /srv/cloakfs/x, for *, just as well",
+        ),
+        ("/x 10.0.0.0/8(rw)\n/x 10.1.0.0/16(rw)\n", "clients that match 10.0.0.0/8 may mount"),
+    ],
+)
+def test_warnings(text: str, said: str) -> None:
+    (warning,) = planned(text).warnings
+    assert said in str(warning)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "/x *(rw,range_map = uid 0 9 map 0)\n",
+        # One user on each client, or one identity for all.
+        "/x *(cloak_list = uid +000 0 -1,range_map = uid 1000 map 2000)\n",
+        "/x *(cloak_list = uid +000 0 -1,all_squash)\n",
+        "/x *(cloak_list = uid +000 0 -1,views = eve)\n",
+        "/x a(rw)\n/x b(rw)\n/x 10.0.0.0/8(rw)\n/x 2001:db8::/32(rw)\n",
+    ],
+)
+def test_no_warnings(text: str) -> None:
+    assert planned(text).warnings == ()
