@@ -24,7 +24,7 @@ OUT = "/run/out"
 """In the guest: the directory it shares with the host."""
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))
-UML = os.path.join(ROOT, ".cache", "lab", "uml", "usr")
+UML = "/usr"
 
 _MEMORY = "1500M"
 _BOOT_SECONDS = 60
@@ -40,7 +40,7 @@ def missing() -> str | None:
     if os.geteuid() != 0:
         return "needs root: the guest sees the host's files as the user who runs it"
     if not _kernel() or not glob.glob(os.path.join(UML, "lib", "uml", "modules", "*")):
-        return "needs user-mode Linux (scripts/setup --test unpacks it into .cache/lab)"
+        return "needs user-mode Linux (scripts/setup --test)"
     for program in ("/usr/sbin/exportfs", "/usr/sbin/rpc.nfsd", "/sbin/rpcbind", "/sbin/mount.nfs"):
         if not os.path.exists(program):
             return f"needs {program} (scripts/setup --test)"
