@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cloakfs.daemon import RUN_DIR, STATE_DIR, mount_key
+from cloakfs.mounted import RUN_DIR, STATE_DIR, mount_key
 
 WORKER, OWNER = 1500, 1501
 """Server ids: who works, and whose the files are."""

@@ -19,8 +19,8 @@ import trio
 from rich.table import Table
 
 from cloakfs.configuration import accounts_of, files_of, read_all, refusals
-from cloakfs.daemon import RUN_DIR, STATE_DIR
 from cloakfs.exports import Export, Location
+from cloakfs.mounted import RUN_DIR, STATE_DIR
 from cloakfs.nfs import ganesha, knfsd
 from cloakfs.nfs.ganesha_server import GaneshaServer, exports_of
 from cloakfs.nfs.guard import Guard, control_path

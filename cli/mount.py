@@ -11,8 +11,9 @@ from typing import Any
 
 import click
 
-from cloakfs.daemon import RUN_DIR, Settings, mount_key, serve
+from cloakfs.daemon import Settings, serve
 from cloakfs.exports import ExportsError, Options, format_options, parse_options
+from cloakfs.mounted import RUN_DIR, mount_key
 from cloakfs.mountpoint import MountError, split_words
 
 from .background import in_background, in_foreground

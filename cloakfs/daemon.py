@@ -4,11 +4,8 @@ import contextlib
 import errno
 import faulthandler
 import fcntl
-import hashlib
-import json
 import logging
 import os
-import re
 import resource
 import select
 import signal
@@ -20,19 +17,17 @@ import pyfuse3
 import trio
 
 from . import linux, mountpoint
-from .exports import ExportsError, Options, format_options
+from .exports import ExportsError, Options
 from .filesystem import Filesystem
 from .groups import group_source
 from .index import Index
+from .mounted import STATE_DIR, Told, mount_key
 from .mountpoint import MountError, MountWords
 from .nodes import Nodes
 from .policy import Policy, PolicyError, load_policy
 from .views import ViewError, Views
 
 log = logging.getLogger(__name__)
-
-STATE_DIR = "/var/lib/cloakfs"
-RUN_DIR = "/run/cloakfs"
 
 GRACE_SECONDS = 10.0
 """How long those who have files open may go on after SIGTERM; a second one ends it at once."""
@@ -59,12 +54,6 @@ class Settings:
     words: MountWords
     policy_dir: str = "."
     reread: Callable[[], Options] | None = None
-
-
-def mount_key(source: str, target: str) -> str:
-    """The name of a mount's state: readable, and one for each pair of source and mount point."""
-    digest = hashlib.sha256(f"{source}\0{target}".encode("utf-8", "surrogateescape")).hexdigest()[:12]
-    return f"{re.sub('[^A-Za-z0-9._-]+', '-', target).strip('-')[:64] or 'root'}-{digest}"
 
 
 def serve(settings: Settings, ready: Callable[[], None]) -> None:
@@ -124,14 +113,15 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         except BaseException:
             mountpoint.detach(settings.target)
             raise
-        stack.enter_context(_status_file(key, settings))
+        told = Told(key, settings.source, settings.target, settings.options, settings.policy_dir)
+        stack.enter_context(told)
         stack.enter_context(_late_answers_untold(session))
         # Root's own privileges would lift quotas and reserved blocks for everybody, open `trusted.` names, and let
         # everybody give programs capabilities. (Those that setfsuid(2) takes away are not among these.)
         given_up = 1 << linux.CAP_SYS_ADMIN | 1 << linux.CAP_SYS_RESOURCE | 1 << linux.CAP_SETFCAP
         linux.set_effective_capabilities(linux.effective_capabilities() & ~given_up)
         try:
-            trio.run(_Daemon(settings, filesystem, index, ready).run)
+            trio.run(_Daemon(settings, filesystem, index, told, ready).run)
         finally:
             linux.assume(linux.ROOT)
             mountpoint.detach(settings.target)
@@ -213,45 +203,15 @@ def _warn_of_handles(nodes: Nodes) -> None:
             )
 
 
-@contextlib.contextmanager
-def _status_file(key: str, settings: Settings) -> Iterator[None]:
-    """Tell other commands about this mount while it lasts."""
-    os.makedirs(RUN_DIR, mode=0o755, exist_ok=True)
-    _write_status(key, settings, settings.options)
-    try:
-        yield
-    finally:
-        linux.assume(linux.ROOT)
-        with contextlib.suppress(OSError):
-            os.unlink(os.path.join(RUN_DIR, f"{key}.json"))
-
-
-def _write_status(key: str, settings: Settings, options: Options, reloads: int = 0, failure: str | None = None) -> None:
-    path = os.path.join(RUN_DIR, f"{key}.json")
-    status = {
-        "pid": os.getpid(),
-        "source": settings.source,
-        "target": settings.target,
-        "options": format_options(options),
-        "policy_dir": settings.policy_dir,
-        "reloads": reloads,
-        "failure": failure,
-    }
-    # For root alone: callers are not told the rules that hide things from them. Never seen half-written.
-    fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with open(fd, "w", encoding="utf-8") as file:
-        json.dump(status, file)
-    os.replace(f"{path}.new", path)
-
-
 class _Daemon:
-    def __init__(self, settings: Settings, filesystem: Filesystem, index: Index, ready: Callable[[], None]) -> None:
+    def __init__(
+        self, settings: Settings, filesystem: Filesystem, index: Index, told: Told, ready: Callable[[], None]
+    ) -> None:
         self._settings = settings
         self._filesystem = filesystem
         self._index = index
         self._ready = ready
-        self._in_force = settings.options
-        self._reloads = 0
+        self._told = told
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -284,6 +244,8 @@ class _Daemon:
         while True:
             await trio.sleep(_IDLE_SECONDS)
             self._filesystem.nodes.close_idle()
+            linux.assume(linux.ROOT)
+            self._told.requests(self._filesystem.requests)
             try:
                 await trio.to_thread.run_sync(self._checkpoint)
             except sqlite3.Error:
@@ -323,7 +285,7 @@ class _Daemon:
         if self._settings.reread is None:
             log.warning("%s: nothing to reload: the options came from the command line", self._settings.target)
             return
-        failure = None
+        failure = in_force = None
         try:
             options = self._settings.reread()
             policy: Policy = load_policy(options.policy, options, self._settings.policy_dir)
@@ -334,12 +296,7 @@ class _Daemon:
             self._filesystem.views.use(policy)
             # What only a new mount changes is told as it is in force.
             now = self._settings.options
-            self._in_force = replace(options, read_only=now.read_only, groups=now.groups, views=now.views,
-                                     view_access=now.view_access, no_client_cache=now.no_client_cache)  # fmt: skip
+            in_force = replace(options, read_only=now.read_only, groups=now.groups, views=now.views,
+                               view_access=now.view_access, no_client_cache=now.no_client_cache)  # fmt: skip
             log.info("%s: reloaded", self._settings.target)
-        self._reloads += 1
-        key = mount_key(self._settings.source, self._settings.target)
-        try:
-            _write_status(key, self._settings, self._in_force, self._reloads, failure)
-        except OSError as exc:
-            log.warning("other commands will not know of the change: %s", exc)
+        self._told.reloaded(in_force, failure)

@@ -1,19 +1,44 @@
 """The mounts of this machine, as their daemons tell."""
 
+import contextlib
 import fcntl
 import glob
+import hashlib
 import json
+import logging
 import os
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 
-from .daemon import RUN_DIR, STATE_DIR
+from . import linux
+from .exports import Options, format_options
+
+log = logging.getLogger(__name__)
+
+STATE_DIR = "/var/lib/cloakfs"
+RUN_DIR = "/run/cloakfs"
+
+
+def mount_key(source: str, target: str) -> str:
+    """The name of a mount's state: readable, and one for each pair of source and mount point."""
+    digest = hashlib.sha256(f"{source}\0{target}".encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    return f"{re.sub('[^A-Za-z0-9._-]+', '-', target).strip('-')[:64] or 'root'}-{digest}"
 
 
 @dataclass(frozen=True, slots=True)
 class Mounted:
     """A mount that a daemon on this machine serves.
 
-    `reloads` counts the requests to reload, and `failure` is why the last one was refused, None if it was not.
+    Attributes:
+        pid: of the daemon.
+        source: the real tree.
+        target: the mount point.
+        options: in force, as for `mount -o`.
+        policy_dir: what a relative `policy=` file is relative to.
+        reloads: how often the daemon was told to reload.
+        failure: why it refused the last time; None if it did not.
+        requests: how many of each kind it was asked, by the name of the operation; some seconds old.
     """
 
     pid: int
@@ -21,8 +46,51 @@ class Mounted:
     target: str
     options: str
     policy_dir: str
-    reloads: int
-    failure: str | None
+    reloads: int = 0
+    failure: str | None = None
+    requests: Mapping[str, int] = field(default_factory=dict)
+
+
+class Told:
+    """What the daemon of a mount tells others; a context manager, after which it tells nothing."""
+
+    def __init__(self, key: str, source: str, target: str, options: Options, policy_dir: str) -> None:
+        self._path = os.path.join(RUN_DIR, f"{key}.json")
+        self._now = Mounted(os.getpid(), source, target, format_options(options), policy_dir)
+
+    def __enter__(self) -> None:
+        os.makedirs(RUN_DIR, mode=0o755, exist_ok=True)
+        self._write()
+
+    def __exit__(self, *exc: object) -> None:
+        linux.assume(linux.ROOT)
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
+
+    def reloaded(self, options: Options | None, failure: str | None) -> None:
+        """These options are in force now; None: those of before are, because of `failure`."""
+        text = self._now.options if options is None else format_options(options)
+        self._now = replace(self._now, options=text, reloads=self._now.reloads + 1, failure=failure)
+        self._try_to_write()
+
+    def requests(self, counts: Mapping[str, int]) -> None:
+        """So many requests of each kind were answered until now."""
+        if counts != self._now.requests:
+            self._now = replace(self._now, requests=dict(counts))
+            self._try_to_write()
+
+    def _try_to_write(self) -> None:
+        try:
+            self._write()
+        except OSError as exc:
+            log.warning("other commands will not know of the change: %s", exc)
+
+    def _write(self) -> None:
+        # For root alone: callers are not told the rules that hide things from them. Never seen half-written.
+        fd = os.open(f"{self._path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(fd, "w", encoding="utf-8") as file:
+            json.dump(asdict(self._now), file)
+        os.replace(f"{self._path}.new", self._path)
 
 
 def mounted() -> dict[str, Mounted]:

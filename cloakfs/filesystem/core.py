@@ -8,6 +8,7 @@ import stat
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
@@ -47,8 +48,11 @@ def answers(
     Without it one unexpected exception would end the daemon, and every client with it.
     """
 
+    name = handler.__name__
+
     @functools.wraps(handler)
     async def guarded(self: _C, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        self.requests[name] += 1
         try:
             return await handler(self, *args, **kwargs)
         except OSError as exc:
@@ -57,8 +61,8 @@ def answers(
             raise
         except Exception as exc:
             linux.assume(linux.ROOT)  # the traceback reads source files
-            if self.is_news(handler.__name__, exc):
-                log.exception("%s%r failed: answered EIO", handler.__name__, args)
+            if self.is_news(name, exc):
+                log.exception("%s%r failed: answered EIO", name, args)
             raise FUSEError(errno.EIO) from None
 
     return cast("Callable[Concatenate[_C, _P], Coroutine[Any, Any, _T]]", guarded)
@@ -147,6 +151,7 @@ class Core(pyfuse3.Operations):
         self.door = Door(nodes)
         self.mountpoint = mountpoint
         self.nursery: trio.Nursery | None = None
+        self.requests: Counter[str] = Counter()  # by operation
         self._open: dict[int, OpenFile] = {}
         self._no_client_cache = no_client_cache
         self._last_change = 0

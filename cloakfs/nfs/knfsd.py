@@ -31,7 +31,7 @@ def export_options(mount: Mount) -> str:
     - `fsid=`: a FUSE mount has no identity of its own that outlives it. Made from source and client unless given.
     - `no_root_squash`: cloakfs maps, and squashes. But the kernel lets root share files that others hold open without
       asking the daemon. So where root is nobody, or one of a squashed range, it is given the name of another of its
-      like before.
+      like before. A fixed view is for root, too: it is root who mounts it.
     """
     given = dict(mount.options.other)
     words = ["ro" if mount.options.read_only else "rw", "mp", *_root_words(mount.options)]
@@ -44,7 +44,7 @@ def export_options(mount: Mount) -> str:
 
 
 def _root_words(options: Options) -> list[str]:
-    if options.policy is None:
+    if options.policy is None and not options.views:
         like = _another_like_root(options)
         if like is not None:
             return ["root_squash", f"anonuid={like}", "anongid=0"]

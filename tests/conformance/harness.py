@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from cloakfs.daemon import RUN_DIR, STATE_DIR
+from cloakfs.mounted import RUN_DIR, STATE_DIR
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SUITES = CHECKOUT / ".cache" / "conformance" / "bin"

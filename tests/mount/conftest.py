@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from cloakfs.daemon import RUN_DIR, STATE_DIR, mount_key
+from cloakfs.mounted import RUN_DIR, STATE_DIR, mount_key
 from tests.agents import User
 
 COMMAND = (sys.executable, "-m", "cloakfs_cli.main")

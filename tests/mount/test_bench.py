@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bench.work import WORK
-from cloakfs.daemon import RUN_DIR
+from cloakfs.mounted import RUN_DIR
 
 PEERS = ["bare", "bindfs, caches 0", "bindfs, default", "cloakfs, null"] + [f"cloakfs, {n}" for n in (10, 100, 1000)]
 

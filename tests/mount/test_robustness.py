@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from cloakfs import linux
-from cloakfs.daemon import GRACE_SECONDS, RUN_DIR, STATE_DIR, mount_key
+from cloakfs.daemon import GRACE_SECONDS
+from cloakfs.mounted import RUN_DIR, STATE_DIR, mount_key
 from tests.agents import User, names, read, write
 from tests.mount import test_limits
 from tests.mount.conftest import COMMAND, Mount, is_mounted, mounted, run

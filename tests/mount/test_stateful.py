@@ -31,7 +31,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from cloakfs.daemon import STATE_DIR
+from cloakfs.mounted import STATE_DIR
 from tests.agents import User
 from tests.mount import oracle
 from tests.mount.conftest import Mount, mounted

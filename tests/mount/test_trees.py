@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cloakfs import linux
-from cloakfs.daemon import STATE_DIR, mount_key
+from cloakfs.mounted import STATE_DIR, mount_key
 from tests.agents import User, read, write
 from tests.mount.conftest import Mount, is_mounted, mounted, run
 from tests.mount.loopfs import filesystem

@@ -70,6 +70,7 @@ def test_knfsd_configuration_of_the_examples(example: str) -> None:
         ("range_map = uid 0 map 500", "ro,mp,no_root_squash,no_subtree_check"),
         ("all_squash,anonuid=7", "ro,mp,root_squash,anonuid=65534,anongid=0,no_subtree_check"),
         ("policy=p.py:P", "ro,mp,no_root_squash,no_subtree_check"),
+        ("views = eve", "ro,mp,no_root_squash,no_subtree_check"),
         ("subtree_check,mp=/elsewhere,insecure", "ro,mp,root_squash,anonuid=65534,anongid=0,subtree_check,insecure"),
     ],
 )

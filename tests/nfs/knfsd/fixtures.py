@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from cli.export import _order
-from cloakfs.daemon import RUN_DIR, mount_key
-from cloakfs.mounted import mounted
+from cloakfs.mounted import RUN_DIR, mount_key, mounted
 from cloakfs.nfs.plan import mount_name
 from tests.agents import User
 from tests.mount.conftest import COMMAND

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cloakfs.daemon import RUN_DIR
+from cloakfs.mounted import RUN_DIR
 from tests.agents import User, names
 from tests.mount.conftest import COMMAND, is_mounted
 from tests.nfs.knfsd.fixtures import EXPORTS, VERSIONS, Share, sh

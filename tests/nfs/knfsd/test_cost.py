@@ -1,0 +1,89 @@
+"""What `ls -l` of 1,000 files costs through the kernel's server, for a client that has nothing cached."""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from cloakfs.mounted import mounted
+from tests.agents import User
+from tests.nfs.knfsd.fixtures import VERSIONS, Share, drop_caches, sh
+
+FILES = 1000
+ANN = 1000
+ROUNDS = 2
+
+# Requests to the daemon for each file: it is looked up, and its attributes are read three times, for nothing may be
+# remembered of what some caller may not see.
+MOST = 4.1
+
+
+def prepare(tree: str) -> None:
+    for number in range(FILES):
+        Path(tree, f"file-{number:04}").touch()
+
+
+def listed(place: str) -> float:
+    """Do what `ls -l` does; how long it took."""
+    began = time.monotonic()
+    with os.scandir(place) as entries:
+        found = [entry.stat(follow_symlinks=False).st_mode for entry in entries]
+    took = time.monotonic() - began
+    assert len(found) == FILES
+    return took
+
+
+def requests(tree: Share) -> Counter[str]:
+    """How many the daemon answered; it tells every five seconds."""
+    time.sleep(6)
+    return Counter(mounted()[tree.path].requests)
+
+
+def test_ls_l_of_a_thousand_files(
+    share: Callable[..., Share],
+    mount_nfs: Callable[..., str],
+    user: Callable[..., User],
+    record_property: Callable[[str, object], None],
+) -> None:
+    trees = {
+        "caller view": share("rw,cloak_list = uid +077 5000 6000", prepare),
+        "fixed view": share(f"rw,views = {ANN}:{ANN}", prepare),
+    }
+    bare = "/srv/bare"
+    os.makedirs(bare)
+    sh("mount", "-t", "tmpfs", "bare", bare)
+    prepare(bare)
+    sh("exportfs", "-o", "rw,insecure,fsid=4711", f"*:{bare}")
+    try:
+        direct = Share(trees["fixed view"].service, "bare", bare, bare)
+        ann = user(ANN)
+        before = {name: Counter[str]() for name in trees}
+        for version in VERSIONS:
+            times = {}
+            for name, tree in {"bare": direct, **trees}.items():
+                best = []
+                for _ in range(ROUNDS):
+                    drop_caches()
+                    place = mount_nfs(tree, version, "nosharecache")
+                    best.append(ann.do(listed, place))
+                times[name] = min(best)
+                if tree is direct:
+                    continue
+                now = requests(tree)
+                asked = now - before[name]
+                before[name] = now
+                each = {kind: round(count / ROUNDS) for kind, count in asked.most_common(4)}
+                said = f"v{version}, {name}: {times[name] / times['bare']:.1f} x bare, requests {each}"
+                record_property(f"v{version} {name}", said)
+                print(f"ls -l of {FILES} files, {said}")
+                assert asked["lookup"] + asked["getattr"] <= MOST * FILES * ROUNDS
+                # Names and attributes come in large batches.
+                assert asked["readdir"] <= FILES * ROUNDS / 15
+    finally:
+        for place in [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines() if f":{bare} " in line]:
+            sh("umount", place)
+        sh("exportfs", "-u", f"*:{bare}")
+        sh("exportfs", "-f")
+        time.sleep(1)
+        sh("umount", "-l", bare)
