@@ -176,7 +176,8 @@ def plan_command(*, as_json: bool, **given: Any) -> None:
         )
     else:
         _print_table([(m.path, m.client, m.source, m.kind) for m in made.mounts])
-        click.echo(f"\n# what {made.server} is told\n{printable_lines(config)}", nl=False)
+        if not made.problems:
+            click.echo(f"\n# what {made.server} is told\n{printable_lines(config)}", nl=False)
         _print_remarks(made)
     sys.exit(2 if made.problems else 0)
 
