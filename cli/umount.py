@@ -9,7 +9,7 @@ import click
 
 from cloakfs import linux
 from cloakfs.mounted import mounted
-from cloakfs.mountpoint import KIND
+from cloakfs.mountpoint import KINDS
 
 from .common import fail
 
@@ -52,5 +52,5 @@ def _mountpoints() -> set[str]:
     return {
         os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), line[1]))
         for line in lines
-        if line[2] == KIND.encode()
+        if os.fsdecode(line[2]) in KINDS
     }

@@ -105,7 +105,11 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             knfsd=settings.words.knfsd,
         )
         session = mountpoint.attach(
-            settings.source, settings.target, settings.words, read_only=settings.options.read_only
+            settings.source,
+            settings.target,
+            settings.words,
+            read_only=settings.options.read_only,
+            image=os.path.join(state, "identity"),
         )
         try:
             _refuse_to_serve_itself(settings)
@@ -124,8 +128,9 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             trio.run(_Daemon(settings, filesystem, index, told, ready).run)
         finally:
             linux.assume(linux.ROOT)
-            mountpoint.detach(settings.target)
+            # In this order: the last one to let go of a mount with a block device waits for an answer of the session.
             pyfuse3.close(unmount=False)
+            mountpoint.detach(settings.target)
     log.info("%s: unmounted", settings.target)
 
 

@@ -6,14 +6,18 @@ its place.
 """
 
 import contextlib
+import logging
 import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from . import linux
+from . import blockdevice, linux
 
-KIND = "fuse.cloakfs"
+log = logging.getLogger(__name__)
+
+KINDS = ("fuse.cloakfs", "fuseblk.cloakfs")
+"""The types of our mounts: without and with a block device."""
 
 _FLAGS = {
     "nosuid": linux.MS_NOSUID,
@@ -43,12 +47,14 @@ class MountWords:
         flags: for mount(2); without `suid` and `dev`, set-id bits and devices are without effect.
         default_permissions: let the kernel check the mode bits that are shown, too.
         knfsd: the kernel's NFS server will export the mount; implies default_permissions.
+        ganesha: nfs-ganesha will: the mount gets an identity that outlives it.
         dev_refused: `dev` was asked for without `default_permissions`, and is not in `flags`.
     """
 
     flags: int
     default_permissions: bool
     knfsd: bool = False
+    ganesha: bool = False
     dev_refused: bool = False
 
 
@@ -59,7 +65,7 @@ def split_words(text: str) -> tuple[MountWords, str]:
         those words, and the rest with every remaining word in its old column.
     """
     names = {"nosuid", "nodev"}
-    default_permissions = knfsd = False
+    default_permissions = knfsd = ganesha = False
     rest = list(text)
     for start, end in _items(text):
         word = text[start:end].strip()
@@ -72,6 +78,8 @@ def split_words(text: str) -> tuple[MountWords, str]:
         elif word == "knfsd":
             # It answers ACCESS, and shares a file that somebody has open, by the kernel's own check.
             default_permissions = knfsd = True
+        elif word == "ganesha":
+            ganesha = True
         elif not (word in _IGNORED or word.startswith(("x-", "X-", "comment="))):
             continue
         comma = end if end < len(text) else start - 1
@@ -90,7 +98,7 @@ def split_words(text: str) -> tuple[MountWords, str]:
     flags = 0
     for name in names:
         flags |= _FLAGS[name]
-    return MountWords(flags, default_permissions, knfsd, dev_refused), left
+    return MountWords(flags, default_permissions, knfsd, ganesha, dev_refused), left
 
 
 def _items(text: str) -> Iterator[tuple[int, int]]:
@@ -105,8 +113,15 @@ def _items(text: str) -> Iterator[tuple[int, int]]:
     yield start, len(text)
 
 
-def attach(source: str, target: str, words: MountWords, *, read_only: bool) -> int:
+def attach(source: str, target: str, words: MountWords, *, read_only: bool, image: str) -> int:
     """Mount a new FUSE session on `target`.
+
+    Args:
+        source: what is told as the source.
+        target: the mount point.
+        words: mount(8)'s options.
+        read_only: refuse changes.
+        image: file of the block device that identifies the mount, if `words` ask for one.
 
     Returns:
         the descriptor of the session.
@@ -123,12 +138,32 @@ def attach(source: str, target: str, words: MountWords, *, read_only: bool) -> i
     if words.default_permissions:
         data += ",default_permissions"
     flags = words.flags | linux.MS_POSIXACL | (linux.MS_RDONLY if read_only else 0)
+    device = _identity(image) if words.ganesha else None
     try:
-        linux.mount(source, target, KIND, flags, data)
+        if device is None:
+            linux.mount(source, target, KINDS[0], flags, data)
+        else:
+            linux.mount(device[0], target, KINDS[1], flags, data)
     except OSError as exc:
         os.close(session)
         raise MountError(f"{target}: {exc.strerror}") from exc
+    finally:
+        if device is not None:
+            os.close(device[1])
     return session
+
+
+def _identity(image: str) -> tuple[str, int] | None:
+    """A block device for the mount and a descriptor of it; None if there are no loop devices."""
+    try:
+        blockdevice.identify(image)
+        return blockdevice.attach(image)
+    except OSError as exc:
+        log.warning(
+            "no loop device (%s; modprobe loop?): clients of nfs-ganesha have to mount anew after a restart",
+            exc.strerror,
+        )
+        return None
 
 
 def detach(target: str) -> None:

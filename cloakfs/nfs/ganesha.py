@@ -32,6 +32,7 @@ from dataclasses import dataclass, replace
 import trio
 
 from .. import linux
+from ..mountpoint import KINDS
 from .rpc import MOUNT, NFS, RPCBIND, null_call
 from .server import ServerError
 
@@ -58,7 +59,6 @@ _HARMLESS = re.compile(
     r"dbus|RADOS|NFS CB|gssd|krb5|Cannot register NFS V4|ID MAPPER|ResourceLimit|RLIMIT|VSOCK", re.IGNORECASE
 )
 
-KINDS = ("fuse.cloakfs", "fuseblk.cloakfs")
 
 _MS_BIND, _MS_PRIVATE = 1 << 12, 1 << 18
 _FLAGS = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC

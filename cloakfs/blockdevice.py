@@ -1,0 +1,83 @@
+"""A block device that gives a mount an identity of its own, which outlives it.
+
+nfs-ganesha puts the identity of a file system into its file handles: the UUID that libblkid finds on its block device,
+or else st_dev, which a FUSE mount gets anew each time. So a mount that it exports is made with the type `fuseblk` on a
+loop device, over a file that has nothing but the superblock of an ext2 file system with a UUID. (statfs(2)'s f_fsid
+would do, too, but FUSE has none; `Filesystem_Id` is only what clients are shown.)
+"""
+
+import errno
+import fcntl
+import os
+import struct
+import uuid
+
+_SIZE = 64 * 1024
+_UUID_AT = 1024 + 104
+
+_LOOP_CTL_GET_FREE = 0x4C82
+_LOOP_CONFIGURE = 0x4C0A
+_LO_FLAGS_AUTOCLEAR = 4
+_ATTEMPTS = 20
+
+
+def identify(path: str) -> uuid.UUID:
+    """Make the file at `path` into an image with a random UUID, unless it is one; its UUID.
+
+    Raises:
+        OSError: it cannot be read or written.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except FileNotFoundError:
+        data = b""
+    if len(data) != _SIZE:
+        identity = uuid.uuid4()
+        # ext4(5)'s superblock begins at 1024. It has no blocks: nobody can mount it.
+        superblock = bytearray(1024)
+        struct.pack_into("<H", superblock, 56, 0xEF53)
+        superblock[104:120] = identity.bytes
+        superblock[120:136] = b"cloakfs".ljust(16, b"\0")
+        data = bytes(1024) + superblock + bytes(_SIZE - 2048)
+        with open(f"{path}.new", "wb") as file:
+            file.write(data)
+            os.fsync(file.fileno())
+        os.replace(f"{path}.new", path)
+    return uuid.UUID(bytes=data[_UUID_AT : _UUID_AT + 16])
+
+
+def attach(path: str) -> tuple[str, int]:
+    """Set up a loop device over the image at `path`, which goes away with its last user.
+
+    Returns:
+        the path of the device, and a descriptor to close once it is mounted.
+
+    Raises:
+        OSError: there are no loop devices (to be had) here.
+    """
+    image = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            for attempt in range(_ATTEMPTS):
+                device = f"/dev/loop{fcntl.ioctl(control, _LOOP_CTL_GET_FREE)}"
+                loop = os.open(device, os.O_RDWR | os.O_CLOEXEC)
+                try:
+                    # struct loop_config: fd, block size (the kernel's choice), then loop_info64: lo_flags.
+                    config = struct.pack("=II52xI172x8x64x", image, 0, _LO_FLAGS_AUTOCLEAR)
+                    fcntl.ioctl(loop, _LOOP_CONFIGURE, config)
+                    # libblkid believes for minutes what it read before from a device whose node has not changed.
+                    os.utime(device)
+                except BaseException as exc:
+                    os.close(loop)
+                    # Somebody else took it.
+                    if isinstance(exc, OSError) and exc.errno == errno.EBUSY and attempt + 1 < _ATTEMPTS:
+                        continue
+                    raise
+                return device, loop
+            raise AssertionError("the last attempt raises")
+        finally:
+            os.close(control)
+    finally:
+        os.close(image)
