@@ -103,6 +103,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             settings.target,
             no_client_cache=settings.options.no_client_cache,
             knfsd=settings.words.knfsd,
+            ganesha=settings.words.ganesha,
         )
         session = mountpoint.attach(
             settings.source,

@@ -35,8 +35,8 @@ class Attributes(Names, Core):
         if self.knfsd and self.reconnecting.looks_at(ctx.pid, inode):
             at = await self._let_kernel_in(inode)
         else:
-            # read(2) has the kernel ask, too.
-            at = await self._enter(inode, ctx, or_open=True)
+            # read(2) has the kernel ask, too. nfs-ganesha keeps files open that no client has open.
+            at = await self._enter(inode, ctx, or_open=not self.ganesha)
         return self._attributes(at.number, at.view, at.obj, at.obj.name, at.fd, at.info, at.asker)
 
     @answers

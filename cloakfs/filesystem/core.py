@@ -102,12 +102,13 @@ class Entered(NamedTuple):
 class OpenFile:
     """A file or directory that a client has open; its number is the descriptor's."""
 
-    __slots__ = ("cookie", "credentials", "is_directory", "number", "obj", "pending", "sought")
+    __slots__ = ("cookie", "credentials", "is_directory", "number", "obj", "pending", "sought", "unreadable")
 
     def __init__(self, at: Entered) -> None:
         self.obj = at.obj
         self.number = at.number  # of the view, which a reload may replace
         self.credentials = credentials(at.who)
+        self.unreadable = False  # opened to be looked at alone
         self.is_directory = stat.S_ISDIR(at.info.st_mode)
         # Directories: where `pending`, the entries read ahead, begin.
         self.cookie = 0
@@ -125,6 +126,7 @@ class Core(pyfuse3.Operations):
         mountpoint: where the daemon finds its own mount.
         no_client_cache: show every directory as changed just now [SZ §3.2].
         knfsd: the kernel's NFS server exports the mount (docs/design.md).
+        ganesha: nfs-ganesha does.
     """
 
     supports_dot_lookup = True
@@ -139,11 +141,13 @@ class Core(pyfuse3.Operations):
         *,
         no_client_cache: bool = False,
         knfsd: bool = False,
+        ganesha: bool = False,
     ) -> None:
         super().__init__()
         # Offers POSIX ACLs to the kernel, which checks them and answers NFS's requests for them.
         self.enable_acl = knfsd
         self.knfsd = knfsd
+        self.ganesha = ganesha
         self.reconnecting = Reconnecting()
         self.nodes = nodes
         self.views = views
@@ -290,6 +294,22 @@ class Core(pyfuse3.Operations):
             return True
         at.assume()
         return flags & os.O_ACCMODE == os.O_RDONLY and linux.may_access(at.fd, os.X_OK)
+
+    def _open_to_look(self, at: Entered, ctx: RequestContext) -> FileHandleT:
+        """nfs-ganesha opens files and directories for reading to get their attributes, and takes it that root may.
+
+        Raises:
+            PermissionError: it is not it who asks.
+        """
+        if not self.ganesha or ctx.uid != 0:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        fh = self._opened(self._with_room(os.dup, at.fd), at)
+        self._open[fh].unreadable = True
+        return fh
+
+    def _require_readable(self, fh: FileHandleT) -> None:
+        if self._open[fh].unreadable:
+            raise FUSEError(errno.EACCES)
 
     # -- going out ---------------------------------------------------------------------------------
 

@@ -26,8 +26,14 @@ class Data(Core):
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
         """Open the real file as the caller: its permissions and ACLs decide, at this moment."""
         at = await self._enter(inode, ctx)
-        fd = self._open_to_execute(at) if flags & linux.FMODE_EXEC else self._reopen(at, reopen_flags(flags))
-        return FileInfo(fh=self._opened(fd, at), keep_cache=False)
+        try:
+            fd = self._open_to_execute(at) if flags & linux.FMODE_EXEC else self._reopen(at, reopen_flags(flags))
+        except PermissionError:
+            if flags & os.O_ACCMODE != os.O_RDONLY:
+                raise
+            # What others have in memory is not for this one.
+            return FileInfo(fh=self._open_to_look(at, ctx), keep_cache=False, direct_io=True)
+        return FileInfo(fh=self._opened(fd, at), keep_cache=False, direct_io=self.ganesha)
 
     def _reopen(self, at: Entered, flags: int) -> int:
         at.assume()
@@ -50,6 +56,8 @@ class Data(Core):
     @answers
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
         """Up to `size` bytes from `off`: at once if they are in memory, else in a thread."""
+        self._require_readable(fh)
+        self._check_again(fh, os.R_OK)
         buffer = bytearray(size)
         try:
             count = os.preadv(fh, [buffer], off, linux.RWF_NOWAIT)
@@ -61,9 +69,23 @@ class Data(Core):
         del buffer[count:]
         return cast("bytes", buffer)  # pyfuse3 takes any buffer; a copy would be waste
 
+    def _check_again(self, fh: FileHandleT, mode: int) -> None:
+        """nfs-ganesha keeps files open for minutes on behalf of clients that have none open: permission is asked anew.
+
+        Raises:
+            FUSEError: EACCES; never for the owner, who may have created it so (RFC 1813 §4.4).
+        """
+        if not self.ganesha:
+            return
+        who = self._open[fh].credentials
+        linux.assume(who)
+        if not linux.may_access(fh, mode) and os.fstat(fh).st_uid != who.uid:
+            raise FUSEError(errno.EACCES)
+
     @answers
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
         """Write through to the real file, as the one who opened it (setuid bits go, quota counts)."""
+        self._check_again(fh, os.W_OK)
         linux.assume(self._open[fh].credentials)
         return os.pwrite(fh, buf, off)
 

@@ -54,7 +54,10 @@ class Directories(Names):
         at = await (self._enter(inode, ctx) if sought is None else self._let_kernel_in(inode))
         at.assume()
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-        fh = self._opened(self._with_room(os.open, f"/proc/self/fd/{at.fd}", flags), at)
+        try:
+            fh = self._opened(self._with_room(os.open, f"/proc/self/fd/{at.fd}", flags), at)
+        except PermissionError:
+            return self._open_to_look(at, ctx)
         self._open[fh].sought = sought
         return fh
 
@@ -69,6 +72,7 @@ class Directories(Names):
         if fh == _TOP:
             self._read_top(start_id, token, ctx)
             return
+        self._require_readable(fh)
         directory = self._open[fh]
         if directory.sought is not None:
             self._tell_name(directory, directory.sought, start_id, token, ctx)

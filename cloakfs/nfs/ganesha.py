@@ -629,7 +629,7 @@ class Ganesha:
                 complete = "Reread exports complete" in self._log(at)
         # The complaints come after that line.
         await trio.sleep(_POLL_SECONDS)
-        if not complete or _SERIOUS.search(self._log(at)):
+        if not complete or self._serious(at):
             complaint = self._complaint(at)
             if self.pid is not None and list(exports) != before:
                 self._write(self._render(before))
@@ -653,10 +653,14 @@ class Ganesha:
         except FileNotFoundError:
             return ""
 
+    def _serious(self, start: int) -> list[str]:
+        found = [found[1] for line in self._log(start).splitlines() if (found := _SERIOUS.search(line))]
+        # Of a mount that has just died it says so at every request, and when it lets go of it.
+        return [said for said in found if "to ERR_FSAL_" not in said and "Error closing file" not in said]
+
     def _complaint(self, start: int) -> str:
         """The first thing that the server itself calls serious, in one line."""
-        serious = [found[1] for line in self._log(start).splitlines() if (found := _SERIOUS.search(line))]
-        for said in serious:
+        for said in self._serious(start):
             if not _HARMLESS.search(said):
                 return said.strip()
         try:

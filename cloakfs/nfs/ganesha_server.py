@@ -35,9 +35,12 @@ class GaneshaServer:
         self._mounts = mounts
         if self._ganesha.pid is None:
             return  # `check` starts it again
-        await self._ganesha.reload(exports_of(mounts, self._ids))
-        if renewed:
-            await self._ganesha.refresh([mount.path for mount in renewed])
+        exports = exports_of(mounts, self._ids)
+        # It holds on to the root of an export: what is new there must be seen to go and to come.
+        paths = {mount.path for mount in renewed}
+        if paths:
+            await self._ganesha.reload([export for export in exports if export.path not in paths])
+        await self._ganesha.reload(exports)
 
     async def check(self) -> str | None:
         """See `Server.check`."""
