@@ -439,27 +439,6 @@ class Ganesha:
                 self._bind(export)
             await self._apply(exports, text)
 
-    async def refresh(self, paths: Iterable[str]) -> None:
-        """What is mounted at these paths was replaced: let go of the old mounts and take the new ones.
-
-        For a moment in between, requests for these exports fail. Clients of the others do not notice.
-
-        Raises:
-            ServerError: there is no cloakfs mount at one of them; its exports are not served until there is.
-        """
-        async with self._one_change:
-            wanted = set(paths)
-            exports = list(self._exports.values())
-            replaced = [export for export in exports if export.path in wanted]
-            if not replaced:
-                return
-            for export in replaced:
-                _require_cloakfs(export.path)
-            await self._apply([export for export in exports if export.path not in wanted])
-            for export in replaced:
-                self._bind(export)
-            await self._apply(exports)
-
     async def stop(self) -> None:
         """End the server and let go of the mounts; at once if it does not end by itself in time."""
         process, self._process = self._process, None
@@ -472,12 +451,6 @@ class Ganesha:
                 await process.wait()
         self._exports = {}
         self._clear_room()
-
-    async def wait(self) -> int:
-        """Wait until the server ended by itself (or by `stop`); its exit status, negative for a signal."""
-        if self._process is None:
-            raise RuntimeError("not started")
-        return await self._process.wait()
 
     # -- the process itself ------------------------------------------------------------------------
 
