@@ -36,12 +36,16 @@ class Asker(NamedTuple):
         if attrs.uid == self.who.uid:
             uid = self.client_uid
         elif uid == self.client_uid and self.client_uid:
-            uid = MAX_ID
+            uid = _other_than(uid)
         if attrs.gid == self.who.gid:
             gid = self.client_gid
         elif gid == self.client_gid and self.client_uid:
-            gid = MAX_ID
+            gid = _other_than(gid)
         return uid, gid
+
+
+def _other_than(client_id: int) -> int:
+    return MAX_ID if client_id != MAX_ID else MAX_ID - 1
 
 
 # Views must not keep state per failure for ever; after this many distinct causes they stop telling new ones.

@@ -45,13 +45,13 @@ def export_options(mount: Mount) -> str:
 
 def _root_words(options: Options) -> list[str]:
     if options.policy is None and not options.views:
-        like = _another_like_root(options)
+        like = another_like_root(options)
         if like is not None:
             return ["root_squash", f"anonuid={like}", "anongid=0"]
     return ["no_root_squash"]
 
 
-def _another_like_root(options: Options) -> int | None:
+def another_like_root(options: Options) -> int | None:
     """A client uid that is what client root is, apart from root itself; None if there is none, or root is root."""
     uids = [definition for definition in options.range_map if definition.kind == "uid"]
     ids = IdMap(uids, nobody=options.anonuid, squash=options.squash)
@@ -60,7 +60,7 @@ def _another_like_root(options: Options) -> int | None:
         return None
     # Whatever holds for a client id begins to hold at 1, at nobody, or where a definition begins or ends.
     borders = {border for d in uids for border in (d.rm_low, d.rm_low + 1, d.rm_high + 1)}
-    candidates = [DEFAULT_NOBODY, 1, *sorted(borders)]
+    candidates = [DEFAULT_NOBODY, options.anonuid, 1, *sorted(borders)]
     return next((uid for uid in candidates if 0 < uid < 2**32 - 1 and ids.forward(uid) == root), None)
 
 
