@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import click
@@ -54,7 +54,10 @@ class _Service:
         Raises:
             OSError: one cannot be read.
         """
-        return _read_plan(self.paths, self.server, self.root)
+        made = _read_plan(self.paths, self.server, self.root)
+        if self.server == "knfsd":
+            return replace(made, warnings=(*made.warnings, *knfsd.remarks(made.mounts)))
+        return made
 
     @property
     def state_dir(self) -> str:

@@ -11,7 +11,7 @@ import trio
 
 from ..exports import Options
 from ..mapping import DEFAULT_NOBODY, IdMap
-from .plan import Mount
+from .plan import Mount, Remark
 from .rpc import null_call
 from .server import ServerError, run
 
@@ -72,6 +72,31 @@ def _fsid(mount: Mount) -> uuid.UUID:
 def render(mounts: Iterable[Mount]) -> str:
     """The text of exports(5) that says the same as the commands by which `Knfsd` tells the server."""
     return "".join(f"{mount.path} {mount.client}({export_options(mount)})\n" for mount in mounts)
+
+
+def remarks(mounts: Iterable[Mount]) -> list[Remark]:
+    """What the configuration of this machine's server (nfs.conf(5)) means for some of the mounts."""
+    if not _manages_gids():
+        return []
+    return [
+        Remark(
+            mount.location,
+            "mountd's manage-gids is on: the kernel looks groups up by the client's uid, which is somebody else's here; "
+            "set it to n in /etc/nfs.conf while ids are mapped (groups are the database's in any case)",
+        )
+        for mount in mounts
+        if mount.options.range_map or mount.options.policy
+    ]
+
+
+def _manages_gids() -> bool:
+    try:
+        said = subprocess.run(
+            ["/usr/sbin/nfsconf", "--get", "mountd", "manage-gids"], capture_output=True, text=True, check=False
+        ).stdout
+    except OSError:
+        return False
+    return said.strip().lower() in ("y", "yes", "1", "true", "t", "on")
 
 
 class Knfsd:

@@ -3,10 +3,12 @@
 import errno
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from tests.agents import User, names
+from tests.mount.conftest import run
 from tests.nfs.knfsd.fixtures import VERSIONS, NfsHost, Share, sh
 
 UID, GID = 6000, 6000
@@ -61,5 +63,9 @@ def test_twenty_groups(
         for version in VERSIONS:
             place = mount_nfs(tree, version, "noac", "nosharecache")
             assert entered(user(UID, GID), place) == list(GIDS), version
+        # Where they are not, it would look up somebody else.
+        Path("/tmp/mapped.exports").write_text("/tmp *(range_map = uid 1000 map 2000)\n")
+        assert "manage-gids is on" in run("export", "plan", "/tmp/mapped.exports").stderr
     finally:
         nfs_host.restart_mountd()
+    assert "manage-gids" not in run("export", "plan", "/tmp/mapped.exports").stderr
