@@ -81,7 +81,7 @@ def remarks(mounts: Iterable[Mount]) -> list[Remark]:
     return [
         Remark(
             mount.location,
-            "mountd's manage-gids is on: the kernel looks groups up by the client's uid, which is somebody else's here; "
+            "mountd's manage-gids is on: groups are looked up by the client's uid, which is somebody else's here; "
             "set it to n in /etc/nfs.conf while ids are mapped (groups are the database's in any case)",
         )
         for mount in mounts
