@@ -116,7 +116,7 @@ def _service(given: dict[str, Any]) -> _Service:
     return _Service(
         paths,
         cast("ServerKind", given["server"]),
-        os.path.abspath(given["root"]),
+        os.path.realpath(given["root"]),
         tuple(int(version) for version in protocols.split(",")),
         given["port"],
         given["bind"],

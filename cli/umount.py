@@ -2,12 +2,11 @@
 
 import errno
 import os
-import re
 import select
 
 import click
 
-from cloakfs import linux
+from cloakfs import linux, mounts
 from cloakfs.mounted import mounted
 from cloakfs.mountpoint import KINDS
 
@@ -22,7 +21,7 @@ def umount(mountpoint: str, *, lazy: bool) -> None:
 
     Exit status: 0 unmounted and the daemon has ended (with --lazy: detached), 1 it is busy or no cloakfs mount.
     """
-    there = _mountpoints()
+    there = {path for path, kind in mounts.by_path().items() if kind in KINDS}
     # By the letters first: a mount that does not answer would not answer lstat(2) either.
     mountpoint = os.path.abspath(mountpoint)
     if mountpoint not in there:
@@ -42,15 +41,3 @@ def umount(mountpoint: str, *, lazy: bool) -> None:
         fail(f"{mountpoint}: {exc.strerror}{hint}", 1)
     if process is not None and not lazy and not select.select([process], [], [], 30)[0]:
         fail(f"{mountpoint}: unmounted, but its daemon is still there after 30 s", 1)
-
-
-def _mountpoints() -> set[str]:
-    """The mount points of all cloakfs mounts, from proc_pid_mounts(5)."""
-    with open("/proc/self/mounts", "rb") as mounts:
-        lines = [line.split() for line in mounts]
-    # White space and backslashes are octal escapes there, all other bytes are themselves.
-    return {
-        os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), line[1]))
-        for line in lines
-        if os.fsdecode(line[2]) in KINDS
-    }

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from . import linux
+from . import linux, mounts
 from .index import Index
 
 log = logging.getLogger(__name__)
@@ -99,18 +99,6 @@ class Object:
         self.open_files: list[int] | None = None
 
 
-def _mounts() -> dict[int, tuple[str, str]]:
-    """Mount id -> (mount point, file-system type), from proc_pid_mountinfo(5)."""
-    mounts = {}
-    with open("/proc/self/mountinfo", "rb") as file:
-        for line in file:
-            fields, _, rest = line.partition(b" - ")
-            words = fields.split()
-            path = words[4].decode("unicode_escape").encode("latin-1")
-            mounts[int(words[0])] = (os.fsdecode(path), rest.split()[0].decode())
-    return mounts
-
-
 class Nodes:
     """All objects of one tree that the kernel may ask about.
 
@@ -144,7 +132,7 @@ class Nodes:
         self.root = Object(ROOT, handle, filesystem)
         self._remember(self.root)
         self._keep(self.root, fd)
-        for mount_id, (path, _) in _mounts().items():
+        for mount_id, (path, _) in mounts.by_id().items():
             if path.startswith(source.rstrip("/") + "/") and mount_id not in self._by_mount:
                 self._meet_mount_at(path)
 
@@ -175,7 +163,7 @@ class Nodes:
             return next(int(line.split()[1]) for line in info if line.startswith("mnt_id:"))
 
     def _new_filesystem(self, mount_id: int, fd: int) -> Filesystem:
-        path, kind = _mounts().get(mount_id, (os.readlink(f"/proc/self/fd/{fd}"), "unknown"))
+        path, kind = mounts.by_id().get(mount_id, (os.readlink(f"/proc/self/fd/{fd}"), "unknown"))
         inside = os.path.relpath(path, self._source) if path.startswith(self._source.rstrip("/") + "/") else "."
         # What tells a file system from another mounted at the same place later, where it is stable.
         fsid = os.fstatvfs(fd).f_fsid if kind in ("ext2", "ext3", "ext4", "btrfs") else 0

@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 
 import trio
 
-from .. import linux
+from .. import linux, mounts
 from ..mountpoint import KINDS
 from .rpc import MOUNT, NFS, RPCBIND, null_call
 from .server import ServerError
@@ -266,24 +266,13 @@ def _clients(text: str) -> list[str] | None:
 # -- the machine -----------------------------------------------------------------------------------
 
 
-def _mounts() -> dict[str, str]:
-    """Mount point -> file-system type of what is mounted there on top, from proc_pid_mountinfo(5)."""
-    found = {}
-    with open("/proc/self/mountinfo", "rb") as file:
-        for line in file:
-            fields, _, rest = line.partition(b" - ")
-            path = fields.split()[4].decode("unicode_escape").encode("latin-1")
-            found[os.fsdecode(path)] = rest.split()[0].decode()
-    return found
-
-
 def _require_cloakfs(path: str) -> None:
     """Raise ServerError unless a living cloakfs mount is what is at `path`: anything else is never exported."""
-    mounts = _mounts()
+    there = mounts.by_path()
     at = path.rstrip("/")
-    while at and at not in mounts:
+    while at and at not in there:
         at = os.path.dirname(at).rstrip("/")
-    if mounts.get(at or "/") not in KINDS:
+    if there.get(at or "/") not in KINDS:
         raise ServerError(f"{path}: no cloakfs mount, so it is not exported (cloakfs mount)")
     try:
         os.stat(path)
@@ -655,7 +644,7 @@ class Ganesha:
     def _rooms(self) -> set[int]:
         """Export ids for which something is mounted."""
         prefix = f"{self._room}/"
-        return {int(path[len(prefix) :]) for path in _mounts() if re.fullmatch(rf"{re.escape(prefix)}\d+", path)}
+        return {int(path[len(prefix) :]) for path in mounts.by_path() if re.fullmatch(rf"{re.escape(prefix)}\d+", path)}
 
     def _make_room(self) -> None:
         self._clear_room()
@@ -666,7 +655,7 @@ class Ganesha:
     def _clear_room(self) -> None:
         for export_id in self._rooms():
             linux.umount(self._room_of(export_id), linux.MNT_DETACH)
-        while self._room in _mounts():
+        while self._room in mounts.by_path():
             linux.umount(self._room, linux.MNT_DETACH)
 
     def _bind(self, export: GaneshaExport) -> None:

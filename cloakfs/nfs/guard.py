@@ -17,9 +17,10 @@ from typing import Any
 
 import trio
 
+from .. import mounts
 from ..exports import Export, Options, format_exports, format_options
 from ..mounted import Mounted, mounted
-from ..mountpoint import detach
+from ..mountpoint import KINDS, detach
 from .plan import Mount, Plan
 from .server import Server, ServerError
 
@@ -34,6 +35,7 @@ Clients are not cut off by that but before, when nothing is exported any more. B
 """
 
 _MOUNTS_AT_ONCE = 4
+_MOST_LAYERS = 10  # of mounts at one place
 _RETRY_SECONDS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 # What a daemon takes over when it is told to reload; anything else needs a new mount.
@@ -189,14 +191,27 @@ class Guard:
         os.replace(file.name, self._entry_file(mount))
 
     async def _clear(self, path: str) -> None:
-        """Take off what an earlier guard left at `path`, which may not answer."""
+        """Take off what an earlier guard left at `path`, which may not answer.
+
+        Raises:
+            ServerError: something else is mounted there.
+        """
         daemon = mounted().get(path)
-        await trio.to_thread.run_sync(detach, path)
+        for _ in range(_MOST_LAYERS):
+            kind = mounts.by_path().get(path)
+            if kind is None:
+                break
+            if kind not in KINDS:
+                raise ServerError(f"{path}: another file system ({kind}) is mounted there; umount it, or use --root")
+            await trio.to_thread.run_sync(detach, path)
         if daemon is not None:
             await _end_process(daemon.pid)
 
     async def _unmount(self, mount: Mount) -> None:
-        await self._clear(mount.path)
+        try:
+            await self._clear(mount.path)
+        except ServerError as exc:
+            log.error("%s", exc)  # noqa: TRY400  (one line)
         with contextlib.suppress(OSError):
             os.unlink(self._entry_file(mount))
         if mount.path in self._made:

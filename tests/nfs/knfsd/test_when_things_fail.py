@@ -198,6 +198,14 @@ def test_up_twice(share: Callable[..., Share]) -> None:
     assert done.returncode == 1
     assert "is served already" in done.stderr
     assert run("export", "status", "--name", "other").returncode == 1
+    # What is not ours is not taken off.
+    os.makedirs("/srv/other/tree-always")
+    sh("mount", "-t", "tmpfs", "precious", "/srv/other/tree-always")
+    done = run("export", "up", EXPORTS, "--name", "other", "--root", "/srv/other")
+    assert done.returncode == 1
+    assert "/srv/other/tree-always: another file system (tmpfs) is mounted there" in done.stderr
+    assert is_mounted("/srv/other/tree-always")
+    sh("umount", "/srv/other/tree-always")
     assert run("export", "status").returncode == 0
 
 
