@@ -106,9 +106,11 @@ class Tests:
 
     def __init__(self, config: pytest.Config, ids: Sequence[str]) -> None:
         self._config = config
+        passed = [f"{name}={value}" for name, value in os.environ.items() if name.startswith("CLOAKFS_NFS_")]
         arguments = ["-p", "no:cacheprovider", "--timeout=200", *(os.path.join(ROOT, i) for i in ids)]
         self._guest = Guest(
-            f"cd {shlex.quote(ROOT)} && {shlex.quote(sys.executable)} -m pytest -q {shlex.join(arguments)}\n"
+            f"cd {shlex.quote(ROOT)} && {shlex.join(['env', *passed, sys.executable])} -m pytest -q"
+            f" {shlex.join(arguments)}\n"
         )
         self._at = 0
 
