@@ -148,8 +148,8 @@ class Guard:
                 nursery.start_soon(add, mount)
         if failures:
             for mount in mounts:
-                if self._watched.pop(mount.name, None):
-                    await self._unmount(mount)
+                self._watched.pop(mount.name, None)
+                await self._unmount(mount)
             raise ServerError(failures[0])
 
     async def _mount(self, mount: Mount) -> Watched:

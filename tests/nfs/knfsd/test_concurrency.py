@@ -119,7 +119,7 @@ def work_at_once(jobs: Sequence[tuple[User, str, Sequence[str]]], count: int, *,
     done = threading.Event()
 
     def keep_forgetting() -> None:
-        while not done.wait(0.5):
+        while not done.wait(2):
             drop_caches()
 
     each = count // len(jobs)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cloakfs.mounted import mounted
 from tests.agents import User
-from tests.nfs.knfsd.fixtures import VERSIONS, Share, drop_caches, sh
+from tests.nfs.knfsd.fixtures import VERSIONS, Share, drop_caches, nfs_mounted, sh
 
 FILES = 1000
 ANN = 1000
@@ -42,7 +42,6 @@ def requests(tree: Share) -> Counter[str]:
 
 def test_ls_l_of_a_thousand_files(
     share: Callable[..., Share],
-    mount_nfs: Callable[..., str],
     user: Callable[..., User],
     record_property: Callable[[str, object], None],
 ) -> None:
@@ -65,8 +64,8 @@ def test_ls_l_of_a_thousand_files(
                 best = []
                 for _ in range(ROUNDS):
                     drop_caches()
-                    place = mount_nfs(tree, version, "nosharecache")
-                    best.append(ann.do(listed, place))
+                    with nfs_mounted(tree, version, "nosharecache") as place:
+                        best.append(ann.do(listed, place))
                 times[name] = min(best)
                 if tree is direct:
                     continue
@@ -81,8 +80,6 @@ def test_ls_l_of_a_thousand_files(
                 # Names and attributes come in large batches.
                 assert asked["readdir"] <= FILES * ROUNDS / 15
     finally:
-        for place in [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines() if f":{bare} " in line]:
-            sh("umount", place)
         sh("exportfs", "-u", f"*:{bare}")
         sh("exportfs", "-f")
         time.sleep(1)

@@ -196,6 +196,7 @@ def test_locks(site: Site, mount_nfs: Callable[..., str], client_host: str, user
         other.do(lock, fd, fcntl.LOCK_EX)
         assert site.ann.error(lock, mine, fcntl.LOCK_EX) in (errno.EAGAIN, errno.EACCES)
         other.do(lock, fd, fcntl.LOCK_UN)
+        other.do(os.close, fd)
 
 
 def test_acls(site: Site) -> None:

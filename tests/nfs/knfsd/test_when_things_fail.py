@@ -137,28 +137,6 @@ def test_a_mount_cannot_be_made_again(
     tree.expect_errors = True
 
 
-def test_the_server_is_stopped(
-    share: Callable[..., Share], mount_nfs: Callable[..., str], user: Callable[..., User]
-) -> None:
-    """By somebody else, with everything it exported: it is started again, and clients go on."""
-    tree = share("rw", prepare)
-    places = [mount_nfs(tree, version) for version in VERSIONS]
-    sh("rpc.nfsd", "0")
-    sh("exportfs", "-ua")
-    deadline = time.monotonic() + 60
-    while Path("/proc/fs/nfsd/threads").read_text() == "0\n":
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    # Clients of version 4 have ninety seconds to claim their locks again, in which nobody gets new ones.
-    Path("/proc/fs/nfsd/v4_end_grace").write_text("Y")
-    for place in places:
-        while user(BOB).error(Path(place, "new").write_text, "x"):
-            assert time.monotonic() < deadline
-            time.sleep(0.5)
-    log = Path(f"{RUN_DIR}/export-default.log").read_text()
-    assert "had no threads any more; started again" in log
-
-
 def test_a_broken_configuration_changes_nothing(
     share: Callable[..., Share], mount_nfs: Callable[..., str], user: Callable[..., User]
 ) -> None:
@@ -240,6 +218,31 @@ def test_down_with_busy_clients(
     for bob, fd, _ in busy:
         bob.error(os.close, fd)
         bob.do(os.chdir, "/")
+
+
+def test_the_server_is_stopped(
+    share: Callable[..., Share], mount_nfs: Callable[..., str], user: Callable[..., User]
+) -> None:
+    """By somebody else, with everything it exported: it is started again, and clients go on.
+
+    The last of those with this server, which afterwards has the kernel's lease time of 90 s.
+    """
+    tree = share("rw", prepare)
+    places = [mount_nfs(tree, version) for version in VERSIONS]
+    sh("rpc.nfsd", "0")
+    sh("exportfs", "-ua")
+    deadline = time.monotonic() + 60
+    while Path("/proc/fs/nfsd/threads").read_text() == "0\n":
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    # Clients of version 4 have ninety seconds to claim their locks again, in which nobody gets new ones.
+    Path("/proc/fs/nfsd/v4_end_grace").write_text("Y")
+    for place in places:
+        while user(BOB).error(Path(place, "new").write_text, "x"):
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+    log = Path(f"{RUN_DIR}/export-default.log").read_text()
+    assert "had no threads any more; started again" in log
 
 
 # -- a machine on which no server runs yet --------------------------------------------------------
