@@ -199,7 +199,9 @@ def _export_block(export: GaneshaExport, versions: str) -> str:
         lines.append(f"Access_Type = {access};")
     else:
         lines.append("Access_Type = None;")
-        lines.append(f"CLIENT {{ Clients = {', '.join(clients)}; Access_Type = {access}; }}")
+        # Without Protocols, a reload complains of those that are not served, and is then taken for failed.
+        who = f"Clients = {', '.join(clients)}; Access_Type = {access}; Protocols = {versions};"
+        lines.append(f"CLIENT {{ {who} }}")
     return _block("EXPORT", lines)
 
 

@@ -193,6 +193,12 @@ def _warnings(entry: Export, server: ServerKind) -> list[str]:
                 "nor where NFSv4 delegations are on (sysctl fs.leases-enable=0); a mount per user with nosharecache, "
                 "or a fixed view per client, can"
             )
+    if server == "knfsd" and options.views:
+        said.append(
+            "the kernel checks by the caller's own id, so that only root and a view's own identity can use it, and a "
+            "client shows all of its users the views that one of them has listed; all_squash,anonuid=,anongid= or "
+            "--server ganesha serve whoever calls"
+        )
     if server == "ganesha":
         if any("-" in item for item in options.views):
             said.append(
@@ -205,9 +211,10 @@ def _warnings(entry: Export, server: ServerKind) -> list[str]:
 
 
 def _has_one_user(options: Options) -> bool:
-    """Do all but one of a client's uids mean nobody?"""
+    """Does whoever means somebody mean the same one?"""
     uids = [definition for definition in options.range_map if definition.kind == "uid"]
-    return len(uids) == 1 and uids[0].rm_low == uids[0].rm_high
+    single = all(definition.action == "squash" or definition.rm_low == definition.rm_high for definition in uids)
+    return single and len({definition.lc_low for definition in uids}) == 1
 
 
 def _overlaps(mounts: Sequence[Mount]) -> list[Remark]:

@@ -23,6 +23,7 @@ import pytest
 
 from cloakfs import linux
 from cloakfs.mounted import RUN_DIR, STATE_DIR, mount_key, mounted
+from cloakfs.nfs.plan import mount_name
 from tests.mount.conftest import COMMAND, is_mounted
 from tests.mount.test_tables import CELLS, FIGURE_1, FILES, GIDS, GROUPS, MASKS, REVERSE, UIDS
 from tests.nfs import libnfs
@@ -30,6 +31,7 @@ from tests.nfs.wire import Refused, Wire
 
 VERSIONS = (3, 4)
 NAME = "test-ganesha"
+CLIENT = "127.0.0.0/8"
 STALE = 70
 REFUSED = (errno.EACCES, errno.EFAULT)  # libnfs tells EFAULT for every error of READ and WRITE by version 3
 PATIENCE = 30.0
@@ -99,13 +101,13 @@ class Site:
         self.tree = os.path.join(base, "tree")
         self.entries = os.path.join(base, "exports.d")
         self.root = os.path.join(base, "mounts")
-        self.name = self.tree.strip("/").replace("/", "-")
+        self.name = mount_name(self.tree, CLIENT)
         os.mkdir(self.tree)
         os.chmod(self.tree, 0o777)
         os.mkdir(self.entries)
 
     def write(self, options: str) -> None:
-        Path(self.entries, "x.exports").write_text(f"{self.tree} *(insecure,{options})\n")
+        Path(self.entries, "x.exports").write_text(f"{self.tree} {CLIENT}(insecure,{options})\n")
 
     def up(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return run("export", "up", self.entries, "--server", "ganesha", "--root", self.root, "--name", NAME, *arguments)
@@ -467,7 +469,7 @@ def lonely(network: None) -> Iterator[Site]:
     made = Site(base)
     try:
         sh("ip", "link", "set", "lo", "up")
-        Path(made.entries, "x.exports").write_text(f"{made.tree} *(rw,all_squash,anonuid=3001,anongid=3101)\n")
+        Path(made.entries, "x.exports").write_text(f"{made.tree} {CLIENT}(rw,all_squash,anonuid=3001,anongid=3101)\n")
         Path(made.real("file")).write_text("content")
         yield made
     finally:

@@ -146,6 +146,7 @@ def test_ganesha_configuration(tmp_path: Path) -> None:
             "clients that match 10.0.0.0/8 may mount /srv/cloakfs/x, for *, just as well",
         ),
         ("/x 10.0.0.0/8(rw)\n/x 10.1.0.0/16(rw)\n", "clients that match 10.0.0.0/8 may mount"),
+        ("/x *(cloak_list = uid +000 0 -1,views = eve)\n", "by the caller's own id"),
     ],
 )
 def test_warnings(text: str, said: str) -> None:
@@ -159,8 +160,8 @@ def test_warnings(text: str, said: str) -> None:
         "/x *(rw,range_map = uid 0 9 map 0)\n",
         # One user on each client, or one identity for all.
         "/x *(cloak_list = uid +000 0 -1,range_map = uid 1000 map 2000)\n",
+        "/x *(cloak_list = uid +000 0 -1,range_map = uid 1000 map 2000 uid 0 squash 2000)\n",
         "/x *(cloak_list = uid +000 0 -1,all_squash)\n",
-        "/x *(cloak_list = uid +000 0 -1,views = eve)\n",
         "/x a(rw)\n/x b(rw)\n/x 10.0.0.0/8(rw)\n/x 2001:db8::/32(rw)\n",
     ],
 )
