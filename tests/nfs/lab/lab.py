@@ -70,7 +70,7 @@ class Guest:
             self._process = subprocess.Popen(
                 [_kernel() or "", f"mem={_MEMORY}", "quiet", "loglevel=1", "root=none", "rootfstype=hostfs",
                  "rootflags=/", "ro", f"init={init}", f"lab.out={self.out}", f"lab.modules={modules}",
-                 f"uml_dir={self.out}", "umid=guest", "con=null", "con0=null,fd:1"],
+                 f"lab.root={ROOT}", f"uml_dir={self.out}", "umid=guest", "con=null", "con0=null,fd:1"],
                 stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT, start_new_session=True,
                 env={**os.environ, "TMPDIR": memory},
             )  # fmt: skip
