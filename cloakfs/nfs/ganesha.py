@@ -10,8 +10,8 @@ Measured with nfs-ganesha 4.3 (Debian 12), read in its source where marked so:
 - **The way up.** Creating an export, FSAL_VFS looks up ".." at its root, and takes the file system it gets to into the
   export (read: check_filesystem, claim_posix_filesystems). From then on clients that make up a handle (file system id
   and inode 2) have the file system that the mount point lies on, as root. So what is exported is a bind mount below
-  `exports/`, an empty file system of its own that is all there is to find above; inode numbers and generations there
-  are random. It also means that nothing but a dead mount is left when somebody unmounts the original.
+  `exports/`, an empty file system of its own that is all there is to find above: a ramfs, which has no file handles. It
+  also means that nothing but a dead mount is left when somebody unmounts the original.
 - One mount for each view: file systems are what Ganesha can tell exports apart by. On a mount with several views a
   handle of one view is taken in the exports of the others, for whoever knows it.
 """
@@ -236,7 +236,8 @@ def _address(text: str) -> str:
 def _clients(text: str) -> list[str] | None:
     """exports(5)'s word for some machines in the words of ganesha.conf; None for everybody.
 
-    The two differ: 0.0.0.0 means IPv6, too, prefixes are of one or two digits, and a netmask is not known.
+    The two differ: 0.0.0.0 means everybody, prefixes have one digit or two, of which the first is not 0, and a netmask
+    is not known.
     """
     if text == "*":
         return None
@@ -250,6 +251,10 @@ def _clients(text: str) -> list[str] | None:
         except ValueError:
             raise ServerError(f"{text}: not an address or network that nfs-ganesha can be given") from None
         if network.prefixlen == network.max_prefixlen:
+            if network.network_address == ipaddress.ip_address("0.0.0.0"):
+                raise ServerError(
+                    f"{text}: no machine has this address, and nfs-ganesha would take it for every machine"
+                )
             return [str(network.network_address)]
         if network.prefixlen == 0:
             return [str(half) for half in network.subnets()]
@@ -257,7 +262,8 @@ def _clients(text: str) -> list[str] | None:
             raise ServerError(f"{text}: nfs-ganesha knows IPv6 networks up to /99 and single addresses")
         return [str(network)]
     if any(char in text for char in "*?["):
-        if not _WILDCARD.fullmatch(text):
+        # A word that begins with a question mark and has no other of these it takes for a host.
+        if not _WILDCARD.fullmatch(text) or not any(char in text[1:] for char in "*?[") and text[0] == "?":
             raise ServerError(f"{text}: nfs-ganesha cannot express this wildcard")
         return [text]
     if not _HOST.fullmatch(text):
@@ -447,6 +453,9 @@ class Ganesha:
 
     async def _spawn(self) -> None:
         path = self.state_dir
+        for left in ("blkid.tab", "blkid.tab.old"):  # loop devices have changed meanwhile
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(path, left))
         with open(os.path.join(path, "ganesha.out"), "wb") as out:
             self._process = await trio.lowlevel.open_process(
                 [
@@ -454,6 +463,8 @@ class Ganesha:
                     "-f", self._config, "-L", _log_of(path), "-p", os.path.join(path, "ganesha.pid"), "-N", "NIV_EVENT",
                 ],
                 stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd="/",
+                # Else it is shared with all other users of libblkid.
+                env={**os.environ, "BLKID_FILE": os.path.join(path, "blkid.tab")},
             )  # fmt: skip
         with trio.move_on_after(START_SECONDS):
             while self._process.poll() is None:
@@ -651,7 +662,7 @@ class Ganesha:
     def _make_room(self) -> None:
         self._clear_room()
         os.makedirs(self._room, mode=0o700, exist_ok=True)
-        linux.mount("cloakfs", self._room, "tmpfs", _FLAGS, "size=1m,mode=700")
+        linux.mount("cloakfs", self._room, "ramfs", _FLAGS, "mode=700")
         linux.mount("", self._room, "none", _MS_PRIVATE, "")
 
     def _clear_room(self) -> None:
