@@ -263,7 +263,7 @@ def _clients(text: str) -> list[str] | None:
         return [str(network)]
     if any(char in text for char in "*?["):
         # A word that begins with a question mark and has no other of these it takes for a host.
-        if not _WILDCARD.fullmatch(text) or not any(char in text[1:] for char in "*?[") and text[0] == "?":
+        if not _WILDCARD.fullmatch(text) or (not any(char in text[1:] for char in "*?[") and text[0] == "?"):
             raise ServerError(f"{text}: nfs-ganesha cannot express this wildcard")
         return [text]
     if not _HOST.fullmatch(text):
