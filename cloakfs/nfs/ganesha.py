@@ -10,8 +10,9 @@ Measured with nfs-ganesha 4.3 (Debian 12), read in its source where marked so:
 - **The way up.** Creating an export, FSAL_VFS looks up ".." at its root, and takes the file system it gets to into the
   export (read: check_filesystem, claim_posix_filesystems). From then on clients that make up a handle (file system id
   and inode 2) have the file system that the mount point lies on, as root. So what is exported is a bind mount below
-  `exports/`, an empty file system of its own that is all there is to find above: a ramfs, which has no file handles. It
-  also means that nothing but a dead mount is left when somebody unmounts the original.
+  `exports/`, an empty file system of its own that is all there is to find above. It is a ramfs, which has no file
+  handles: by those of a tmpfs, whoever knew one could go further up. It also means that nothing but a dead mount is
+  left when somebody unmounts the original.
 - One mount for each view: file systems are what Ganesha can tell exports apart by. On a mount with several views a
   handle of one view is taken in the exports of the others, for whoever knows it.
 """
@@ -262,8 +263,8 @@ def _clients(text: str) -> list[str] | None:
             raise ServerError(f"{text}: nfs-ganesha knows IPv6 networks up to /99 and single addresses")
         return [str(network)]
     if any(char in text for char in "*?["):
-        # A word that begins with a question mark and has no other of these it takes for a host.
-        if not _WILDCARD.fullmatch(text) or (not any(char in text[1:] for char in "*?[") and text[0] == "?"):
+        # A word with nothing but a question mark at its beginning it takes for a host.
+        if not _WILDCARD.fullmatch(text) or not any(char in text.removeprefix("?") for char in "*?["):
             raise ServerError(f"{text}: nfs-ganesha cannot express this wildcard")
         return [text]
     if not _HOST.fullmatch(text):
