@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,7 @@ import pytest
 from cli.export import _order
 from cloakfs.mounted import RUN_DIR, mount_key, mounted
 from cloakfs.nfs.plan import mount_name
-from tests.agents import User
-from tests.mount.conftest import COMMAND
+from tests.mount.conftest import COMMAND, user
 
 __all__ = ["client_host", "mount_nfs", "nfs_host", "service", "share", "user"]
 
@@ -219,19 +218,6 @@ def mount_nfs() -> Iterator[Callable[..., str]]:
     """Mounts a share as a client: mount_nfs(share, "4.2", "nosharecache") gives the mount point."""
     with contextlib.ExitStack() as stack:
         yield lambda *arguments, **more: stack.enter_context(nfs_mounted(*arguments, **more))
-
-
-@pytest.fixture
-def user() -> Iterator[Callable[..., User]]:
-    """Makes users: user(uid, gid, groups)."""
-    with contextlib.ExitStack() as stack:
-
-        def make(uid: int, gid: int | None = None, groups: Iterable[int] = ()) -> User:
-            made = User(uid, gid, groups)
-            stack.callback(made.close)
-            return made
-
-        yield make
 
 
 @pytest.fixture(scope="session")
