@@ -76,7 +76,7 @@ class GaneshaExport:
         clients: as in exports(5): `*`, a host, an address, a network, `@netgroup` or a wildcard.
         read_only: refuse whatever changes anything.
         security: flavours: none, sys, krb5, krb5i, krb5p.
-        filesystem_id: major and minor of the fsid that clients see (64 bits each), unique.
+        filesystem_id: major and minor of the fsid that clients see (63 bits each: the server refuses more), unique.
     """
 
     export_id: int
@@ -179,7 +179,7 @@ def _export_block(export: GaneshaExport, versions: str) -> str:
     if export.pseudo.strip("/") == "" or any(part in (".", "..") for part in export.pseudo.split("/")):
         raise ServerError(f"{export.pseudo}: NFSv4 clients need a name below / to mount")
     access = "RO" if export.read_only else "RW"
-    major, minor = (_number(part, "filesystem_id", 2**64 - 1, 0) for part in export.filesystem_id)
+    major, minor = (_number(part, "filesystem_id", 2**63 - 1, 0) for part in export.filesystem_id)
     lines = [
         f"Export_Id = {_number(export.export_id, 'export_id', 65535)};",
         f"Path = {_quoted(export.path)};",

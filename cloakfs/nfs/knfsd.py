@@ -58,9 +58,11 @@ def another_like_root(options: Options) -> int | None:
     root = ids.forward(0)
     if root == 0:
         return None
-    # Whatever holds for a client id begins to hold at 1, at nobody, or where a definition begins or ends.
+    # A run of client ids with one server id begins at 1, at nobody, or where a definition begins or ends. A map makes
+    # no runs, but may hit the same server id as another definition.
     borders = {border for d in uids for border in (d.rm_low, d.rm_low + 1, d.rm_high + 1)}
-    candidates = [DEFAULT_NOBODY, options.anonuid, 1, *sorted(borders)]
+    mapped = {d.rm_low + root - d.server_range(options.anonuid)[0] for d in uids}
+    candidates = [DEFAULT_NOBODY, options.anonuid, 1, *sorted(borders | mapped)]
     return next((uid for uid in candidates if 0 < uid < 2**32 - 1 and ids.forward(uid) == root), None)
 
 

@@ -215,7 +215,7 @@ def test_the_file_system_above_is_out_of_reach(scenario: Scenario, base: str, tr
 
 async def _odd_names(state_dir: str, paths: Sequence[str]) -> None:
     exports = [
-        replace(export, export_id=number, pseudo=f"/top/{name}", filesystem_id=(8, number))
+        replace(export, export_id=number, pseudo=f"/top/{name}", filesystem_id=(2**63 - 1, 2**63 - number))
         for export in exports_of(paths)
         for number, name in enumerate(NAMES, 1)
     ]

@@ -1,6 +1,6 @@
 """Where the kernel checks permissions with what is shown, it takes nobody for an owner who is none."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cloakfs.caller import Caller
@@ -43,6 +43,7 @@ def test_answers_that_cross_make_no_owner_but_of_what_is_shown_as_somebodys_else
                 assert table.forward(table.reverse(stored)) != stored
 
 
+@example([RangeDef("uid", 0, 1, "map", 2), RangeDef("uid", 1, 3, "map", 0)], 0, "root")  # 3, inside of the second
 @given(lists, ids, squashes)
 def test_who_stands_for_root_is_what_root_is(defs: list[RangeDef], nobody: int, squash: Squash) -> None:
     table = IdMap(defs, nobody=nobody, squash=squash)
