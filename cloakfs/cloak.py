@@ -14,6 +14,9 @@ from typing import NamedTuple
 
 from cloakfs.mapping import DEFAULT_NOBODY, NOBODY, FirstMatch, Kind, check_range, format_range
 
+# Trees have few kinds of files; what is remembered must have a bound all the same.
+_MOST_VERDICTS = 4096
+
 _MASK = re.compile(r"([+-])([0-7])([0-7])([0-7])")
 
 
@@ -116,7 +119,7 @@ class CloakList:
     if all of those (at most two) say so, and always to its owner.
     """
 
-    __slots__ = ("_gids", "_uids", "hides")
+    __slots__ = ("_gids", "_uids", "_verdicts", "hides")
 
     def __init__(
         self, defs: Sequence[CloakDef], *, nobody_uid: int = DEFAULT_NOBODY, nobody_gid: int = DEFAULT_NOBODY
@@ -125,6 +128,7 @@ class CloakList:
         """False if the list is empty and hides nothing from anybody."""
         self._uids = _Table(defs, "uid", nobody_uid)
         self._gids = _Table(defs, "gid", nobody_gid)
+        self._verdicts: dict[tuple[int, int, int], tuple[bool, bool]] = {}
 
     def selected(self, file_uid: int, file_gid: int) -> tuple[CloakDef, ...]:
         """Return the definitions, at most one of each kind, that judge a file of this owner and group."""
@@ -137,11 +141,23 @@ class CloakList:
         """
         if not self.hides or caller_uid == file_uid:
             return True
-        for definition in self.selected(file_uid, file_gid):
-            mask = definition.mask
-            if mask.hit(mode, file_gid in caller_gids) != mask.show:
-                return False
-        return True
+        in_group, outside = self.verdict(mode, file_uid, file_gid)
+        return in_group if file_gid in caller_gids else outside
+
+    def verdict(self, mode: int, file_uid: int, file_gid: int) -> tuple[bool, bool]:
+        """Return whether the file's group sees it, and whether everybody else does; its owner always does."""
+        key = (mode, file_uid, file_gid)
+        verdict = self._verdicts.get(key)
+        if verdict is None:
+            masks = [definition.mask for definition in self.selected(file_uid, file_gid)]
+            verdict = (
+                all(mask.hit(mode, True) == mask.show for mask in masks),
+                all(mask.hit(mode, False) == mask.show for mask in masks),
+            )
+            if len(self._verdicts) >= _MOST_VERDICTS:
+                self._verdicts.clear()
+            self._verdicts[key] = verdict
+        return verdict
 
     def judge(
         self, mode: int, file_uid: int, file_gid: int, caller_uid: int, caller_gids: Container[int]
@@ -170,11 +186,7 @@ class CloakList:
 
         As the owner always sees the file, that means: visible in its group and outside of it.
         """
-        return all(
-            d.mask.hit(mode, in_group) == d.mask.show
-            for d in self.selected(file_uid, file_gid)
-            for in_group in (True, False)
-        )
+        return all(self.verdict(mode, file_uid, file_gid))
 
 
 def shadowed(

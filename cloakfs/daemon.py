@@ -251,6 +251,7 @@ class _Daemon:
             await trio.sleep(_IDLE_SECONDS)
             self._filesystem.nodes.close_idle()
             linux.assume(linux.ROOT)
+            self._index.tidy()
             self._told.requests(self._filesystem.requests)
             try:
                 await trio.to_thread.run_sync(self._checkpoint)

@@ -1,7 +1,9 @@
 """Asks a view about an object and everything above it."""
 
+import errno
 import os
-from functools import partial
+from collections.abc import Callable
+from functools import lru_cache, partial
 
 from . import linux
 from .caller import Caller
@@ -9,13 +11,57 @@ from .nodes import Nodes, Object
 from .policy import Attrs
 from .view import View
 
-INSIDER = Caller(0, 0, frozenset({0}))
-"""The daemon itself, looking through its own mount. It is told by identity (`is`), not by its ids."""
+# So many identities are kept ready for use; clients choose theirs.
+_MOST_IDENTITIES = 1024
 
 
+@lru_cache(_MOST_IDENTITIES)
 def credentials(who: Caller) -> linux.Credentials:
     """What system calls for `who` (server ids) run as."""
     return linux.Credentials(who.uid, who.gid, tuple(sorted(who.groups - {who.gid})))
+
+
+class Subject:
+    """Whom a request is served as, in server ids. Groups are found out only where they matter: that is not cheap.
+
+    Args:
+        uid: of the caller to be.
+        gid: its primary group.
+        find: tells all of it; called once at most, while the request is being served.
+    """
+
+    __slots__ = ("_caller", "_find", "gid", "uid")
+
+    def __init__(self, uid: int, gid: int, find: Callable[[], Caller]) -> None:
+        self.uid = uid
+        self.gid = gid
+        self._find = find
+        self._caller: Caller | None = None
+
+    @property
+    def caller(self) -> Caller:
+        """With all groups, as policies want it."""
+        if self._caller is None:
+            self._caller = self._find()
+        return self._caller
+
+    def has_group(self, gid: int) -> bool:
+        """Is this one of the caller's groups?"""
+        return gid == self.gid or gid in self.caller.groups
+
+    def assume(self) -> None:
+        """Run what follows as this caller."""
+        linux.assume(credentials(self.caller))
+
+
+@lru_cache(_MOST_IDENTITIES)
+def subject(who: Caller) -> Subject:
+    """A caller that is known already."""
+    return Subject(who.uid, who.gid, lambda: who)
+
+
+INSIDER = Subject(0, 0, lambda: Caller(0, 0, frozenset({0})))
+"""The daemon itself, looking through its own mount. It is told by identity (`is`), not by its ids."""
 
 
 def _accessible(fd: int, who: Caller, mode: int) -> bool:
@@ -37,23 +83,66 @@ def attrs_of(name: bytes, info: os.stat_result, fd: int) -> Attrs:
     )
 
 
+def sees(view: View, who: Subject, name: bytes, info: os.stat_result, fd: int) -> bool:
+    """May `who` see, in a directory that it sees, what is called `name` there? `fd` refers to it."""
+    if not view.hides or who is INSIDER:
+        return True
+    cloak = view.cloak
+    if cloak is None:
+        return view.visible(who.caller, attrs_of(name, info, fd))
+    if who.uid == info.st_uid:
+        return True
+    in_group, outside = cloak.verdict(info.st_mode, info.st_uid, info.st_gid)
+    if in_group is outside:
+        return outside
+    return in_group if who.has_group(info.st_gid) else outside
+
+
+# File systems of this machine that decide by mode bits and POSIX ACLs alone, and on which a change shows in the ctime.
+_PLAIN_KINDS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs"})
+
+
+def everybody_may(bits: int, obj: Object, fd: int, info: os.stat_result) -> bool:
+    """May any caller whatsoever do `bits` (4 read, 1 search) with what `fd` refers to? False when in doubt."""
+    wanted = bits * 0o111
+    if info.st_mode & wanted != wanted or obj.filesystem.kind not in _PLAIN_KINDS:
+        return False
+    if obj.plain_at != info.st_ctime_ns:
+        try:
+            os.getxattr(f"/proc/self/fd/{fd}", "system.posix_acl_access")
+        except OSError as exc:
+            if exc.errno not in (errno.ENODATA, errno.EOPNOTSUPP):
+                return False
+            if not Nodes.is_settled(info):
+                return True
+            obj.plain_at = info.st_ctime_ns
+        else:
+            return False  # what the ACL says is not worth finding out
+    return True
+
+
 class Door:
     """Visibility by handle: of the object itself and of the directories above, as they are at this moment."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
 
-    def visible(self, view: View, who: Caller, obj: Object, info: os.stat_result) -> bool:
+    def visible(self, view: View, who: Subject, obj: Object, info: os.stat_result) -> bool:
         """May `who` see `obj`, whose present stat is `info`, by at least one of its known names?"""
         nodes = self._nodes
         if not view.hides or who is INSIDER:
             return True
         while obj is not nodes.root:
             fd = nodes.fd(obj)
-            above = [parent for parent, name in nodes.places(obj, info) if view.visible(who, attrs_of(name, info, fd))]
-            if len(above) != 1:  # hard links, which only files have
-                return any(self.visible(view, who, parent, self._stat(parent)) for parent in above)
-            obj = above[0]
+            if obj.checked == info.st_ctime_ns and obj.parent is not None and not obj.others:
+                if not sees(view, who, obj.name, info, fd):
+                    return False
+                obj = obj.parent
+            else:
+                above = [parent for parent, name in nodes.places(obj, info) if sees(view, who, name, info, fd)]
+                if len(above) != 1:  # hard links, which only files have
+                    return any(self.visible(view, who, parent, self._stat(parent)) for parent in above)
+                obj = above[0]
             info = self._stat(obj)
         return True
 

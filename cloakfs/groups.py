@@ -26,10 +26,18 @@ _THREADS = 4
 # Clients choose uids: what is remembered of them must have a bound.
 _MOST_KNOWN = 10_000
 _TELL_AGAIN_SECONDS = 60.0
+# Threads whose descriptors are kept, and lists of groups.
+_MOST_KEPT = 64
 
 
 class GroupSource(Protocol):
-    """Answers for one mount which supplementary groups a caller has."""
+    """Answers for one mount which supplementary groups a caller has.
+
+    Attributes:
+        by_user: `of_user` has to be asked.
+    """
+
+    by_user: bool
 
     def of_request(self, pid: int) -> frozenset[int]:
         """Client gids of the thread that made the request; they are mapped one by one."""
@@ -43,29 +51,59 @@ class ProcessGroups:
 
     The thread waits for its answer, so its id cannot be reused meanwhile. A caller in a foreign pid namespace
     (pid 0), or one that is gone, has no groups: when in doubt, less.
+
+    Descriptors of the last threads are kept: to read again costs half of opening anew. Such a descriptor never tells
+    of another thread that got the same id (ESRCH).
     """
+
+    by_user = False
+
+    def __init__(self) -> None:
+        self._kept: dict[int, int] = {}  # thread id -> descriptor
+        self._parsed: dict[bytes, frozenset[int]] = {}
 
     def of_request(self, pid: int) -> frozenset[int]:
         """See `GroupSource`."""
         if pid == 0:
             return frozenset()
-        linux.assume(linux.ROOT)  # /proc may be mounted with hidepid
         try:
-            fd = os.open(f"/proc/{pid}/status", os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return frozenset()
-        try:
-            status = os.read(fd, 1024)
-            start = status.find(b"\nGroups:")
-            while start >= 0 and b"\n" not in status[start + 1 :] and (more := os.read(fd, 65536)):
-                status += more  # somebody in a great many groups
+            line = self._line(self._kept[pid])
+        except KeyError:
+            line = None
         except ProcessLookupError:
-            return frozenset()
-        finally:
-            os.close(fd)
-        if start < 0:
-            return frozenset()
-        return frozenset(map(int, status[start + 8 : status.index(b"\n", start + 1)].split()))
+            os.close(self._kept.pop(pid))
+            line = None
+        if line is None:
+            try:
+                line = self._line(self._open(pid))
+            except (FileNotFoundError, ProcessLookupError):
+                return frozenset()
+        groups = self._parsed.get(line)
+        if groups is None:
+            if len(self._parsed) >= _MOST_KEPT:
+                self._parsed.clear()
+            groups = self._parsed[line] = frozenset(map(int, line.split()))
+        return groups
+
+    def _open(self, pid: int) -> int:
+        linux.assume(linux.ROOT)  # /proc may be mounted with hidepid
+        fd = os.open(f"/proc/{pid}/status", os.O_RDONLY | os.O_CLOEXEC)
+        if len(self._kept) >= _MOST_KEPT:
+            os.close(self._kept.pop(next(iter(self._kept))))
+        self._kept[pid] = fd
+        return fd
+
+    @staticmethod
+    def _line(fd: int) -> bytes:
+        status = os.pread(fd, 1024, 0)
+        start = status.find(b"\nGroups:") + 8
+        if start < 8:
+            return b""
+        end = status.find(b"\n", start)
+        while end < 0 and (more := os.pread(fd, 65536, len(status))):
+            status += more  # somebody in a great many groups
+            end = status.find(b"\n", start)
+        return status[start:end]
 
     async def of_user(self, server_uid: int) -> frozenset[int]:
         """No groups from here."""
@@ -74,6 +112,8 @@ class ProcessGroups:
 
 class FixedGroups:
     """The same client gids for every caller (possibly none)."""
+
+    by_user = False
 
     def __init__(self, gids: frozenset[int]) -> None:
         self._gids = gids
@@ -105,6 +145,8 @@ class DatabaseGroups:
     threads of its own, once for all requests that wait for the same uid. After `PATIENCE_SECONDS` they go on without
     groups: when in doubt, less. A uid that the database does not know has none, either.
     """
+
+    by_user = True
 
     def __init__(self) -> None:
         self._known: dict[int, _Answer] = {}

@@ -15,6 +15,9 @@ from contextlib import contextmanager
 
 log = logging.getLogger(__name__)
 
+# Deleted objects that are taken out of the database at once.
+_MANY = 1000
+
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS secret (key BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS filesystems (number INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT UNIQUE NOT NULL);
@@ -51,6 +54,7 @@ class Index:
             self._db.execute("INSERT INTO secret VALUES (?)", (secrets.token_bytes(32),))
         self.secret = self._secret()
         self._last = self._last_given()
+        self._removed: set[int] = set()
 
     def _secret(self) -> bytes:
         return bytes(self._db.execute("SELECT key FROM secret").fetchone()[0])
@@ -82,6 +86,7 @@ class Index:
 
     def close(self) -> None:
         """Write everything back into the one file."""
+        self.tidy()
         self._db.close()
 
     @contextmanager
@@ -123,26 +128,40 @@ class Index:
 
     def object(self, handle: bytes, parent: int, name: bytes) -> int:
         """The number of the object with this handle, which was just seen as `name` in `parent`."""
-        row = self._db.execute("SELECT number, parent, name FROM objects WHERE handle = ?", (handle,)).fetchone()
-        if row is None:
-            # Counted here: a number must not be given twice even if a transaction had to be undone.
-            self._last += 1
-            self._db.execute("INSERT INTO objects VALUES (?, ?, ?, ?)", (self._last, handle, parent, name))
-            return self._last
-        if (row[1], row[2]) != (parent, name):
-            self.moved(row[0], parent, name)
-        return int(row[0])
+        # Counted here: a number must not be given twice even if a transaction had to be undone.
+        self._last += 1
+        number, was_parent, was_name = self._db.execute(
+            "INSERT INTO objects VALUES (?, ?, ?, ?) ON CONFLICT (handle) DO UPDATE SET handle = handle "
+            "RETURNING number, parent, name",
+            (self._last, handle, parent, name),
+        ).fetchone()
+        if number != self._last:
+            self._last -= 1
+            self._removed.discard(number)
+            if (was_parent, was_name) != (parent, name):
+                self.moved(number, parent, name)
+        return int(number)
 
     def moved(self, number: int, parent: int, name: bytes) -> None:
         """The object is now called `name` in `parent`."""
         self._db.execute("UPDATE objects SET parent = ?, name = ? WHERE number = ?", (parent, name, number))
 
     def remove(self, number: int) -> None:
-        """The object was deleted; its number is not given again."""
+        """The object was deleted; its number is not given again. Done by `tidy`: until then it does no harm."""
+        self._removed.add(number)
+        if len(self._removed) >= _MANY:
+            self.tidy()
+
+    def tidy(self) -> None:
+        """Take out what was deleted."""
+        if not self._removed:
+            return
+        removed, self._removed = [(number,) for number in self._removed], set()
         try:
-            self._db.execute("DELETE FROM objects WHERE number = ?", (number,))
+            with contextlib.nullcontext() if self._db.in_transaction else self.batch():
+                self._db.executemany("DELETE FROM objects WHERE number = ?", removed)
         except sqlite3.Error as exc:
-            log.warning("%s: %s; a deleted file stays in it", self._path, exc)
+            log.warning("%s: %s; deleted files stay in it", self._path, exc)
 
     def checkpoint(self) -> None:
         """Move what the log holds into the database, from any thread; others go on meanwhile."""

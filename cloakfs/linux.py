@@ -10,6 +10,7 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 _T = TypeVar("_T")
@@ -68,7 +69,29 @@ class Credentials(NamedTuple):
 
 ROOT = Credentials(0, 0, ())
 
-_thread = threading.local()
+
+class _Thread(threading.local):
+    who: Credentials | None = None  # nobody known: a new thread begins as the one that made it
+
+
+_thread = _Thread()
+
+
+class _Arguments:
+    """A caller's ids, ready for the system calls."""
+
+    __slots__ = ("count", "gid", "groups", "proven", "uid")
+
+    def __init__(self, who: Credentials) -> None:
+        self.count = ctypes.c_long(len(who.groups))
+        self.groups = (ctypes.c_uint32 * len(who.groups))(*who.groups)
+        self.gid = ctypes.c_uint32(who.gid)
+        self.uid = ctypes.c_uint32(who.uid)
+        self.proven = False
+
+
+_arguments = lru_cache(1024)(_Arguments)  # clients choose ids: there must be a bound
+_SETGROUPS, _SETFSUID, _SETFSGID = _NR["setgroups"], _NR["setfsuid"], _NR["setfsgid"]
 
 
 def assume(who: Credentials) -> None:
@@ -80,19 +103,23 @@ def assume(who: Credentials) -> None:
     Raises:
         PermissionError: the kernel refused one of the ids (for example, one not mapped in a user namespace).
     """
-    if getattr(_thread, "who", None) == who:
+    before = _thread.who
+    if before is who or before == who:
         return
     _thread.who = None
-    n = len(who.groups)
-    _check(_syscall(_NR["setgroups"], ctypes.c_long(n), (ctypes.c_uint32 * n)(*who.groups)))
-    _syscall(_NR["setfsgid"], ctypes.c_uint32(who.gid))
-    _syscall(_NR["setfsuid"], ctypes.c_uint32(who.uid))
-    # setfsuid(2) reports no errors: it has to be asked what is in force now.
-    if (
-        _syscall(_NR["setfsuid"], _INVALID) & 0xFFFFFFFF != who.uid
-        or _syscall(_NR["setfsgid"], _INVALID) & 0xFFFFFFFF != who.gid
-    ):
-        raise PermissionError(errno.EPERM, f"cannot act as {who.uid}:{who.gid}")
+    ready = _arguments(who)
+    if before is None or before.groups != who.groups:
+        _check(_syscall(_SETGROUPS, ready.count, ready.groups))
+    _syscall(_SETFSGID, ready.gid)
+    _syscall(_SETFSUID, ready.uid)
+    if not ready.proven:
+        # setfsuid(2) reports no errors: it has to be asked what is in force now. What worked once works again.
+        if (
+            _syscall(_SETFSUID, _INVALID) & 0xFFFFFFFF != who.uid
+            or _syscall(_SETFSGID, _INVALID) & 0xFFFFFFFF != who.gid
+        ):
+            raise PermissionError(errno.EPERM, f"cannot act as {who.uid}:{who.gid}")
+        ready.proven = True
     _thread.who = who
 
 

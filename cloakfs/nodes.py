@@ -80,8 +80,8 @@ class Object:
     """One object of the real tree, as long as the kernel knows it or something below it."""
 
     __slots__ = (
-        "checked", "fd", "filesystem", "handle", "lookups", "name", "number", "open_files", "others", "parent",
-        "pins", "used",
+        "checked", "fd", "filesystem", "generation", "handle", "inode", "lookups", "name", "number", "open_files",
+        "others", "parent", "pins", "plain_at", "used",
     )  # fmt: skip
 
     def __init__(self, number: int, handle: bytes, filesystem: Filesystem) -> None:
@@ -94,7 +94,10 @@ class Object:
         self.name = b""
         self.others: list[tuple[Object, bytes]] | None = None  # further names of a hard link
         self.checked = 0  # the ctime at which `parent` and `name` were true
+        self.plain_at = 0  # the ctime at which it had no ACL
         self.fd = -1
+        self.inode: tuple[int, int] | None = None  # st_dev and st_ino, as long as `fd` holds them
+        self.generation = (0, 0)  # nodeid and its generation, the last that was asked for
         self.used = False
         self.open_files: list[int] | None = None
 
@@ -120,6 +123,7 @@ class Nodes:
         self._by_mount: dict[int, Filesystem] = {}
         self._by_number: dict[int, Filesystem] = {}
         self._open: dict[int, Object] = {}  # least recently used first
+        self._by_inode: dict[tuple[int, int], Object] = {}  # of those in `_open`
         self._inside: set[tuple[int, int]] = set()  # directories seen below the root, good for a moment
         self._inside_until = 0.0
         self._transient = _TRANSIENT | int.from_bytes(os.urandom(5), "little")
@@ -205,10 +209,12 @@ class Nodes:
         """The 32 bits that make a file handle unguessable and tell the object from a later one."""
         if nodeid == ROOT:
             return 0  # the kernel's own choice for the root of a mount
-        digest = hashlib.blake2b(
-            nodeid.to_bytes(8, "little") + obj.handle, key=self._index.secret, digest_size=4
-        ).digest()
-        return int.from_bytes(digest, "little")
+        if obj.generation[0] != nodeid:
+            digest = hashlib.blake2b(
+                nodeid.to_bytes(8, "little") + obj.handle, key=self._index.secret, digest_size=4
+            ).digest()
+            obj.generation = nodeid, int.from_bytes(digest, "little")
+        return obj.generation[1]
 
     def get(self, nodeid: int) -> Object:
         """The object that a nodeid names.
@@ -249,11 +255,11 @@ class Nodes:
 
         Takes `fd` over, also when it raises.
         """
-        linux.assume(linux.ROOT)
         try:
             handle, filesystem = self._identify(fd, parent)
             obj = self._by_handle.get(handle)
             if obj is None:
+                linux.assume(linux.ROOT)
                 if filesystem.has_handles:
                     number = self._index.object(handle, parent.number if parent is not None else 0, name)
                 else:
@@ -271,6 +277,16 @@ class Nodes:
             self._keep(obj, fd)
         else:
             os.close(fd)
+        return obj
+
+    def at_place(self, parent: Object, name: bytes, info: os.stat_result) -> Object | None:
+        """The object with this stat, if it is known to be what is called `name` in `parent`.
+
+        Its descriptor tells: as long as that is open, no other object gets the inode number.
+        """
+        obj = self._by_inode.get((info.st_dev, info.st_ino))
+        if obj is None or obj.parent is not parent or obj.name != name:
+            return None
         return obj
 
     def _identify(self, fd: int, parent: Object | None) -> tuple[bytes, Filesystem]:
@@ -306,7 +322,6 @@ class Nodes:
                 return
             self._by_handle.pop(obj.handle, None)
             if obj.fd >= 0 and obj.number < _TRANSIENT and os.fstat(obj.fd).st_nlink == 0:
-                linux.assume(linux.ROOT)
                 self._index.remove(obj.number)
             self._close(obj)
             for parent, _ in obj.others or ():
@@ -391,8 +406,13 @@ class Nodes:
             if self._is_at(info, parent, name):
                 yield parent, name
 
+    @staticmethod
+    def is_settled(info: os.stat_result) -> bool:
+        """Would any further change show in another ctime?"""
+        return time.time_ns() - info.st_ctime_ns > _TICK_NS
+
     def _checked(self, obj: Object, info: os.stat_result) -> None:
-        if time.time_ns() - info.st_ctime_ns > _TICK_NS:
+        if self.is_settled(info):
             obj.checked = info.st_ctime_ns
 
     def _is_at(self, info: os.stat_result, parent: Object, name: bytes) -> bool:
@@ -535,6 +555,8 @@ class Nodes:
         obj.fd = fd
         obj.used = True
         self._open[obj.number] = obj
+        obj.inode = self._id(os.fstat(fd))
+        self._by_inode[obj.inode] = obj
         if len(self._open) > self._max_fds:
             self._close_oldest(self._max_fds // 8)
 
@@ -563,6 +585,9 @@ class Nodes:
             os.close(obj.fd)
             obj.fd = -1
             self._open.pop(obj.number, None)
+            if obj.inode is not None and self._by_inode.get(obj.inode) is obj:  # a bind mount may show it twice
+                del self._by_inode[obj.inode]
+            obj.inode = None
 
     def close_idle(self) -> None:
         """Close descriptors not used since the last call: a deleted file's space is free only then.

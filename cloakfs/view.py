@@ -18,6 +18,7 @@ from .policy import Attrs, Policy, is_built_in
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+_Ids = tuple[int, int]  # uid and gid
 
 
 class Asker(NamedTuple):
@@ -25,19 +26,20 @@ class Asker(NamedTuple):
 
     client_uid: int
     client_gid: int
-    who: Caller
+    server_uid: int
+    server_gid: int
 
-    def recognise(self, attrs: Attrs, uid: int, gid: int) -> tuple[int, int]:
+    def recognise(self, stored_uid: int, stored_gid: int, uid: int, gid: int) -> tuple[int, int]:
         """The owner and group to show instead of `uid` and `gid`, so that the kernel knows the owner as we do.
 
         Several client ids may stand for one server id (squash), and one, nobody, for many. What is the asker's is
         shown under its own id; what is not, never is. (The kernel lets root in by other means.)
         """
-        if attrs.uid == self.who.uid:
+        if stored_uid == self.server_uid:
             uid = self.client_uid
         elif uid == self.client_uid and self.client_uid:
             uid = _other_than(uid)
-        if attrs.gid == self.who.gid:
+        if stored_gid == self.server_gid:
             gid = self.client_gid
         elif gid == self.client_gid and self.client_uid:
             gid = _other_than(gid)
@@ -50,6 +52,8 @@ def _other_than(client_id: int) -> int:
 
 # Views must not keep state per failure for ever; after this many distinct causes they stop telling new ones.
 _MAX_CAUSES = 1000
+# Clients choose ids: what is remembered of them must have a bound.
+_MOST_KNOWN = 10_000
 
 
 class View:
@@ -67,8 +71,14 @@ class View:
         self._entrants = entrants
         self._told: set[tuple[str, type[BaseException], int]] = set()
         # The built-in show() only maps ids; saying so saves an object per answer. A plug-in that shows may fail.
-        self._plain_show = is_built_in(policy, "show") and is_built_in(policy, "client_id")
-        self.hides = policy.hides or not self._plain_show
+        self.plain_show = is_built_in(policy, "show") and is_built_in(policy, "client_id")
+        self.hides = policy.hides or not self.plain_show
+        self.cloak = policy.cloak if is_built_in(policy, "visible") and self.plain_show else None
+        """What decides alone who sees what, if it does: nobody else has to be asked."""
+        self.plain_forward = is_built_in(policy, "forward")
+        """Is the identity of a caller its ids, each mapped for itself?"""
+        self._shown: dict[_Ids, _Ids] = {}
+        self._forwarded: dict[_Ids, _Ids] = {}
 
     def admits(self, client_uid: int) -> bool:
         """May a process with this (client) uid enter? Anybody may enter a caller view (their own)."""
@@ -88,6 +98,15 @@ class View:
             return self.fixed
         return self._ask("forward", None, lambda: _checked_caller(self.policy.forward(caller)), caller)
 
+    def server_ids(self, uid: int, gid: int) -> tuple[int, int]:
+        """What `identify` makes of a caller's uid and primary gid, where `plain_forward` holds."""
+        key = (uid, gid)
+        ids = self._forwarded.get(key)
+        if ids is None:
+            who = self.policy.forward(Caller(uid, gid, frozenset({gid})))
+            ids = _remember(self._forwarded, key, (who.uid, who.gid))
+        return ids
+
     def visible(self, who: Caller, attrs: Attrs) -> bool:
         """May `who` (server ids) know of this object? (Of its directories, the door asks separately.)
 
@@ -97,7 +116,7 @@ class View:
             return True
         if not self._ask("visible", False, lambda: bool(self.policy.visible(who, attrs)), who, attrs):
             return False
-        return self._plain_show or self.show(attrs) is not None
+        return self.plain_show or self.show(attrs) is not None
 
     def show(self, attrs: Attrs) -> tuple[int, int, int, int] | None:
         """(mode, uid, gid, nlink) as the client's world sees them; None when the policy failed: hide it.
@@ -106,14 +125,22 @@ class View:
         of an object is not the policy's to change.
         """
         nlink = 1 if self.hides and stat.S_ISDIR(attrs.mode) else attrs.nlink
-        if self._plain_show:
-            client_id = self.policy.client_id
-            return attrs.mode, client_id("uid", attrs.uid), client_id("gid", attrs.gid), nlink
+        if self.plain_show:
+            return attrs.mode, *self.client_ids(attrs.uid, attrs.gid), nlink
         shown = self._ask("show", None, lambda: _checked_show(self.policy.show(attrs)), attrs)
         if shown is None:
             return None
         mode, uid, gid = shown
         return stat.S_IFMT(attrs.mode) | stat.S_IMODE(mode), uid, gid, nlink
+
+    def client_ids(self, uid: int, gid: int) -> tuple[int, int]:
+        """Owner and group as `show` shows them, where `plain_show` holds."""
+        key = (uid, gid)
+        ids = self._shown.get(key)
+        if ids is None:
+            client_id = self.policy.client_id
+            ids = _remember(self._shown, key, (client_id("uid", uid), client_id("gid", gid)))
+        return ids
 
     def server_id(self, kind: Kind, client_id: int) -> int | None:
         """The server id for a client id that is to be stored; None: refuse with EINVAL."""
@@ -163,6 +190,15 @@ class View:
                 name = self.policy.options.policy or type(self.policy).__name__
                 log.exception("policy %s: %s%r failed: hidden", name, what, args)
             return otherwise
+
+
+def _remember(
+    known: dict[tuple[int, int], tuple[int, int]], key: tuple[int, int], ids: tuple[int, int]
+) -> tuple[int, int]:
+    if len(known) >= _MOST_KNOWN:
+        known.clear()
+    known[key] = ids
+    return ids
 
 
 def _checked_id(answer: object) -> int:

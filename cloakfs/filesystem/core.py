@@ -10,6 +10,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
 import pyfuse3
@@ -18,7 +19,7 @@ from pyfuse3 import EntryAttributes, FileHandleT, FUSEError, InodeT, RequestCont
 
 from .. import linux
 from ..caller import Caller
-from ..door import INSIDER, Door, attrs_of, credentials
+from ..door import INSIDER, Door, Subject, attrs_of, credentials, everybody_may, sees, subject
 from ..groups import GroupSource
 from ..nodes import ROOT, Nodes, Object, Stale
 from ..view import Asker, View
@@ -88,7 +89,7 @@ class Entered(NamedTuple):
 
     number: int
     view: View
-    who: Caller
+    who: Subject
     obj: Object
     fd: int
     info: os.stat_result
@@ -96,18 +97,19 @@ class Entered(NamedTuple):
 
     def assume(self) -> None:
         """Run what follows as the caller."""
-        linux.assume(credentials(self.who))
+        self.who.assume()
 
 
 class OpenFile:
     """A file or directory that a client has open; its number is the descriptor's."""
 
-    __slots__ = ("cookie", "credentials", "is_directory", "number", "obj", "pending", "sought", "unreadable")
+    __slots__ = ("cookie", "is_directory", "number", "obj", "opener", "pending", "sought", "uid", "unreadable")
 
-    def __init__(self, at: Entered) -> None:
+    def __init__(self, at: Entered, opener: linux.Credentials | None = None) -> None:
         self.obj = at.obj
         self.number = at.number  # of the view, which a reload may replace
-        self.credentials = credentials(at.who)
+        self.uid = at.who.uid
+        self.opener = opener  # as whom to go on, where that matters
         self.unreadable = False  # opened to be looked at alone
         self.is_directory = stat.S_ISDIR(at.info.st_mode)
         # Directories: where `pending`, the entries read ahead, begin.
@@ -185,20 +187,26 @@ class Core(pyfuse3.Operations):
             raise Stale
         return number, view
 
-    async def _who(self, view: View, ctx: RequestContext) -> Caller:
+    async def _who(self, view: View, ctx: RequestContext) -> Subject:
         """The identity a request is served as; EACCES at the gate of a fixed view."""
         if ctx.pid in self._insiders:
             return INSIDER
         if not view.admits(ctx.uid):
             raise FUSEError(errno.EACCES)
         if view.fixed is not None:
-            return view.fixed
-        client = Caller(ctx.uid, ctx.gid, self.groups.of_request(ctx.pid) | {ctx.gid})
-        who = view.identify(client)
+            return subject(view.fixed)
+        identify = partial(self._identify, view, ctx.uid, ctx.gid, ctx.pid)
+        if view.plain_forward and not self.groups.by_user:
+            return Subject(*view.server_ids(ctx.uid, ctx.gid), identify)
+        who = identify()
+        more = await self.groups.of_user(who.uid)
+        return subject(who._replace(groups=who.groups | more) if more else who)
+
+    def _identify(self, view: View, uid: int, gid: int, pid: int) -> Caller:
+        who = view.identify(Caller(uid, gid, self.groups.of_request(pid) | {gid}))
         if who is None:
             raise FUSEError(errno.ENOENT)
-        more = await self.groups.of_user(who.uid)
-        return who._replace(groups=who.groups | more) if more else who
+        return who
 
     async def _enter(self, inode: InodeT, ctx: RequestContext, *, or_open: bool = False) -> Entered:
         """Let a request by nodeid in; with `or_open` also into a hidden file that this identity has open.
@@ -217,9 +225,9 @@ class Core(pyfuse3.Operations):
             raise Stale
         return Entered(number, view, who, obj, self.nodes.fd(obj), info, self._asker(view, who, ctx))
 
-    def _asker(self, view: View, who: Caller, ctx: RequestContext) -> Asker | None:
+    def _asker(self, view: View, who: Subject, ctx: RequestContext) -> Asker | None:
         if self.knfsd and view.fixed is None and who is not INSIDER:
-            return Asker(ctx.uid, ctx.gid, who)
+            return Asker(ctx.uid, ctx.gid, who.uid, who.gid)
         return None
 
     async def _let_kernel_in(self, inode: InodeT) -> Entered:
@@ -229,10 +237,10 @@ class Core(pyfuse3.Operations):
         fd = self.nodes.fd(obj)
         return Entered(number, view, INSIDER, obj, fd, os.fstat(fd))
 
-    def _has_open(self, who: Caller, obj: Object) -> bool:
+    def _has_open(self, who: Subject, obj: Object) -> bool:
         """Did `who` open this file while it was visible? (Directories do not count: nothing is read from them.)"""
         opened = (self._open[fd] for fd in obj.open_files or ())
-        return any(not file.is_directory and file.credentials.uid == who.uid for file in opened)
+        return any(not file.is_directory and file.uid == who.uid for file in opened)
 
     def _find(self, at: Entered, name: bytes) -> tuple[int, os.stat_result]:
         """Open (O_PATH) and stat what is called `name` in the directory, as the caller.
@@ -244,7 +252,7 @@ class Core(pyfuse3.Operations):
         fd = self._with_room(os.open, name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at.fd)
         try:
             info = os.fstat(fd)
-            if at.who is INSIDER or at.view.visible(at.who, attrs_of(name, info, fd)):
+            if sees(at.view, at.who, name, info, fd):
                 return fd, info
             if stat.S_ISDIR(info.st_mode):
                 self._repair(self.nodes.known(fd, at.obj))
@@ -252,6 +260,24 @@ class Core(pyfuse3.Operations):
             os.close(fd)
             raise
         os.close(fd)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+    def _known_at(self, at: Entered, name: bytes) -> tuple[Object, os.stat_result] | None:
+        """What is called `name` in the directory, with its stat, if the kernel knows it already; None: it may not.
+
+        Raises:
+            FileNotFoundError: there is nothing, or nothing for this caller.
+        """
+        if not everybody_may(os.X_OK, at.obj, at.fd, at.info):
+            at.assume()
+        info = os.stat(name, dir_fd=at.fd, follow_symlinks=False)
+        obj = self.nodes.at_place(at.obj, name, info)
+        if obj is None:
+            return None
+        if sees(at.view, at.who, name, info, obj.fd):
+            return obj, info
+        if stat.S_ISDIR(info.st_mode):
+            self._repair(obj)
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
     def _require_visible(self, at: Entered, name: bytes) -> None:
@@ -268,7 +294,7 @@ class Core(pyfuse3.Operations):
         except OSError:
             return False
         try:
-            return not at.view.visible(at.who, attrs_of(name, os.fstat(fd), fd))
+            return not sees(at.view, at.who, name, os.fstat(fd), fd)
         finally:
             os.close(fd)
 
@@ -303,7 +329,7 @@ class Core(pyfuse3.Operations):
         """
         if not self.ganesha or ctx.uid != 0:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        fh = self._opened(self._with_room(os.dup, at.fd), at)
+        fh = self._opened(self._with_room(os.dup, at.fd), at, as_opener=True)
         self._open[fh].unreadable = True
         return fh
 
@@ -328,19 +354,25 @@ class Core(pyfuse3.Operations):
         Raises:
             Stale: the policy failed to say.
         """
-        attrs = attrs_of(name, info, fd)
-        shown = view.show(attrs)
-        if shown is None:
-            raise Stale
+        if view.plain_show:
+            uid, gid = view.client_ids(info.st_uid, info.st_gid)
+            mode, nlink = info.st_mode, info.st_nlink
+            if view.hides and stat.S_ISDIR(mode):
+                nlink = 1
+        else:
+            shown = view.show(attrs_of(name, info, fd))
+            if shown is None:
+                raise Stale
+            mode, uid, gid, nlink = shown
+        if asker is not None:
+            uid, gid = asker.recognise(info.st_uid, info.st_gid, uid, gid)
         entry = EntryAttributes()
         nodeid = self.nodes.nodeid(number, obj)
         entry.st_ino = InodeT(nodeid)
         entry.generation = self.nodes.generation(nodeid, obj)
         # Kernel caches are shared by all callers of a mount: nothing may be remembered (docs/design.md).
         entry.entry_timeout = entry.attr_timeout = 0
-        entry.st_mode, entry.st_uid, entry.st_gid, entry.st_nlink = shown
-        if asker is not None:
-            entry.st_uid, entry.st_gid = asker.recognise(attrs, entry.st_uid, entry.st_gid)
+        entry.st_mode, entry.st_uid, entry.st_gid, entry.st_nlink = mode, uid, gid, nlink
         entry.st_rdev = info.st_rdev
         entry.st_size = info.st_size
         entry.st_blksize = info.st_blksize
@@ -367,8 +399,9 @@ class Core(pyfuse3.Operations):
 
     # -- what is open ------------------------------------------------------------------------------
 
-    def _opened(self, fd: int, at: Entered) -> FileHandleT:
-        self._open[fd] = OpenFile(at)
+    def _opened(self, fd: int, at: Entered, *, as_opener: bool = False) -> FileHandleT:
+        """Keep `fd` for a client; `as_opener` says that what follows is done as who opened it."""
+        self._open[fd] = OpenFile(at, credentials(at.who.caller) if as_opener else None)
         self.nodes.opened(at.obj, fd)
         return FileHandleT(fd)
 

@@ -2,12 +2,14 @@
 
 import errno
 import os
+import stat
 from typing import cast
 
 import trio
 from pyfuse3 import FileHandleT, FileInfo, FlagT, FUSEError, InodeT, RequestContext
 
 from .. import linux
+from ..door import everybody_may
 from .core import Core, Entered, answers
 
 # The kernel has dealt with these; O_DIRECT would ask for aligned buffers, which requests do not have.
@@ -33,10 +35,13 @@ class Data(Core):
                 raise
             # What others have in memory is not for this one.
             return FileInfo(fh=self._open_to_look(at, ctx), keep_cache=False, direct_io=True)
-        return FileInfo(fh=self._opened(fd, at), keep_cache=False, direct_io=self.ganesha)
+        as_opener = self.ganesha or flags & os.O_ACCMODE != os.O_RDONLY
+        return FileInfo(fh=self._opened(fd, at, as_opener=as_opener), keep_cache=False, direct_io=self.ganesha)
 
     def _reopen(self, at: Entered, flags: int) -> int:
-        at.assume()
+        only_reads = not flags & (os.O_ACCMODE | os.O_TRUNC | os.O_NOATIME) and stat.S_ISREG(at.info.st_mode)
+        if not (only_reads and everybody_may(os.R_OK, at.obj, at.fd, at.info)):
+            at.assume()
         try:
             return self._with_room(os.open, f"/proc/self/fd/{at.fd}", flags)
         except PermissionError:
@@ -77,7 +82,8 @@ class Data(Core):
         """
         if not self.ganesha:
             return
-        who = self._open[fh].credentials
+        who = self._open[fh].opener
+        assert who is not None
         linux.assume(who)
         if not linux.may_access(fh, mode) and os.fstat(fh).st_uid != who.uid:
             raise FUSEError(errno.EACCES)
@@ -86,7 +92,9 @@ class Data(Core):
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
         """Write through to the real file, as the one who opened it (setuid bits go, quota counts)."""
         self._check_again(fh, os.W_OK)
-        linux.assume(self._open[fh].credentials)
+        opener = self._open[fh].opener
+        assert opener is not None
+        linux.assume(opener)
         return os.pwrite(fh, buf, off)
 
     @answers

@@ -9,8 +9,8 @@ import trio
 from pyfuse3 import EntryAttributes, FileHandleT, InodeT, ReaddirToken, RequestContext
 
 from .. import linux
-from ..door import INSIDER, attrs_of
-from ..nodes import Stale
+from ..door import sees
+from ..nodes import Object, Stale
 from .core import Entered, OpenFile, answers
 from .names import Names
 
@@ -139,6 +139,10 @@ class Directories(Names):
         # The right to list is enough for names; attributes are asked for again before anybody gets them.
         linux.assume(linux.ROOT)
         try:
+            info = os.stat(name, dir_fd=at.fd, follow_symlinks=False)
+            obj = self.nodes.at_place(at.obj, name, info)
+            if obj is not None:
+                return self._shown(at, name, obj, info) if sees(at.view, at.who, name, info, obj.fd) else None
             fd = self._with_room(os.open, name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at.fd)
         except OSError as exc:
             if exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
@@ -146,13 +150,15 @@ class Directories(Names):
             return None
         try:
             info = os.fstat(fd)
-            if at.who is not INSIDER and not at.view.visible(at.who, attrs_of(name, info, fd)):
+            if not sees(at.view, at.who, name, info, fd):
                 os.close(fd)
                 return None
         except BaseException:
             os.close(fd)
             raise
-        obj = self.nodes.resolve(fd, at.obj, name)
+        return self._shown(at, name, self.nodes.resolve(fd, at.obj, name), info)
+
+    def _shown(self, at: Entered, name: bytes, obj: Object, info: os.stat_result) -> EntryAttributes | None:
         try:
             return self._attributes(at.number, at.view, obj, name, self.nodes.fd(obj), info, at.asker)
         except Stale:

@@ -32,13 +32,20 @@ class Names(Core):
                 at = await self._let_kernel_in(parent_inode)
             else:
                 at = await self._enter(parent_inode, ctx)
-            fd, info = self._find(at, name)
+            known = self._known_at(at, name)
+            if known is None:
+                fd, info = self._find(at, name)
         except FileNotFoundError:
             raise  # not there, or hidden: `_find` has seen to that
         except (OSError, FUSEError):
             self._repair_entry(parent_inode, name)
             raise
-        return self._hand_out(at, name, fd, info)
+        if known is None:
+            return self._hand_out(at, name, fd, info)
+        obj, info = known
+        entry = self._attributes(at.number, at.view, obj, name, obj.fd, info, at.asker)
+        obj.lookups += 1
+        return entry
 
     async def _lookup_view(self, name: bytes, ctx: RequestContext) -> EntryAttributes:
         if name in (b".", b".."):
@@ -111,7 +118,7 @@ class Names(Core):
         if at.view.hides and at.who is not INSIDER:
             gid = at.info.st_gid if at.info.st_mode & stat.S_ISGID else at.who.gid
             new = Attrs(name.decode("utf-8", "surrogateescape"), mode & ~ctx.umask, at.who.uid, gid)
-            if not at.view.visible(at.who, new) and not self._exists(at, name):
+            if not at.view.visible(at.who.caller, new) and not self._exists(at, name):
                 raise FUSEError(errno.EACCES)
         at.assume()
         os.umask(ctx.umask)
@@ -185,7 +192,8 @@ class Names(Core):
             os.close(fd)
             raise
         obj = self.nodes.get(entry.st_ino)
-        return FileInfo(fh=self._opened(fd, at._replace(obj=obj)), keep_cache=False), entry
+        fh = self._opened(fd, at._replace(obj=obj), as_opener=True)
+        return FileInfo(fh=fh, keep_cache=False), entry
 
     @answers
     async def link(

@@ -3,19 +3,16 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cloakfs.caller import Caller
 from cloakfs.exports import Options
 from cloakfs.mapping import MAX_ID, IdMap, RangeDef, Squash
 from cloakfs.nfs.knfsd import another_like_root
-from cloakfs.policy import Attrs
 from cloakfs.view import Asker
 from tests.property.test_mapping_laws import IDS, ids, lists, squashes
 
 
 def shown(table: IdMap, client: int, stored: int) -> int:
     """The owner that the client's user `client` is shown for a file of the server's user `stored`."""
-    who = Caller(table.forward(client), 0, frozenset())
-    uid, _ = Asker(client, 0, who).recognise(Attrs("f", 0o100600, stored, 1), table.reverse(stored), 1)
+    uid, _ = Asker(client, 0, table.forward(client), 0).recognise(stored, 1, table.reverse(stored), 1)
     return uid
 
 
