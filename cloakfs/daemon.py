@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import pyfuse3
 import trio
 
-from . import linux, mountpoint
+from . import linux, loop, mountpoint
 from .exports import ExportsError, Options
 from .filesystem import Filesystem
 from .groups import group_source
@@ -235,7 +235,7 @@ class _Daemon:
 
     async def _answer_requests(self) -> None:
         try:
-            await pyfuse3.main()
+            await loop.serve(stock=self._settings.words.stock_loop)
         except* ConnectionAbortedError:
             # The session ended while a request was being read: of that the kernel says ECONNABORTED, and pyfuse3 takes
             # only ENODEV for the end. There is nobody left to answer.

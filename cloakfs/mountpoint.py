@@ -48,6 +48,7 @@ class MountWords:
         default_permissions: let the kernel check the mode bits that are shown, too.
         knfsd: the kernel's NFS server will export the mount; implies default_permissions.
         ganesha: nfs-ganesha will: the mount gets an identity that outlives it.
+        stock_loop: answer with pyfuse3's own session loop, for comparison.
         dev_refused: `dev` was asked for without `default_permissions`, and is not in `flags`.
     """
 
@@ -55,6 +56,7 @@ class MountWords:
     default_permissions: bool
     knfsd: bool = False
     ganesha: bool = False
+    stock_loop: bool = False
     dev_refused: bool = False
 
 
@@ -65,7 +67,7 @@ def split_words(text: str) -> tuple[MountWords, str]:
         those words, and the rest with every remaining word in its old column.
     """
     names = {"nosuid", "nodev"}
-    default_permissions = knfsd = ganesha = False
+    default_permissions = knfsd = ganesha = stock_loop = False
     rest = list(text)
     for start, end in _items(text):
         word = text[start:end].strip()
@@ -80,6 +82,8 @@ def split_words(text: str) -> tuple[MountWords, str]:
             default_permissions = knfsd = True
         elif word == "ganesha":
             ganesha = True
+        elif word == "stock_loop":
+            stock_loop = True
         elif not (word in _IGNORED or word.startswith(("x-", "X-", "comment="))):
             continue
         comma = end if end < len(text) else start - 1
@@ -98,7 +102,7 @@ def split_words(text: str) -> tuple[MountWords, str]:
     flags = 0
     for name in names:
         flags |= _FLAGS[name]
-    return MountWords(flags, default_permissions, knfsd, ganesha, dev_refused), left
+    return MountWords(flags, default_permissions, knfsd, ganesha, stock_loop, dev_refused), left
 
 
 def _items(text: str) -> Iterator[tuple[int, int]]:
