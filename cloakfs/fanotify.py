@@ -1,0 +1,143 @@
+"""fanotify(7): what others change on a whole file system, told by file handles and names.
+
+A thin binding, like `linux`. There is none to be had that fits: pyfanotify 0.3 (PyPI) runs a process of its own, wants
+an unlimited queue, does not know FAN_REPORT_TARGET_FID, and turns handles into paths.
+"""
+
+import ctypes
+import errno
+import os
+import struct
+from collections.abc import Callable
+from typing import NamedTuple
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_fanotify_init: Callable[..., int] = _libc.fanotify_init
+_fanotify_mark: Callable[..., int] = _libc.fanotify_mark
+_fstatfs: Callable[..., int] = _libc.fstatfs
+
+# fanotify_init(2)
+FAN_CLOEXEC = 0x1
+FAN_NONBLOCK = 0x2
+FAN_CLASS_NOTIF = 0
+FAN_REPORT_FID = 0x200
+FAN_REPORT_DIR_FID = 0x400
+FAN_REPORT_NAME = 0x800
+FAN_REPORT_TARGET_FID = 0x1000  # Linux 5.17: also whom a create, delete or move is about
+FAN_REPORT_DFID_NAME_FID = FAN_REPORT_DIR_FID | FAN_REPORT_NAME | FAN_REPORT_FID  # Linux 5.9
+FAN_REPORT_DFID_NAME_TARGET = FAN_REPORT_DFID_NAME_FID | FAN_REPORT_TARGET_FID
+
+# fanotify_mark(2)
+FAN_MARK_ADD = 0x1
+FAN_MARK_FILESYSTEM = 0x100
+_AT_FDCWD = -100
+
+# Events.
+FAN_ACCESS = 0x1
+FAN_MODIFY = 0x2
+FAN_ATTRIB = 0x4
+FAN_CLOSE_WRITE = 0x8
+FAN_MOVED_FROM = 0x40
+FAN_MOVED_TO = 0x80
+FAN_CREATE = 0x100
+FAN_DELETE = 0x200
+FAN_Q_OVERFLOW = 0x4000
+FAN_ONDIR = 0x40000000
+
+_VERSION = 3
+_FID, _DFID_NAME, _DFID = 1, 2, 3  # FAN_EVENT_INFO_TYPE_*
+
+# struct fanotify_event_metadata: event_len, mask, pid.
+_metadata = struct.Struct("=I4xQ4xi")
+# struct fanotify_event_info_fid, as far as the handle's type: info_type, len, fsid, handle_bytes.
+_info = struct.Struct("=BxHQI")
+_FRESH_STATFS = bytes(256)  # struct statfs has 120 bytes where a long has 64 bits
+_statfs = struct.Struct("@l48xQ")
+
+
+class Event(NamedTuple):
+    """What happened, as one record of the kernel's tells it.
+
+    Attributes:
+        mask: FAN_… bits; several, if the same process did more with the same name before anybody read it.
+        fsid: the file system's, as in `os.fstatvfs`.
+        directory: handle of the directory in which it happened, as from `linux.name_to_handle`; b"" if not told.
+        name: in that directory; b"." if it happened to the directory itself, b"" if not told.
+        target: handle of the object that it happened to, which the name leads, or led, to; b"" if not told.
+    """
+
+    mask: int
+    fsid: int
+    directory: bytes
+    name: bytes
+    target: bytes
+
+
+def _check(result: int) -> int:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
+
+
+def init(flags: int) -> int:
+    """A new group of marks, as a descriptor that events are read from (fanotify_init(2))."""
+    return _check(_fanotify_init(ctypes.c_uint(flags), ctypes.c_uint(os.O_RDONLY)))
+
+
+def mark(group: int, flags: int, mask: int, fd: int) -> None:
+    """Ask for the events of `mask` on what `fd` (O_PATH will do) refers to (fanotify_mark(2)).
+
+    Raises:
+        OSError: ENODEV or EOPNOTSUPP if the file system has no id or no handles, EXDEV in a subvolume of btrfs.
+    """
+    place = f"/proc/self/fd/{fd}".encode()
+    _check(_fanotify_mark(group, ctypes.c_uint(flags), ctypes.c_uint64(mask), _AT_FDCWD, place))
+
+
+def filesystem(fd: int) -> tuple[int, int]:
+    """The magic number (statfs(2) f_type) and the id, as in events, of the file system that `fd` is on."""
+    buf = ctypes.create_string_buffer(_FRESH_STATFS)
+    _check(_fstatfs(fd, buf))
+    magic, fsid = _statfs.unpack_from(buf)
+    return magic, fsid
+
+
+def parse(raw: bytes, skip: int) -> list[Event]:
+    """The events that were read, without those caused by the process `skip`.
+
+    Raises:
+        OSError: EPROTO if the kernel speaks another version.
+    """
+    metadata, info = _metadata.unpack_from, _info.unpack_from
+    events: list[Event] = []
+    at, end = 0, len(raw)
+    if end and raw[4] != _VERSION:
+        raise OSError(errno.EPROTO, "fanotify of another version")
+    while at < end:
+        length, mask, pid = metadata(raw, at)
+        if pid == skip:
+            at += length
+            continue
+        fsid = 0
+        directory = name = target = b""
+        record = at + 24
+        at += length
+        while record < at:
+            kind, size, fsid_, n = info(raw, record)
+            handle = record + 16
+            if kind == _FID:
+                fsid = fsid_
+                target = raw[handle : handle + 4 + n]
+            elif kind == _DFID_NAME:
+                fsid = fsid_
+                directory = raw[handle : handle + 4 + n]
+                name = raw[handle + 4 + n : raw.index(0, handle + 4 + n)]
+            elif kind == _DFID:
+                fsid = fsid_
+                directory = raw[handle : handle + 4 + n]
+            record += size
+        if name == b"." and not target:
+            target = directory
+        events.append(Event(mask, fsid, directory, name, target))
+    return events

@@ -1,0 +1,180 @@
+"""What others change on the real tree, behind the mount: told by the kernel for whole file systems (fanotify(7)).
+
+Each event is about one object (`Event.target`) and, mostly, one name (`Event.directory`, `Event.name`). What arrives on
+ext4, xfs, btrfs, tmpfs and overlayfs with nfs_export=on; "target" alone means that neither directory nor name are told:
+
+    what somebody did                        events
+    chmod, chown, setfacl, setxattr, utimes  ATTRIB: directory, name, target
+    the same of a directory                  ATTRIB|ONDIR: itself, ".", itself; also of the root of an export
+    only mtime (touch -m)                    MODIFY instead of ATTRIB, for directories too
+    only atime (touch -a, reading)           none
+    write, truncate, fallocate, reflink      MODIFY: directory, name, target; of O_WRONLY also CLOSE_WRITE
+    write through mmap                       none, until the mapping is gone and the file closed: CLOSE_WRITE
+    create, mkdir, mknod, symlink            CREATE: directory, name, target
+    link                                     ATTRIB: target; then CREATE: directory, new name, target
+    unlink                                   ATTRIB: target; then DELETE: directory, name, target
+    rmdir                                    DELETE|ONDIR: directory, name, target
+    rename, within or between directories    MOVED_FROM, then MOVED_TO: directory, name, target each
+    ... over a file                          the two, then ATTRIB: target is what was replaced (there is no DELETE)
+    ... over an empty directory              the two, then ATTRIB|ONDIR: what was replaced, ".", itself
+    ... of a directory                       the two, with ONDIR; nothing of what is in it
+    ... RENAME_EXCHANGE                      the two for each of both
+    anything, by another hard link           directory and name are those that it was done by; the target is the same
+    write, chmod by a handle (NFS servers)   directory and name if the kernel's cache has them, or else target alone
+    write to what is deleted, or O_TMPFILE   as write; the name is the old one, or none that ever was ("#123")
+    subvolume, snapshot: create, delete      as mkdir and rmdir; nothing of what is in it
+
+So one has to take the target's attributes for changed in any case; with CREATE, DELETE, MOVED_FROM and MOVED_TO the
+name and the directory's own attributes as well; and content with MODIFY and CLOSE_WRITE. The name is where it was
+when it happened, and need not lead to the target any more.
+
+What one process did with one name and one target is merged as long as nobody has read it (CREATE|MODIFY|DELETE), and
+stays where the first of it was: there is no order to rely on. Not told at all: mount(8) on top of something, what
+other machines do to a file system they share, and ioctls that go round the kernel's own way of changing files.
+
+Before Linux 5.17 the target is missing from CREATE, DELETE, MOVED_FROM and MOVED_TO.
+"""
+
+import contextlib
+import errno
+import os
+import struct
+from collections.abc import Iterator
+
+import trio
+
+from . import fanotify, linux
+from .fanotify import Event
+
+_MASK = (
+    fanotify.FAN_ATTRIB
+    | fanotify.FAN_MODIFY
+    | fanotify.FAN_CLOSE_WRITE
+    | fanotify.FAN_CREATE
+    | fanotify.FAN_DELETE
+    | fanotify.FAN_MOVED_FROM
+    | fanotify.FAN_MOVED_TO
+    | fanotify.FAN_ONDIR
+)
+
+# statfs(2). All changes to these go through this kernel. Others may take a mark, too, and tell nothing of what
+# other machines do (ceph, cifs).
+_BTRFS = 0x9123683E
+_LOCAL = frozenset(
+    {
+        0xEF53,  # ext2, ext3, ext4
+        0x58465342,  # xfs
+        _BTRFS,
+        0x01021994,  # tmpfs
+        0x794C7630,  # overlayfs
+        0xF2F52010,  # f2fs
+        0xCA451A4E,  # bcachefs
+    }
+)
+
+# A file handle (FILEID_BTRFS_WITHOUT_PARENT) of btrfs's top: inode 256 in tree 5, of whatever generation.
+_BTRFS_TOP = struct.pack("=iQQI", 0x4D, 256, 5, 0)
+
+_BATCH = 65536
+_LARGEST = 1024  # more than one event can take
+
+# At most this often is the daemon woken: its own changes wake it as well.
+_PAUSE = 0.002
+
+
+class Watch:
+    """A queue of what other processes change on the file systems that were added.
+
+    It holds what fs.fanotify.max_queued_events says (16384 events, some MB); what comes then is lost, and one event
+    says so: its mask is FAN_Q_OVERFLOW, and the rest of it empty. What this process does itself, in whatever thread,
+    takes up room until it is read, but is not delivered.
+
+    Raises:
+        OSError: no fanotify, or too old a kernel (EINVAL before Linux 5.9), no CAP_SYS_ADMIN (EPERM), or more groups
+            than fs.fanotify.max_user_groups (EMFILE).
+    """
+
+    def __init__(self) -> None:
+        flags = fanotify.FAN_CLASS_NOTIF | fanotify.FAN_CLOEXEC | fanotify.FAN_NONBLOCK
+        self._more = False
+        self._rest_until = 0.0
+        with _admin():
+            try:
+                self._fd = fanotify.init(flags | fanotify.FAN_REPORT_DFID_NAME_TARGET)
+            except OSError as exc:
+                if exc.errno != errno.EINVAL:
+                    raise
+                self._fd = fanotify.init(flags | fanotify.FAN_REPORT_DFID_NAME_FID)
+
+    def add(self, fd: int) -> int:
+        """Watch the whole file system that `fd` (O_PATH will do) is on, for as long as it stays mounted.
+
+        Returns:
+            the id that its events bear: `os.fstatvfs(fd).f_fsid`, except for btrfs, where all subvolumes have an id of
+            their own (and handles that differ), and events bear the top's.
+
+        Raises:
+            OSError: the file system does not tell, or not everything (EOPNOTSUPP, ENODEV).
+        """
+        magic, fsid = fanotify.filesystem(fd)
+        if magic not in _LOCAL:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        linux.assume(linux.ROOT)
+        with _admin():
+            try:
+                self._mark(fd)
+            except OSError as exc:
+                if exc.errno != errno.EXDEV or magic != _BTRFS:
+                    raise
+            else:
+                return fsid
+            return self._add_top(fd)
+
+    def _add_top(self, fd: int) -> int:
+        """From within a subvolume of btrfs: the kernel wants to be shown the top, which need not be mounted."""
+        with contextlib.ExitStack() as stack:
+            here = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            stack.callback(os.close, here)
+            top = linux.open_by_handle(here, _BTRFS_TOP, os.O_PATH)
+            stack.callback(os.close, top)
+            self._mark(top)
+            return fanotify.filesystem(top)[1]
+
+    def _mark(self, fd: int) -> None:
+        fanotify.mark(self._fd, fanotify.FAN_MARK_ADD | fanotify.FAN_MARK_FILESYSTEM, _MASK, fd)
+
+    async def changes(self) -> list[Event]:
+        """What others changed since the last call; waits until there is something."""
+        while True:
+            if not self._more and trio.current_time() < self._rest_until:
+                await trio.sleep_until(self._rest_until)
+            await trio.lowlevel.wait_readable(self._fd)
+            events = self.read()
+            self._rest_until = trio.current_time() + _PAUSE
+            if events:
+                return events
+
+    def read(self) -> list[Event]:
+        """The same without waiting, perhaps nothing: about 800 events at most, which takes a millisecond."""
+        try:
+            raw = os.read(self._fd, _BATCH)
+        except BlockingIOError:
+            self._more = False
+            return []
+        self._more = len(raw) > _BATCH - _LARGEST
+        return fanotify.parse(raw, os.getpid())
+
+    def close(self) -> None:
+        """Watch nothing any more; nobody may be waiting in `changes`."""
+        os.close(self._fd)
+
+
+@contextlib.contextmanager
+def _admin() -> Iterator[None]:
+    """With CAP_SYS_ADMIN, which the daemon has given up, but may raise again."""
+    before = linux.effective_capabilities()
+    linux.set_effective_capabilities(before | 1 << linux.CAP_SYS_ADMIN)
+    try:
+        yield
+    finally:
+        linux.set_effective_capabilities(before)
