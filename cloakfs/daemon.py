@@ -18,7 +18,7 @@ import trio
 
 from . import linux, loop, mountpoint
 from .exports import ExportsError, Options
-from .filesystem import Filesystem
+from .filesystem import Filesystem, kernelcache
 from .groups import group_source
 from .index import Index
 from .mounted import STATE_DIR, Told, mount_key
@@ -26,6 +26,7 @@ from .mountpoint import MountError, MountWords
 from .nodes import Nodes
 from .policy import Policy, PolicyError, load_policy
 from .views import ViewError, Views
+from .watch import Watch
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +105,9 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             no_client_cache=settings.options.no_client_cache,
             knfsd=settings.words.knfsd,
             ganesha=settings.words.ganesha,
+            default_permissions=settings.words.default_permissions,
         )
+        watch = _watch(filesystem)
         session = mountpoint.attach(
             settings.source,
             settings.target,
@@ -126,13 +129,26 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         given_up = 1 << linux.CAP_SYS_ADMIN | 1 << linux.CAP_SYS_RESOURCE | 1 << linux.CAP_SETFCAP
         linux.set_effective_capabilities(linux.effective_capabilities() & ~given_up)
         try:
-            trio.run(_Daemon(settings, filesystem, index, told, ready).run)
+            trio.run(_Daemon(settings, filesystem, index, told, watch, ready).run)
         finally:
             linux.assume(linux.ROOT)
             # In this order: the last one to let go of a mount with a block device waits for an answer of the session.
             pyfuse3.close(unmount=False)
             mountpoint.detach(settings.target)
     log.info("%s: unmounted", settings.target)
+
+
+def _watch(filesystem: Filesystem) -> Watch | None:
+    """What tells of changes behind the mount; None if the kernel has no such thing."""
+    try:
+        watch = Watch()
+    except OSError as exc:
+        log.warning(
+            "no fanotify (%s): changes behind the mount are seen within %g s", exc.strerror, kernelcache.SHORT_SECONDS
+        )
+        return None
+    filesystem.cache.watch(watch)
+    return watch
 
 
 def _groups_of(settings: Settings) -> str | None:
@@ -211,13 +227,20 @@ def _warn_of_handles(nodes: Nodes) -> None:
 
 class _Daemon:
     def __init__(
-        self, settings: Settings, filesystem: Filesystem, index: Index, told: Told, ready: Callable[[], None]
+        self,
+        settings: Settings,
+        filesystem: Filesystem,
+        index: Index,
+        told: Told,
+        watch: Watch | None,
+        ready: Callable[[], None],
     ) -> None:
         self._settings = settings
         self._filesystem = filesystem
         self._index = index
         self._ready = ready
         self._told = told
+        self._watch = watch
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -229,7 +252,11 @@ class _Daemon:
                 nursery.start_soon(self._obey, signals, nursery)
                 nursery.start_soon(self._say_ready)
                 nursery.start_soon(self._keep_house)
-                nursery.start_soon(self._filesystem.views.keep_fresh)
+                cache = self._filesystem.cache
+                nursery.start_soon(self._filesystem.views.keep_fresh, cache.forget_everything)
+                nursery.start_soon(cache.keep_forgetting)
+                if self._watch is not None:
+                    nursery.start_soon(cache.follow, self._watch)
                 await self._answer_requests()
                 nursery.cancel_scope.cancel()
 
@@ -301,6 +328,7 @@ class _Daemon:
             failure = str(exc)
         else:
             self._filesystem.views.use(policy)
+            self._filesystem.cache.forget_everything()
             # What only a new mount changes is told as it is in force.
             now = self._settings.options
             in_force = replace(options, read_only=now.read_only, groups=now.groups, views=now.views,

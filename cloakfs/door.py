@@ -98,14 +98,10 @@ def sees(view: View, who: Subject, name: bytes, info: os.stat_result, fd: int) -
     return in_group if who.has_group(info.st_gid) else outside
 
 
-# File systems of this machine that decide by mode bits and POSIX ACLs alone, and on which a change shows in the ctime.
-_PLAIN_KINDS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs"})
-
-
 def everybody_may(bits: int, obj: Object, fd: int, info: os.stat_result) -> bool:
     """May any caller whatsoever do `bits` (4 read, 1 search) with what `fd` refers to? False when in doubt."""
     wanted = bits * 0o111
-    if info.st_mode & wanted != wanted or obj.filesystem.kind not in _PLAIN_KINDS:
+    if info.st_mode & wanted != wanted or not obj.filesystem.plain:
         return False
     if obj.plain_at != info.st_ctime_ns:
         try:

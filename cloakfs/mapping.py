@@ -185,6 +185,22 @@ class IdMap:
         # A squash yields a single server id, so its offset here is 0.
         return self._defs[at].rm_low + server_id - self._server_lows[at]
 
+    def is_sole(self, server_id: int) -> bool:
+        """Return whether the client id that is shown for server_id, and no other, becomes server_id.
+
+        False when that is not easily told.
+        """
+        if server_id == self.nobody or self.forward(self.reverse(server_id)) != server_id:
+            return False
+        sources = set()
+        for definition in self._defs:
+            low, high = definition.server_range(self.nobody)
+            if low <= server_id <= high:
+                if definition.action == "squash" and definition.rm_high > definition.rm_low:
+                    return False
+                sources.add(definition.rm_low + server_id - low)
+        return all(source == self.reverse(server_id) or self.forward(source) != server_id for source in sources)
+
     def strict(self, client_id: int) -> int | None:
         """Return the server id that chown or an ACL entry may name for client_id, or None to refuse.
 

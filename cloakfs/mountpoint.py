@@ -138,7 +138,9 @@ def attach(source: str, target: str, words: MountWords, *, read_only: bool, imag
     except OSError as exc:
         raise MountError(f"/dev/fuse: {exc.strerror}; is the fuse module loaded? (modprobe fuse)") from exc
     mode = stat.S_IFMT(os.stat(target).st_mode)
-    data = f"fd={session},rootmode={mode:o},user_id=0,group_id=0,allow_other"
+    data = f"fd={session},rootmode={mode:o},user_id=0,group_id=0"
+    if not words.ganesha:  # which comes as root: the kernel itself keeps others out
+        data += ",allow_other"
     if words.default_permissions:
         data += ",default_permissions"
     flags = words.flags | linux.MS_POSIXACL | (linux.MS_RDONLY if read_only else 0)

@@ -21,7 +21,7 @@ import os
 import stat
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -49,11 +49,16 @@ _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 # More levels than a path can have.
 _MAX_DEPTH = 4096
 
+_NO_VIEWS: frozenset[int] = frozenset()
+
 # How long a directory that was below the root counts as being there, in seconds.
 _MOMENT = 0.02
 
 # A change within the clock tick (at most 10 ms) in which a place was checked would not show in the ctime.
 _TICK_NS = 20_000_000
+
+
+_PLAIN_KINDS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs"})
 
 
 class Stale(OSError):
@@ -74,14 +79,20 @@ class Filesystem:
     flags: int = 0
     has_handles: bool = True
     decodable: bool = True
+    told: bool = False  # are changes behind the mount told?
+
+    @property
+    def plain(self) -> bool:
+        """Do mode bits and POSIX ACLs alone decide, on this machine, and does every change show in the ctime?"""
+        return self.kind in _PLAIN_KINDS
 
 
 class Object:
     """One object of the real tree, as long as the kernel knows it or something below it."""
 
     __slots__ = (
-        "checked", "fd", "filesystem", "generation", "handle", "inode", "lookups", "name", "number", "open_files",
-        "others", "parent", "pins", "plain_at", "used",
+        "checked", "content", "fd", "filesystem", "generation", "handle", "inode", "kept", "lookups", "name", "number",
+        "open_files", "others", "parent", "pins", "plain_at", "used",
     )  # fmt: skip
 
     def __init__(self, number: int, handle: bytes, filesystem: Filesystem) -> None:
@@ -95,6 +106,8 @@ class Object:
         self.others: list[tuple[Object, bytes]] | None = None  # further names of a hard link
         self.checked = 0  # the ctime at which `parent` and `name` were true
         self.plain_at = 0  # the ctime at which it had no ACL
+        self.kept = _NO_VIEWS  # numbers of the views in which the kernel remembers more than it asked for
+        self.content: tuple[int, ...] | None = None  # what it looked like when it was opened last
         self.fd = -1
         self.inode: tuple[int, int] | None = None  # st_dev and st_ino, as long as `fd` holds them
         self.generation = (0, 0)  # nodeid and its generation, the last that was asked for
@@ -122,6 +135,7 @@ class Nodes:
         self._by_handle: dict[bytes, Object] = {}
         self._by_mount: dict[int, Filesystem] = {}
         self._by_number: dict[int, Filesystem] = {}
+        self.on_new_filesystem: Callable[[Filesystem], None] | None = None
         self._open: dict[int, Object] = {}  # least recently used first
         self._by_inode: dict[tuple[int, int], Object] = {}  # of those in `_open`
         self._inside: set[tuple[int, int]] = set()  # directories seen below the root, good for a moment
@@ -191,6 +205,8 @@ class Nodes:
             filesystem.has_handles = filesystem.decodable = False
         self._by_mount[mount_id] = filesystem
         self._by_number[filesystem.number] = filesystem
+        if self.on_new_filesystem is not None:
+            self.on_new_filesystem(filesystem)
         return filesystem
 
     # -- numbers -----------------------------------------------------------------------------------
@@ -336,6 +352,14 @@ class Nodes:
     def __len__(self) -> int:
         return len(self._objects)
 
+    def objects(self) -> list[Object]:
+        """All that are known."""
+        return list(self._objects.values())
+
+    def by_handle(self, filesystem: Filesystem, handle: bytes) -> Object | None:
+        """The object that a file system knows by this handle, if the kernel knows it."""
+        return self._by_handle.get(filesystem.number.to_bytes(4, "little") + handle)
+
     # -- places ------------------------------------------------------------------------------------
 
     def _place(self, obj: Object, parent: Object, name: bytes) -> None:
@@ -378,15 +402,16 @@ class Nodes:
         linux.assume(linux.ROOT)
         return self._by_handle.get(self._identify(fd, parent)[0])
 
-    def moved(self, parent: Object, name: bytes) -> None:
-        """Something was renamed to `name` in `parent`: remember where it is now."""
+    def moved(self, parent: Object, name: bytes) -> Object | None:
+        """Something was renamed to `name` in `parent`: remember where it is now. None if it is not there any more."""
         linux.assume(linux.ROOT)
         try:
             fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.fd(parent))
         except OSError:
-            return  # already somewhere else; looked for when it is asked about
+            return None  # already somewhere else; looked for when it is asked about
         obj = self.resolve(fd, parent, name)
         self._drop_if_unused(obj)
+        return obj
 
     def places(self, obj: Object, info: os.stat_result) -> Iterator[tuple[Object, bytes]]:
         """Where in the tree `obj` is at this moment, as (directory, name): at least once for each hard link known.
@@ -422,6 +447,11 @@ class Nodes:
         except OSError:
             return False
         return (there.st_dev, there.st_ino) == (info.st_dev, info.st_ino)
+
+    def is_child(self, obj: Object, parent: Object) -> bool:
+        """Is this directory (still) in that one?"""
+        above = os.stat("..", dir_fd=self.fd(obj))
+        return self._id(above) == self._id(os.fstat(self.fd(parent)))
 
     def _find_directory(self, obj: Object, info: os.stat_result) -> None:
         """Directories know where they are: follow "..", and ask the kernel for the name.

@@ -68,7 +68,7 @@ class View:
     def __init__(self, policy: Policy, fixed: Caller | None = None, entrants: frozenset[int] = frozenset()) -> None:
         self.policy = policy
         self.fixed = fixed
-        self._entrants = entrants
+        self.entrants = entrants
         self._told: set[tuple[str, type[BaseException], int]] = set()
         # The built-in show() only maps ids; saying so saves an object per answer. A plug-in that shows may fail.
         self.plain_show = is_built_in(policy, "show") and is_built_in(policy, "client_id")
@@ -78,6 +78,7 @@ class View:
         self.plain_forward = is_built_in(policy, "forward")
         """Is the identity of a caller its ids, each mapped for itself?"""
         self._shown: dict[_Ids, _Ids] = {}
+        self._alike: dict[_Ids, bool] = {}
         self._forwarded: dict[_Ids, _Ids] = {}
 
     def admits(self, client_uid: int) -> bool:
@@ -85,7 +86,7 @@ class View:
         return (
             self.fixed is None
             or client_uid == 0
-            or client_uid in self._entrants
+            or client_uid in self.entrants
             or client_uid == self._client_id("uid", self.fixed.uid)
         )
 
@@ -117,6 +118,23 @@ class View:
         if not self._ask("visible", False, lambda: bool(self.policy.visible(who, attrs)), who, attrs):
             return False
         return self.plain_show or self.show(attrs) is not None
+
+    def same_for_all(self, attrs: Attrs) -> bool:
+        """Does a plug-in promise that every caller, at any time, gets the same answer of `visible` for this object?"""
+        if is_built_in(self.policy, "same_for_all"):
+            return False
+        return self._ask("same_for_all", False, lambda: self.policy.same_for_all(attrs) is True, attrs)
+
+    def is_shown_alike(self, uid: int, gid: int) -> bool:
+        """Is everybody shown the same owner and group by `Asker.recognise`, too?"""
+        alike = self._alike.get((uid, gid))
+        if alike is None:
+            ids = self.policy.ids
+            alike = self.plain_forward and self.plain_show and ids["uid"].is_sole(uid) and ids["gid"].is_sole(gid)
+            if len(self._alike) >= _MOST_KNOWN:
+                self._alike.clear()
+            self._alike[uid, gid] = alike
+        return alike
 
     def show(self, attrs: Attrs) -> tuple[int, int, int, int] | None:
         """(mode, uid, gid, nlink) as the client's world sees them; None when the policy failed: hide it.

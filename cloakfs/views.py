@@ -2,6 +2,7 @@
 
 import os
 import pwd
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import trio
@@ -160,15 +161,18 @@ class Views:
             return self._views[number]
         return None
 
-    async def keep_fresh(self) -> None:
-        """Follow the user database for ever: ids and groups of views named by user."""
+    async def keep_fresh(self, changed: Callable[[], None]) -> None:
+        """Follow the user database for ever: ids and groups of views named by user. `changed` is called if they do."""
         while True:
             await trio.sleep(REFRESH_SECONDS)
             for number, uid in list(self._by_user.items()):
-                view = self._views[number]
+                before = self._views[number].fixed
+                assert before is not None
                 try:
-                    view.fixed = (await trio.to_thread.run_sync(user_identity, str(uid))).who
+                    now = (await trio.to_thread.run_sync(user_identity, str(uid))).who
                 except (ViewError, OSError):
                     # The user is gone, or the database cannot say: in doubt the groups are lost.
-                    assert view.fixed is not None
-                    view.fixed = view.fixed._replace(groups=frozenset({view.fixed.gid}))
+                    now = before._replace(groups=frozenset({before.gid}))
+                self._views[number].fixed = now
+                if now != before:
+                    changed()

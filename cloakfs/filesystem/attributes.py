@@ -37,7 +37,7 @@ class Attributes(Names, Core):
         else:
             # read(2) has the kernel ask, too. nfs-ganesha keeps files open that no client has open.
             at = await self._enter(inode, ctx, or_open=not self.ganesha)
-        return self._attributes(at.number, at.view, at.obj, at.obj.name, at.fd, at.info, at.asker)
+        return self._object(at, at.info)
 
     @answers
     async def setattr(
@@ -68,8 +68,10 @@ class Attributes(Names, Core):
                 self._truncate(at, path, attr.st_size)
         if fields.update_atime or fields.update_mtime:
             self._utimens(at, path, attr, fields)
-        info = os.fstat(at.fd)
-        return self._attributes(at.number, at.view, at.obj, at.obj.name, at.fd, info, at.asker)
+        if fields.update_uid or fields.update_gid or fields.update_mode:
+            await self.cache.changed(at.number, at.view, at.obj)
+            at = at._replace(fd=self.nodes.fd(at.obj))
+        return self._object(at, os.fstat(at.fd))
 
     def _truncate(self, at: Entered, path: str, size: int) -> None:
         try:

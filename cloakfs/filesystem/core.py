@@ -24,6 +24,7 @@ from ..groups import GroupSource
 from ..nodes import ROOT, Nodes, Object, Stale
 from ..view import Asker, View
 from ..views import Views
+from .kernelcache import KernelCache
 from .reconnect import Reconnecting
 
 log = logging.getLogger(__name__)
@@ -129,6 +130,7 @@ class Core(pyfuse3.Operations):
         no_client_cache: show every directory as changed just now [SZ §3.2].
         knfsd: the kernel's NFS server exports the mount (docs/design.md).
         ganesha: nfs-ganesha does.
+        default_permissions: the kernel checks permissions, too.
     """
 
     supports_dot_lookup = True
@@ -144,10 +146,11 @@ class Core(pyfuse3.Operations):
         no_client_cache: bool = False,
         knfsd: bool = False,
         ganesha: bool = False,
+        default_permissions: bool = False,
     ) -> None:
         super().__init__()
         # Offers POSIX ACLs to the kernel, which checks them and answers NFS's requests for them.
-        self.enable_acl = knfsd
+        self.enable_acl = default_permissions
         self.knfsd = knfsd
         self.ganesha = ganesha
         self.reconnecting = Reconnecting()
@@ -160,6 +163,10 @@ class Core(pyfuse3.Operations):
         self.requests: Counter[str] = Counter()  # by operation
         self._open: dict[int, OpenFile] = {}
         self._no_client_cache = no_client_cache
+        # Of a mount that is one fixed view, the kernel keeps others out: it shows the top as its identity's alone.
+        only = views.get(0)
+        self._gate = only is not None and only.fixed is not None and not only.entrants and default_permissions
+        self.cache = KernelCache(nodes, views, exported=knfsd, gated=self._gate or ganesha, forgetful=no_client_cache)
         self._last_change = 0
         self._insiders: set[int] = set()
         self._repairing: dict[int, int] = {}  # object number -> refusals while it is going on
@@ -366,12 +373,14 @@ class Core(pyfuse3.Operations):
             mode, uid, gid, nlink = shown
         if asker is not None:
             uid, gid = asker.recognise(info.st_uid, info.st_gid, uid, gid)
+        if self._gate and obj is self.nodes.root and view.fixed is not None:
+            mode = stat.S_IFDIR | stat.S_IRWXU
+            uid, gid = view.client_id("uid", view.fixed.uid), view.client_id("gid", view.fixed.gid)
         entry = EntryAttributes()
         nodeid = self.nodes.nodeid(number, obj)
         entry.st_ino = InodeT(nodeid)
         entry.generation = self.nodes.generation(nodeid, obj)
-        # Kernel caches are shared by all callers of a mount: nothing may be remembered (docs/design.md).
-        entry.entry_timeout = entry.attr_timeout = 0
+        entry.entry_timeout = entry.attr_timeout = 0  # until somebody proves that the kernel may remember it
         entry.st_mode, entry.st_uid, entry.st_gid, entry.st_nlink = mode, uid, gid, nlink
         entry.st_rdev = info.st_rdev
         entry.st_size = info.st_size
@@ -392,9 +401,29 @@ class Core(pyfuse3.Operations):
 
     def _hand_out(self, at: Entered, name: bytes, fd: int, info: os.stat_result) -> EntryAttributes:
         """Answer a request by name: the kernel now holds one more reference. Takes `fd` over."""
-        obj = self.nodes.resolve(fd, at.obj, name)
-        entry = self._attributes(at.number, at.view, obj, name, self.nodes.fd(obj), info, at.asker)
+        return self._named(at, name, self.nodes.resolve(fd, at.obj, name), info)
+
+    def _named(self, at: Entered, name: bytes, obj: Object, info: os.stat_result) -> EntryAttributes:
+        """Answer a request by name with what it leads to: the kernel now holds one more reference."""
+        entry = self._entry(at, name, obj, info)
         obj.lookups += 1
+        return entry
+
+    def _entry(self, at: Entered, name: bytes, obj: Object, info: os.stat_result) -> EntryAttributes:
+        """The attributes of what is called `name` in the directory, and how long to remember both."""
+        fd = self.nodes.fd(obj)
+        entry = self._attributes(at.number, at.view, obj, name, fd, info, at.asker)
+        if at.who is not INSIDER:
+            entry.entry_timeout, entry.attr_timeout = self.cache.of_name(
+                at.number, at.view, at.obj, obj, name, fd, info
+            )
+        return entry
+
+    def _object(self, at: Entered, info: os.stat_result) -> EntryAttributes:
+        """The attributes of what was asked about by its nodeid, and how long to remember them."""
+        entry = self._attributes(at.number, at.view, at.obj, at.obj.name, at.fd, info, at.asker)
+        if at.who is not INSIDER:
+            entry.attr_timeout = self.cache.of_object(at.number, at.view, at.obj, at.fd, info)
         return entry
 
     # -- what is open ------------------------------------------------------------------------------

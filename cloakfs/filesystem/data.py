@@ -36,7 +36,8 @@ class Data(Core):
             # What others have in memory is not for this one.
             return FileInfo(fh=self._open_to_look(at, ctx), keep_cache=False, direct_io=True)
         as_opener = self.ganesha or flags & os.O_ACCMODE != os.O_RDONLY
-        return FileInfo(fh=self._opened(fd, at, as_opener=as_opener), keep_cache=False, direct_io=self.ganesha)
+        keeps = self.cache.keeps_content(at.number, at.obj, at.info)
+        return FileInfo(fh=self._opened(fd, at, as_opener=as_opener), keep_cache=keeps, direct_io=self.ganesha)
 
     def _reopen(self, at: Entered, flags: int) -> int:
         only_reads = not flags & (os.O_ACCMODE | os.O_TRUNC | os.O_NOATIME) and stat.S_ISREG(at.info.st_mode)
@@ -99,7 +100,12 @@ class Data(Core):
 
     @answers
     async def flush(self, fh: FileHandleT) -> None:
-        """close(2) of one of the client's descriptors: pass on what the real file system has to say."""
+        """close(2) of one of the client's descriptors: pass on what the real file system has to say.
+
+        Those of this machine have nothing to say. If there are no others, the kernel is told not to ask again.
+        """
+        if all(filesystem.plain for filesystem in self.nodes.filesystems):
+            raise FUSEError(errno.ENOSYS)
         os.close(self._with_room(os.dup, fh))
 
     @answers

@@ -160,7 +160,7 @@ class Directories(Names):
 
     def _shown(self, at: Entered, name: bytes, obj: Object, info: os.stat_result) -> EntryAttributes | None:
         try:
-            return self._attributes(at.number, at.view, obj, name, self.nodes.fd(obj), info, at.asker)
+            return self._entry(at, name, obj, info)
         except Stale:
             return None
 

@@ -35,16 +35,27 @@ class Names(Core):
             known = self._known_at(at, name)
             if known is None:
                 fd, info = self._find(at, name)
-        except FileNotFoundError:
-            raise  # not there, or hidden: `_find` has seen to that
+        except FileNotFoundError as exc:
+            # Not there, or hidden: `_find` has seen to that.
+            return self._absent(at, exc)
         except (OSError, FUSEError):
             self._repair_entry(parent_inode, name)
             raise
         if known is None:
             return self._hand_out(at, name, fd, info)
-        obj, info = known
-        entry = self._attributes(at.number, at.view, obj, name, obj.fd, info, at.asker)
-        obj.lookups += 1
+        return self._named(at, name, *known)
+
+    def _absent(self, at: Entered, exc: FileNotFoundError) -> EntryAttributes:
+        """Tell the kernel that there is nothing of that name, and how long to remember that.
+
+        Raises:
+            FileNotFoundError: not at all.
+        """
+        if at.who is INSIDER or not (seconds := self.cache.of_absence(at.number, at.view, at.obj)):
+            raise exc
+        entry = EntryAttributes()
+        entry.st_ino = InodeT(0)
+        entry.entry_timeout = seconds
         return entry
 
     async def _lookup_view(self, name: bytes, ctx: RequestContext) -> EntryAttributes:
@@ -210,6 +221,7 @@ class Names(Core):
         fd = self.nodes.fd(obj)
         at.assume()
         os.link(f"/proc/self/fd/{fd}", new_name, dst_dir_fd=at.fd, follow_symlinks=True)
+        self.cache.forget_attributes(obj)
         return self._made(at, new_name)
 
     # -- removing ----------------------------------------------------------------------------------
@@ -267,6 +279,11 @@ class Names(Core):
             linux.renameat2(old.fd, name_old, new.fd, name_new, flags)
         else:
             os.rename(name_old, name_new, src_dir_fd=old.fd, dst_dir_fd=new.fd)
-        self.nodes.moved(new.obj, name_new)
+        self._moved(new, name_new)
         if flags & linux.RENAME_EXCHANGE:
-            self.nodes.moved(old.obj, name_old)
+            self._moved(old, name_old)
+
+    def _moved(self, to: Entered, name: bytes) -> None:
+        obj = self.nodes.moved(to.obj, name)
+        if obj is not None:
+            self.cache.moved(to.view, obj, to.obj)

@@ -66,6 +66,7 @@ class ExtendedAttributes(Core):
                 raise FUSEError(errno.EINVAL) from None
         with _privileged(at) as path:
             os.setxattr(path, name, value)
+        await self._changed(at)
 
     @answers
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:
@@ -80,3 +81,9 @@ class ExtendedAttributes(Core):
         at = await self._enter_object(inode, ctx)
         with _privileged(at) as path:
             os.removexattr(path, name)
+        await self._changed(at)
+
+    async def _changed(self, at: Entered) -> None:
+        """With an ACL, the mode changes."""
+        self.cache.forget_attributes(at.obj)
+        await self.cache.changed(at.number, at.view, at.obj)

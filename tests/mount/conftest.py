@@ -61,6 +61,14 @@ class Mount:
         return os.path.join(self.source, *names)
 
 
+def told() -> None:
+    """Let the daemon hear of a change behind the mount, and attributes expire that are remembered for an instant.
+
+    In an idle daemon it takes 5 ms at most; the machine may have other things to do.
+    """
+    time.sleep(0.05)
+
+
 def run(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Run the real command."""
     done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=60)

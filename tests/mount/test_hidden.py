@@ -17,7 +17,7 @@ import pytest
 
 from cloakfs import linux
 from tests.agents import User, become, names, read, write
-from tests.mount.conftest import Mount
+from tests.mount.conftest import Mount, told
 
 OWNER, STRANGER, OTHER = 5001, 6001, 7001
 OPTIONS = "no_root_squash,suid,cloak_list=uid +000 5001 5009"
@@ -271,6 +271,7 @@ def test_by_handle_it_is_stale(what: str, scene: str, mount: MakeMount, user: Ma
         for uid in (STRANGER, OTHER, 0):
             refused, fd = reached(m, user, name, handle, way)
             refused.do(become, uid, uid, [])
+            told()
             assert refused.error(call, of_fd(fd), *args) == errno.ESTALE, (way, uid)
             assert refused.error(os.stat, fd) == errno.ESTALE
     assert snapshot(scene) == before
@@ -464,22 +465,27 @@ def test_directories_report_one_link(scene: str, mount: MakeMount, user: MakeUse
 
 def hide_by_chown(m: Mount) -> None:
     os.chown(m.real("plain"), OWNER, OWNER)
+    told()
 
 
 def hide_by_moving(m: Mount) -> None:
     os.rename(m.real("plain"), m.real("vault/plain"))
+    told()
 
 
 def hide_the_directory(m: Mount) -> None:
     os.chown(m.real("box"), OWNER, OWNER)
+    told()
 
 
 def move_the_directory(m: Mount) -> None:
     os.rename(m.real("box"), m.real("vault/box"))
+    told()
 
 
 def move_out(m: Mount) -> None:
     os.rename(m.real("box"), os.path.join(os.path.dirname(m.source), "outside"))
+    told()
 
 
 @pytest.mark.parametrize(
@@ -559,6 +565,7 @@ def test_a_directory_moved_below_a_hidden_one(scene: str, mount: MakeMount, user
     stranger.do(os.chdir, m.at("open/mine"))
     assert stranger.do(names, ".") == ["file"]
     os.rename(m.real("open/mine"), m.real("vault/mine"))
+    told()
     requests: list[tuple[Call, str]] = [(os.listdir, "."), (os.stat, "file"), (os.stat, "."), (os.mkdir, "new")]
     for call, name in requests:
         assert stranger.error(call, name) == errno.ESTALE
@@ -566,6 +573,7 @@ def test_a_directory_moved_below_a_hidden_one(scene: str, mount: MakeMount, user
     assert stranger.error(os.stat, m.at("vault/mine/file")) == errno.ENOENT
     assert user(OWNER).do(names, m.at("vault/mine")) == ["file"]
     os.rename(m.real("vault/mine"), m.real("box/mine"))
+    told()
     assert stranger.do(names, m.at("box/mine")) == ["file"]
     assert stranger.do(names, ".") == ["file"]
 
@@ -586,6 +594,7 @@ def test_a_visible_and_a_hidden_place(scene: str, mount: MakeMount, user: MakeUs
     owner.do(os.stat, m.at("vault/twin"))
     assert root.do(read, of_fd(fd)) == b"content"
     os.unlink(m.real("plain"))
+    told()
     assert root.error(os.stat, of_fd(fd)) == errno.ESTALE
     assert root.error(read, of_fd(fd)) == errno.ESTALE
     assert owner.do(os.stat, m.at("vault/twin")).st_nlink == 1

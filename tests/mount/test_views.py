@@ -7,6 +7,7 @@ import pwd
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -229,12 +230,14 @@ def test_a_view_whose_user_is_gone_loses_the_groups_until_the_user_is_back(
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(views.keep_fresh)
+            changes: list[None] = []
+            nursery.start_soon(views.keep_fresh, partial(changes.append, None))
             assert await after_the_stated_time() == (ALICE, own, frozenset({own, group}))
             subprocess.run(["usermod", "--uid", "4009", name], check=True)
             assert await after_the_stated_time() == (ALICE, own, frozenset({own}))
             subprocess.run(["usermod", "--uid", str(ALICE), name], check=True)
             assert await after_the_stated_time() == (ALICE, own, frozenset({own, group}))
+            assert len(changes) == 2  # what the kernel remembers of the view has to be forgotten
             nursery.cancel_scope.cancel()
 
     try:
