@@ -22,7 +22,7 @@ from trio.lowlevel import Abort, Task
 IDLE_WORKERS = 8
 """So many keep waiting after a burst of answers that had to wait for something; each has a buffer."""
 
-MOST_WORKERS = 1000
+MOST_WORKERS = 500
 """With so many answers waiting for something (threads, directory services), no more requests are read."""
 
 # Of signals, timers and what threads have done, trio learns only when it is given time. For so long it is not:
@@ -167,6 +167,8 @@ def _lean() -> Iterator[None]:
 
 async def serve(*, stock: bool = False) -> None:
     """Answer requests until the session ends, once in a process; `stock` is pyfuse3's own way."""
+    # Each answer may take a thread. What else needs one (to unmount, for example) must not have to wait for them.
+    trio.to_thread.current_default_thread_limiter().total_tokens += MOST_WORKERS
     if stock:
         await pyfuse3.main()
     else:

@@ -1,0 +1,62 @@
+"""A FUSE file system to put a mount on: `python -m tests.mount.slowfs MOUNTPOINT FLAG`.
+
+It has as many files `0`, `1`, … as are looked up, of one MiB. FSYNC gets no answer until the file FLAG exists.
+"""
+
+import errno
+import os
+import stat
+import sys
+
+import pyfuse3
+import trio
+from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FlagT, FUSEError, InodeT, ReaddirToken, RequestContext
+
+_FIRST = 100
+
+
+class Slow(pyfuse3.Operations):
+    def __init__(self, flag: str) -> None:
+        super().__init__()
+        self._flag = flag
+
+    async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
+        entry = EntryAttributes()
+        entry.st_ino = inode
+        entry.st_mode = stat.S_IFDIR | 0o777 if inode < _FIRST else stat.S_IFREG | 0o666
+        entry.st_size = 1 << 20
+        return entry
+
+    async def lookup(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> EntryAttributes:
+        if name in (b".", b".."):
+            return await self.getattr(parent_inode, ctx)
+        if not name.isdigit():
+            raise FUSEError(errno.ENOENT)
+        return await self.getattr(InodeT(_FIRST + int(name)), ctx)
+
+    async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
+        return FileHandleT(inode)
+
+    async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
+        pass
+
+    async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
+        return FileInfo(fh=FileHandleT(inode))
+
+    async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
+        return bytes(size)
+
+    async def flush(self, fh: FileHandleT) -> None:
+        pass
+
+    async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
+        while not os.path.exists(self._flag):
+            await trio.sleep(0.01)
+
+
+if __name__ == "__main__":
+    pyfuse3.init(Slow(sys.argv[2]), sys.argv[1], {"fsname=slowfs", "allow_other"})
+    try:
+        trio.run(pyfuse3.main, 1, 1000)
+    finally:
+        pyfuse3.close()
