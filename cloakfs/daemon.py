@@ -141,7 +141,8 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
 def _watch(filesystem: Filesystem) -> Watch | None:
     """What tells of changes behind the mount; None if the kernel has no such thing."""
     try:
-        watch = Watch()
+        # What is done through one of several views is behind the others' backs.
+        watch = Watch(own=filesystem.views.top)
     except OSError as exc:
         log.warning(
             "no fanotify (%s): changes behind the mount are seen within %g s", exc.strerror, kernelcache.SHORT_SECONDS
@@ -255,6 +256,7 @@ class _Daemon:
                 cache = self._filesystem.cache
                 nursery.start_soon(self._filesystem.views.keep_fresh, cache.forget_everything)
                 nursery.start_soon(cache.keep_forgetting)
+                nursery.start_soon(cache.follow_mounts)
                 if self._watch is not None:
                     nursery.start_soon(cache.follow, self._watch)
                 await self._answer_requests()

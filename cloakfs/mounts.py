@@ -1,6 +1,10 @@
 """What is mounted where, as this process sees it."""
 
 import os
+import select
+from collections.abc import AsyncGenerator
+
+import trio
 
 
 def by_id() -> dict[int, tuple[str, str]]:
@@ -19,3 +23,13 @@ def by_id() -> dict[int, tuple[str, str]]:
 def by_path() -> dict[str, str]:
     """Mount point -> type of what is mounted there last."""
     return dict(by_id().values())
+
+
+async def changes() -> AsyncGenerator[None, None]:
+    """Something was mounted or unmounted somewhere, for ever (proc_pid_mounts(5))."""
+    with open("/proc/self/mountinfo", "rb") as table, select.epoll() as poll:
+        poll.register(table, select.EPOLLPRI)
+        while True:
+            await trio.lowlevel.wait_readable(poll.fileno())
+            poll.poll(0)
+            yield

@@ -150,8 +150,8 @@ class Nodes:
         self.root = Object(ROOT, handle, filesystem)
         self._remember(self.root)
         self._keep(self.root, fd)
-        for mount_id, (path, _) in mounts.by_id().items():
-            if path.startswith(source.rstrip("/") + "/") and mount_id not in self._by_mount:
+        for mount_id, path in self.mounts_below().items():
+            if mount_id not in self._by_mount:
                 self._meet_mount_at(path)
 
     # -- file systems ------------------------------------------------------------------------------
@@ -160,6 +160,12 @@ class Nodes:
     def filesystems(self) -> list[Filesystem]:
         """The mounts met so far, the root's first."""
         return list(self._by_mount.values())
+
+    def mounts_below(self) -> dict[int, str]:
+        """What is mounted inside of the tree: mount id -> mount point."""
+        linux.assume(linux.ROOT)
+        inside = self._source.rstrip("/") + "/"
+        return {number: path for number, (path, _) in mounts.by_id().items() if path.startswith(inside)}
 
     def _meet_mount_at(self, path: str) -> None:
         """Know the mount at `path` before anybody crosses it, so that old handles on it can be decoded."""

@@ -87,14 +87,15 @@ class Watch:
 
     It holds what fs.fanotify.max_queued_events says (16384 events, some MB); what comes then is lost, and one event
     says so: its mask is FAN_Q_OVERFLOW, and the rest of it empty. What this process does itself, in whatever thread,
-    takes up room until it is read, but is not delivered.
+    takes up room until it is read, but is delivered only if `own` says so.
 
     Raises:
         OSError: no fanotify, or too old a kernel (EINVAL before Linux 5.9), no CAP_SYS_ADMIN (EPERM), or more groups
             than fs.fanotify.max_user_groups (EMFILE).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, own: bool = False) -> None:
+        self._skip = -1 if own else os.getpid()
         flags = fanotify.FAN_CLASS_NOTIF | fanotify.FAN_CLOEXEC | fanotify.FAN_NONBLOCK
         self._more = False
         self._rest_until = 0.0
@@ -162,7 +163,7 @@ class Watch:
             self._more = False
             return []
         self._more = len(raw) > _BATCH - _LARGEST
-        return fanotify.parse(raw, os.getpid())
+        return fanotify.parse(raw, self._skip)
 
     def close(self) -> None:
         """Watch nothing any more; nobody may be waiting in `changes`."""

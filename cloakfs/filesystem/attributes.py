@@ -60,7 +60,12 @@ class Attributes(Names, Core):
             at.assume()
             os.chown(path, uid, gid)
         if fields.update_mode:
-            self._chmod(at, path, stat.S_IMODE(attr.st_mode))
+            mode, before = stat.S_IMODE(attr.st_mode), stat.S_IMODE(at.info.st_mode)
+            # With a chown(2) the kernel drops set-id bits, as the real tree does by itself, and takes the sticky bit
+            # along, of which it knows nothing without default_permissions.
+            dropped = before & ~mode if mode & ~before == 0 else 0
+            if not (fields.update_uid or fields.update_gid) or not dropped or dropped & 0o777:
+                self._chmod(at, path, mode)
         if fields.update_size:
             if fh is not None:
                 os.ftruncate(fh, attr.st_size)

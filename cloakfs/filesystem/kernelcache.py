@@ -20,6 +20,7 @@ import pyfuse3
 import trio
 from pyfuse3 import InodeT
 
+from .. import mounts
 from ..door import attrs_of, everybody_may, sees, subject
 from ..fanotify import (
     FAN_ATTRIB,
@@ -115,12 +116,14 @@ class KernelCache:
 
     def of_object(self, number: int, view: View, obj: Object, fd: int, info: os.stat_result) -> float:
         """How long to remember the attributes of an object that was asked about by its nodeid."""
-        if obj is not self._nodes.root:
-            if view.fixed is None:
-                if not self._same_for_all(view, obj.name, info, fd) or not self._is_public_place(view, obj, info):
-                    return self._brief
-            elif not self._is_steady(view):
+        if obj is self._nodes.root:
+            if view.fixed is not None and not self._gated:
+                return 0.0
+        elif view.fixed is None:
+            if not self._same_for_all(view, obj.name, info, fd) or not self._is_public_place(view, obj, info):
                 return self._brief
+        elif not self._is_steady(view):
+            return self._brief
         self._keep(number, obj)
         return self._of_attributes(view, obj, info, self._seconds(obj))
 
@@ -288,6 +291,16 @@ class KernelCache:
                     self.forget_everything()
                 for filesystem in self._told.get(event.fsid, ()):
                     self._heed(event, filesystem)
+
+    async def follow_mounts(self) -> None:
+        """Have the kernel forget, for ever, what others mount over."""
+        before = self._nodes.mounts_below()
+        async with contextlib.aclosing(mounts.changes()) as changes:
+            async for _ in changes:
+                now = self._nodes.mounts_below()
+                if now != before:
+                    self.forget_everything()
+                    before = now
 
     def _heed(self, event: Event, filesystem: Filesystem) -> None:
         parent = self._nodes.by_handle(filesystem, event.directory)

@@ -17,7 +17,7 @@ import pytest
 from cloakfs import linux
 from cloakfs.mounted import STATE_DIR
 from tests.agents import User, read, write
-from tests.mount.conftest import COMMAND, Mount, is_mounted, mounted
+from tests.mount.conftest import COMMAND, Mount, is_mounted, mounted, told
 from tests.mount.loopfs import attached, filesystem
 
 NULL = "no_root_squash"
@@ -432,5 +432,6 @@ def test_submounts_that_come_later(tree: str, base: str, mount: Callable[..., Mo
     assert os.listdir(m.at("later")) == []
     with attached("tmpfs", os.path.join(tree, "later"), "-t", "tmpfs"):
         write(os.path.join(tree, "later", "file"), b"x")
+        told()
         assert read(m.at("later", "file")) == b"x"
         assert os.stat(m.at("later")).st_ino != os.stat(m.at()).st_ino

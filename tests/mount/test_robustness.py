@@ -21,7 +21,7 @@ from cloakfs.daemon import GRACE_SECONDS
 from cloakfs.mounted import RUN_DIR, STATE_DIR, mount_key
 from tests.agents import User, names, read, write
 from tests.mount import test_limits
-from tests.mount.conftest import COMMAND, Mount, is_mounted, mounted, run
+from tests.mount.conftest import COMMAND, Mount, is_mounted, mounted, run, told
 from tests.mount.loopfs import attached, filesystem
 from tests.mount.test_limits import base_dir, drop_caches, memory
 
@@ -426,6 +426,7 @@ def test_the_daemon_does_not_look_into_its_own_mount(
     someone.do(os.mkdir, m.at("there"))
     someone.do(os.chdir, m.at("there"))
     os.rename(m.real("there"), os.path.join(base, "out"))
+    told()
     someone._pipe.send((os.stat, (".",), {}))
     assert someone._pipe.poll(1), "the daemon waits for itself"
     ok, value = someone._pipe.recv()
@@ -443,14 +444,16 @@ def test_content_changed_behind_the_mount(tree: str, mount: Callable[..., Mount]
     for number in range(20):
         data = f"content {number}".encode() * (number * 700 + 1)
         write(m.real("file"), data)
+        told()
         assert someone.do(read, m.at("file")) == data
         assert someone.do(os.stat, m.at("file")).st_size == len(data)
     write(m.real("file"), bytes(8000))
+    told()
     for number in range(200):  # of the same length, many within one tick of the clock
         data = b"%08d" % number * 1000
         write(m.real("file"), data, flags=0)
         assert someone.do(read, m.at("file")) == data
-    # Nothing that the kernel looks at tells of this one: it must not keep pages over an open.
+    # Nothing that the kernel looks at tells of this one.
     before = os.stat(m.real("file"))
     write(m.real("file"), data[::-1])
     os.utime(m.real("file"), ns=(before.st_atime_ns, before.st_mtime_ns))

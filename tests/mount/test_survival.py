@@ -229,7 +229,7 @@ def test_no_room_for_the_index(base: str, tree: str, user: MakeUser) -> None:
                 os.write(filler, bytes(1 << 20))
             someone.do(os.unlink, m.at(name))
         drop_caches()
-        wait_until(lambda: "a deleted file stays in it" in m.log)
+        wait_until(lambda: "deleted files stay in it" in m.log)
         os.kill(pid, 0)
         os.mkdir(os.path.join(tree, "many"), 0o777)
         os.chmod(os.path.join(tree, "many"), 0o777)
