@@ -5,6 +5,7 @@ import sys
 
 import click
 
+from .bench import bench
 from .check import check
 from .explain import explain
 from .export import export
@@ -21,7 +22,7 @@ def cloakfs() -> None:
     """Give each caller of a shared tree a view of its own."""
 
 
-for command in (mount, umount, export, check, explain, table):
+for command in (mount, umount, export, check, explain, table, bench):
     cloakfs.add_command(command)
 
 

@@ -7,16 +7,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from bench.work import WORK
-from cloakfs.mounted import RUN_DIR
+from cli.bench.peers import BARE, FIXED, MANY, PEERS, VARIANTS
+from cli.bench.work import all_work
+from cloakfs.mounted import RUN_DIR, STATE_DIR
 
-PEERS = ["bare", "bindfs, caches 0", "bindfs, default", "cloakfs, null"] + [f"cloakfs, {n}" for n in (10, 100, 1000)]
-
-pytestmark = pytest.mark.skipif(not shutil.which("bindfs"), reason="needs bindfs, the peer (Debian: bindfs)")
+BENCH = (sys.executable, "-m", "cloakfs_cli.main", "bench")
+WORKS = all_work(1)
 
 
 def mounts_below(path: Path) -> list[str]:
@@ -24,49 +25,156 @@ def mounts_below(path: Path) -> list[str]:
         return [line for line in mounts if line.split()[1].startswith(f"{path}/")]
 
 
-def test_every_peer_does_all_the_work(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="needs the extra `bench`")
-    out, plot = tmp_path / "out.json", tmp_path / "out.svg"
-    arguments = ["--quick", "--markdown", "--json", str(out), "--plot", str(plot)]
-    done = subprocess.run(
-        [sys.executable, "-m", "bench", *arguments], capture_output=True, text=True, check=False, timeout=200
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """Where the benchmark works: not pytest's own directory, which other users may not enter."""
+    base = Path(f"/tmp/cloakfs-test-bench-{os.getpid()}")
+    base.mkdir(mode=0o755)
+    yield base
+    left = mounts_below(base)
+    shutil.rmtree(base)
+    assert left == []
+
+
+def left_behind(place: Path) -> list[str]:
+    names = [name for directory in (RUN_DIR, STATE_DIR) for name in os.listdir(directory) if place.name in name]
+    return names + mounts_below(place) + [str(path) for path in place.iterdir()]
+
+
+def bench(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "TMPDIR": str(place)}
+    return subprocess.run(
+        [*BENCH, *arguments], env=environment, capture_output=True, text=True, check=False, timeout=250
     )
+
+
+def test_every_peer_does_all_the_work(place: Path, tmp_path: Path) -> None:
+    out, plot = tmp_path / "results" / "out.json", tmp_path / "out.svg"
+    arguments = ["--quick", "--markdown", "--json", str(out)]
+    if has_plots := bool(shutil.which("bindfs")):
+        pytest.importorskip("matplotlib", reason="needs the extra `bench`")
+        arguments += ["--plot", str(plot)]
+    done = bench(place, *arguments)
+    assert done.returncode == 0, done.stderr
+    assert left_behind(place) == []
+    results = json.loads(out.read_text())
+    assert results["failed"] == []
+    assert results["about"]["rounds"] == 2
+    # What a machine may lack is told of.
+    for name in results["skipped"]:
+        assert name in ("bind mount", "overlayfs", "bindfs", "bindfs, caches off", "cloakfs stock loop")
+        assert f"cloakfs: bench: skipped {name}: " in done.stderr
+    peers = [peer for peer in PEERS if peer not in results["skipped"]]
+    assert list(results["rates"]) == ["pinned", "unpinned"]
+    for setting, rates in results["rates"].items():
+        assert set(rates) == {name for name, work in WORKS.items() if setting in work.settings}
+        for name, by_peer in rates.items():
+            assert list(by_peer) == [peer for peer in peers if WORKS[name].thorough or peer not in VARIANTS]
+            rounds = WORKS[name].rounds or 2
+            assert all(len(values) == rounds and min(values) > 0 for values in by_peer.values())
+    assert "lookup" not in results["requests"]["stat public"].get(FIXED, {})
+    assert {"idle RSS", "idle PSS", "growth RSS", "growth PSS"} <= set(results["memory"][MANY])
+    for peer in peers[1:]:
+        assert f"\n| {peer} | **" in done.stdout
+    assert "not measured" not in done.stdout
+    if has_plots:
+        assert "<svg" in plot.read_text()
+
+    again = subprocess.run(
+        [*BENCH, "--show", str(out), "--against", str(out)], capture_output=True, text=True, check=False
+    )
+    assert again.returncode == 0
+    assert "Nothing got worse by more than the spread." in again.stdout
+
+
+def test_some_peers_and_works(place: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    choice = ["--peer", BARE, "--peer", "*null", "--work", "stat p*", "--cpus", "unpinned"]
+    done = bench(place, "--quick", *choice, "--json", str(out))
     assert done.returncode == 0, done.stderr
     results = json.loads(out.read_text())
-    assert results["about"]["rounds"] == 2
-    assert list(results["rates"]) == ["pinned", "unpinned"]
-    for rates in results["rates"].values():
-        assert list(rates) == list(WORK)
-        for by_peer in rates.values():
-            assert list(by_peer) == PEERS
-            assert all(len(values) == 2 and min(values) > 0 for values in by_peer.values())
-    for peer in PEERS[2:]:
-        assert done.stdout.count(f"\n| {peer} |") == 4
-    assert "<svg" in plot.read_text()
+    assert {work: list(rates) for work, rates in results["rates"].pop("unpinned").items()} == {
+        "stat public": [BARE, "cloakfs null"],
+        "stat private": [BARE, "cloakfs null"],
+    }
+    assert (results["rates"], results["requests"], results["memory"]) == ({}, {}, {})
+
+
+def test_what_cannot_be_done_is_told_before_anything_is_measured(place: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    other.write_text("[]")
+    for status, said, arguments in (
+        (2, "--work x: no such thing; see --list", ["--work", "x"]),
+        (1, f"{tmp_path}/absent: No such file or directory", ["--against", f"{tmp_path}/absent"]),
+        (2, f"{other}: not a run", ["--show", str(other)]),
+        (1, f"{other}/out.json: Not a directory", ["--json", f"{other}/out.json"]),
+        (1, f"{tmp_path}/absent: No such file or directory", ["--package", f"{tmp_path}/absent"]),
+    ):
+        done = bench(place, *arguments)
+        assert done.returncode == status
+        assert done.stderr.startswith(f"cloakfs: {said}")
+        assert done.stderr.count("\n") == 1
+    assert left_behind(place) == []
+
+
+def test_without_matplotlib_there_is_one_line(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "matplotlib.py").write_text("raise ImportError")
+    done = subprocess.run(
+        [*BENCH, "--plot", str(tmp_path / "out.svg")],
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "TMPDIR": str(place)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "cloakfs: --plot: there is no matplotlib (pip install 'cloakfs[bench]')\n"
+
+
+def test_list() -> None:
+    done = subprocess.run([*BENCH, "--list"], capture_output=True, text=True, check=True)
+    lines = [line.strip() for line in done.stdout.splitlines()]
+    assert set(lines) >= {*PEERS, *WORKS, "requests", "memory idle", "memory growth"}
+
+
+def test_a_peer_that_the_machine_cannot_have_is_skipped_loudly(place: Path, tmp_path: Path) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "mount").symlink_to("/usr/bin/mount")
+    (programs / "umount").symlink_to("/usr/bin/umount")
+    done = subprocess.run(
+        [*BENCH, "--quick", "--peer", "b*", "--work", "stat public"],
+        env={**os.environ, "TMPDIR": str(place), "PATH": str(programs)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "cloakfs: bench: skipped bindfs: there is no bindfs (Debian: bindfs)\n" in done.stderr
+    assert "skipped bindfs, caches off: there is no bindfs" in done.stdout
+    assert left_behind(place) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_it_leaves_nothing_behind(number: signal.Signals) -> None:
-    # Not pytest's own directory, which other users may not enter.
-    base = Path(f"/tmp/cloakfs-test-bench-{os.getpid()}")
-    base.mkdir(mode=0o755)
-    try:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "bench"],
-            env={**os.environ, "TMPDIR": str(base)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        )
-        deadline = time.monotonic() + 60
-        while len(mounts_below(base)) < len(PEERS) - 1:
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        process.send_signal(number)
-        process.communicate(timeout=60)
-        assert process.returncode
-        assert mounts_below(base) == []
-        assert list(base.iterdir()) == []
-        assert not [name for name in os.listdir(RUN_DIR) if base.name in name]
-    finally:
-        shutil.rmtree(base)
+@pytest.mark.parametrize("when", [0, 6])
+def test_interrupted_it_leaves_nothing_behind(place: Path, number: signal.Signals, when: int) -> None:
+    """While it mounts, or when everything is there (a file system and a mount each but for the bare tree)."""
+    peers = ["--peer", BARE, "--peer", "overlayfs", "--peer", MANY, "--peer", FIXED]
+    process = subprocess.Popen(
+        [*BENCH, *peers, "--work", "ls*", "--work", "tar*"],
+        env={**os.environ, "TMPDIR": str(place)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 100
+    while len(mounts_below(place)) <= when:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    if when:
+        time.sleep(1)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert said == "cloakfs: bench: interrupted\n"
+    assert left_behind(place) == []

@@ -1,1 +1,0 @@
-"""Benchmarks: ratios against peers within one run, never timed tests."""

@@ -1,0 +1,125 @@
+"""`cloakfs bench`: cloakfs against the bare tree and what else can be laid over one, as ratios within one run."""
+
+import contextlib
+import os
+import sys
+
+import click
+
+from ..common import fail
+
+# What measures is imported when it is needed: every mount's daemon begins as this command group.
+
+
+@click.command()
+@click.option("--peer", "peers", multiple=True, metavar="GLOB", help="Only these (repeatable); see --list.")
+@click.option("--work", "works", multiple=True, metavar="GLOB", help="Only these (repeatable); see --list.")
+@click.option(
+    "--cpus",
+    type=click.Choice(["both", "pinned", "unpinned"]),
+    default="both",
+    show_default=True,
+    help="Pinned: client and daemon on one CPU.",
+)
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="How often all is repeated.")
+@click.option(
+    "--heavy-rounds",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="The same for what takes long: data, ls, make.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0, min_open=True),
+    default=0.4,
+    show_default=True,
+    help="How long each time, at least.",
+)
+@click.option("--package", metavar="FILE", help="A source package (tar.gz with a Makefile) to build.")
+@click.option("--quick", is_flag=True, help="Two very short rounds with few files: does it run?")
+@click.option("--markdown", is_flag=True, help="Print tables for the documentation.")
+@click.option("--json", "json_path", metavar="FILE", help="Write every single rate.")
+@click.option("--plot", metavar="FILE", help="Draw the ratios (PNG or SVG; needs matplotlib).")
+@click.option("--against", metavar="FILE", help="Tell what changed since an earlier run (--json).")
+@click.option("--show", metavar="FILE", help="Measure nothing, show an earlier run (--json).")
+@click.option("--list", "only_list", is_flag=True, help="Print the names of all peers and works.")
+def bench(
+    peers: tuple[str, ...],
+    works: tuple[str, ...],
+    cpus: str,
+    rounds: int,
+    heavy_rounds: int,
+    seconds: float,
+    package: str | None,
+    json_path: str | None,
+    plot: str | None,
+    against: str | None,
+    show: str | None,
+    *,
+    quick: bool,
+    markdown: bool,
+    only_list: bool,
+) -> None:
+    """Measure cloakfs against the bare tree and other ways of mounting it.
+
+    Makes a tree in memory for each peer, mounts them below $TMPDIR, and has a user who is not root work there. What is
+    measured how stands in docs/performance.md. Absolute rates are not comparable between runs, ratios are. Needs root.
+
+    Exit status: 0 measured (or shown), 1 it cannot be done, or some work failed, 2 wrong usage.
+    """
+    from . import report  # noqa: PLC0415
+    from .command import Choice, about, interruptible, listing, measured, read  # noqa: PLC0415
+    from .work import all_work  # noqa: PLC0415
+
+    every = all_work(1 if quick else heavy_rounds)
+    choice = Choice(peers, works, cpus, rounds, seconds, package, quick=quick)
+    if only_list:
+        click.echo(listing(every))
+        return
+    old = read(against) if against else None
+    if plot:
+        _require_matplotlib()
+    if show:
+        run = read(show)
+    else:
+        if os.geteuid() != 0:
+            fail("only root can measure: it mounts, and works as other users", 1)
+        for path in (json_path, plot):
+            _require_writable(path)
+        plan = choice.plan(every)
+        with interruptible():
+            circumstances = about(plan, choice)
+            run = measured(plan)
+            run.about = circumstances | {"load after": round(os.getloadavg()[0], 2)}
+        if json_path:
+            run.write(json_path)
+    report.show(run, every, old, markdown=markdown)
+    if plot:
+        from .picture import draw  # noqa: PLC0415
+
+        draw(run, every, plot)
+    sys.exit(1 if run.failed and not show else 0)
+
+
+def _require_matplotlib() -> None:
+    try:
+        import matplotlib  # noqa: F401, PLC0415
+    except ImportError:
+        fail("--plot: there is no matplotlib (pip install 'cloakfs[bench]')", 1)
+
+
+def _require_writable(path: str | None) -> None:
+    """Find that out before half an hour has passed; makes the directory."""
+    if path is None:
+        return
+    try:
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        new = not os.path.exists(path)
+        with open(path, "ab"):
+            pass
+        if new:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+    except OSError as exc:
+        fail(f"{path}: {exc.strerror}", 1)

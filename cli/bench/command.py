@@ -1,0 +1,169 @@
+"""From the options of `cloakfs bench` to a run."""
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ..common import fail
+from .figures import Run
+from .measure import GROWTH, IDLE, REQUESTS, Plan, can_build, find_package, measure, versions
+from .peers import PEERS
+from .tree import QUICK, Sizes, generated_package
+from .work import PINNED, UNPINNED, Work
+
+_EXTRAS = (REQUESTS, IDLE, GROWTH)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What the options say."""
+
+    peers: tuple[str, ...]
+    works: tuple[str, ...]
+    cpus: str
+    rounds: int
+    seconds: float
+    package: str | None
+    quick: bool
+
+    def plan(self, every: dict[str, Work]) -> Plan:
+        """What is to be measured; ends the command if that is nothing."""
+        peers = chosen(list(PEERS), self.peers, "--peer")
+        names = chosen([*every, *_EXTRAS], self.works, "--work")
+        works = [every[name] for name in names if name in every]
+        package = None
+        if any("make" in work.name for work in works):
+            if why := can_build():
+                click.echo(f"cloakfs: bench: skipped tar+make+rm: {why}", err=True)
+                works = [work for work in works if "make" not in work.name]
+            else:
+                package = generated_package(2) if self.quick else self._package()[0]
+        return Plan(
+            peers,
+            works,
+            [name for name in names if name in _EXTRAS],
+            [PINNED, UNPINNED] if self.cpus == "both" else [self.cpus],
+            2 if self.quick else self.rounds,
+            0.005 if self.quick else self.seconds,
+            QUICK if self.quick else Sizes(),
+            package,
+        )
+
+    def _package(self) -> tuple[bytes, str]:
+        try:
+            return find_package(self.package)
+        except OSError as exc:
+            fail(f"{self.package}: {exc.strerror}", 1)
+
+    @property
+    def package_name(self) -> str:
+        """Of what is built."""
+        return "generated (2 C files)" if self.quick else self._package()[1]
+
+
+def chosen(names: list[str], globs: tuple[str, ...], option: str) -> list[str]:
+    """Those that match any of the globs, in order; all if there is none. Ends the command if one matches nothing."""
+    for glob in globs:
+        if not any(fnmatchcase(name, glob) for name in names):
+            fail(f"{option} {glob}: no such thing; see --list", 2)
+    return [name for name in names if not globs or any(fnmatchcase(name, glob) for glob in globs)]
+
+
+def listing(every: dict[str, Work]) -> str:
+    """What there is to choose from."""
+    peers = "\n".join(f"  {name}" for name in PEERS)
+    works = "\n".join(f"  {name}" for name in (*every, *_EXTRAS))
+    return f"peers (--peer):\n{peers}\nworks (--work):\n{works}"
+
+
+def read(path: str) -> Run:
+    """An earlier run; ends the command if that is none."""
+    try:
+        return Run.read(path)
+    except OSError as exc:
+        fail(f"{path}: {exc.strerror}", 1)
+    except ValueError as exc:
+        fail(f"{path}: {exc}", 2)
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Signals that end a program have it clean up first; then the command ends as if by Ctrl-C."""
+    before = {n: signal.signal(n, signal.default_int_handler) for n in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    except KeyboardInterrupt:
+        fail("bench: interrupted", 1)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def measured(plan: Plan) -> Run:
+    """Measure, with a bar that tells how far it is; ends the command if a peer cannot be mounted."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    console = Console(stderr=True)
+    # Not redirected: workers report failures to standard error, too. Not refreshed by a thread: it would disturb.
+    progress = Progress(
+        *columns, console=console, transient=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+    )
+    with progress:
+        task = progress.add_task("", total=plan.length())
+        shown = 0.0
+
+        def advance(what: str) -> None:
+            nonlocal shown
+            progress.update(task, description=what, advance=1)
+            if console.is_terminal and time.monotonic() - shown > 0.2:
+                shown = time.monotonic()
+                progress.refresh()
+
+        try:
+            return measure(plan, advance, lambda text: click.echo(f"cloakfs: bench: {text}", err=True))
+        except (RuntimeError, OSError, subprocess.CalledProcessError) as exc:
+            fail(f"bench: {exc}", 1)
+
+
+def about(plan: Plan, choice: Choice) -> dict[str, object]:
+    """What the figures depend on."""
+    with open("/proc/cpuinfo", encoding="utf-8") as info:
+        models = [line.partition(":")[2].strip() for line in info if line.startswith("model name")]
+    told: dict[str, object] = {
+        "date": time.strftime("%Y-%m-%d %H:%M %z"),
+        "kernel": platform.release(),
+        "CPUs": f"{len(os.sched_getaffinity(0))} × {models[0] if models else platform.machine()}",
+        "memory": f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / (1 << 30):.0f} GiB",
+        "Python": platform.python_version(),
+        "cloakfs": f"{importlib.metadata.version('cloakfs')}{_revision()}",
+        "pyfuse3": importlib.metadata.version("pyfuse3"),
+        "trio": importlib.metadata.version("trio"),
+        **versions(),
+        "rounds": plan.rounds,
+        "rounds of what takes long": min([work.rounds or plan.rounds for work in plan.works], default=0),
+        "seconds": plan.seconds,
+    }
+    if plan.package is not None:
+        told["package"] = choice.package_name
+    if plan.sizes != Sizes():
+        told["sizes"] = asdict(plan.sizes)
+    told["load before"] = round(os.getloadavg()[0], 2)
+    return told
+
+
+def _revision() -> str:
+    """Which commit, if it is a checkout; `-dirty` if files were changed."""
+    command = ["git", "-C", os.path.dirname(__file__), "describe", "--always", "--dirty", "--exclude=*"]
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        return f" ({subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()})"
+    return ""

@@ -1,0 +1,361 @@
+"""A run: everything with everybody, round by round, so that what drifts hits all of them alike."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from . import tree
+from .figures import Run
+from .peers import FIXED, MANY, NULL, PEERS, UNCACHED, VARIANTS, Peer, Skipped, place
+from .tree import QUICK, Sizes
+from .work import PINNED, UNPINNED, Work
+from .workers import WorkError, Workers, become, undisturbed
+
+REQUESTS, IDLE, GROWTH = "requests", "memory idle", "memory growth"
+"""What is asked beside the works; names to choose by."""
+
+_COUNTED = (NULL, MANY, FIXED)
+_GROWN = (UNCACHED, NULL, MANY, FIXED)
+
+_PATIENCE = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to measure.
+
+    Attributes:
+        peers: names of peers.
+        works: what they are to do.
+        extras: of REQUESTS, IDLE and GROWTH.
+        settings: PINNED, UNPINNED, or both.
+        rounds: how often.
+        seconds: how long each time.
+        sizes: of the tree.
+        package: a source package to build.
+    """
+
+    peers: list[str]
+    works: list[Work]
+    extras: list[str]
+    settings: list[str]
+    rounds: int
+    seconds: float
+    sizes: Sizes
+    package: bytes | None
+
+    def steps(self) -> Iterator[tuple[str, int, Work]]:
+        """Setting, round and work, in order."""
+        for setting in self.settings:
+            for at in range(self.rounds):
+                for work in self.works:
+                    if setting in work.settings and at < (work.rounds or self.rounds):
+                        yield setting, at, work
+
+    def length(self) -> int:
+        """How many times `advance` is called."""
+        each = sum(1 for _ in self.steps()) + 1
+        return each * len(self.peers) + len(self.counted()) + len(self.extras)
+
+    def counted(self) -> list[Work]:
+        """The works whose requests are counted."""
+        works = [work for work in self.works if REQUESTS in self.extras and work.counted]
+        return works[:1] if self.sizes == QUICK else works  # each takes seconds
+
+
+def measure(plan: Plan, advance: Callable[[str], None], tell: Callable[[str], None]) -> Run:
+    """Mount all peers, measure, and leave nothing behind, even when interrupted.
+
+    Args:
+        plan: what.
+        advance: called with what is next, `plan.length()` times at most.
+        tell: called with what was left out, and why.
+    """
+    run = Run()
+    with contextlib.ExitStack() as stack:
+        try:
+            peers = _set_up(stack, plan, run, advance, tell)
+            if not peers:
+                return run
+            if IDLE in plan.extras:
+                advance(IDLE)
+                time.sleep(plan.sizes.settle)
+                for peer in peers:
+                    if peer.daemon:
+                        run.memory[peer.name] = {f"idle {what}": mib for what, mib in memory(peer.daemon).items()}
+            _measure_rates(plan, peers, run, advance, tell)
+            if REQUESTS in plan.extras:
+                advance(REQUESTS)
+                _count_requests(plan, peers, run, advance, tell)
+            if GROWTH in plan.extras:
+                advance(GROWTH)
+                for peer in peers:
+                    if peer.name in _GROWN:
+                        _measure_growth(plan, peer, run, tell)
+        finally:
+            with undisturbed():
+                stack.close()
+    return run
+
+
+def _set_up(
+    stack: contextlib.ExitStack, plan: Plan, run: Run, advance: Callable[[str], None], tell: Callable[[str], None]
+) -> list[Peer]:
+    with undisturbed():
+        base = os.path.realpath(tempfile.mkdtemp(prefix="cloakfs-bench-"))
+        stack.callback(os.rmdir, base)
+    os.chmod(base, 0o755)
+    many = any(work.name.startswith("ls -lR") for work in plan.works)
+    waiting = []
+    for name in plan.peers:
+        advance(f"tree for {name}")
+        with undisturbed():
+            top, at = place(stack, base, name)
+        tree.prepare(top, plan.sizes, plan.package, many=many)
+        with undisturbed(), _skipping(name, run, tell):
+            waiting.append((name, PEERS[name](stack, name, top, at)))
+    peers = []
+    for name, wait in waiting:
+        with undisturbed(), _skipping(name, run, tell):
+            peers.append(wait())
+    return peers
+
+
+@contextlib.contextmanager
+def _skipping(name: str, run: Run, tell: Callable[[str], None]) -> Iterator[None]:
+    try:
+        yield
+    except Skipped as exc:
+        run.skipped[name] = str(exc)
+        tell(f"skipped {name}: {exc}")
+
+
+def _cpus(setting: str) -> set[int]:
+    everywhere = os.sched_getaffinity(0)
+    return {min(everywhere)} if setting == PINNED else everywhere
+
+
+def _measure_rates(
+    plan: Plan, peers: list[Peer], run: Run, advance: Callable[[str], None], tell: Callable[[str], None]
+) -> None:
+    now = None
+    for setting, at, work in plan.steps():
+        cpus = _cpus(setting)
+        if setting != now:
+            now = setting
+            for peer in peers:
+                _pin(peer, cpus)
+        rates = run.rates.setdefault(setting, {}).setdefault(
+            work.name, {peer.name: [] for peer in peers if work.thorough or peer.name not in VARIANTS}
+        )
+        # Another one is first in each round.
+        for peer in peers[at % len(peers) :] + peers[: at % len(peers)]:
+            advance(f"{setting}, {work.name}")
+            if peer.name not in rates:
+                continue
+            try:
+                with (
+                    _data(work, peer, plan.sizes) as data,
+                    Workers(work, peer, plan.sizes, data, plan.seconds, cpus) as workers,
+                ):
+                    _, rate = workers.go()
+                rates[peer.name].append(rate)
+            except WorkError as exc:
+                del rates[peer.name]  # rounds would not match any more
+                run.failed.append(str(exc))
+                tell(str(exc))
+
+
+def _pin(peer: Peer, cpus: set[int]) -> None:
+    for thread in os.listdir(f"/proc/{peer.daemon}/task") if peer.daemon else ():
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread), cpus)
+
+
+@contextlib.contextmanager
+def _data(work: Work, peer: Peer, sizes: Sizes) -> Iterator[str]:
+    """The name of a large file, if the work needs one."""
+    if not work.reads_data:
+        yield ""
+        return
+    with tree.data_file(peer.tree, work.kind, sizes.mib) as name:
+        time.sleep(0.02)  # daemons have heard of it
+        yield name
+
+
+# -- requests ------------------------------------------------------------------------------------------
+
+
+def _count_requests(
+    plan: Plan, peers: list[Peer], run: Run, advance: Callable[[str], None], tell: Callable[[str], None]
+) -> None:
+    """How many requests of each kind a batch of warm work is."""
+    asked = [peer for peer in peers if peer.name in _COUNTED]
+    for work in plan.counted():
+        advance(f"{REQUESTS}, {work.name}")
+        with contextlib.ExitStack() as stack:
+            try:
+                ready = []
+                for peer in asked:
+                    data = stack.enter_context(_data(work, peer, plan.sizes))
+                    workers = Workers(work, peer, plan.sizes, data, None, _cpus(UNPINNED))
+                    ready.append((peer, stack.enter_context(workers)))
+                before = counts_now(asked)
+                done = {peer.name: workers.go()[0] for peer, workers in ready}
+                after = counts_now(asked)
+            except WorkError as exc:
+                run.failed.append(f"{REQUESTS}: {exc}")
+                tell(run.failed[-1])
+                continue
+        run.requests[work.name] = {
+            name: per_unit(before[name], after[name], units) for name, units in done.items() if units
+        }
+
+
+def per_unit(before: dict[str, int], after: dict[str, int], units: float) -> dict[str, float]:
+    """By operation; without what the counting takes, and what the kernel does in its own time."""
+    return {
+        operation: (count - before.get(operation, 0)) / units
+        for operation, count in sorted(after.items())
+        if operation not in ("statfs", "forget") and count > before.get(operation, 0)
+    }
+
+
+def counts_now(peers: list[Peer]) -> dict[str, dict[str, int]]:
+    """What each daemon was asked until now.
+
+    It tells every few seconds, if there is news. There is: each is asked one thing that the kernel never remembers.
+
+    Raises:
+        WorkError: it does not tell.
+    """
+    seen = {peer.name: _told(peer).get("statfs", 0) for peer in peers}
+    for peer in peers:
+        os.statvfs(peer.path)
+    deadline = time.monotonic() + _PATIENCE
+    counts: dict[str, dict[str, int]] = {}
+    while len(counts) < len(peers):
+        for peer in peers:
+            told = _told(peer)
+            if told.get("statfs", 0) > seen[peer.name]:
+                counts[peer.name] = told
+        if time.monotonic() > deadline:
+            raise WorkError("a daemon does not tell how many requests it has answered")
+        time.sleep(0.02)
+    return counts
+
+
+def _told(peer: Peer) -> dict[str, int]:
+    assert peer.status is not None
+    with open(peer.status, encoding="utf-8") as file:
+        requests: dict[str, int] = json.load(file)["requests"]
+    return requests
+
+
+# -- memory --------------------------------------------------------------------------------------------
+
+
+def memory(pid: int) -> dict[str, float]:
+    """RSS and PSS of a process in MiB."""
+    found = {}
+    with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
+        for line in file:
+            name, _, rest = line.partition(":")
+            if name in ("Rss", "Pss"):
+                found[name.upper()] = int(rest.split()[0]) / 1024
+    return found
+
+
+def _fuse_inodes() -> int:
+    """How many inodes of FUSE the kernel holds (the whole machine)."""
+    with contextlib.suppress(OSError), open("/proc/slabinfo", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("fuse_inode "):
+                return int(line.split()[1])
+    return 0
+
+
+def _measure_growth(plan: Plan, peer: Peer, run: Run, tell: Callable[[str], None]) -> None:
+    """By how much a daemon grows while the kernel gets to know many more files, scaled to 100,000."""
+    assert peer.daemon is not None
+    known = tree.known_tree(peer.tree, plan.sizes.known)
+    time.sleep(plan.sizes.settle)
+    before, held = memory(peer.daemon), _fuse_inodes()
+    top = os.path.join(peer.path, "public", known)
+    if _count_as(peer.uid, top) != plan.sizes.known % 251:
+        run.failed.append(f"{GROWTH} with {peer.name}: not all files were found")
+        tell(run.failed[-1])
+        return
+    time.sleep(plan.sizes.settle)
+    scale = 100_000 / plan.sizes.known
+    figures = run.memory.setdefault(peer.name, {})
+    for what, mib in memory(peer.daemon).items():
+        figures[f"growth {what}"] = (mib - before[what]) * scale
+    if held:
+        figures["known"] = (_fuse_inodes() - held) / plan.sizes.known
+
+
+def _count_as(uid: int, top: str) -> int:
+    """Have this user list and stat all below; how many empty files there are, modulo 251 (an exit status)."""
+    pid = os.fork()
+    if pid == 0:
+        status = 255
+        try:
+            become(uid)
+            found = sum(
+                os.lstat(os.path.join(directory, name)).st_size == 0
+                for directory, _, names in os.walk(top)
+                for name in names
+            )
+            status = found % 251
+        finally:
+            os._exit(status)
+    try:
+        _, status = os.waitpid(pid, 0)
+    except BaseException:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+    return os.waitstatus_to_exitcode(status)
+
+
+# -- the package ---------------------------------------------------------------------------------------
+
+
+def find_package(path: str | None) -> tuple[bytes, str]:
+    """A source package and its name: the one asked for, the tests' own, or a generated one.
+
+    Raises:
+        OSError: the one asked for cannot be read.
+    """
+    cache = os.path.join(os.path.dirname(__file__), "..", "..", ".cache", "sources")
+    if path is None and os.path.isdir(cache):
+        names = sorted(name for name in os.listdir(cache) if name.endswith(".orig.tar.gz"))
+        path = os.path.join(cache, names[0]) if names else None
+    if path is None:
+        return tree.generated_package(), "generated (60 C files)"
+    with open(path, "rb") as file:
+        return file.read(), os.path.basename(path)
+
+
+def can_build() -> str | None:
+    """Why nothing can be built here, if so."""
+    missing = [program for program in ("tar", "gzip", "make", "gcc") if not shutil.which(program)]
+    return f"there is no {', '.join(missing)}" if missing else None
+
+
+def versions() -> dict[str, str]:
+    """Of programs beside ours."""
+    found = {}
+    for program, arguments in (("bindfs", ["--version"]), ("gcc", ["-dumpfullversion"])):
+        if where := shutil.which(program):
+            done = subprocess.run([where, *arguments], capture_output=True, text=True, check=False)
+            found[program] = done.stdout.split("\n")[0].removeprefix(program).strip()
+    return found

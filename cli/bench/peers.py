@@ -1,0 +1,229 @@
+"""What is measured: the bare tree, what else can be laid over one, and cloakfs in different ways."""
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cloakfs import mounts
+from cloakfs.mounted import RUN_DIR, STATE_DIR, mount_key
+
+from .tree import OWNER, WORKER
+
+BARE = "bare"
+UNCACHED = "bindfs, caches off"
+STOCK = "cloakfs stock loop"
+NULL = "cloakfs null"
+BOTH = "cloakfs map+cloak"
+FEW, MANY = f"{BOTH} 10", f"{BOTH} 1000"
+FIXED = "cloakfs fixed view"
+
+STOCK_WORD = "stock_loop"
+"""The word of `cloakfs mount -o` for pyfuse3's own session loop."""
+
+SHIFT = 50000
+"""What the clients of peers that map have to add."""
+
+_PATIENCE = 20.0
+
+
+class Skipped(Exception):
+    """A peer that this machine cannot have; the text is why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A directory to work in.
+
+    Attributes:
+        name: what it is called in tables.
+        tree: the real tree behind it.
+        path: where the work is done.
+        uid: who works.
+        daemon: the process that serves it; None: the kernel alone.
+        status: where a daemon of ours tells how it fares.
+    """
+
+    name: str
+    tree: str
+    path: str
+    uid: int = WORKER
+    daemon: int | None = None
+    status: str | None = None
+
+
+def definitions(count: int, *, maps: bool = True, cloaks: bool = True) -> str:
+    """Options with `count` range-map and `count` cloak definitions, half for users and half for groups.
+
+    Worker and owner fall to the last of each, so that mode bits have to be looked at: the others' show public files,
+    the group's show private ones to the worker, who owns neither.
+    """
+    range_map, cloak_list = [], []
+    for kind in ("uid", "gid"):
+        for i in range(count // 2 - 1):
+            range_map.append(f"{kind} {100000 + 10 * i} {100009 + 10 * i} map {200000 + 10 * i}")
+            cloak_list.append(f"{kind} +077 {200000 + 10 * i} {200009 + 10 * i}")
+        range_map.append(f"{kind} {WORKER + SHIFT} {OWNER + SHIFT} map {WORKER}")
+        cloak_list.append(f"{kind} +077 {WORKER} {OWNER}")
+    options = [f"range_map={' '.join(range_map)}"] if maps else []
+    return ",".join([*options, f"cloak_list={' '.join(cloak_list)}"] if cloaks else options)
+
+
+Start = Callable[[contextlib.ExitStack, str, str, str], Callable[[], Peer]]
+"""Begins to mount (stack, name, tree, mount point); what it returns waits for it. Either may raise Skipped."""
+
+
+def _bare(stack: contextlib.ExitStack, name: str, tree: str, at: str) -> Callable[[], Peer]:
+    return lambda: Peer(name, tree, tree)
+
+
+def _mount8(stack: contextlib.ExitStack, name: str, tree: str, at: str, *arguments: str) -> Callable[[], Peer]:
+    stack.callback(unmount, at)
+    done = subprocess.run(["mount", *arguments, at], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Skipped(" ".join(done.stderr.split()) or f"mount: exit status {done.returncode}")
+    return lambda: Peer(name, tree, at)
+
+
+def _bind(stack: contextlib.ExitStack, name: str, tree: str, at: str) -> Callable[[], Peer]:
+    return _mount8(stack, name, tree, at, "--bind", tree)
+
+
+def _overlay(stack: contextlib.ExitStack, name: str, tree: str, at: str) -> Callable[[], Peer]:
+    upper, work = f"{tree}-upper", f"{tree}-work"
+    for path in (upper, work):
+        os.mkdir(path)
+    options = f"lowerdir={tree},upperdir={upper},workdir={work}"
+    return _mount8(stack, name, tree, at, "-t", "overlay", "overlay", "-o", options)
+
+
+def _bindfs(*options: str) -> Start:
+    """Debian's bindfs, mapping the same two users and groups."""
+
+    def start(stack: contextlib.ExitStack, name: str, tree: str, at: str) -> Callable[[], Peer]:
+        if not shutil.which("bindfs"):
+            raise Skipped("there is no bindfs (Debian: bindfs)")
+        ids = [f"{sign}{server}/{sign}{server + SHIFT}" for sign in ("", "@") for server in (WORKER, OWNER)]
+        # In sessions of their own: Ctrl-C is for the benchmark, which then ends them.
+        command = ["bindfs", "-f", f"--map={':'.join(ids)}", *options, tree, at]
+        process = subprocess.Popen(command, start_new_session=True)
+
+        def stop() -> None:
+            unmount(at)
+            process.terminate()
+            process.wait(_PATIENCE)
+
+        stack.callback(stop)
+
+        def wait() -> Peer:
+            deadline = time.monotonic() + _PATIENCE
+            while not is_mounted(at):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"bindfs did not mount (exit status {process.returncode})")
+                time.sleep(0.01)
+            return Peer(name, tree, at, WORKER + SHIFT, process.pid)
+
+        return wait
+
+    return start
+
+
+def _cloakfs(options: str, *more: str, uid: int = WORKER + SHIFT, optional: bool = False) -> Start:
+    """cloakfs with these options; if it is `optional`, it is skipped where it refuses them."""
+
+    def start(stack: contextlib.ExitStack, name: str, tree: str, at: str) -> Callable[[], Peer]:
+        key = mount_key(tree, at)
+        status = os.path.join(RUN_DIR, f"{key}.json")
+        daemon: list[int] = []  # a pidfd, once it is there
+        command = [sys.executable, "-m", "cloakfs_cli.main", "mount", tree, at, *more, "-o", options]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+        def stop() -> None:
+            process.wait(_PATIENCE)
+            unmount(at)
+            for fd in daemon:
+                if not select.select([fd], [], [], _PATIENCE)[0]:
+                    signal.pidfd_send_signal(fd, signal.SIGKILL)
+                os.close(fd)
+            shutil.rmtree(os.path.join(STATE_DIR, key), ignore_errors=True)
+            for left in (status, os.path.join(RUN_DIR, f"{key}.log")):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(left)
+
+        stack.callback(stop)
+
+        def wait() -> Peer:
+            _, said = process.communicate()
+            if process.returncode:
+                raise (Skipped if optional else RuntimeError)(f"{name}: {' '.join(said.split())}")
+            with open(status, encoding="utf-8") as file:
+                pid = int(json.load(file)["pid"])
+            daemon.append(os.pidfd_open(pid))
+            return Peer(name, tree, at, uid, pid, status)
+
+        return wait
+
+    return start
+
+
+PEERS: dict[str, Start] = {
+    BARE: _bare,
+    "bind mount": _bind,
+    "overlayfs": _overlay,
+    "bindfs": _bindfs(),
+    UNCACHED: _bindfs("-o", "attr_timeout=0,entry_timeout=0,negative_timeout=0"),
+    STOCK: _cloakfs(f"no_root_squash,{STOCK_WORD}", uid=WORKER, optional=True),
+    NULL: _cloakfs("no_root_squash", uid=WORKER),
+    "cloakfs map": _cloakfs(definitions(2, cloaks=False)),
+    "cloakfs cloak": _cloakfs(definitions(2, maps=False), uid=WORKER),
+    BOTH: _cloakfs(definitions(2)),
+    FEW: _cloakfs(definitions(10)),
+    f"{BOTH} 100": _cloakfs(definitions(100)),
+    MANY: _cloakfs(definitions(1000)),
+    FIXED: _cloakfs(f"{definitions(2)},default_permissions", "--view", f"{WORKER}:{WORKER}"),
+}
+"""Every peer, in the order of the tables."""
+
+VARIANTS = {"cloakfs map", "cloakfs cloak", FEW, f"{BOTH} 100"}
+"""What these differ in shows where files are asked about one by one; they need not do the rest."""
+
+
+def is_mounted(path: str) -> bool:
+    """Is something mounted right there?"""
+    return path in mounts.by_path()
+
+
+def unmount(path: str) -> None:
+    """Unmount what is there, if anything; a worker that was just ended may be in there for a moment."""
+    deadline = time.monotonic() + _PATIENCE
+    while is_mounted(path):
+        lazy = ["-l"] if time.monotonic() > deadline else []
+        done = subprocess.run(["umount", *lazy, path], capture_output=True, text=True, check=False)
+        if done.returncode:
+            if lazy:
+                raise RuntimeError(f"{path} cannot be unmounted: {done.stderr}")
+            time.sleep(0.02)
+
+
+def place(stack: contextlib.ExitStack, base: str, name: str) -> tuple[str, str]:
+    """A file system in memory for one peer: its tree, empty, and a mount point beside it.
+
+    Of its own, because a daemon of ours watches the file system that its tree is on (fanotify(7)): on a common one,
+    each file that one peer makes would wake the daemons of all others.
+    """
+    directory = os.path.join(base, "".join(char if char.isalnum() else "-" for char in name))
+    os.mkdir(directory)
+    stack.callback(os.rmdir, directory)
+    stack.callback(unmount, directory)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "cloakfs-bench", directory], check=True)
+    tree, at = os.path.join(directory, "tree"), os.path.join(directory, "mnt")
+    for path in (tree, at):
+        os.mkdir(path)
+    return tree, at

@@ -1,0 +1,111 @@
+"""What cloakfs is to reach, and whether a run did."""
+
+from dataclasses import dataclass
+
+from .figures import Run, Spread, number
+from .peers import BARE, BOTH, FEW, FIXED, MANY, NULL, STOCK, UNCACHED
+from .tree import KINDS
+from .work import PINNED, UNPINNED
+
+MOST_IDLE = 45.0
+MOST_GROWTH = 60.0
+"""MiB: of a mount that nobody uses, and more for each 100,000 files that the kernel knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The rate of `peer`, compared with that of `to`, is to be at least `bound`; or the time at most, if `time`.
+
+    `judged` are the kinds of files that it is about; what was measured with others is shown all the same.
+    """
+
+    work: str
+    setting: str
+    peer: str
+    to: str
+    bound: float
+    time: bool = False
+    judged: tuple[str, ...] = KINDS
+
+    def __str__(self) -> str:
+        return f"{self.work}, {self.setting}: {self.peer} / {self.to}"
+
+    @property
+    def wanted(self) -> str:
+        """The bound, to be read."""
+        return f"time ≤ {self.bound:.2f}" if self.time else f"rate ≥ {self.bound:.2f}"
+
+
+_ALIKE = ("public",)
+
+TARGETS = (
+    Target("stat", PINNED, MANY, UNCACHED, 1.3),
+    Target("lookup", PINNED, MANY, UNCACHED, 1.3),
+    Target("open+read+close", PINNED, MANY, UNCACHED, 1.2),
+    Target("create+write+unlink", PINNED, MANY, UNCACHED, 1.0),
+    Target("4 clients", UNPINNED, MANY, UNCACHED, 1.5),
+    Target("stat", PINNED, FIXED, BARE, 0.80),
+    Target("stat", PINNED, MANY, BARE, 0.80, judged=_ALIKE),
+    Target("ls -lR", PINNED, FIXED, BARE, 0.75),
+    Target("ls -lR", PINNED, MANY, BARE, 0.75, judged=_ALIKE),
+    Target("sequential warm", PINNED, FIXED, BARE, 0.65),
+    Target("sequential warm", PINNED, MANY, BARE, 0.65),
+    Target("random 4K warm", PINNED, FIXED, BARE, 0.85),
+    Target("random 4K warm", PINNED, MANY, BARE, 0.85),
+    Target("tar+make+rm", UNPINNED, FIXED, BARE, 1.5, time=True),
+    Target("tar+make+rm", UNPINNED, MANY, BARE, 1.9, time=True),
+    Target("list+stat", PINNED, MANY, FEW, 1.02, time=True),
+    Target("list+stat", PINNED, BOTH, NULL, 1.15, time=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A spread, or a single number, and whether it is good enough; None: nobody asked that."""
+
+    value: Spread | float
+    reached: bool | None
+
+    def __str__(self) -> str:
+        text = str(self.value) if isinstance(self.value, Spread) else f"{self.value:.1f}"
+        return text if self.reached is None else f"{text} {'reached' if self.reached else 'missed'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A target and what a run says to it, by kind of files; nothing of what was not measured."""
+
+    target: str
+    wanted: str
+    figures: dict[str, Figure]
+
+
+def judge(run: Run) -> list[Judged]:
+    """All targets; medians decide."""
+    return [_judge(target, run) for target in TARGETS] + _judge_memory(run)
+
+
+def _judge(target: Target, run: Run) -> Judged:
+    figures = {}
+    for kind in KINDS:
+        spread = Spread.of(run.ratios(target.setting, f"{target.work} {kind}", target.peer, target.to))
+        if spread is None:
+            continue
+        if target.time:
+            spread = spread.inverse()
+        reached = spread.middle <= target.bound if target.time else spread.middle >= target.bound
+        figures[kind] = Figure(spread, reached if kind in target.judged else None)
+    return Judged(str(target), target.wanted, figures)
+
+
+def _judge_memory(run: Run) -> list[Judged]:
+    ours = {peer: figures for peer, figures in run.memory.items() if peer.startswith("cloakfs") and peer != STOCK}
+    judged = []
+    for what, name, most in (
+        ("idle RSS", "idle, MiB for a mount (RSS, the largest)", MOST_IDLE),
+        ("growth RSS", "MiB more per 100,000 known files (RSS, the largest)", MOST_GROWTH),
+    ):
+        values = [figures[what] for figures in ours.values() if what in figures]
+        figure = {"": Figure(max(values), max(values) <= most)} if values else {}
+        judged.append(Judged(name, f"≤ {number(most)}", figure))
+    return judged

@@ -1,0 +1,149 @@
+"""The tree that is worked on: the same for every peer, each on a file system of its own."""
+
+import os
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from itertools import count
+
+WORKER, OWNER = 1500, 1501
+"""Server ids: who works, and whose the files are."""
+
+KINDS = ("public", "private")
+"""Seen by everybody alike; hidden from some, and visible to the worker by the group bits alone."""
+
+BLOCK = b"x" * 4096
+
+PACKAGE = "package.tar.gz"
+
+_MIB = b"x" * (1 << 20)
+MODES = {"public": (0o755, 0o644), "private": (0o750, 0o640)}
+"""Of directories and files."""
+
+_GROUPS = {"public": OWNER, "private": WORKER}
+_numbers = count()
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much of everything there is; `settle` is how many seconds daemons get before their memory is looked at."""
+
+    listed: int = 1000
+    directories: int = 100
+    per_directory: int = 100
+    mib: int = 256
+    known: int = 100_000
+    batch: int = 100
+    settle: float = 1.0
+
+
+QUICK = Sizes(listed=20, directories=3, per_directory=5, mib=1, known=200, batch=5, settle=0.05)
+
+
+def _directory(path: str, kind: str) -> None:
+    os.mkdir(path)
+    os.chown(path, OWNER, _GROUPS[kind])
+    os.chmod(path, MODES[kind][0])
+
+
+def _file(path: str, kind: str, content: bytes = b"", blocks: int = 1) -> None:
+    with open(path, "wb", buffering=0) as file:
+        for _ in range(blocks if content else 0):
+            file.write(content)
+        os.fchown(file.fileno(), OWNER, _GROUPS[kind])
+        os.fchmod(file.fileno(), MODES[kind][1])
+
+
+def _many(path: str, kind: str, directories: int, files: int) -> None:
+    _directory(path, kind)
+    for i in range(directories):
+        below = os.path.join(path, f"directory-{i:03}")
+        _directory(below, kind)
+        for j in range(files):
+            _file(os.path.join(below, f"file-{j:04}"), kind)
+
+
+def prepare(tree: str, sizes: Sizes, package: bytes | None, *, many: bool) -> None:
+    """Fill a tree.
+
+    Args:
+        tree: its top, which exists and is empty.
+        sizes: how much.
+        package: of sources, for the works that build something.
+        many: with the files for `ls -lR`.
+    """
+    os.chown(tree, OWNER, OWNER)
+    os.chmod(tree, 0o755)
+    for kind in KINDS:
+        top = os.path.join(tree, kind)
+        _directory(top, kind)
+        _file(os.path.join(top, "file"), kind, BLOCK)
+        listed = os.path.join(top, "listed")
+        _directory(listed, kind)
+        for i in range(sizes.listed):
+            _file(os.path.join(listed, f"file-{i:04}"), kind, BLOCK)
+        if many:
+            _many(os.path.join(top, "many"), kind, sizes.directories, sizes.per_directory)
+        # Where the worker makes files: its own, or by the right of its group.
+        own = os.path.join(top, "own")
+        _directory(own, kind)
+        if kind == "public":
+            os.chown(own, WORKER, WORKER)
+        else:
+            os.chmod(own, 0o770)
+        if package is not None:
+            _file(os.path.join(top, PACKAGE), kind, package)
+
+
+@contextmanager
+def data_file(tree: str, kind: str, mib: int) -> Iterator[str]:
+    """A large file for as long as it is needed; its name, which was never there before."""
+    name = f"data-{next(_numbers)}"
+    path = os.path.join(tree, kind, name)
+    try:
+        _file(path, kind, _MIB, mib)
+        yield name
+    finally:
+        os.unlink(path)
+
+
+def known_tree(tree: str, files: int) -> str:
+    """So many files more, seen by all, in directories of 1,000; the name of the top."""
+    each = min(1000, files)
+    _many(os.path.join(tree, "public", "known"), "public", files // each, each)
+    return "known"
+
+
+def generated_package(files: int = 60) -> bytes:
+    """A source package like any other, where the real one is not at hand."""
+    sources = {f"part{i}.c": _SOURCE.format(i=i) for i in range(files)}
+    sources["common.h"] = "#include <stdio.h>\n#include <stdlib.h>\n#include <string.h>\n" + "".join(
+        f"int part{i}(int);\n" for i in range(files)
+    )
+    calls = " + ".join(f"part{i}(n)" for i in range(files))
+    sources["main.c"] = f'#include "common.h"\nint main(int n, char **v) {{ (void)v; printf("%d\\n", {calls}); }}\n'
+    objects = " ".join(["main.o", *(f"part{i}.o" for i in range(files))])
+    sources["Makefile"] = f"CFLAGS = -O2\nprogram: {objects}\n\t$(CC) -o $@ {objects}\n{objects}: common.h\n"
+    out = BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as archive:
+        for name, text in sources.items():
+            info = tarfile.TarInfo(f"package/{name}")
+            info.size = len(text)
+            archive.addfile(info, BytesIO(text.encode()))
+    return out.getvalue()
+
+
+_SOURCE = """#include "common.h"
+static int table{i}[64];
+static int fill{i}(int seed) {{
+    for (int at = 0; at < 64; at++) table{i}[at] = (seed * 31 + at * {i}) % 97;
+    return table{i}[seed & 63];
+}}
+int part{i}(int n) {{
+    char text[32];
+    snprintf(text, sizeof text, "%d", fill{i}(n));
+    return (int)strlen(text) + atoi(text);
+}}
+"""

@@ -1,0 +1,147 @@
+"""Processes that do the work: of the worker's uid, on chosen CPUs, warm before the clock runs."""
+
+import contextlib
+import os
+import signal
+import time
+import traceback
+from collections.abc import Iterator
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Self
+
+from .peers import Peer
+from .tree import Sizes
+from .work import Ground, Work
+
+_PATIENCE = 600.0
+
+
+class WorkError(Exception):
+    """Work failed, or took for ever; more stands on standard error."""
+
+
+class Workers:
+    """The clients of one piece of work with one peer; a context manager, after which there are none.
+
+    Args:
+        work: what to do.
+        peer: where, and as whom.
+        sizes: of the tree.
+        data: name of the large file, if the work needs one.
+        seconds: how long at least; None: a single batch.
+        cpus: where they may run.
+    """
+
+    def __init__(self, work: Work, peer: Peer, sizes: Sizes, data: str, seconds: float | None, cpus: set[int]) -> None:
+        self._what = f"{work.name} with {peer.name}"
+        self._pipes: list[Connection] = []
+        self._pids: list[int] = []
+        try:
+            for _ in range(work.clients if seconds is not None else 1):
+                ours, theirs = Pipe()
+                self._pipes.append(ours)
+                if (pid := os.fork()) == 0:
+                    for pipe in self._pipes:
+                        pipe.close()
+                    _live(theirs, work, peer, sizes, data, seconds, cpus)
+                self._pids.append(pid)
+                theirs.close()
+            for pipe in self._pipes:
+                self._receive(pipe)  # warm
+        except BaseException:
+            self.close()
+            raise
+
+    def go(self) -> tuple[float, float]:
+        """Have them all work now. How much was done, and how much per second.
+
+        Raises:
+            WorkError: they failed.
+        """
+        for pipe in self._pipes:
+            pipe.send(None)
+        done = [self._receive(pipe) for pipe in self._pipes]
+        return sum(units for units, _ in done), sum(units / seconds for units, seconds in done)
+
+    def _receive(self, pipe: Connection) -> tuple[float, float]:
+        if not pipe.poll(_PATIENCE):
+            raise WorkError(f"{self._what}: not done after {_PATIENCE:.0f} s")
+        try:
+            units, seconds = pipe.recv()
+        except EOFError:
+            raise WorkError(f"{self._what}: failed") from None
+        return units, seconds
+
+    def close(self) -> None:
+        """End them, and whatever they run."""
+        for pipe in self._pipes:
+            pipe.close()
+        for pid in self._pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)  # if it has no group of its own yet
+            os.waitpid(pid, 0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def become(uid: int) -> None:
+    """Be this user, with the group of the same number and no other, for ever."""
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+
+
+def _live(
+    pipe: Connection, work: Work, peer: Peer, sizes: Sizes, data: str, seconds: float | None, cpus: set[int]
+) -> None:
+    try:
+        os.setsid()  # Ctrl-C is for the benchmark
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        os.sched_setaffinity(0, cpus)
+        become(peer.uid)
+        os.chdir(os.path.join(peer.path, work.kind))
+        batch, before, warm = work.make(Ground(sizes, work.kind, data))
+        if warm:
+            batch()
+        pipe.send((0, 0))
+        pipe.recv()
+        done, elapsed = 0, 0.0
+        while elapsed == 0 or elapsed < (seconds or 0):
+            if before is not None:
+                before()
+            start = time.perf_counter()
+            done += batch()
+            elapsed += time.perf_counter() - start
+        pipe.send((done, elapsed))
+        pipe.recv()  # what it has open is closed when nobody counts requests any more
+    except EOFError:
+        pass
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(0)
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Put off being interrupted: what is begun in here is finished."""
+    caught: list[int] = []
+    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, lambda got, _: caught.append(got)) for number in ending}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if caught:
+        raise KeyboardInterrupt
