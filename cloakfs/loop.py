@@ -29,8 +29,6 @@ MOST_WORKERS = 500
 _SECONDS = 0.001
 _SECONDS_OTHERS = 0.0002  # while other answers wait for something
 
-_PATIENCE_MILLISECONDS = 1
-
 
 class Nursery(Protocol):
     """What the session loop wants of one."""
@@ -134,9 +132,7 @@ class Workers:
             self._since = time.monotonic()
             if self._closing:  # nobody waited for what notify_closing() wakes
                 raise trio.ClosedResourceError
-        # A client often comes again at once: sleeping here for a moment costs less than epoll(7) and trio's way there.
-        # But nothing else goes on meanwhile.
-        if not self._poll(0 if others or self._runnable else _PATIENCE_MILLISECONDS):
+        if not self._poll(0):
             await trio.lowlevel.wait_readable(fd)
             self._since = time.monotonic()
 
