@@ -414,9 +414,7 @@ class Core(pyfuse3.Operations):
         fd = self.nodes.fd(obj)
         entry = self._attributes(at.number, at.view, obj, name, fd, info, at.asker)
         if at.who is not INSIDER:
-            entry.entry_timeout, entry.attr_timeout = self.cache.of_name(
-                at.number, at.view, at.obj, obj, name, fd, info
-            )
+            entry.entry_timeout, entry.attr_timeout = self.cache.of_name(at, obj, name, fd, info)
         return entry
 
     def _object(self, at: Entered, info: os.stat_result) -> EntryAttributes:

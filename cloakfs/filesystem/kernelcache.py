@@ -15,12 +15,14 @@ import os
 import stat
 from collections.abc import Iterable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import pyfuse3
 import trio
 from pyfuse3 import InodeT
 
-from .. import mounts
+from .. import linux, mounts
+from ..caller import Caller
 from ..door import attrs_of, everybody_may, sees, subject
 from ..fanotify import (
     FAN_ATTRIB,
@@ -38,6 +40,9 @@ from ..nodes import Filesystem, Nodes, Object
 from ..view import View
 from ..views import Views
 from ..watch import Watch
+
+if TYPE_CHECKING:
+    from .core import Entered
 
 log = logging.getLogger(__name__)
 
@@ -86,22 +91,30 @@ class KernelCache:
 
     # -- what may be remembered --------------------------------------------------------------------
 
-    def of_name(
-        self, number: int, view: View, parent: Object, obj: Object, name: bytes, fd: int, info: os.stat_result
-    ) -> tuple[float, float]:
-        """How long to remember that `obj` is called `name` in `parent`, and its attributes, in seconds.
+    def of_name(self, at: "Entered", obj: Object, name: bytes, fd: int, info: os.stat_result) -> tuple[float, float]:
+        """How long to remember that `obj` is called `name` in a directory, and its attributes, in seconds.
 
         Only for an answer to somebody who is not the daemon itself.
         """
+        view, parent = at.view, at.obj
         if view.fixed is None:
             if not self._same_for_all(view, name, info, fd) or not self._is_public(view, parent):
                 return 0.0, self._brief
         elif not self._is_steady(view) or (parent is self._nodes.root and not self._gated):
             return 0.0, self._brief
+        elif not self._may_search(view.fixed, parent, at.fd, at.info):
+            return 0.0, 0.0  # a listing tells names, no more
         seconds = self._seconds(obj)
-        self._keep(number, parent)
-        self._keep(number, obj)
+        self._keep(at.number, parent)
+        self._keep(at.number, obj)
         return seconds, self._of_attributes(view, obj, info, seconds)
+
+    @staticmethod
+    def _may_search(who: Caller, obj: Object, fd: int, info: os.stat_result) -> bool:
+        if everybody_may(os.X_OK, obj, fd, info):
+            return True
+        subject(who).assume()
+        return linux.may_access(fd, os.X_OK)
 
     def of_absence(self, number: int, view: View, parent: Object) -> float:
         """How long to remember that a name leads nowhere in `parent`.
@@ -346,7 +359,9 @@ class KernelCache:
     def _tells_less(self, view: View, obj: Object, fd: int, info: os.stat_result) -> bool:
         """Is there anybody who may not know (any more) what the kernel remembers of `obj`, or below?"""
         if view.fixed is not None:
-            return not sees(view, subject(view.fixed), obj.name, info, fd)
+            if not sees(view, subject(view.fixed), obj.name, info, fd):
+                return True
+            return stat.S_ISDIR(info.st_mode) and not self._may_search(view.fixed, obj, fd, info)
         if obj is not self._nodes.root and not self._same_for_all(view, obj.name, info, fd):
             return True
         return stat.S_ISDIR(info.st_mode) and not everybody_may(os.X_OK, obj, fd, info)

@@ -96,11 +96,12 @@ class World:
     mount: Mount
     model: str
     parties: list[Party]
+    views: bool  # each caller through a fixed view of its own, of one mount
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
 
 @contextlib.contextmanager
-def world(rules: Rules) -> Iterator[World]:
+def world(rules: Rules, *, views: bool = False) -> Iterator[World]:
     base = tempfile.mkdtemp(prefix="cloakfs-test-")
     os.chmod(base, 0o755)
     made = [os.path.join(base, name) for name in ("real", "model", "mnt")]
@@ -109,10 +110,14 @@ def world(rules: Rules) -> Iterator[World]:
     real, model, point = made
     parties: list[Party] = []
     try:
-        with mounted(real, point, "-o", rules.options) as mount:
+        options = rules.options
+        if views:
+            items = (f"{uid}:{gid}" + ":" * bool(more) + "+".join(map(str, more)) for uid, gid, more in CALLERS)
+            options += f",views={' '.join(items)}"
+        with mounted(real, point, "-o", options) as mount:
             try:
                 parties += [Party(rules, ids) for ids in CALLERS]
-                yield World(rules, mount, model, parties)
+                yield World(rules, mount, model, parties, views)
             finally:
                 for party in parties:
                     party.client.close()
@@ -175,14 +180,20 @@ class TwoTrees(RuleBasedStateMachine):
         super().__init__()
         world = self.world
         name = f"run{next(world.numbers)}"
-        self.real, self.model, self.top = (
-            os.path.join(at, name) for at in (world.mount.source, world.model, world.mount.path)
-        )
+        self.name = name
+        self.real, self.model = (os.path.join(at, name) for at in (world.mount.source, world.model))
         for path in (self.real, self.model):
             os.mkdir(path)
             os.chmod(path, 0o777)
             os.chown(path, 99, 99)  # nobody's that a policy cloaks
         self.held: list[Held] = []
+        if world.views:
+            told()
+
+    def top(self, party: Party) -> str:
+        """Where the caller finds the tree."""
+        view = [f"@{party.ids[0]}"] if self.world.views else []
+        return os.path.join(self.world.mount.path, *view, self.name)
 
     def teardown(self) -> None:
         for held in self.held:
@@ -207,10 +218,12 @@ class TwoTrees(RuleBasedStateMachine):
             also: frozenset[int] = frozenset()
         else:
             expected, also = party.server.do(oracle.on_model, self.look(party), on_server, unmapped=unmapped)
-        got = party.client.do(oracle.outcome, self.top, request)
+        got = party.client.do(oracle.outcome, self.top(party), request)
         assert got == expected or (expected[0] and got[0] in also), (
             f"{party.ids}: {request}: {_said(got)}, expected {_said(expected)}"
         )
+        if self.world.views:
+            told()  # what one view changed is behind the others' backs
 
     def _is_fifo(self, party: Party, request: Request) -> bool:
         try:
@@ -368,11 +381,11 @@ class TwoTrees(RuleBasedStateMachine):
         if self._is_fifo(party, request) or party.server.do(oracle.judge, self.look(party), request)[0]:
             return
         expected = party.server.error(_probe, os.path.join(self.model, path), flags)
-        assert party.client.error(_probe, os.path.join(self.top, path), flags) == expected
+        assert party.client.error(_probe, os.path.join(self.top(party), path), flags) == expected
         if expected:
             return
         server_fd = party.server.do(os.open, os.path.join(self.model, path), flags)
-        client_fd = party.client.do(os.open, os.path.join(self.top, path), flags)
+        client_fd = party.client.do(os.open, os.path.join(self.top(party), path), flags)
         self.held.append(Held(party, client_fd, server_fd, flags))
 
     # -- what must agree after every step
@@ -388,7 +401,7 @@ class TwoTrees(RuleBasedStateMachine):
                 assert _content(os.path.join(self.real, path)) == _content(os.path.join(self.model, path)), path
         reachable: set[str] = set()
         for party in self.world.parties:
-            seen: Survey = party.client.do(oracle.survey, self.top, paths)
+            seen: Survey = party.client.do(oracle.survey, self.top(party), paths)
             expected: Survey = party.server.do(oracle.expected, self.look(party), paths, infos)
             for path in ["", *paths]:
                 assert self._in_client_ids(expected[path]) == seen[path], f"{party.ids} at {path!r}"
@@ -476,9 +489,9 @@ def _said(outcome: Outcome) -> str:
 
 
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", [*POLICIES, "views"])
 def test_two_trees(policy: str) -> None:
-    with world(POLICIES[policy]) as made:
+    with world(POLICIES["identity" if policy == "views" else policy], views=policy == "views") as made:
 
         class Here(TwoTrees):
             world = made
