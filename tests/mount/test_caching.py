@@ -1,0 +1,348 @@
+"""What the kernel remembers, for whom, and that it is made to forget.
+
+That nothing one caller does changes what another one sees, `test_stateful.py` shows for arbitrary sequences; here is
+what is remembered at all, and each way of making it untrue.
+"""
+
+import errno
+import os
+import shutil
+import signal
+import stat
+import struct
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cloakfs.mounted import mounted as what_is_mounted
+from tests.agents import User, names, read, write
+from tests.mount.conftest import Mount, told
+from tests.mount.test_limits import attached, wait_until
+
+OWNER, OTHER, STRANGER = 3001, 3002, 3003
+GROUP = 4001
+
+CLOAKED = "rw,no_root_squash,cloak_list=uid +077 3000 3999"
+"""Files of these owners are seen by those to whom the mode bits give something."""
+
+MakeMount = Callable[..., Mount]
+MakeUser = Callable[..., User]
+
+
+def put(path: str, uid: int, mode: int, *, gid: int | None = None) -> str:
+    """A file, or, if the mode says so, a directory."""
+    if stat.S_ISDIR(mode):
+        os.mkdir(path)
+    else:
+        write(path, b"content")
+    os.chown(path, uid, uid if gid is None else gid)
+    os.chmod(path, stat.S_IMODE(mode))
+    return path
+
+
+@pytest.fixture
+def scene(tree: str) -> str:
+    """open/public is everybody's to see, open/private its group's, closed/file below what not everybody may search."""
+    put(os.path.join(tree, "open"), OWNER, stat.S_IFDIR | 0o777)
+    put(os.path.join(tree, "open/public"), OWNER, 0o644)
+    put(os.path.join(tree, "open/private"), OWNER, 0o640, gid=GROUP)
+    put(os.path.join(tree, "closed"), OWNER, stat.S_IFDIR | 0o750, gid=GROUP)
+    put(os.path.join(tree, "closed/file"), OWNER, 0o644)
+    return tree
+
+
+def requests(m: Mount) -> Counter[str]:
+    """What the daemon was asked until now, by operation."""
+    before = what_is_mounted()[m.path].requests.get("statfs", 0)
+    os.statvfs(m.path)
+    wait_until(lambda: what_is_mounted()[m.path].requests.get("statfs", 0) > before)
+    return Counter(what_is_mounted()[m.path].requests)
+
+
+def many(call: Callable[..., object], *args: object) -> None:
+    for _ in range(100):
+        call(*args)
+
+
+def read_again(path: str) -> bytes:
+    for _ in range(100):
+        content = read(path)
+    return content
+
+
+# -- what is remembered ----------------------------------------------------------------------------
+
+
+def test_a_caller_view_remembers_what_is_the_same_for_all(scene: str, mount: MakeMount, user: MakeUser) -> None:
+    m = mount("-o", CLOAKED)
+    member = user(OTHER, GROUP)
+    told()  # a change within the last tick of the clock is nothing to rely on
+    for name in ("open/public", "open/private", "closed/file"):
+        member.do(os.stat, m.at(name))
+    before = requests(m)
+    member.do(many, os.stat, m.at("open/public"))
+    public = requests(m) - before
+    assert public["lookup"] + public["getattr"] <= 5
+    before = requests(m)
+    for name in ("open/private", "closed/file"):
+        member.do(many, os.stat, m.at(name))
+    hidden = requests(m) - before
+    assert hidden["lookup"] >= 200  # each time, for somebody else might ask
+    assert hidden["getattr"] <= 20  # one system call asks but once
+    before = requests(m)
+    assert member.do(read_again, m.at("open/public")) == b"content"
+    contents = requests(m) - before
+    assert contents["open"] == 100  # permission is the daemon's
+    assert contents["read"] <= 5
+    assert contents["flush"] <= 1
+    before = requests(m)
+    for _ in range(20):
+        assert member.error(os.stat, m.at("open/absent")) == errno.ENOENT
+    assert (requests(m) - before)["lookup"] >= 20  # else, time would tell hidden names from absent ones
+
+
+@pytest.mark.parametrize("options", ["default_permissions", "several"])
+def test_a_fixed_view_remembers_everything(options: str, scene: str, mount: MakeMount, user: MakeUser) -> None:
+    views = f"views={OTHER}:{GROUP} {STRANGER}:{STRANGER}" if options == "several" else f"views={OTHER}:{GROUP}"
+    m = mount("-o", f"{CLOAKED},{views}" + ",default_permissions" * (options != "several"))
+    member = user(OTHER, GROUP)
+    member.do(os.chdir, m.at(f"@{OTHER}" if options == "several" else "."))
+    told()
+    paths = ("open/public", "open/private", "closed/file")
+    for path in paths:
+        member.do(os.stat, path)
+    assert member.error(os.stat, "open/absent") == errno.ENOENT
+    before = requests(m)
+    for path in paths:
+        member.do(many, os.stat, path)
+        member.do(many, os.lstat, path)
+    for _ in range(100):
+        assert member.error(os.stat, "open/absent") == errno.ENOENT
+    asked = requests(m) - before
+    assert asked["lookup"] + asked["getattr"] <= 10, asked
+
+
+def test_no_client_cache_forgets_directories(scene: str, mount: MakeMount, user: MakeUser) -> None:
+    m = mount("-o", f"{CLOAKED},no_client_cache")
+    other = user(OTHER)
+    times = [other.do(os.stat, m.at("open")).st_mtime_ns for _ in range(10)]
+    assert times == sorted(set(times))
+
+
+# -- who is kept out -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", ["", ",default_permissions", f",view_access={STRANGER}"])
+def test_the_gate_of_a_fixed_view(options: str, scene: str, mount: MakeMount, user: MakeUser) -> None:
+    m = mount("-o", f"{CLOAKED},views={OWNER}:{OWNER}{options}")
+    owner, root, other, stranger = user(OWNER), user(0), user(OTHER), user(STRANGER)
+    for _ in range(3):
+        for entered in (owner, root, *([stranger] if "access" in options else [])):
+            assert entered.do(names, m.path) == ["closed", "open"]
+            assert entered.do(read, m.at("open/private")) == b"content"
+            assert entered.do(os.stat, m.at("closed/file")).st_size == 7
+            assert entered.error(os.stat, m.at("open/absent")) == errno.ENOENT
+        for refused in (other, *([stranger] if "access" not in options else [])):
+            for name in ("open", "open/public", "closed/file", "absent", "open/absent"):
+                assert refused.error(os.stat, m.at(name)) == errno.EACCES, (refused.uid, name)
+            assert refused.error(os.listdir, m.path) == errno.EACCES
+            assert refused.error(os.chdir, m.path) == errno.EACCES
+
+
+# -- changes through the mount ---------------------------------------------------------------------
+
+ACL_FOR_NOBODY = struct.pack("<I", 2) + b"".join(
+    struct.pack("<HHI", *entry)
+    for entry in ((1, 7, -1 & 0xFFFFFFFF), (4, 0, -1 & 0xFFFFFFFF), (0x20, 0, -1 & 0xFFFFFFFF))
+)
+
+NARROWED: dict[str, tuple[Callable[..., object], tuple[object, ...]]] = {
+    "chmod": (os.chmod, ("open/public", 0o600)),
+    "chmod-directory": (os.chmod, ("open", 0o700)),
+    "chmod-only-search": (os.chmod, ("open", 0o766)),
+    "rename": (os.rename, ("open/public", "closed/public")),
+    "rename-directory": (os.rename, ("open", "closed/open")),
+    "unlink": (os.unlink, ("open/public",)),
+    "setfacl": (os.setxattr, ("open/public", "system.posix_acl_access", ACL_FOR_NOBODY)),
+    "setfacl-directory": (os.setxattr, ("open", "system.posix_acl_access", ACL_FOR_NOBODY)),
+}
+
+
+@pytest.mark.parametrize("how", NARROWED)
+@pytest.mark.parametrize("words", ["", ",default_permissions"])
+def test_what_its_owner_takes_away_is_gone_at_once(
+    how: str, words: str, scene: str, mount: MakeMount, user: MakeUser
+) -> None:
+    call, args = NARROWED[how]
+    m = mount("-o", CLOAKED + words)
+    owner, stranger, inside = user(OWNER), user(STRANGER), user(STRANGER)
+    inside.do(os.chdir, m.at("open"))
+    owner.do(os.chdir, m.path)
+    told()
+    for who, path in ((stranger, m.at("open/public")), (inside, "public")):
+        for _ in range(3):
+            assert who.do(read, path) == b"content"
+            assert who.do(os.stat, path).st_size == 7
+    owner.do(call, *args)
+    expected = {errno.ENOENT, errno.ESTALE, errno.EACCES}
+    assert stranger.error(os.stat, m.at("open/public")) in expected
+    assert stranger.error(os.lstat, m.at("open/public")) in expected
+    assert stranger.error(read, m.at("open/public")) in expected
+    assert inside.error(os.stat, "public") in expected
+    assert inside.error(read, "public") in expected
+    time.sleep(0.3)  # nothing comes back
+    assert stranger.error(os.stat, m.at("open/public")) in expected
+
+
+def test_what_one_view_changes_the_others_see(scene: str, mount: MakeMount, user: MakeUser) -> None:
+    m = mount("-o", f"{CLOAKED},views={OWNER}:{OWNER} {OTHER}:{OTHER}")
+    owner, other = user(OWNER), user(OTHER)
+    owner.do(os.chdir, m.at(f"@{OWNER}/open"))
+    other.do(os.chdir, m.at(f"@{OTHER}/open"))
+    for _ in range(3):
+        assert other.error(os.stat, "new") == errno.ENOENT
+        assert other.do(read, "public") == b"content"
+    owner.do(write, "new", b"new")
+    owner.do(write, "public", b"changed content")
+    told()
+    assert other.do(read, "new") == b"new"
+    assert other.do(read, "public") == b"changed content"
+    owner.do(os.chmod, "public", 0o600)
+    owner.do(os.rename, "new", "newer")
+    told()
+    assert other.error(os.stat, "public") == errno.ENOENT
+    assert other.error(os.stat, "new") == errno.ENOENT
+    assert other.do(read, "newer") == b"new"
+
+
+# -- changes behind the mount ----------------------------------------------------------------------
+
+
+@pytest.fixture(params=["caller", "fixed"])
+def options(request: pytest.FixtureRequest) -> str:
+    return CLOAKED if request.param == "caller" else f"{CLOAKED},default_permissions,views={STRANGER}:{STRANGER}"
+
+
+def look(at: str) -> dict[object, object]:
+    """All there is to see, more than once."""
+    for _ in range(3):
+        found: dict[object, object] = {}
+        for name in ("public", "private", "mine", "renamed", "made", "directory", "directory/file"):
+            path = os.path.join(at, "open", name)
+            try:
+                info = os.stat(path)
+            except OSError as exc:
+                found[name] = exc.errno
+                continue
+            found[name] = (info.st_mode, info.st_uid, info.st_size, info.st_nlink if name == "public" else 0)
+            if stat.S_ISREG(info.st_mode) and info.st_mode & 4:
+                found[name, "content"] = read(path)
+        found["list"] = names(os.path.join(at, "open"))
+    return found
+
+
+BEHIND: dict[str, Callable[[str], object]] = {
+    "chmod hides": lambda at: os.chmod(f"{at}/public", 0o600),
+    "chmod shows": lambda at: os.chmod(f"{at}/private", 0o644),
+    "chown hides": lambda at: os.chown(f"{at}/mine", OTHER, OTHER),
+    "chown shows": lambda at: os.chown(f"{at}/private", STRANGER, STRANGER),
+    "rename": lambda at: os.rename(f"{at}/public", f"{at}/renamed"),
+    "rename over": lambda at: os.rename(f"{at}/private", f"{at}/public"),
+    "unlink": lambda at: os.unlink(f"{at}/public"),
+    "create": lambda at: put(f"{at}/made", OWNER, 0o644),
+    "link": lambda at: os.link(f"{at}/public", f"{at}/made"),
+    "mkdir": lambda at: put(f"{at}/made", OWNER, stat.S_IFDIR | 0o755),
+    "symlink": lambda at: os.symlink("public", f"{at}/made"),
+    "write": lambda at: write(f"{at}/public", b"CONTENT", flags=0),
+    "append": lambda at: write(f"{at}/public", b"more of it, after all"),
+    "truncate": lambda at: os.truncate(f"{at}/public", 3),
+    "chmod a directory": lambda at: os.chmod(f"{at}/directory", 0o700),
+    "move a directory": lambda at: os.rename(f"{at}/directory", f"{at}/../closed/directory"),
+    "remove a directory": lambda at: shutil.rmtree(f"{at}/directory"),
+    "chmod the one above": lambda at: os.chmod(at, 0o700),
+}
+
+
+@pytest.mark.parametrize("what", BEHIND)
+def test_a_change_on_the_real_tree_is_seen_soon(
+    what: str, options: str, scene: str, mount: MakeMount, user: MakeUser
+) -> None:
+    """As by a mount that was made afterwards, and so remembers nothing."""
+    put(os.path.join(scene, "open/directory"), OWNER, stat.S_IFDIR | 0o755)
+    put(os.path.join(scene, "open/directory/file"), OWNER, 0o644)
+    put(os.path.join(scene, "open/mine"), STRANGER, 0o600)
+    m = mount("-o", options)
+    stranger = user(STRANGER)
+    before = stranger.do(look, m.path)
+    BEHIND[what](os.path.join(scene, "open"))
+    told()
+    after = stranger.do(look, m.path) if what != "chmod the one above" else stranger.error(names, m.at("open"))
+    fresh = mount("-o", options)
+    again = stranger.do(look, fresh.path) if what != "chmod the one above" else stranger.error(names, fresh.at("open"))
+    assert after == again
+    assert after != before
+
+
+def test_where_changes_are_not_told_they_are_seen_within_a_second(
+    tree: str, base: str, mount: MakeMount, user: MakeUser
+) -> None:
+    lower = put(os.path.join(base, "lower"), 0, stat.S_IFDIR | 0o755)
+    os.mkdir(os.path.join(lower, "open"))
+    put(os.path.join(lower, "open/public"), OWNER, 0o644)
+    with attached("tmpfs", tree, "-t", "tmpfs"):
+        for name in ("upper", "work", "merged"):
+            os.mkdir(os.path.join(tree, name))
+        merged = os.path.join(tree, "merged")
+        with attached(
+            "overlay", merged, "-t", "overlay", "-o", f"lowerdir={lower},upperdir={tree}/upper,workdir={tree}/work"
+        ):
+            m = mount("-o", f"{CLOAKED},default_permissions,views={STRANGER}:{STRANGER}", source=merged)
+            try:
+                assert "changes behind the mount are not told" in m.log
+                stranger = user(STRANGER)
+                stranger.do(os.stat, m.at("open/public"))
+                os.chmod(os.path.join(merged, "open/public"), 0o600)
+                put(os.path.join(merged, "open/made"), OWNER, 0o644)
+                time.sleep(1.1)
+                assert stranger.error(os.stat, m.at("open/public")) == errno.ENOENT
+                assert stranger.do(read, m.at("open/made")) == b"content"
+            finally:
+                subprocess.run(["umount", m.path], check=True)
+
+
+def test_lost_events_make_everything_forgotten(scene: str, mount: MakeMount, user: MakeUser) -> None:
+    most = int(Path("/proc/sys/fs/fanotify/max_queued_events").read_text())
+    m = mount("-o", CLOAKED)
+    stranger = user(STRANGER)
+    for _ in range(3):
+        stranger.do(os.stat, m.at("open/public"))
+    os.kill(m.pid, signal.SIGSTOP)
+    try:
+        for number in range(most + 10):  # different ones, or they become one event
+            os.mknod(os.path.join(scene, f"closed/{number}"))
+        os.chmod(os.path.join(scene, "open/public"), 0o600)
+    finally:
+        os.kill(m.pid, signal.SIGCONT)
+    wait_until(lambda: stranger.error(os.stat, m.at("open/public")) == errno.ENOENT, 5)
+
+
+def test_a_reload_makes_everything_forgotten(
+    scene: str, base: str, mount: MakeMount, user: MakeUser, tmp_path: Path
+) -> None:
+    entry = f"{scene} *(rw,no_root_squash,cloak_list=uid %s 3000 3999)\n"
+    config = tmp_path / "a.exports"
+    config.write_text(entry % "+077")
+    m = mount("--exports", str(config))
+    stranger = user(STRANGER)
+    for _ in range(3):
+        assert stranger.do(os.stat, m.at("open/public")).st_size == 7
+    config.write_text(entry % "+000")  # owners only
+    os.kill(m.pid, signal.SIGHUP)
+    wait_until(lambda: "reloaded" in m.log)
+    told()
+    assert stranger.error(os.stat, m.at("open/public")) == errno.ENOENT
+    assert stranger.error(os.stat, m.at("open")) == errno.ENOENT
