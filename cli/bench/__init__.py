@@ -37,7 +37,9 @@ from ..common import fail
     help="How long each time, at least.",
 )
 @click.option("--package", metavar="FILE", help="A source package (tar.gz with a Makefile) to build.")
-@click.option("--quick", is_flag=True, help="Two very short rounds with few files: does it run?")
+@click.option(
+    "--quick", is_flag=True, help="Two very short rounds, few files, nothing both pinned and unpinned: does it run?"
+)
 @click.option("--markdown", is_flag=True, help="Print tables for the documentation.")
 @click.option("--json", "json_path", metavar="FILE", help="Write every single rate.")
 @click.option("--plot", metavar="FILE", help="Draw the ratios (PNG or SVG; needs matplotlib).")

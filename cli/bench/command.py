@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 
 import click
@@ -42,6 +42,8 @@ class Choice:
         peers = chosen(list(PEERS), self.peers, "--peer")
         names = chosen([*every, *_EXTRAS], self.works, "--work")
         works = [every[name] for name in names if name in every]
+        if self.quick and self.cpus == "both":
+            works = [replace(work, settings=work.settings[:1]) for work in works]
         package = None
         if any("make" in work.name for work in works):
             if why := can_build():
@@ -116,7 +118,13 @@ def measured(plan: Plan) -> Run:
     console = Console(stderr=True)
     # Not redirected: workers report failures to standard error, too. Not refreshed by a thread: it would disturb.
     progress = Progress(
-        *columns, console=console, transient=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+        *columns,
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+        auto_refresh=False,
+        redirect_stdout=False,
+        redirect_stderr=False,
     )
     with progress:
         task = progress.add_task("", total=plan.length())
@@ -125,7 +133,7 @@ def measured(plan: Plan) -> Run:
         def advance(what: str) -> None:
             nonlocal shown
             progress.update(task, description=what, advance=1)
-            if console.is_terminal and time.monotonic() - shown > 0.2:
+            if time.monotonic() - shown > 0.2:
                 shown = time.monotonic()
                 progress.refresh()
 
