@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
@@ -16,7 +15,7 @@ from .figures import Run
 from .peers import FIXED, MANY, NULL, PEERS, UNCACHED, VARIANTS, Peer, Skipped, place
 from .tree import QUICK, Sizes
 from .work import PINNED, UNPINNED, Work
-from .workers import WorkError, Workers, become, undisturbed
+from .workers import WorkError, Workers, become, end, fork, undisturbed
 
 REQUESTS, IDLE, GROWTH = "requests", "memory idle", "memory growth"
 """What is asked beside the works; names to choose by."""
@@ -98,7 +97,8 @@ def measure(plan: Plan, advance: Callable[[str], None], tell: Callable[[str], No
                 advance(GROWTH)
                 for peer in peers:
                     if peer.name in _GROWN:
-                        _measure_growth(plan, peer, run, tell)
+                        with _failing(f"{GROWTH} with {peer.name}", run, tell):
+                            _measure_growth(plan, peer, run)
         finally:
             with undisturbed():
                 stack.close()
@@ -137,6 +137,16 @@ def _skipping(name: str, run: Run, tell: Callable[[str], None]) -> Iterator[None
         tell(f"skipped {name}: {exc}")
 
 
+@contextlib.contextmanager
+def _failing(what: str, run: Run, tell: Callable[[str], None]) -> Iterator[None]:
+    """What fails is told, and the rest goes on."""
+    try:
+        yield
+    except (WorkError, OSError) as exc:
+        run.failed.append(f"{what}: {exc}")
+        tell(run.failed[-1])
+
+
 def _cpus(setting: str) -> set[int]:
     everywhere = os.sched_getaffinity(0)
     return {min(everywhere)} if setting == PINNED else everywhere
@@ -160,22 +170,19 @@ def _measure_rates(
             advance(f"{setting}, {work.name}")
             if peer.name not in rates:
                 continue
-            try:
-                with (
-                    _data(work, peer, plan.sizes) as data,
-                    Workers(work, peer, plan.sizes, data, plan.seconds, cpus) as workers,
-                ):
-                    _, rate = workers.go()
-                rates[peer.name].append(rate)
-            except WorkError as exc:
-                del rates[peer.name]  # rounds would not match any more
-                run.failed.append(str(exc))
-                tell(str(exc))
+            with (
+                _failing(f"{setting}, {work.name} with {peer.name}", run, tell),
+                _data(work, peer, plan.sizes) as data,
+                Workers(work, peer, plan.sizes, data, plan.seconds, cpus) as workers,
+            ):
+                rates[peer.name].append(workers.go()[1])
+                continue
+            del rates[peer.name]  # rounds would not match any more
 
 
 def _pin(peer: Peer, cpus: set[int]) -> None:
-    for thread in os.listdir(f"/proc/{peer.daemon}/task") if peer.daemon else ():
-        with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # it died; what fails will tell
+        for thread in os.listdir(f"/proc/{peer.daemon}/task") if peer.daemon else ():
             os.sched_setaffinity(int(thread), cpus)
 
 
@@ -200,23 +207,18 @@ def _count_requests(
     asked = [peer for peer in peers if peer.name in _COUNTED]
     for work in plan.counted():
         advance(f"{REQUESTS}, {work.name}")
-        with contextlib.ExitStack() as stack:
-            try:
-                ready = []
-                for peer in asked:
-                    data = stack.enter_context(_data(work, peer, plan.sizes))
-                    workers = Workers(work, peer, plan.sizes, data, None, _cpus(UNPINNED))
-                    ready.append((peer, stack.enter_context(workers)))
-                before = counts_now(asked)
-                done = {peer.name: workers.go()[0] for peer, workers in ready}
-                after = counts_now(asked)
-            except WorkError as exc:
-                run.failed.append(f"{REQUESTS}: {exc}")
-                tell(run.failed[-1])
-                continue
-        run.requests[work.name] = {
-            name: per_unit(before[name], after[name], units) for name, units in done.items() if units
-        }
+        with _failing(f"{REQUESTS}, {work.name}", run, tell), contextlib.ExitStack() as stack:
+            ready = []
+            for peer in asked:
+                data = stack.enter_context(_data(work, peer, plan.sizes))
+                workers = Workers(work, peer, plan.sizes, data, None, _cpus(UNPINNED))
+                ready.append((peer, stack.enter_context(workers)))
+            before = counts_now(asked)
+            done = {peer.name: workers.go()[0] for peer, workers in ready}
+            after = counts_now(asked)
+            run.requests[work.name] = {
+                name: per_unit(before[name], after[name], units) for name, units in done.items() if units
+            }
 
 
 def per_unit(before: dict[str, int], after: dict[str, int], units: float) -> dict[str, float]:
@@ -282,7 +284,7 @@ def _fuse_inodes() -> int:
     return 0
 
 
-def _measure_growth(plan: Plan, peer: Peer, run: Run, tell: Callable[[str], None]) -> None:
+def _measure_growth(plan: Plan, peer: Peer, run: Run) -> None:
     """By how much a daemon grows while the kernel gets to know many more files, scaled to 100,000."""
     assert peer.daemon is not None
     known = tree.known_tree(peer.tree, plan.sizes.known)
@@ -290,9 +292,7 @@ def _measure_growth(plan: Plan, peer: Peer, run: Run, tell: Callable[[str], None
     before, held = memory(peer.daemon), _fuse_inodes()
     top = os.path.join(peer.path, "public", known)
     if _count_as(peer.uid, top) != plan.sizes.known % 251:
-        run.failed.append(f"{GROWTH} with {peer.name}: not all files were found")
-        tell(run.failed[-1])
-        return
+        raise WorkError("not all files were found")
     time.sleep(plan.sizes.settle)
     scale = 100_000 / plan.sizes.known
     figures = run.memory.setdefault(peer.name, {})
@@ -304,8 +304,7 @@ def _measure_growth(plan: Plan, peer: Peer, run: Run, tell: Callable[[str], None
 
 def _count_as(uid: int, top: str) -> int:
     """Have this user list and stat all below; how many empty files there are, modulo 251 (an exit status)."""
-    pid = os.fork()
-    if pid == 0:
+    if (pid := fork()) == 0:
         status = 255
         try:
             become(uid)
@@ -320,8 +319,7 @@ def _count_as(uid: int, top: str) -> int:
     try:
         _, status = os.waitpid(pid, 0)
     except BaseException:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        end(pid)
         raise
     return os.waitstatus_to_exitcode(status)
 

@@ -17,6 +17,9 @@ from .work import Ground, Work
 
 _PATIENCE = 600.0
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that are to leave nothing behind."""
+
 
 class WorkError(Exception):
     """Work failed, or took for ever; more stands on standard error."""
@@ -35,14 +38,13 @@ class Workers:
     """
 
     def __init__(self, work: Work, peer: Peer, sizes: Sizes, data: str, seconds: float | None, cpus: set[int]) -> None:
-        self._what = f"{work.name} with {peer.name}"
         self._pipes: list[Connection] = []
         self._pids: list[int] = []
         try:
             for _ in range(work.clients if seconds is not None else 1):
                 ours, theirs = Pipe()
                 self._pipes.append(ours)
-                if (pid := os.fork()) == 0:
+                if (pid := fork()) == 0:
                     for pipe in self._pipes:
                         pipe.close()
                     _live(theirs, work, peer, sizes, data, seconds, cpus)
@@ -67,11 +69,11 @@ class Workers:
 
     def _receive(self, pipe: Connection) -> tuple[float, float]:
         if not pipe.poll(_PATIENCE):
-            raise WorkError(f"{self._what}: not done after {_PATIENCE:.0f} s")
+            raise WorkError(f"not done after {_PATIENCE:.0f} s")
         try:
             units, seconds = pipe.recv()
         except EOFError:
-            raise WorkError(f"{self._what}: failed") from None
+            raise WorkError("it failed; see above") from None
         return units, seconds
 
     def close(self) -> None:
@@ -79,10 +81,7 @@ class Workers:
         for pipe in self._pipes:
             pipe.close()
         for pid in self._pids:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
-            os.kill(pid, signal.SIGKILL)  # if it has no group of its own yet
-            os.waitpid(pid, 0)
+            end(pid)
 
     def __enter__(self) -> Self:
         return self
@@ -91,6 +90,28 @@ class Workers:
         self, kind: type[BaseException] | None, exc: BaseException | None, where: TracebackType | None
     ) -> None:
         self.close()
+
+
+def fork() -> int:
+    """As os.fork, but signals never have the child do what the parent does to clean up."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()  # Ctrl-C is for the benchmark
+            for number in ENDING:
+                signal.signal(number, signal.SIG_DFL)
+        return pid
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def end(pid: int) -> None:
+    """End what was forked, and whatever it runs."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)  # if it has no group of its own yet
+    os.waitpid(pid, 0)
 
 
 def become(uid: int) -> None:
@@ -104,9 +125,6 @@ def _live(
     pipe: Connection, work: Work, peer: Peer, sizes: Sizes, data: str, seconds: float | None, cpus: set[int]
 ) -> None:
     try:
-        os.setsid()  # Ctrl-C is for the benchmark
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_DFL)
         os.sched_setaffinity(0, cpus)
         become(peer.uid)
         os.chdir(os.path.join(peer.path, work.kind))
@@ -136,8 +154,7 @@ def _live(
 def undisturbed() -> Iterator[None]:
     """Put off being interrupted: what is begun in here is finished."""
     caught: list[int] = []
-    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, lambda got, _: caught.append(got)) for number in ending}
+    before = {number: signal.signal(number, lambda got, _: caught.append(got)) for number in ENDING}
     try:
         yield
     finally:

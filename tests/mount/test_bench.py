@@ -15,7 +15,7 @@ import pytest
 from cli.bench.peers import BARE, FIXED, MANY, PEERS, VARIANTS
 from cli.bench.work import all_work
 from cloakfs import mounts
-from cloakfs.mounted import RUN_DIR, STATE_DIR
+from cloakfs.mounted import RUN_DIR, STATE_DIR, mounted
 
 BENCH = (sys.executable, "-m", "cloakfs_cli.main", "bench")
 WORKS = all_work(1)
@@ -179,4 +179,31 @@ def test_interrupted_it_leaves_nothing_behind(place: Path, number: signal.Signal
         _, said = process.communicate(timeout=60)
     assert process.returncode == 1
     assert said == "cloakfs: bench: interrupted\n"
+    assert left_behind(place) == []
+
+
+def test_a_daemon_that_dies_fails_alone(place: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    choice = ["--peer", BARE, "--peer", "cloakfs null", "--work", "stat public", "--rounds", "2", "--seconds", "1"]
+    process = subprocess.Popen(
+        [*BENCH, *choice, "--json", str(out)],
+        env={**os.environ, "TMPDIR": str(place)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 100
+        while not (daemons := [m.pid for m in mounted().values() if m.target.startswith(f"{place}/")]):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(0.5)
+        os.kill(daemons[0], signal.SIGKILL)
+    finally:
+        shown, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "cloakfs: bench: pinned, stat public with cloakfs null: " in said
+    assert "failed: pinned, stat public with cloakfs null: " in shown
+    rates = json.loads(out.read_text())["rates"]["pinned"]["stat public"]
+    assert {peer: len(values) for peer, values in rates.items()} == {BARE: 2}
     assert left_behind(place) == []
