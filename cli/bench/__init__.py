@@ -42,7 +42,7 @@ from ..common import fail
 )
 @click.option("--markdown", is_flag=True, help="Print tables for the documentation.")
 @click.option("--json", "json_path", metavar="FILE", help="Write every single rate.")
-@click.option("--plot", metavar="FILE", help="Draw the ratios (PNG or SVG; needs matplotlib).")
+@click.option("--plot", metavar="FILE", help="Draw the ratios to the bare tree (PNG or SVG; needs matplotlib).")
 @click.option("--against", metavar="FILE", help="Tell what changed since an earlier run (--json).")
 @click.option("--show", metavar="FILE", help="Measure nothing, show an earlier run (--json).")
 @click.option("--list", "only_list", is_flag=True, help="Print the names of all peers and works.")
@@ -72,6 +72,7 @@ def bench(
     """
     from . import report  # noqa: PLC0415
     from .command import Choice, about, interruptible, listing, measured, read  # noqa: PLC0415
+    from .peers import BARE  # noqa: PLC0415
     from .work import all_work  # noqa: PLC0415
 
     every = all_work(1 if quick else heavy_rounds)
@@ -82,13 +83,14 @@ def bench(
     old = read(against) if against else None
     if plot:
         _require_matplotlib()
+        _require_writable(plot)
     if show:
         run = read(show)
     else:
         if os.geteuid() != 0:
             fail("only root can measure: it mounts, and works as other users", 1)
-        for path in (json_path, plot):
-            _require_writable(path)
+        if json_path:
+            _require_writable(json_path)
         plan = choice.plan(every)
         with interruptible():
             circumstances = about(plan, choice)
@@ -96,11 +98,17 @@ def bench(
             run.about = circumstances | {"load after": round(os.getloadavg()[0], 2)}
         if json_path:
             run.write(json_path)
-    report.show(run, every, old, markdown=markdown)
-    if plot:
+    if plot and BARE in run.peers():
         from .picture import draw  # noqa: PLC0415
 
         draw(run, every, plot)
+    elif plot:
+        click.echo(f"cloakfs: bench: no {plot}: the bare tree was not measured", err=True)
+    if old and old.about.get("sizes") != run.about.get("sizes"):
+        click.echo(
+            "cloakfs: bench: --against: a run with other sizes (--quick), of which little can be learned", err=True
+        )
+    report.show(run, every, old, markdown=markdown)
     sys.exit(1 if run.failed and not show else 0)
 
 
@@ -111,10 +119,8 @@ def _require_matplotlib() -> None:
         fail("--plot: there is no matplotlib (pip install 'cloakfs[bench]')", 1)
 
 
-def _require_writable(path: str | None) -> None:
+def _require_writable(path: str) -> None:
     """Find that out before half an hour has passed; makes the directory."""
-    if path is None:
-        return
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
         new = not os.path.exists(path)

@@ -24,7 +24,7 @@ def draw(run: Run, works: dict[str, Work], path: str) -> None:
         for kind, group in groupby(names, key=lambda name: works[name].kind):
             panels.append((f"{setting}, {kind} files", setting, list(group)))
     canvas, axes = pyplot.subplots(len(panels), 1, figsize=(16, 4.0 * len(panels)), squeeze=False)
-    width = 0.84 / max(1, len(peers))
+    width = 0.76 / max(1, len(peers))
     colours = [f"C{number}" for number in range(10)]
     for axis, (title, setting, names) in zip(axes[:, 0], panels, strict=True):
         for at, peer in enumerate(peers):

@@ -102,9 +102,11 @@ def _absent(ground: Ground) -> Job:
     return Job(batch)
 
 
-def _list_and_stat(ground: Ground) -> Job:
+def _list_and_stat(_: Ground) -> Job:
+    os.chdir("listed")
+
     def batch() -> int:
-        with os.scandir("listed") as entries:
+        with os.scandir() as entries:
             return sum(entry.stat().st_size == len(BLOCK) for entry in entries)
 
     return Job(batch)
