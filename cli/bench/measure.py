@@ -193,7 +193,7 @@ def _data(work: Work, peer: Peer, sizes: Sizes) -> Iterator[str]:
         yield ""
         return
     with tree.data_file(peer.tree, work.kind, sizes.mib) as name:
-        time.sleep(0.02)  # daemons have heard of it
+        time.sleep(sizes.settle / 5)  # what was just made may not be remembered yet, and daemons are told of it
         yield name
 
 

@@ -28,7 +28,7 @@ _numbers = count()
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much of everything there is; `settle` is how many seconds daemons get before their memory is looked at."""
+    """How much of everything there is; `settle` is how many seconds daemons get to come to rest."""
 
     listed: int = 1000
     directories: int = 100
