@@ -2,6 +2,7 @@
 
 import errno
 import os
+import stat
 from collections.abc import Callable
 from functools import lru_cache, partial
 
@@ -130,10 +131,15 @@ class Door:
             return True
         while obj is not nodes.root:
             fd = nodes.fd(obj)
-            if obj.checked == info.st_ctime_ns and obj.parent is not None and not obj.others:
+            parent = obj.parent
+            if parent is not None and not obj.others and (
+                obj.checked == info.st_ctime_ns
+                # Of a directory that changes all the time, the name is not worth finding out if nobody heeds it.
+                or (view.cloak is not None and stat.S_ISDIR(info.st_mode) and nodes.is_child(obj, parent))
+            ):
                 if not sees(view, who, obj.name, info, fd):
                     return False
-                obj = obj.parent
+                obj = parent
             else:
                 above = [parent for parent, name in nodes.places(obj, info) if sees(view, who, name, info, fd)]
                 if len(above) != 1:  # hard links, which only files have

@@ -111,7 +111,7 @@ class Object:
         self.fd = -1
         self.inode: tuple[int, int] | None = None  # st_dev and st_ino, as long as `fd` holds them
         self.generation = (0, 0)  # nodeid and its generation, the last that was asked for
-        self.used = False
+        self.used = 0  # when `fd` was used last, by the count of such uses
         self.open_files: list[int] | None = None
 
 
@@ -136,7 +136,9 @@ class Nodes:
         self._by_mount: dict[int, Filesystem] = {}
         self._by_number: dict[int, Filesystem] = {}
         self.on_new_filesystem: Callable[[Filesystem], None] | None = None
-        self._open: dict[int, Object] = {}  # least recently used first
+        self._open: dict[int, Object] = {}
+        self._uses = 0  # of descriptors
+        self._uses_before = 0  # when the idle ones were closed last
         self._by_inode: dict[tuple[int, int], Object] = {}  # of those in `_open`
         self._inside: set[tuple[int, int]] = set()  # directories seen below the root, good for a moment
         self._inside_until = 0.0
@@ -456,8 +458,13 @@ class Nodes:
 
     def is_child(self, obj: Object, parent: Object) -> bool:
         """Is this directory (still) in that one?"""
-        above = os.stat("..", dir_fd=self.fd(obj))
-        return self._id(above) == self._id(os.fstat(self.fd(parent)))
+        fd = self.fd(obj)
+        try:
+            above = os.stat("..", dir_fd=fd)
+        except PermissionError:  # for whoever was served last
+            linux.assume(linux.ROOT)
+            above = os.stat("..", dir_fd=fd)
+        return self._id(above) == (parent.inode or self._id(os.fstat(self.fd(parent))))
 
     def _find_directory(self, obj: Object, info: os.stat_result) -> None:
         """Directories know where they are: follow "..", and ask the kernel for the name.
@@ -545,8 +552,7 @@ class Nodes:
             Stale: the object is gone.
         """
         if obj.fd >= 0:
-            obj.used = True
-            self._open[obj.number] = self._open.pop(obj.number)
+            obj.used = self._uses = self._uses + 1
             return obj.fd
         if obj.open_files:
             return obj.open_files[-1]
@@ -589,7 +595,7 @@ class Nodes:
 
     def _keep(self, obj: Object, fd: int) -> None:
         obj.fd = fd
-        obj.used = True
+        obj.used = self._uses = self._uses + 1
         self._open[obj.number] = obj
         obj.inode = self._id(os.fstat(fd))
         self._by_inode[obj.inode] = obj
@@ -598,7 +604,7 @@ class Nodes:
 
     def _close_oldest(self, count: int) -> int:
         """Close up to `count` descriptors, least recently used first; those a request works with stay."""
-        old = list(self._open.values())[:-_IN_USE]
+        old = sorted(self._open.values(), key=lambda obj: obj.used)[:-_IN_USE]
         closable = (obj for obj in old if self._reopenable(obj))
         oldest = list(itertools.islice(closable, count))
         for obj in oldest:
@@ -631,9 +637,9 @@ class Nodes:
         Only between requests.
         """
         for obj in [obj for obj in self._open.values() if self._reopenable(obj)]:
-            if not obj.used:
+            if obj.used <= self._uses_before:
                 self._close(obj)
-            obj.used = False
+        self._uses_before = self._uses
 
     def batch(self) -> AbstractContextManager[None]:
         """Many numbers at the price of one; must not be held across an await."""

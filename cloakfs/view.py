@@ -80,6 +80,7 @@ class View:
         self._shown: dict[_Ids, _Ids] = {}
         self._alike: dict[_Ids, bool] = {}
         self._forwarded: dict[_Ids, _Ids] = {}
+        self._identified: dict[Caller, Caller] = {}
 
     def admits(self, client_uid: int) -> bool:
         """May a process with this (client) uid enter? Anybody may enter a caller view (their own)."""
@@ -97,6 +98,18 @@ class View:
         """
         if self.fixed is not None:
             return self.fixed
+        if not self.plain_forward:
+            return self._forward(caller)
+        who = self._identified.get(caller)
+        if who is None:
+            who = self._forward(caller)
+            if who is not None:
+                if len(self._identified) >= _MOST_KNOWN:
+                    self._identified.clear()
+                self._identified[caller] = who
+        return who
+
+    def _forward(self, caller: Caller) -> Caller | None:
         return self._ask("forward", None, lambda: _checked_caller(self.policy.forward(caller)), caller)
 
     def server_ids(self, uid: int, gid: int) -> tuple[int, int]:

@@ -288,7 +288,7 @@ class Core(pyfuse3.Operations):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
     def _require_visible(self, at: Entered, name: bytes) -> None:
-        if at.view.hides:
+        if at.view.hides and self._known_at(at, name) is None:
             os.close(self._find(at, name)[0])
 
     def _is_hidden(self, at: Entered, name: bytes) -> bool:
