@@ -132,10 +132,14 @@ class Door:
         while obj is not nodes.root:
             fd = nodes.fd(obj)
             parent = obj.parent
-            if parent is not None and not obj.others and (
-                obj.checked == info.st_ctime_ns
-                # Of a directory that changes all the time, the name is not worth finding out if nobody heeds it.
-                or (view.cloak is not None and stat.S_ISDIR(info.st_mode) and nodes.is_child(obj, parent))
+            if (
+                parent is not None
+                and not obj.others
+                and (
+                    obj.checked == info.st_ctime_ns
+                    # Of a directory that changes all the time, the name is not worth finding out if nobody heeds it.
+                    or (view.cloak is not None and stat.S_ISDIR(info.st_mode) and nodes.is_child(obj, parent))
+                )
             ):
                 if not sees(view, who, obj.name, info, fd):
                     return False

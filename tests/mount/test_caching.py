@@ -21,7 +21,8 @@ import pytest
 from cloakfs.mounted import mounted as what_is_mounted
 from tests.agents import User, names, read, write
 from tests.mount.conftest import Mount, told
-from tests.mount.test_limits import attached, wait_until
+from tests.mount.loopfs import attached
+from tests.mount.test_limits import wait_until
 
 OWNER, OTHER, STRANGER = 3001, 3002, 3003
 GROUP = 4001
