@@ -106,6 +106,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             knfsd=settings.words.knfsd,
             ganesha=settings.words.ganesha,
             default_permissions=settings.words.default_permissions,
+            xattrs=settings.words.xattrs,
         )
         watch = _watch(filesystem)
         session = mountpoint.attach(

@@ -55,6 +55,7 @@ class Index:
         self.secret = self._secret()
         self._last = self._last_given()
         self._removed: set[int] = set()
+        self._batching = False
 
     def _secret(self) -> bytes:
         return bytes(self._db.execute("SELECT key FROM secret").fetchone()[0])
@@ -72,10 +73,10 @@ class Index:
         if row is not None and row[0] == handle:
             return True
         with self.batch():
-            self._db.execute("DELETE FROM objects")
-            self._db.execute("DELETE FROM sqlite_sequence WHERE name = 'objects'")
-            self._db.execute("UPDATE secret SET key = ?", (secrets.token_bytes(32),))
-            self._db.execute("INSERT INTO objects VALUES (?, ?, 0, x'')", (number, handle))
+            self._change("DELETE FROM objects")
+            self._change("DELETE FROM sqlite_sequence WHERE name = 'objects'")
+            self._change("UPDATE secret SET key = ?", (secrets.token_bytes(32),))
+            self._change("INSERT INTO objects VALUES (?, ?, 0, x'')", (number, handle))
         self.secret = self._secret()
         self._last = self._last_given()
         return row is None
@@ -96,10 +97,11 @@ class Index:
         Raises:
             sqlite3.Error: they could not be made durable, and last only as long as this process.
         """
-        self._db.execute("BEGIN IMMEDIATE")
+        self._batching = True
         try:
             yield
         finally:
+            self._batching = False
             if self._db.in_transaction:  # SQLite ends one by itself when the disk is full
                 try:
                     self._db.execute("COMMIT")
@@ -107,6 +109,11 @@ class Index:
                     if self._db.in_transaction:
                         self._db.execute("ROLLBACK")
                     raise
+
+    def _change(self, statement: str, values: tuple[object, ...] = ()) -> sqlite3.Cursor:
+        if self._batching and not self._db.in_transaction:  # not before: most listings change nothing
+            self._db.execute("BEGIN IMMEDIATE")
+        return self._db.execute(statement, values)
 
     def filesystem(self, key: str) -> int:
         """The number of the file system that `key` names."""
@@ -130,7 +137,7 @@ class Index:
         """The number of the object with this handle, which was just seen as `name` in `parent`."""
         # Counted here: a number must not be given twice even if a transaction had to be undone.
         self._last += 1
-        number, was_parent, was_name = self._db.execute(
+        number, was_parent, was_name = self._change(
             "INSERT INTO objects VALUES (?, ?, ?, ?) ON CONFLICT (handle) DO UPDATE SET handle = handle "
             "RETURNING number, parent, name",
             (self._last, handle, parent, name),
@@ -144,7 +151,7 @@ class Index:
 
     def moved(self, number: int, parent: int, name: bytes) -> None:
         """The object is now called `name` in `parent`."""
-        self._db.execute("UPDATE objects SET parent = ?, name = ? WHERE number = ?", (parent, name, number))
+        self._change("UPDATE objects SET parent = ?, name = ? WHERE number = ?", (parent, name, number))
 
     def remove(self, number: int) -> None:
         """The object was deleted; its number is not given again. Done by `tidy`: until then it does no harm."""
@@ -158,8 +165,9 @@ class Index:
             return
         removed, self._removed = [(number,) for number in self._removed], set()
         try:
-            with contextlib.nullcontext() if self._db.in_transaction else self.batch():
-                self._db.executemany("DELETE FROM objects WHERE number = ?", removed)
+            with contextlib.nullcontext() if self._batching else self.batch():
+                for values in removed:
+                    self._change("DELETE FROM objects WHERE number = ?", values)
         except sqlite3.Error as exc:
             log.warning("%s: %s; deleted files stay in it", self._path, exc)
 

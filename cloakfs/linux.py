@@ -245,19 +245,19 @@ def may_access(fd: int, mode: int) -> bool:
 _dirent = struct.Struct("=QqHB")
 
 
-def getdents(fd: int, size: int = 32768) -> Iterator[tuple[bytes, int]]:
-    """One batch of directory entries: (name, cookie of the position after it); empty at the end.
+def getdents(fd: int, size: int = 32768) -> Iterator[tuple[bytes, int, int]]:
+    """One batch of directory entries: (name, cookie of the position after it, DT_…); empty at the end.
 
     The cookies are the file system's own (getdents64(2) d_off): they survive deletions and a re-open, and
     `os.lseek(fd, cookie, os.SEEK_SET)` goes back to one.
     """
     buf = ctypes.create_string_buffer(size)
     filled = _check(_syscall(_NR["getdents64"], ctypes.c_long(fd), buf, ctypes.c_long(size)))
-    raw = buf.raw
+    raw = ctypes.string_at(buf, filled)
     at = 0
     while at < filled:
-        _ino, cookie, length, _kind = _dirent.unpack_from(raw, at)
-        yield raw[at + 19 : raw.index(b"\0", at + 19)], cookie
+        _ino, cookie, length, kind = _dirent.unpack_from(raw, at)
+        yield raw[at + 19 : raw.index(b"\0", at + 19)], cookie, kind
         at += length
 
 

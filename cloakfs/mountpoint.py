@@ -49,6 +49,7 @@ class MountWords:
         knfsd: the kernel's NFS server will export the mount; implies default_permissions.
         ganesha: nfs-ganesha will: the mount gets an identity that outlives it.
         stock_loop: answer with pyfuse3's own session loop, for comparison.
+        xattrs: there are extended attributes; not with `noxattr`, unless `knfsd` needs ACLs.
         dev_refused: `dev` was asked for without `default_permissions`, and is not in `flags`.
     """
 
@@ -57,6 +58,7 @@ class MountWords:
     knfsd: bool = False
     ganesha: bool = False
     stock_loop: bool = False
+    xattrs: bool = True
     dev_refused: bool = False
 
 
@@ -68,6 +70,7 @@ def split_words(text: str) -> tuple[MountWords, str]:
     """
     names = {"nosuid", "nodev"}
     default_permissions = knfsd = ganesha = stock_loop = False
+    xattrs = True
     rest = list(text)
     for start, end in _items(text):
         word = text[start:end].strip()
@@ -84,6 +87,8 @@ def split_words(text: str) -> tuple[MountWords, str]:
             ganesha = True
         elif word == "stock_loop":
             stock_loop = True
+        elif word == "noxattr":
+            xattrs = False
         elif not (word in _IGNORED or word.startswith(("x-", "X-", "comment="))):
             continue
         comma = end if end < len(text) else start - 1
@@ -102,7 +107,7 @@ def split_words(text: str) -> tuple[MountWords, str]:
     flags = 0
     for name in names:
         flags |= _FLAGS[name]
-    return MountWords(flags, default_permissions, knfsd, ganesha, stock_loop, dev_refused), left
+    return MountWords(flags, default_permissions, knfsd, ganesha, stock_loop, xattrs or knfsd, dev_refused), left
 
 
 def _items(text: str) -> Iterator[tuple[int, int]]:

@@ -91,8 +91,8 @@ class Object:
     """One object of the real tree, as long as the kernel knows it or something below it."""
 
     __slots__ = (
-        "checked", "content", "fd", "filesystem", "generation", "handle", "inode", "kept", "lookups", "name", "number",
-        "open_files", "others", "parent", "pins", "plain_at", "used",
+        "checked", "children", "content", "fd", "filesystem", "generation", "handle", "inode", "kept", "lookups",
+        "name", "number", "open_files", "others", "parent", "pins", "plain_at", "used",
     )  # fmt: skip
 
     def __init__(self, number: int, handle: bytes, filesystem: Filesystem) -> None:
@@ -100,7 +100,8 @@ class Object:
         self.handle = handle
         self.filesystem = filesystem
         self.lookups = 0
-        self.pins = 0  # children that are known
+        self.pins = 0  # children that are known, and open files
+        self.children: dict[bytes, Object] | None = None  # those whose place this is
         self.parent: Object | None = None
         self.name = b""
         self.others: list[tuple[Object, bytes]] | None = None  # further names of a hard link
@@ -110,7 +111,7 @@ class Object:
         self.content: tuple[int, ...] | None = None  # what it looked like when it was opened last
         self.fd = -1
         self.inode: tuple[int, int] | None = None  # st_dev and st_ino, as long as `fd` holds them
-        self.generation = (0, 0)  # nodeid and its generation, the last that was asked for
+        self.generation = -1  # the last that was asked for, above it the number of the view
         self.used = 0  # when `fd` was used last, by the count of such uses
         self.open_files: list[int] | None = None
 
@@ -233,12 +234,13 @@ class Nodes:
         """The 32 bits that make a file handle unguessable and tell the object from a later one."""
         if nodeid == ROOT:
             return 0  # the kernel's own choice for the root of a mount
-        if obj.generation[0] != nodeid:
+        view = nodeid >> _OBJECT_BITS
+        if obj.generation >> 32 != view:
             digest = hashlib.blake2b(
                 nodeid.to_bytes(8, "little") + obj.handle, key=self._index.secret, digest_size=4
             ).digest()
-            obj.generation = nodeid, int.from_bytes(digest, "little")
-        return obj.generation[1]
+            obj.generation = view << 32 | int.from_bytes(digest, "little")
+        return obj.generation & 0xFFFFFFFF
 
     def get(self, nodeid: int) -> Object:
         """The object that a nodeid names.
@@ -351,8 +353,7 @@ class Nodes:
             for parent, _ in obj.others or ():
                 parent.pins -= 1
                 self._drop_if_unused(parent)
-            parent_ = obj.parent
-            obj.parent = None
+            parent_ = self._leave(obj)
             if parent_ is not None:
                 parent_.pins -= 1
             obj = parent_
@@ -374,20 +375,31 @@ class Nodes:
         """`obj` is (now) `name` in `parent`."""
         if obj.pins:
             self._part(obj, parent)
-        before = obj.parent
+        before = self._leave(obj)
         parent.pins += 1
         obj.parent, obj.name, obj.checked = parent, name, 0
+        if parent.children is None:
+            parent.children = {}
+        parent.children[name] = obj
         if before is not None:
             before.pins -= 1
             if before is not parent:
                 self._drop_if_unused(before)
+
+    @staticmethod
+    def _leave(obj: Object) -> Object | None:
+        """`obj` has no place now; returns where it was."""
+        parent, obj.parent = obj.parent, None
+        if parent is not None and parent.children is not None and parent.children.get(obj.name) is obj:
+            del parent.children[obj.name]
+        return parent
 
     def _part(self, obj: Object, parent: Object) -> None:
         """Where `parent` was thought to be below `obj`, that is outdated: nothing may be below itself."""
         at: Object | None = parent
         while at is not None:
             if at.parent is obj:
-                at.parent = None
+                self._leave(at)
                 obj.pins -= 1
             at = at.parent
 
@@ -484,7 +496,7 @@ class Nodes:
 
     def _displace(self, obj: Object) -> None:
         """`obj` is nowhere in the tree."""
-        parent, obj.parent = obj.parent, None
+        parent = self._leave(obj)
         if parent is not None:
             parent.pins -= 1
             self._drop_if_unused(parent)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from . import tree
 from .figures import Run
-from .peers import FIXED, MANY, NULL, PEERS, UNCACHED, VARIANTS, Peer, Skipped, place
+from .peers import FIXED, MANY, NULL, PEERS, PLAIN, UNCACHED, VARIANTS, Peer, Skipped, place
 from .tree import QUICK, Sizes
 from .work import PINNED, UNPINNED, Work
 from .workers import WorkError, Workers, become, end, fork, undisturbed
@@ -20,7 +20,7 @@ from .workers import WorkError, Workers, become, end, fork, undisturbed
 REQUESTS, IDLE, GROWTH = "requests", "memory idle", "memory growth"
 """What is asked beside the works; names to choose by."""
 
-_COUNTED = (NULL, MANY, FIXED)
+_COUNTED = (NULL, MANY, FIXED, PLAIN)
 _GROWN = (UNCACHED, NULL, MANY, FIXED)
 
 _PATIENCE = 30.0

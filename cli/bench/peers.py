@@ -24,6 +24,7 @@ NULL = "cloakfs null"
 BOTH = "cloakfs map+cloak"
 FEW, MANY = f"{BOTH} 10", f"{BOTH} 1000"
 FIXED = "cloakfs fixed view"
+PLAIN = f"{FIXED}, noxattr"
 
 STOCK_WORD = "stock_loop"
 """The word of `cloakfs mount -o` for pyfuse3's own session loop."""
@@ -188,6 +189,7 @@ PEERS: dict[str, Start] = {
     f"{BOTH} 100": _cloakfs(definitions(100)),
     MANY: _cloakfs(definitions(1000)),
     FIXED: _cloakfs(f"{definitions(2)},default_permissions", "--view", f"{WORKER}:{WORKER}"),
+    PLAIN: _cloakfs(f"{definitions(2)},default_permissions,noxattr", "--view", f"{WORKER}:{WORKER}"),
 }
 """Every peer, in the order of the tables."""
 

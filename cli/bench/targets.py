@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from .figures import Run, Spread, number
-from .peers import BARE, BOTH, FEW, FIXED, MANY, NULL, STOCK, UNCACHED
+from .peers import BARE, BOTH, FEW, FIXED, MANY, NULL, PLAIN, STOCK, UNCACHED
 from .tree import KINDS
 from .work import PINNED, UNPINNED
 
@@ -47,6 +47,7 @@ TARGETS = (
     Target("stat", PINNED, FIXED, BARE, 0.80),
     Target("stat", PINNED, MANY, BARE, 0.80, judged=_ALIKE),
     Target("ls -lR", PINNED, FIXED, BARE, 0.75),
+    Target("ls -lR", PINNED, PLAIN, BARE, 0.75),
     Target("ls -lR", PINNED, MANY, BARE, 0.75, judged=_ALIKE),
     Target("sequential warm", PINNED, FIXED, BARE, 0.65),
     Target("sequential warm", PINNED, MANY, BARE, 0.65),

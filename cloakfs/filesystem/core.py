@@ -115,7 +115,7 @@ class OpenFile:
         self.is_directory = stat.S_ISDIR(at.info.st_mode)
         # Directories: where `pending`, the entries read ahead, begin.
         self.cookie = 0
-        self.pending: list[tuple[bytes, int]] = []
+        self.pending: list[tuple[bytes, int, int]] = []
         self.sought: int | None = None  # the nodeid for whose name alone the kernel reads this
 
 
@@ -131,6 +131,7 @@ class Core(pyfuse3.Operations):
         knfsd: the kernel's NFS server exports the mount (docs/design.md).
         ganesha: nfs-ganesha does.
         default_permissions: the kernel checks permissions, too.
+        xattrs: there are extended attributes, ACLs among them.
     """
 
     supports_dot_lookup = True
@@ -147,10 +148,12 @@ class Core(pyfuse3.Operations):
         knfsd: bool = False,
         ganesha: bool = False,
         default_permissions: bool = False,
+        xattrs: bool = True,
     ) -> None:
         super().__init__()
         # Offers POSIX ACLs to the kernel, which checks them and answers NFS's requests for them.
-        self.enable_acl = default_permissions
+        self.enable_acl = default_permissions and xattrs
+        self.xattrs = xattrs
         self.knfsd = knfsd
         self.ganesha = ganesha
         self.reconnecting = Reconnecting()
@@ -228,7 +231,12 @@ class Core(pyfuse3.Operations):
         obj = self.nodes.get(inode)
         fd = self.nodes.fd(obj)
         info = os.fstat(fd)
-        if view.hides and not self.door.visible(view, who, obj, info) and not (or_open and self._has_open(who, obj)):
+        if (
+            view.hides
+            and not self.cache.is_known_to_all(number, obj)
+            and not self.door.visible(view, who, obj, info)
+            and not (or_open and self._has_open(who, obj))
+        ):
             raise Stale
         return Entered(number, view, who, obj, self.nodes.fd(obj), info, self._asker(view, who, ctx))
 

@@ -6,10 +6,10 @@ import os
 
 import pyfuse3
 import trio
-from pyfuse3 import EntryAttributes, FileHandleT, InodeT, ReaddirToken, RequestContext
+from pyfuse3 import EntryAttributes, FileHandleT, InodeT, ModeT, ReaddirToken, RequestContext
 
 from .. import linux
-from ..door import sees
+from ..door import INSIDER, sees
 from ..nodes import Object, Stale
 from .core import Entered, OpenFile, answers
 from .names import Names
@@ -40,6 +40,30 @@ def requester(token: ReaddirToken) -> RequestContext:
     """
     request = ctypes.c_void_p.from_address(id(token) + object.__basicsize__)
     return _libfuse.fuse_req_ctx(request).contents  # type: ignore[no-any-return]
+
+
+class _NameOnly:
+    """An entry that bears no nodeid, so that the kernel takes nothing but the name (fs/fuse/readdir.c).
+
+    pyfuse3 lets nodeid and inode number be set only together; the nodeid is what an entry's memory begins with.
+    """
+
+    def __init__(self) -> None:
+        self._entry = EntryAttributes()
+        self._nodeid = ctypes.c_uint64.from_address(id(self._entry) + object.__basicsize__)
+        self._entry.st_ino = InodeT(0x123456789A)
+        if self._nodeid.value != 0x123456789A:
+            raise RuntimeError("pyfuse3 hides the nodeid of an entry: is this an untested version?")
+
+    def entry_of(self, ino: int, kind: int) -> EntryAttributes:
+        """The entry of something with this inode number and type (DT_…), good until the next one."""
+        self._entry.st_ino = InodeT(ino)
+        self._entry.st_mode = ModeT(kind << 12)
+        self._nodeid.value = 0
+        return self._entry
+
+
+_name_only = _NameOnly()
 
 
 class Directories(Names):
@@ -119,13 +143,21 @@ class Directories(Names):
 
     def _fill(self, at: Entered, directory: OpenFile, token: ReaddirToken) -> bool:
         """Report the pending entries; False when the reply is full."""
-        for done, (name, cookie) in enumerate(directory.pending):
-            entry = self._entry_of(at, name)
+        known = at.obj.children or {}
+        for done, (name, cookie, kind) in enumerate(directory.pending):
+            obj = known.get(name)
+            entry: EntryAttributes | None
+            if obj is not None and self.cache.is_known_to_all(at.number, obj) and at.who is not INSIDER:
+                entry = _name_only.entry_of(self.nodes.nodeid(at.number, obj), kind)
+                is_reference = False
+            else:
+                entry = self._entry_of(at, name)
+                is_reference = name not in (b".", b"..")
             if entry is not None:
                 if not pyfuse3.readdir_reply(token, name, entry, cookie):
                     del directory.pending[:done]
                     return False
-                if name not in (b".", b".."):
+                if is_reference:
                     self.nodes.get(entry.st_ino).lookups += 1
             directory.cookie = cookie
         return True

@@ -190,6 +190,10 @@ class KernelCache:
         places = list(self._nodes.places(obj, info))
         return len(places) == 1 and self._is_public(view, places[0][0])
 
+    def is_known_to_all(self, number: int, obj: Object) -> bool:
+        """Does the kernel remember it, so that nobody needs to be asked who may know of it?"""
+        return number in obj.kept and obj.filesystem.told
+
     def keeps_content(self, number: int, obj: Object, info: os.stat_result) -> bool:
         """May the kernel go on with the pages that it has of a file which is being opened?
 

@@ -37,6 +37,8 @@ class ExtendedAttributes(Core):
     """GETXATTR, SETXATTR, LISTXATTR, REMOVEXATTR."""
 
     async def _enter_object(self, inode: InodeT, ctx: RequestContext) -> Entered:
+        if not self.xattrs:
+            raise FUSEError(errno.ENOSYS)  # nobody is to ask again
         if self._is_top(inode):
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
         return await self._enter(inode, ctx)
