@@ -91,8 +91,8 @@ class Object:
     """One object of the real tree, as long as the kernel knows it or something below it."""
 
     __slots__ = (
-        "checked", "children", "content", "fd", "filesystem", "generation", "handle", "inode", "kept", "lookups",
-        "name", "number", "open_files", "others", "parent", "pins", "plain_at", "used",
+        "checked", "children", "content", "ever_kept", "fd", "filesystem", "generation", "handle", "inode", "kept",
+        "lookups", "name", "number", "open_files", "others", "parent", "pins", "plain_at", "used",
     )  # fmt: skip
 
     def __init__(self, number: int, handle: bytes, filesystem: Filesystem) -> None:
@@ -108,6 +108,7 @@ class Object:
         self.checked = 0  # the ctime at which `parent` and `name` were true
         self.plain_at = 0  # the ctime at which it had no ACL
         self.kept = _NO_VIEWS  # numbers of the views in which the kernel remembers more than it asked for
+        self.ever_kept = _NO_VIEWS  # the same, but never forgotten: of names that lead nowhere, nobody knows which
         self.content: tuple[int, ...] | None = None  # what it looked like when it was opened last
         self.fd = -1
         self.inode: tuple[int, int] | None = None  # st_dev and st_ino, as long as `fd` holds them

@@ -52,11 +52,20 @@ LONG_SECONDS = 3600.0
 SHORT_SECONDS = 1.0
 """How long it remembers where changes behind the mount are not told: so long may they go unnoticed."""
 
+ABSENT_SECONDS = 10.0
+"""How long it remembers, where it does, that a name leads nowhere.
+
+Not longer, since of a hidden file that a server changes by handle, its mode for example, the kernel may not tell the
+name.
+"""
+
 BRIEF_SECONDS = 0.002
 """How long it remembers attributes of anything else: the system call that asked for them may ask again."""
 
 # How long to wait for the kernel to have a name free.
 _PATIENCE_SECONDS = 1.0
+# So many names that lead nowhere are remembered in top directories.
+_MOST_ABSENT = 10_000
 # After what time to make it forget once more.
 _AGAIN_SECONDS = 0.1
 
@@ -87,6 +96,7 @@ class KernelCache:
         self._told: dict[int, list[Filesystem]] = {}  # by the id that events bear
         self._sets: dict[frozenset[int], frozenset[int]] = {}  # one of each, for `Object.kept`
         self._lately: list[tuple[int, bytes | None]] = []  # nodeid, and a name in it or None for its attributes
+        self._absent: set[tuple[int, bytes]] = set()  # view, and a name that is remembered to lead nowhere in its top
         self._pages: set[int] = set()  # nodeids of files whose pages are outdated
 
     # -- what may be remembered --------------------------------------------------------------------
@@ -116,8 +126,8 @@ class KernelCache:
         subject(who).assume()
         return linux.may_access(fd, os.X_OK)
 
-    def of_absence(self, number: int, view: View, parent: Object) -> float:
-        """How long to remember that a name leads nowhere in `parent`.
+    def of_absence(self, number: int, view: View, parent: Object, name: bytes) -> float:
+        """How long to remember that `name` leads nowhere in `parent`.
 
         Never in a caller view: names that are hidden from some may not be remembered, and how long it takes to be told
         of a name would tell which ones are.
@@ -125,7 +135,12 @@ class KernelCache:
         if view.fixed is None or not self._is_steady(view) or (parent is self._nodes.root and not self._gated):
             return 0.0
         self._keep(number, parent)
-        return self._seconds(parent)
+        if parent is self._nodes.root:
+            # Other directories are forgotten with all that is in them; of this one there is no name to forget.
+            if len(self._absent) >= _MOST_ABSENT:
+                return 0.0
+            self._absent.add((number, name))
+        return min(ABSENT_SECONDS, self._seconds(parent))
 
     def of_object(self, number: int, view: View, obj: Object, fd: int, info: os.stat_result) -> float:
         """How long to remember the attributes of an object that was asked about by its nodeid."""
@@ -208,6 +223,8 @@ class KernelCache:
         if number not in obj.kept:
             kept = obj.kept | {number}
             obj.kept = self._sets.setdefault(kept, kept)
+            ever = obj.ever_kept | kept
+            obj.ever_kept = self._sets.setdefault(ever, ever)
 
     # -- forgetting --------------------------------------------------------------------------------
 
@@ -246,6 +263,9 @@ class KernelCache:
         """The policy changed, or who may pass a directory, or nobody knows what."""
         for obj in self._nodes.objects():
             self.forget(obj)
+        absent, self._absent = self._absent, set()
+        for number, name in absent:
+            self.forget_name(self._nodes.root, name, (number,))
 
     def forget_content(self, obj: Object) -> None:
         """The content changed."""
@@ -303,11 +323,13 @@ class KernelCache:
     async def follow(self, watch: Watch) -> None:
         """Have the kernel forget, for ever, what others change."""
         while True:
+            lost = False
             for event in await watch.changes():
-                if event.mask & FAN_Q_OVERFLOW:
-                    self.forget_everything()
+                lost |= bool(event.mask & FAN_Q_OVERFLOW)
                 for filesystem in self._told.get(event.fsid, ()):
-                    self._heed(event, filesystem)
+                    lost |= self._heed(event, filesystem)
+            if lost:
+                self.forget_everything()
 
     async def follow_mounts(self) -> None:
         """Have the kernel forget, for ever, what others mount over."""
@@ -319,21 +341,27 @@ class KernelCache:
                     self.forget_everything()
                     before = now
 
-    def _heed(self, event: Event, filesystem: Filesystem) -> None:
+    def _heed(self, event: Event, filesystem: Filesystem) -> bool:
+        """Something happened on this file system. True if everything has to be forgotten for it."""
         parent = self._nodes.by_handle(filesystem, event.directory)
-        target = self._nodes.by_handle(filesystem, event.target) if event.target else None
+        is_name = bool(event.mask & _NAMES)
+        if event.target:
+            target = self._nodes.by_handle(filesystem, event.target)
+        else:  # before Linux 5.17
+            target = (parent.children or {}).get(event.name) if parent is not None else None
         if parent is not None and event.mask & (_NAMES | FAN_ATTRIB):
             self.forget_attributes(parent)
             if event.name != b".":
-                self.forget_name(parent, event.name, parent.kept)
+                self.forget_name(parent, event.name, parent.ever_kept)
         if target is None:
-            return
+            return not event.target and bool(event.mask & FAN_ONDIR) and is_name
         if event.mask & FAN_ONDIR and event.mask & (FAN_ATTRIB | FAN_MOVED_FROM | FAN_MOVED_TO):
-            self.forget_everything()  # below, too, everything may be for others now
-        elif event.mask & (_NAMES | FAN_ATTRIB):
+            return True  # below, too, everything may be for others now
+        if event.mask & (_NAMES | FAN_ATTRIB):
             self.forget(target)
         if event.mask & (FAN_MODIFY | FAN_CLOSE_WRITE):
             self.forget_content(target)
+        return False
 
     # -- changes made through the mount ------------------------------------------------------------
 

@@ -37,7 +37,7 @@ class Names(Core):
                 fd, info = self._find(at, name)
         except FileNotFoundError as exc:
             # Not there, or hidden: `_find` has seen to that.
-            return self._absent(at, exc)
+            return self._absent(at, name, exc)
         except (OSError, FUSEError):
             self._repair_entry(parent_inode, name)
             raise
@@ -45,13 +45,13 @@ class Names(Core):
             return self._hand_out(at, name, fd, info)
         return self._named(at, name, *known)
 
-    def _absent(self, at: Entered, exc: FileNotFoundError) -> EntryAttributes:
+    def _absent(self, at: Entered, name: bytes, exc: FileNotFoundError) -> EntryAttributes:
         """Tell the kernel that there is nothing of that name, and how long to remember that.
 
         Raises:
             FileNotFoundError: not at all.
         """
-        if at.who is INSIDER or not (seconds := self.cache.of_absence(at.number, at.view, at.obj)):
+        if at.who is INSIDER or not (seconds := self.cache.of_absence(at.number, at.view, at.obj, name)):
             raise exc
         entry = EntryAttributes()
         entry.st_ino = InodeT(0)

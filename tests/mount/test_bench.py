@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.bench.peers import BARE, FIXED, MANY, PEERS, VARIANTS
+from cli.bench.peers import BARE, FIXED, MANY, PEERS, PLAIN, VARIANTS
 from cli.bench.work import all_work
 from cloakfs import mounts
 from cloakfs.mounted import RUN_DIR, STATE_DIR, mounted
@@ -72,7 +72,7 @@ def test_every_peer_does_all_the_work(place: Path, tmp_path: Path) -> None:
             assert list(by_peer) == [peer for peer in peers if WORKS[name].thorough or peer not in VARIANTS]
             rounds = WORKS[name].rounds or 2
             assert all(len(values) == rounds and min(values) > 0 for values in by_peer.values())
-    assert set(results["requests"]["stat public"]) == {"cloakfs null", MANY, FIXED}
+    assert set(results["requests"]["stat public"]) == {"cloakfs null", MANY, FIXED, PLAIN}
     assert {"idle RSS", "idle PSS", "growth RSS", "growth PSS"} <= set(results["memory"][MANY])
     for peer in peers[1:]:
         assert f"\n| {peer} | **" in done.stdout

@@ -127,6 +127,23 @@ def test_a_fixed_view_remembers_everything(options: str, scene: str, mount: Make
     assert asked["lookup"] + asked["getattr"] <= 10, asked
 
 
+def test_without_extended_attributes_nobody_asks_for_them(scene: str, mount: MakeMount, user: MakeUser) -> None:
+    m = mount("-o", f"{CLOAKED},noxattr")
+    other = user(OTHER)
+    assert other.error(os.getxattr, m.at("open/public"), "system.posix_acl_access") == errno.ENODATA
+    assert other.error(os.getxattr, m.at("open/public"), "user.note") == errno.EOPNOTSUPP
+    assert other.error(os.setxattr, m.at("open/public"), "user.note", b"x") == errno.EOPNOTSUPP
+    other.do(write, m.at("open/mine"), b"x")
+    before = requests(m)
+    other.do(many, write, m.at("open/mine"), b"y")
+    asked = requests(m) - before
+    assert asked["write"] == 100
+    assert asked["getxattr"] == 0
+    os.setxattr(m.real("open/public"), "system.posix_acl_access", ACL_FOR_NOBODY)
+    told()
+    assert other.error(read, m.at("open/public")) == errno.ENOENT  # it is in force all the same
+
+
 def test_no_client_cache_forgets_directories(scene: str, mount: MakeMount, user: MakeUser) -> None:
     m = mount("-o", f"{CLOAKED},no_client_cache")
     other = user(OTHER)
@@ -329,6 +346,30 @@ def test_lost_events_make_everything_forgotten(scene: str, mount: MakeMount, use
     finally:
         os.kill(m.pid, signal.SIGCONT)
     wait_until(lambda: stranger.error(os.stat, m.at("open/public")) == errno.ENOENT, 5)
+
+
+@pytest.mark.parametrize("above", ["", "open/"])
+def test_a_reload_makes_absent_names_forgotten(
+    above: str, scene: str, mount: MakeMount, user: MakeUser, tmp_path: Path
+) -> None:
+    """Also those at the top of a view, and what is made under such a name afterwards is seen at once."""
+    put(os.path.join(scene, above, "hidden"), OWNER, 0o600)
+    entry = f"{scene} *(rw,no_root_squash,views={STRANGER}:{STRANGER},cloak_list=uid %s 3000 3999)\n"
+    config = tmp_path / "a.exports"
+    config.write_text(entry % "+077")
+    m = mount("--exports", str(config), "-o", "default_permissions")
+    stranger = user(STRANGER)
+    for _ in range(3):
+        assert stranger.error(os.stat, m.at(f"{above}hidden")) == errno.ENOENT
+        assert stranger.error(os.stat, m.at(f"{above}new")) == errno.ENOENT
+    config.write_text(entry % "-000")  # nothing is hidden
+    os.kill(m.pid, signal.SIGHUP)
+    wait_until(lambda: "reloaded" in m.log)
+    told()
+    assert stranger.do(os.stat, m.at(f"{above}hidden")).st_size == 7
+    put(os.path.join(scene, above, "new"), OWNER, 0o644)
+    told()
+    assert stranger.do(os.stat, m.at(f"{above}new")).st_size == 7
 
 
 def test_a_reload_makes_everything_forgotten(

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from cloakfs.exports import Options
 from cloakfs.mapping import MAX_ID, IdMap, RangeDef, Squash
 from cloakfs.nfs.knfsd import another_like_root
-from cloakfs.view import Asker
+from cloakfs.policy import Policy
+from cloakfs.view import Asker, View
 from tests.property.test_mapping_laws import IDS, ids, lists, squashes
 
 
@@ -38,6 +39,21 @@ def test_answers_that_cross_make_no_owner_but_of_what_is_shown_as_somebodys_else
             if other and seen == other < MAX_ID - 1 and table.forward(other) != stored:
                 assert seen == table.reverse(stored)
                 assert table.forward(table.reverse(stored)) != stored
+
+
+@given(lists, ids, squashes, ids)
+def test_what_is_shown_alike_is_the_same_for_everybody(
+    defs: list[RangeDef], nobody: int, squash: Squash, stored: int
+) -> None:
+    groups = [RangeDef("gid", d.rm_low, d.rm_high, d.action, d.lc_low) for d in defs]
+    options = Options(range_map=(*defs, *groups), anonuid=nobody, anongid=nobody, squash=squash)
+    view = View(Policy(options))
+    if view.is_shown_alike(stored, stored):
+        table = IdMap(defs, nobody=nobody, squash=squash)
+        plain = view.client_ids(stored, stored)
+        for client in IDS:
+            server = table.forward(client)
+            assert Asker(client, client, server, server).recognise(stored, stored, *plain) == plain, client
 
 
 @example([RangeDef("uid", 0, 1, "map", 2), RangeDef("uid", 1, 3, "map", 0)], 0, "root")  # 3, inside of the second

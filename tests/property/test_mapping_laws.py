@@ -107,3 +107,12 @@ def test_a_definition_that_is_reported_lost_is_never_followed(defs: list[RangeDe
         assert defs.index(earlier) <= defs.index(later)
         if completely:
             assert not any(definition is later for definition in followed[direction])
+
+
+@given(lists, ids, squashes, ids)
+def test_a_sole_id_stands_for_no_other(defs: list[RangeDef], nobody: int, squash: Squash, server: int) -> None:
+    table = IdMap(defs, nobody=nobody, squash=squash)
+    if table.is_sole(server):
+        shown = table.reverse(server)
+        assert table.forward(shown) == server
+        assert {id_ for id_ in IDS if table.forward(id_) == server} <= {shown}
