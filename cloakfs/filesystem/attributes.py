@@ -75,7 +75,8 @@ class Attributes(Names, Core):
             self._utimens(at, path, attr, fields)
         if fields.update_uid or fields.update_gid or fields.update_mode:
             await self.cache.changed(at.number, at.view, at.obj)
-            at = at._replace(fd=self.nodes.fd(at.obj))
+            _, view, _ = await self._served(inode, ctx)  # there may be a new policy
+            at = at._replace(fd=self.nodes.fd(at.obj), view=view)
         return self._object(at, os.fstat(at.fd))
 
     def _truncate(self, at: Entered, path: str, size: int) -> None:

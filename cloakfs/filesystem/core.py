@@ -197,6 +197,17 @@ class Core(pyfuse3.Operations):
             raise Stale
         return number, view
 
+    async def _served(self, inode: InodeT, ctx: RequestContext) -> tuple[int, View, Subject]:
+        """The view, its number, and who the request is served as; nothing of a policy that is not in force any more."""
+        number, view = await self._view(inode)
+        who = await self._who(view, ctx)
+        while (now := self.views.get(number)) is not view:  # a reload came while the user database was asked
+            if now is None:
+                raise Stale
+            view = now
+            who = await self._who(view, ctx)
+        return number, view, who
+
     async def _who(self, view: View, ctx: RequestContext) -> Subject:
         """The identity a request is served as; EACCES at the gate of a fixed view."""
         if ctx.pid in self._insiders:
@@ -226,8 +237,7 @@ class Core(pyfuse3.Operations):
         """
         if self.knfsd:
             self.reconnecting.end(ctx.pid)
-        number, view = await self._view(inode)
-        who = await self._who(view, ctx)
+        number, view, who = await self._served(inode, ctx)
         obj = self.nodes.get(inode)
         fd = self.nodes.fd(obj)
         info = os.fstat(fd)

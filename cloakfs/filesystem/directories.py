@@ -101,11 +101,8 @@ class Directories(Names):
         if directory.sought is not None:
             self._tell_name(directory, directory.sought, start_id, token, ctx)
             return
-        number, obj = directory.number, directory.obj
-        view = self.views.get(number)
-        if view is None:
-            raise Stale
-        who = await self._who(view, ctx)
+        obj = directory.obj
+        number, view, who = await self._served(self._nodeid(directory), ctx)
         info = os.fstat(fh)
         if view.hides and not self.door.visible(view, who, obj, info):
             raise Stale
@@ -138,8 +135,8 @@ class Directories(Names):
         if pyfuse3.readdir_reply(token, name, self._attributes(directory.number, view, obj, name, fd, info), 1):
             obj.lookups += 1
 
-    def _nodeid(self, directory: OpenFile) -> int:
-        return self.nodes.nodeid(directory.number, directory.obj)
+    def _nodeid(self, directory: OpenFile) -> InodeT:
+        return InodeT(self.nodes.nodeid(directory.number, directory.obj))
 
     def _fill(self, at: Entered, directory: OpenFile, token: ReaddirToken) -> bool:
         """Report the pending entries; False when the reply is full."""

@@ -1,0 +1,43 @@
+"""A request that had to wait is served by the policy that is in force when it goes on."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+from pyfuse3 import InodeT
+
+from cloakfs.filesystem.core import Core
+from cloakfs.nodes import Stale
+from cloakfs.policy import Policy
+from cloakfs.view import View
+
+
+def served(later: View | None) -> tuple[Any, list[View]]:
+    """What `_served` says, and whom it asked, if the view becomes `later` while the user database is asked."""
+    now: list[View | None] = [View(Policy())]
+    asked = []
+
+    async def who(view: View, _: object) -> str:
+        asked.append(view)
+        await trio.lowlevel.checkpoint()
+        now[0] = later
+        return f"by {len(asked)}"
+
+    core: Any = Core.__new__(Core)
+    core.views = SimpleNamespace(get=lambda number: now[0], top=False)
+    core.nodes = SimpleNamespace(view_of=lambda inode: 0)
+    core._who = who
+    return trio.run(core._served, InodeT(1), SimpleNamespace()), asked
+
+
+def test_the_new_policy_decides() -> None:
+    later = View(Policy())
+    answer, asked = served(later)
+    assert answer == (0, later, "by 2")
+    assert asked[1] is later
+
+
+def test_a_view_that_is_gone_is_stale() -> None:
+    with pytest.raises(Stale):
+        served(None)
