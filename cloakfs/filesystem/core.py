@@ -305,9 +305,22 @@ class Core(pyfuse3.Operations):
             self._repair(obj)
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
-    def _require_visible(self, at: Entered, name: bytes) -> None:
-        if at.view.hides and self._known_at(at, name) is None:
-            os.close(self._find(at, name)[0])
+    def _visible_at(self, at: Entered, name: bytes) -> Object | None:
+        """What is called `name` in the directory, if the kernel knows it; asked only where something may be hidden.
+
+        Raises:
+            FileNotFoundError: there is nothing, or nothing for this caller.
+        """
+        if not at.view.hides:
+            return None
+        known = self._known_at(at, name)
+        if known is not None:
+            return known[0]
+        fd, _ = self._find(at, name)
+        try:
+            return self.nodes.known(fd, at.obj)
+        finally:
+            os.close(fd)
 
     def _is_hidden(self, at: Entered, name: bytes) -> bool:
         """Is there something called `name` that the caller may not know of?"""

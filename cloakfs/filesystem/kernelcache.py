@@ -96,7 +96,8 @@ class KernelCache:
         self._told: dict[int, list[Filesystem]] = {}  # by the id that events bear
         self._sets: dict[frozenset[int], frozenset[int]] = {}  # one of each, for `Object.kept`
         self._lately: list[tuple[int, bytes | None]] = []  # nodeid, and a name in it or None for its attributes
-        self._absent: set[tuple[int, bytes]] = set()  # view, and a name that is remembered to lead nowhere in its top
+        # View, and a name that is remembered to lead nowhere in its top; since when.
+        self._absent: dict[tuple[int, bytes], float] = {}
         self._pages: set[int] = set()  # nodeids of files whose pages are outdated
 
     # -- what may be remembered --------------------------------------------------------------------
@@ -139,7 +140,7 @@ class KernelCache:
             # Other directories are forgotten with all that is in them; of this one there is no name to forget.
             if len(self._absent) >= _MOST_ABSENT:
                 return 0.0
-            self._absent.add((number, name))
+            self._absent[number, name] = trio.current_time()
         return min(ABSENT_SECONDS, self._seconds(parent))
 
     def of_object(self, number: int, view: View, obj: Object, fd: int, info: os.stat_result) -> float:
@@ -263,7 +264,7 @@ class KernelCache:
         """The policy changed, or who may pass a directory, or nobody knows what."""
         for obj in self._nodes.objects():
             self.forget(obj)
-        absent, self._absent = self._absent, set()
+        absent, self._absent = self._absent, {}
         for number, name in absent:
             self.forget_name(self._nodes.root, name, (number,))
 
@@ -280,6 +281,8 @@ class KernelCache:
         """
         while True:
             await trio.sleep(_AGAIN_SECONDS)
+            expired = trio.current_time() - ABSENT_SECONDS
+            self._absent = {key: since for key, since in self._absent.items() if since > expired}
             if self._lately or self._pages:
                 lately, self._lately = self._lately, []
                 pages, self._pages = self._pages, set()
@@ -403,9 +406,14 @@ class KernelCache:
         with contextlib.suppress(OSError):
             pyfuse3.invalidate_entry(InodeT(parent), name)
 
+    def removed(self, obj: Object | None) -> None:
+        """A name of `obj` is gone, by a request that is not answered yet: it may have been the one that all knew."""
+        if obj is not None and obj.kept and os.fstat(self._nodes.fd(obj)).st_nlink > 0:
+            self.forget(obj)
+
     def moved(self, view: View, obj: Object, parent: Object) -> None:
         """`obj` was renamed into `parent` by a request that has not been answered yet."""
-        if view.fixed is not None or not obj.kept or self._is_public(view, parent):
+        if view.fixed is not None or self._is_public(view, parent):
             return
         if obj.pins:
             self.forget_everything()

@@ -230,9 +230,10 @@ class Names(Core):
         if self._is_top(inode):
             raise FUSEError(errno.EROFS)
         at = await self._enter(inode, ctx)
-        self._require_visible(at, name)
+        obj = self._visible_at(at, name)
         at.assume()
         call(name, dir_fd=at.fd)
+        self.cache.removed(obj)
 
     @answers
     async def unlink(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
@@ -269,16 +270,18 @@ class Names(Core):
         new = await self._enter(parent_inode_new, ctx)
         old_obj = self.nodes.get(parent_inode_old)
         old = new._replace(obj=old_obj, fd=self.nodes.fd(old_obj))
-        self._require_visible(old, name_old)
+        self._visible_at(old, name_old)
         if self._is_hidden(new, name_new):
             if flags & linux.RENAME_NOREPLACE:
                 raise FUSEError(errno.EEXIST)
             raise FUSEError(errno.ENOENT if flags & linux.RENAME_EXCHANGE else errno.EACCES)
+        replaced = self._visible_at(new, name_new) if new.view.hides and self._exists(new, name_new) else None
         new.assume()
         if flags:
             linux.renameat2(old.fd, name_old, new.fd, name_new, flags)
         else:
             os.rename(name_old, name_new, src_dir_fd=old.fd, dst_dir_fd=new.fd)
+        self.cache.removed(replaced)
         self._moved(new, name_new)
         if flags & linux.RENAME_EXCHANGE:
             self._moved(old, name_old)

@@ -216,6 +216,33 @@ def test_what_its_owner_takes_away_is_gone_at_once(
     assert stranger.error(os.stat, m.at("open/public")) in expected
 
 
+@pytest.mark.parametrize("how", ["unlink", "rename over it", "rename it"])
+def test_the_only_name_that_all_knew_goes(how: str, scene: str, mount: MakeMount, user: MakeUser) -> None:
+    """What is left is a name below a directory that not everybody may see."""
+    put(os.path.join(scene, "vault"), OWNER, stat.S_IFDIR | 0o700)
+    os.link(os.path.join(scene, "open/public"), os.path.join(scene, "vault/twin"))
+    m = mount("-o", CLOAKED)
+    owner, stranger = user(OWNER), user(STRANGER)
+    told()
+    fd = stranger.do(os.open, m.at("open/public"), os.O_PATH)
+    path = f"/proc/self/fd/{fd}"
+    for _ in range(3):
+        owner.do(os.stat, m.at("vault/twin"))
+        assert stranger.do(read, m.at("open/public")) == b"content"
+        assert stranger.do(read, path) == b"content"
+    if how == "unlink":
+        owner.do(os.unlink, m.at("open/public"))
+    elif how == "rename it":
+        owner.do(os.rename, m.at("open/public"), m.at("vault/other"))
+    else:
+        owner.do(write, m.at("open/new"), b"new")
+        owner.do(os.rename, m.at("open/new"), m.at("open/public"))
+    time.sleep(0.02)  # as long as any attributes are remembered
+    assert stranger.error(read, path) == errno.ESTALE
+    assert stranger.error(os.stat, path) == errno.ESTALE
+    assert owner.do(os.stat, m.at("vault/twin")).st_size == 7
+
+
 def test_what_one_view_changes_the_others_see(scene: str, mount: MakeMount, user: MakeUser) -> None:
     m = mount("-o", f"{CLOAKED},views={OWNER}:{OWNER} {OTHER}:{OTHER}")
     owner, other = user(OWNER), user(OTHER)
