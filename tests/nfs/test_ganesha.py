@@ -29,6 +29,9 @@ from tests.mount.test_tables import CELLS, FIGURE_1, FILES, GIDS, GROUPS, MASKS,
 from tests.nfs import libnfs
 from tests.nfs.wire import Refused, Wire
 
+# What is done behind the mount is told within some milliseconds.
+TOLD = 0.05
+
 VERSIONS = (3, 4)
 NAME = "test-ganesha"
 CLIENT = "127.0.0.0/8"
@@ -312,6 +315,7 @@ def test_what_is_hidden_meanwhile_is_gone_at_the_next_request(tree: Site, versio
         assert held.pread() == b"content"
         assert wire.getattr(handle)[1] == 7
         os.chmod(tree.real("file"), 0o600)
+        time.sleep(TOLD)
         assert error(client.lstat, "/file") == errno.ENOENT
         assert client.listdir() == []
         for ask in (wire.getattr, wire.read):
@@ -321,6 +325,7 @@ def test_what_is_hidden_meanwhile_is_gone_at_the_next_request(tree: Site, versio
         # The server keeps it open, but NFS clients have handles, not descriptors.
         assert error(held.pread)
         os.chmod(tree.real("file"), 0o604)
+        time.sleep(TOLD)
         assert client.listdir() == ["file"]
     with tree.client(EZK, version) as client:
         assert client.read("/file") == b"content"
