@@ -83,6 +83,8 @@ def mount(
         click.echo("cloakfs: warning: dev has no effect without default_permissions", err=True)
     if exports:
         exports = os.path.abspath(exports)  # the daemon, which reads it again, works in another directory
+    if mount_words.record:
+        mount_words = replace(mount_words, record=os.path.abspath(mount_words.record))
     settings = Settings(
         source,
         mountpoint,

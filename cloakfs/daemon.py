@@ -12,6 +12,7 @@ import signal
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import TextIO
 
 import pyfuse3
 import trio
@@ -25,6 +26,7 @@ from .mounted import STATE_DIR, Told, mount_key
 from .mountpoint import MountError, MountWords
 from .nodes import Nodes
 from .policy import Policy, PolicyError, load_policy
+from .reader import Reader
 from .views import ViewError, Views
 from .watch import Watch
 
@@ -101,6 +103,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             nodes,
             views,
             group_source(_groups_of(settings)),
+            Reader(settings.options.prefetch, settings.options.prefetch_limits, _record(settings, stack)),
             settings.target,
             no_client_cache=settings.options.no_client_cache,
             knfsd=settings.words.knfsd,
@@ -151,6 +154,21 @@ def _watch(filesystem: Filesystem) -> Watch | None:
         return None
     filesystem.cache.watch(watch)
     return watch
+
+
+def _record(settings: Settings, stack: contextlib.ExitStack) -> TextIO | None:
+    """Where READs are recorded (`-o record=FILE`).
+
+    Raises:
+        MountError: it cannot be written.
+    """
+    if settings.words.record is None:
+        return None
+    try:
+        fd = os.open(settings.words.record, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        raise MountError(f"record={settings.words.record}: {exc.strerror}") from exc
+    return stack.enter_context(open(fd, "w", encoding="ascii"))
 
 
 def _groups_of(settings: Settings) -> str | None:
@@ -246,7 +264,7 @@ class _Daemon:
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            self._filesystem.nursery = nursery
+            self._filesystem.nursery = self._filesystem.reader.nursery = nursery
             # What comes again while it is ending must not keep it from leaving everything tidy.
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)
@@ -282,7 +300,7 @@ class _Daemon:
             self._filesystem.nodes.close_idle()
             linux.assume(linux.ROOT)
             self._index.tidy()
-            self._told.requests(self._filesystem.requests)
+            self._told.work(self._filesystem.requests, self._filesystem.reader.state())
             try:
                 await trio.to_thread.run_sync(self._checkpoint)
             except sqlite3.Error:
@@ -331,6 +349,7 @@ class _Daemon:
             failure = str(exc)
         else:
             self._filesystem.views.use(policy)
+            self._filesystem.reader.use(options.prefetch, options.prefetch_limits)
             self._filesystem.cache.forget_everything()
             # What only a new mount changes is told as it is in force.
             now = self._settings.options

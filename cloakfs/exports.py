@@ -21,6 +21,9 @@ from ipaddress import ip_address, ip_network
 from cloakfs import cloak, mapping
 from cloakfs.cloak import CloakDef, Mask
 from cloakfs.mapping import DEFAULT_NOBODY, MAX_ID, NOBODY, Action, IdMap, Kind, RangeDef, Squash
+from cloakfs.prefetch import HEURISTICS, Limits
+
+DEFAULT_PREFETCH = "cursors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,8 @@ class Options:
     supplementary groups come from (``proc``, ``database``, ``none`` or gids joined by colons; None: not
     said), policy names a plug-in (``FILE.py:Class`` or ``package.module:Class``), views the identities
     that get a fixed view (user names, ``uid``, ``uid:gid:gid+gid``, ``low-high``), view_access the
-    client uids that may enter any of them. other holds the remaining options of exports(5) in the
+    client uids that may enter any of them. prefetch is the name of a heuristic, or ``off``, and
+    prefetch_limits what it keeps to. other holds the remaining options of exports(5) in the
     order given, with their values.
     """
 
@@ -79,6 +83,8 @@ class Options:
     policy: str | None = None
     views: tuple[str, ...] = ()
     view_access: tuple[str, ...] = ()
+    prefetch: str = DEFAULT_PREFETCH
+    prefetch_limits: Limits = field(default_factory=Limits)
     other: tuple[tuple[str, str | None], ...] = ()
 
 
@@ -91,6 +97,11 @@ class Export:
     options: Options
     location: Location = field(compare=False)
 
+
+# What prefetch keeps to: options by the names of `Limits`, those in bytes, and those that are counts.
+_BYTES = {"prefetch_window": "window", "prefetch_file": "file", "prefetch_total": "total"}
+_COUNTS = {"prefetch_files": "files", "prefetch_cursors": "cursors"}
+_LIMITS = _BYTES | _COUNTS
 
 # Options without a value, one line for those that set the same thing.
 _FLAGS = (
@@ -113,6 +124,7 @@ _FLAGS = (
 )
 _VALUES = (
     *("range_map", "cloak_list", "groups", "policy", "views", "view_access"),
+    *("prefetch", *_LIMITS),
     *("anonuid", "anongid", "fsid", "sec", "xprtsec", "reexport"),
     "refer replicas",
 )
@@ -149,11 +161,17 @@ _NETGROUP = re.compile(r"@[!-~]+")
 
 _KINDS: dict[str, Kind] = {"uid": "uid", "gid": "gid"}
 _ACTIONS: dict[str, Action] = {"map": "map", "squash": "squash"}
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_SIZE = re.compile(r"([1-9][0-9]{0,9})([KMG]?)")
+_MOST_BYTES = 1 << 40
+_COUNT = re.compile(r"[1-9][0-9]{0,6}")
 _NUMERIC = "+-0123456789"  # what a number may begin with, well-formed or not
 _LARGEST = {"-1": MAX_ID}
 _NOBODY = {str(NOBODY): NOBODY}
 
 _EXPECTED_ID = f"a number from 0 to {MAX_ID}"
+_EXPECTED_SIZE = "a number of bytes up to 1024G, such as 65536, 64K or 4M"
+_EXPECTED_COUNT = "a number from 1 to 9999999"
 _EXPECTED_MASK = "a mask: + or - and three octal digits, such as +007"
 _EXPECTED_VIEW = "a user name, uid, uid:gid, uid:gid:gid+gid or low-high"
 _EXPECTED_CLIENT = "a host name, a wildcard, an address, a network, @netgroup or *"
@@ -239,11 +257,24 @@ def _items(options: Options, space: str) -> list[str]:
             items.append(f"{name}={_quoted(value)}")
     if options.no_client_cache:
         items.append("no_client_cache")
+    if options.prefetch != DEFAULT_PREFETCH:
+        items.append(f"prefetch={options.prefetch}")
+    for name, limit in _LIMITS.items():
+        value = getattr(options.prefetch_limits, limit)
+        if value != getattr(Limits(), limit):
+            items.append(f"{name}={_with_unit(value) if name in _BYTES else value}")
     for name in ("range_map", "cloak_list", "views", "view_access"):
         terms = getattr(options, name)
         if terms:
             items.append(space.join([f"{name} =", *map(str, terms)]))
     return items
+
+
+def _with_unit(amount: int) -> str:
+    for unit, factor in reversed(_UNITS.items()):
+        if amount % factor == 0 and amount:
+            return f"{amount // factor}{unit}"
+    return str(amount)
 
 
 def _quoted(text: str) -> str:
@@ -463,12 +494,20 @@ class _Draft:
     policy: str | None = None
     views: tuple[str, ...] = ()
     view_access: tuple[str, ...] = ()
+    prefetch: str = DEFAULT_PREFETCH
+    limits: dict[str, int] = field(default_factory=dict)
     other: dict[str, tuple[str, str | None]] = field(default_factory=dict)
     squash_options: dict[str, Location] = field(default_factory=dict)
 
     def copy(self) -> _Draft:
         """Return options that begin with these and can be changed on their own."""
-        return replace(self, ids=dict(self.ids), other=dict(self.other), squash_options=dict(self.squash_options))
+        return replace(
+            self,
+            ids=dict(self.ids),
+            limits=dict(self.limits),
+            other=dict(self.other),
+            squash_options=dict(self.squash_options),
+        )
 
     def finish(self, warnings: list[ExportsWarning]) -> Options:
         """Return the options, and add to warnings what only their combination shows."""
@@ -486,6 +525,8 @@ class _Draft:
             policy=self.policy,
             views=self.views,
             view_access=self.view_access,
+            prefetch=self.prefetch,
+            prefetch_limits=Limits(**self.limits),
             other=tuple(self.other.values()),
         )
 
@@ -634,6 +675,10 @@ class _OptionList:
                 draft.groups = self.single(name)
             case "policy":
                 draft.policy = self.single(name)
+            case "prefetch":
+                draft.prefetch = self.single(name)
+            case _ if name in _LIMITS:
+                draft.limits[_LIMITS[name]] = _amount(self.single(name))
             case _:
                 self.other(name, family, self.single(name))
 
@@ -757,6 +802,19 @@ def _is_groups(text: str) -> bool:
     return text in ("proc", "database", "none") or (_GIDS.fullmatch(text) is not None and _are_ids(text))
 
 
+def _amount(text: str) -> int:
+    match = _SIZE.fullmatch(text)
+    return int(match[1]) * _UNITS.get(match[2], 1) if match else 0
+
+
+def _is_size(text: str) -> bool:
+    return 0 < _amount(text) <= _MOST_BYTES
+
+
+def _is_count(text: str) -> bool:
+    return _COUNT.fullmatch(text) is not None
+
+
 def _is_policy(text: str) -> bool:
     module, _, name = text.rpartition(":")
     stem = module.rpartition("/")[2].removesuffix(".py")
@@ -787,6 +845,9 @@ _SINGLE_VALUES: dict[str, tuple[Callable[[str], bool], str]] = {
     "anongid": (_is_id, _EXPECTED_ID),
     "groups": (_is_groups, "proc, database, none or gids joined by colons"),
     "policy": (_is_policy, "FILE.py:Class or package.module:Class"),
+    "prefetch": (lambda text: text in ("off", *HEURISTICS), f"one of {', '.join(HEURISTICS)}, off"),
+    **dict.fromkeys(_BYTES, (_is_size, _EXPECTED_SIZE)),
+    **dict.fromkeys(_COUNTS, (_is_count, _EXPECTED_COUNT)),
     "fsid": (_is_fsid, "a number, root or a UUID of 32 hexadecimal digits"),
     "sec": (_all_in(_FLAVORS), f"some of {', '.join(_FLAVORS)}, joined by colons"),
     "xprtsec": (_all_in(_TRANSPORTS), f"some of {', '.join(_TRANSPORTS)}, joined by colons"),

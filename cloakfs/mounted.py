@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from . import linux
 from .exports import Options, format_options
@@ -39,6 +40,7 @@ class Mounted:
         reloads: how often the daemon was told to reload.
         failure: why it refused the last time; None if it did not.
         requests: how many of each kind it was asked, by the name of the operation; some seconds old.
+        prefetch: what reading has come to (`Reader.state`); some seconds old.
     """
 
     pid: int
@@ -49,6 +51,7 @@ class Mounted:
     reloads: int = 0
     failure: str | None = None
     requests: Mapping[str, int] = field(default_factory=dict)
+    prefetch: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Told:
@@ -73,10 +76,10 @@ class Told:
         self._now = replace(self._now, options=text, reloads=self._now.reloads + 1, failure=failure)
         self._try_to_write()
 
-    def requests(self, counts: Mapping[str, int]) -> None:
-        """So many requests of each kind were answered until now."""
-        if counts != self._now.requests:
-            self._now = replace(self._now, requests=dict(counts))
+    def work(self, requests: Mapping[str, int], prefetch: Mapping[str, Any]) -> None:
+        """So many requests of each kind were answered until now; and what reading has come to."""
+        if requests != self._now.requests or prefetch != self._now.prefetch:
+            self._now = replace(self._now, requests=dict(requests), prefetch=dict(prefetch))
             self._try_to_write()
 
     def _try_to_write(self) -> None:

@@ -50,6 +50,7 @@ class MountWords:
         ganesha: nfs-ganesha will: the mount gets an identity that outlives it.
         stock_loop: answer with pyfuse3's own session loop, for comparison.
         xattrs: there are extended attributes; not with `noxattr`, unless `knfsd` needs ACLs.
+        record: file that gets a line for each READ.
         dev_refused: `dev` was asked for without `default_permissions`, and is not in `flags`.
     """
 
@@ -59,6 +60,7 @@ class MountWords:
     ganesha: bool = False
     stock_loop: bool = False
     xattrs: bool = True
+    record: str | None = None
     dev_refused: bool = False
 
 
@@ -70,6 +72,7 @@ def split_words(text: str) -> tuple[MountWords, str]:
     """
     names = {"nosuid", "nodev"}
     default_permissions = knfsd = ganesha = stock_loop = False
+    record = None
     xattrs = True
     rest = list(text)
     for start, end in _items(text):
@@ -89,6 +92,8 @@ def split_words(text: str) -> tuple[MountWords, str]:
             stock_loop = True
         elif word == "noxattr":
             xattrs = False
+        elif word.startswith("record="):
+            record = word.removeprefix("record=")
         elif not (word in _IGNORED or word.startswith(("x-", "X-", "comment="))):
             continue
         comma = end if end < len(text) else start - 1
@@ -107,7 +112,9 @@ def split_words(text: str) -> tuple[MountWords, str]:
     flags = 0
     for name in names:
         flags |= _FLAGS[name]
-    return MountWords(flags, default_permissions, knfsd, ganesha, stock_loop, xattrs or knfsd, dev_refused), left
+    return MountWords(
+        flags, default_permissions, knfsd, ganesha, stock_loop, xattrs or knfsd, record, dev_refused
+    ), left
 
 
 def _items(text: str) -> Iterator[tuple[int, int]]:

@@ -58,7 +58,26 @@ _MOMENT = 0.02
 _TICK_NS = 20_000_000
 
 
-_PLAIN_KINDS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs"})
+_MEMORY_KINDS = frozenset({"tmpfs", "ramfs"})
+_PLAIN_KINDS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", *_MEMORY_KINDS})
+
+
+# Kinds that begin so: networks, and daemons such as FUSE's. (autofs mounts something when it is looked at.)
+_FAR_KINDS = (
+    "nfs",
+    "cifs",
+    "smb",
+    "fuse",
+    "9p",
+    "ceph",
+    "afs",
+    "virtiofs",
+    "lustre",
+    "gfs",
+    "ocfs",
+    "autofs",
+    "beegfs",
+)
 
 
 class Stale(OSError):
@@ -80,11 +99,22 @@ class Filesystem:
     has_handles: bool = True
     decodable: bool = True
     told: bool = False  # are changes behind the mount told?
+    device: int = 0  # st_dev
 
     @property
     def plain(self) -> bool:
         """Do mode bits and POSIX ACLs alone decide, on this machine, and does every change show in the ctime?"""
         return self.kind in _PLAIN_KINDS
+
+    @property
+    def in_memory(self) -> bool:
+        """Does nobody ever have to wait for what is there?"""
+        return self.kind in _MEMORY_KINDS
+
+    @property
+    def far(self) -> bool:
+        """May any call wait for another machine or process, perhaps for ever?"""
+        return self.kind.startswith(_FAR_KINDS)
 
 
 class Object:
@@ -196,6 +226,7 @@ class Nodes:
         # What tells a file system from another mounted at the same place later, where it is stable.
         fsid = os.fstatvfs(fd).f_fsid if kind in ("ext2", "ext3", "ext4", "btrfs") else 0
         filesystem = Filesystem(self._index.filesystem(f"{inside}\0{kind}\0{fsid}"), kind, path, -1)
+        filesystem.device = os.fstat(fd).st_dev
         try:
             filesystem.fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:

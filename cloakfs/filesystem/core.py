@@ -22,6 +22,7 @@ from ..caller import Caller
 from ..door import INSIDER, Door, Subject, attrs_of, credentials, everybody_may, sees, subject
 from ..groups import GroupSource
 from ..nodes import ROOT, Nodes, Object, Stale
+from ..reader import Reader
 from ..view import Asker, View
 from ..views import Views
 from .kernelcache import KernelCache
@@ -126,6 +127,7 @@ class Core(pyfuse3.Operations):
         nodes: the objects of the tree.
         views: what is offered.
         groups: where callers' supplementary groups come from.
+        reader: reads and writes files.
         mountpoint: where the daemon finds its own mount.
         no_client_cache: show every directory as changed just now [SZ §3.2].
         knfsd: the kernel's NFS server exports the mount (docs/design.md).
@@ -142,6 +144,7 @@ class Core(pyfuse3.Operations):
         nodes: Nodes,
         views: Views,
         groups: GroupSource,
+        reader: Reader,
         mountpoint: str,
         *,
         no_client_cache: bool = False,
@@ -160,6 +163,7 @@ class Core(pyfuse3.Operations):
         self.nodes = nodes
         self.views = views
         self.groups = groups
+        self.reader = reader
         self.door = Door(nodes)
         self.mountpoint = mountpoint
         self.nursery: trio.Nursery | None = None

@@ -61,19 +61,12 @@ class Data(Core):
 
     @answers
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
-        """Up to `size` bytes from `off`: at once if they are in memory, else in a thread."""
+        """Up to `size` bytes from `off`."""
         self._require_readable(fh)
         self._check_again(fh, os.R_OK)
-        buffer = bytearray(size)
-        try:
-            count = os.preadv(fh, [buffer], off, linux.RWF_NOWAIT)
-        except OSError:  # not in memory, or a file system that cannot say
-            count = -1
-        # What was read may end where the page cache does, not where the file does.
-        if count < 0 or (count < size and off + count < os.fstat(fh).st_size):
-            return await trio.to_thread.run_sync(os.pread, fh, size, off)
-        del buffer[count:]
-        return cast("bytes", buffer)  # pyfuse3 takes any buffer; a copy would be waste
+        obj = self._open[fh].obj
+        content = await self.reader.read(fh, obj.number, obj.filesystem, off, size)
+        return cast("bytes", content)  # pyfuse3 takes any buffer; a copy would be waste
 
     def _check_again(self, fh: FileHandleT, mode: int) -> None:
         """nfs-ganesha keeps files open for minutes on behalf of clients that have none open: permission is asked anew.
@@ -93,10 +86,9 @@ class Data(Core):
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
         """Write through to the real file, as the one who opened it (setuid bits go, quota counts)."""
         self._check_again(fh, os.W_OK)
-        opener = self._open[fh].opener
-        assert opener is not None
-        linux.assume(opener)
-        return os.pwrite(fh, buf, off)
+        file = self._open[fh]
+        assert file.opener is not None
+        return await self.reader.write(fh, file.opener, file.obj.filesystem, off, buf)
 
     @answers
     async def flush(self, fh: FileHandleT) -> None:

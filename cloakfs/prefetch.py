@@ -1,0 +1,306 @@
+"""What to read ahead of a file's readers: heuristics that survive reordered requests and strides [ES §6, §7].
+
+The measure is seqCount, from 0 to 127: how much reading looks sequential. Read-ahead grows with it and is nothing below
+2. A heuristic is a small class that says what becomes of seqCount with each read, and whether a file has one of them or
+many: *cursors*, each following one of several interleaved streams.
+"""
+
+from bisect import bisect_left, insort
+from collections import OrderedDict, deque
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+NEAR_BYTES = 64 << 10
+"""A read no farther than this from the expected offset may be one of a sequential stream that came out of order."""
+
+MOST = 127
+"""The highest seqCount."""
+
+LEAST = 2
+"""Below this seqCount nothing is read ahead."""
+
+# Ranges that were asked for, and that their reader has left alone: so many are remembered of a file.
+_GIVEN_UP = 32
+
+
+class Ask(NamedTuple):
+    """What is to be read ahead: bytes `start` to `end`, the latter not included."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much may be read ahead, and how much is remembered.
+
+    Attributes:
+        window: bytes ahead of one cursor.
+        file: bytes asked for and not read yet, of one file.
+        total: the same of all files.
+        files: so many are remembered; the least recently read is forgotten first, when there are more.
+        cursors: the same for cursors, which all files share.
+    """
+
+    window: int = 4 << 20
+    file: int = 16 << 20
+    total: int = 128 << 20
+    files: int = 4096
+    cursors: int = 1024
+
+
+class Heuristic(Protocol):
+    """What becomes of seqCount.
+
+    Attributes:
+        first: the seqCount that a file, or a cursor, begins with.
+        many: a read too far from what was expected begins another cursor.
+    """
+
+    first: int
+    many: bool
+
+    def count(self, seq_count: int, distance: int) -> int:
+        """The seqCount after a read at `distance` bytes from the expected offset; negative is before it."""
+
+
+class Default:
+    """What NFS servers did: whatever comes out of order looks random [ES §6.2]."""
+
+    first = 1
+    many = False
+
+    def count(self, seq_count: int, distance: int) -> int:
+        """One more if the read is where the last one ended, else 1."""
+        return min(seq_count + 1, MOST) if distance == 0 else 1
+
+
+class SlowDown:
+    """Rises as the default does, and falls slowly [ES §6.2]."""
+
+    first = 1
+    many = False
+
+    def count(self, seq_count: int, distance: int) -> int:
+        """One more, the same if it is near, or else half."""
+        if distance == 0:
+            return min(seq_count + 1, MOST)
+        return seq_count if abs(distance) <= NEAR_BYTES else seq_count // 2
+
+
+class Cursors(SlowDown):
+    """SlowDown for each of many streams in one file [ES §7]."""
+
+    many = True
+
+
+class Always:
+    """Whatever is read is taken to be sequential [ES §6.1]: what could be gained at best, and lost."""
+
+    first = MOST
+    many = False
+
+    def count(self, seq_count: int, distance: int) -> int:
+        """The most."""
+        return MOST
+
+
+HEURISTICS: dict[str, Heuristic] = {
+    "cursors": Cursors(),
+    "slowdown": SlowDown(),
+    "default": Default(),
+    "always": Always(),
+}
+"""By the name that they have in exports.d."""
+
+
+class Cursor:
+    """One stream of reads.
+
+    Attributes:
+        expected: where the next read should begin: where the last one ended.
+        furthest: the end of the furthest read of this stream.
+        asked: up to here everything ahead was asked for; not before `furthest`.
+        cold: what is read here has to be waited for.
+    """
+
+    __slots__ = ("asked", "cold", "expected", "file", "furthest", "seq_count")
+
+    def __init__(self, file: "_File", seq_count: int, end: int) -> None:
+        self.file = file
+        self.seq_count = seq_count
+        self.expected = self.furthest = self.asked = end
+        self.cold = False
+
+
+class _File:
+    """An active file: its cursors in the order of their expected offsets."""
+
+    __slots__ = ("ahead", "cursors", "given_up")
+
+    def __init__(self) -> None:
+        self.cursors: list[Cursor] = []
+        self.ahead = 0  # bytes asked for and not read yet
+        self.given_up: deque[Ask] = deque(maxlen=_GIVEN_UP)
+
+
+def _expected(cursor: Cursor) -> int:
+    return cursor.expected
+
+
+class Prefetcher:
+    """Decides what to read ahead, file by file; does no I/O.
+
+    Args:
+        heuristic: what becomes of seqCount.
+        limits: how much may be read ahead.
+    """
+
+    def __init__(self, heuristic: Heuristic, limits: Limits | None = None) -> None:
+        self.heuristic = heuristic
+        self.limits = limits or Limits()
+        self.ahead = 0
+        """Bytes asked for and not read yet, of all files."""
+        self._files: OrderedDict[Hashable, _File] = OrderedDict()
+        self._pool: OrderedDict[Cursor, None] = OrderedDict()
+
+    def read(self, key: Hashable, offset: int, length: int, size: int, *, missed: bool = True) -> Ask | None:
+        """Take note of a read, and say what to read ahead now.
+
+        Nothing is, as long as reads find their content in memory without having been read ahead: somebody else sees to
+        that.
+
+        Args:
+            key: which file it was.
+            offset: where it began.
+            length: how many bytes it got, at least 1.
+            size: of the file, in bytes: nothing is read ahead past its end.
+            missed: the content had to be waited for.
+        """
+        file = self._file(key)
+        end = offset + length
+        if file.given_up:
+            self._take_back(file, offset, end)
+        cursor = self._cursor(file, offset)
+        if cursor is None:
+            cursor = self._new_cursor(file, end)
+            cursor.cold = missed
+        else:
+            self._pool.move_to_end(cursor)
+            cursor.cold = missed or (cursor.cold and end <= cursor.asked)
+            self._move(cursor, offset, end)
+        return self._ask(cursor, length, size) if cursor.cold and cursor.seq_count >= LEAST else None
+
+    def forget(self, key: Hashable) -> None:
+        """The file is gone."""
+        file = self._files.pop(key, None)
+        if file is not None:
+            self._drop(file)
+
+    def seq_counts(self, key: Hashable) -> list[int]:
+        """Of the file's cursors, in the order of their offsets."""
+        file = self._files.get(key)
+        return [cursor.seq_count for cursor in file.cursors] if file is not None else []
+
+    # -- files and cursors -------------------------------------------------------------------------
+
+    def _file(self, key: Hashable) -> _File:
+        file = self._files.get(key)
+        if file is not None:
+            self._files.move_to_end(key)
+            return file
+        if len(self._files) >= self.limits.files:
+            self._drop(self._files.popitem(last=False)[1])
+        file = self._files[key] = _File()
+        return file
+
+    def _drop(self, file: _File) -> None:
+        self.ahead -= file.ahead
+        for cursor in file.cursors:
+            del self._pool[cursor]
+
+    def _cursor(self, file: _File, offset: int) -> Cursor | None:
+        """The one whose expected offset is nearest, if it is near enough or the only one there may be."""
+        cursors = file.cursors
+        if not cursors:
+            return None
+        if not self.heuristic.many:
+            return cursors[0]
+        at = bisect_left(cursors, offset, key=_expected)
+        nearest = min(cursors[max(at - 1, 0) : at + 1], key=lambda cursor: abs(cursor.expected - offset))
+        return nearest if abs(nearest.expected - offset) <= NEAR_BYTES else None
+
+    def _new_cursor(self, file: _File, end: int) -> Cursor:
+        if len(self._pool) >= self.limits.cursors:
+            oldest, _ = self._pool.popitem(last=False)
+            self._give_up(oldest)
+            oldest.file.cursors.remove(oldest)
+        cursor = Cursor(file, self.heuristic.first, end)
+        insort(file.cursors, cursor, key=_expected)
+        self._pool[cursor] = None
+        return cursor
+
+    def _move(self, cursor: Cursor, offset: int, end: int) -> None:
+        distance = offset - cursor.expected
+        cursor.seq_count = self.heuristic.count(cursor.seq_count, distance)
+        if abs(distance) > NEAR_BYTES:
+            self._give_up(cursor)
+            cursor.furthest = cursor.asked = end
+        elif end > cursor.furthest:
+            self._spend(cursor.file, min(end, cursor.asked) - cursor.furthest)
+            cursor.furthest = end
+            cursor.asked = max(cursor.asked, end)
+        cursor.expected = end
+        cursors = cursor.file.cursors
+        if len(cursors) > 1:
+            cursors.sort(key=_expected)  # one is out of place at most
+
+    # -- reading ahead -----------------------------------------------------------------------------
+
+    def _ask(self, cursor: Cursor, length: int, size: int) -> Ask | None:
+        file, limits = cursor.file, self.limits
+        window = min((cursor.seq_count - 1) * length, limits.window)
+        start = cursor.asked
+        if start - cursor.furthest > window // 2:
+            return None  # large pieces cost less
+        room = min(limits.file - file.ahead, limits.total - self.ahead)
+        ask = self._unasked(cursor, start, min(cursor.furthest + window, start + room, size))
+        if ask is None:
+            return None
+        self._spend(file, cursor.asked - ask.end)
+        cursor.asked = ask.end
+        return ask
+
+    def _unasked(self, cursor: Cursor, start: int, end: int) -> Ask | None:
+        """The first part of it that nobody has asked for yet."""
+        file = cursor.file
+        asked = [(other.furthest, other.asked) for other in file.cursors if other is not cursor]
+        for low, high in sorted([*asked, *file.given_up]):
+            if low <= start < high:
+                start = high
+            elif start < low < high:
+                end = min(end, low)
+        return Ask(start, end) if start < end else None
+
+    def _spend(self, file: _File, amount: int) -> None:
+        """So many bytes less are ahead."""
+        file.ahead -= amount
+        self.ahead -= amount
+
+    def _give_up(self, cursor: Cursor) -> None:
+        """Nobody follows this stream any more."""
+        if cursor.asked > cursor.furthest:
+            self._spend(cursor.file, cursor.asked - cursor.furthest)
+            cursor.file.given_up.append(Ask(cursor.furthest, cursor.asked))
+
+    @staticmethod
+    def _take_back(file: _File, start: int, end: int) -> None:
+        """What was given up is read after all: if it is wanted once more, it has to be asked for again."""
+        kept = [
+            part
+            for old in file.given_up
+            for part in (Ask(old.start, min(old.end, start)), Ask(max(old.start, end), old.end))
+            if part.start < part.end
+        ]
+        file.given_up = deque(kept, maxlen=_GIVEN_UP)

@@ -1,0 +1,240 @@
+"""Reading and writing real files without ever keeping the session loop waiting, and reading ahead.
+
+What is in memory is copied on the spot (RWF_NOWAIT, preadv2(2)); for anything else a thread waits. What a `Prefetcher`
+asks for is read ahead by threads, too: into the page cache of the real file, where the next READ finds it.
+"""
+
+import errno
+import logging
+import os
+import time
+from collections import Counter, deque
+from collections.abc import Hashable
+from statistics import median
+from typing import Any, TextIO
+
+import trio
+
+from . import linux
+from .nodes import Filesystem
+from .prefetch import HEURISTICS, Ask, Limits, Prefetcher
+
+log = logging.getLogger(__name__)
+
+PAYS_SECONDS = 0.001
+"""Reading ahead pays where what is not in memory takes at least so long, in the median of the last misses. The kernel's
+own read-ahead hides less, and a thread and a copy would cost as much."""
+
+# So many misses tell how long they take; none is believed before there were so many.
+_MISSES = 31
+_FEWEST = 4
+
+# So many threads at most do nothing but read ahead.
+_THREADS = 16
+
+_DEFAULT_CHUNK = 128 << 10
+
+# This one is for experiments: it reads ahead also where it does not pay.
+_ALWAYS = "always"
+
+
+class Device:
+    """What one file system of the tree lies on.
+
+    Attributes:
+        path: where it is mounted.
+        chunk: bytes that it takes at once; what is asked for beyond is dropped (mm/readahead.c).
+        writes_at_once: RWF_NOWAIT works for writing.
+    """
+
+    def __init__(self, filesystem: Filesystem) -> None:
+        self.path = filesystem.path
+        self.chunk = _chunk(filesystem.device)
+        self.writes_at_once = True
+        self._waits: deque[float] = deque(maxlen=_MISSES)
+
+    def missed(self, seconds: float) -> None:
+        """So long it took to get what was not in memory."""
+        self._waits.append(seconds)
+
+    @property
+    def wait(self) -> float | None:
+        """The median of the last misses, in seconds; None as long as there were too few."""
+        return median(self._waits) if len(self._waits) >= _FEWEST else None
+
+    @property
+    def pays(self) -> bool:
+        """Is it slow enough for reading ahead?"""
+        return self.wait is not None and self.wait >= PAYS_SECONDS
+
+    def __str__(self) -> str:
+        if self.wait is None:
+            return f"{self.path}: too few reads had to wait to know how slow it is"
+        took = f"{self.path}: what is not in memory takes {self.wait * 1000:.2g} ms"
+        return took if self.pays else f"{took}: too fast to read ahead (from {PAYS_SECONDS * 1000:g} ms)"
+
+
+def _chunk(number: int) -> int:
+    """How much read-ahead the device with this st_dev takes in one piece, in bytes."""
+    name = f"{os.major(number)}:{os.minor(number)}"
+    settings = (
+        f"/sys/class/bdi/{name}/read_ahead_kb",
+        f"/sys/dev/block/{name}/queue/max_sectors_kb",
+        f"/sys/dev/block/{name}/../queue/max_sectors_kb",  # a partition's disk
+    )
+    found = [_DEFAULT_CHUNK]
+    for path in settings:
+        try:
+            with open(path) as file:
+                found.append(int(file.read()) << 10)
+        except (OSError, ValueError):
+            continue
+    return max(found)
+
+
+class Reader:
+    """Reads and writes for one mount.
+
+    Args:
+        heuristic: a name in `HEURISTICS`, or "off".
+        limits: how much may be read ahead.
+        record: gets a line for each READ: seconds, file, offset, length.
+    """
+
+    def __init__(self, heuristic: str, limits: Limits, record: TextIO | None = None) -> None:
+        self.use(heuristic, limits)
+        self._record = record
+        self._devices: dict[Filesystem, Device] = {}
+        self._limiter = trio.CapacityLimiter(_THREADS)
+        self.nursery: trio.Nursery | None = None
+        self.counts: Counter[str] = Counter()
+        """How many reads found what they wanted in memory (`hits`), how many did not (`misses`); bytes `asked` for."""
+
+    def use(self, heuristic: str, limits: Limits) -> None:
+        """Go on with this heuristic, which knows nothing yet."""
+        self._name = heuristic
+        self._prefetcher = Prefetcher(HEURISTICS[heuristic], limits) if heuristic in HEURISTICS else None
+
+    async def read(self, fd: int, key: Hashable, filesystem: Filesystem, offset: int, size: int) -> bytearray | bytes:
+        """Up to `size` bytes from `offset`: at once if they are in memory, else from a thread.
+
+        Args:
+            fd: the open file.
+            key: which file it is, whoever opened it.
+            filesystem: where it is.
+            offset: of the first byte.
+            size: bytes wanted.
+
+        Raises:
+            OSError: what the real file system says.
+        """
+        if self._record is not None:
+            self._record.write(f"{time.monotonic():.6f} {key} {offset} {size}\n")
+        buffer = bytearray(size)
+        try:
+            count = os.preadv(fd, [buffer], offset, linux.RWF_NOWAIT)
+        except OSError:  # not in memory, or a file system that cannot say
+            count = -1
+        # What was read may end where the page cache does, not where the file does.
+        missed = count < 0 or (count < size and offset + count < os.fstat(fd).st_size)
+        self.counts["misses" if missed else "hits"] += 1
+        device = self._device(filesystem)
+        if not filesystem.far:
+            self._look_ahead(fd, key, device, offset, size, missed=missed)
+        if missed:
+            data, took, end = await trio.to_thread.run_sync(_pread, fd, size, offset)
+            device.missed(took)
+            if filesystem.far:
+                self._look_ahead(fd, key, device, offset, size, missed=True, end=end)
+            return data
+        del buffer[count:]
+        return buffer
+
+    async def write(
+        self, fd: int, who: linux.Credentials, filesystem: Filesystem, offset: int, data: bytes | memoryview
+    ) -> int:
+        """Write `data` at `offset` as `who`, and return how much of it was written.
+
+        Raises:
+            OSError: what the real file system says.
+        """
+        if filesystem.in_memory:
+            linux.assume(who)
+            return os.pwrite(fd, data, offset)
+        device = self._device(filesystem)
+        done = 0
+        if device.writes_at_once:
+            linux.assume(who)
+            try:
+                done = os.pwritev(fd, [data], offset, linux.RWF_NOWAIT)
+            except OSError as exc:  # what else it says, it says again in the thread
+                device.writes_at_once = exc.errno not in (errno.EOPNOTSUPP, errno.EINVAL)
+        if done == len(data):
+            return done
+        try:
+            return done + await trio.to_thread.run_sync(_pwrite, fd, who, memoryview(data)[done:], offset + done)
+        except OSError:
+            if not done:
+                raise
+            return done  # as write(2): the next one is told
+
+    def state(self) -> dict[str, Any]:
+        """What `cloakfs status` tells."""
+        return {
+            "heuristic": self._name,
+            **{name: self.counts[name] for name in ("hits", "misses", "asked")},
+            "devices": [str(device) for device in self._devices.values()],
+        }
+
+    def _device(self, filesystem: Filesystem) -> Device:
+        device = self._devices.get(filesystem)
+        if device is None:
+            device = self._devices[filesystem] = Device(filesystem)
+        return device
+
+    def _look_ahead(
+        self, fd: int, key: Hashable, device: Device, offset: int, size: int, *, missed: bool, end: int | None = None
+    ) -> None:
+        """Read ahead of this read, if that is worth it; `end` is the file's."""
+        if self._prefetcher is None or self.nursery is None or not (device.pays or self._name == _ALWAYS):
+            return
+        if end is None:
+            end = os.fstat(fd).st_size
+        length = min(size, end - offset)
+        if length <= 0:
+            return
+        ask = self._prefetcher.read(key, offset, length, end, missed=missed)
+        if ask is None:
+            return
+        try:
+            own = os.dup(fd)  # the client may close its file meanwhile
+        except OSError:
+            return  # too many are open
+        self.counts["asked"] += ask.end - ask.start
+        self.nursery.start_soon(self._fetch, own, ask, device.chunk)
+
+    async def _fetch(self, fd: int, ask: Ask, chunk: int) -> None:
+        # What is left when the daemon ends, goes with it.
+        await trio.to_thread.run_sync(_advise, fd, ask, chunk, limiter=self._limiter, abandon_on_cancel=True)
+
+
+def _pread(fd: int, size: int, offset: int) -> tuple[bytes, float, int]:
+    """What is read, how many seconds it took, and where the file ends."""
+    began = time.monotonic()
+    data = os.pread(fd, size, offset)
+    return data, time.monotonic() - began, os.fstat(fd).st_size
+
+
+def _pwrite(fd: int, who: linux.Credentials, data: memoryview, offset: int) -> int:
+    linux.assume(who)
+    return os.pwrite(fd, data, offset)
+
+
+def _advise(fd: int, ask: Ask, chunk: int) -> None:
+    try:
+        for start in range(ask.start, ask.end, chunk):
+            os.posix_fadvise(fd, start, min(chunk, ask.end - start), os.POSIX_FADV_WILLNEED)
+    except OSError as exc:
+        log.debug("read-ahead: %s", exc)  # whoever reads there will be told
+    finally:
+        os.close(fd)
