@@ -10,6 +10,7 @@ from .check import check
 from .explain import explain
 from .export import export
 from .mount import mount
+from .prefetch import prefetch
 from .status import status
 from .table import table
 from .umount import umount
@@ -23,7 +24,7 @@ def cloakfs() -> None:
     """Give each caller of a shared tree a view of its own."""
 
 
-for command in (mount, umount, status, export, check, explain, table, bench):
+for command in (mount, umount, status, export, check, explain, table, bench, prefetch):
     cloakfs.add_command(command)
 
 

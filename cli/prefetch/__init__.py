@@ -1,0 +1,325 @@
+"""`cloakfs prefetch`: what the heuristics of reading ahead make of a stream, and the paper's experiments again."""
+
+import contextlib
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+import click
+
+from cloakfs.exports import ExportsError, Options, parse_options
+from cloakfs.prefetch import HEURISTICS, Limits
+
+from ..common import console, fail
+
+if TYPE_CHECKING:
+    from ..bench.figures import Run
+    from .experiments import Scale
+    from .streams import Read
+
+# What measures is imported when it is needed: every mount's daemon begins as this command group.
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_MOST = 1 << 40
+
+
+def _size(value: str) -> int:
+    """Bytes, with K, M or G."""
+    match = re.fullmatch(r"([0-9]{1,12})([KMG]?)", value)
+    number = int(match[1]) * _UNITS[match[2]] if match else 0
+    if not 0 < number <= _MOST:
+        raise click.BadParameter(f"{value!r} is no size; expected a number of bytes up to 1024G, such as 8K or 256M")
+    return number
+
+
+@click.group()
+def prefetch() -> None:
+    """Try what reading ahead does, without a disk and with a slow one."""
+
+
+# -- replay --------------------------------------------------------------------------------------------
+
+
+@prefetch.command()
+@click.argument("stream_file", metavar="[STREAM-FILE]", required=False)
+@click.option("--pattern", type=click.Choice(["sequential", "stride", "random"]), help="Generate a stream instead.")
+@click.option("--size", type=_size, metavar="SIZE", default="16M", show_default=True, help="Of all its files together.")
+@click.option("--block", type=_size, metavar="SIZE", default="8K", show_default=True, help="Bytes of each read.")
+@click.option("--stride", type=click.IntRange(1), default=2, show_default=True, help="Parts of a file, for stride.")
+@click.option("--readers", type=click.IntRange(1), default=1, show_default=True, help="Each reads a file of its own.")
+@click.option(
+    "--reordered",
+    "percent",
+    type=click.FloatRange(0, 100),
+    default=0,
+    metavar="PERCENT",
+    help="Let so many requests be overtaken by the next ones for the same file.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="For whatever is random.")
+@click.option("--heuristic", "names", type=click.Choice(list(HEURISTICS)), multiple=True, help="Only these.")
+@click.option("-o", "words", metavar="OPTIONS", default="", help="Limits, as for a mount: prefetch_window=1M,…")
+@click.option("--save", metavar="FILE", help="Write the stream.")
+@click.option("--live", metavar="DIR", help="Send the stream to the files in DIR.")
+@click.option(
+    "--create", is_flag=True, help="With --live: make the files, and look whether each read gives their content."
+)
+@click.option("--outstanding", type=click.IntRange(1, 256), default=1, show_default=True, help="Reads at once.")
+@click.option("--buffered", is_flag=True, help="With --live: read through the page cache of DIR's file system.")
+@click.option("--paced", is_flag=True, help="With --live: at the stream's own pace, not as fast as possible.")
+@click.option("--json", "as_json", is_flag=True, help="Print the same for programs.")
+def replay(
+    stream_file: str | None,
+    pattern: str | None,
+    size: int,
+    block: int,
+    stride: int,
+    readers: int,
+    percent: float,
+    seed: int,
+    names: tuple[str, ...],
+    words: str,
+    save: str | None,
+    live: str | None,
+    outstanding: int,
+    *,
+    create: bool,
+    buffered: bool,
+    paced: bool,
+    as_json: bool,
+) -> None:
+    """Feed a stream of READs to each heuristic, or with --live to real files.
+
+    A stream is lines SECONDS FILE OFFSET LENGTH, such as a mount with `-o record=FILE` writes.
+
+    Exit status: 0 done, 1 a file cannot be read or written, or has other content, 2 wrong usage, or no stream.
+    """
+    from .streams import LARGEST, generate, merged, reordered, text  # noqa: PLC0415
+
+    if (stream_file is None) == (pattern is None):
+        fail("prefetch replay: expected either a STREAM-FILE or --pattern", 2)
+    if stream_file is not None:
+        stream = _stream(stream_file)
+    else:
+        assert pattern is not None
+        if not block <= LARGEST:
+            fail(f"--block {block}: more than {LARGEST >> 20}M", 2)
+        if size < readers:
+            fail(f"--size {size}: not a byte for each of {readers} readers", 2)
+        stream = merged(generate(pattern, size, block, stride=stride, readers=readers, seed=seed))
+    if percent:
+        stream = reordered(stream, percent / 100, seed)
+    if save is not None:
+        with _errors_of(save), open(save, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(text(stream))
+    if live is not None:
+        _live(stream, live, outstanding, create=create, buffered=buffered, paced=paced, as_json=as_json)
+    else:
+        _offline(stream, names or tuple(HEURISTICS), _limits(words), as_json=as_json)
+
+
+@contextlib.contextmanager
+def _errors_of(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        fail(f"{exc.filename or path}: {exc.strerror or exc}", 1)
+
+
+def _stream(path: str) -> "list[Read]":
+    from .streams import StreamError, parse  # noqa: PLC0415
+
+    with _errors_of(path):
+        try:
+            with open(path, encoding="utf-8", errors="surrogateescape") as file:
+                return parse(file, path)
+        except StreamError as exc:
+            fail(str(exc), 2)
+
+
+def _limits(words: str) -> Limits:
+    try:
+        options, _ = parse_options(words)
+    except ExportsError as exc:
+        fail(str(exc), 2)
+    if options != replace(Options(), prefetch_limits=options.prefetch_limits):
+        fail(f"-o {words}: only prefetch_window, _file, _total, _files and _cursors mean something here", 2)
+    return options.prefetch_limits
+
+
+def _offline(stream: "list[Read]", names: tuple[str, ...], limits: Limits, *, as_json: bool) -> None:
+    from rich.table import Table  # noqa: PLC0415
+
+    from .replay import replay as feed  # noqa: PLC0415
+
+    outcomes = {name: feed(stream, HEURISTICS[name], limits) for name in names}
+    if as_json:
+        told = {name: asdict(outcome) | {"wasted": outcome.wasted} for name, outcome in outcomes.items()}
+        click.echo(json.dumps({"limits": asdict(limits), "heuristics": told}, indent=2))
+        return
+    columns = ("heuristic", "requests", "misses", "asked, KiB", "used", "wasted", "peak ahead", "mean seqCount")
+    table = Table(*columns[:1])
+    for column in columns[1:]:
+        table.add_column(column, justify="right")
+    for name, outcome in outcomes.items():
+        sizes = (outcome.asked, outcome.used, outcome.wasted, outcome.peak)
+        table.add_row(
+            name,
+            f"{outcome.requests:,}",
+            f"{outcome.misses:,}",
+            *(f"{amount / 1024:,.0f}" for amount in sizes),
+            f"{outcome.seq_count:.1f}",
+        )
+    console().print(table)
+
+
+def _live(
+    stream: "list[Read]", directory: str, outstanding: int, *, create: bool, buffered: bool, paced: bool, as_json: bool
+) -> None:
+    from . import content  # noqa: PLC0415
+    from .live import Files, read_all  # noqa: PLC0415
+    from .streams import sizes  # noqa: PLC0415
+
+    needed = sizes(stream)
+    with _errors_of(directory):
+        for name, size in needed.items():
+            path = os.path.join(directory, name)
+            if create and not os.path.exists(path):
+                content.create(directory, name, size)
+            elif os.stat(path).st_size == 0:
+                fail(f"{path}: there is nothing in it; make another with --create", 1)
+        left = [content.forget(os.path.join(directory, name)) for name in needed]
+        with Files(directory, needed, direct=not buffered) as files:
+            found = read_all([stream], files, outstanding=outstanding, verified=create, paced=paced)
+            direct = files.direct
+    told: dict[str, object] = {
+        "requests": len(stream),
+        "bytes": found.bytes,
+        "seconds": round(found.seconds, 3),
+        "MB/s": round(found.rate, 2),
+        **{f"p{share * 100:g} ms": round(found.percentile(share) * 1000, 3) for share in (0.5, 0.9, 0.99, 1)},
+        "O_DIRECT": direct,
+        "pages in memory before": None if None in left else sum(pages or 0 for pages in left),
+    }
+    if as_json:
+        click.echo(json.dumps(told, indent=2))
+    else:
+        click.echo("\n".join(f"{name}: {value}" for name, value in told.items()))
+
+
+# -- figures -------------------------------------------------------------------------------------------
+
+
+@prefetch.command()
+@click.option(
+    "--figure", "figures", type=click.Choice(["table1", "6", "7", "8", "device"]), multiple=True, help="Only these."
+)
+@click.option("--runs", type=click.IntRange(1), help="Of everything; 10, but 3 of Figures 6 and 7, if not given.")
+@click.option(
+    "--size",
+    type=_size,
+    metavar="SIZE",
+    help="Of the files that are read at once; 64M if not given. The paper's: 256M.",
+)
+@click.option("--block", type=_size, metavar="SIZE", default="8K", show_default=True, help="Bytes of each read.")
+@click.option("--outstanding", type=click.IntRange(1, 64), default=1, show_default=True, help="Of Figures 6 and 7.")
+@click.option("--iops", type=click.IntRange(10), default=200, show_default=True, help="Reads per second of the disk.")
+@click.option(
+    "--rate", type=_size, metavar="SIZE", default="120000000", show_default=True, help="Its bytes per second."
+)
+@click.option(
+    "--read-ahead-kb", type=click.IntRange(0), default=128, show_default=True, help="What the kernel reads ahead."
+)
+@click.option("--quick", is_flag=True, help="One short run of little: does it work?")
+@click.option("--json", "json_path", metavar="FILE", help="Write every single rate.")
+@click.option("--plot", metavar="FILE", help="Draw them (PNG or SVG; needs matplotlib).")
+@click.option("--show", metavar="FILE", help="Measure nothing, show an earlier run (--json).")
+@click.option("--markdown", is_flag=True, help="Print tables for the documentation.")
+def figures(
+    figures: tuple[str, ...],
+    runs: int | None,
+    size: int | None,
+    block: int,
+    outstanding: int,
+    iops: int,
+    rate: int,
+    read_ahead_kb: int,
+    json_path: str | None,
+    plot: str | None,
+    show: str | None,
+    *,
+    quick: bool,
+    markdown: bool,
+) -> None:
+    """Repeat the experiments of Ellard and Seltzer (2003) on a slow disk that is made for it.
+
+    What is measured how stands in docs/prefetch.md. Takes a quarter of an hour; ratios are comparable between runs,
+    rates only between disks of the same speed. Needs root.
+
+    Exit status: 0 measured (or shown), 1 it cannot be done, or something failed, 2 wrong usage.
+    """
+    from ..bench import _require_matplotlib, _require_writable  # noqa: PLC0415
+    from ..bench.command import interruptible, read  # noqa: PLC0415
+    from . import report  # noqa: PLC0415
+    from .experiments import QUICK_SCALE, Scale, about  # noqa: PLC0415
+
+    if plot:
+        _require_matplotlib()
+        _require_writable(plot)
+    if show:
+        run = read(show)
+    else:
+        if os.geteuid() != 0:
+            fail("only root can measure: it mounts, and slows a disk down", 1)
+        if json_path:
+            _require_writable(json_path)
+        chosen = list(dict.fromkeys("table1" if name == "8" else name for name in figures or ("table1", "7", "device")))
+        scale = QUICK_SCALE if quick else Scale(iops=iops, bps=rate)
+        scale = replace(scale, block=block, outstanding=outstanding, read_ahead_kb=read_ahead_kb)
+        if runs is not None:
+            scale = replace(scale, runs=runs, reader_runs=runs)
+        if size is not None:
+            scale = replace(scale, size=size)
+        if scale.size < 32 * scale.block:
+            fail(f"--size {scale.size}: not a block of {scale.block} for each of 32 readers", 2)
+        told = about(chosen, scale)
+        for reduction in scale.reductions(chosen):
+            click.echo(f"cloakfs: prefetch: reduced: {reduction}", err=True)
+        with interruptible():
+            run = _measured(chosen, scale)
+        run.about = told | run.about
+        if json_path:
+            run.write(json_path)
+    if plot:
+        from .picture import draw  # noqa: PLC0415
+
+        draw(run, plot)
+    report.show(run, markdown=markdown)
+    sys.exit(1 if run.failed and not show else 0)
+
+
+def _measured(chosen: list[str], scale: "Scale") -> "Run":
+    from .experiments import cases, length, measure  # noqa: PLC0415
+    from .slowdisk import SlowDiskError  # noqa: PLC0415
+
+    todo = cases(chosen, scale)
+    try:
+        with _progress(length(todo)) as advance:
+            return measure(todo, scale, advance, lambda text: click.echo(f"cloakfs: prefetch: {text}", err=True))
+    except KeyboardInterrupt:
+        fail("prefetch: interrupted", 1)
+    except (SlowDiskError, RuntimeError, OSError, subprocess.CalledProcessError) as exc:
+        fail(f"prefetch: {exc}", 1)
+
+
+@contextlib.contextmanager
+def _progress(steps: int) -> Iterator[Callable[[str], None]]:
+    """A bar on a terminal, drawn between two measurements; what it gives is called at each step."""
+    where = sys.stderr if sys.stderr.isatty() else io.StringIO()
+    with click.progressbar(length=steps, file=where, item_show_func=lambda what: what) as bar:
+        yield lambda what: bar.update(1, what)

@@ -1,0 +1,365 @@
+"""The experiments of Ellard & Seltzer (2003), on real mounts: strides, reordered readers, and fast devices.
+
+Round by round, each case with everybody who takes part in it, another one first each time; ratios are taken within a
+round. Every round has files of its own, so that no daemon knows anything of them yet.
+"""
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from ..bench.figures import Run
+from ..bench.peers import (
+    BARE,
+    Peer,
+    _cloakfs,  # a mount with these options, and its end
+    place,
+)
+from ..bench.tree import QUICK
+from ..bench.work import Ground, Job, Work
+from ..bench.workers import WorkError, Workers, undisturbed
+from . import content
+from .live import Files, read_all
+from .slowdisk import BPS, IOPS, READ_AHEAD_KB, SlowDisk, device_of, require_disk, slow_disk
+from .streams import Read, generate, reordered, sizes
+
+STRIDE, READERS, DEVICE = "stride", "readers", "device"
+"""Table 1 and Figure 8; Figures 6 and 7; and what the paper does not have."""
+
+SLOW, DISK, MEMORY = "slow disk", "disk", "memory"
+"""Where the files are."""
+
+OFF, DEFAULT, SLOWDOWN, CURSORS, ALWAYS = "off", "default", "slowdown", "cursors", "always"
+SMALL = 8
+"""Files that a table as small as the old nfsheur remembers."""
+SMALL_DEFAULT, SMALL_SLOWDOWN = (f"{name}, {SMALL} files" for name in (DEFAULT, SLOWDOWN))
+
+OPTIONS = {
+    **{name: f"prefetch={name}" for name in (OFF, DEFAULT, SLOWDOWN, CURSORS, ALWAYS)},
+    SMALL_DEFAULT: f"prefetch={DEFAULT},prefetch_files={SMALL}",
+    SMALL_SLOWDOWN: f"prefetch={SLOWDOWN},prefetch_files={SMALL}",
+}
+"""What each mount is told."""
+
+FIGURES = {
+    "table1": (STRIDE, (BARE, OFF, DEFAULT, CURSORS)),
+    "6": (READERS, (ALWAYS, DEFAULT, SMALL_DEFAULT)),
+    "7": (READERS, (ALWAYS, SLOWDOWN, DEFAULT, SMALL_SLOWDOWN, SMALL_DEFAULT)),
+    "device": (DEVICE, (OFF, CURSORS)),
+}
+"""Which experiment a figure is, and who takes part."""
+
+PAPER_SIZE = 256 << 20
+PAPER_RUNS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much is done.
+
+    Attributes:
+        runs: of strides and devices.
+        reader_runs: of concurrent readers.
+        size: bytes, of all files of a case together.
+        block: bytes of each read.
+        strides, readers, percent: parts of a file, concurrent readers, and how many requests are reordered.
+        outstanding: reads that each concurrent reader has on its way at once.
+        random: so many random reads on a fast device; a tenth of it on the slow one.
+        iops, bps, read_ahead_kb: of the slow disk.
+    """
+
+    runs: int = PAPER_RUNS
+    reader_runs: int = 3
+    size: int = 64 << 20
+    block: int = 8 << 10
+    strides: tuple[int, ...] = (2, 4, 8)
+    readers: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    percent: tuple[int, ...] = (0, 2, 6, 10)
+    outstanding: int = 1
+    random: int = 5000
+    iops: int = IOPS
+    bps: int = BPS
+    read_ahead_kb: int = READ_AHEAD_KB
+
+    def reductions(self, figures: list[str]) -> list[str]:
+        """What is less than in the paper."""
+        told = []
+        if self.size < PAPER_SIZE:
+            told.append(f"{self.size / (1 << 20):g} MiB of files instead of 256 MiB")
+        chosen = {FIGURES[figure][0] for figure in figures}
+        for setting, runs in ((STRIDE, self.runs), (READERS, self.reader_runs)):
+            if setting in chosen and runs < PAPER_RUNS:
+                told.append(f"{setting}: {runs} runs instead of {PAPER_RUNS}")
+        return told
+
+
+QUICK_SCALE = Scale(
+    runs=1, reader_runs=1, size=4 << 20, strides=(2, 8), readers=(1, 4), percent=(0, 10), random=200, iops=400
+)
+"""Shows that it runs, and nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One column of a table.
+
+    Attributes:
+        setting: STRIDE, READERS or DEVICE.
+        name: of the column.
+        place: SLOW, DISK or MEMORY.
+        peers: who does it.
+        rounds: how often.
+        streams: makes what the readers read, of a seed and a prefix for the names of files.
+        outstanding: reads of each that are on their way at once.
+    """
+
+    setting: str
+    name: str
+    place: str
+    peers: tuple[str, ...]
+    rounds: int
+    streams: Callable[[int, str], list[list[Read]]]
+    outstanding: int = 1
+
+
+def cases(figures: list[str], scale: Scale) -> list[Case]:
+    """Everything that these figures need, each once."""
+    peers: dict[str, list[str]] = {}
+    for figure in figures:
+        setting, names = FIGURES[figure]
+        known = peers.setdefault(setting, [])
+        known += [name for name in names if name not in known]
+    found = []
+    for setting, make in ((STRIDE, _strides), (READERS, _readers), (DEVICE, _devices)):
+        if setting in peers:
+            found += list(make(tuple(peers[setting]), scale))
+    return found
+
+
+def _strides(peers: tuple[str, ...], scale: Scale) -> Iterator[Case]:
+    for parts in scale.strides:
+        yield Case(
+            STRIDE, stride_case(parts), SLOW, peers, scale.runs, partial(_pattern, "stride", scale, stride=parts)
+        )
+
+
+def _readers(peers: tuple[str, ...], scale: Scale) -> Iterator[Case]:
+    for percent in scale.percent:
+        for readers in scale.readers:
+            streams = partial(_pattern, "sequential", scale, readers=readers, percent=percent)
+            name = reader_case(readers, percent)
+            yield Case(READERS, name, SLOW, peers, scale.reader_runs, streams, scale.outstanding)
+
+
+def _devices(peers: tuple[str, ...], scale: Scale) -> Iterator[Case]:
+    for where in (SLOW, DISK, MEMORY):
+        reads = scale.random // 10 if where == SLOW else scale.random
+        random = partial(_random, scale.size, reads)
+        yield Case(DEVICE, f"{where}, random 4K", where, peers, scale.runs, random)
+        yield Case(DEVICE, f"{where}, sequential", where, peers, scale.runs, partial(_pattern, "sequential", scale))
+
+
+def stride_case(parts: int) -> str:
+    """The name of a column."""
+    return f"s = {parts}"
+
+
+def reader_case(readers: int, percent: int) -> str:
+    """The name of a column."""
+    return f"{readers} {'reader' if readers == 1 else 'readers'}, {percent} % reordered"
+
+
+def _pattern(
+    pattern: str, scale: Scale, seed: int, prefix: str, *, stride: int = 2, readers: int = 1, percent: int = 0
+) -> list[list[Read]]:
+    streams = generate(pattern, scale.size, scale.block, stride=stride, readers=readers, seed=seed, prefix=prefix)
+    return [reordered(stream, percent / 100, seed) for stream in streams]
+
+
+def _random(size: int, reads: int, seed: int, prefix: str) -> list[list[Read]]:
+    (stream,) = generate("random", size, 4096, seed=seed, prefix=prefix)
+    return [stream[:reads]]
+
+
+# -- measuring -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """A place with its mounts: where files are made, who looks at them, and the throttle."""
+
+    tree: str
+    peers: dict[str, Peer]
+    disk: SlowDisk | None
+
+
+def measure(todo: list[Case], scale: Scale, advance: Callable[[str], None], tell: Callable[[str], None]) -> Run:
+    """Mount, measure, and leave nothing behind, even when interrupted. The rates are MB/s.
+
+    Args:
+        todo: what.
+        scale: how much.
+        advance: called with what is next: `length(todo)` times at most.
+        tell: called with what fails.
+
+    Raises:
+        SlowDiskError: there can be no slow disk here.
+        RuntimeError, OSError: something cannot be mounted.
+    """
+    run = Run()
+    with contextlib.ExitStack() as stack:
+        try:
+            sites = _set_up(stack, todo, scale, run, advance)
+            numbers = iter(range(1 << 30))
+            for at in range(max(case.rounds for case in todo)):
+                for case in todo:
+                    if at < case.rounds:
+                        _measure_case(case, at, f"{next(numbers)}-", sites[case.place], run, advance, tell)
+        finally:
+            with undisturbed():
+                stack.close()
+    return run
+
+
+def length(todo: list[Case]) -> int:
+    """How many steps there are."""
+    return 1 + sum(case.rounds * len(case.peers) for case in todo)
+
+
+def _set_up(
+    stack: contextlib.ExitStack, todo: list[Case], scale: Scale, run: Run, advance: Callable[[str], None]
+) -> dict[str, _Site]:
+    advance("mounting")
+    require_disk(tempfile.gettempdir())
+    with undisturbed():
+        base = os.path.realpath(tempfile.mkdtemp(prefix="cloakfs-prefetch-"))
+        stack.callback(os.rmdir, base)
+    sites: dict[str, _Site] = {}
+    waiting = []
+    for where in dict.fromkeys(case.place for case in todo):
+        disk = None
+        if where == SLOW:
+            # What was just removed may still be open for a moment.
+            mib = 2 * (scale.size >> 20) + 64
+            disk = stack.enter_context(
+                slow_disk(mib, iops=scale.iops, bps=scale.bps, read_ahead_kb=scale.read_ahead_kb)
+            )
+            tree = disk.path
+        elif where == DISK:
+            tree = _directory(stack, base, "disk")
+        else:
+            with undisturbed():
+                tree, _ = place(stack, base, where)
+        run.about[where] = disk.about if disk else device_of(tree)
+        sites[where] = _Site(tree, {}, disk)
+        for name in dict.fromkeys(peer for case in todo if case.place == where for peer in case.peers):
+            if name == BARE:
+                sites[where].peers[name] = Peer(name, tree, tree, 0)
+                continue
+            at = _directory(stack, base, f"{where}-{name}".replace(" ", "-").replace(",", ""))
+            start = _cloakfs(f"no_root_squash,{OPTIONS[name]}", uid=0)
+            with undisturbed():
+                waiting.append((sites[where], name, start(stack, name, tree, at)))
+    for site, name, wait in waiting:
+        with undisturbed():
+            peer = wait()
+            if site.disk is not None and peer.daemon is not None:
+                site.disk.slow_down(peer.daemon)
+            site.peers[name] = peer
+    return sites
+
+
+def _directory(stack: contextlib.ExitStack, base: str, name: str) -> str:
+    path = os.path.join(base, name)
+    with undisturbed():
+        os.mkdir(path)
+        stack.callback(os.rmdir, path)
+    return path
+
+
+def _measure_case(
+    case: Case,
+    at: int,
+    prefix: str,
+    site: _Site,
+    run: Run,
+    advance: Callable[[str], None],
+    tell: Callable[[str], None],
+) -> None:
+    rates = run.rates.setdefault(case.setting, {}).setdefault(case.name, {name: [] for name in case.peers})
+    streams = case.streams(at, prefix)
+    with _files(site.tree, streams) as names:
+        for name in case.peers[at % len(case.peers) :] + case.peers[: at % len(case.peers)]:
+            advance(f"run {at + 1}: {case.name}, {name}")
+            if name not in rates:
+                continue
+            try:
+                rates[name].append(_rate(case, site, name, streams, names))
+            except (WorkError, OSError) as exc:
+                run.failed.append(f"{case.name}, {name}: {exc}")
+                tell(run.failed[-1])
+                del rates[name]  # rounds would not match any more
+
+
+@contextlib.contextmanager
+def _files(tree: str, streams: list[list[Read]]) -> Iterator[list[str]]:
+    needed = {name: size for stream in streams for name, size in sizes(stream).items()}
+    made: list[str] = []
+    try:
+        for name, size in needed.items():
+            made.append(name)
+            content.create(tree, name, size)
+        yield made
+    finally:
+        with undisturbed():
+            for name in made:
+                path = os.path.join(tree, name)
+                with contextlib.suppress(FileNotFoundError):
+                    os.truncate(path, 0)  # whoever has it open keeps no room
+                    os.unlink(path)
+
+
+def _rate(case: Case, site: _Site, name: str, streams: list[list[Read]], files: list[str]) -> float:
+    """MB/s until the last reader is done, beginning with nothing in memory."""
+    for file in files if case.place != MEMORY else ():
+        if left := content.forget(os.path.join(site.tree, file)):
+            raise WorkError(f"{left} pages of {file} cannot be got out of memory")
+    disk = site.disk if name == BARE else None
+    work = Work(case.name, ".", "", "bytes", partial(_job, streams, files, case.outstanding, disk, name != BARE))
+    with Workers(work, site.peers[name], QUICK, "", None, os.sched_getaffinity(0)) as workers:
+        return workers.go()[1] / 1e6
+
+
+def _job(
+    streams: list[list[Read]], names: list[str], outstanding: int, disk: SlowDisk | None, direct: bool, _: Ground
+) -> Job:
+    """For a process of its own: of the bare tree, it is the reader that the disk is slow for."""
+    if disk is not None:
+        disk.slow_down(os.getpid())
+    files = Files(".", names, direct=direct)
+    return Job(lambda: read_all(streams, files, outstanding=outstanding, verified=True).bytes, warm=False)
+
+
+def about(figures: list[str], scale: Scale) -> dict[str, object]:
+    """What the figures depend on, but for the devices."""
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M %z"),
+        "kernel": platform.release(),
+        "CPUs": len(os.sched_getaffinity(0)),
+        "cloakfs": importlib.metadata.version("cloakfs"),
+        "figures": ", ".join(figures),
+        "size": f"{scale.size / (1 << 20):g} MiB",
+        "block": f"{scale.block / 1024:g} KiB",
+        "outstanding reads": scale.outstanding,
+        "runs": scale.runs,
+        "runs of readers": scale.reader_runs,
+        "cache": "cold: emptied before each run, and looked whether it is (mounts are read past their page cache)",
+        "reduced": "; ".join(scale.reductions(figures)) or "nothing",
+        "load before": round(os.getloadavg()[0], 2),
+    }

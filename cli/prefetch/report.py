@@ -1,0 +1,166 @@
+"""Tables of the figures, next to the paper's own numbers, and what was to be shown."""
+
+import statistics
+
+import click
+
+from ..bench.figures import Run, Spread
+from ..bench.peers import BARE
+from ..bench.report import Sheet
+from ..common import console
+from .experiments import (
+    ALWAYS,
+    CURSORS,
+    DEFAULT,
+    DEVICE,
+    OFF,
+    READERS,
+    SLOWDOWN,
+    SMALL,
+    SMALL_DEFAULT,
+    SMALL_SLOWDOWN,
+    STRIDE,
+    reader_case,
+    stride_case,
+)
+
+PAPER = {
+    "ide1 UDP": {DEFAULT: {2: 7.66, 4: 7.83, 8: 5.26}, CURSORS: {2: 11.49, 4: 14.15, 8: 12.66}},
+    "scsi1 UDP": {DEFAULT: {2: 9.49, 4: 8.52, 8: 8.21}, CURSORS: {2: 15.39, 4: 15.38, 8: 14.12}},
+}
+"""Table 1 of Ellard & Seltzer (2003): disk -> heuristic -> stride -> MB/s."""
+
+_RATIOS = {
+    STRIDE: ((CURSORS, DEFAULT), (CURSORS, OFF), (CURSORS, BARE)),
+    READERS: (
+        (SLOWDOWN, ALWAYS),
+        (DEFAULT, ALWAYS),
+        (SMALL_SLOWDOWN, SLOWDOWN),
+        (SMALL_DEFAULT, DEFAULT),
+    ),
+}
+
+ENOUGH = 1.5
+"""Cursors, compared with the default."""
+EQUAL = 0.97
+"""Whatever is at least so much of something else is as good."""
+
+
+def mean(rates: list[float]) -> str:
+    """Mean and standard deviation, as the paper has them."""
+    deviation = f" ({statistics.stdev(rates):.2f})" if len(rates) > 1 else ""
+    return f"{statistics.fmean(rates):.2f}{deviation}"
+
+
+def _ratio(run: Run, setting: str, case: str, peer: str, to: str) -> Spread | None:
+    return Spread.of(run.ratios(setting, case, peer, to))
+
+
+def _told(spread: Spread | None) -> str:
+    return f"**{spread.middle:.2f}** ({spread.low:.2f}–{spread.high:.2f})" if spread else "–"
+
+
+def _rows(run: Run, setting: str, columns: list[str]) -> list[list[str]]:
+    by_case = run.rates[setting]
+    peers = list(dict.fromkeys(peer for case in columns for peer in by_case[case]))
+    rows = [
+        [peer, *(mean(by_case[case][peer]) if by_case[case].get(peer) else "–" for case in columns)] for peer in peers
+    ]
+    for peer, to in _RATIOS[setting]:
+        spreads = [_ratio(run, setting, case, peer, to) for case in columns]
+        if any(spreads):
+            rows.append([f"{peer} / {to}", *map(_told, spreads)])
+    return rows
+
+
+def strides_of(run: Run) -> list[int]:
+    """Of the columns of Table 1 that were measured."""
+    return [int(case.split()[-1]) for case in run.rates.get(STRIDE, {})]
+
+
+def readers_of(run: Run) -> dict[int, list[int]]:
+    """Percent that were reordered -> numbers of concurrent readers that were measured."""
+    found: dict[int, list[int]] = {}
+    for case in run.rates.get(READERS, {}):
+        readers, _, percent, *_ = case.split()
+        found.setdefault(int(percent), []).append(int(readers))
+    return found
+
+
+def stride_sheet(run: Run) -> Sheet:
+    """Table 1 and Figure 8."""
+    strides = strides_of(run)
+    sheet = Sheet("Table 1, Figure 8: strides, MB/s, mean (standard deviation)", ["", *map(stride_case, strides)])
+    for disk, by_peer in PAPER.items():
+        for peer, rates in by_peer.items():
+            sheet.rows.append([f"paper, {disk}, {peer}", *(f"{rates[s]:.2f}" if s in rates else "–" for s in strides)])
+        ratios = {s: by_peer[CURSORS][s] / by_peer[DEFAULT][s] for s in by_peer[DEFAULT]}
+        cells = (f"{ratios[s]:.2f}" if s in ratios else "–" for s in strides)
+        sheet.rows.append([f"paper, {disk}, {CURSORS} / {DEFAULT}", *cells])
+    sheet.rows += _rows(run, STRIDE, [stride_case(s) for s in strides])
+    return sheet
+
+
+def reader_sheets(run: Run) -> list[Sheet]:
+    """Figures 6 and 7, one for each degree of reordering."""
+    sheets = []
+    for percent, readers in readers_of(run).items():
+        title = f"Figures 6 and 7: {percent} % reordered, MB/s, mean (standard deviation)"
+        sheet = Sheet(title, ["readers", *map(str, readers)])
+        sheet.rows = _rows(run, READERS, [reader_case(number, percent) for number in readers])
+        sheets.append(sheet)
+    return sheets
+
+
+def device_sheet(run: Run) -> Sheet:
+    """What it costs where nothing is to be gained."""
+    sheet = Sheet("devices: MB/s, mean (standard deviation)", ["", OFF, CURSORS, f"{CURSORS} / {OFF}"])
+    for case, rates in run.rates.get(DEVICE, {}).items():
+        cells = (mean(rates[peer]) if rates.get(peer) else "–" for peer in (OFF, CURSORS))
+        sheet.rows.append([case, *cells, _told(_ratio(run, DEVICE, case, CURSORS, OFF))])
+    return sheet
+
+
+def targets(run: Run) -> Sheet:
+    """What was to be shown: the worst median of all cases decides."""
+    by_percent = readers_of(run)
+    every = [(reader_case(n, percent), n, percent) for percent, numbers in by_percent.items() for n in numbers]
+    reordered = [case for case, _, percent in every if percent == max(by_percent)]
+    crowded = [case for case, number, _ in every if number > SMALL]
+    strides = [
+        (f"{case}: {CURSORS} / {DEFAULT}", STRIDE, [case], CURSORS, DEFAULT, ENOUGH, True)
+        for case in run.rates.get(STRIDE, {})
+    ]
+    wanted: list[tuple[str, str, list[str], str, str, float, bool]] = [
+        *strides,
+        ("any readers, any order", READERS, [case for case, _, _ in every], SLOWDOWN, ALWAYS, EQUAL, True),
+        ("the most reordered", READERS, reordered, DEFAULT, ALWAYS, EQUAL, False),
+        (f"more than {SMALL} readers", READERS, crowded, SMALL_SLOWDOWN, SLOWDOWN, EQUAL, False),
+        ("any device", DEVICE, list(run.rates.get(DEVICE, {})), CURSORS, OFF, EQUAL, True),
+    ]
+    sheet = Sheet("what was to be shown, by the lowest median", ["", "wanted", "found", "where", ""])
+    for what, setting, names, peer, to, bound, at_least in wanted:
+        found = [(spread.middle, case) for case in names if (spread := _ratio(run, setting, case, peer, to))]
+        if not found:
+            continue
+        lowest, case = min(found)
+        label = what if " / " in what else f"{what}: {peer} / {to}"
+        reached = lowest >= bound if at_least else lowest < bound
+        sign = "≥" if at_least else "<"
+        verdict = "reached" if reached else "**missed**"
+        sheet.rows.append([label, f"{sign} {bound:.2f}", f"{lowest:.2f}", case, verdict])
+    return sheet
+
+
+def show(run: Run, *, markdown: bool) -> None:
+    """Print everything."""
+    click.echo("; ".join(f"{key}: {value}" for key, value in run.about.items()))
+    sheets = [targets(run), *([stride_sheet(run)] if STRIDE in run.rates else []), *reader_sheets(run)]
+    sheets += [device_sheet(run)] if DEVICE in run.rates else []
+    for sheet in sheets:
+        if markdown:
+            click.echo(sheet.markdown())
+        else:
+            console().print(sheet.table())
+    for failure in run.failed:
+        click.echo(f"\nfailed: {failure}")
