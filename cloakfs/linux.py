@@ -24,12 +24,12 @@ _NUMBERS = {
     "x86_64": {
         "setgroups": 116, "setfsuid": 122, "setfsgid": 123, "capget": 125, "capset": 126,
         "getdents64": 217, "name_to_handle_at": 303, "open_by_handle_at": 304, "renameat2": 316,
-        "close_range": 436, "faccessat2": 439,
+        "unshare": 272, "close_range": 436, "faccessat2": 439,
     },
     "aarch64": {
         "setgroups": 159, "setfsuid": 151, "setfsgid": 152, "capget": 90, "capset": 91,
         "getdents64": 61, "name_to_handle_at": 264, "open_by_handle_at": 265, "renameat2": 276,
-        "close_range": 436, "faccessat2": 439,
+        "unshare": 97, "close_range": 436, "faccessat2": 439,
     },
 }  # fmt: skip
 _NR = {name: ctypes.c_long(nr) for name, nr in _NUMBERS[os.uname().machine].items()}
@@ -41,6 +41,7 @@ RENAME_NOREPLACE = 1
 RENAME_EXCHANGE = 2
 RWF_NOWAIT = os.RWF_NOWAIT
 CLOSE_RANGE_UNSHARE = 2
+_CLONE_FS = 0x200
 FMODE_EXEC = 0x20  # what execve(2) adds to the flags of a FUSE OPEN
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_SYNCHRONOUS = 1, 2, 4, 8, 16
@@ -72,6 +73,7 @@ ROOT = Credentials(0, 0, ())
 
 class _Thread(threading.local):
     who: Credentials | None = None  # nobody known: a new thread begins as the one that made it
+    has_own_umask = False
 
 
 _thread = _Thread()
@@ -121,6 +123,19 @@ def assume(who: Credentials) -> None:
             raise PermissionError(errno.EPERM, f"cannot act as {who.uid}:{who.gid}")
         ready.proven = True
     _thread.who = who
+
+
+def in_main_thread() -> bool:
+    """Is this the thread of the session loop?"""
+    return threading.get_ident() == threading.main_thread().ident
+
+
+def umask(mask: int) -> None:
+    """umask(2) for the calling thread alone, unless it is the main one."""
+    if not in_main_thread() and not _thread.has_own_umask:
+        _check(_syscall(_NR["unshare"], ctypes.c_long(_CLONE_FS)))
+        _thread.has_own_umask = True
+    os.umask(mask)
 
 
 def apart(call: Callable[..., _T], *args: Any) -> _T:

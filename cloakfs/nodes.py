@@ -20,10 +20,12 @@ import logging
 import os
 import stat
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 
 from . import linux, mounts
 from .index import Index
@@ -87,7 +89,15 @@ class Stale(OSError):
         super().__init__(errno.ESTALE, os.strerror(errno.ESTALE))
 
 
-@dataclass(slots=True, eq=False)
+# A local file system that kept the session loop waiting so long is asked from threads for a while.
+_SLOW_SECONDS = 0.005
+_SLOW_FOR_SECONDS = 10.0
+
+# So long a file system may take to tell about itself when it is met.
+_MEET_SECONDS = 2.0
+
+
+@dataclass(eq=False)
 class Filesystem:
     """One mount of the tree: where handles of its objects are decoded."""
 
@@ -100,6 +110,7 @@ class Filesystem:
     decodable: bool = True
     told: bool = False  # are changes behind the mount told?
     device: int = 0  # st_dev
+    slow_until: float = 0.0  # by time.monotonic()
 
     @property
     def plain(self) -> bool:
@@ -111,10 +122,20 @@ class Filesystem:
         """Does nobody ever have to wait for what is there?"""
         return self.kind in _MEMORY_KINDS
 
-    @property
+    @cached_property
     def far(self) -> bool:
         """May any call wait for another machine or process, perhaps for ever?"""
         return self.kind.startswith(_FAR_KINDS)
+
+    @property
+    def waits(self) -> bool:
+        """Is it better asked from a thread?"""
+        return self.far or (self.slow_until > 0 and time.monotonic() < self.slow_until)
+
+    def took(self, seconds: float) -> None:
+        """It was asked from the session loop, and answered after so long."""
+        if seconds > _SLOW_SECONDS:
+            self.slow_until = time.monotonic() + _SLOW_FOR_SECONDS
 
 
 class Object:
@@ -167,6 +188,7 @@ class Nodes:
         self._by_handle: dict[bytes, Object] = {}
         self._by_mount: dict[int, Filesystem] = {}
         self._by_number: dict[int, Filesystem] = {}
+        self._beside: set[tuple[int, int]] = set()  # directories in which something far is mounted
         self.on_new_filesystem: Callable[[Filesystem], None] | None = None
         self._open: dict[int, Object] = {}
         self._uses = 0  # of descriptors
@@ -201,6 +223,10 @@ class Nodes:
         inside = self._source.rstrip("/") + "/"
         return {number: path for number, (path, _) in mounts.by_id().items() if path.startswith(inside)}
 
+    def waits(self, obj: Object) -> bool:
+        """Is it better to ask about this object, or a name in it, from a thread?"""
+        return obj.filesystem.waits or (obj.inode in self._beside if self._beside else False)
+
     def _meet_mount_at(self, path: str) -> None:
         """Know the mount at `path` before anybody crosses it, so that old handles on it can be decoded."""
         try:
@@ -226,6 +252,21 @@ class Nodes:
         # What tells a file system from another mounted at the same place later, where it is stable.
         fsid = os.fstatvfs(fd).f_fsid if kind in ("ext2", "ext3", "ext4", "btrfs") else 0
         filesystem = Filesystem(self._index.filesystem(f"{inside}\0{kind}\0{fsid}"), kind, path, -1)
+        if filesystem.far:
+            self._ask_far(filesystem, fd)
+            with contextlib.suppress(OSError):
+                self._beside.add(self._id(os.stat(os.path.dirname(path))))
+        else:
+            self._describe(filesystem, fd)
+        self._by_mount[mount_id] = filesystem
+        self._by_number[filesystem.number] = filesystem
+        if self.on_new_filesystem is not None:
+            self.on_new_filesystem(filesystem)
+        return filesystem
+
+    @staticmethod
+    def _describe(filesystem: Filesystem, fd: int) -> None:
+        """Find out what file handles it has. `fd` refers to where it is mounted."""
         filesystem.device = os.fstat(fd).st_dev
         try:
             filesystem.fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -244,11 +285,27 @@ class Nodes:
             break
         else:
             filesystem.has_handles = filesystem.decodable = False
-        self._by_mount[mount_id] = filesystem
-        self._by_number[filesystem.number] = filesystem
-        if self.on_new_filesystem is not None:
-            self.on_new_filesystem(filesystem)
-        return filesystem
+
+    def _ask_far(self, filesystem: Filesystem, fd: int) -> None:
+        """The same, of what may never answer: for a moment everything waits for it, but no longer."""
+        answer = Filesystem(filesystem.number, filesystem.kind, filesystem.path, -1)
+        own = os.dup(fd)
+
+        def ask() -> None:
+            linux.assume(linux.ROOT)
+            with contextlib.suppress(OSError):
+                self._describe(answer, own)
+                done.set()
+
+        done = threading.Event()
+        threading.Thread(target=ask, daemon=True).start()
+        if done.wait(_MEET_SECONDS):
+            os.close(own)
+            for name in ("device", "fd", "flags", "has_handles", "decodable"):
+                setattr(filesystem, name, getattr(answer, name))
+        else:
+            filesystem.has_handles = filesystem.decodable = False
+            log.warning("%s (%s) does not answer", filesystem.path, filesystem.kind)
 
     # -- numbers -----------------------------------------------------------------------------------
 
@@ -379,7 +436,7 @@ class Nodes:
             if self._objects.pop(obj.number, None) is None:
                 return
             self._by_handle.pop(obj.handle, None)
-            if obj.fd >= 0 and obj.number < _TRANSIENT and os.fstat(obj.fd).st_nlink == 0:
+            if obj.fd >= 0 and obj.number < _TRANSIENT and not obj.filesystem.far and os.fstat(obj.fd).st_nlink == 0:
                 self._index.remove(obj.number)
             self._close(obj)
             for parent, _ in obj.others or ():
@@ -587,6 +644,48 @@ class Nodes:
             os.close(fd)
         return False
 
+    # -- what has to be waited for -----------------------------------------------------------------
+
+    def look(self, obj: Object, name: bytes | None) -> Callable[[], list[tuple[Object, int]]]:
+        """What a thread has to do so that looking at `obj`, and at `name` in it, takes no time afterwards.
+
+        Returns:
+            to be called in a thread; its result is for `looked`.
+        """
+        linux.assume(linux.ROOT)
+        chain = []
+        at: Object | None = obj
+        while at is not None and self.waits(at):
+            # What is not open has to be opened by its handle first.
+            fd = os.dup(at.fd) if at.fd >= 0 else -1
+            chain.append((at, fd, at.filesystem.fd if at.filesystem.decodable else -1, at.handle[4:]))
+            at = at.parent
+
+        def work() -> list[tuple[Object, int]]:
+            linux.assume(linux.ROOT)
+            found = []
+            for known, duplicate, mount_fd, handle in chain:
+                with contextlib.suppress(OSError):
+                    fd = duplicate
+                    if fd < 0 <= mount_fd:
+                        fd = linux.open_by_handle(mount_fd, handle, os.O_PATH | os.O_NOFOLLOW)
+                    if fd >= 0:
+                        found.append((known, fd))
+                        os.fstat(fd)
+                        if known is obj and name is not None:
+                            os.stat(name, dir_fd=fd, follow_symlinks=False)
+            return found
+
+        return work
+
+    def looked(self, found: list[tuple[Object, int]]) -> None:
+        """Keep what a thread had to open."""
+        for obj, fd in found:
+            if obj.fd < 0 and self._objects.get(obj.number) is obj:
+                self._keep(obj, fd)
+            else:
+                os.close(fd)
+
     # -- descriptors -------------------------------------------------------------------------------
 
     def fd(self, obj: Object) -> int:
@@ -697,11 +796,10 @@ class Nodes:
         obj.pins += 1
 
     def closed(self, obj: Object, fd: int) -> None:
-        """The counterpart of `opened`; closes `fd`."""
+        """The counterpart of `opened`; `fd` is the caller's to close."""
         assert obj.open_files is not None
         obj.open_files.remove(fd)
         obj.pins -= 1
-        os.close(fd)
         self._drop_if_unused(obj)
 
     def close(self) -> None:

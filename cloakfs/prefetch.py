@@ -180,16 +180,15 @@ class Prefetcher:
         """
         file = self._file(key)
         end = offset + length
-        if file.given_up:
-            self._take_back(file, offset, end)
         cursor = self._cursor(file, offset)
         if cursor is None:
             cursor = self._new_cursor(file, end)
             cursor.cold = missed
         else:
             self._pool.move_to_end(cursor)
-            cursor.cold = missed or (cursor.cold and end <= cursor.asked)
-            self._move(cursor, offset, end)
+            self._move(cursor, offset, end, missed)
+        if file.given_up:
+            self._take_back(file, offset, end)
         return self._ask(cursor, length, size) if cursor.cold and cursor.seq_count >= LEAST else None
 
     def forget(self, key: Hashable) -> None:
@@ -234,20 +233,24 @@ class Prefetcher:
     def _new_cursor(self, file: _File, end: int) -> Cursor:
         if len(self._pool) >= self.limits.cursors:
             oldest, _ = self._pool.popitem(last=False)
-            self._give_up(oldest)
+            self._give_up(oldest, oldest.asked)
             oldest.file.cursors.remove(oldest)
         cursor = Cursor(file, self.heuristic.first, end)
         insort(file.cursors, cursor, key=_expected)
         self._pool[cursor] = None
         return cursor
 
-    def _move(self, cursor: Cursor, offset: int, end: int) -> None:
+    def _move(self, cursor: Cursor, offset: int, end: int, missed: bool) -> None:
         distance = offset - cursor.expected
         cursor.seq_count = self.heuristic.count(cursor.seq_count, distance)
-        if abs(distance) > NEAR_BYTES:
-            self._give_up(cursor)
+        # Step by step, backwards, a reader gets as far away as by a jump.
+        same = abs(distance) <= NEAR_BYTES and cursor.furthest - end <= NEAR_BYTES
+        cursor.cold = missed or (same and cursor.cold and end <= cursor.asked)
+        if not same:
+            self._give_up(cursor, cursor.asked)
             cursor.furthest = cursor.asked = end
         elif end > cursor.furthest:
+            self._give_up(cursor, min(offset, cursor.asked))  # left out; it may come yet
             self._spend(cursor.file, min(end, cursor.asked) - cursor.furthest)
             cursor.furthest = end
             cursor.asked = max(cursor.asked, end)
@@ -288,15 +291,17 @@ class Prefetcher:
         file.ahead -= amount
         self.ahead -= amount
 
-    def _give_up(self, cursor: Cursor) -> None:
-        """Nobody follows this stream any more."""
-        if cursor.asked > cursor.furthest:
-            self._spend(cursor.file, cursor.asked - cursor.furthest)
-            cursor.file.given_up.append(Ask(cursor.furthest, cursor.asked))
+    def _give_up(self, cursor: Cursor, end: int) -> None:
+        """Up to there, nobody is expected to read what this stream has asked for."""
+        if end > cursor.furthest:
+            self._spend(cursor.file, end - cursor.furthest)
+            self._take_back(cursor.file, cursor.furthest, end)  # remembered once
+            cursor.file.given_up.append(Ask(cursor.furthest, end))
+            cursor.furthest = end
 
     @staticmethod
     def _take_back(file: _File, start: int, end: int) -> None:
-        """What was given up is read after all: if it is wanted once more, it has to be asked for again."""
+        """Of what was given up, this is read after all: wanted once more, it has to be asked for again."""
         kept = [
             part
             for old in file.given_up

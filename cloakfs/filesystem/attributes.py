@@ -4,8 +4,10 @@ import errno
 import os
 import stat
 import time
+from functools import partial
 
 import pyfuse3
+import trio
 from pyfuse3 import (
     EntryAttributes,
     FileHandleT,
@@ -22,6 +24,11 @@ from .names import Names
 
 # pyfuse3 turns "set to now" into a time; one this close to now is taken to have been it.
 _NOW_NS = 1_000_000_000
+
+
+def _may(at: Entered, mode: int) -> bool:
+    at.assume()
+    return linux.may_access(at.fd, mode)
 
 
 class Attributes(Names, Core):
@@ -52,6 +59,15 @@ class Attributes(Names, Core):
         if self._is_top(inode):
             raise FUSEError(errno.EROFS)
         at = await self._enter(inode, ctx)
+        await self._do(at, lambda at: self._change_attributes(at, attr, fields, fh))
+        if fields.update_uid or fields.update_gid or fields.update_mode:
+            await self.cache.changed(at.number, at.view, at.obj)
+        at = await self._again(at, inode, ctx)
+        return self._object(at, os.fstat(at.fd))
+
+    def _change_attributes(
+        self, at: Entered, attr: EntryAttributes, fields: SetattrFields, fh: FileHandleT | None
+    ) -> None:
         path = f"/proc/self/fd/{at.fd}"
         at.assume()
         if fields.update_uid or fields.update_gid:
@@ -73,11 +89,6 @@ class Attributes(Names, Core):
                 self._truncate(at, path, attr.st_size)
         if fields.update_atime or fields.update_mtime:
             self._utimens(at, path, attr, fields)
-        if fields.update_uid or fields.update_gid or fields.update_mode:
-            await self.cache.changed(at.number, at.view, at.obj)
-            _, view, _ = await self._served(inode, ctx)  # there may be a new policy
-            at = at._replace(fd=self.nodes.fd(at.obj), view=view)
-        return self._object(at, os.fstat(at.fd))
 
     def _truncate(self, at: Entered, path: str, size: int) -> None:
         try:
@@ -131,19 +142,22 @@ class Attributes(Names, Core):
         if self._is_top(inode):
             return not mode & os.W_OK
         at = await self._enter(inode, ctx)
-        at.assume()
-        return linux.may_access(at.fd, mode)
+        return await self._do(at, partial(_may, mode=mode))
 
     @answers
     async def readlink(self, inode: InodeT, ctx: RequestContext) -> bytes:
         """See readlink(2); the text is the real tree's, unchanged."""
         at = await self._enter(inode, ctx)
-        return os.readlink(b"", dir_fd=at.fd)
+        return await self._do(at, lambda at: os.readlink(b"", dir_fd=at.fd))
 
     @answers
     async def statfs(self, ctx: RequestContext) -> StatvfsData:
         """statvfs(3) of the file system that the root of the tree is on."""
-        real = os.fstatvfs(self.nodes.fd(self.nodes.root))
+        root = self.nodes.root
+        if root.filesystem.far:
+            real = await trio.to_thread.run_sync(os.fstatvfs, root.fd, abandon_on_cancel=True)
+        else:
+            real = os.fstatvfs(self.nodes.fd(root))
         shown = pyfuse3.StatvfsData()
         shown.f_bsize = real.f_bsize
         shown.f_frsize = real.f_frsize

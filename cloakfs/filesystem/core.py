@@ -233,16 +233,22 @@ class Core(pyfuse3.Operations):
             raise FUSEError(errno.ENOENT)
         return who
 
-    async def _enter(self, inode: InodeT, ctx: RequestContext, *, or_open: bool = False) -> Entered:
+    async def _enter(
+        self, inode: InodeT, ctx: RequestContext, *, name: bytes | None = None, or_open: bool = False
+    ) -> Entered:
         """Let a request by nodeid in; with `or_open` also into a hidden file that this identity has open.
+
+        `name` is what the request is about in the directory.
 
         Raises:
             Stale: the object is gone, or hidden from this caller: as a name it is absent, as a handle stale.
         """
         if self.knfsd:
             self.reconnecting.end(ctx.pid)
-        number, view, who = await self._served(inode, ctx)
         obj = self.nodes.get(inode)
+        if self.nodes.waits(obj):
+            await self._look(obj, name)
+        number, view, who = await self._served(inode, ctx)
         fd = self.nodes.fd(obj)
         info = os.fstat(fd)
         if (
@@ -259,10 +265,43 @@ class Core(pyfuse3.Operations):
             return Asker(ctx.uid, ctx.gid, who.uid, who.gid)
         return None
 
+    async def _look(self, obj: Object, name: bytes | None = None) -> None:
+        """Return when looking at the object, and at `name` in it, takes no time."""
+        look = self.nodes.look(obj, name)
+        self.nodes.looked(await trio.to_thread.run_sync(look, abandon_on_cancel=True))
+
+    async def _do(self, at: Entered, call: Callable[[Entered], _T]) -> _T:
+        """Do what may take long: at once where that has been quick so far, else in a thread. See `_again`."""
+        filesystem = at.obj.filesystem
+        if not self.nodes.waits(at.obj):
+            began = time.monotonic()
+            try:
+                return call(at)
+            finally:
+                filesystem.took(time.monotonic() - began)
+        who = at.who.caller  # which only this thread may find out
+        own = at._replace(who=subject(who) if at.who is not INSIDER else INSIDER, fd=self._with_room(os.dup, at.fd))
+
+        def work() -> _T:
+            try:
+                return call(own)
+            finally:
+                os.close(own.fd)
+
+        return await trio.to_thread.run_sync(work, abandon_on_cancel=True)
+
+    async def _again(self, at: Entered, inode: InodeT, ctx: RequestContext) -> Entered:
+        """Go on after an await: there may be a new policy, and the descriptor another."""
+        if self.views.get(at.number) is at.view:
+            return at._replace(fd=self.nodes.fd(at.obj))
+        return await self._enter(inode, ctx)
+
     async def _let_kernel_in(self, inode: InodeT) -> Entered:
         """For the kernel itself, which reconnects a handle: nobody is asked."""
         number, view = await self._view(inode)
         obj = self.nodes.get(inode)
+        if self.nodes.waits(obj):
+            await self._look(obj)
         fd = self.nodes.fd(obj)
         return Entered(number, view, INSIDER, obj, fd, os.fstat(fd))
 
@@ -299,7 +338,11 @@ class Core(pyfuse3.Operations):
         """
         if not everybody_may(os.X_OK, at.obj, at.fd, at.info):
             at.assume()
-        info = os.stat(name, dir_fd=at.fd, follow_symlinks=False)
+        began = time.monotonic()
+        try:
+            info = os.stat(name, dir_fd=at.fd, follow_symlinks=False)
+        finally:
+            at.obj.filesystem.took(time.monotonic() - began)
         obj = self.nodes.at_place(at.obj, name, info)
         if obj is None:
             return None
@@ -345,7 +388,8 @@ class Core(pyfuse3.Operations):
         try:
             return call(*args, **kwargs)
         except OSError as exc:
-            if exc.errno not in (errno.EMFILE, errno.ENFILE) or not self.nodes.shed():
+            # Which descriptors are in use, only the session loop knows.
+            if exc.errno not in (errno.EMFILE, errno.ENFILE) or not linux.in_main_thread() or not self.nodes.shed():
                 raise
             return call(*args, **kwargs)
 
@@ -467,8 +511,14 @@ class Core(pyfuse3.Operations):
         self.nodes.opened(at.obj, fd)
         return FileHandleT(fd)
 
-    def _closed(self, fh: FileHandleT) -> None:
-        self.nodes.closed(self._open.pop(fh).obj, fh)
+    async def _closed(self, fh: FileHandleT) -> None:
+        """Close a client's file, which for a far one means to tell its server."""
+        file = self._open.pop(fh)
+        self.nodes.closed(file.obj, fh)
+        if file.obj.filesystem.far:
+            await trio.to_thread.run_sync(os.close, fh, abandon_on_cancel=True)
+        else:
+            os.close(fh)
 
     # -- the permitted caller's working directory --------------------------------------------------
 

@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+from functools import partial
 from typing import cast
 
 import trio
@@ -29,10 +30,14 @@ class Data(Core):
         """Open the real file as the caller: its permissions and ACLs decide, at this moment."""
         at = await self._enter(inode, ctx)
         try:
-            fd = self._open_to_execute(at) if flags & linux.FMODE_EXEC else self._reopen(at, reopen_flags(flags))
+            if flags & linux.FMODE_EXEC:
+                fd = await self._do(at, self._open_to_execute)
+            else:
+                fd = await self._do(at, partial(self._reopen, flags=reopen_flags(flags)))
         except PermissionError:
             if flags & os.O_ACCMODE != os.O_RDONLY:
                 raise
+            at = await self._again(at, inode, ctx)
             # What others have in memory is not for this one.
             return FileInfo(fh=self._open_to_look(at, ctx), keep_cache=False, direct_io=True)
         as_opener = self.ganesha or flags & os.O_ACCMODE != os.O_RDONLY
@@ -98,14 +103,14 @@ class Data(Core):
         """
         if all(filesystem.plain for filesystem in self.nodes.filesystems):
             raise FUSEError(errno.ENOSYS)
-        os.close(self._with_room(os.dup, fh))
+        await trio.to_thread.run_sync(os.close, self._with_room(os.dup, fh), abandon_on_cancel=True)
 
     @answers
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
         """See fsync(2) and fdatasync(2)."""
-        await trio.to_thread.run_sync(os.fdatasync if datasync else os.fsync, fh)
+        await trio.to_thread.run_sync(os.fdatasync if datasync else os.fsync, fh, abandon_on_cancel=True)
 
     @answers
     async def release(self, fh: FileHandleT) -> None:
         """The last of the client's descriptors is gone."""
-        self._closed(fh)
+        await self._closed(fh)

@@ -1,8 +1,11 @@
 """Operations on directories as lists of names."""
 
+import contextlib
 import ctypes
 import errno
 import os
+import time
+from functools import partial
 
 import pyfuse3
 import trio
@@ -13,6 +16,10 @@ from ..door import INSIDER, sees
 from ..nodes import Object, Stale
 from .core import Entered, OpenFile, answers
 from .names import Names
+
+# Of so many names in a batch the time is taken that stat(2) takes. In memory it is less than this, for each:
+_SAMPLES = 16
+_WARM_SECONDS = 0.0001
 
 _TOP = FileHandleT(2**62)  # no descriptor has this number
 
@@ -66,6 +73,24 @@ class _NameOnly:
 _name_only = _NameOnly()
 
 
+def _read_names(fd: int, *, all_of_them: bool) -> list[tuple[bytes, int, int]]:
+    """A batch of names, as `linux.getdents` has them, each of which can then be looked at in no time."""
+    linux.assume(linux.ROOT)
+    names = list(linux.getdents(fd))
+    some = names if all_of_them else names[:: len(names) // _SAMPLES + 1]
+    began = time.monotonic()
+    _stat_all(fd, some)
+    if not all_of_them and time.monotonic() - began > _WARM_SECONDS * len(some):
+        _stat_all(fd, names)
+    return names
+
+
+def _stat_all(fd: int, names: list[tuple[bytes, int, int]]) -> None:
+    for name, _, _ in names:
+        with contextlib.suppress(OSError):
+            os.stat(name, dir_fd=fd, follow_symlinks=False)
+
+
 class Directories(Names):
     """OPENDIR, READDIRPLUS, RELEASEDIR, FSYNCDIR."""
 
@@ -76,14 +101,17 @@ class Directories(Names):
             return _TOP
         sought = self.reconnecting.seeks_in(ctx.pid, inode) if self.knfsd else None
         at = await (self._enter(inode, ctx) if sought is None else self._let_kernel_in(inode))
-        at.assume()
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         try:
-            fh = self._opened(self._with_room(os.open, f"/proc/self/fd/{at.fd}", flags), at)
+            fd = await self._do(at, self._open_directory)
         except PermissionError:
-            return self._open_to_look(at, ctx)
+            return self._open_to_look(await self._again(at, inode, ctx), ctx)
+        fh = self._opened(fd, at)
         self._open[fh].sought = sought
         return fh
+
+    def _open_directory(self, at: Entered) -> int:
+        at.assume()
+        return self._with_room(os.open, f"/proc/self/fd/{at.fd}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     @answers
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
@@ -101,22 +129,37 @@ class Directories(Names):
         if directory.sought is not None:
             self._tell_name(directory, directory.sought, start_id, token, ctx)
             return
+        if start_id != directory.cookie:
+            os.lseek(fh, start_id, os.SEEK_SET)
+            directory.cookie = start_id
+            directory.pending = []
+        while True:
+            more = bool(directory.pending) or await self._read_on(fh, directory)
+            if not await self._tell(fh, directory, token, ctx) or not more:
+                break
+
+    async def _read_on(self, fh: FileHandleT, directory: OpenFile) -> bool:
+        """Read more of the names; False at the end. Afterwards, looking at them takes no time."""
+        filesystem = directory.obj.filesystem
+        if filesystem.in_memory and not self.nodes.waits(directory.obj):
+            linux.assume(linux.ROOT)
+            directory.pending = list(linux.getdents(fh))
+        else:
+            read = partial(_read_names, fh, all_of_them=filesystem.waits)
+            directory.pending = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
+        return bool(directory.pending)
+
+    async def _tell(self, fh: FileHandleT, directory: OpenFile, token: ReaddirToken, ctx: RequestContext) -> bool:
+        """Report the names that were read; False when the reply is full."""
         obj = directory.obj
         number, view, who = await self._served(self._nodeid(directory), ctx)
         info = os.fstat(fh)
         if view.hides and not self.door.visible(view, who, obj, info):
             raise Stale
         at = Entered(number, view, who, obj, fh, info, self._asker(view, who, ctx))
-        if start_id != directory.cookie:
-            os.lseek(fh, start_id, os.SEEK_SET)
-            directory.cookie = start_id
-            directory.pending = []
         linux.assume(linux.ROOT)
         with self.nodes.batch():
-            while self._fill(at, directory, token):
-                directory.pending = list(linux.getdents(fh))
-                if not directory.pending:
-                    break
+            return self._fill(at, directory, token)
 
     def _tell_name(
         self, directory: OpenFile, sought: int, start_id: int, token: ReaddirToken, ctx: RequestContext
@@ -157,6 +200,7 @@ class Directories(Names):
                 if is_reference:
                     self.nodes.get(entry.st_ino).lookups += 1
             directory.cookie = cookie
+        directory.pending = []
         return True
 
     def _entry_of(self, at: Entered, name: bytes) -> EntryAttributes | None:
@@ -225,10 +269,10 @@ class Directories(Names):
     async def releasedir(self, fh: FileHandleT) -> None:
         """Nobody reads it any more."""
         if fh != _TOP:
-            self._closed(fh)
+            await self._closed(fh)
 
     @answers
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
         """See fsync(2)."""
         if fh != _TOP:
-            await trio.to_thread.run_sync(os.fdatasync if datasync else os.fsync, fh)
+            await trio.to_thread.run_sync(os.fdatasync if datasync else os.fsync, fh, abandon_on_cancel=True)

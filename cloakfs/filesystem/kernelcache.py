@@ -10,6 +10,7 @@ soon as the kernel has it free, and before who changed it is answered, where tha
 """
 
 import contextlib
+import errno
 import logging
 import os
 import stat
@@ -310,6 +311,8 @@ class KernelCache:
 
     def _add(self, watch: Watch, filesystem: Filesystem) -> None:
         try:
+            if filesystem.far:
+                raise OSError(errno.EOPNOTSUPP, "what others do, they do elsewhere")
             fsid = watch.add(filesystem.fd)
         except OSError as exc:
             log.info(

@@ -4,7 +4,8 @@ import errno
 import os
 import stat
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, FlagT, FUSEError, InodeT, ModeT, RequestContext
@@ -15,6 +16,13 @@ from ..nodes import ROOT, Stale
 from ..policy import Attrs
 from .core import Core, Entered, answers
 from .data import reopen_flags
+
+_T = TypeVar("_T")
+
+
+def _removed(at: Entered, call: Callable[..., Any], name: bytes) -> None:
+    at.assume()
+    call(name, dir_fd=at.fd)
 
 
 class Names(Core):
@@ -31,7 +39,7 @@ class Names(Core):
             if self.knfsd and self.reconnecting.finish(ctx.pid, parent_inode, name):
                 at = await self._let_kernel_in(parent_inode)
             else:
-                at = await self._enter(parent_inode, ctx)
+                at = await self._enter(parent_inode, ctx, name=name)
             known = self._known_at(at, name)
             if known is None:
                 fd, info = self._find(at, name)
@@ -125,15 +133,23 @@ class Names(Core):
         """
         if self._is_top(inode):
             raise FUSEError(errno.EROFS)
-        at = await self._enter(inode, ctx)
+        at = await self._enter(inode, ctx, name=name)
         if at.view.hides and at.who is not INSIDER:
             gid = at.info.st_gid if at.info.st_mode & stat.S_ISGID else at.who.gid
             new = Attrs(name.decode("utf-8", "surrogateescape"), mode & ~ctx.umask, at.who.uid, gid)
             if not at.view.visible(at.who.caller, new) and not self._exists(at, name):
                 raise FUSEError(errno.EACCES)
-        at.assume()
-        os.umask(ctx.umask)
         return at
+
+    async def _make(self, at: Entered, ctx: RequestContext, call: Callable[[Entered], _T]) -> _T:
+        """Make something as the caller."""
+
+        def work(at: Entered) -> _T:
+            linux.umask(ctx.umask)
+            at.assume()
+            return call(at)
+
+        return await self._do(at, work)
 
     def _exists(self, at: Entered, name: bytes) -> bool:
         at.assume()
@@ -152,8 +168,8 @@ class Names(Core):
     async def mkdir(self, parent_inode: InodeT, name: bytes, mode: ModeT, ctx: RequestContext) -> EntryAttributes:
         """See mkdir(2); EEXIST over a hidden name, from the real tree."""
         at = await self._enter_to_make(parent_inode, name, mode, ctx)
-        os.mkdir(name, stat.S_IMODE(mode), dir_fd=at.fd)
-        return self._made(at, name)
+        await self._make(at, ctx, lambda at: os.mkdir(name, stat.S_IMODE(mode), dir_fd=at.fd))
+        return self._made(await self._again(at, parent_inode, ctx), name)
 
     @answers
     async def mknod(
@@ -161,15 +177,15 @@ class Names(Core):
     ) -> EntryAttributes:
         """See mknod(2)."""
         at = await self._enter_to_make(parent_inode, name, mode, ctx)
-        os.mknod(name, mode, rdev, dir_fd=at.fd)
-        return self._made(at, name)
+        await self._make(at, ctx, lambda at: os.mknod(name, mode, rdev, dir_fd=at.fd))
+        return self._made(await self._again(at, parent_inode, ctx), name)
 
     @answers
     async def symlink(self, parent_inode: InodeT, name: bytes, target: bytes, ctx: RequestContext) -> EntryAttributes:
         """See symlink(2)."""
         at = await self._enter_to_make(parent_inode, name, stat.S_IFLNK | 0o777, ctx)
-        os.symlink(target, name, dir_fd=at.fd)
-        return self._made(at, name)
+        await self._make(at, ctx, lambda at: os.symlink(target, name, dir_fd=at.fd))
+        return self._made(await self._again(at, parent_inode, ctx), name)
 
     @answers
     async def create(
@@ -180,9 +196,21 @@ class Names(Core):
         A hidden file of that name is not touched: EEXIST with O_EXCL, else EACCES.
         """
         at = await self._enter_to_make(parent_inode, name, mode, ctx)
+        fd = await self._make(at, ctx, partial(self._create, name=name, mode=mode, flags=flags))
+        try:
+            at = await self._again(at, parent_inode, ctx)
+            entry = self._made(at, name)
+        except BaseException:
+            os.close(fd)
+            raise
+        obj = self.nodes.get(entry.st_ino)
+        fh = self._opened(fd, at._replace(obj=obj), as_opener=True)
+        return FileInfo(fh=fh, keep_cache=False), entry
+
+    def _create(self, at: Entered, name: bytes, mode: int, flags: int) -> int:
         how = reopen_flags(flags)
         try:
-            fd = self._with_room(os.open, name, how | os.O_CREAT | os.O_EXCL, stat.S_IMODE(mode), dir_fd=at.fd)
+            return self._with_room(os.open, name, how | os.O_CREAT | os.O_EXCL, stat.S_IMODE(mode), dir_fd=at.fd)
         except FileExistsError:
             if flags & os.O_EXCL:
                 raise
@@ -194,17 +222,9 @@ class Names(Core):
                 if not stat.S_ISREG(info.st_mode):
                     # Opening a FIFO would wait, with everybody; at this error the kernel looks the name up again.
                     raise Stale from None
-                fd = self._with_room(os.open, f"/proc/self/fd/{path_fd}", how)
+                return self._with_room(os.open, f"/proc/self/fd/{path_fd}", how)
             finally:
                 os.close(path_fd)
-        try:
-            entry = self._made(at, name)
-        except BaseException:
-            os.close(fd)
-            raise
-        obj = self.nodes.get(entry.st_ino)
-        fh = self._opened(fd, at._replace(obj=obj), as_opener=True)
-        return FileInfo(fh=fh, keep_cache=False), entry
 
     @answers
     async def link(
@@ -216,23 +236,28 @@ class Names(Core):
         if self.nodes.view_of(inode) != self.nodes.view_of(new_parent_inode):
             raise FUSEError(errno.EXDEV)
         await self._enter(inode, ctx)
-        at = await self._enter(new_parent_inode, ctx)
+        at = await self._enter(new_parent_inode, ctx, name=new_name)
         obj = self.nodes.get(inode)
-        fd = self.nodes.fd(obj)
-        at.assume()
-        os.link(f"/proc/self/fd/{fd}", new_name, dst_dir_fd=at.fd, follow_symlinks=True)
+        source = self._with_room(os.dup, self.nodes.fd(obj))
+        try:
+            await self._make(
+                at,
+                ctx,
+                lambda at: os.link(f"/proc/self/fd/{source}", new_name, dst_dir_fd=at.fd, follow_symlinks=True),
+            )
+        finally:
+            os.close(source)
         self.cache.forget_attributes(obj)
-        return self._made(at, new_name)
+        return self._made(await self._again(at, new_parent_inode, ctx), new_name)
 
     # -- removing ----------------------------------------------------------------------------------
 
     async def _remove(self, call: Callable[..., Any], inode: InodeT, name: bytes, ctx: RequestContext) -> None:
         if self._is_top(inode):
             raise FUSEError(errno.EROFS)
-        at = await self._enter(inode, ctx)
+        at = await self._enter(inode, ctx, name=name)
         obj = self._visible_at(at, name)
-        at.assume()
-        call(name, dir_fd=at.fd)
+        await self._do(at, partial(_removed, call=call, name=name))
         self.cache.removed(obj)
 
     @answers
@@ -266,8 +291,8 @@ class Names(Core):
             raise FUSEError(errno.EROFS)
         if self.nodes.view_of(parent_inode_old) != self.nodes.view_of(parent_inode_new):
             raise FUSEError(errno.EXDEV)
-        await self._enter(parent_inode_old, ctx)
-        new = await self._enter(parent_inode_new, ctx)
+        await self._enter(parent_inode_old, ctx, name=name_old)
+        new = await self._enter(parent_inode_new, ctx, name=name_new)
         old_obj = self.nodes.get(parent_inode_old)
         old = new._replace(obj=old_obj, fd=self.nodes.fd(old_obj))
         self._visible_at(old, name_old)
@@ -276,15 +301,24 @@ class Names(Core):
                 raise FUSEError(errno.EEXIST)
             raise FUSEError(errno.ENOENT if flags & linux.RENAME_EXCHANGE else errno.EACCES)
         replaced = self._visible_at(new, name_new) if new.view.hides and self._exists(new, name_new) else None
-        new.assume()
-        if flags:
-            linux.renameat2(old.fd, name_old, new.fd, name_new, flags)
-        else:
-            os.rename(name_old, name_new, src_dir_fd=old.fd, dst_dir_fd=new.fd)
+        source = self._with_room(os.dup, old.fd)
+        try:
+            await self._do(new, lambda new: self._rename(source, name_old, new, name_new, flags))
+        finally:
+            os.close(source)
         self.cache.removed(replaced)
+        new = await self._again(new, parent_inode_new, ctx)
         self._moved(new, name_new)
         if flags & linux.RENAME_EXCHANGE:
-            self._moved(old, name_old)
+            self._moved(new._replace(obj=old_obj, fd=self.nodes.fd(old_obj)), name_old)
+
+    @staticmethod
+    def _rename(source: int, name_old: bytes, new: Entered, name_new: bytes, flags: int) -> None:
+        new.assume()
+        if flags:
+            linux.renameat2(source, name_old, new.fd, name_new, flags)
+        else:
+            os.rename(name_old, name_new, src_dir_fd=source, dst_dir_fd=new.fd)
 
     def _moved(self, to: Entered, name: bytes) -> None:
         obj = self.nodes.moved(to.obj, name)

@@ -2,33 +2,30 @@
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from pyfuse3 import FUSEError, InodeT, RequestContext, XAttrNameT
 
 from .. import acl, linux
 from .core import Core, Entered, answers
 
+_T = TypeVar("_T")
+
 _PRIVILEGES = 1 << linux.CAP_SYS_ADMIN | 1 << linux.CAP_SETFCAP
 
 
-@contextmanager
-def _privileged(at: Entered) -> Iterator[str]:
-    """Run as the caller, who has the privileges over `trusted.` and `security.` names only as uid 0.
-
-    Yields:
-        a path to the object.
-    """
+def _as_caller(at: Entered, call: Callable[..., _T], *args: Any) -> _T:
+    """Make a call on the object, as the caller, who has the privileges over `trusted.` and `security.` names only as
+    uid 0."""
     at.assume()
     path = f"/proc/self/fd/{at.fd}"
     if at.who.uid != 0:
-        yield path
-        return
+        return call(path, *args)
     before = linux.effective_capabilities()
     linux.set_effective_capabilities(before | _PRIVILEGES)
     try:
-        yield path
+        return call(path, *args)
     finally:
         linux.set_effective_capabilities(before)
 
@@ -50,9 +47,8 @@ class ExtendedAttributes(Core):
             at = await self._enter_object(inode, ctx)
             if name == b"security.capability":
                 # The kernel asks before every write. Everybody may know.
-                return os.getxattr(f"/proc/self/fd/{at.fd}", name)
-            with _privileged(at) as path:
-                value = os.getxattr(path, name)
+                return await self._do(at, lambda at: os.getxattr(f"/proc/self/fd/{at.fd}", name))
+            value = await self._do(at, lambda at: _as_caller(at, os.getxattr, name))
         except OSError as exc:
             if exc.errno != errno.EOPNOTSUPP or name not in acl.XATTRS:
                 raise
@@ -69,23 +65,21 @@ class ExtendedAttributes(Core):
                 value = at.view.acl_in(value)
             except ValueError:
                 raise FUSEError(errno.EINVAL) from None
-        with _privileged(at) as path:
-            os.setxattr(path, name, value)
+        await self._do(at, lambda at: _as_caller(at, os.setxattr, name, value))
         await self._changed(at)
 
     @answers
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:
         """See listxattr(2)."""
         at = await self._enter_object(inode, ctx)
-        with _privileged(at) as path:
-            return [XAttrNameT(os.fsencode(name)) for name in os.listxattr(path)]
+        names = await self._do(at, lambda at: _as_caller(at, os.listxattr))
+        return [XAttrNameT(os.fsencode(name)) for name in names]
 
     @answers
     async def removexattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> None:
         """See removexattr(2)."""
         at = await self._enter_object(inode, ctx)
-        with _privileged(at) as path:
-            os.removexattr(path, name)
+        await self._do(at, lambda at: _as_caller(at, os.removexattr, name))
         await self._changed(at)
 
     async def _changed(self, at: Entered) -> None:
