@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloakfs.exports import ExportsError, Options, parse_options
+from cloakfs.exports import ExportsError, parse_options
 from cloakfs.prefetch import HEURISTICS, Limits
 
 from ..common import console, fail
@@ -145,9 +145,10 @@ def _stream(path: str) -> "list[Read]":
 def _limits(words: str) -> Limits:
     try:
         options, _ = parse_options(words)
+        nothing, _ = parse_options("")
     except ExportsError as exc:
         fail(str(exc), 2)
-    if options != replace(Options(), prefetch_limits=options.prefetch_limits):
+    if options != replace(nothing, prefetch_limits=options.prefetch_limits):
         fail(f"-o {words}: only prefetch_window, _file, _total, _files and _cursors mean something here", 2)
     return options.prefetch_limits
 
