@@ -1,0 +1,257 @@
+"""What is read ahead: scores, cursors, windows and limits, read by read."""
+
+from collections.abc import Hashable, Iterable
+
+import pytest
+
+from cloakfs.prefetch import HEURISTICS, LEAST, MOST, NEAR_BYTES, Ask, Limits, Prefetcher
+
+BLOCK = 32 << 10
+HUGE = 1 << 40
+
+
+def made(heuristic: str = "cursors", limits: Limits | None = None) -> Prefetcher:
+    return Prefetcher(HEURISTICS[heuristic], limits)
+
+
+def walk(
+    prefetcher: Prefetcher, blocks: Iterable[int], key: Hashable = "file", size: int = HUGE, *, missed: bool = True
+) -> list[tuple[int, int] | None]:
+    """Read these blocks; what was asked for after each, in blocks."""
+    asks = [prefetcher.read(key, block * BLOCK, BLOCK, size, missed=missed) for block in blocks]
+    return [None if ask is None else (ask.start // BLOCK, ask.end // BLOCK) for ask in asks]
+
+
+def scores(heuristic: str, offsets: Iterable[int], length: int = BLOCK) -> list[int]:
+    prefetcher = made(heuristic)
+    counts = []
+    for offset in offsets:
+        prefetcher.read("file", offset, length, HUGE)
+        counts.append(prefetcher.seq_counts("file")[-1])
+    return counts
+
+
+# -- scores --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("heuristic", "seq_count", "distance", "after"),
+    [
+        ("default", 1, 0, 2),
+        ("default", MOST - 1, 0, MOST),
+        ("default", MOST, 0, MOST),
+        ("default", 100, 1, 1),
+        ("default", 100, -NEAR_BYTES, 1),
+        ("slowdown", 0, 0, 1),
+        ("slowdown", MOST - 1, 0, MOST),
+        ("slowdown", MOST, 0, MOST),
+        ("slowdown", 100, 1, 100),
+        ("slowdown", 100, NEAR_BYTES, 100),
+        ("slowdown", 100, -NEAR_BYTES, 100),
+        ("slowdown", 100, NEAR_BYTES + 1, 50),
+        ("slowdown", 101, -NEAR_BYTES - 1, 50),
+        ("slowdown", 1, HUGE, 0),
+        ("slowdown", 0, HUGE, 0),
+        ("cursors", 100, NEAR_BYTES, 100),
+        ("always", 0, HUGE, MOST),
+    ],
+)
+def test_the_rules(heuristic: str, seq_count: int, distance: int, after: int) -> None:
+    assert HEURISTICS[heuristic].count(seq_count, distance) == after
+
+
+@pytest.mark.parametrize(
+    ("heuristic", "expected"),
+    [
+        ("default", [1, 2, 3, 4, 1, 1, 1, 2]),
+        ("slowdown", [1, 2, 3, 4, 4, 4, 4, 5]),
+        ("cursors", [1, 2, 3, 4, 4, 4, 4, 5]),
+        ("always", [MOST] * 8),
+    ],
+)
+def test_a_stream_out_of_order(heuristic: str, expected: list[int]) -> None:
+    assert scores(heuristic, [block * BLOCK for block in (0, 1, 2, 3, 5, 4, 6, 7)]) == expected
+
+
+def test_slowdown_falls_by_halves() -> None:
+    near, far = NEAR_BYTES, NEAR_BYTES + 1
+    offsets = [0, 1, 2, 3, 4 + near, 5 + near - far, HUGE // 2, 0, HUGE // 2]
+    assert scores("slowdown", offsets, length=1) == [1, 2, 3, 4, 4, 2, 1, 0, 0]
+
+
+def test_a_read_beyond_64_kib_begins_a_cursor() -> None:
+    prefetcher = made()
+    for offset in (0, 1, 2, 3 + NEAR_BYTES, 4 + NEAR_BYTES, 5 + 2 * NEAR_BYTES + 1):
+        prefetcher.read("file", offset, 1, HUGE)
+    assert prefetcher.seq_counts("file") == [4, 1]
+
+
+def test_the_nearest_cursor_goes_on() -> None:
+    prefetcher = made()
+    walk(prefetcher, [0, 4, 1, 2])
+    assert prefetcher.seq_counts("file") == [3, 1]
+    walk(prefetcher, [5])  # near both
+    assert prefetcher.seq_counts("file") == [3, 2]
+
+
+@pytest.mark.parametrize(("heuristic", "expected"), [("cursors", [8, 8, 8]), ("slowdown", [0]), ("default", [1])])
+def test_streams_that_take_turns(heuristic: str, expected: list[int]) -> None:
+    prefetcher = made(heuristic)
+    walk(prefetcher, [start + n for n in range(8) for start in (1000, 0, 2000)])
+    assert prefetcher.seq_counts("file") == expected
+
+
+# -- windows -------------------------------------------------------------------------------------------
+
+
+def test_the_window_grows_and_pieces_do() -> None:
+    asks = walk(made(), range(8))
+    assert asks == [None, (2, 3), (3, 5), (5, 7), (7, 9), None, (9, 13), None]
+
+
+def test_the_window_ends_growing() -> None:
+    asks = walk(made(limits=Limits(window=4 * BLOCK)), range(9))
+    assert asks[4:] == [(7, 9), None, (9, 11), None, (11, 13)]
+
+
+def test_nothing_below_two() -> None:
+    prefetcher = made("slowdown")
+    assert walk(prefetcher, [0, 1, 1000, 2000]) == [None, (2, 3), None, None]
+    assert prefetcher.seq_counts("file") == [0]
+    assert walk(prefetcher, [2001]) == [None]
+    assert walk(prefetcher, [2002]) == [(2003, 2004)]
+    assert LEAST == 2
+
+
+def test_always_asks_at_once() -> None:
+    assert walk(made("always", Limits(window=8 * BLOCK)), [0, 500]) == [(1, 9), (501, 509)]
+
+
+def test_nothing_past_the_end() -> None:
+    prefetcher, size = made(), 4 * BLOCK - 100
+    assert walk(prefetcher, [0, 1], size=size) == [None, (2, 3)]
+    assert prefetcher.read("file", 2 * BLOCK, BLOCK, size) == Ask(3 * BLOCK, size)
+    assert prefetcher.read("file", 3 * BLOCK, BLOCK - 100, size) is None
+    assert prefetcher.ahead == 0
+
+
+def test_a_file_that_became_shorter() -> None:
+    prefetcher = made()
+    walk(prefetcher, range(4))
+    assert walk(prefetcher, [4], size=3 * BLOCK) == [None]
+
+
+# -- what nobody needs to ask for -----------------------------------------------------------------------
+
+
+def test_what_is_in_memory_is_not_asked_for_until_something_is_not() -> None:
+    prefetcher = made(limits=Limits(window=2 * BLOCK))
+    assert walk(prefetcher, range(4), missed=False) == [None] * 4
+    assert walk(prefetcher, [4]) == [(5, 7)]
+    assert walk(prefetcher, [5, 6, 7], missed=False) == [(7, 8), (8, 9), (9, 10)]  # found, for they were asked for
+    assert walk(prefetcher, [10, 11], missed=False) == [None, None]  # found, and were not
+    assert walk(prefetcher, [12]) == [(13, 15)]
+
+
+@pytest.mark.parametrize("there", [0, 2000])
+def test_a_jump_to_what_is_in_memory_asks_for_nothing(there: int) -> None:
+    prefetcher = made("slowdown")
+    walk(prefetcher, range(1000, 1010))
+    assert walk(prefetcher, [there, there + 1], missed=False) == [None, None]
+    assert walk(prefetcher, [there + 2]) == [(there + 3, there + 9)]  # half of 10, and 2 more
+
+
+def test_what_another_stream_has_asked_for_is_left_out() -> None:
+    prefetcher = made()
+    assert walk(prefetcher, [20, 21, 22]) == [None, (22, 23), (23, 25)]
+    asks = walk(prefetcher, range(9, 19))
+    assert asks[-4:] == [(18, 22), None, (22, 23), (25, 28)]
+
+
+def test_what_was_given_up_is_left_out_until_it_is_read() -> None:
+    prefetcher = made("always", Limits(window=4 * BLOCK))
+    assert walk(prefetcher, [0, 500]) == [(1, 5), (501, 505)]
+    assert walk(prefetcher, [0]) == [None]
+    assert walk(prefetcher, [500, 2]) == [None, (5, 7)]  # 2 was read
+    assert walk(prefetcher, [500, 1]) == [None, (2, 3)]
+    assert prefetcher.ahead == BLOCK
+
+
+def test_what_a_stream_leaves_out_is_not_asked_for_by_the_next() -> None:
+    prefetcher = made(limits=Limits(window=2 * BLOCK))
+    assert walk(prefetcher, [0, 1, 2]) == [None, (2, 3), (3, 5)]
+    walk(prefetcher, [4, 6, 8], missed=False)  # 3 is left out
+    assert prefetcher.ahead == 2 * BLOCK
+    assert walk(prefetcher, [0, 1, 2]) == [None, (2, 3), (4, 5)]
+
+
+def test_streams_that_take_turns_do_not_crowd_out_what_is_remembered_of_others() -> None:
+    prefetcher = made("always", Limits(window=100 * BLOCK))
+    assert walk(prefetcher, [0]) == [(1, 101)]
+    walk(prefetcher, [start + n for n in range(40) for start in (500, 1000)])
+    assert walk(prefetcher, [0]) == [None]
+
+
+def test_forwards_again_after_backwards() -> None:
+    prefetcher = made()
+    walk(prefetcher, range(102))
+    assert prefetcher.seq_counts("file") == [102]
+    walk(prefetcher, range(101, -1, -1), missed=False)
+    assert prefetcher.seq_counts("file") == [102]
+    assert walk(prefetcher, [1, 2]) == [(3, 102), None]  # what follows is remembered
+
+
+# -- limits ---------------------------------------------------------------------------------------------
+
+
+def test_the_budget_of_a_file() -> None:
+    prefetcher = made(limits=Limits(file=3 * BLOCK))
+    assert walk(prefetcher, range(6)) == [None, (2, 3), (3, 5), (5, 7), (7, 8), (8, 9)]
+    assert prefetcher.ahead == 3 * BLOCK
+    assert walk(prefetcher, range(3), "another") == [None, (2, 3), (3, 5)]
+
+
+def test_the_budget_of_all_files() -> None:
+    prefetcher = made(limits=Limits(total=BLOCK))
+    walk(prefetcher, range(2), "a")
+    assert prefetcher.ahead == BLOCK
+    assert walk(prefetcher, range(3), "b") == [None] * 3
+    prefetcher.forget("a")
+    assert prefetcher.ahead == 0
+    assert walk(prefetcher, [3], "b") == [(4, 5)]
+
+
+def test_the_file_read_least_recently_is_ejected_and_begins_anew() -> None:
+    prefetcher = made(limits=Limits(files=2))
+    walk(prefetcher, range(2), "a")
+    walk(prefetcher, range(2), "b")
+    walk(prefetcher, [2], "a")
+    walk(prefetcher, [0], "c")
+    assert [prefetcher.seq_counts(key) for key in "abc"] == [[3], [], [1]]
+    assert prefetcher.ahead == 2 * BLOCK  # of a
+    assert walk(prefetcher, range(2), "b") == [None, (2, 3)]
+    assert prefetcher.seq_counts("a") == []
+
+
+def test_the_cursor_used_least_recently_is_recycled() -> None:
+    prefetcher = made(limits=Limits(cursors=2))
+    walk(prefetcher, [0, 1], "a")
+    walk(prefetcher, [1000], "b")
+    walk(prefetcher, [2], "a")
+    walk(prefetcher, [2000], "b")
+    assert prefetcher.seq_counts("a") == [3]
+    assert prefetcher.seq_counts("b") == [1]
+    walk(prefetcher, [2001], "b")
+    assert walk(prefetcher, [1000, 1001], "b") == [None, (1002, 1003)]  # instead of a's, though of another file
+    assert prefetcher.seq_counts("a") == []
+    assert prefetcher.ahead == 2 * BLOCK  # of b's two: a's was given up
+    assert walk(prefetcher, [1, 2, 3], "a") == [None, None, (5, 6)]  # 3 and 4 had been asked for
+
+
+def test_files_that_are_gone() -> None:
+    prefetcher = made()
+    walk(prefetcher, range(5), "a")
+    prefetcher.forget("a")
+    prefetcher.forget("a")
+    assert prefetcher.ahead == 0
+    assert prefetcher.seq_counts("a") == []
