@@ -22,7 +22,7 @@ import stat
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -188,7 +188,7 @@ class Nodes:
         self._by_handle: dict[bytes, Object] = {}
         self._by_mount: dict[int, Filesystem] = {}
         self._by_number: dict[int, Filesystem] = {}
-        self._beside: set[tuple[int, int]] = set()  # directories in which something far is mounted
+        self._beside: dict[tuple[int, int], set[bytes]] = {}  # where something far is mounted, and what it is called
         self.on_new_filesystem: Callable[[Filesystem], None] | None = None
         self._open: dict[int, Object] = {}
         self._uses = 0  # of descriptors
@@ -225,7 +225,13 @@ class Nodes:
 
     def waits(self, obj: Object) -> bool:
         """Is it better to ask about this object, or a name in it, from a thread?"""
-        return obj.filesystem.waits or (obj.inode in self._beside if self._beside else False)
+        return obj.filesystem.waits or bool(self.far_names(obj))
+
+    def far_names(self, obj: Object) -> Set[bytes]:
+        """The names in this directory at which something far is mounted."""
+        if not self._beside or obj.inode is None:
+            return frozenset()
+        return self._beside.get(obj.inode, frozenset())
 
     def _meet_mount_at(self, path: str) -> None:
         """Know the mount at `path` before anybody crosses it, so that old handles on it can be decoded."""
@@ -255,7 +261,8 @@ class Nodes:
         if filesystem.far:
             self._ask_far(filesystem, fd)
             with contextlib.suppress(OSError):
-                self._beside.add(self._id(os.stat(os.path.dirname(path))))
+                above, name = os.path.split(os.fsencode(path))
+                self._beside.setdefault(self._id(os.stat(above)), set()).add(name)
         else:
             self._describe(filesystem, fd)
         self._by_mount[mount_id] = filesystem

@@ -37,6 +37,27 @@ class User:
             raise value
         return value  # type: ignore[no-any-return]
 
+    def start(self, call: Callable[..., object], *args: Any) -> None:
+        """Have it make a call that may not return; see `has_answered` and `finish_within`."""
+        self._pipe.send((call, args, {}))
+
+    def has_answered(self) -> bool:
+        """Has the call that was started returned?"""
+        return self._pipe.poll(0)
+
+    def finish_within(self, seconds: float) -> bool:
+        """Wait for the call that was started; did it succeed?"""
+        assert self._pipe.poll(seconds), f"no answer within {seconds} s"
+        return bool(self._pipe.recv()[0])
+
+    def do_within(self, seconds: float, call: Callable[..., object], *args: Any) -> None:
+        """`do`, for a call that must not wait for ever."""
+        self.start(call, *args)
+        assert self._pipe.poll(seconds), f"{call.__name__} has not returned within {seconds} s"
+        ok, value = self._pipe.recv()
+        if not ok:
+            raise value
+
     def error(self, call: Callable[..., object], *args: Any, **kwargs: Any) -> int:
         """The errno of the call, 0 if it succeeds."""
         try:

@@ -178,6 +178,7 @@ class Core(pyfuse3.Operations):
         self._insiders: set[int] = set()
         self._repairing: dict[int, int] = {}  # object number -> refusals while it is going on
         self.last_reader = 0
+        self._asking: dict[tuple[int, bytes], trio.Event] = {}  # far mounts that were asked and have not answered yet
         self._one_repair = trio.CapacityLimiter(1)
         self._told: dict[tuple[str, type[Exception], int], float] = {}  # cause -> when
 

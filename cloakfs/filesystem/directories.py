@@ -5,6 +5,7 @@ import ctypes
 import errno
 import os
 import time
+from collections.abc import Set
 from functools import partial
 
 import pyfuse3
@@ -20,6 +21,9 @@ from .names import Names
 # Of so many names in a batch the time is taken that stat(2) takes. In memory it is less than this, for each:
 _SAMPLES = 16
 _WARM_SECONDS = 0.0001
+
+# So long a listing waits for what is far and mounted in the directory; then it is left out.
+_ANSWER_SECONDS = 0.5
 
 _TOP = FileHandleT(2**62)  # no descriptor has this number
 
@@ -73,20 +77,21 @@ class _NameOnly:
 _name_only = _NameOnly()
 
 
-def _read_names(fd: int, *, all_of_them: bool) -> list[tuple[bytes, int, int]]:
-    """A batch of names, as `linux.getdents` has them, each of which can then be looked at in no time."""
+def _read_names(fd: int, far: Set[bytes], *, all_of_them: bool) -> list[tuple[bytes, int, int]]:
+    """A batch of names, as `linux.getdents` has them, each of which (but those in `far`) takes no time to look at."""
     linux.assume(linux.ROOT)
-    names = list(linux.getdents(fd))
+    entries = list(linux.getdents(fd))
+    names = [name for name, _, _ in entries if name not in far]
     some = names if all_of_them else names[:: len(names) // _SAMPLES + 1]
     began = time.monotonic()
     _stat_all(fd, some)
     if not all_of_them and time.monotonic() - began > _WARM_SECONDS * len(some):
         _stat_all(fd, names)
-    return names
+    return entries
 
 
-def _stat_all(fd: int, names: list[tuple[bytes, int, int]]) -> None:
-    for name, _, _ in names:
+def _stat_all(fd: int, names: list[bytes]) -> None:
+    for name in names:
         with contextlib.suppress(OSError):
             os.stat(name, dir_fd=fd, follow_symlinks=False)
 
@@ -145,9 +150,30 @@ class Directories(Names):
             linux.assume(linux.ROOT)
             directory.pending = list(linux.getdents(fh))
         else:
-            read = partial(_read_names, fh, all_of_them=filesystem.waits)
-            directory.pending = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
+            far = self.nodes.far_names(directory.obj)
+            read = partial(_read_names, fh, far, all_of_them=filesystem.waits)
+            names = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
+            silent = {name for name, _, _ in names if name in far and not await self._answers(directory.obj, name)}
+            directory.pending = [entry for entry in names if entry[0] not in silent]
+            return bool(names)
         return bool(directory.pending)
+
+    async def _answers(self, obj: Object, name: bytes) -> bool:
+        """Does what is mounted at `name` answer within a moment? Nobody may have to wait for it to list a directory."""
+        key = obj.number, name
+        answered = self._asking.get(key)
+        if answered is None:
+            answered = self._asking[key] = trio.Event()
+            assert self.nursery is not None
+            self.nursery.start_soon(self._ask, obj, name, answered)
+        with trio.move_on_after(_ANSWER_SECONDS):
+            await answered.wait()
+        return answered.is_set()
+
+    async def _ask(self, obj: Object, name: bytes, answered: trio.Event) -> None:
+        await self._look(obj, name)
+        del self._asking[obj.number, name]
+        answered.set()
 
     async def _tell(self, fh: FileHandleT, directory: OpenFile, token: ReaddirToken, ctx: RequestContext) -> bool:
         """Report the names that were read; False when the reply is full."""
