@@ -9,6 +9,7 @@ from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from collections.abc import Hashable
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import NamedTuple, Protocol
 
 NEAR_BYTES = 64 << 10
@@ -19,6 +20,13 @@ MOST = 127
 
 LEAST = 2
 """Below this seqCount nothing is read ahead."""
+
+# What is ahead of a file's readers, and what was read ahead for nothing (which counts twice), may be this much more
+# than what was worth it: random reads look sequential by accident, and should cost next to nothing.
+_TRIAL = 1 << 20
+
+# For each so many bytes read, one that was read ahead for nothing is forgiven.
+_FORGIVING = 64
 
 # Ranges that were asked for, and that their reader has left alone: so many are remembered of a file.
 _GIVEN_UP = 32
@@ -56,10 +64,12 @@ class Heuristic(Protocol):
     Attributes:
         first: the seqCount that a file, or a cursor, begins with.
         many: a read too far from what was expected begins another cursor.
+        frugal: nothing is read ahead where that has not been worth it, or would not be.
     """
 
     first: int
     many: bool
+    frugal: bool
 
     def count(self, seq_count: int, distance: int) -> int:
         """The seqCount after a read at `distance` bytes from the expected offset; negative is before it."""
@@ -70,6 +80,7 @@ class Default:
 
     first = 1
     many = False
+    frugal = True
 
     def count(self, seq_count: int, distance: int) -> int:
         """One more if the read is where the last one ended, else 1."""
@@ -81,6 +92,7 @@ class SlowDown:
 
     first = 1
     many = False
+    frugal = True
 
     def count(self, seq_count: int, distance: int) -> int:
         """One more, the same if it is near, or else half."""
@@ -100,6 +112,7 @@ class Always:
 
     first = MOST
     many = False
+    frugal = False
 
     def count(self, seq_count: int, distance: int) -> int:
         """The most."""
@@ -119,29 +132,33 @@ class Cursor:
     """One stream of reads.
 
     Attributes:
+        used: when it was read last, by the count of all reads.
         expected: where the next read should begin: where the last one ended.
         furthest: the end of the furthest read of this stream.
         asked: up to here everything ahead was asked for; not before `furthest`.
         cold: what is read here has to be waited for.
     """
 
-    __slots__ = ("asked", "cold", "expected", "file", "furthest", "seq_count")
+    __slots__ = ("asked", "cold", "expected", "file", "furthest", "seq_count", "used")
 
     def __init__(self, file: "_File", seq_count: int, end: int) -> None:
         self.file = file
         self.seq_count = seq_count
         self.expected = self.furthest = self.asked = end
         self.cold = False
+        self.used = 0
 
 
 class _File:
     """An active file: its cursors in the order of their expected offsets."""
 
-    __slots__ = ("ahead", "cursors", "given_up")
+    __slots__ = ("ahead", "cursors", "given_up", "waste", "worth")
 
     def __init__(self) -> None:
         self.cursors: list[Cursor] = []
         self.ahead = 0  # bytes asked for and not read yet
+        self.worth = 0  # bytes asked for that were read then, as far as they count
+        self.waste = 0  # those that nobody is expected to read any more
         self.given_up: deque[Ask] = deque(maxlen=_GIVEN_UP)
 
 
@@ -162,6 +179,7 @@ class Prefetcher:
         self.limits = limits or Limits()
         self.ahead = 0
         """Bytes asked for and not read yet, of all files."""
+        self._reads = 0
         self._files: OrderedDict[Hashable, _File] = OrderedDict()
         self._pool: OrderedDict[Cursor, None] = OrderedDict()
 
@@ -180,6 +198,8 @@ class Prefetcher:
         """
         file = self._file(key)
         end = offset + length
+        self._reads += 1
+        file.waste = max(0, file.waste - length // _FORGIVING)
         cursor = self._cursor(file, offset)
         if cursor is None:
             cursor = self._new_cursor(file, end)
@@ -187,15 +207,10 @@ class Prefetcher:
         else:
             self._pool.move_to_end(cursor)
             self._move(cursor, offset, end, missed)
+        cursor.used = self._reads
         if file.given_up:
-            self._take_back(file, offset, end)
+            self._pay(file, self._take_back(file, offset, end))
         return self._ask(cursor, length, size) if cursor.cold and cursor.seq_count >= LEAST else None
-
-    def forget(self, key: Hashable) -> None:
-        """The file is gone."""
-        file = self._files.pop(key, None)
-        if file is not None:
-            self._drop(file)
 
     def seq_counts(self, key: Hashable) -> list[int]:
         """Of the file's cursors, in the order of their offsets."""
@@ -251,7 +266,9 @@ class Prefetcher:
             cursor.furthest = cursor.asked = end
         elif end > cursor.furthest:
             self._give_up(cursor, min(offset, cursor.asked))  # left out; it may come yet
-            self._spend(cursor.file, min(end, cursor.asked) - cursor.furthest)
+            read = min(end, cursor.asked) - cursor.furthest
+            self._spend(cursor.file, read)
+            self._pay(cursor.file, read)
             cursor.furthest = end
             cursor.asked = max(cursor.asked, end)
         cursor.expected = end
@@ -267,6 +284,10 @@ class Prefetcher:
         start = cursor.asked
         if start - cursor.furthest > window // 2:
             return None  # large pieces cost less
+        if self.heuristic.frugal and file.ahead + 2 * file.waste > _TRIAL + file.worth:
+            return None
+        if limits.total - self.ahead < window:
+            self._give_up_idle()
         room = min(limits.file - file.ahead, limits.total - self.ahead)
         ask = self._unasked(cursor, start, min(cursor.furthest + window, start + room, size))
         if ask is None:
@@ -291,17 +312,33 @@ class Prefetcher:
         file.ahead -= amount
         self.ahead -= amount
 
+    def _pay(self, file: _File, amount: int) -> None:
+        """So many bytes were read that had been asked for."""
+        file.worth = min(file.worth + amount, self.limits.file)
+
+    def _give_up_idle(self) -> None:
+        """Who has left a file alone must not keep others from reading ahead."""
+        turns = 8 * len(self._pool) + 64
+        for cursor in takewhile(lambda cursor: cursor.used + turns <= self._reads, self._pool):
+            self._give_up(cursor, cursor.asked)
+
     def _give_up(self, cursor: Cursor, end: int) -> None:
         """Up to there, nobody is expected to read what this stream has asked for."""
         if end > cursor.furthest:
             self._spend(cursor.file, end - cursor.furthest)
             self._take_back(cursor.file, cursor.furthest, end)  # remembered once
             cursor.file.given_up.append(Ask(cursor.furthest, end))
+            cursor.file.waste += end - cursor.furthest
             cursor.furthest = end
 
     @staticmethod
-    def _take_back(file: _File, start: int, end: int) -> None:
-        """Of what was given up, this is read after all: wanted once more, it has to be asked for again."""
+    def _take_back(file: _File, start: int, end: int) -> int:
+        """Of what was given up, this is read after all: wanted once more, it has to be asked for again.
+
+        Returns:
+            how many bytes of it had been given up.
+        """
+        before = sum(old.end - old.start for old in file.given_up)
         kept = [
             part
             for old in file.given_up
@@ -309,3 +346,6 @@ class Prefetcher:
             if part.start < part.end
         ]
         file.given_up = deque(kept, maxlen=_GIVEN_UP)
+        back = before - sum(part.end - part.start for part in kept)
+        file.waste = max(0, file.waste - back)
+        return back

@@ -34,9 +34,6 @@ _THREADS = 16
 
 _DEFAULT_CHUNK = 128 << 10
 
-# This one is for experiments: it reads ahead also where it does not pay.
-_ALWAYS = "always"
-
 
 class Device:
     """What one file system of the tree lies on.
@@ -196,14 +193,15 @@ class Reader:
         self, fd: int, key: Hashable, device: Device, offset: int, size: int, *, missed: bool, end: int | None = None
     ) -> None:
         """Read ahead of this read, if that is worth it; `end` is the file's."""
-        if self._prefetcher is None or self.nursery is None or not (device.pays or self._name == _ALWAYS):
+        prefetcher = self._prefetcher
+        if prefetcher is None or self.nursery is None or not (device.pays or not prefetcher.heuristic.frugal):
             return
         if end is None:
             end = os.fstat(fd).st_size
         length = min(size, end - offset)
         if length <= 0:
             return
-        ask = self._prefetcher.read(key, offset, length, end, missed=missed)
+        ask = prefetcher.read(key, offset, length, end, missed=missed)
         if ask is None:
             return
         try:

@@ -47,12 +47,6 @@ class Books:
             self.unread[key] |= blocks
         self.check()
 
-    def forget(self, key: str) -> None:
-        self.prefetcher.forget(key)
-        if key in self.known:
-            self.lose(key)
-        self.check()
-
     def lose(self, key: str) -> None:
         self.known.remove(key)
         self.unread[key].clear()
@@ -87,7 +81,7 @@ tight = st.builds(
 )
 steps = st.tuples(
     st.sampled_from("aaabbc"),
-    st.sampled_from(["on", "near", "back to", "far", "forget"]),
+    st.sampled_from(["on", "near", "back to", "far"]),
     st.integers(0, 1000),
     st.integers(1, 8),  # reads one after the other
     st.integers(1, 4),  # blocks of each
@@ -102,9 +96,6 @@ def test_whatever_is_read(
     books = Books(heuristic, limits)
     ends: defaultdict[str, list[int]] = defaultdict(lambda: [0])
     for key, kind, value, times, length, missed in stream:
-        if kind == "forget":
-            books.forget(key)
-            continue
         at = {
             "on": ends[key][-1],
             "near": ends[key][-1] + value % 33 - 16,
@@ -118,9 +109,6 @@ def test_whatever_is_read(
                 books.read(key, at, end, size, missed)
                 at = end
         ends[key].append(at)
-    for key in "abc":
-        books.forget(key)
-    assert books.prefetcher.ahead == 0
 
 
 @given(names, st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(1, 1 << 18), st.integers(0, 1 << 21))))

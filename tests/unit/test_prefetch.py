@@ -194,11 +194,11 @@ def test_streams_that_take_turns_do_not_crowd_out_what_is_remembered_of_others()
 
 def test_forwards_again_after_backwards() -> None:
     prefetcher = made()
-    walk(prefetcher, range(102))
-    assert prefetcher.seq_counts("file") == [102]
-    walk(prefetcher, range(101, -1, -1), missed=False)
-    assert prefetcher.seq_counts("file") == [102]
-    assert walk(prefetcher, [1, 2]) == [(3, 102), None]  # what follows is remembered
+    walk(prefetcher, range(30))
+    assert prefetcher.seq_counts("file") == [30]
+    walk(prefetcher, range(29, -1, -1), missed=False)
+    assert prefetcher.seq_counts("file") == [30]
+    assert walk(prefetcher, [1, 2]) == [(3, 30), None]  # what follows is remembered
 
 
 # -- limits ---------------------------------------------------------------------------------------------
@@ -216,9 +216,29 @@ def test_the_budget_of_all_files() -> None:
     walk(prefetcher, range(2), "a")
     assert prefetcher.ahead == BLOCK
     assert walk(prefetcher, range(3), "b") == [None] * 3
-    prefetcher.forget("a")
-    assert prefetcher.ahead == 0
-    assert walk(prefetcher, [3], "b") == [(4, 5)]
+
+
+def test_who_left_a_file_alone_keeps_nobody_from_reading_ahead() -> None:
+    prefetcher = made(limits=Limits(total=BLOCK))
+    walk(prefetcher, range(2), "a")
+    asks = walk(prefetcher, range(200), "b")
+    assert asks[50] is None
+    assert asks[199] == (200, 201)
+    assert prefetcher.ahead == BLOCK  # of b
+    assert walk(prefetcher, [2], "a") == [None]  # it was asked for: and now it is wanted after all
+
+
+@pytest.mark.parametrize("name", ["cursors", "slowdown"])
+def test_what_was_not_worth_it_is_not_gone_on_with(name: str) -> None:
+    prefetcher = made(name)
+    spoilt = 0
+    for number in range(2000):
+        first = number * 100  # three in a row, and then somewhere else
+        for ask in walk(prefetcher, range(first, first + 3)):
+            spoilt += ask is not None
+    assert spoilt < 200
+    tail = walk(prefetcher, range(500_000, 502_000))
+    assert tail[-1] is not None or tail[-2] is not None or prefetcher.ahead > 0  # it has earned it again
 
 
 def test_the_file_read_least_recently_is_ejected_and_begins_anew() -> None:
@@ -246,12 +266,3 @@ def test_the_cursor_used_least_recently_is_recycled() -> None:
     assert prefetcher.seq_counts("a") == []
     assert prefetcher.ahead == 2 * BLOCK  # of b's two: a's was given up
     assert walk(prefetcher, [1, 2, 3], "a") == [None, None, (5, 6)]  # 3 and 4 had been asked for
-
-
-def test_files_that_are_gone() -> None:
-    prefetcher = made()
-    walk(prefetcher, range(5), "a")
-    prefetcher.forget("a")
-    prefetcher.forget("a")
-    assert prefetcher.ahead == 0
-    assert prefetcher.seq_counts("a") == []
