@@ -10,7 +10,7 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import Hashable
-from statistics import median
+from statistics import fmean
 from typing import Any, TextIO
 
 import trio
@@ -22,11 +22,12 @@ from .prefetch import HEURISTICS, Ask, Limits, Prefetcher
 log = logging.getLogger(__name__)
 
 PAYS_SECONDS = 0.001
-"""Reading ahead pays where what is not in memory takes at least so long, in the median of the last misses. The kernel's
-own read-ahead hides less, and a thread and a copy would cost as much."""
+"""Reading ahead pays where what is not in memory takes at least so long, in the mean of the last misses. Below, the
+kernel's own read-ahead hides it, and a thread would cost as much."""
 
-# So many misses tell how long they take; none is believed before there were so many.
-_MISSES = 31
+# So many misses tell how long they take; none is believed before there were so many. (Not their median: storage that
+# is throttled answers most at once, and then none for a while.)
+_MISSES = 64
 _FEWEST = 4
 
 # So many threads at most do nothing but read ahead.
@@ -56,8 +57,8 @@ class Device:
 
     @property
     def wait(self) -> float | None:
-        """The median of the last misses, in seconds; None as long as there were too few."""
-        return median(self._waits) if len(self._waits) >= _FEWEST else None
+        """The mean of the last misses, in seconds; None as long as there were too few."""
+        return fmean(self._waits) if len(self._waits) >= _FEWEST else None
 
     @property
     def pays(self) -> bool:
