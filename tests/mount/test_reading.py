@@ -68,7 +68,8 @@ def test_strides_are_read_ahead_by_cursors_alone(disk: SlowDisk, mount: MakeMoun
         waits[words] = now["misses"]
         assert now["heuristic"] == words.partition("=")[2].partition(",")[0]
         if "cursors" in words:
-            assert 0.5 * SIZE < now["asked"] <= SIZE
+            # A stream that gets to where the next one began asks for what is in memory already.
+            assert 0.5 * SIZE < now["asked"] <= 1.25 * SIZE
             assert "ms" in now["devices"][0]
             assert "too fast" not in now["devices"][0]
         elif words == "prefetch=off":
