@@ -163,7 +163,7 @@ def _offline(stream: "list[Read]", names: tuple[str, ...], limits: Limits, *, as
         told = {name: asdict(outcome) | {"wasted": outcome.wasted} for name, outcome in outcomes.items()}
         click.echo(json.dumps({"limits": asdict(limits), "heuristics": told}, indent=2))
         return
-    columns = ("heuristic", "requests", "misses", "asked, KiB", "used", "wasted", "peak ahead", "mean seqCount")
+    columns = ("heuristic", "requests", "misses", "asks", "asked, KiB", "used", "wasted", "peak ahead", "mean seqCount")
     table = Table(*columns[:1])
     for column in columns[1:]:
         table.add_column(column, justify="right")
@@ -173,6 +173,7 @@ def _offline(stream: "list[Read]", names: tuple[str, ...], limits: Limits, *, as
             name,
             f"{outcome.requests:,}",
             f"{outcome.misses:,}",
+            f"{outcome.asks:,}",
             *(f"{amount / 1024:,.0f}" for amount in sizes),
             f"{outcome.seq_count:.1f}",
         )
@@ -220,12 +221,12 @@ def _live(
 @click.option(
     "--figure", "figures", type=click.Choice(["table1", "6", "7", "8", "device"]), multiple=True, help="Only these."
 )
-@click.option("--runs", type=click.IntRange(1), help="Of everything; 10, but 3 of Figures 6 and 7, if not given.")
+@click.option("--runs", type=click.IntRange(1), help="Of everything; 10, but 2 of Figures 6 and 7, if not given.")
 @click.option(
     "--size",
     type=_size,
     metavar="SIZE",
-    help="Of the files that are read at once; 64M if not given. The paper's: 256M.",
+    help="Of the files that are read at once. The paper's: 256M.",
 )
 @click.option("--block", type=_size, metavar="SIZE", default="8K", show_default=True, help="Bytes of each read.")
 @click.option("--outstanding", type=click.IntRange(1, 64), default=1, show_default=True, help="Of Figures 6 and 7.")
@@ -285,9 +286,9 @@ def figures(
         if runs is not None:
             scale = replace(scale, runs=runs, reader_runs=runs)
         if size is not None:
-            scale = replace(scale, size=size)
-        if scale.size < 32 * scale.block:
-            fail(f"--size {scale.size}: not a block of {scale.block} for each of 32 readers", 2)
+            scale = replace(scale, size=size, reader_size=size)
+        if size is not None and size < 32 * block:
+            fail(f"--size {size}: not a block of {block} for each of 32 readers", 2)
         told = about(chosen, scale)
         for reduction in scale.reductions(chosen):
             click.echo(f"cloakfs: prefetch: reduced: {reduction}", err=True)

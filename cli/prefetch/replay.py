@@ -19,6 +19,7 @@ class Outcome:
     Attributes:
         requests: how many reads there were.
         misses: how many of them had to wait for the disk.
+        asks: how often something was read ahead: few large pieces cost less than many small ones.
         asked: bytes read ahead.
         used: how many of these were read afterwards.
         peak: the most that was ahead at any time, in bytes.
@@ -27,6 +28,7 @@ class Outcome:
 
     requests: int
     misses: int
+    asks: int
     asked: int
     used: int
     peak: int
@@ -50,7 +52,7 @@ def replay(stream: Sequence[Read], heuristic: Heuristic, limits: Limits) -> Outc
     size = sizes(stream)
     cached: dict[str, set[int]] = {file: set() for file in size}
     ahead: dict[str, set[int]] = {file: set() for file in size}
-    misses = asked = used = peak = 0
+    misses = asks = asked = used = peak = 0
     counts = []
     for read in stream:
         pages = set(_pages(read.offset, read.offset + read.length))
@@ -63,12 +65,13 @@ def replay(stream: Sequence[Read], heuristic: Heuristic, limits: Limits) -> Outc
         ask = prefetcher.read(read.file, read.offset, read.length, size[read.file], missed=missed)
         if ask is not None:
             fetched = set(_pages(ask.start, ask.end)) - known
+            asks += 1
             asked += len(fetched)
             known |= fetched
             unread |= fetched
         peak = max(peak, prefetcher.ahead)
         counts.append(fmean(prefetcher.seq_counts(read.file)))
-    return Outcome(len(stream), misses, asked * PAGE, used * PAGE, peak, fmean(counts))
+    return Outcome(len(stream), misses, asks, asked * PAGE, used * PAGE, peak, fmean(counts))
 
 
 def _pages(start: int, end: int) -> range:

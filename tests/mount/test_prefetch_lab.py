@@ -213,7 +213,7 @@ def test_figures(place: Path) -> None:
     process = start(place, "--json", str(out), *picture)
     shown, said = process.communicate(timeout=120)
     assert process.returncode == 0, said
-    assert "cloakfs: prefetch: reduced: 4 MiB of files instead of 256 MiB\n" in said
+    assert "cloakfs: prefetch: reduced: stride: 4 MiB instead of 256 MiB\n" in said
     told = json.loads(out.read_text())
     assert told["failed"] == []
     assert told["about"]["slow disk"].startswith("ext4 on loop")

@@ -188,10 +188,10 @@ def test_targets_go_by_the_worst() -> None:
 
 
 def test_what_is_less_than_in_the_paper_is_told() -> None:
-    assert Scale(size=256 * M, reader_runs=10).reductions(["table1", "7"]) == []
+    assert Scale(size=256 * M, reader_size=256 * M, reader_runs=10).reductions(["table1", "7"]) == []
     assert QUICK_SCALE.reductions(["table1"]) == [
-        "4 MiB of files instead of 256 MiB",
-        "stride: 1 runs instead of 10",
+        "stride: 4 MiB instead of 256 MiB",
+        "stride: 1 run instead of 10",
     ]
 
 
