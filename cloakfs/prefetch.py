@@ -133,20 +133,21 @@ class Cursor:
 
     Attributes:
         used: when it was read last, by the count of all reads.
+        waits_since: when something was asked for last, by the same count.
         expected: where the next read should begin: where the last one ended.
         furthest: the end of the furthest read of this stream.
         asked: up to here everything ahead was asked for; not before `furthest`.
         cold: what is read here has to be waited for.
     """
 
-    __slots__ = ("asked", "cold", "expected", "file", "furthest", "seq_count", "used")
+    __slots__ = ("asked", "cold", "expected", "file", "furthest", "seq_count", "used", "waits_since")
 
     def __init__(self, file: "_File", seq_count: int, end: int) -> None:
         self.file = file
         self.seq_count = seq_count
         self.expected = self.furthest = self.asked = end
         self.cold = False
-        self.used = 0
+        self.used = self.waits_since = 0
 
 
 class _File:
@@ -209,7 +210,9 @@ class Prefetcher:
             self._move(cursor, offset, end, missed)
         cursor.used = self._reads
         if file.given_up:
-            self._pay(file, self._take_back(file, offset, end))
+            self._pay(file, self._take_back(file, cursor, offset, end, missed=missed))
+        if len(file.cursors) > 1:
+            self._take_over(file, cursor, offset, end, missed=missed)
         return self._ask(cursor, length, size) if cursor.cold and cursor.seq_count >= LEAST else None
 
     def seq_counts(self, key: Hashable) -> list[int]:
@@ -256,6 +259,11 @@ class Prefetcher:
         return cursor
 
     def _move(self, cursor: Cursor, offset: int, end: int, missed: bool) -> None:
+        awaited = cursor.furthest <= offset and end <= cursor.asked
+        if missed and awaited and cursor.waits_since + self._turns() < self._reads:
+            # It does not come any more, or is gone again.
+            self._spend(cursor.file, cursor.asked - cursor.furthest)
+            cursor.asked = cursor.furthest
         distance = offset - cursor.expected
         cursor.seq_count = self.heuristic.count(cursor.seq_count, distance)
         # Step by step, backwards, a reader gets as far away as by a jump.
@@ -286,25 +294,44 @@ class Prefetcher:
             return None  # large pieces cost less
         if self.heuristic.frugal and file.ahead + 2 * file.waste > _TRIAL + file.worth:
             return None
-        if limits.total - self.ahead < window:
+        if self._room(file) < window:
             self._give_up_idle()
-        room = min(limits.file - file.ahead, limits.total - self.ahead)
+        room = self._room(file)
         ask = self._unasked(cursor, start, min(cursor.furthest + window, start + room, size))
         if ask is None:
             return None
-        self._spend(file, cursor.asked - ask.end)
-        cursor.asked = ask.end
+        self._extend(cursor, ask.end)
+        cursor.waits_since = self._reads
         return ask
 
+    def _room(self, file: _File) -> int:
+        """How many bytes more may be ahead."""
+        return min(self.limits.file - file.ahead, self.limits.total - self.ahead)
+
+    def _take_over(self, file: _File, cursor: Cursor, offset: int, end: int, *, missed: bool) -> None:
+        """A stream gets to what was asked for another one: it is for this one now, if it is in memory (still)."""
+        at = bisect_left(file.cursors, cursor.expected, key=_expected)
+        other = file.cursors[max(at - 1, 0)]
+        if other is cursor or not other.furthest <= offset < other.asked or end < cursor.furthest:
+            return
+        self._spend(file, other.asked - offset)
+        other.asked, asked = offset, other.asked
+        if not missed or end > asked:
+            self._extend(cursor, asked)
+
+    def _extend(self, cursor: Cursor, end: int) -> None:
+        """What this stream will read is asked for, up to there."""
+        if end > cursor.asked:
+            self._spend(cursor.file, cursor.asked - end)
+            cursor.asked = end
+
     def _unasked(self, cursor: Cursor, start: int, end: int) -> Ask | None:
-        """The first part of it that nobody has asked for yet."""
+        """The part of it before the first byte that somebody has asked for already."""
         file = cursor.file
         asked = [(other.furthest, other.asked) for other in file.cursors if other is not cursor]
-        for low, high in sorted([*asked, *file.given_up]):
-            if low <= start < high:
-                start = high
-            elif start < low < high:
-                end = min(end, low)
+        for low, high in [*asked, *file.given_up]:
+            if low < end and start < high:
+                end = low
         return Ask(start, end) if start < end else None
 
     def _spend(self, file: _File, amount: int) -> None:
@@ -316,36 +343,46 @@ class Prefetcher:
         """So many bytes were read that had been asked for."""
         file.worth = min(file.worth + amount, self.limits.file)
 
+    def _turns(self) -> int:
+        """After so many reads, every stream that goes on has had its turn several times."""
+        return 8 * len(self._pool) + 64
+
     def _give_up_idle(self) -> None:
         """Who has left a file alone must not keep others from reading ahead."""
-        turns = 8 * len(self._pool) + 64
-        for cursor in takewhile(lambda cursor: cursor.used + turns <= self._reads, self._pool):
+        before = self._reads - self._turns()
+        for cursor in takewhile(lambda cursor: cursor.used < before, self._pool):
             self._give_up(cursor, cursor.asked)
 
     def _give_up(self, cursor: Cursor, end: int) -> None:
         """Up to there, nobody is expected to read what this stream has asked for."""
         if end > cursor.furthest:
             self._spend(cursor.file, end - cursor.furthest)
-            self._take_back(cursor.file, cursor.furthest, end)  # remembered once
             cursor.file.given_up.append(Ask(cursor.furthest, end))
             cursor.file.waste += end - cursor.furthest
             cursor.furthest = end
 
-    @staticmethod
-    def _take_back(file: _File, start: int, end: int) -> int:
-        """Of what was given up, this is read after all: wanted once more, it has to be asked for again.
+    def _take_back(self, file: _File, cursor: Cursor, start: int, end: int, *, missed: bool) -> int:
+        """Of what was given up, this is read after all: the stream that does so takes over, unless it is gone again.
 
         Returns:
             how many bytes of it had been given up.
         """
-        before = sum(old.end - old.start for old in file.given_up)
-        kept = [
-            part
-            for old in file.given_up
-            for part in (Ask(old.start, min(old.end, start)), Ask(max(old.start, end), old.end))
-            if part.start < part.end
-        ]
+        kept = []
+        back = 0
+        for old in file.given_up:
+            read = min(old.end, end) - max(old.start, start)
+            if read <= 0:
+                kept.append(old)
+                continue
+            back += read
+            if missed and read == end - start:
+                continue  # nothing else could have been missed: it is gone
+            if old.start < start:
+                kept.append(Ask(old.start, start))
+            if old.end > end and cursor.furthest == end:
+                self._extend(cursor, old.end)
+            elif old.end > end:
+                kept.append(Ask(end, old.end))
         file.given_up = deque(kept, maxlen=_GIVEN_UP)
-        back = before - sum(part.end - part.start for part in kept)
         file.waste = max(0, file.waste - back)
         return back

@@ -30,8 +30,16 @@ class Books:
         self.limits = limits
         self.unread: defaultdict[str, set[int]] = defaultdict(set)
         self.known: list[str] = []  # the one read last is the last
+        self.memory: defaultdict[str, set[int]] = defaultdict(set)
 
-    def read(self, key: str, first: int, end: int, size: int, missed: bool) -> None:
+    def evict(self) -> None:
+        """Nothing is in memory any more, so that it may be asked for again."""
+        self.memory.clear()
+        self.unread.clear()
+
+    def read(self, key: str, first: int, end: int, size: int) -> None:
+        missed = not self.memory[key].issuperset(range(first, end))
+        self.memory[key] |= {*range(first, end)}
         ask = self.prefetcher.read(key, first * BLOCK, (end - first) * BLOCK, size * BLOCK, missed=missed)
         self.known = [*(other for other in self.known if other != key), key]
         for ejected in self.known[: -self.limits.files]:
@@ -45,6 +53,7 @@ class Books:
             blocks = {*range(ask.start // BLOCK, ask.end // BLOCK)}
             assert not blocks & self.unread[key], "asked for before"
             self.unread[key] |= blocks
+            self.memory[key] |= blocks
         self.check()
 
     def lose(self, key: str) -> None:
@@ -95,7 +104,9 @@ def test_whatever_is_read(
 ) -> None:
     books = Books(heuristic, limits)
     ends: defaultdict[str, list[int]] = defaultdict(lambda: [0])
-    for key, kind, value, times, length, missed in stream:
+    for key, kind, value, times, length, evicted in stream:
+        if evicted:
+            books.evict()
         at = {
             "on": ends[key][-1],
             "near": ends[key][-1] + value % 33 - 16,
@@ -106,7 +117,7 @@ def test_whatever_is_read(
         for _ in range(times):
             end = min(at + length, size)
             if at < end and books.remembers_all():
-                books.read(key, at, end, size, missed)
+                books.read(key, at, end, size)
                 at = end
         ends[key].append(at)
 
@@ -196,8 +207,13 @@ class Reader:
             self.offsets += piece
 
 
-def ask_of(prefetcher: Prefetcher, reader: Reader, offset: int) -> Ask | None:
-    return prefetcher.read("file", offset, reader.length, 1 << 40)
+def ask_of(prefetcher: Prefetcher, reader: Reader, offset: int, memory: set[int]) -> Ask | None:
+    """A read; in memory is what was asked for."""
+    missed = not memory.issuperset(range(offset // BLOCK, (offset + reader.length) // BLOCK))
+    ask = prefetcher.read("file", offset, reader.length, 1 << 40, missed=missed)
+    if ask is not None:
+        memory |= {*range(ask.start // BLOCK, ask.end // BLOCK)}
+    return ask
 
 
 @st.composite
@@ -221,6 +237,8 @@ def test_each_of_many_readers_is_treated_as_if_it_were_alone(case: tuple[list[Re
     limits = Limits(window=MIB)
     together = Prefetcher(HEURISTICS["cursors"], limits)
     alone = [Prefetcher(HEURISTICS["cursors"], limits) for _ in readers]
+    memory: set[int] = set()
+    memories: list[set[int]] = [set() for _ in readers]
     asked: list[Ask] = []
     todo = [iter(reader.offsets) for reader in readers]
     met: set[int] = set()
@@ -228,9 +246,9 @@ def test_each_of_many_readers_is_treated_as_if_it_were_alone(case: tuple[list[Re
         reader, offset = readers[which], next(todo[which])
         met.add(which)
         before = alone[which].seq_counts("file")
-        ask = ask_of(alone[which], reader, offset)
+        ask = ask_of(alone[which], reader, offset, memories[which])
         assert alone[which].seq_counts("file") >= before  # its score never falls
-        assert ask_of(together, reader, offset) == ask
+        assert ask_of(together, reader, offset, memory) == ask
         in_order = sorted(met, key=lambda one: readers[one].offsets[0])
         assert together.seq_counts("file") == [count for one in in_order for count in alone[one].seq_counts("file")]
         asked += [ask] if ask is not None else []
@@ -246,8 +264,8 @@ def test_disorder_costs_no_score(case: tuple[list[Reader], list[int]], heuristic
     score = 0
     expected = reader.offsets[0]
     for offset in reader.offsets:
-        ask_of(tolerant, reader, offset)
-        ask_of(strict, reader, offset)
+        ask_of(tolerant, reader, offset, set())
+        ask_of(strict, reader, offset, set())
         score += offset == expected
         assert tolerant.seq_counts("file") == [score]
         if offset != expected:
@@ -264,7 +282,8 @@ def test_readers_that_come_to_where_others_were(case: tuple[list[Reader], list[i
     for which in turns:
         block = next(todo[which]) // BLOCK
         block = block % (SPACING // BLOCK) + block // (SPACING // BLOCK) * 40
-        books.read("file", block, block + readers[which].length // BLOCK, 4000, missed=True)
+        end = block + readers[which].length // BLOCK
+        books.read("file", block, end, 4000)
         assert books.remembers_all()
 
 

@@ -10,16 +10,37 @@ BLOCK = 32 << 10
 HUGE = 1 << 40
 
 
-def made(heuristic: str = "cursors", limits: Limits | None = None) -> Prefetcher:
-    return Prefetcher(HEURISTICS[heuristic], limits)
+class Remembering(Prefetcher):
+    """With a memory in which everything stays that was asked for."""
+
+    def __init__(self, heuristic: str, limits: Limits | None) -> None:
+        super().__init__(HEURISTICS[heuristic], limits)
+        self.memory: set[tuple[Hashable, int]] = set()
+
+
+def made(heuristic: str = "cursors", limits: Limits | None = None) -> Remembering:
+    return Remembering(heuristic, limits)
 
 
 def walk(
-    prefetcher: Prefetcher, blocks: Iterable[int], key: Hashable = "file", size: int = HUGE, *, missed: bool = True
+    prefetcher: Remembering,
+    blocks: Iterable[int],
+    key: Hashable = "file",
+    size: int = HUGE,
+    *,
+    missed: bool | None = None,
 ) -> list[tuple[int, int] | None]:
-    """Read these blocks; what was asked for after each, in blocks."""
-    asks = [prefetcher.read(key, block * BLOCK, BLOCK, size, missed=missed) for block in blocks]
-    return [None if ask is None else (ask.start // BLOCK, ask.end // BLOCK) for ask in asks]
+    """Read these blocks; what was asked for after each, in blocks. They are missed unless they were asked for."""
+    asks = []
+    for block in blocks:
+        waited = (key, block) not in prefetcher.memory if missed is None else missed
+        ask = prefetcher.read(key, block * BLOCK, BLOCK, size, missed=waited)
+        if ask is None:
+            asks.append(None)
+        else:
+            asks.append((ask.start // BLOCK, ask.end // BLOCK))
+            prefetcher.memory |= {(key, number) for number in range(ask.start // BLOCK, ask.end // BLOCK)}
+    return asks
 
 
 def scores(heuristic: str, offsets: Iterable[int], length: int = BLOCK) -> list[int]:
@@ -164,17 +185,34 @@ def test_a_jump_to_what_is_in_memory_asks_for_nothing(there: int) -> None:
 def test_what_another_stream_has_asked_for_is_left_out() -> None:
     prefetcher = made()
     assert walk(prefetcher, [20, 21, 22]) == [None, (22, 23), (23, 25)]
-    asks = walk(prefetcher, range(9, 19))
-    assert asks[-4:] == [(18, 22), None, (22, 23), (25, 28)]
+    asks = walk(prefetcher, range(9, 26))
+    assert asks[6:10] == [(18, 22), None, (22, 23), None]
+    assert asks[-2:] == [None, (26, 42)]  # it has taken over the rest, and goes on from there
+    assert prefetcher.ahead == 16 * BLOCK
+
+
+def test_what_another_stream_has_asked_for_may_be_gone() -> None:
+    prefetcher = made()
+    assert walk(prefetcher, [20, 21, 22]) == [None, (22, 23), (23, 25)]
+    walk(prefetcher, range(9, 23))
+    assert walk(prefetcher, [23], missed=True) == [(24, 38)]
+
+
+def test_what_has_been_waited_for_too_long_may_be_gone() -> None:
+    prefetcher = made()
+    walk(prefetcher, range(100))
+    assert walk(prefetcher, [100], missed=True) == [None]  # it is on its way
+    walk(prefetcher, [0] * 1000, "another", missed=False)
+    assert walk(prefetcher, [101], missed=True) == [(102, 203)]
 
 
 def test_what_was_given_up_is_left_out_until_it_is_read() -> None:
     prefetcher = made("always", Limits(window=4 * BLOCK))
     assert walk(prefetcher, [0, 500]) == [(1, 5), (501, 505)]
     assert walk(prefetcher, [0]) == [None]
-    assert walk(prefetcher, [500, 2]) == [None, (5, 7)]  # 2 was read
-    assert walk(prefetcher, [500, 1]) == [None, (2, 3)]
-    assert prefetcher.ahead == BLOCK
+    assert walk(prefetcher, [500, 2]) == [None, None]
+    assert prefetcher.ahead == 2 * BLOCK  # 3 and 4 are expected again
+    assert walk(prefetcher, [500, 1], missed=True) == [None, (2, 3)]  # 2 was read
 
 
 def test_what_a_stream_leaves_out_is_not_asked_for_by_the_next() -> None:
@@ -182,7 +220,7 @@ def test_what_a_stream_leaves_out_is_not_asked_for_by_the_next() -> None:
     assert walk(prefetcher, [0, 1, 2]) == [None, (2, 3), (3, 5)]
     walk(prefetcher, [4, 6, 8], missed=False)  # 3 is left out
     assert prefetcher.ahead == 2 * BLOCK
-    assert walk(prefetcher, [0, 1, 2]) == [None, (2, 3), (4, 5)]
+    assert walk(prefetcher, [0, 1, 2]) == [None, (2, 3), None]
 
 
 def test_streams_that_take_turns_do_not_crowd_out_what_is_remembered_of_others() -> None:
@@ -265,4 +303,4 @@ def test_the_cursor_used_least_recently_is_recycled() -> None:
     assert walk(prefetcher, [1000, 1001], "b") == [None, (1002, 1003)]  # instead of a's, though of another file
     assert prefetcher.seq_counts("a") == []
     assert prefetcher.ahead == 2 * BLOCK  # of b's two: a's was given up
-    assert walk(prefetcher, [1, 2, 3], "a") == [None, None, (5, 6)]  # 3 and 4 had been asked for
+    assert walk(prefetcher, range(1, 8), "a") == [None] * 4 + [(6, 10), None, (10, 14)]  # 3 to 5 had been asked for
