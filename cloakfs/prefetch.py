@@ -28,6 +28,9 @@ _TRIAL = 1 << 20
 # For each so many bytes read, one that was read ahead for nothing is forgiven.
 _FORGIVING = 64
 
+# What is on its way is waited for once, or by some reads at the same time. So many one after the other: it is gone.
+_PATIENCE = 4
+
 # Ranges that were asked for, and that their reader has left alone: so many are remembered of a file.
 _GIVEN_UP = 32
 
@@ -133,21 +136,21 @@ class Cursor:
 
     Attributes:
         used: when it was read last, by the count of all reads.
-        waits_since: when something was asked for last, by the same count.
+        waits: so many reads in a row had to wait for what was asked for.
         expected: where the next read should begin: where the last one ended.
         furthest: the end of the furthest read of this stream.
         asked: up to here everything ahead was asked for; not before `furthest`.
         cold: what is read here has to be waited for.
     """
 
-    __slots__ = ("asked", "cold", "expected", "file", "furthest", "seq_count", "used", "waits_since")
+    __slots__ = ("asked", "cold", "expected", "file", "furthest", "seq_count", "used", "waits")
 
     def __init__(self, file: "_File", seq_count: int, end: int) -> None:
         self.file = file
         self.seq_count = seq_count
         self.expected = self.furthest = self.asked = end
         self.cold = False
-        self.used = self.waits_since = 0
+        self.used = self.waits = 0
 
 
 class _File:
@@ -259,9 +262,8 @@ class Prefetcher:
         return cursor
 
     def _move(self, cursor: Cursor, offset: int, end: int, missed: bool) -> None:
-        awaited = cursor.furthest <= offset and end <= cursor.asked
-        if missed and awaited and cursor.waits_since + self._turns() < self._reads:
-            # It does not come any more, or is gone again.
+        cursor.waits = cursor.waits + 1 if missed and cursor.furthest <= offset and end <= cursor.asked else 0
+        if cursor.waits == _PATIENCE:
             self._spend(cursor.file, cursor.asked - cursor.furthest)
             cursor.asked = cursor.furthest
         distance = offset - cursor.expected
@@ -301,7 +303,6 @@ class Prefetcher:
         if ask is None:
             return None
         self._extend(cursor, ask.end)
-        cursor.waits_since = self._reads
         return ask
 
     def _room(self, file: _File) -> int:
