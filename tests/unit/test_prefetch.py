@@ -31,7 +31,7 @@ def walk(
     missed: bool | None = None,
 ) -> list[tuple[int, int] | None]:
     """Read these blocks; what was asked for after each, in blocks. They are missed unless they were asked for."""
-    asks = []
+    asks: list[tuple[int, int] | None] = []
     for block in blocks:
         waited = (key, block) not in prefetcher.memory if missed is None else missed
         ask = prefetcher.read(key, block * BLOCK, BLOCK, size, missed=waited)
