@@ -85,7 +85,8 @@ def _readers(run: Run, strip: Any, by_percent: dict[int, list[int]]) -> None:
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("MB/s")
-    axes[-1].legend(fontsize="small")
+    handles, labels = axes[-1].get_legend_handles_labels()
+    strip.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize="small")
     strip.suptitle("Figures 6 and 7: sequential readers of different files, on the slow disk")
 
 
