@@ -21,9 +21,15 @@ MOST = 127
 LEAST = 2
 """Below this seqCount nothing is read ahead."""
 
-# What is ahead of a file's readers, and what was read ahead for nothing (which counts twice), may be this much more
-# than what was worth it: random reads look sequential by accident, and should cost next to nothing.
+# What is ahead of streams that have not proven to be any, and what was read ahead for nothing (which counts twice), may
+# be so many bytes more than what was worth it: by accident random reads look sequential, and should cost next to
+# nothing.
 _TRIAL = 1 << 20
+
+_PAGE = 4096
+
+# Ahead of a stream that has not proven to be one.
+_TRIAL_WINDOW = 128 << 10
 
 # For each so many bytes read, one that was read ahead for nothing is forgiven.
 _FORGIVING = 64
@@ -47,14 +53,14 @@ class Limits:
     """How much may be read ahead, and how much is remembered.
 
     Attributes:
-        window: bytes ahead of one cursor.
+        window: bytes ahead of one cursor, at most.
         file: bytes asked for and not read yet, of one file.
         total: the same of all files.
         files: so many are remembered; the least recently read is forgotten first, when there are more.
         cursors: the same for cursors, which all files share.
     """
 
-    window: int = 4 << 20
+    window: int = 2 << 20
     file: int = 16 << 20
     total: int = 128 << 20
     files: int = 4096
@@ -136,6 +142,7 @@ class Cursor:
 
     Attributes:
         used: when it was read last, by the count of all reads.
+        proof: bytes that were asked for and then read: as long as there are none, asking is a trial.
         waits: so many reads in a row had to wait for what was asked for.
         expected: where the next read should begin: where the last one ended.
         furthest: the end of the furthest read of this stream.
@@ -143,24 +150,25 @@ class Cursor:
         cold: what is read here has to be waited for.
     """
 
-    __slots__ = ("asked", "cold", "expected", "file", "furthest", "seq_count", "used", "waits")
+    __slots__ = ("asked", "cold", "expected", "file", "furthest", "proof", "seq_count", "used", "waits")
 
     def __init__(self, file: "_File", seq_count: int, end: int) -> None:
         self.file = file
         self.seq_count = seq_count
         self.expected = self.furthest = self.asked = end
         self.cold = False
-        self.used = self.waits = 0
+        self.used = self.waits = self.proof = 0
 
 
 class _File:
     """An active file: its cursors in the order of their expected offsets."""
 
-    __slots__ = ("ahead", "cursors", "given_up", "waste", "worth")
+    __slots__ = ("ahead", "cursors", "given_up", "trial", "waste", "worth")
 
     def __init__(self) -> None:
         self.cursors: list[Cursor] = []
         self.ahead = 0  # bytes asked for and not read yet
+        self.trial = 0  # those of streams that have not proven to be any
         self.worth = 0  # bytes asked for that were read then, as far as they count
         self.waste = 0  # those that nobody is expected to read any more
         self.given_up: deque[Ask] = deque(maxlen=_GIVEN_UP)
@@ -264,7 +272,7 @@ class Prefetcher:
     def _move(self, cursor: Cursor, offset: int, end: int, missed: bool) -> None:
         cursor.waits = cursor.waits + 1 if missed and cursor.furthest <= offset and end <= cursor.asked else 0
         if cursor.waits == _PATIENCE:
-            self._spend(cursor.file, cursor.asked - cursor.furthest)
+            self._spend(cursor, cursor.asked - cursor.furthest)
             cursor.asked = cursor.furthest
         distance = offset - cursor.expected
         cursor.seq_count = self.heuristic.count(cursor.seq_count, distance)
@@ -277,8 +285,11 @@ class Prefetcher:
         elif end > cursor.furthest:
             self._give_up(cursor, min(offset, cursor.asked))  # left out; it may come yet
             read = min(end, cursor.asked) - cursor.furthest
-            self._spend(cursor.file, read)
+            self._spend(cursor, read)
             self._pay(cursor.file, read)
+            if not cursor.proof and read:
+                cursor.file.trial -= cursor.asked - cursor.furthest - read
+            cursor.proof += read
             cursor.furthest = end
             cursor.asked = max(cursor.asked, end)
         cursor.expected = end
@@ -289,21 +300,47 @@ class Prefetcher:
     # -- reading ahead -----------------------------------------------------------------------------
 
     def _ask(self, cursor: Cursor, length: int, size: int) -> Ask | None:
-        file, limits = cursor.file, self.limits
-        window = min((cursor.seq_count - 1) * length, limits.window)
+        file = cursor.file
+        window = min(self._window(cursor, length), self._share(file))
         start = cursor.asked
         if start - cursor.furthest > window // 2:
             return None  # large pieces cost less
-        if self.heuristic.frugal and file.ahead + 2 * file.waste > _TRIAL + file.worth:
-            return None
-        if self._room(file) < window:
+        end = min(cursor.furthest + window, size)
+        if self._room(file) < end - start or not self._is_worth_it(file):
             self._give_up_idle()
         room = self._room(file)
-        ask = self._unasked(cursor, start, min(cursor.furthest + window, start + room, size))
-        if ask is None:
+        if 2 * room < end - start or not self._is_worth_it(file):
+            return None
+        ask = self._unasked(cursor, start, min(end, start + room))
+        if ask is None or (ask.end < min(end, start + room) and self._can_wait(cursor, ask)):
             return None
         self._extend(cursor, ask.end)
         return ask
+
+    def _window(self, cursor: Cursor, length: int) -> int:
+        """How much should be ahead of a stream: 2 MiB after 17 reads of 8 KiB in order, or after five of 128 KiB.
+
+        On trial it gets as much as the kernel reads ahead by itself: to a disk that seeks, less costs the same.
+        """
+        trial = 0 if cursor.proof else _TRIAL_WINDOW
+        return min(max((cursor.seq_count - 1) ** 2 * length, trial), self.limits.window)
+
+    @staticmethod
+    def _can_wait(cursor: Cursor, ask: Ask) -> bool:
+        """Is this a small gap before what another stream has asked for, and far away? It may grow, or be filled."""
+        return ask.end - ask.start < _TRIAL_WINDOW < ask.start - cursor.furthest
+
+    def _share(self, file: _File) -> int:
+        """What each stream may have ahead so that there is room for all that go on."""
+        before = self._reads - self._turns()
+        here = everywhere = 0
+        for cursor in takewhile(lambda cursor: cursor.used >= before, reversed(self._pool)):
+            here += cursor.file is file
+            everywhere += 1
+        return min(self.limits.file // here, self.limits.total // everywhere) // _PAGE * _PAGE
+
+    def _is_worth_it(self, file: _File) -> bool:
+        return not self.heuristic.frugal or file.trial + 2 * file.waste <= _TRIAL + file.worth
 
     def _room(self, file: _File) -> int:
         """How many bytes more may be ahead."""
@@ -315,7 +352,7 @@ class Prefetcher:
         other = file.cursors[max(at - 1, 0)]
         if other is cursor or not other.furthest <= offset < other.asked or end < cursor.furthest:
             return
-        self._spend(file, other.asked - offset)
+        self._spend(other, other.asked - offset)
         other.asked, asked = offset, other.asked
         if not missed or end > asked:
             self._extend(cursor, asked)
@@ -323,7 +360,7 @@ class Prefetcher:
     def _extend(self, cursor: Cursor, end: int) -> None:
         """What this stream will read is asked for, up to there."""
         if end > cursor.asked:
-            self._spend(cursor.file, cursor.asked - end)
+            self._spend(cursor, cursor.asked - end)
             cursor.asked = end
 
     def _unasked(self, cursor: Cursor, start: int, end: int) -> Ask | None:
@@ -335,10 +372,12 @@ class Prefetcher:
                 end = low
         return Ask(start, end) if start < end else None
 
-    def _spend(self, file: _File, amount: int) -> None:
-        """So many bytes less are ahead."""
-        file.ahead -= amount
+    def _spend(self, cursor: Cursor, amount: int) -> None:
+        """So many bytes less are ahead of this stream."""
+        cursor.file.ahead -= amount
         self.ahead -= amount
+        if not cursor.proof:
+            cursor.file.trial -= amount
 
     def _pay(self, file: _File, amount: int) -> None:
         """So many bytes were read that had been asked for."""
@@ -357,7 +396,7 @@ class Prefetcher:
     def _give_up(self, cursor: Cursor, end: int) -> None:
         """Up to there, nobody is expected to read what this stream has asked for."""
         if end > cursor.furthest:
-            self._spend(cursor.file, end - cursor.furthest)
+            self._spend(cursor, end - cursor.furthest)
             cursor.file.given_up.append(Ask(cursor.furthest, end))
             cursor.file.waste += end - cursor.furthest
             cursor.furthest = end

@@ -305,6 +305,32 @@ def figures(
     sys.exit(1 if run.failed and not show else 0)
 
 
+@prefetch.command()
+@click.option("--rounds", type=click.IntRange(1), default=10, show_default=True, help="Without and with some who wait.")
+@click.option("--seconds", type=click.FloatRange(0.1), default=2.0, show_default=True, help="How long each time.")
+@click.option("--json", "as_json", is_flag=True, help="Print it for a program to read.")
+def hung(rounds: int, seconds: float, *, as_json: bool) -> None:
+    """Measure 16 clients beside a file system that never answers.
+
+    It is mounted inside of the tree; four more clients wait for it. Needs root.
+
+    Exit status: 0 measured, 1 it cannot be done.
+    """
+    from ..bench.command import interruptible  # noqa: PLC0415
+    from .hung import measure  # noqa: PLC0415
+
+    if os.geteuid() != 0:
+        fail("only root can measure: it mounts", 1)
+    try:
+        with interruptible(), _progress(rounds + 1) as advance:
+            found = measure(rounds, seconds, advance)
+    except KeyboardInterrupt:
+        fail("prefetch: interrupted", 1)
+    except (RuntimeError, OSError) as exc:
+        fail(f"prefetch: {exc}", 1)
+    click.echo(json.dumps(found.as_json()) if as_json else found.told())
+
+
 def _measured(chosen: list[str], scale: "Scale") -> "Run":
     from .experiments import cases, length, measure  # noqa: PLC0415
     from .slowdisk import SlowDiskError  # noqa: PLC0415

@@ -4,18 +4,31 @@ from collections.abc import Hashable, Iterable
 
 import pytest
 
-from cloakfs.prefetch import HEURISTICS, LEAST, MOST, NEAR_BYTES, Ask, Limits, Prefetcher
+from cloakfs.prefetch import HEURISTICS, LEAST, MOST, NEAR_BYTES, Ask, Cursor, Limits, Prefetcher
 
 BLOCK = 32 << 10
 HUGE = 1 << 40
 
 
 class Remembering(Prefetcher):
-    """With a memory in which everything stays that was asked for."""
+    """With a memory in which everything stays that was asked for, and windows that are easy to tell by heart."""
 
     def __init__(self, heuristic: str, limits: Limits | None) -> None:
         super().__init__(HEURISTICS[heuristic], limits)
         self.memory: set[tuple[Hashable, int]] = set()
+
+    def _window(self, cursor: Cursor, length: int) -> int:
+        return min((cursor.seq_count - 1) * length, self.limits.window)
+
+    def _share(self, file: object) -> int:
+        return self.limits.file
+
+
+class Real(Remembering):
+    """With the real windows."""
+
+    _window = Prefetcher._window
+    _share = Prefetcher._share  # type: ignore[assignment]
 
 
 def made(heuristic: str = "cursors", limits: Limits | None = None) -> Remembering:
@@ -203,7 +216,7 @@ def test_what_has_been_waited_for_too_long_is_gone() -> None:
     walk(prefetcher, range(100))
     assert walk(prefetcher, range(100, 103), missed=True) == [None] * 3  # it is on its way
     assert walk(prefetcher, [103], missed=False) == [None]
-    assert walk(prefetcher, range(104, 108), missed=True) == [None] * 3 + [(108, 215)]
+    assert walk(prefetcher, range(104, 108), missed=True) == [None] * 3 + [(108, 172)]
 
 
 def test_what_was_given_up_is_left_out_until_it_is_read() -> None:
@@ -244,7 +257,7 @@ def test_forwards_again_after_backwards() -> None:
 
 def test_the_budget_of_a_file() -> None:
     prefetcher = made(limits=Limits(file=3 * BLOCK))
-    assert walk(prefetcher, range(6)) == [None, (2, 3), (3, 5), (5, 7), (7, 8), (8, 9)]
+    assert walk(prefetcher, range(6)) == [None, (2, 3), (3, 5), (5, 7), None, (7, 9)]
     assert prefetcher.ahead == 3 * BLOCK
     assert walk(prefetcher, range(3), "another") == [None, (2, 3), (3, 5)]
 
@@ -257,7 +270,7 @@ def test_the_budget_of_all_files() -> None:
 
 
 def test_who_left_a_file_alone_keeps_nobody_from_reading_ahead() -> None:
-    prefetcher = made(limits=Limits(total=BLOCK))
+    prefetcher = made(limits=Limits(total=BLOCK, window=BLOCK))
     walk(prefetcher, range(2), "a")
     asks = walk(prefetcher, range(200), "b")
     assert asks[50] is None
@@ -268,13 +281,13 @@ def test_who_left_a_file_alone_keeps_nobody_from_reading_ahead() -> None:
 
 @pytest.mark.parametrize("name", ["cursors", "slowdown"])
 def test_what_was_not_worth_it_is_not_gone_on_with(name: str) -> None:
-    prefetcher = made(name)
+    prefetcher = Real(name, None)
     spoilt = 0
     for number in range(2000):
         first = number * 100  # three in a row, and then somewhere else
         for ask in walk(prefetcher, range(first, first + 3)):
             spoilt += ask is not None
-    assert spoilt < 200
+    assert spoilt < 400
     tail = walk(prefetcher, range(500_000, 502_000))
     assert tail[-1] is not None or tail[-2] is not None or prefetcher.ahead > 0  # it has earned it again
 
@@ -304,3 +317,27 @@ def test_the_cursor_used_least_recently_is_recycled() -> None:
     assert prefetcher.seq_counts("a") == []
     assert prefetcher.ahead == 2 * BLOCK  # of b's two: a's was given up
     assert walk(prefetcher, range(1, 8), "a") == [None] * 4 + [(6, 10), None, (10, 14)]  # 3 to 5 had been asked for
+
+
+def test_windows_grow_with_seq_count() -> None:
+    prefetcher = Prefetcher(HEURISTICS["cursors"], Limits(window=1 << 20))
+    ahead = []
+    for number in range(130):
+        prefetcher.read("file", number * 8192, 8192, HUGE, missed=number < 2)
+        ahead.append(prefetcher.ahead)
+    assert ahead[:3] == [0, 128 << 10, 120 << 10]  # on trial
+    assert max(ahead) == 1 << 20
+    assert ahead[-1] >= 1 << 19
+    small = Prefetcher(HEURISTICS["cursors"], Limits(window=4096))
+    assert [small.read("file", at, 8192, HUGE) for at in (0, 8192)] == [None, (16384, 20480)]
+
+
+def test_streams_share_what_a_file_may_have_ahead() -> None:
+    prefetcher = Prefetcher(HEURISTICS["cursors"], Limits(file=1 << 20))
+    pieces: dict[int, list[int]] = {0: [], 1: []}
+    for number in range(200):
+        for stream in pieces:
+            ask = prefetcher.read("file", (stream << 30) + number * 8192, 8192, HUGE, missed=number < 2)
+            pieces[stream] += [ask.end - ask.start] if ask is not None else []
+    assert [max(sizes) <= 1 << 19 for sizes in pieces.values()] == [True, True]
+    assert all(sum(sizes) > 190 * 8192 for sizes in pieces.values())

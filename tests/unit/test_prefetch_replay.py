@@ -51,7 +51,7 @@ def test_random_reads_cost_next_to_nothing() -> None:
 
 def test_reordering_throws_the_default_back() -> None:
     found = outcomes("sequential", 10)
-    assert found["default"].misses > 10 * found["slowdown"].misses
+    assert found["default"].asks > found["slowdown"].asks  # smaller pieces
     assert found["default"].seq_count < found["slowdown"].seq_count / 3
     assert found["slowdown"].misses < 10
 
@@ -83,7 +83,7 @@ def test_replay_tells_a_table_and_json() -> None:
     told = json.loads(done.stdout)
     assert list(told["heuristics"]) == ["cursors"]
     assert told["heuristics"]["cursors"]["wasted"] == 0
-    assert told["limits"]["window"] == 4 * M
+    assert told["limits"]["window"] == 2 * M
 
 
 def test_a_saved_stream_gives_the_same(tmp_path: Path) -> None:

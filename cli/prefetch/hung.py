@@ -1,0 +1,193 @@
+"""Sixteen clients beside a file system that never answers: does it keep them waiting?"""
+
+import contextlib
+import os
+import shutil
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+
+from cloakfs import linux
+
+from ..bench.peers import _cloakfs
+from ..bench.workers import end, fork, undisturbed
+
+CLIENTS = 16
+WAITING = 4
+"""So many wait for the file system that hangs, in different ways."""
+
+_FILES = 16
+_CONTENT = bytes(4096)
+_PATIENCE = 60.0
+_BATCH = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """Medians, in microseconds, of stat(2), open(2), read(2) and close(2) of a file, by 16 clients at once.
+
+    Attributes:
+        before: in each round, when nobody waits for what hangs.
+        while_waiting: in each round, when some do.
+    """
+
+    before: list[float]
+    while_waiting: list[float]
+
+    @property
+    def ratios(self) -> list[float]:
+        """Of the second to the first, round by round."""
+        return [more / less for more, less in zip(self.while_waiting, self.before, strict=True)]
+
+    def told(self) -> str:
+        """One line."""
+        ratios = self.ratios
+        return (
+            f"{CLIENTS} clients: median latency {statistics.median(self.before):.0f} us, beside {WAITING} that wait "
+            f"for ever {statistics.median(self.while_waiting):.0f} us; ratio {statistics.median(ratios):.3f} "
+            f"({min(ratios):.3f}-{max(ratios):.3f}) in {len(ratios)} rounds"
+        )
+
+    def as_json(self) -> dict[str, object]:
+        """For programs."""
+        return {**asdict(self), "ratios": self.ratios, "clients": CLIENTS, "waiting": WAITING}
+
+
+def measure(rounds: int, seconds: float, advance: Callable[[str], None]) -> Latencies:
+    """Mount a tree with a file system in it that never answers, and measure beside it. Leaves nothing behind.
+
+    Args:
+        rounds: how often, in turn without and with others who wait.
+        seconds: how long each time.
+        advance: called with what is next, `rounds` + 1 times.
+
+    Raises:
+        OSError, RuntimeError: it cannot be mounted.
+    """
+    found = Latencies([], [])
+    with contextlib.ExitStack() as stack:
+        try:
+            advance("mounting")
+            site = _set_up(stack)
+            for number in range(rounds):
+                advance(f"round {number + 1}")
+                # Another one first each time.
+                for waits in ((False, True), (True, False))[number % 2]:
+                    with _some_wait(site) if waits else contextlib.nullcontext():
+                        (found.while_waiting if waits else found.before).append(_latency(site, seconds))
+        finally:
+            with undisturbed():
+                stack.close()
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """A mount at `path`, with files in `near` and, at `far`, what never answers.
+
+    Attributes:
+        path: the mount point.
+        session: as long as anybody has it open, there might be an answer.
+        waiting: processes that end at the end.
+    """
+
+    path: str
+    session: int
+    waiting: list[int]
+
+    def fork(self) -> int:
+        """As workers.fork, for a client."""
+        pid = fork()
+        if pid == 0:
+            os.close(self.session)
+        return pid
+
+
+def _set_up(stack: contextlib.ExitStack) -> _Site:
+    with undisturbed():
+        base = os.path.realpath(tempfile.mkdtemp(prefix="cloakfs-hung-"))
+        stack.callback(shutil.rmtree, base)
+        tree, at = (os.path.join(base, name) for name in ("tree", "mnt"))
+        for path in (tree, at, f"{tree}/near", f"{tree}/far"):
+            os.mkdir(path)
+        for number in range(_FILES):
+            with open(f"{tree}/near/{number}", "wb") as file:
+                file.write(_CONTENT)
+        session = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+        linux.mount("hung", f"{tree}/far", "fuse", linux.MS_NOSUID | linux.MS_NODEV,
+                    f"fd={session},rootmode=40000,user_id=0,group_id=0,allow_other")  # fmt: skip
+        stack.callback(linux.umount, f"{tree}/far", linux.MNT_DETACH)
+        wait = _cloakfs("no_root_squash", uid=0)(stack, "hung", tree, at)
+        waiting: list[int] = []
+        stack.callback(lambda: [os.waitpid(pid, 0) for pid in waiting])
+        stack.callback(os.close, session)  # whoever waits is told that there is nobody
+        wait()
+    return _Site(at, session, waiting)
+
+
+@contextlib.contextmanager
+def _some_wait(site: _Site) -> Iterator[None]:
+    ways: tuple[Callable[[str], object], ...] = (os.stat, os.listdir, _open_below, os.statvfs)
+    first = len(site.waiting)
+    try:
+        for number in range(WAITING):
+            if (pid := site.fork()) == 0:
+                with contextlib.suppress(OSError):
+                    ways[number % len(ways)](f"{site.path}/far")
+                os._exit(0)
+            site.waiting.append(pid)
+        time.sleep(0.1)  # until they wait: measured is what comes then
+        yield
+    finally:
+        for pid in site.waiting[first:]:
+            os.kill(pid, signal.SIGKILL)  # they end when what they wait for has ended
+
+
+def _open_below(far: str) -> None:
+    os.close(os.open(f"{far}/file", os.O_RDONLY))
+
+
+def _latency(site: _Site, seconds: float) -> float:
+    """The median of all that the clients did in that time, in microseconds."""
+    pipes: list[Connection] = []
+    pids: list[int] = []
+    try:
+        for number in range(CLIENTS):
+            ours, theirs = Pipe()
+            if (pid := site.fork()) == 0:
+                _work(theirs, f"{site.path}/near/{number % _FILES}", seconds)
+            pids.append(pid)
+            pipes.append(ours)
+            theirs.close()
+        times: list[float] = []
+        for pipe in pipes:
+            if not pipe.poll(_PATIENCE + seconds):
+                raise RuntimeError(f"a client got no answer within {_PATIENCE:g} s")
+            times += pipe.recv()
+    finally:
+        for pipe in pipes:
+            pipe.close()
+        for pid in pids:
+            end(pid)
+    return statistics.median(times) * 1e6
+
+
+def _work(pipe: Connection, path: str, seconds: float) -> None:
+    times = []
+    stop = time.perf_counter() + seconds
+    while (began := time.perf_counter()) < stop:
+        for _ in range(_BATCH):
+            os.stat(path)
+            fd = os.open(path, os.O_RDONLY)
+            assert os.pread(fd, len(_CONTENT), 0) == _CONTENT
+            os.close(fd)
+            now = time.perf_counter()
+            times.append(now - began)
+            began = now
+    pipe.send(times)
+    os._exit(0)
