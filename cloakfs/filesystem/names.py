@@ -294,7 +294,8 @@ class Names(Core):
         await self._enter(parent_inode_old, ctx, name=name_old)
         new = await self._enter(parent_inode_new, ctx, name=name_new)
         old_obj = self.nodes.get(parent_inode_old)
-        old = new._replace(obj=old_obj, fd=self.nodes.fd(old_obj))
+        old_fd = self.nodes.fd(old_obj)
+        old = new._replace(obj=old_obj, fd=old_fd, info=os.fstat(old_fd))
         self._visible_at(old, name_old)
         if self._is_hidden(new, name_new):
             if flags & linux.RENAME_NOREPLACE:

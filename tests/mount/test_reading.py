@@ -15,6 +15,7 @@ from cli.prefetch.live import Files, read_all
 from cli.prefetch.slowdisk import SlowDisk, SlowDiskError, slow_disk
 from cli.prefetch.streams import generate
 from cloakfs.mounted import mounted
+from tests.mount import conftest
 from tests.mount.conftest import Mount, run
 from tests.mount.test_limits import wait_until
 
@@ -69,7 +70,7 @@ def test_strides_are_read_ahead_by_cursors_alone(disk: SlowDisk, mount: MakeMoun
         assert now["heuristic"] == words.partition("=")[2].partition(",")[0]
         if "cursors" in words:
             # A stream that gets to where the next one began asks for what is in memory already.
-            assert 0.5 * SIZE < now["asked"] <= 1.25 * SIZE
+            assert 0.5 * SIZE < now["asked"] <= SIZE + 3 * 2 * M
             assert "ms" in now["devices"][0]
             assert "too fast" not in now["devices"][0]
         elif words == "prefetch=off":
@@ -88,7 +89,8 @@ def test_random_reads_cost_next_to_nothing(disk: SlowDisk, mount: MakeMount) -> 
     (stream,) = generate("random", SIZE, 4096)
     with Files(there.path, ["file"], direct=True) as files:
         read_all([[read._replace(file="file") for read in stream[:600]]], files, verified=True)
-    assert told(there, 600)["asked"] < 0.1 * 600 * 4096
+    # On trial, and then no more: some pieces of 128 KiB, beside 600 reads.
+    assert told(there, 600)["asked"] <= 2 * M
 
 
 def test_a_fast_device_is_left_alone(mount: MakeMount) -> None:
@@ -135,6 +137,7 @@ def test_a_file_that_grows_and_shrinks_while_it_is_read_ahead(disk: SlowDisk, mo
     with open(path, "r+b", buffering=0) as file:
         assert file.read(M // 2) == bytes(M // 2)
         os.truncate(there.real("file"), 3 * M // 4)
+        conftest.told()
         assert file.read(M) == bytes(M // 4)
         assert file.read(1) == b""
         file.write(b"end")
