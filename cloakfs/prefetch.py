@@ -24,7 +24,7 @@ LEAST = 2
 # What is ahead of streams that have not proven to be any, and what was read ahead for nothing (which counts twice), may
 # be so many bytes more than what was worth it: by accident random reads look sequential, and should cost next to
 # nothing.
-_TRIAL = 1 << 20
+_TRIAL = 512 << 10
 
 _PAGE = 4096
 
@@ -301,7 +301,7 @@ class Prefetcher:
 
     def _ask(self, cursor: Cursor, length: int, size: int) -> Ask | None:
         file = cursor.file
-        window = min(self._window(cursor, length), self._share(file))
+        window = min(self._window(cursor, length), self._share(cursor))
         start = cursor.asked
         if start - cursor.furthest > window // 2:
             return None  # large pieces cost less
@@ -330,13 +330,14 @@ class Prefetcher:
         """Is this a small gap before what another stream has asked for, and far away? It may grow, or be filled."""
         return ask.end - ask.start < _TRIAL_WINDOW < ask.start - cursor.furthest
 
-    def _share(self, file: _File) -> int:
-        """What each stream may have ahead so that there is room for all that go on."""
+    def _share(self, cursor: Cursor) -> int:
+        """What a stream may have ahead so that there is room for all that go on."""
         before = self._reads - self._turns()
         here = everywhere = 0
-        for cursor in takewhile(lambda cursor: cursor.used >= before, reversed(self._pool)):
-            here += cursor.file is file
-            everywhere += 1
+        for other in takewhile(lambda other: other.used >= before, reversed(self._pool)):
+            if other.proof or other is cursor:
+                here += other.file is cursor.file
+                everywhere += 1
         return min(self.limits.file // here, self.limits.total // everywhere) // _PAGE * _PAGE
 
     def _is_worth_it(self, file: _File) -> bool:

@@ -4,12 +4,14 @@ What is in memory is copied on the spot (RWF_NOWAIT, preadv2(2)); for anything e
 asks for is read ahead by threads, too: into the page cache of the real file, where the next READ finds it.
 """
 
+import contextlib
 import errno
 import logging
 import os
 import time
 from collections import Counter, deque
 from collections.abc import Hashable
+from functools import partial
 from statistics import fmean
 from typing import Any, TextIO
 
@@ -48,7 +50,7 @@ class Device:
     def __init__(self, filesystem: Filesystem) -> None:
         self.path = filesystem.path
         self.chunk = _chunk(filesystem.device)
-        self.writes_at_once = True
+        self.writes_at_once = not filesystem.far
         self._waits: deque[float] = deque(maxlen=_MISSES)
 
     def missed(self, seconds: float) -> None:
@@ -129,10 +131,10 @@ class Reader:
         if self._record is not None:
             self._record.write(f"{time.monotonic():.6f} {key} {offset} {size}\n")
         buffer = bytearray(size)
-        try:
-            count = os.preadv(fd, [buffer], offset, linux.RWF_NOWAIT)
-        except OSError:  # not in memory, or a file system that cannot say
-            count = -1
+        count = -1
+        if not filesystem.far:
+            with contextlib.suppress(OSError):  # not in memory, or a file system that cannot say
+                count = os.preadv(fd, [buffer], offset, linux.RWF_NOWAIT)
         # What was read may end where the page cache does, not where the file does.
         missed = count < 0 or (count < size and offset + count < os.fstat(fd).st_size)
         self.counts["misses" if missed else "hits"] += 1
@@ -140,7 +142,7 @@ class Reader:
         if not filesystem.far:
             self._look_ahead(fd, key, device, offset, size, missed=missed)
         if missed:
-            data, took, end = await trio.to_thread.run_sync(_pread, fd, size, offset)
+            data, took, end = await trio.to_thread.run_sync(_pread, fd, size, offset, abandon_on_cancel=True)
             device.missed(took)
             if filesystem.far:
                 self._look_ahead(fd, key, device, offset, size, missed=True, end=end)
@@ -169,8 +171,9 @@ class Reader:
                 device.writes_at_once = exc.errno not in (errno.EOPNOTSUPP, errno.EINVAL)
         if done == len(data):
             return done
+        rest = partial(_pwrite, fd, who, memoryview(data)[done:], offset + done)
         try:
-            return done + await trio.to_thread.run_sync(_pwrite, fd, who, memoryview(data)[done:], offset + done)
+            return done + await trio.to_thread.run_sync(rest, abandon_on_cancel=True)
         except OSError:
             if not done:
                 raise

@@ -323,7 +323,7 @@ class Core(pyfuse3.Operations):
             info = os.fstat(fd)
             if sees(at.view, at.who, name, info, fd):
                 return fd, info
-            if stat.S_ISDIR(info.st_mode):
+            if stat.S_ISDIR(info.st_mode) and linux.in_main_thread():
                 self._repair(self.nodes.known(fd, at.obj))
         except BaseException:
             os.close(fd)

@@ -252,3 +252,14 @@ def test_interrupted_they_leave_nothing_behind(place: Path, number: signal.Signa
     assert process.returncode == 1
     assert said.endswith("cloakfs: prefetch: interrupted\n")
     assert said.count("\n") == 3
+
+
+def test_clients_beside_what_hangs(place: Path) -> None:
+    done = subprocess.run(
+        [*PREFETCH, "hung", "--rounds", "1", "--seconds", "0.3", "--json"],
+        env={**os.environ, "TMPDIR": str(place)}, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert len(told["before"]) == len(told["while_waiting"]) == len(told["ratios"]) == 1
+    assert told["before"][0] > 0

@@ -304,7 +304,7 @@ def extra(heuristic: str, seed: int, size: int, length: int, reads: int) -> floa
 @pytest.mark.parametrize("heuristic", ["cursors", "slowdown", "default"])
 @pytest.mark.parametrize("length", [4 << 10, 8 << 10, 64 << 10])
 def test_a_random_reader_costs_next_to_nothing(heuristic: str, length: int) -> None:
-    assert extra(heuristic, 7, 16 << 30, length, 20_000) < 0.01
+    assert extra(heuristic, 7, 16 << 30, length, 20_000) < 0.02
 
 
 @given(

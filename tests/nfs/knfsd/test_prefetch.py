@@ -1,7 +1,7 @@
 """Strides through the kernel's server, read by the kernel's client, from a slow disk [ES §7].
 
 CLOAKFS_NFS_RUNS=10 measures more, and more often, than the test needs, CLOAKFS_NFS_MIB=32 a larger file; -rP shows the
-figures, and --timeout=3000 gives them time.
+figures.
 """
 
 import mmap
@@ -69,6 +69,7 @@ def misses(tree: Share) -> int:
     return int(mounted()[tree.path].prefetch["misses"])
 
 
+@pytest.mark.timeout(300 * RUNS)
 def test_strides(
     service: Service,
     user: Callable[..., User],
