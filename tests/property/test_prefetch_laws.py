@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from cloakfs.prefetch import HEURISTICS, LEAST, MOST, NEAR_BYTES, Ask, Limits, Prefetcher
 
+TRIAL = 512 << 10
 BLOCK = 4 << 10
 MIB = 1 << 20
 SPACING = 4 * MIB
@@ -314,7 +315,8 @@ def test_a_random_reader_costs_next_to_nothing(heuristic: str, length: int) -> N
     st.sampled_from([4 << 10, 8 << 10, 16 << 10, 64 << 10, 128 << 10]),
 )
 def test_no_random_reader_costs_more_than_a_twentieth(heuristic: str, seed: int, size: int, length: int) -> None:
-    assert extra(heuristic, seed, size, length, 1000) <= 0.05
+    # Beside what any file may have on trial.
+    assert extra(heuristic, seed, size, length, 1000) <= 0.05 + TRIAL / (1000 * length)
 
 
 def test_always_is_the_one_that_does() -> None:
