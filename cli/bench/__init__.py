@@ -82,15 +82,15 @@ def bench(
         return
     old = read(against) if against else None
     if plot:
-        _require_matplotlib()
-        _require_writable(plot)
+        require_matplotlib()
+        require_writable(plot)
     if show:
         run = read(show)
     else:
         if os.geteuid() != 0:
             fail("only root can measure: it mounts, and works as other users", 1)
         if json_path:
-            _require_writable(json_path)
+            require_writable(json_path)
         plan = choice.plan(every)
         with interruptible():
             circumstances = about(plan, choice)
@@ -112,14 +112,15 @@ def bench(
     sys.exit(1 if run.failed and not show else 0)
 
 
-def _require_matplotlib() -> None:
+def require_matplotlib() -> None:
+    """End the command if there can be no picture."""
     try:
         import matplotlib  # noqa: F401, PLC0415
     except ImportError:
         fail("--plot: there is no matplotlib (pip install 'cloakfs[bench]')", 1)
 
 
-def _require_writable(path: str) -> None:
+def require_writable(path: str) -> None:
     """Find that out before half an hour has passed; makes the directory."""
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)

@@ -136,7 +136,7 @@ def _bindfs(*options: str) -> Start:
     return start
 
 
-def _cloakfs(options: str, *more: str, uid: int = WORKER + SHIFT, optional: bool = False) -> Start:
+def mounting(options: str, *more: str, uid: int = WORKER + SHIFT, optional: bool = False) -> Start:
     """cloakfs with these options; if it is `optional`, it is skipped where it refuses them."""
 
     def start(stack: contextlib.ExitStack, name: str, tree: str, at: str) -> Callable[[], Peer]:
@@ -180,16 +180,16 @@ PEERS: dict[str, Start] = {
     "overlayfs": _overlay,
     "bindfs": _bindfs(),
     UNCACHED: _bindfs("-o", "attr_timeout=0,entry_timeout=0,negative_timeout=0"),
-    STOCK: _cloakfs(f"no_root_squash,{STOCK_WORD}", uid=WORKER, optional=True),
-    NULL: _cloakfs("no_root_squash", uid=WORKER),
-    "cloakfs map": _cloakfs(definitions(2, cloaks=False)),
-    "cloakfs cloak": _cloakfs(definitions(2, maps=False), uid=WORKER),
-    BOTH: _cloakfs(definitions(2)),
-    FEW: _cloakfs(definitions(10)),
-    f"{BOTH} 100": _cloakfs(definitions(100)),
-    MANY: _cloakfs(definitions(1000)),
-    FIXED: _cloakfs(f"{definitions(2)},default_permissions", "--view", f"{WORKER}:{WORKER}"),
-    PLAIN: _cloakfs(f"{definitions(2)},default_permissions,noxattr", "--view", f"{WORKER}:{WORKER}"),
+    STOCK: mounting(f"no_root_squash,{STOCK_WORD}", uid=WORKER, optional=True),
+    NULL: mounting("no_root_squash", uid=WORKER),
+    "cloakfs map": mounting(definitions(2, cloaks=False)),
+    "cloakfs cloak": mounting(definitions(2, maps=False), uid=WORKER),
+    BOTH: mounting(definitions(2)),
+    FEW: mounting(definitions(10)),
+    f"{BOTH} 100": mounting(definitions(100)),
+    MANY: mounting(definitions(1000)),
+    FIXED: mounting(f"{definitions(2)},default_permissions", "--view", f"{WORKER}:{WORKER}"),
+    PLAIN: mounting(f"{definitions(2)},default_permissions,noxattr", "--view", f"{WORKER}:{WORKER}"),
 }
 """Every peer, in the order of the tables."""
 

@@ -265,21 +265,21 @@ def figures(
 
     Exit status: 0 measured (or shown), 1 it cannot be done, or something failed, 2 wrong usage.
     """
-    from ..bench import _require_matplotlib, _require_writable  # noqa: PLC0415
+    from ..bench import require_matplotlib, require_writable  # noqa: PLC0415
     from ..bench.command import interruptible, read  # noqa: PLC0415
     from . import report  # noqa: PLC0415
     from .experiments import QUICK_SCALE, Scale, about  # noqa: PLC0415
 
     if plot:
-        _require_matplotlib()
-        _require_writable(plot)
+        require_matplotlib()
+        require_writable(plot)
     if show:
         run = read(show)
     else:
         if os.geteuid() != 0:
             fail("only root can measure: it mounts, and slows a disk down", 1)
         if json_path:
-            _require_writable(json_path)
+            require_writable(json_path)
         chosen = list(dict.fromkeys("table1" if name == "8" else name for name in figures or ("table1", "7", "device")))
         scale = QUICK_SCALE if quick else Scale(iops=iops, bps=rate)
         scale = replace(scale, block=block, outstanding=outstanding, read_ahead_kb=read_ahead_kb)

@@ -15,12 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..bench.figures import Run
-from ..bench.peers import (
-    BARE,
-    Peer,
-    _cloakfs,  # a mount with these options, and its end
-    place,
-)
+from ..bench.peers import BARE, Peer, mounting, place
 from ..bench.tree import QUICK
 from ..bench.work import Ground, Job, Work
 from ..bench.workers import WorkError, Workers, undisturbed
@@ -279,7 +274,7 @@ def _set_up(
                 sites[where].peers[name] = Peer(name, tree, tree, 0)
                 continue
             at = _directory(stack, base, f"{where}-{name}".replace(" ", "-").replace(",", ""))
-            start = _cloakfs(f"no_root_squash,{OPTIONS[name]}", uid=0)
+            start = mounting(f"no_root_squash,{OPTIONS[name]}", uid=0)
             with undisturbed():
                 waiting.append((sites[where], name, start(stack, name, tree, at)))
     for site, name, wait in waiting:

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 
 from cloakfs import linux
 
-from ..bench.peers import _cloakfs
+from ..bench.peers import mounting
 from ..bench.workers import end, fork, undisturbed
 
 CLIENTS = 16
@@ -122,7 +122,7 @@ def _set_up(stack: contextlib.ExitStack) -> _Site:
         linux.mount("hung", f"{tree}/far", "fuse", linux.MS_NOSUID | linux.MS_NODEV,
                     f"fd={session},rootmode=40000,user_id=0,group_id=0,allow_other")  # fmt: skip
         stack.callback(linux.umount, f"{tree}/far", linux.MNT_DETACH)
-        wait = _cloakfs("no_root_squash", uid=0)(stack, "hung", tree, at)
+        wait = mounting("no_root_squash", uid=0)(stack, "hung", tree, at)
         waiting: list[int] = []
         stack.callback(lambda: [os.waitpid(pid, 0) for pid in waiting])
         stack.callback(os.close, session)  # whoever waits is told that there is nobody
