@@ -14,9 +14,9 @@ FILES = 1000
 ANN = 1000
 ROUNDS = 2
 
-# Requests to the daemon for each file: it is looked up, and its attributes are read three times, for nothing may be
+# Requests to the daemon for each file: its attributes are read twice and a little, for nothing may be
 # remembered of what some caller may not see.
-MOST = 4.1
+MOST = 2.6
 
 
 def prepare(tree: str) -> None:
