@@ -37,6 +37,9 @@ _FORGIVING = 64
 # What is on its way is waited for once, or by some reads at the same time. So many one after the other: it is gone.
 _PATIENCE = 4
 
+# So many reads have to pass before all cursors are looked at again.
+_LOOK_EVERY = 64
+
 # Ranges that were asked for, and that their reader has left alone: so many are remembered of a file.
 _GIVEN_UP = 32
 
@@ -192,6 +195,7 @@ class Prefetcher:
         self.ahead = 0
         """Bytes asked for and not read yet, of all files."""
         self._reads = 0
+        self._next_look = 0  # for who is idle
         self._files: OrderedDict[Hashable, _File] = OrderedDict()
         self._pool: OrderedDict[Cursor, None] = OrderedDict()
 
@@ -300,16 +304,21 @@ class Prefetcher:
     # -- reading ahead -----------------------------------------------------------------------------
 
     def _ask(self, cursor: Cursor, length: int, size: int) -> Ask | None:
-        file = cursor.file
-        window = min(self._window(cursor, length), self._share(cursor))
-        start = cursor.asked
+        file, start = cursor.file, cursor.asked
+        window = self._window(cursor, length)
         if start - cursor.furthest > window // 2:
             return None  # large pieces cost less
+        if not self._is_worth_it(file):
+            self._give_up_idle()
+            return None
+        window = min(window, self._share(cursor))
+        if start - cursor.furthest > window // 2:
+            return None
         end = min(cursor.furthest + window, size)
-        if self._room(file) < end - start or not self._is_worth_it(file):
+        if self._room(file) < end - start:
             self._give_up_idle()
         room = self._room(file)
-        if 2 * room < end - start or not self._is_worth_it(file):
+        if 2 * room < end - start:
             return None
         ask = self._unasked(cursor, start, min(end, start + room))
         if ask is None or (ask.end < min(end, start + room) and self._can_wait(cursor, ask)):
@@ -390,6 +399,9 @@ class Prefetcher:
 
     def _give_up_idle(self) -> None:
         """Who has left a file alone must not keep others from reading ahead."""
+        if self._reads < self._next_look:
+            return
+        self._next_look = self._reads + _LOOK_EVERY
         before = self._reads - self._turns()
         for cursor in takewhile(lambda cursor: cursor.used < before, self._pool):
             self._give_up(cursor, cursor.asked)
