@@ -14,7 +14,7 @@ FILES = 1000
 ANN = 1000
 ROUNDS = 2
 
-# Requests to the daemon for each file: its attributes are read two and a half times, or three if the machine is busy, for
+# Requests to the daemon for each file: its attributes are read two and a half times, or three if the machine is busy:
 # nothing may be remembered of what some caller may not see.
 MOST = 4.1
 
