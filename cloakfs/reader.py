@@ -217,7 +217,11 @@ class Reader:
 
     async def _fetch(self, fd: int, ask: Ask, chunk: int) -> None:
         # What is left when the daemon ends, goes with it.
-        await trio.to_thread.run_sync(_advise, fd, ask, chunk, limiter=self._limiter, abandon_on_cancel=True)
+        try:
+            await trio.to_thread.run_sync(_advise, fd, ask, chunk, limiter=self._limiter, abandon_on_cancel=True)
+        except RuntimeError as exc:  # no more threads: nobody has to read ahead, and the daemon goes on
+            os.close(fd)
+            log.debug("read-ahead: %s", exc)
 
 
 def _pread(fd: int, size: int, offset: int) -> tuple[bytes, float, int]:

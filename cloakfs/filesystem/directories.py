@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import errno
+import logging
 import os
 import time
 from collections.abc import Set
@@ -36,6 +37,8 @@ class _FuseContext(ctypes.Structure):
         ("umask", ctypes.c_uint),
     )
 
+
+log = logging.getLogger(__name__)
 
 _libfuse = ctypes.CDLL("libfuse3.so.3")
 _libfuse.fuse_req_ctx.restype = ctypes.POINTER(_FuseContext)
@@ -171,9 +174,13 @@ class Directories(Names):
         return answered.is_set()
 
     async def _ask(self, obj: Object, name: bytes, answered: trio.Event) -> None:
-        await self._look(obj, name)
-        del self._asking[obj.number, name]
-        answered.set()
+        try:
+            await self._look(obj, name)
+            answered.set()
+        except (OSError, RuntimeError) as exc:  # no descriptor, or no thread: it would end the daemon
+            log.debug("%r: not asked: %s", name, exc)
+        finally:
+            del self._asking[obj.number, name]
 
     async def _tell(self, fh: FileHandleT, directory: OpenFile, token: ReaddirToken, ctx: RequestContext) -> bool:
         """Report the names that were read; False when the reply is full."""
