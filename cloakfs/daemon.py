@@ -37,6 +37,9 @@ GRACE_SECONDS = 10.0
 
 _IDLE_SECONDS = 5.0
 
+# So many descriptors clients cannot have: requests need some for a moment.
+_SPARE_DESCRIPTORS = 256
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -110,6 +113,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             ganesha=settings.words.ganesha,
             default_permissions=settings.words.default_permissions,
             xattrs=settings.words.xattrs,
+            max_open=most - min(most // 4, _SPARE_DESCRIPTORS),
         )
         watch = _watch(filesystem)
         session = mountpoint.attach(

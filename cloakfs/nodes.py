@@ -658,15 +658,24 @@ class Nodes:
 
         Returns:
             to be called in a thread; its result is for `looked`.
+
+        Raises:
+            OSError: there are too many descriptors.
         """
         linux.assume(linux.ROOT)
-        chain = []
+        chain: list[tuple[Object, int, int, bytes]] = []
         at: Object | None = obj
-        while at is not None and self.waits(at):
-            # What is not open has to be opened by its handle first.
-            fd = os.dup(at.fd) if at.fd >= 0 else -1
-            chain.append((at, fd, at.filesystem.fd if at.filesystem.decodable else -1, at.handle[4:]))
-            at = at.parent
+        try:
+            while at is not None and self.waits(at):
+                # What is not open has to be opened by its handle first.
+                fd = os.dup(at.fd) if at.fd >= 0 else -1
+                chain.append((at, fd, at.filesystem.fd if at.filesystem.decodable else -1, at.handle[4:]))
+                at = at.parent
+        except OSError:
+            for _, fd, _, _ in chain:
+                if fd >= 0:
+                    os.close(fd)
+            raise
 
         def work() -> list[tuple[Object, int]]:
             linux.assume(linux.ROOT)

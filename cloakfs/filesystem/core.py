@@ -134,6 +134,7 @@ class Core(pyfuse3.Operations):
         ganesha: nfs-ganesha does.
         default_permissions: the kernel checks permissions, too.
         xattrs: there are extended attributes, ACLs among them.
+        max_open: how many files and directories clients may have open.
     """
 
     supports_dot_lookup = True
@@ -152,6 +153,7 @@ class Core(pyfuse3.Operations):
         ganesha: bool = False,
         default_permissions: bool = False,
         xattrs: bool = True,
+        max_open: int = 1024,
     ) -> None:
         super().__init__()
         # Offers POSIX ACLs to the kernel, which checks them and answers NFS's requests for them.
@@ -169,6 +171,7 @@ class Core(pyfuse3.Operations):
         self.nursery: trio.Nursery | None = None
         self.requests: Counter[str] = Counter()  # by operation
         self._open: dict[int, OpenFile] = {}
+        self._max_open = max_open
         self._no_client_cache = no_client_cache
         # Of a mount that is one fixed view, the kernel keeps others out: it shows the top as its identity's alone.
         only = views.get(0)
@@ -268,7 +271,7 @@ class Core(pyfuse3.Operations):
 
     async def _look(self, obj: Object, name: bytes | None = None) -> None:
         """Return when looking at the object, and at `name` in it, takes no time."""
-        look = self.nodes.look(obj, name)
+        look = self._with_room(self.nodes.look, obj, name)
         self.nodes.looked(await trio.to_thread.run_sync(look, abandon_on_cancel=True))
 
     async def _do(self, at: Entered, call: Callable[[Entered], _T]) -> _T:
@@ -280,8 +283,16 @@ class Core(pyfuse3.Operations):
                 return call(at)
             finally:
                 filesystem.took(time.monotonic() - began)
-        who = at.who.caller  # which only this thread may find out
-        own = at._replace(who=subject(who) if at.who is not INSIDER else INSIDER, fd=self._with_room(os.dup, at.fd))
+        who = subject(at.who.caller) if at.who is not INSIDER else INSIDER  # only this thread may find out
+        try:
+            return await self._do_in_thread(at._replace(who=who), call)
+        except OSError as exc:
+            if not self._makes_room(exc):
+                raise
+            return await self._do_in_thread(at._replace(who=who, fd=self.nodes.fd(at.obj)), call)
+
+    async def _do_in_thread(self, at: Entered, call: Callable[[Entered], _T]) -> _T:
+        own = at._replace(fd=self._with_room(os.dup, at.fd))
 
         def work() -> _T:
             try:
@@ -390,9 +401,13 @@ class Core(pyfuse3.Operations):
             return call(*args, **kwargs)
         except OSError as exc:
             # Which descriptors are in use, only the session loop knows.
-            if exc.errno not in (errno.EMFILE, errno.ENFILE) or not linux.in_main_thread() or not self.nodes.shed():
+            if not linux.in_main_thread() or not self._makes_room(exc):
                 raise
             return call(*args, **kwargs)
+
+    def _makes_room(self, exc: OSError) -> bool:
+        """If there were too many descriptors, there are fewer now: the call is worth another try."""
+        return exc.errno in (errno.EMFILE, errno.ENFILE) and self.nodes.shed() > 0
 
     def _has_nfs_right(self, at: Entered, flags: int) -> bool:
         """Is an open that the mode forbids one that NFS allows? Only the kernel's server is believed to know.
@@ -505,6 +520,15 @@ class Core(pyfuse3.Operations):
         return entry
 
     # -- what is open ------------------------------------------------------------------------------
+
+    def _require_room(self) -> None:
+        """Before anything is opened for a client. What is left is for other requests: close(2) may need a descriptor.
+
+        Raises:
+            OSError: EMFILE.
+        """
+        if len(self._open) >= self._max_open:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     def _opened(self, fd: int, at: Entered, *, as_opener: bool = False) -> FileHandleT:
         """Keep `fd` for a client; `as_opener` says that what follows is done as who opened it."""

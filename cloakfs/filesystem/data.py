@@ -28,6 +28,7 @@ class Data(Core):
     @answers
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
         """Open the real file as the caller: its permissions and ACLs decide, at this moment."""
+        self._require_room()
         at = await self._enter(inode, ctx)
         try:
             if flags & linux.FMODE_EXEC:

@@ -107,6 +107,7 @@ class Directories(Names):
         """Open the real directory as the caller."""
         if self._is_top(inode):
             return _TOP
+        self._require_room()
         sought = self.reconnecting.seeks_in(ctx.pid, inode) if self.knfsd else None
         at = await (self._enter(inode, ctx) if sought is None else self._let_kernel_in(inode))
         try:

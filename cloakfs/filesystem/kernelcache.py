@@ -90,7 +90,7 @@ class KernelCache:
     ) -> None:
         self._nodes = nodes
         self._views = views
-        self._brief = 0.0 if exported else BRIEF_SECONDS
+        self._brief = 0.0 if exported or forgetful else BRIEF_SECONDS
         self._exported = exported
         self._forgetful = forgetful
         self._gated = gated or views.top

@@ -195,6 +195,7 @@ class Names(Core):
 
         A hidden file of that name is not touched: EEXIST with O_EXCL, else EACCES.
         """
+        self._require_room()
         at = await self._enter_to_make(parent_inode, name, mode, ctx)
         fd = await self._make(at, ctx, partial(self._create, name=name, mode=mode, flags=flags))
         try:

@@ -115,6 +115,20 @@ def scene(tree: str) -> str:
     return tree
 
 
+@pytest.fixture
+def mount(request: pytest.FixtureRequest, mount: MakeMount) -> MakeMount:
+    """Mounts of a file system of this machine, or ("far") of one behind another daemon, which is asked from threads."""
+    if getattr(request, "param", "local") == "local":
+        return mount
+
+    def make(*arguments: str) -> Mount:
+        return mount(*arguments, source=mount("-o", "no_root_squash,suid").path)
+
+    return make
+
+
+local_and_far = pytest.mark.parametrize("mount", ["local", "far"], indirect=True)
+
 VISIBLE = ["box", "open", "plain"]
 ALL = sorted(["secret", "program", "pointer", "empty", "vault", *VISIBLE])
 
@@ -154,6 +168,7 @@ BY_NAME: dict[str, tuple[str, Call, tuple[Any, ...]]] = {
 }
 
 
+@local_and_far
 @pytest.mark.parametrize("what", BY_NAME)
 def test_by_name_it_is_absent(what: str, scene: str, mount: MakeMount, user: MakeUser) -> None:
     name, call, args = BY_NAME[what]
@@ -165,6 +180,7 @@ def test_by_name_it_is_absent(what: str, scene: str, mount: MakeMount, user: Mak
     assert user(OWNER).error(call, m.at(name), *args) == 0
 
 
+@local_and_far
 @pytest.mark.parametrize("what", ["rename", "exchange", "noreplace", "link"])
 def test_moving_and_linking_from_a_hidden_name(what: str, scene: str, mount: MakeMount, user: MakeUser) -> None:
     m = mount("-o", OPTIONS)
@@ -210,6 +226,7 @@ def agree(path: str) -> list[str]:
     return sorted(listed)
 
 
+@local_and_far
 def test_it_is_missing_from_listings(scene: str, mount: MakeMount, user: MakeUser) -> None:
     m = mount("-o", OPTIONS)
     assert user(OWNER).do(agree, m.path) == ALL
@@ -221,6 +238,7 @@ def test_it_is_missing_from_listings(scene: str, mount: MakeMount, user: MakeUse
             assert refused.error(os.lstat, m.at(name)) == errno.ENOENT
 
 
+@local_and_far
 def test_long_listings_agree_with_lookups(tree: str, mount: MakeMount, user: MakeUser) -> None:
     """Many batches of READDIR, in which most entries or whole batches are hidden."""
     for number in range(1500):
@@ -326,6 +344,7 @@ def rename_into(old: str, fd: int) -> None:
     os.rename(old, "new", dst_dir_fd=fd)
 
 
+@local_and_far
 @pytest.mark.parametrize("directory", ["vault", "vault/deep"])
 def test_an_inherited_directory_gives_nothing(directory: str, scene: str, mount: MakeMount, user: MakeUser) -> None:
     m = mount("-o", OPTIONS)
@@ -396,6 +415,7 @@ OVER: dict[str, tuple[int, Callable[[Mount, str], tuple[Any, ...]]]] = {
 }
 
 
+@local_and_far
 @pytest.mark.parametrize("what", OVER)
 def test_creating_over_a_hidden_name(what: str, scene: str, mount: MakeMount, user: MakeUser) -> None:
     expected, request = OVER[what]
@@ -425,6 +445,7 @@ def test_creating_over_a_name_that_the_kernel_knows(scene: str, mount: MakeMount
     assert owner.do(os.pread, fd, 100, 0) == b"content"
 
 
+@local_and_far
 def test_exchange_with_a_hidden_one_moves_nothing(scene: str, mount: MakeMount, user: MakeUser) -> None:
     m = mount("-o", OPTIONS)
     before = snapshot(scene)
@@ -725,6 +746,7 @@ def increases(values: list[int]) -> bool:
     return all(a < b for a, b in pairwise(values))
 
 
+@local_and_far
 def test_no_client_cache(scene: str, mount: MakeMount, user: MakeUser) -> None:
     m = mount("-o", f"{OPTIONS},no_client_cache")
     real = [os.stat(path) for path in (scene, m.real("open"))]
