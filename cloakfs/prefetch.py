@@ -31,6 +31,12 @@ _PAGE = 4096
 # Ahead of a stream that has not proven to be one.
 _TRIAL_WINDOW = 128 << 10
 
+# Two reads in a row may be an accident, but for the first two of a file.
+_LEAST_ELSEWHERE = LEAST + 1
+
+# Of what is asked for on trust, all that is read is trusted again, and this part of everything else that was worth it.
+_EARNING = 16
+
 # For each so many bytes read, one that was read ahead for nothing is forgiven.
 _FORGIVING = 64
 
@@ -77,11 +83,13 @@ class Heuristic(Protocol):
         first: the seqCount that a file, or a cursor, begins with.
         many: a read too far from what was expected begins another cursor.
         frugal: nothing is read ahead where that has not been worth it, or would not be.
+        trusting: who reads the beginning of a file is expected to read all of it, as long as most do.
     """
 
     first: int
     many: bool
     frugal: bool
+    trusting: bool
 
     def count(self, seq_count: int, distance: int) -> int:
         """The seqCount after a read at `distance` bytes from the expected offset; negative is before it."""
@@ -93,6 +101,7 @@ class Default:
     first = 1
     many = False
     frugal = True
+    trusting = False
 
     def count(self, seq_count: int, distance: int) -> int:
         """One more if the read is where the last one ended, else 1."""
@@ -105,6 +114,7 @@ class SlowDown:
     first = 1
     many = False
     frugal = True
+    trusting = True
 
     def count(self, seq_count: int, distance: int) -> int:
         """One more, the same if it is near, or else half."""
@@ -125,6 +135,7 @@ class Always:
     first = MOST
     many = False
     frugal = False
+    trusting = False
 
     def count(self, seq_count: int, distance: int) -> int:
         """The most."""
@@ -145,22 +156,28 @@ class Cursor:
 
     Attributes:
         used: when it was read last, by the count of all reads.
-        proof: bytes that were asked for and then read: as long as there are none, asking is a trial.
+        proof: bytes that were asked for and then read, or asked for on trust: without any, asking is a trial.
         waits: so many reads in a row had to wait for what was asked for.
         expected: where the next read should begin: where the last one ended.
         furthest: the end of the furthest read of this stream.
         asked: up to here everything ahead was asked for; not before `furthest`.
         cold: what is read here has to be waited for.
+        begins: its first read was at the beginning of the file, or near it.
+        trusted: it may ask for as much as if it had proven to be a stream, once.
+        debt: bytes that it asked for on trust and that were not read yet.
     """
 
-    __slots__ = ("asked", "cold", "expected", "file", "furthest", "proof", "seq_count", "used", "waits")
+    __slots__ = (
+        "asked", "begins", "cold", "debt", "expected", "file", "furthest", "proof", "seq_count", "trusted", "used",
+        "waits",
+    )  # fmt: skip
 
     def __init__(self, file: "_File", seq_count: int, end: int) -> None:
         self.file = file
         self.seq_count = seq_count
         self.expected = self.furthest = self.asked = end
-        self.cold = False
-        self.used = self.waits = self.proof = 0
+        self.cold = self.begins = self.trusted = False
+        self.used = self.waits = self.proof = self.debt = 0
 
 
 class _File:
@@ -194,6 +211,7 @@ class Prefetcher:
         self.limits = limits or Limits()
         self.ahead = 0
         """Bytes asked for and not read yet, of all files."""
+        self._trust = self._most_trust = self.limits.total // 2  # bytes that may be asked for on trust
         self._reads = 0
         self._next_look = 0  # for who is idle
         self._files: OrderedDict[Hashable, _File] = OrderedDict()
@@ -220,6 +238,8 @@ class Prefetcher:
         if cursor is None:
             cursor = self._new_cursor(file, end)
             cursor.cold = missed
+            cursor.begins = offset <= NEAR_BYTES  # it may have come out of order
+            cursor.trusted = cursor.begins and missed and self.heuristic.trusting
         else:
             self._pool.move_to_end(cursor)
             self._move(cursor, offset, end, missed)
@@ -228,7 +248,8 @@ class Prefetcher:
             self._pay(file, self._take_back(file, cursor, offset, end, missed=missed))
         if len(file.cursors) > 1:
             self._take_over(file, cursor, offset, end, missed=missed)
-        return self._ask(cursor, length, size) if cursor.cold and cursor.seq_count >= LEAST else None
+        least = LEAST if cursor.begins or cursor.proof else _LEAST_ELSEWHERE
+        return self._ask(cursor, length, size) if cursor.cold and cursor.seq_count >= least else None
 
     def seq_counts(self, key: Hashable) -> list[int]:
         """Of the file's cursors, in the order of their offsets."""
@@ -282,7 +303,9 @@ class Prefetcher:
         cursor.seq_count = self.heuristic.count(cursor.seq_count, distance)
         # Step by step, backwards, a reader gets as far away as by a jump.
         same = abs(distance) <= NEAR_BYTES and cursor.furthest - end <= NEAR_BYTES
-        cursor.cold = missed or (same and cursor.cold and end <= cursor.asked)
+        cursor.trusted = cursor.trusted and same and self._trust >= _TRIAL_WINDOW
+        # What the kernel reads ahead by itself at the beginning of a file does not tell that all of it is in memory.
+        cursor.cold = missed or (same and cursor.cold and (end <= cursor.asked or cursor.trusted))
         if not same:
             self._give_up(cursor, cursor.asked)
             cursor.furthest = cursor.asked = end
@@ -291,6 +314,7 @@ class Prefetcher:
             read = min(end, cursor.asked) - cursor.furthest
             self._spend(cursor, read)
             self._pay(cursor.file, read)
+            self._pay_back(cursor, read)
             if not cursor.proof and read:
                 cursor.file.trial -= cursor.asked - cursor.furthest - read
             cursor.proof += read
@@ -323,6 +347,8 @@ class Prefetcher:
         ask = self._unasked(cursor, start, min(end, start + room))
         if ask is None or (ask.end < min(end, start + room) and self._can_wait(cursor, ask)):
             return None
+        if cursor.trusted:
+            self._borrow(cursor, ask.end - ask.start)
         self._extend(cursor, ask.end)
         return ask
 
@@ -331,6 +357,8 @@ class Prefetcher:
 
         On trial it gets as much as the kernel reads ahead by itself: to a disk that seeks, less costs the same.
         """
+        if cursor.trusted:
+            return min(self._trust // _PAGE * _PAGE, self.limits.window)
         trial = 0 if cursor.proof else _TRIAL_WINDOW
         return min(max((cursor.seq_count - 1) ** 2 * length, trial), self.limits.window)
 
@@ -392,6 +420,19 @@ class Prefetcher:
     def _pay(self, file: _File, amount: int) -> None:
         """So many bytes were read that had been asked for."""
         file.worth = min(file.worth + amount, self.limits.file)
+        self._trust = min(self._trust + amount // _EARNING, self._most_trust)
+
+    def _borrow(self, cursor: Cursor, amount: int) -> None:
+        """This stream asks for so many bytes on trust."""
+        cursor.trusted = False
+        cursor.debt = cursor.proof = amount
+        self._trust -= amount
+
+    def _pay_back(self, cursor: Cursor, amount: int) -> None:
+        """So much of it was read."""
+        back = min(amount, cursor.debt)
+        cursor.debt -= back
+        self._trust = min(self._trust + back, self._most_trust)
 
     def _turns(self) -> int:
         """After so many reads, every stream that goes on has had its turn several times."""
@@ -409,9 +450,12 @@ class Prefetcher:
     def _give_up(self, cursor: Cursor, end: int) -> None:
         """Up to there, nobody is expected to read what this stream has asked for."""
         if end > cursor.furthest:
-            self._spend(cursor, end - cursor.furthest)
+            amount = end - cursor.furthest
+            on_trust = min(amount, cursor.debt)  # for which no other stream of the file has to suffer
+            cursor.debt -= on_trust
+            self._spend(cursor, amount)
             cursor.file.given_up.append(Ask(cursor.furthest, end))
-            cursor.file.waste += end - cursor.furthest
+            cursor.file.waste += amount - on_trust
             cursor.furthest = end
 
     def _take_back(self, file: _File, cursor: Cursor, start: int, end: int, *, missed: bool) -> int:

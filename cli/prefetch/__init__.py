@@ -219,17 +219,21 @@ def _live(
 
 @prefetch.command()
 @click.option(
-    "--figure", "figures", type=click.Choice(["table1", "6", "7", "8", "device"]), multiple=True, help="Only these."
+    "--figure",
+    "figures",
+    type=click.Choice(["table1", "6", "7", "8", "nfsheur", "device"]),
+    multiple=True,
+    help="Only these.",
 )
-@click.option("--runs", type=click.IntRange(1), help="Of everything; 10, but 2 of Figures 6 and 7, if not given.")
+@click.option("--runs", type=click.IntRange(1), help="Of everything; 10, but 2 of concurrent readers, if not given.")
 @click.option(
     "--size",
     type=_size,
     metavar="SIZE",
-    help="Of the files that are read at once. The paper's: 256M.",
+    help="Of the files that are read at once; if not given, 64M, but 1G for Figures 6 and 7. The paper's: 256M.",
 )
 @click.option("--block", type=_size, metavar="SIZE", default="8K", show_default=True, help="Bytes of each read.")
-@click.option("--outstanding", type=click.IntRange(1, 64), default=1, show_default=True, help="Of Figures 6 and 7.")
+@click.option("--outstanding", type=click.IntRange(1, 64), default=1, show_default=True, help="Of concurrent readers.")
 @click.option("--iops", type=click.IntRange(10), default=200, show_default=True, help="Reads per second of the disk.")
 @click.option(
     "--rate", type=_size, metavar="SIZE", default="120000000", show_default=True, help="Its bytes per second."
@@ -260,8 +264,8 @@ def figures(
 ) -> None:
     """Repeat the experiments of Ellard and Seltzer (2003) on a slow disk that is made for it.
 
-    What is measured how stands in docs/prefetch.md. Takes a quarter of an hour; ratios are comparable between runs,
-    rates only between disks of the same speed. Needs root.
+    What is measured how stands in docs/prefetch.md. Takes three quarters of an hour; ratios are comparable between
+    runs, rates only between disks of the same speed. Needs root.
 
     Exit status: 0 measured (or shown), 1 it cannot be done, or something failed, 2 wrong usage.
     """
@@ -280,13 +284,15 @@ def figures(
             fail("only root can measure: it mounts, and slows a disk down", 1)
         if json_path:
             require_writable(json_path)
-        chosen = list(dict.fromkeys("table1" if name == "8" else name for name in figures or ("table1", "7", "device")))
+        chosen = list(
+            dict.fromkeys("table1" if name == "8" else name for name in figures or ("table1", "7", "nfsheur", "device"))
+        )
         scale = QUICK_SCALE if quick else Scale(iops=iops, bps=rate)
         scale = replace(scale, block=block, outstanding=outstanding, read_ahead_kb=read_ahead_kb)
         if runs is not None:
             scale = replace(scale, runs=runs, reader_runs=runs)
         if size is not None:
-            scale = replace(scale, size=size, reader_size=size)
+            scale = replace(scale, size=size, reader_size=size, table_size=size)
         if size is not None and size < 32 * block:
             fail(f"--size {size}: not a block of {block} for each of 32 readers", 2)
         told = about(chosen, scale)

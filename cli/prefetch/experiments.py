@@ -24,8 +24,8 @@ from .live import Files, read_all
 from .slowdisk import BPS, IOPS, READ_AHEAD_KB, SlowDisk, device_of, require_disk, slow_disk
 from .streams import Read, generate, reordered, sizes
 
-STRIDE, READERS, DEVICE = "stride", "readers", "device"
-"""Table 1 and Figure 8; Figures 6 and 7; and what the paper does not have."""
+STRIDE, READERS, TABLE, DEVICE = "stride", "readers", "table", "device"
+"""Table 1 and Figure 8; Figures 6 and 7; these with a small table of files; and what the paper does not have."""
 
 SLOW, DISK, MEMORY = "slow disk", "disk", "memory"
 """Where the files are."""
@@ -44,8 +44,9 @@ OPTIONS = {
 
 FIGURES = {
     "table1": (STRIDE, (BARE, OFF, DEFAULT, CURSORS)),
-    "6": (READERS, (ALWAYS, DEFAULT, SMALL_DEFAULT)),
-    "7": (READERS, (ALWAYS, SLOWDOWN, DEFAULT, SMALL_SLOWDOWN, SMALL_DEFAULT)),
+    "6": (READERS, (ALWAYS, DEFAULT)),
+    "7": (READERS, (ALWAYS, SLOWDOWN, DEFAULT)),
+    "nfsheur": (TABLE, (SLOWDOWN, DEFAULT, SMALL_SLOWDOWN, SMALL_DEFAULT)),
     "device": (DEVICE, (OFF, CURSORS)),
 }
 """Which experiment a figure is, and who takes part."""
@@ -62,9 +63,12 @@ class Scale:
         runs: of strides and devices.
         reader_runs: of concurrent readers.
         size: bytes of a file.
-        reader_size: bytes of all files that are read concurrently, together.
+        reader_size: bytes of all files that are read concurrently, together. It takes this disk as long as 256 MiB took
+            the paper's, and where each of many readers begins should not count for more than it did there.
+        table_size: the same where the table of files is small, and nothing is read ahead of many.
         block: bytes of each read.
-        strides, readers, percent: parts of a file, concurrent readers, and how many requests are reordered.
+        strides, readers, percent, table_percent: parts of a file, concurrent readers, and how many requests are
+            reordered.
         outstanding: reads that each concurrent reader has on its way at once.
         random: so many random reads on a fast device; a tenth of it on the slow one.
         iops, bps, read_ahead_kb: of the slow disk.
@@ -72,12 +76,14 @@ class Scale:
 
     runs: int = PAPER_RUNS
     reader_runs: int = 2
-    size: int = 32 << 20
-    reader_size: int = 64 << 20
+    size: int = 64 << 20
+    reader_size: int = 1 << 30
+    table_size: int = 64 << 20
     block: int = 8 << 10
     strides: tuple[int, ...] = (2, 4, 8)
     readers: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     percent: tuple[int, ...] = (0, 2, 6, 10)
+    table_percent: int = 6
     outstanding: int = 1
     random: int = 5000
     iops: int = IOPS
@@ -88,7 +94,11 @@ class Scale:
         """What is less than in the paper."""
         told = []
         chosen = {FIGURES[figure][0] for figure in figures}
-        for setting, size, runs in ((STRIDE, self.size, self.runs), (READERS, self.reader_size, self.reader_runs)):
+        for setting, size, runs in (
+            (STRIDE, self.size, self.runs),
+            (READERS, self.reader_size, self.reader_runs),
+            (TABLE, self.table_size, self.reader_runs),
+        ):
             if setting in chosen and size < PAPER_SIZE:
                 told.append(f"{setting}: {size / (1 << 20):g} MiB instead of 256 MiB")
             if setting in chosen and runs < PAPER_RUNS:
@@ -101,6 +111,7 @@ QUICK_SCALE = Scale(
     reader_runs=1,
     size=4 << 20,
     reader_size=4 << 20,
+    table_size=4 << 20,
     strides=(2, 8),
     readers=(1, 4),
     percent=(0, 10),
@@ -115,7 +126,7 @@ class Case:
     """One column of a table.
 
     Attributes:
-        setting: STRIDE, READERS or DEVICE.
+        setting: STRIDE, READERS, TABLE or DEVICE.
         name: of the column.
         place: SLOW, DISK or MEMORY.
         peers: who does it.
@@ -141,7 +152,7 @@ def cases(figures: list[str], scale: Scale) -> list[Case]:
         known = peers.setdefault(setting, [])
         known += [name for name in names if name not in known]
     found = []
-    for setting, make in ((STRIDE, _strides), (READERS, _readers), (DEVICE, _devices)):
+    for setting, make in ((STRIDE, _strides), (READERS, _readers), (TABLE, _tables), (DEVICE, _devices)):
         if setting in peers:
             found += list(make(tuple(peers[setting]), scale))
     return found
@@ -162,9 +173,17 @@ def _strides(peers: tuple[str, ...], scale: Scale) -> Iterator[Case]:
 def _readers(peers: tuple[str, ...], scale: Scale) -> Iterator[Case]:
     for percent in scale.percent:
         for readers in scale.readers:
-            streams = partial(_pattern, "sequential", scale.reader_size, scale.block, readers=readers, percent=percent)
-            name = reader_case(readers, percent)
-            yield Case(READERS, name, SLOW, peers, scale.reader_runs, streams, scale.outstanding)
+            yield _concurrent(READERS, peers, scale, scale.reader_size, readers, percent)
+
+
+def _tables(peers: tuple[str, ...], scale: Scale) -> Iterator[Case]:
+    for readers in scale.readers:
+        yield _concurrent(TABLE, peers, scale, scale.table_size, readers, scale.table_percent)
+
+
+def _concurrent(setting: str, peers: tuple[str, ...], scale: Scale, size: int, readers: int, percent: int) -> Case:
+    streams = partial(_pattern, "sequential", size, scale.block, readers=readers, percent=percent)
+    return Case(setting, reader_case(readers, percent), SLOW, peers, scale.reader_runs, streams, scale.outstanding)
 
 
 def _devices(peers: tuple[str, ...], scale: Scale) -> Iterator[Case]:
@@ -257,7 +276,7 @@ def _set_up(
         disk = None
         if where == SLOW:
             # What was just removed may still be open for a moment.
-            mib = 2 * (max(scale.size, scale.reader_size) >> 20) + 64
+            mib = 2 * (max(scale.size, scale.reader_size, scale.table_size) >> 20) + 64
             disk = stack.enter_context(
                 slow_disk(mib, iops=scale.iops, bps=scale.bps, read_ahead_kb=scale.read_ahead_kb)
             )
@@ -365,7 +384,8 @@ def about(figures: list[str], scale: Scale) -> dict[str, object]:
         "CPUs": len(os.sched_getaffinity(0)),
         "cloakfs": importlib.metadata.version("cloakfs"),
         "figures": ", ".join(figures),
-        "size": f"{scale.size / (1 << 20):g} MiB, of concurrent readers {scale.reader_size / (1 << 20):g} MiB",
+        "size": f"{scale.size / (1 << 20):g} MiB; of concurrent readers {scale.reader_size / (1 << 20):g} MiB, "
+        f"of those beside a small table {scale.table_size / (1 << 20):g} MiB",
         "block": f"{scale.block / 1024:g} KiB",
         "outstanding reads": scale.outstanding,
         "runs": scale.runs,

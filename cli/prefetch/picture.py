@@ -4,7 +4,7 @@ import statistics
 from typing import Any
 
 from ..bench.figures import Run, Spread
-from .experiments import CURSORS, DEFAULT, DEVICE, OFF, READERS, STRIDE, reader_case, stride_case
+from .experiments import CURSORS, DEFAULT, DEVICE, OFF, READERS, SMALL, STRIDE, TABLE, reader_case, stride_case
 from .report import PAPER, readers_of, strides_of
 
 
@@ -16,14 +16,19 @@ def draw(run: Run, path: str) -> None:
     from matplotlib import pyplot  # noqa: PLC0415
 
     by_percent = readers_of(run)
-    rows = [STRIDE] * (STRIDE in run.rates) + [READERS] * bool(by_percent) + [DEVICE] * (DEVICE in run.rates)
+    small = readers_of(run, TABLE)
+    rows = [setting for setting in (STRIDE, READERS, TABLE, DEVICE) if run.rates.get(setting)]
     columns = max(3, len(by_percent))
     canvas = pyplot.figure(figsize=(4.2 * columns, 4.2 * len(rows)), layout="constrained")
     for strip, row in zip(canvas.subfigures(len(rows), 1, squeeze=False)[:, 0], rows, strict=True):
         if row == STRIDE:
             _strides(run, strip)
         elif row == READERS:
-            _readers(run, strip, by_percent)
+            _readers(run, strip, READERS, by_percent)
+            strip.suptitle("Figures 6 and 7: sequential readers of different files, on the slow disk")
+        elif row == TABLE:
+            _readers(run, strip, TABLE, small)
+            strip.suptitle(f"a table of {SMALL} files, as small as the old nfsheur")
         else:
             _devices(run, strip)
     canvas.savefig(path)
@@ -64,10 +69,10 @@ def _strides(run: Run, strip: Any) -> None:
     strip.suptitle("Table 1 and Figure 8: strides, mean and standard deviation")
 
 
-def _readers(run: Run, strip: Any, by_percent: dict[int, list[int]]) -> None:
+def _readers(run: Run, strip: Any, setting: str, by_percent: dict[int, list[int]]) -> None:
     axes = strip.subplots(1, len(by_percent), sharey=True, squeeze=False)[0]
     for axis, (percent, readers) in zip(axes, by_percent.items(), strict=True):
-        rates = run.rates[READERS]
+        rates = run.rates[setting]
         cases = [reader_case(number, percent) for number in readers]
         for peer in dict.fromkeys(peer for case in cases for peer in rates[case]):
             points = [
@@ -87,7 +92,6 @@ def _readers(run: Run, strip: Any, by_percent: dict[int, list[int]]) -> None:
     axes[0].set_ylabel("MB/s")
     handles, labels = axes[-1].get_legend_handles_labels()
     strip.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize="small")
-    strip.suptitle("Figures 6 and 7: sequential readers of different files, on the slow disk")
 
 
 def _devices(run: Run, strip: Any) -> None:

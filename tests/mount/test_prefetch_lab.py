@@ -219,7 +219,12 @@ def test_figures(place: Path) -> None:
     assert told["about"]["slow disk"].startswith("ext4 on loop")
     assert {"kernel", "block", "cache", "runs", "reduced", "disk", "memory"} <= set(told["about"])
     rates = told["rates"]
-    assert {setting: len(by_case) for setting, by_case in rates.items()} == {"stride": 2, "readers": 4, "device": 6}
+    assert {setting: len(by_case) for setting, by_case in rates.items()} == {
+        "stride": 2,
+        "readers": 4,
+        "table": 2,
+        "device": 6,
+    }
     assert all(
         len(values) == 1 and values[0] > 0 for cs in rates.values() for c in cs.values() for values in c.values()
     )

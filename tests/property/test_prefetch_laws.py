@@ -195,6 +195,27 @@ def test_a_sequential_reader_finds_all_but_the_first_reads_in_memory(
     assert prefetcher.ahead == 0
 
 
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 12)), max_size=60), st.integers(1, 40))
+def test_trust_is_lost_but_never_beyond_what_was_earned(files: list[tuple[bool, int]], total: int) -> None:
+    """Of some files only the beginning is read, of others everything."""
+    prefetcher = Prefetcher(HEURISTICS["cursors"], Limits(total=total * MIB))
+    lost = used = 0
+    for key, (whole, blocks) in enumerate(files):
+        size = blocks * MIB // 2
+        memory = 8 * BLOCK  # the kernel reads so much at the beginning by itself
+        asked = 0
+        for offset in range(0, size if whole else 4 * BLOCK, 2 * BLOCK):
+            ask = prefetcher.read(key, offset, 2 * BLOCK, size, missed=offset == 0 or offset >= memory)
+            if ask is not None:
+                asked += ask.end - ask.start
+                memory = ask.end
+        if whole:
+            used += asked
+        else:
+            lost += asked
+        assert lost <= total * MIB // 2 + used // 16
+
+
 class Reader:
     """Reads every block of a part of a file, out of order by no more than 64 KiB."""
 

@@ -175,6 +175,67 @@ def test_a_file_that_became_shorter() -> None:
     assert walk(prefetcher, [4], size=3 * BLOCK) == [None]
 
 
+def test_two_reads_in_a_row_may_be_an_accident_but_not_at_the_beginning() -> None:
+    for first in (0, 1, 2):
+        assert walk(made(), [first, first + 1]) == [None, (first + 2, first + 3)]
+    assert walk(made(), [3, 4, 5]) == [None, None, (6, 8)]
+
+
+# -- trust ----------------------------------------------------------------------------------------------
+
+SMALL = 8 << 10
+
+
+def beginnings(prefetcher: Prefetcher, files: Iterable[Hashable], reads: int = 2) -> list[int]:
+    """Read the beginnings of files, of which the kernel has got more than was missed: how much was asked for."""
+    asked = []
+    for file in files:
+        asks = [prefetcher.read(file, at * SMALL, SMALL, 4 << 20, missed=at == 0) for at in range(reads)]
+        asked.append(sum(ask.end - ask.start for ask in asks if ask is not None))
+    return asked
+
+
+@pytest.mark.parametrize(("heuristic", "asked"), [("cursors", 2 << 20), ("slowdown", 2 << 20), ("default", 0)])
+def test_who_reads_the_beginning_is_expected_to_go_on(heuristic: str, asked: int) -> None:
+    assert beginnings(Prefetcher(HEURISTICS[heuristic]), range(32)) == [asked] * 32
+
+
+def test_a_beginning_that_is_in_memory_tells_nothing() -> None:
+    prefetcher = Prefetcher(HEURISTICS["cursors"])
+    assert [prefetcher.read("file", at * SMALL, SMALL, 4 << 20, missed=False) for at in range(20)] == [None] * 20
+
+
+def test_those_who_do_not_go_on_use_trust_up() -> None:
+    prefetcher = Prefetcher(HEURISTICS["cursors"])
+    asked = beginnings(prefetcher, range(1000))
+    assert asked[:32] == [2 << 20] * 32
+    assert sum(asked[32:]) == 0
+    assert prefetcher.ahead <= prefetcher.limits.total // 2  # streams that have proven to be some have the rest
+
+
+def test_trust_can_be_earned_again() -> None:
+    prefetcher = Prefetcher(HEURISTICS["cursors"])
+    beginnings(prefetcher, range(1000))
+    for at in range(40 << 7):  # 40 MiB of one file, of which all but the beginning was asked for
+        prefetcher.read("film", at * SMALL, SMALL, HUGE, missed=at < 20)
+    assert 2 << 20 <= sum(beginnings(prefetcher, range(1000, 2000))) <= 40 << 20 >> 4
+
+
+def test_what_was_lost_on_trust_is_not_the_file_s_fault() -> None:
+    prefetcher = Prefetcher(HEURISTICS["cursors"], Limits(cursors=1))
+    assert beginnings(prefetcher, ["file"]) == [2 << 20]
+    asks = [prefetcher.read("file", (3 << 20) + at * SMALL, SMALL, 4 << 20) for at in range(3)]
+    assert asks[-1] is not None
+
+
+def test_streams_that_begin_together_share_trust() -> None:
+    prefetcher = Prefetcher(HEURISTICS["cursors"], Limits(total=6 << 20))
+    for file in range(3):
+        assert prefetcher.read(file, 0, SMALL, 4 << 20) is None
+    asks = [prefetcher.read(file, SMALL, SMALL, 4 << 20, missed=False) for file in range(3)]
+    assert [ask.end - ask.start if ask is not None else 0 for ask in asks] == [2 << 20, 1 << 20, 0]
+
+
 # -- what nobody needs to ask for -----------------------------------------------------------------------
 
 
@@ -197,7 +258,7 @@ def test_a_jump_to_what_is_in_memory_asks_for_nothing(there: int) -> None:
 
 def test_what_another_stream_has_asked_for_is_left_out() -> None:
     prefetcher = made()
-    assert walk(prefetcher, [20, 21, 22]) == [None, (22, 23), (23, 25)]
+    assert walk(prefetcher, [20, 21, 22]) == [None, None, (23, 25)]
     asks = walk(prefetcher, range(9, 26))
     assert asks[6:10] == [(18, 22), None, (22, 23), None]
     assert asks[-2:] == [None, (26, 42)]  # it has taken over the rest, and goes on from there
@@ -206,7 +267,7 @@ def test_what_another_stream_has_asked_for_is_left_out() -> None:
 
 def test_what_another_stream_has_asked_for_may_be_gone() -> None:
     prefetcher = made()
-    assert walk(prefetcher, [20, 21, 22]) == [None, (22, 23), (23, 25)]
+    assert walk(prefetcher, [20, 21, 22]) == [None, None, (23, 25)]
     walk(prefetcher, range(9, 23))
     assert walk(prefetcher, [23], missed=True) == [(24, 38)]
 
@@ -313,19 +374,20 @@ def test_the_cursor_used_least_recently_is_recycled() -> None:
     assert prefetcher.seq_counts("a") == [3]
     assert prefetcher.seq_counts("b") == [1]
     walk(prefetcher, [2001], "b")
-    assert walk(prefetcher, [1000, 1001], "b") == [None, (1002, 1003)]  # instead of a's, though of another file
+    assert walk(prefetcher, range(1000, 1003), "b") == [None, None, (1003, 1005)]  # instead of a's, of another file
     assert prefetcher.seq_counts("a") == []
-    assert prefetcher.ahead == 2 * BLOCK  # of b's two: a's was given up
-    assert walk(prefetcher, range(1, 8), "a") == [None] * 4 + [(6, 10), None, (10, 14)]  # 3 to 5 had been asked for
+    assert prefetcher.ahead == 2 * BLOCK  # of b's: a's was given up
+    # 3 to 5 had been asked for.
+    assert walk(prefetcher, range(1, 8), "a") == [None, None, (5, 6), (6, 8), (8, 10), None, (10, 14)]
 
 
 def test_windows_grow_with_seq_count() -> None:
     prefetcher = Prefetcher(HEURISTICS["cursors"], Limits(window=1 << 20))
     ahead = []
     for number in range(130):
-        prefetcher.read("file", number * 8192, 8192, HUGE, missed=number < 2)
+        prefetcher.read("file", (1 << 30) + number * 8192, 8192, HUGE, missed=number < 3)
         ahead.append(prefetcher.ahead)
-    assert ahead[:3] == [0, 128 << 10, 120 << 10]  # on trial
+    assert ahead[:4] == [0, 0, 128 << 10, 120 << 10]  # on trial
     assert max(ahead) == 1 << 20
     assert ahead[-1] >= 1 << 19
     small = Prefetcher(HEURISTICS["cursors"], Limits(window=4096))
@@ -334,10 +396,10 @@ def test_windows_grow_with_seq_count() -> None:
 
 def test_streams_share_what_a_file_may_have_ahead() -> None:
     prefetcher = Prefetcher(HEURISTICS["cursors"], Limits(file=1 << 20))
-    pieces: dict[int, list[int]] = {0: [], 1: []}
+    pieces: dict[int, list[int]] = {1: [], 2: []}
     for number in range(200):
         for stream in pieces:
-            ask = prefetcher.read("file", (stream << 30) + number * 8192, 8192, HUGE, missed=number < 2)
+            ask = prefetcher.read("file", (stream << 30) + number * 8192, 8192, HUGE, missed=number < 3)
             pieces[stream] += [ask.end - ask.start] if ask is not None else []
     assert [max(sizes) <= 1 << 19 for sizes in pieces.values()] == [True, True]
     assert all(sum(sizes) > 190 * 8192 for sizes in pieces.values())

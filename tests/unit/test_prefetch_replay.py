@@ -173,7 +173,7 @@ def test_every_case_has_its_column() -> None:
     assert rows["paper, ide1 UDP, cursors / default"] == ["1.50", "2.41"]
     assert rows[DEFAULT] == ["31.00 (1.41)"] * 2
     assert rows["cursors / default"] == ["**1.32** (1.31–1.33)"] * 2
-    assert [sheet.head for sheet in reader_sheets(run)] == [["readers", "1", "4"]] * 2
+    assert [sheet.head for sheet in reader_sheets(run)] == [["readers", "1", "4"]] * 3
     assert len(device_sheet(run).rows) == 6
 
 
@@ -185,6 +185,16 @@ def test_targets_go_by_the_worst() -> None:
     assert rows["s = 2: cursors / default"][3] == "**missed**"
     del run.rates["device"]
     assert "any device: cursors / off" not in {row[0] for row in targets(run).rows}
+
+
+def test_runs_are_taken_together_by_readers_and_by_reordering() -> None:
+    run = measured()
+    one, four = ["1 reader, 0 % reordered", "1 reader, 10 % reordered"], ["4 readers, 0 % reordered"]
+    for case, rates in run.rates["readers"].items():
+        rates["always"] = [10.0, 10.0]
+        rates["slowdown"] = [9.0, 10.0] if case == one[0] else [9.9, 9.7] if case in four else [10.0, 10.0]
+    row = next(row for row in targets(run).rows if row[0].startswith("any readers"))
+    assert row[2:] == ["0.98", "0 % reordered", "reached"]  # the median of 0.9, 1, 0.99 and 0.97
 
 
 def test_what_is_less_than_in_the_paper_is_told() -> None:
