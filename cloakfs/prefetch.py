@@ -31,7 +31,7 @@ _PAGE = 4096
 # Ahead of a stream that has not proven to be one.
 _TRIAL_WINDOW = 128 << 10
 
-# Two reads in a row may be an accident, but for the first two of a file.
+# Two reads in a row may be an accident, unless they are the first of a file.
 _LEAST_ELSEWHERE = LEAST + 1
 
 # Of what is asked for on trust, all that is read is trusted again, and this part of everything else that was worth it.
@@ -83,7 +83,7 @@ class Heuristic(Protocol):
         first: the seqCount that a file, or a cursor, begins with.
         many: a read too far from what was expected begins another cursor.
         frugal: nothing is read ahead where that has not been worth it, or would not be.
-        trusting: who reads the beginning of a file is expected to read all of it, as long as most do.
+        trusting: whoever reads the beginning of a file is expected to read all of it, as long as most do.
     """
 
     first: int
@@ -315,11 +315,9 @@ class Prefetcher:
             self._spend(cursor, read)
             self._pay(cursor.file, read)
             self._pay_back(cursor, read)
-            if not cursor.proof and read:
-                cursor.file.trial -= cursor.asked - cursor.furthest - read
-            cursor.proof += read
             cursor.furthest = end
             cursor.asked = max(cursor.asked, end)
+            self._prove(cursor, read)
         cursor.expected = end
         cursors = cursor.file.cursors
         if len(cursors) > 1:
@@ -417,6 +415,13 @@ class Prefetcher:
         if not cursor.proof:
             cursor.file.trial -= amount
 
+    @staticmethod
+    def _prove(cursor: Cursor, amount: int) -> None:
+        """If there is any, what is ahead of this stream is no trial any more."""
+        if amount and not cursor.proof:
+            cursor.file.trial -= cursor.asked - cursor.furthest
+        cursor.proof += amount
+
     def _pay(self, file: _File, amount: int) -> None:
         """So many bytes were read that had been asked for."""
         file.worth = min(file.worth + amount, self.limits.file)
@@ -425,8 +430,9 @@ class Prefetcher:
     def _borrow(self, cursor: Cursor, amount: int) -> None:
         """This stream asks for so many bytes on trust."""
         cursor.trusted = False
-        cursor.debt = cursor.proof = amount
+        cursor.debt = amount
         self._trust -= amount
+        self._prove(cursor, amount)
 
     def _pay_back(self, cursor: Cursor, amount: int) -> None:
         """So much of it was read."""

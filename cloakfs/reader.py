@@ -45,6 +45,8 @@ class Device:
         path: where it is mounted.
         chunk: bytes that it takes at once; what is asked for beyond is dropped (mm/readahead.c).
         writes_at_once: RWF_NOWAIT works for writing.
+        wait: the mean of the last misses, in seconds; None as long as there were too few.
+        pays: it is slow enough for reading ahead.
     """
 
     def __init__(self, filesystem: Filesystem) -> None:
@@ -52,20 +54,15 @@ class Device:
         self.chunk = _chunk(filesystem.device)
         self.writes_at_once = not filesystem.far
         self._waits: deque[float] = deque(maxlen=_MISSES)
+        self.wait: float | None = None
+        self.pays = False
 
     def missed(self, seconds: float) -> None:
         """So long it took to get what was not in memory."""
         self._waits.append(seconds)
-
-    @property
-    def wait(self) -> float | None:
-        """The mean of the last misses, in seconds; None as long as there were too few."""
-        return fmean(self._waits) if len(self._waits) >= _FEWEST else None
-
-    @property
-    def pays(self) -> bool:
-        """Is it slow enough for reading ahead?"""
-        return self.wait is not None and self.wait >= PAYS_SECONDS
+        if len(self._waits) >= _FEWEST:
+            self.wait = fmean(self._waits)
+            self.pays = self.wait >= PAYS_SECONDS
 
     def __str__(self) -> str:
         if self.wait is None:

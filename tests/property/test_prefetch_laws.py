@@ -71,8 +71,10 @@ class Books:
             assert all(cursor in pool and cursor.file is file for cursor in file.cursors)
             assert [cursor.expected for cursor in file.cursors] == sorted(cursor.expected for cursor in file.cursors)
             assert file.ahead == sum(cursor.asked - cursor.furthest for cursor in file.cursors) <= self.limits.file
+            assert file.trial == sum(cursor.asked - cursor.furthest for cursor in file.cursors if not cursor.proof)
             assert all(0 <= count <= MOST for count in self.prefetcher.seq_counts(key))
         assert self.prefetcher.ahead == sum(file.ahead for file in files.values()) <= self.limits.total
+        assert 0 <= self.prefetcher._trust <= self.prefetcher._most_trust
 
     def remembers_all(self) -> bool:
         """Has nothing been dropped yet of what was given up?"""
