@@ -227,7 +227,10 @@ def judge(look: Look, request: Request, *, unmapped: bool = False) -> Verdict:
         exclusive = bool(request.flags & os.O_EXCL)
         follow = not exclusive and not request.flags & os.O_NOFOLLOW
         hidden = errno.EEXIST if exclusive else errno.EACCES
-        return _error(look, request.path, follow=follow, hidden=hidden), frozenset()
+        # Of a symbolic link in a sticky directory the server's kernel says EACCES (fs.protected_*), and FUSE's does not
+        # know that the directory is sticky.
+        also = frozenset() if exclusive or follow else frozenset({errno.ELOOP})
+        return _error(look, request.path, follow=follow, hidden=hidden), also
     if name in ("unlink", "rmdir"):
         return _error(look, request.path, follow=False), _removal_errors(look, request.path, name == "rmdir")
     if name == "link":
