@@ -65,14 +65,17 @@ class Guest:
             file.write(command)
         modules = glob.glob(os.path.join(UML, "lib", "uml", "modules", "*"))[0]
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else self.out
-        init = os.path.join(os.path.dirname(__file__), "init")
+        here = os.path.dirname(__file__)
+        init = os.path.join(here, "init")
+        wide_fpu = os.path.join(self.out, "wide_fpu.so")
+        subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", wide_fpu, os.path.join(here, "wide_fpu.c")], check=True)
         with open(os.path.join(self.out, "console"), "wb") as console:
             self._process = subprocess.Popen(
                 [_kernel() or "", f"mem={_MEMORY}", "quiet", "loglevel=1", "root=none", "rootfstype=hostfs",
                  "rootflags=/", "ro", f"init={init}", f"lab.out={self.out}", f"lab.modules={modules}",
                  f"lab.root={ROOT}", f"uml_dir={self.out}", "umid=guest", "con=null", "con0=null,fd:1"],
                 stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT, start_new_session=True,
-                env={**os.environ, "TMPDIR": memory},
+                env={**os.environ, "TMPDIR": memory, "LD_PRELOAD": wide_fpu},
             )  # fmt: skip
 
     def read(self, name: str) -> str:
