@@ -166,6 +166,20 @@ def apart(call: Callable[..., _T], *args: Any) -> _T:
     return answer[0]
 
 
+def has_only_root_ids(pid: int) -> bool:
+    """Are the real, effective and saved ids of this thread all root's? (Whatever its file-system ids are; proc(5).)
+
+    It is how the kernel tells who may enter a FUSE mount without `allow_other`. The caller must be able to read /proc.
+    """
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            lines = file.read().split(b"\n")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    ids = [line.split()[1:4] for line in lines if line.startswith((b"Uid:", b"Gid:"))]
+    return ids == [[b"0"] * 3] * 2
+
+
 _CAP_HEADER = struct.pack("Ii", 0x20080522, 0)
 CAP_SYS_ADMIN = 21
 CAP_SYS_RESOURCE = 24

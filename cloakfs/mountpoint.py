@@ -63,6 +63,11 @@ class MountWords:
     record: str | None = None
     dev_refused: bool = False
 
+    @property
+    def is_exported(self) -> bool:
+        """Is it for a server alone? Then the kernel itself keeps local users out (`attach`)."""
+        return self.knfsd or self.ganesha
+
 
 def split_words(text: str) -> tuple[MountWords, str]:
     """Take mount(8)'s words out of an option string.
@@ -132,6 +137,10 @@ def _items(text: str) -> Iterator[tuple[int, int]]:
 def attach(source: str, target: str, words: MountWords, *, read_only: bool, image: str) -> int:
     """Mount a new FUSE session on `target`.
 
+    Without `allow_other` the kernel refuses every process with a real, effective or saved id that is not root's. So
+    local users do not get into a mount that is exported, where each would be served as the client's user of the same
+    number. Servers come as root: both knfsd and nfs-ganesha put on a caller's identity with the file-system ids alone.
+
     Args:
         source: what is told as the source.
         target: the mount point.
@@ -151,7 +160,7 @@ def attach(source: str, target: str, words: MountWords, *, read_only: bool, imag
         raise MountError(f"/dev/fuse: {exc.strerror}; is the fuse module loaded? (modprobe fuse)") from exc
     mode = stat.S_IFMT(os.stat(target).st_mode)
     data = f"fd={session},rootmode={mode:o},user_id=0,group_id=0"
-    if not words.ganesha:  # which comes as root: the kernel itself keeps others out
+    if not words.is_exported:
         data += ",allow_other"
     if words.default_permissions:
         data += ",default_permissions"

@@ -161,6 +161,7 @@ class Core(pyfuse3.Operations):
         self.xattrs = xattrs
         self.knfsd = knfsd
         self.ganesha = ganesha
+        self.exported = knfsd or ganesha
         self.reconnecting = Reconnecting()
         self.nodes = nodes
         self.views = views

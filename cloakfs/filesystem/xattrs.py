@@ -36,9 +36,23 @@ class ExtendedAttributes(Core):
     async def _enter_object(self, inode: InodeT, ctx: RequestContext) -> Entered:
         if not self.xattrs:
             raise FUSEError(errno.ENOSYS)  # nobody is to ask again
+        self._require_server(ctx)
         if self._is_top(inode):
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
         return await self._enter(inode, ctx)
+
+    def _require_server(self, ctx: RequestContext) -> None:
+        """Refuse local users in a mount that is for a server alone.
+
+        The kernel does so for all other requests (`mountpoint.attach`), but not for `security.` names and ACLs of what
+        one can get hold of without a search: the root of the mount. A process in a pid namespace that is not below the
+        daemon's (0) is a thread of the kernel's server, when the daemon runs in a container.
+        """
+        if not self.exported or not ctx.pid or ctx.pid in self._insiders:
+            return
+        linux.assume(linux.ROOT)  # /proc may be mounted with hidepid
+        if not linux.has_only_root_ids(ctx.pid):
+            raise FUSEError(errno.EACCES)
 
     @answers
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
