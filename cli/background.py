@@ -1,5 +1,6 @@
 """Going to the background once the work is under way."""
 
+import contextlib
 import logging
 import os
 import signal
@@ -15,6 +16,36 @@ Work = Callable[[Callable[[], None]], None]
 """Does something for a long time, and calls what it is given once it is ready."""
 
 
+_inherited: frozenset[int] = frozenset()
+
+
+def remember_inherited() -> None:
+    """To be called first of all: what is open now was opened by others, and is let go of by whoever stays for long.
+
+    Not at once: a configuration may be read from a descriptor (`--exports /dev/fd/3`).
+    """
+    global _inherited  # noqa: PLW0603  (it is the process's)
+    with os.scandir("/proc/self/fd") as entries:
+        numbers = {int(entry.name) for entry in entries}
+    # The listing's own descriptor is closed again.
+    _inherited = frozenset(fd for fd in numbers if fd > 2 and _is_open(fd))
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def _close_inherited() -> None:
+    """Whatever a lock, a pipe or a mount is held by would be held for the daemon's life."""
+    for fd in _inherited:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
 def in_foreground(work: Work, level: int, *refusals: type[Exception]) -> NoReturn:
     """Do the work here, log to the terminal, and tell systemd when it is ready (sd_notify(3)).
 
@@ -24,6 +55,7 @@ def in_foreground(work: Work, level: int, *refusals: type[Exception]) -> NoRetur
         refusals: exceptions whose text is a message for the user.
     """
     logging.basicConfig(level=level, format="cloakfs: %(message)s", stream=sys.stderr)
+    _close_inherited()
     try:
         work(lambda: SystemdNotifier().notify("READY=1"))
     except refusals as exc:
@@ -42,6 +74,7 @@ def in_background(work: Work, level: int, log_path: str, *refusals: type[Excepti
             sys.exit(0)
         fail(said or f"the daemon died; see {log_path}", 1)
     os.close(reader)
+    _close_inherited()
     os.setsid()
     os.chdir("/")
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -50,6 +83,8 @@ def in_background(work: Work, level: int, log_path: str, *refusals: type[Excepti
     os.dup2(null, 0)
     os.dup2(log_fd, 1)
     os.dup2(log_fd, 2)
+    for fd in {null, log_fd} - {0, 1, 2}:
+        os.close(fd)
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
 
     def ready() -> None:

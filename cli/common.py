@@ -10,6 +10,9 @@ from rich.console import Console
 from cloakfs.exports import Export, ExportsWarning, Options, parse
 from cloakfs.mountpoint import MountError
 
+# For other processes of ours. -P: nothing is imported from the working directory, which may be anybody's.
+OWN_COMMAND = (sys.executable, "-P", "-m", "cloakfs_cli.main")
+
 
 def fail(text: str, status: int) -> NoReturn:
     """End with one clear line: status 1 for what cannot be done, 2 for what was asked wrongly."""

@@ -28,7 +28,7 @@ from cloakfs.nfs.plan import Plan, Remark, ServerKind, absolute, plan
 from cloakfs.nfs.server import Server, ServerError
 
 from .background import in_background, in_foreground
-from .common import console, fail, printable
+from .common import OWN_COMMAND, console, fail, printable
 
 DEFAULT_PATH = "/etc/cloakfs/exports.d"
 DEFAULT_ROOT = "/srv/cloakfs"
@@ -268,8 +268,7 @@ def _lock(run_dir: str, name: str) -> int:
 
 
 def _serve(service: _Service, made: Plan, run_dir: str, ready: Callable[[], None]) -> None:
-    command = [sys.executable, "-m", "cloakfs_cli.main", "mount"]
-    guard = Guard(made, service.plan, service.make_server(), run_dir, command)
+    guard = Guard(made, service.plan, service.make_server(), run_dir, [*OWN_COMMAND, "mount"])
     try:
         trio.run(guard.run, ready)
     except OSError as exc:

@@ -5,6 +5,7 @@ import sys
 
 import click
 
+from .background import remember_inherited
 from .bench import bench
 from .check import check
 from .explain import explain
@@ -30,6 +31,7 @@ for command in (mount, umount, status, export, check, explain, table, bench, pre
 
 def main() -> None:
     """Run the command; `cloakfs SOURCE MOUNTPOINT …`, as mount(8)'s FUSE helper calls it, means `cloakfs mount`."""
+    remember_inherited()
     if len(sys.argv) > 1 and os.sep in sys.argv[1] and not sys.argv[1].startswith("-"):
         sys.argv.insert(1, "mount")
     cloakfs.main(prog_name="cloakfs")

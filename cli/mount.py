@@ -16,7 +16,7 @@ from cloakfs.exports import ExportsError, Options, format_options, parse_options
 from cloakfs.mounted import RUN_DIR, mount_key
 from cloakfs.mountpoint import MountError, split_words
 
-from .background import in_background, in_foreground
+from .background import in_background, in_foreground, remember_inherited
 from .common import entry_for, fail, printable, read_exports
 
 
@@ -128,6 +128,7 @@ def mount_helper() -> None:
 
     With -f (fake) nothing is mounted, as mount(8) has it.
     """
+    remember_inherited()
     arguments = sys.argv[1:]
     kept = []
     while arguments:

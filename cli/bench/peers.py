@@ -7,7 +7,6 @@ import select
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from cloakfs import mounts
 from cloakfs.mounted import RUN_DIR, STATE_DIR, mount_key
 
+from ..common import OWN_COMMAND
 from .tree import OWNER, WORKER
 
 BARE = "bare"
@@ -143,7 +143,7 @@ def mounting(options: str, *more: str, uid: int = WORKER + SHIFT, optional: bool
         key = mount_key(tree, at)
         status = os.path.join(RUN_DIR, f"{key}.json")
         daemon: list[int] = []  # a pidfd, once it is there
-        command = [sys.executable, "-m", "cloakfs_cli.main", "mount", tree, at, *more, "-o", options]
+        command = [*OWN_COMMAND, "mount", tree, at, *more, "-o", options]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
         def stop() -> None:

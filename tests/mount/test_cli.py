@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ from click.testing import CliRunner
 from cli.main import cloakfs
 from cloakfs.exports import Export, format_exports, parse
 from tests.agents import User, read
-from tests.mount.conftest import Mount, is_mounted, mounted, run
+from tests.mount.conftest import COMMAND, Mount, is_mounted, mounted, run
 
 SCRIPTS = Path(__file__).parents[2] / ".venv" / "bin"
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -146,6 +147,19 @@ def test_warnings_do_not_prevent_a_mount(tree: str, target: str) -> None:
         assert is_mounted(target)
         assert done.stderr.startswith("cloakfs: -o:1:23: warning: 'uid 1 map 3' loses all of its client ids")
     finally:
+        run("umount", target)
+
+
+def test_the_daemon_holds_nothing_of_whoever_mounts(base: str, tree: str, target: str) -> None:
+    lock = os.open(f"{base}/lock", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    subprocess.run([*COMMAND, "mount", tree, target], check=True, pass_fds=[lock], timeout=60)
+    try:
+        os.close(lock)
+        lock = os.open(f"{base}/lock", os.O_RDWR)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(lock)
         run("umount", target)
 
 
