@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple, Protocol
 
+from cloakfs.cursorpool import CursorPool
+
 NEAR_BYTES = 64 << 10
 """A read no farther than this from the expected offset may be one of a sequential stream that came out of order."""
 
@@ -66,14 +68,14 @@ class Limits:
         file: bytes asked for and not read yet, of one file.
         total: the same of all files.
         files: so many are remembered; the least recently read is forgotten first, when there are more.
-        cursors: the same for cursors, which all files share.
+        cursors: so many streams are followed, which all files share fairly; as many as files at least.
     """
 
     window: int = 2 << 20
     file: int = 16 << 20
     total: int = 128 << 20
     files: int = 4096
-    cursors: int = 1024
+    cursors: int = 4096
 
 
 class Heuristic(Protocol):
@@ -183,10 +185,11 @@ class Cursor:
 class _File:
     """An active file: its cursors in the order of their expected offsets."""
 
-    __slots__ = ("ahead", "cursors", "given_up", "trial", "waste", "worth")
+    __slots__ = ("ahead", "cursors", "given_up", "going_on", "trial", "waste", "worth")
 
     def __init__(self) -> None:
         self.cursors: list[Cursor] = []
+        self.going_on = 0  # so many of them have proven to be streams, and are read
         self.ahead = 0  # bytes asked for and not read yet
         self.trial = 0  # those of streams that have not proven to be any
         self.worth = 0  # bytes asked for that were read then, as far as they count
@@ -215,7 +218,8 @@ class Prefetcher:
         self._reads = 0
         self._next_look = 0  # for who is idle
         self._files: OrderedDict[Hashable, _File] = OrderedDict()
-        self._pool: OrderedDict[Cursor, None] = OrderedDict()
+        self._pool: CursorPool[Cursor] = CursorPool(max(self.limits.cursors, self.limits.files))
+        self._going_on: OrderedDict[Cursor, None] = OrderedDict()  # the one read last is the last
 
     def read(self, key: Hashable, offset: int, length: int, size: int, *, missed: bool = True) -> Ask | None:
         """Take note of a read, and say what to read ahead now.
@@ -241,15 +245,18 @@ class Prefetcher:
             cursor.begins = offset <= NEAR_BYTES  # it may have come out of order
             cursor.trusted = cursor.begins and missed and self.heuristic.trusting
         else:
-            self._pool.move_to_end(cursor)
             self._move(cursor, offset, end, missed)
         cursor.used = self._reads
+        self._pool.use(file, cursor, is_stream=cursor.seq_count >= LEAST)
         if file.given_up:
             self._pay(file, self._take_back(file, cursor, offset, end, missed=missed))
         if len(file.cursors) > 1:
             self._take_over(file, cursor, offset, end, missed=missed)
         least = LEAST if cursor.begins or cursor.proof else _LEAST_ELSEWHERE
-        return self._ask(cursor, length, size) if cursor.cold and cursor.seq_count >= least else None
+        ask = self._ask(cursor, length, size) if cursor.cold and cursor.seq_count >= least else None
+        if cursor.proof:
+            self._note_going_on(cursor)
+        return ask
 
     def seq_counts(self, key: Hashable) -> list[int]:
         """Of the file's cursors, in the order of their offsets."""
@@ -270,8 +277,9 @@ class Prefetcher:
 
     def _drop(self, file: _File) -> None:
         self.ahead -= file.ahead
+        self._pool.drop(file)
         for cursor in file.cursors:
-            del self._pool[cursor]
+            self._forget_going_on(cursor)
 
     def _cursor(self, file: _File, offset: int) -> Cursor | None:
         """The one whose expected offset is nearest, if it is near enough or the only one there may be."""
@@ -285,13 +293,14 @@ class Prefetcher:
         return nearest if abs(nearest.expected - offset) <= NEAR_BYTES else None
 
     def _new_cursor(self, file: _File, end: int) -> Cursor:
-        if len(self._pool) >= self.limits.cursors:
-            oldest, _ = self._pool.popitem(last=False)
-            self._give_up(oldest, oldest.asked)
-            oldest.file.cursors.remove(oldest)
+        before = self._reads - self._turns()
+        old = self._pool.make_room(file, lambda stream: stream.used < before)
+        if old is not None:
+            self._give_up(old, old.asked)
+            self._forget_going_on(old)
+            old.file.cursors.remove(old)
         cursor = Cursor(file, self.heuristic.first, end)
         insort(file.cursors, cursor, key=_expected)
-        self._pool[cursor] = None
         return cursor
 
     def _move(self, cursor: Cursor, offset: int, end: int, missed: bool) -> None:
@@ -368,12 +377,23 @@ class Prefetcher:
     def _share(self, cursor: Cursor) -> int:
         """What a stream may have ahead so that there is room for all that go on."""
         before = self._reads - self._turns()
-        here = everywhere = 0
-        for other in takewhile(lambda other: other.used >= before, reversed(self._pool)):
-            if other.proof or other is cursor:
-                here += other.file is cursor.file
-                everywhere += 1
+        while self._going_on and (oldest := next(iter(self._going_on))).used < before:
+            self._forget_going_on(oldest)
+        more = cursor not in self._going_on
+        here, everywhere = cursor.file.going_on + more, len(self._going_on) + more
         return min(self.limits.file // here, self.limits.total // everywhere) // _PAGE * _PAGE
+
+    def _note_going_on(self, cursor: Cursor) -> None:
+        """This is a stream that has just been read, and will be."""
+        if cursor not in self._going_on:
+            cursor.file.going_on += 1
+        self._going_on[cursor] = None
+        self._going_on.move_to_end(cursor)
+
+    def _forget_going_on(self, cursor: Cursor) -> None:
+        if cursor in self._going_on:
+            cursor.file.going_on -= 1
+            del self._going_on[cursor]
 
     def _is_worth_it(self, file: _File) -> bool:
         return not self.heuristic.frugal or file.trial + 2 * file.waste <= _TRIAL + file.worth

@@ -66,9 +66,12 @@ class Books:
     def check(self) -> None:
         files, pool = self.prefetcher._files, self.prefetcher._pool
         assert list(files) == self.known
-        assert sum(len(file.cursors) for file in files.values()) == len(pool) <= self.limits.cursors
+        assert sum(len(file.cursors) for file in files.values()) == len(pool)
+        assert len(pool) <= max(self.limits.cursors, self.limits.files)
         for key, file in files.items():
-            assert all(cursor in pool and cursor.file is file for cursor in file.cursors)
+            assert pool.of(file) == {*file.cursors} != set()  # nobody is without one
+            assert all(cursor.file is file for cursor in file.cursors)
+            assert file.going_on == sum(cursor in self.prefetcher._going_on for cursor in file.cursors)
             assert [cursor.expected for cursor in file.cursors] == sorted(cursor.expected for cursor in file.cursors)
             assert file.ahead == sum(cursor.asked - cursor.furthest for cursor in file.cursors) <= self.limits.file
             assert file.trial == sum(cursor.asked - cursor.furthest for cursor in file.cursors if not cursor.proof)
@@ -310,6 +313,38 @@ def test_readers_that_come_to_where_others_were(case: tuple[list[Reader], list[i
         end = block + readers[which].length // BLOCK
         books.read("file", block, end, 4000)
         assert books.remembers_all()
+
+
+# -- fairness ------------------------------------------------------------------------------------------------
+
+FILES, POOL = 6, 30  # five cursors are a file's equal part
+
+
+@given(st.integers(1, POOL // FILES), st.lists(st.tuples(st.integers(1, FILES - 1), st.integers(0, 400)), max_size=400))
+def test_no_other_file_takes_streams_that_are_a_file_s_part(streams: int, reads: list[tuple[int, int]]) -> None:
+    prefetcher = Prefetcher(HEURISTICS["cursors"], Limits(files=FILES, cursors=POOL))
+    for stream in range(streams):
+        for at in range(2):
+            prefetcher.read("film", stream * SPACING + at * BLOCK, BLOCK, 1 << 40)
+    for number, (file, place) in enumerate(reads):
+        prefetcher.read(file, place * SPACING, BLOCK, 1 << 40)
+        if number % 100 == 0:
+            prefetcher.read("film", 0, 1, 1 << 40)  # near enough, to remain among the files that are remembered
+    assert len(prefetcher.seq_counts("film")) == streams
+    assert all(count >= LEAST for count in prefetcher.seq_counts("film"))
+
+
+@given(st.lists(st.tuples(st.integers(0, FILES - 1), st.integers(0, 50), st.integers(1, 3)), max_size=300))
+def test_whoever_wants_its_part_gets_it(reads: list[tuple[int, int, int]]) -> None:
+    """Whatever others have read, as many streams as are a file's part, one after the other, are all followed."""
+    prefetcher = Prefetcher(HEURISTICS["cursors"], Limits(files=FILES, cursors=POOL))
+    for file, place, times in reads:
+        for at in range(times):
+            prefetcher.read(file, place * SPACING + at * BLOCK, BLOCK, 1 << 40)
+    for stream in range(POOL // FILES):
+        for at in range(2):
+            prefetcher.read("film", stream * SPACING + at * BLOCK, BLOCK, 1 << 40)
+    assert prefetcher.seq_counts("film") == [2] * (POOL // FILES)
 
 
 # -- random readers -----------------------------------------------------------------------------------------

@@ -1,9 +1,12 @@
 """What is read ahead: scores, cursors, windows and limits, read by read."""
 
 from collections.abc import Hashable, Iterable
+from random import Random
 
 import pytest
 
+from cli.prefetch.replay import Outcome, replay
+from cli.prefetch.streams import Read, generate, merged
 from cloakfs.prefetch import HEURISTICS, LEAST, MOST, NEAR_BYTES, Ask, Cursor, Limits, Prefetcher
 
 BLOCK = 32 << 10
@@ -29,6 +32,10 @@ class Real(Remembering):
 
     _window = Prefetcher._window
     _share = Prefetcher._share
+
+
+def replayed(streams: Iterable[Iterable[Read]]) -> Outcome:
+    return replay(merged(streams), HEURISTICS["cursors"], Limits())
 
 
 def made(heuristic: str = "cursors", limits: Limits | None = None) -> Remembering:
@@ -222,7 +229,7 @@ def test_trust_can_be_earned_again() -> None:
 
 
 def test_what_was_lost_on_trust_is_not_the_file_s_fault() -> None:
-    prefetcher = Prefetcher(HEURISTICS["cursors"], Limits(cursors=1))
+    prefetcher = Prefetcher(HEURISTICS["cursors"], Limits(files=1, cursors=1))
     assert beginnings(prefetcher, ["file"]) == [2 << 20]
     asks = [prefetcher.read("file", (3 << 20) + at * SMALL, SMALL, 4 << 20) for at in range(3)]
     assert asks[-1] is not None
@@ -365,20 +372,72 @@ def test_the_file_read_least_recently_is_ejected_and_begins_anew() -> None:
     assert prefetcher.seq_counts("a") == []
 
 
-def test_the_cursor_used_least_recently_is_recycled() -> None:
-    prefetcher = made(limits=Limits(cursors=2))
+def test_a_file_recycles_its_own_cursors_first() -> None:
+    prefetcher = made(limits=Limits(files=2, cursors=4))
     walk(prefetcher, [0, 1], "a")
-    walk(prefetcher, [1000], "b")
-    walk(prefetcher, [2], "a")
-    walk(prefetcher, [2000], "b")
-    assert prefetcher.seq_counts("a") == [3]
-    assert prefetcher.seq_counts("b") == [1]
-    walk(prefetcher, [2001], "b")
-    assert walk(prefetcher, range(1000, 1003), "b") == [None, None, (1003, 1005)]  # instead of a's, of another file
-    assert prefetcher.seq_counts("a") == []
-    assert prefetcher.ahead == 2 * BLOCK  # of b's: a's was given up
+    walk(prefetcher, [1000, 1001, 2000, 3000], "b")
+    assert prefetcher.seq_counts("b") == [2, 1, 1]
+    walk(prefetcher, [4000], "b")  # instead of the one at 2000: it was used least recently of those on trial
+    assert (prefetcher.seq_counts("a"), prefetcher.seq_counts("b")) == ([2], [2, 1, 1])
+    walk(prefetcher, [3001, 4001], "b")
+    assert prefetcher.seq_counts("b") == [2, 2, 2]
+    assert walk(prefetcher, [2], "a") == [(3, 5)]  # goes on
+
+
+def test_who_has_less_than_its_part_gets_it_from_who_has_most() -> None:
+    prefetcher = made(limits=Limits(files=2, cursors=4))
+    walk(prefetcher, [start + n for start in range(1000, 5000, 1000) for n in range(2)], "b")
+    assert prefetcher.seq_counts("b") == [2, 2, 2, 2]
+    walk(prefetcher, [1000, 1001], "a")
+    walk(prefetcher, [2000, 2001], "a")
+    assert (prefetcher.seq_counts("a"), prefetcher.seq_counts("b")) == ([2, 2], [2, 2])
+    walk(prefetcher, [3000, 3001], "a")
+    assert (prefetcher.seq_counts("a"), prefetcher.seq_counts("b")) == ([2, 2], [2, 2])
+
+
+def test_what_a_recycled_cursor_asked_for_is_given_up() -> None:
+    prefetcher = made(limits=Limits(files=1, cursors=1))
+    assert walk(prefetcher, [0, 1, 2]) == [None, (2, 3), (3, 5)]
+    walk(prefetcher, [1000])
+    assert prefetcher.ahead == 0
     # 3 to 5 had been asked for.
-    assert walk(prefetcher, range(1, 8), "a") == [None, None, (5, 6), (6, 8), (8, 10), None, (10, 14)]
+    assert walk(prefetcher, range(1, 8)) == [None, None, (5, 6), (6, 8), (8, 10), None, (10, 14)]
+
+
+def test_streams_that_were_left_alone_give_way() -> None:
+    prefetcher = made(limits=Limits(files=2, cursors=40))
+    walk(prefetcher, [start * 1000 + n for start in range(40) for n in range(2)], "yesterday")
+    walk(prefetcher, range(1000), "today")
+    starts = [10**6 + stream * 1000 for stream in range(30)]
+    walk(prefetcher, [start + n for n in range(5) for start in starts], "today")
+    assert prefetcher.seq_counts("today").count(5) == 30
+
+
+def test_one_file_more_than_1024_is_no_cliff() -> None:
+    misses = replayed(generate("sequential", 1025 * 33 * SMALL, SMALL, readers=1025)).misses
+    assert misses < 1025 * 3  # of 33,825: what cannot be known before the second read of each file
+
+
+@pytest.mark.parametrize("one_file", [True, False])
+def test_64_streams_beside_random_readers(one_file: bool) -> None:
+    """Random readers that make a hundred times as many reads as there are cursors do not cost streams one read."""
+    films = [[Read(at, f"film{0 if one_file else n}", (n << 24 if one_file else 0) + at * SMALL, SMALL)
+              for at in range(64)] for n in range(64)]  # fmt: skip
+    random = Random(1)
+    noise = [[Read(n // 128, f"random{n % 4}", random.randrange(1 << 21) * SMALL, SMALL) for n in range(64 * 128)]]
+
+    def misses(streams: list[list[Read]]) -> int:
+        limits = Limits(files=128, cursors=256)
+        prefetcher, memory, found = Prefetcher(HEURISTICS["cursors"], limits), set(), 0
+        for read in merged(streams):
+            missed = (read.file, read.offset) not in memory
+            found += missed and read.file.startswith("film")
+            ask = prefetcher.read(read.file, read.offset, SMALL, HUGE, missed=missed)
+            if ask is not None:
+                memory |= {(read.file, at) for at in range(ask.start, ask.end, SMALL)}
+        return found
+
+    assert misses([*films, *noise]) <= misses(films)
 
 
 def test_windows_grow_with_seq_count() -> None:
