@@ -17,7 +17,7 @@ from typing import TextIO
 import pyfuse3
 import trio
 
-from . import linux, loop, mountpoint
+from . import linux, loop, mountpoint, mounts
 from .exports import ExportsError, Options
 from .filesystem import Filesystem, kernelcache
 from .groups import group_source
@@ -27,6 +27,7 @@ from .mountpoint import MountError, MountWords
 from .nodes import Nodes
 from .policy import Policy, PolicyError, load_policy
 from .reader import Reader
+from .tasks import Tasks
 from .views import ViewError, Views
 from .watch import Watch
 
@@ -218,9 +219,7 @@ def _refuse_to_serve_itself(settings: Settings) -> None:
     Raises:
         MountError: the new mount is to be seen below the source.
     """
-    with open("/proc/self/mountinfo", "rb") as file:
-        mounts = [line.split() for line in file]
-    places = [(words[2], os.fsdecode(words[4].decode("unicode_escape").encode("latin-1"))) for words in mounts]
+    places = [(place.device, place.path) for place in mounts.by_id().values()]
     device = next((device for device, path in reversed(places) if path == settings.target), None)
     inside = settings.source.rstrip("/") + "/"
     for other, path in places:
@@ -265,23 +264,24 @@ class _Daemon:
         self._ready = ready
         self._told = told
         self._watch = watch
+        self._asked_to_stop = False
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            self._filesystem.nursery = self._filesystem.reader.nursery = nursery
+            tasks = self._filesystem.tasks = self._filesystem.reader.tasks = Tasks(nursery)
             # What comes again while it is ending must not keep it from leaving everything tidy.
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)
             with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
-                nursery.start_soon(self._obey, signals, nursery)
-                nursery.start_soon(self._say_ready)
-                nursery.start_soon(self._keep_house)
-                cache = self._filesystem.cache
-                nursery.start_soon(self._filesystem.views.keep_fresh, cache.forget_everything)
-                nursery.start_soon(cache.keep_forgetting)
-                nursery.start_soon(cache.follow_mounts)
+                tasks.keep("obeying signals", self._obey, signals, tasks)
+                nursery.start_soon(self._say_ready)  # a mount that cannot say so was not made
+                tasks.keep("keeping house", self._keep_house)
+                cache, views = self._filesystem.cache, self._filesystem.views
+                tasks.keep("following the user database", views.keep_fresh, cache.forget_everything)
+                tasks.keep("having the kernel forget", cache.keep_forgetting)
+                tasks.keep("following mounts", cache.follow_mounts)
                 if self._watch is not None:
-                    nursery.start_soon(cache.follow, self._watch)
+                    tasks.keep("following changes", cache.follow, self._watch)
                 await self._answer_requests()
                 nursery.cancel_scope.cancel()
 
@@ -314,18 +314,17 @@ class _Daemon:
         linux.assume(linux.ROOT)
         self._index.checkpoint()
 
-    async def _obey(self, signals: AsyncIterator[int], nursery: trio.Nursery) -> None:
-        asked = False
+    async def _obey(self, signals: AsyncIterator[int], tasks: Tasks) -> None:
         async for number in signals:
             if number == signal.SIGHUP:
                 self._reload()
-            elif asked:
+            elif self._asked_to_stop:
                 log.info("%s: asked again", self._settings.target)
                 pyfuse3.terminate()
             else:
-                asked = True
+                self._asked_to_stop = True
                 log.info("%s: asked to stop", self._settings.target)
-                nursery.start_soon(self._stop)
+                tasks.keep("stopping", self._stop)
 
     async def _stop(self) -> None:
         # In a thread: the kernel may have to write back pages first, through this very loop.

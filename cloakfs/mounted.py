@@ -1,6 +1,7 @@
 """The mounts of this machine, as their daemons tell."""
 
 import contextlib
+import errno
 import fcntl
 import glob
 import hashlib
@@ -97,25 +98,39 @@ class Told:
 
 
 def mounted() -> dict[str, Mounted]:
-    """The mounts by mount point."""
+    """The mounts by mount point.
+
+    Raises:
+        OSError: there is no descriptor, or no memory, to find out.
+    """
     found = {}
     for path in glob.glob(os.path.join(glob.escape(RUN_DIR), "*.json")):
         try:
             with open(path, encoding="utf-8") as file:
                 told = json.load(file)
             mount = Mounted(**{name: told[name] for name in Mounted.__dataclass_fields__})
-        except (OSError, ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError):
             continue  # it just ended
+        except OSError as exc:
+            _raise_if_full(exc)
+            continue
         if _is_served(os.path.basename(path).removesuffix(".json")):
             found[mount.target] = mount
     return found
+
+
+def _raise_if_full(exc: OSError) -> None:
+    """Who cannot find out whether a daemon lives must not take it for dead."""
+    if exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        raise exc
 
 
 def _is_served(key: str) -> bool:
     """Does the daemon of this mount live? One that was killed leaves its file behind, and its pid to others."""
     try:
         state = os.open(os.path.join(STATE_DIR, key), os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except OSError as exc:
+        _raise_if_full(exc)
         return False
     try:
         fcntl.flock(state, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,34 +1,100 @@
-"""What is mounted where, as this process sees it."""
+"""What is mounted where, as this process sees it.
+
+The table is read as bytes: users name mount points, types (`fusermount3 -o subtype=…`) and sources as they like, and
+nothing they write may keep anybody from reading the rest.
+"""
 
 import os
+import re
 import select
 from collections.abc import AsyncGenerator
+from typing import NamedTuple
 
 import trio
 
+_TABLE = "/proc/self/mountinfo"
 
-def by_id() -> dict[int, tuple[str, str]]:
-    """Mount id -> (mount point, file-system type), in the order of mounting, from proc_pid_mountinfo(5)."""
-    mounts = {}
-    with open("/proc/self/mountinfo", "rb") as file:
-        for line in file:
-            fields, _, rest = line.partition(b" - ")
-            words = fields.split()
-            # White space and backslashes are octal escapes, all other bytes are themselves.
-            path = words[4].decode("unicode_escape").encode("latin-1")
-            mounts[int(words[0])] = (os.fsdecode(path), rest.split()[0].decode())
-    return mounts
+_escape = re.compile(rb"\\([0-7]{3})")
+_mounter = re.compile(rb"(?:^|,)user_id=(\d{1,10})(?:,|$)")
+
+
+class Place(NamedTuple):
+    """Something that is mounted.
+
+    Attributes:
+        path: the mount point; bytes that are no UTF-8 as `os.fsdecode` has them.
+        kind: the type of the file system, likewise.
+        parent: id of the mount that the mount point lies on.
+        device: st_dev, as `major:minor`.
+        mounter: uid of who mounted it and answers for it, of FUSE file systems; 0 of all others.
+    """
+
+    path: str
+    kind: str
+    parent: int
+    device: str
+    mounter: int
+
+
+def by_id() -> dict[int, Place]:
+    """What is mounted by mount id, in the order of mounting."""
+    with open(_TABLE, "rb") as file:
+        return parse(file.read())
+
+
+def parse(table: bytes) -> dict[int, Place]:
+    """A table as proc_pid_mountinfo(5) has it; what is no line of one is left out."""
+    places = {}
+    for line in table.split(b"\n"):
+        # At blanks alone: other white space (form feeds, say) stands for itself.
+        fields, _, rest = line.partition(b" - ")
+        words, more = fields.split(b" "), rest.split(b" ")
+        if len(words) < 6 or not (words[0].isdigit() and words[1].isdigit()):
+            continue
+        kind = _text(more[0])
+        found = _mounter.search(more[-1]) if kind.startswith("fuse") else None
+        mounter = int(found[1]) if found else 0
+        places[int(words[0])] = Place(_text(words[4]), kind, int(words[1]), _text(words[2]), mounter)
+    return places
+
+
+def _text(field: bytes) -> str:
+    """Blanks, tabs, line feeds and backslashes are octal escapes, all other bytes are themselves."""
+    return os.fsdecode(_escape.sub(lambda escape: bytes([int(escape[1], 8) & 0xFF]), field))
 
 
 def by_path() -> dict[str, str]:
     """Mount point -> type of what is mounted there last."""
-    return dict(by_id().values())
+    return {place.path: place.kind for place in by_id().values()}
+
+
+class Changes:
+    """Tells without waiting whether something was mounted or unmounted since it was asked last."""
+
+    def __init__(self) -> None:
+        self._table = open(_TABLE, "rb")  # noqa: SIM115  (kept for as long as somebody wants to know)
+        self._poll = select.poll()
+        self._poll.register(self._table, select.POLLPRI)
+
+    def seen(self) -> bool:
+        """Was there anything?"""
+        return bool(self._poll.poll(0))
+
+    def table(self) -> dict[int, Place]:
+        """`by_id`, also if there is no descriptor to be had."""
+        self._table.seek(0)
+        return parse(self._table.read())
+
+    def close(self) -> None:
+        """Nobody wants to know any more."""
+        self._table.close()
 
 
 async def changes() -> AsyncGenerator[None, None]:
-    """Something was mounted or unmounted somewhere, for ever (proc_pid_mounts(5))."""
-    with open("/proc/self/mountinfo", "rb") as table, select.epoll() as poll:
+    """Something was mounted or unmounted somewhere, for ever (proc_pid_mounts(5)); the first time at once."""
+    with open(_TABLE, "rb") as table, select.epoll() as poll:
         poll.register(table, select.EPOLLPRI)
+        yield
         while True:
             await trio.lowlevel.wait_readable(poll.fileno())
             poll.poll(0)

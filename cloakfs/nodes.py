@@ -51,6 +51,8 @@ _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 # More levels than a path can have.
 _MAX_DEPTH = 4096
 
+_NamedIn = tuple[tuple[int, int], bytes]  # st_dev and st_ino of a directory, and a name in it
+
 _NO_VIEWS: frozenset[int] = frozenset()
 
 # How long a directory that was below the root counts as being there, in seconds.
@@ -92,6 +94,9 @@ class Stale(OSError):
 # A local file system that kept the session loop waiting so long is asked from threads for a while.
 _SLOW_SECONDS = 0.005
 _SLOW_FOR_SECONDS = 10.0
+
+# After looking at what is mounted, so many times as long it is not looked at.
+_SHARE_OF_MOUNTS = 20
 
 # So long a file system may take to tell about itself when it is met.
 _MEET_SECONDS = 2.0
@@ -136,6 +141,15 @@ class Filesystem:
         """It was asked from the session loop, and answered after so long."""
         if seconds > _SLOW_SECONDS:
             self.slow_until = time.monotonic() + _SLOW_FOR_SECONDS
+
+
+def _storable(text: str) -> str:
+    """The text as a database takes it, and unlike any other's, also if it has bytes that are no UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "\0" + os.fsencode(text).hex()
+    return text
 
 
 class Object:
@@ -190,10 +204,16 @@ class Nodes:
         self._by_number: dict[int, Filesystem] = {}
         self._beside: dict[tuple[int, int], set[bytes]] = {}  # where something far is mounted, and what it is called
         self.on_new_filesystem: Callable[[Filesystem], None] | None = None
+        self.on_shunned: Callable[[Object, bytes], None] | None = None
         self._open: dict[int, Object] = {}
         self._uses = 0  # of descriptors
         self._uses_before = 0  # when the idle ones were closed last
         self._by_inode: dict[tuple[int, int], Object] = {}  # of those in `_open`
+        self._mount_changes = mounts.Changes()
+        self._mounts_outdated = True
+        self._mounts_again = 0.0  # before that, it is not looked at what is mounted
+        self._shunned_at: dict[tuple[int, str], _NamedIn | None] = {}  # by mount id and path
+        self._shunned: dict[tuple[int, int], set[bytes]] = {}
         self._inside: set[tuple[int, int]] = set()  # directories seen below the root, good for a moment
         self._inside_until = 0.0
         self._transient = _TRANSIENT | int.from_bytes(os.urandom(5), "little")
@@ -218,10 +238,72 @@ class Nodes:
         return list(self._by_mount.values())
 
     def mounts_below(self) -> dict[int, str]:
-        """What is mounted inside of the tree: mount id -> mount point."""
+        """What the administrator mounted inside of the tree: mount id -> mount point."""
         linux.assume(linux.ROOT)
+        return {number: place.path for number, place in self._mounted_inside() if not place.mounter}
+
+    def _mounted_inside(self) -> list[tuple[int, mounts.Place]]:
         inside = self._source.rstrip("/") + "/"
-        return {number: path for number, (path, _) in mounts.by_id().items() if path.startswith(inside)}
+        return [(number, place) for number, place in mounts.by_id().items() if place.path.startswith(inside)]
+
+    def shunned(self, directory: os.stat_result) -> Set[bytes]:
+        """The names in this directory at which a user has mounted a FUSE file system.
+
+        It is not looked into, and the name leads nowhere: whoever serves it may answer late, or never.
+        """
+        self.heed_mounts()
+        return self._shunned.get(self._id(directory), frozenset()) if self._shunned else frozenset()
+
+    def heed_mounts(self) -> None:
+        """If anything was mounted or unmounted, see what is to be shunned."""
+        if self._mount_changes.seen():
+            self._mounts_outdated = True
+        if self._mounts_outdated and time.monotonic() >= self._mounts_again:
+            self._find_shunned()
+
+    def _find_shunned(self) -> None:
+        began = time.monotonic()
+        linux.assume(linux.ROOT)
+        table = self._mount_changes.table()
+        inside = self._source.rstrip("/") + "/"
+        places: dict[tuple[int, str], _NamedIn | None] = {}
+        for number, place in table.items():
+            if place.mounter and place.path.startswith(inside):
+                key = number, place.path
+                places[key] = self._shunned_at[key] if key in self._shunned_at else self._shunned_place(table, place)
+        new = [at for key, at in places.items() if at is not None and key not in self._shunned_at]
+        self._shunned_at = places
+        self._shunned = {}
+        for at in places.values():
+            if at is not None:
+                self._shunned.setdefault(at[0], set()).add(at[1])
+        for directory, name in new:
+            above = self._by_inode.get(directory)
+            if above is not None and self.on_shunned is not None:
+                self.on_shunned(above, name)
+        # The number of a mount that is gone is soon another's.
+        for number, filesystem in list(self._by_mount.items())[1:]:
+            now = table.get(number)
+            if now is not None and (now.path, now.kind) != (filesystem.path, filesystem.kind):
+                del self._by_mount[number]
+        self._mounts_outdated = False
+        # Whoever mounts and unmounts all the time is not to keep others waiting.
+        self._mounts_again = time.monotonic() + _SHARE_OF_MOUNTS * (time.monotonic() - began)
+
+    def _shunned_place(
+        self, table: dict[int, mounts.Place], place: mounts.Place
+    ) -> tuple[tuple[int, int], bytes] | None:
+        """Directory and name of a mount point, unless one has to pass something far to get there."""
+        above = table.get(place.parent)
+        while above is not None:
+            if above.mounter or above.kind.startswith(_FAR_KINDS):
+                return None
+            above = table.get(above.parent) if above is not table.get(above.parent) else None
+        directory, name = os.path.split(os.fsencode(place.path))
+        try:
+            return self._id(os.stat(directory)), name
+        except OSError:
+            return None  # it is covered by something else
 
     def waits(self, obj: Object) -> bool:
         """Is it better to ask about this object, or a name in it, from a thread?"""
@@ -253,11 +335,14 @@ class Nodes:
             return next(int(line.split()[1]) for line in info if line.startswith("mnt_id:"))
 
     def _new_filesystem(self, mount_id: int, fd: int) -> Filesystem:
-        path, kind = mounts.by_id().get(mount_id, (os.readlink(f"/proc/self/fd/{fd}"), "unknown"))
+        place = mounts.by_id().get(mount_id)
+        if place is not None and place.mounter:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))  # see `shunned`
+        path, kind = (place.path, place.kind) if place else (os.readlink(f"/proc/self/fd/{fd}"), "unknown")
         inside = os.path.relpath(path, self._source) if path.startswith(self._source.rstrip("/") + "/") else "."
         # What tells a file system from another mounted at the same place later, where it is stable.
         fsid = os.fstatvfs(fd).f_fsid if kind in ("ext2", "ext3", "ext4", "btrfs") else 0
-        filesystem = Filesystem(self._index.filesystem(f"{inside}\0{kind}\0{fsid}"), kind, path, -1)
+        filesystem = Filesystem(self._index.filesystem(_storable(f"{inside}\0{kind}\0{fsid}")), kind, path, -1)
         if filesystem.far:
             self._ask_far(filesystem, fd)
             with contextlib.suppress(OSError):
@@ -523,9 +608,9 @@ class Nodes:
         linux.assume(linux.ROOT)
         try:
             fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.fd(parent))
+            obj = self.resolve(fd, parent, name)
         except OSError:
             return None  # already somewhere else; looked for when it is asked about
-        obj = self.resolve(fd, parent, name)
         self._drop_if_unused(obj)
         return obj
 
@@ -559,7 +644,10 @@ class Nodes:
     def _is_at(self, info: os.stat_result, parent: Object, name: bytes) -> bool:
         linux.assume(linux.ROOT)
         try:
-            there = os.stat(name, dir_fd=self.fd(parent), follow_symlinks=False)
+            fd = self.fd(parent)
+            if self._shunned and name in self.shunned(os.fstat(fd)):
+                return False
+            there = os.stat(name, dir_fd=fd, follow_symlinks=False)
         except OSError:
             return False
         return (there.st_dev, there.st_ino) == (info.st_dev, info.st_ino)
@@ -820,8 +908,9 @@ class Nodes:
 
     def close(self) -> None:
         """Close every descriptor."""
+        self._mount_changes.close()
         for obj in list(self._open.values()):
             self._close(obj)
-        for filesystem in self._by_mount.values():
+        for filesystem in {*self._by_mount.values(), *self._by_number.values()}:
             if filesystem.fd >= 0:
                 os.close(filesystem.fd)

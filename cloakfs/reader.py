@@ -20,6 +20,7 @@ import trio
 from . import linux
 from .nodes import Filesystem
 from .prefetch import HEURISTICS, Ask, Limits, Prefetcher
+from .tasks import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +104,7 @@ class Reader:
         self._record = record
         self._devices: dict[Filesystem, Device] = {}
         self._limiter = trio.CapacityLimiter(_THREADS)
-        self.nursery: trio.Nursery | None = None
+        self.tasks: Tasks | None = None
         self.counts: Counter[str] = Counter()
         """How many reads found what they wanted in memory (`hits`), how many did not (`misses`); bytes `asked` for."""
 
@@ -195,7 +196,7 @@ class Reader:
     ) -> None:
         """Read ahead of this read, if that is worth it; `end` is the file's."""
         prefetcher = self._prefetcher
-        if prefetcher is None or self.nursery is None or not (device.pays or not prefetcher.heuristic.frugal):
+        if prefetcher is None or self.tasks is None or not (device.pays or not prefetcher.heuristic.frugal):
             return
         if end is None:
             end = os.fstat(fd).st_size
@@ -210,13 +211,13 @@ class Reader:
         except OSError:
             return  # too many are open
         self.counts["asked"] += ask.end - ask.start
-        self.nursery.start_soon(self._fetch, own, ask, device.chunk)
+        self.tasks.once("reading ahead", self._fetch, own, ask, device.chunk)
 
     async def _fetch(self, fd: int, ask: Ask, chunk: int) -> None:
         # What is left when the daemon ends, goes with it.
         try:
             await trio.to_thread.run_sync(_advise, fd, ask, chunk, limiter=self._limiter, abandon_on_cancel=True)
-        except RuntimeError as exc:  # no more threads: nobody has to read ahead, and the daemon goes on
+        except RuntimeError as exc:  # no more threads: nobody has to read ahead
             os.close(fd)
             log.debug("read-ahead: %s", exc)
 

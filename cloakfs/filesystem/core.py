@@ -23,6 +23,7 @@ from ..door import INSIDER, Door, Subject, attrs_of, credentials, everybody_may,
 from ..groups import GroupSource
 from ..nodes import ROOT, Nodes, Object, Stale
 from ..reader import Reader
+from ..tasks import Tasks
 from ..view import Asker, View
 from ..views import Views
 from .kernelcache import KernelCache
@@ -169,7 +170,7 @@ class Core(pyfuse3.Operations):
         self.reader = reader
         self.door = Door(nodes)
         self.mountpoint = mountpoint
-        self.nursery: trio.Nursery | None = None
+        self.tasks: Tasks | None = None
         self.requests: Counter[str] = Counter()  # by operation
         self._open: dict[int, OpenFile] = {}
         self._max_open = max_open
@@ -263,6 +264,8 @@ class Core(pyfuse3.Operations):
             and not (or_open and self._has_open(who, obj))
         ):
             raise Stale
+        if name is not None and name in self.nodes.shunned(info):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         return Entered(number, view, who, obj, self.nodes.fd(obj), info, self._asker(view, who, ctx))
 
     def _asker(self, view: View, who: Subject, ctx: RequestContext) -> Asker | None:
@@ -555,7 +558,7 @@ class Core(pyfuse3.Operations):
         everybody in it until somebody permitted looks it up again. The daemon does so at once, and a few times more:
         the kernel may get to the unhashing late.
         """
-        if obj is None or (obj.lookups <= 0 and obj is not self.nodes.root) or self.nursery is None:
+        if obj is None or (obj.lookups <= 0 and obj is not self.nodes.root) or self.tasks is None:
             return
         if obj.number in self._repairing:
             self._repairing[obj.number] += 1
@@ -566,7 +569,7 @@ class Core(pyfuse3.Operations):
             names.append(at.name)
             at = at.parent
         self._repairing[obj.number] = 0
-        self.nursery.start_soon(self._look_up_again, obj.number, names[::-1])
+        self.tasks.once("looking up again", self._look_up_again, obj.number, names[::-1])
 
     def _repair_entry(self, parent_inode: InodeT, name: bytes) -> None:
         """Somebody was refused this name before it was looked at: see `_repair`."""
@@ -578,6 +581,8 @@ class Core(pyfuse3.Operations):
             return
         try:
             known = self.nodes.known(fd, parent)
+        except OSError:
+            return
         finally:
             os.close(fd)
         self._repair(known)

@@ -155,7 +155,8 @@ class Directories(Names):
             directory.pending = list(linux.getdents(fh))
         else:
             far = self.nodes.far_names(directory.obj)
-            read = partial(_read_names, fh, far, all_of_them=filesystem.waits)
+            shunned = self.nodes.shunned(os.fstat(fh))
+            read = partial(_read_names, fh, far | shunned, all_of_them=filesystem.waits)
             names = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
             silent = {name for name, _, _ in names if name in far and not await self._answers(directory.obj, name)}
             directory.pending = [entry for entry in names if entry[0] not in silent]
@@ -168,8 +169,8 @@ class Directories(Names):
         answered = self._asking.get(key)
         if answered is None:
             answered = self._asking[key] = trio.Event()
-            assert self.nursery is not None
-            self.nursery.start_soon(self._ask, obj, name, answered)
+            assert self.tasks is not None
+            self.tasks.once("asking what is mounted", self._ask, obj, name, answered)
         with trio.move_on_after(_ANSWER_SECONDS):
             await answered.wait()
         return answered.is_set()
@@ -178,7 +179,7 @@ class Directories(Names):
         try:
             await self._look(obj, name)
             answered.set()
-        except (OSError, RuntimeError) as exc:  # no descriptor, or no thread: it would end the daemon
+        except (OSError, RuntimeError) as exc:  # no descriptor, or no thread
             log.debug("%r: not asked: %s", name, exc)
         finally:
             del self._asking[obj.number, name]
@@ -218,10 +219,13 @@ class Directories(Names):
     def _fill(self, at: Entered, directory: OpenFile, token: ReaddirToken) -> bool:
         """Report the pending entries; False when the reply is full."""
         known = at.obj.children or {}
+        shunned = self.nodes.shunned(at.info)
         for done, (name, cookie, kind) in enumerate(directory.pending):
             obj = known.get(name)
             entry: EntryAttributes | None
-            if obj is not None and self.cache.is_known_to_all(at.number, obj) and at.who is not INSIDER:
+            if name in shunned:
+                entry = None
+            elif obj is not None and self.cache.is_known_to_all(at.number, obj) and at.who is not INSIDER:
                 entry = _name_only.entry_of(self.nodes.nodeid(at.number, obj), kind)
                 is_reference = False
             else:

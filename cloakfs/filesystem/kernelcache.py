@@ -67,6 +67,8 @@ BRIEF_SECONDS = 0.002
 _PATIENCE_SECONDS = 1.0
 # So many names that lead nowhere are remembered in top directories.
 _MOST_ABSENT = 10_000
+# After looking at what is mounted, so many times as long it is not looked at.
+_SHARE_OF_MOUNTS = 20
 # After what time to make it forget once more.
 _AGAIN_SECONDS = 0.1
 
@@ -100,6 +102,9 @@ class KernelCache:
         # View, and a name that is remembered to lead nowhere in its top; since when.
         self._absent: dict[tuple[int, bytes], float] = {}
         self._pages: set[int] = set()  # nodeids of files whose pages are outdated
+        self._lost = False  # may changes behind the mount have gone unnoticed?
+        self._mounts = nodes.mounts_below()
+        nodes.on_shunned = self._forget_shunned
 
     # -- what may be remembered --------------------------------------------------------------------
 
@@ -287,7 +292,12 @@ class KernelCache:
             if self._lately or self._pages:
                 lately, self._lately = self._lately, []
                 pages, self._pages = self._pages, set()
-                await trio.to_thread.run_sync(self._forget_again, lately, pages, abandon_on_cancel=True)
+                try:
+                    await trio.to_thread.run_sync(self._forget_again, lately, pages, abandon_on_cancel=True)
+                except Exception:
+                    self._lately[:0] = lately
+                    self._pages |= pages
+                    raise
 
     @staticmethod
     def _forget_again(lately: list[tuple[int, bytes | None]], pages: set[int]) -> None:
@@ -329,23 +339,36 @@ class KernelCache:
     async def follow(self, watch: Watch) -> None:
         """Have the kernel forget, for ever, what others change."""
         while True:
+            if self._lost:
+                self.forget_everything()
+            self._lost = True  # unless all of them are heeded
+            events = await watch.changes()
             lost = False
-            for event in await watch.changes():
+            for event in events:
                 lost |= bool(event.mask & FAN_Q_OVERFLOW)
                 for filesystem in self._told.get(event.fsid, ()):
                     lost |= self._heed(event, filesystem)
-            if lost:
-                self.forget_everything()
+            self._lost = lost
+
+    def _forget_shunned(self, parent: Object, name: bytes) -> None:
+        """A user has mounted something there."""
+        self.forget_name(parent, name, parent.ever_kept)
+        child = (parent.children or {}).get(name)
+        if child is not None:
+            self.forget(child)
 
     async def follow_mounts(self) -> None:
         """Have the kernel forget, for ever, what others mount over."""
-        before = self._nodes.mounts_below()
         async with contextlib.aclosing(mounts.changes()) as changes:
             async for _ in changes:
+                began = trio.current_time()
+                self._nodes.heed_mounts()
                 now = self._nodes.mounts_below()
-                if now != before:
+                if now != self._mounts:
                     self.forget_everything()
-                    before = now
+                    self._mounts = now
+                # Whoever mounts and unmounts all the time is not to keep others waiting.
+                await trio.sleep(_SHARE_OF_MOUNTS * (trio.current_time() - began))
 
     def _heed(self, event: Event, filesystem: Filesystem) -> bool:
         """Something happened on this file system. True if everything has to be forgotten for it."""

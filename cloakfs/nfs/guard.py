@@ -6,10 +6,12 @@ since nodeids and generations are kept. Between the two nothing is exported: the
 """
 
 import contextlib
+import errno
 import json
 import logging
 import os
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +19,7 @@ from typing import Any
 
 import trio
 
-from .. import mounts
+from .. import mounts, tasks
 from ..exports import Export, Options, format_exports, format_options
 from ..mounted import Mounted, mounted
 from ..mountpoint import KINDS, detach
@@ -34,6 +36,7 @@ _END_SECONDS = (0.5, 2.0, 5.0)
 Clients are not cut off by that but before, when nothing is exported any more. But the server may keep files open.
 """
 
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _MOUNTS_AT_ONCE = 4
 _MOST_LAYERS = 10  # of mounts at one place
 _RETRY_SECONDS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -83,6 +86,7 @@ class Guard:
         self._change = trio.Lock()
         self._end = trio.Event()
         self._server_complaint: str | None = None
+        self._bound: trio.SocketListener | None = None
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Serve until told to stop.
@@ -92,16 +96,18 @@ class Guard:
         """
         try:
             await self._begin()
-            async with trio.open_nursery() as nursery:
-                self._nursery = nursery
-                for watched in self._watched.values():
-                    nursery.start_soon(self._watch, watched)
-                nursery.start_soon(self._check_server)
-                await nursery.start(self._listen)
-                await nursery.start(self._obey_signals)
-                ready()
-                await self._end.wait()
-                nursery.cancel_scope.cancel()
+            self._bound = self._bind()
+            with trio.open_signal_receiver(*_SIGNALS) as signals:
+                async with trio.open_nursery() as nursery:
+                    self._tasks = tasks.Tasks(nursery)
+                    for watched in self._watched.values():
+                        self._start_watching(watched)
+                    self._tasks.keep("checking the server", self._check_server)
+                    self._tasks.keep("taking orders", self._listen)
+                    self._tasks.keep("obeying signals", self._obey, signals)
+                    ready()
+                    await self._end.wait()
+                    nursery.cancel_scope.cancel()
         finally:
             with trio.CancelScope(shield=True):
                 await self._finish()
@@ -118,10 +124,10 @@ class Guard:
         await self._server.start(self._plan.mounts)
 
     async def _finish(self) -> None:
-        await self._server.stop()
+        await tasks.attempt("stopping the server", self._server.stop)
         async with trio.open_nursery() as nursery:
             for watched in self._watched.values():
-                nursery.start_soon(self._unmount, watched.mount)
+                nursery.start_soon(tasks.attempt, f"unmounting {watched.mount.path}", self._unmount, watched.mount)
         with contextlib.suppress(OSError):  # others may use it, too
             os.rmdir(self._plan.root)
 
@@ -140,7 +146,7 @@ class Guard:
             async with limit:
                 try:
                     self._watched[mount.name] = await self._mount(mount)
-                except ServerError as exc:
+                except (ServerError, OSError) as exc:
                     failures.append(str(exc))
 
         async with trio.open_nursery() as nursery:
@@ -210,7 +216,7 @@ class Guard:
     async def _unmount(self, mount: Mount) -> None:
         try:
             await self._clear(mount.path)
-        except ServerError as exc:
+        except (ServerError, OSError) as exc:
             log.error("%s", exc)  # noqa: TRY400  (one line)
         with contextlib.suppress(OSError):
             os.unlink(self._entry_file(mount))
@@ -219,31 +225,37 @@ class Guard:
             with contextlib.suppress(OSError):
                 os.rmdir(mount.path)
 
+    def _start_watching(self, watched: Watched) -> None:
+        self._tasks.once(f"watching {watched.mount.path}", self._watch, watched)
+
     async def _watch(self, watched: Watched) -> None:
-        """Mount again whenever the daemon has died, for as long as it takes."""
         with watched.scope:
-            while True:
-                await _wait_for_end(watched.pid)
-                path = watched.mount.path
-                watched.complaint = "its daemon died; it is being mounted again"
-                log.warning("%s: %s", path, watched.complaint)
-                waits = iter(_RETRY_SECONDS)
-                while watched.complaint:
-                    await trio.sleep(next(waits, _RETRY_SECONDS[-1]))
-                    async with self._change:
-                        try:
-                            again = await self._mount(watched.mount)
-                            await self._server.change(self._mounts(watched.mount), [watched.mount])
-                        except ServerError as exc:
-                            watched.complaint = str(exc)
-                            log.error("%s", exc)  # noqa: TRY400  (one line)
-                            # What is exported but not there is waited for; its clients are to get an error.
-                            with contextlib.suppress(ServerError):
-                                await self._server.change(self._mounts(), [])
-                        else:
-                            watched.pid, watched.since, watched.complaint = again.pid, again.since, None
-                            watched.restarts += 1
-                            log.info("%s: served again", path)
+            await tasks.keep(f"watching {watched.mount.path}", self._keep_mounted, watched)
+
+    async def _keep_mounted(self, watched: Watched) -> None:
+        """Mount again whenever the daemon has died, for as long as it takes."""
+        while True:
+            await _wait_for_end(watched.pid)
+            path = watched.mount.path
+            watched.complaint = "its daemon died; it is being mounted again"
+            log.warning("%s: %s", path, watched.complaint)
+            waits = iter(_RETRY_SECONDS)
+            while watched.complaint:
+                await trio.sleep(next(waits, _RETRY_SECONDS[-1]))
+                async with self._change:
+                    try:
+                        again = await self._mount(watched.mount)
+                        await self._server.change(self._mounts(watched.mount), [watched.mount])
+                    except ServerError as exc:
+                        watched.complaint = str(exc)
+                        log.error("%s", exc)  # noqa: TRY400  (one line)
+                        # What is exported but not there is waited for; its clients are to get an error.
+                        with contextlib.suppress(ServerError):
+                            await self._server.change(self._mounts(), [])
+                    else:
+                        watched.pid, watched.since, watched.complaint = again.pid, again.since, None
+                        watched.restarts += 1
+                        log.info("%s: served again", path)
 
     def _mounts(self, *more: Mount) -> list[Mount]:
         """What is to be exported now: what is mounted."""
@@ -276,7 +288,7 @@ class Guard:
                 return {"errors": [str(problem) for problem in new.problems], "status": 2}
             try:
                 told = await self._take_over(new)
-            except ServerError as exc:
+            except (ServerError, OSError) as exc:
                 log.error("reload: %s", exc)  # noqa: TRY400  (one line)
                 return {"errors": [str(exc)], "status": 1}
             self._plan = new
@@ -305,7 +317,7 @@ class Guard:
             watched.scope.cancel()
             del self._watched[watched.mount.name]
         for mount in added:
-            self._nursery.start_soon(self._watch, self._watched[mount.name])
+            self._start_watching(self._watched[mount.name])
         await self._server.change(self._mounts(), [mount for _, mount in renewed])
         for watched in removed:
             await self._unmount(watched.mount)
@@ -342,17 +354,12 @@ class Guard:
         await self._clear(mount.path)
         try:
             new = await self._mount(mount)
-        except ServerError as exc:
+        except (ServerError, OSError) as exc:
             new = Watched(mount, 0, time.time(), complaint=str(exc))
         self._watched[mount.name] = new
-        self._nursery.start_soon(self._watch, new)
+        self._start_watching(new)
 
     # -- orders ------------------------------------------------------------------------------------
-
-    async def _obey_signals(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
-            task_status.started()
-            await self._obey(signals)
 
     async def _obey(self, signals: AsyncIterator[int]) -> None:
         async for number in signals:
@@ -363,15 +370,26 @@ class Guard:
             else:
                 self._end.set()
 
-    async def _listen(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Answer orders, a word on a connection each, with a line of JSON."""
-        with trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM) as listener:
-            await listener.bind(control_path(self._run_dir))
+    def _bind(self) -> trio.SocketListener:
+        path = control_path(self._run_dir)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        with contextlib.ExitStack() as stack:
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            listener.bind(path)
             listener.listen(5)
-            task_status.started()
-            await trio.serve_listeners(self._answer, [trio.SocketListener(listener)])
+            stack.pop_all()
+        return trio.SocketListener(trio.socket.from_stdlib_socket(listener))
+
+    async def _listen(self) -> None:
+        """Answer orders, a word on a connection each, with a line of JSON."""
+        listener, self._bound = self._bound or self._bind(), None
+        await trio.serve_listeners(self._answer, [listener])
 
     async def _answer(self, stream: trio.SocketStream) -> None:
+        await tasks.attempt("answering an order", self._answer_order, stream)
+
+    async def _answer_order(self, stream: trio.SocketStream) -> None:
         with contextlib.suppress(trio.BrokenResourceError):
             async with stream:
                 order = (await stream.receive_some(100)).decode("ascii", "replace").strip()
@@ -431,8 +449,12 @@ async def _wait_for_end(pid: int) -> None:
     """Return when the process has ended; at once if there is none."""
     try:
         process = os.pidfd_open(pid)
-    except (ProcessLookupError, OSError):
+    except ProcessLookupError:
         return
+    except OSError as exc:
+        if pid == 0 and exc.errno == errno.EINVAL:
+            return  # there never was one
+        raise  # it may live, and must not be taken for dead
     try:
         await trio.lowlevel.wait_readable(process)
     finally:

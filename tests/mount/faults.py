@@ -1,0 +1,106 @@
+"""A policy that lets a test make the daemon's background tasks fail: `--policy tests/mount/faults.py:Faults`.
+
+It runs inside the daemon, and wraps what each of the tasks has to call. To the file that FAULTS names, tests write
+lines `POINT FAULT`: that call fails so once. What has failed is written to the same name with `.done`.
+"""
+
+import errno
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import trio
+
+from cloakfs import daemon, groups, nodes, reader, views, watch
+from cloakfs.filesystem import core, kernelcache
+from cloakfs.policy import Policy
+
+FAULTS: dict[str, Callable[[], BaseException]] = {
+    "EMFILE": lambda: OSError(errno.EMFILE, os.strerror(errno.EMFILE)),
+    "ENOMEM": MemoryError,
+    "thread": lambda: RuntimeError("can't start new thread"),
+    "bytes": lambda: UnicodeDecodeError("utf-8", b"x\xff", 1, 2, "invalid start byte"),
+    "arbitrary": lambda: ZeroDivisionError("arbitrary"),
+}
+
+POINTS: dict[str, tuple[object, str]] = {
+    "house": (nodes.Nodes, "close_idle"),
+    "user database": (views, "user_identity"),
+    "forget": (kernelcache.KernelCache, "_forget_again"),
+    "mounts": (nodes.Nodes, "mounts_below"),
+    "changes": (watch.Watch, "read"),
+    "signals": (daemon._Daemon, "_reload"),
+    "stop": (daemon._Daemon, "_detach"),
+    "look up again": (core.Core, "_stat_from_inside"),
+    "ahead": (reader, "_advise"),
+    "groups": (groups, "_database_groups"),
+}
+"""What each background task calls; the name is the task's."""
+
+
+class _Armed:
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._next: dict[str, list[str]] = {}
+        self._read = 0
+
+    def take(self, point: str) -> str | None:
+        """The fault that is to happen here now, if any."""
+        try:
+            with open(self._path, encoding="ascii") as file:
+                lines = file.read().splitlines()
+        except OSError:
+            return None
+        for line in lines[self._read :]:
+            where, _, fault = line.rpartition(" ")
+            self._next.setdefault(where, []).append(fault)
+        self._read = len(lines)
+        left = self._next.get(point)
+        return left.pop(0) if left else None
+
+    def done(self, point: str, fault: str) -> None:
+        with open(f"{self._path}.done", "a", encoding="ascii") as file:
+            file.write(f"{point} {fault}\n")
+
+
+def _wrap(armed: _Armed, point: str, owner: object, name: str) -> None:
+    call: Callable[..., Any] = getattr(owner, name)
+    is_static = isinstance(vars(owner).get(name), staticmethod)
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        fault = armed.take(point)
+        if fault is not None:
+            armed.done(point, fault)
+            raise FAULTS[fault]()
+        return call(*args, **kwargs)
+
+    setattr(owner, name, staticmethod(failing) if is_static else failing)
+
+
+def _no_thread(armed: _Armed) -> None:
+    """Of those who want a thread, the ones that are armed do not get any: "thread" happens where trio starts it."""
+    run_sync = trio.to_thread.run_sync
+
+    async def failing(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if armed.take("start of a thread") is not None:
+            armed.done("start of a thread", "thread")
+            raise FAULTS["thread"]()
+        return await run_sync(call, *args, **kwargs)
+
+    trio.to_thread.run_sync = failing  # type: ignore[assignment]
+
+
+class Faults(Policy):
+    """The built-in policy, in a daemon whose tasks can be made to fail."""
+
+
+if path := os.environ.get("FAULTS"):
+    _armed = _Armed(path)
+    for _point, (_owner, _name) in POINTS.items():
+        _wrap(_armed, _point, _owner, _name)
+    _no_thread(_armed)
+    # What is done now and then is done all the time.
+    daemon._IDLE_SECONDS = 0.05
+    views.REFRESH_SECONDS = 0.05
+    print("faults: armed by", path, file=sys.stderr)

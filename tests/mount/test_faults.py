@@ -1,0 +1,293 @@
+"""No fault in a background task ends the daemon, or keeps it from serving; the task goes on afterwards."""
+
+import contextlib
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from cloakfs import linux
+from tests.agents import User, names, read
+from tests.mount.conftest import Mount, is_mounted, run
+from tests.mount.faults import FAULTS
+from tests.mount.test_limits import wait_until
+
+ANN, BOB = 4001, 4002
+HERE = Path(__file__).parent
+
+MakeMount = Callable[..., Mount]
+MakeUser = Callable[..., User]
+
+
+class Fail(Protocol):
+    """Have faults (all of them) happen at a point, one after the other, provoked by `trigger`."""
+
+    def __call__(self, point: str, trigger: Callable[[], object], *some: str) -> None: ...
+
+
+@pytest.fixture
+def faults(base: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The file that arms faults; mounts made from now on heed it."""
+    path = os.path.join(base, "faults")
+    for name in (path, f"{path}.done"):
+        Path(name).touch()
+        os.chmod(name, 0o666)
+    monkeypatch.setenv("FAULTS", path)
+    return path
+
+
+@pytest.fixture
+def fail(faults: str) -> Fail:
+    def go(point: str, trigger: Callable[[], object], *some: str) -> None:
+        for fault in some or FAULTS:
+            with open(faults, "a", encoding="ascii") as file:
+                file.write(f"{point} {fault}\n")
+            line = f"{point} {fault}"
+            deadline = time.monotonic() + 30
+            while line not in Path(f"{faults}.done").read_text(encoding="ascii").splitlines():
+                assert time.monotonic() < deadline, f"{line} did not happen"
+                trigger()
+                time.sleep(0.01)
+
+    return go
+
+
+POLICY = ("--policy", f"{HERE}/faults.py:Faults")
+CLOAKED = "no_root_squash,groups=database,prefetch=always,cloak_list=uid +077 4001"
+
+
+@pytest.fixture
+def served(tree: str, mount: MakeMount, fail: Fail) -> Mount:
+    os.mkdir(f"{tree}/open")
+    os.mkdir(f"{tree}/hidden")
+    os.chown(f"{tree}/hidden", ANN, ANN)
+    os.chmod(f"{tree}/hidden", 0o700)
+    Path(f"{tree}/open/file").write_bytes(bytes(1 << 20))
+    made = mount("-o", CLOAKED, *POLICY)
+    made.expect_errors = True
+    return made
+
+
+def test_each_task_with_each_fault(
+    tree: str, base: str, served: Mount, user: MakeUser, fail: Fail
+) -> None:  # about 10 seconds
+    pid = served.pid
+    ann, bob = user(ANN), user(BOB)
+    count = itertools.count()
+
+    def change_behind() -> None:
+        ann.do(os.stat, served.at("open", "file"))
+        os.utime(f"{tree}/open/file", (next(count), 1))
+
+    def mount_something() -> None:
+        linux.mount("none", f"{base}/beside", "tmpfs", 0, "size=4k")
+        linux.umount(f"{base}/beside", linux.MNT_DETACH)
+
+    def refuse() -> None:
+        ann.do(os.stat, served.at("hidden"))
+        assert not bob.do(os.path.exists, served.at("hidden"))
+
+    def read_all() -> None:
+        with open(f"{tree}/ahead", "wb") as file:
+            file.write(bytes(1 << 20))
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        assert len(ann.do(read, served.at("ahead"))) == 1 << 20
+        os.unlink(f"{tree}/ahead")
+
+    def come_anew() -> None:
+        with User(5000 + next(count)) as somebody:
+            assert somebody.do(os.listdir, served.at("open")) == ["file"]
+
+    os.mkdir(f"{base}/beside")
+    for point, trigger in {
+        "house": lambda: None,
+        "changes": change_behind,
+        "forget": change_behind,
+        "mounts": mount_something,
+        "signals": lambda: os.kill(pid, signal.SIGHUP),
+        "look up again": refuse,
+        "ahead": read_all,
+        "groups": come_anew,
+    }.items():
+        fail(point, trigger)
+        assert ann.do(os.listdir, served.at("open")) == ["file"], point
+        assert bob.error(os.stat, served.at("hidden")), point
+    # They all go on.
+    with open(f"{tree}/open/new", "w") as file:
+        file.write("new")
+    wait_until(lambda: ann.do(os.stat, served.at("open", "file")).st_size == 1 << 20)
+    os.truncate(f"{tree}/open/file", 5)
+    wait_until(lambda: ann.do(os.stat, served.at("open", "file")).st_size == 5)
+    before = served.log.count("nothing to reload")
+    os.kill(pid, signal.SIGHUP)
+    wait_until(lambda: served.log.count("nothing to reload") > before)
+    assert served.pid == pid
+    # Also where the thread is to begin.
+    fail("start of a thread", change_behind, "thread")
+    # The last of its tasks: it ends all the same.
+    os.kill(pid, signal.SIGTERM)
+    fail("stop", lambda: None, "EMFILE")
+    wait_until(lambda: not is_mounted(served.path))
+    assert "Traceback" not in served.log
+
+
+def test_a_fixed_view_with_each_fault(mount: MakeMount, fail: Fail) -> None:
+    made = mount("--view", "daemon", *POLICY)
+    made.expect_errors = True
+    pid = made.pid
+    fail("user database", lambda: None)
+    assert os.listdir(made.path) == []
+    assert made.pid == pid
+
+
+# -- what users mount in the tree ------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def as_users_mount(path: bytes, uid: int, *, subtype: bytes = b"x", words: bytes = b"") -> Iterator[int]:
+    """As fusermount3 mounts for this user; nobody ever answers. Yields the descriptor."""
+    session = os.open("/dev/fuse", os.O_RDWR)
+    data = b"fd=%d,rootmode=40000,user_id=%d,group_id=%d%s" % (session, uid, uid, words)
+    try:
+        assert linux._libc.mount(b"users", path, b"fuse." + subtype, linux.MS_NOSUID | linux.MS_NODEV, data) == 0
+        try:
+            yield session
+        finally:
+            linux._libc.umount2(path, linux.MNT_DETACH)
+    finally:
+        os.close(session)
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+@pytest.mark.parametrize("words", [b"", b",allow_other"], ids=["own", "allow_other"])
+def test_users_mount_what_they_like(tree: str, mount: MakeMount, user: MakeUser, when: str, words: bytes) -> None:
+    """A type and a name that are no UTF-8, and nobody who answers: it costs others nothing."""
+    place = os.fsencode(tree) + b"/bob/m\xff\x0c"
+    os.makedirs(place)
+    Path(f"{tree}/bob/file").write_text("text")
+    with contextlib.ExitStack() as stack:
+        if when == "before":
+            stack.enter_context(as_users_mount(place, BOB, subtype=b"x\xff", words=words))
+        made = mount("-o", "no_root_squash")
+        ann = user(ANN)
+        there = os.fsencode(made.path) + b"/bob/"
+        if when == "meanwhile":
+            assert ann.do(os.listdir, there + b"m\xff\x0c") == []
+            stack.enter_context(as_users_mount(place, BOB, subtype=b"x\xff", words=words))
+            # What the kernel remembers of the directory below is soon forgotten.
+            wait_until(lambda: b"m\xff\x0c" not in ann.do(names, there), 5)
+        open_before = len(os.listdir(f"/proc/{made.pid}/fd"))
+        for _ in range(20):
+            ann.start(look_around, there, b"m\xff\x0c")
+            # Each would have taken 2 s, or for ever.
+            assert ann.finish_within(1.5)
+        assert len(os.listdir(f"/proc/{made.pid}/fd")) < open_before + 5
+        assert not ann.do(os.path.exists, there + b"m\xff\x0c/anything")
+
+
+def look_around(there: bytes, name: bytes) -> None:
+    with contextlib.suppress(OSError):
+        os.stat(there + name)
+    assert os.listdir(there) == [b"file"]
+    assert read(there + b"file") == b"text"
+    with contextlib.suppress(OSError):
+        os.rmdir(there + name)
+    assert b"file" in os.listdir(there)
+
+
+# -- the guard ---------------------------------------------------------------------------------------
+
+GUARD = """
+import errno, os, sys, trio
+from cloakfs.exports import Location, Options
+from cloakfs.nfs import guard
+from cloakfs.nfs.plan import Mount, Plan
+
+source, root, run_dir = sys.argv[1:]
+
+class Server:
+    async def start(self, mounts): pass
+    async def change(self, mounts, renewed): pass
+    async def check(self):
+        fault = take("check")
+        if fault: raise fault
+    async def stop(self): raise ZeroDivisionError("arbitrary")
+
+def take(point):
+    try:
+        with open(run_dir + "/" + point) as file: name = file.read()
+        os.unlink(run_dir + "/" + point)
+    except OSError:
+        return None
+    from tests.mount.faults import FAULTS
+    return FAULTS[name]()
+
+real = os.pidfd_open
+def pidfd_open(pid, flags=0):
+    fault = take("pidfd")
+    if fault: raise fault
+    return real(pid, flags)
+os.pidfd_open = pidfd_open
+guard._CHECK_SECONDS = 0.05
+os.makedirs(run_dir)
+mount = Mount("one", root + "/one", source, "*", "", Options(), Location("x", 1, 1))
+plan = Plan("knfsd", root, (mount,), (), ())
+one = guard.Guard(plan, lambda: plan, Server(), run_dir, [sys.executable, "-m", "cloakfs_cli.main", "mount"])
+trio.run(one.run, lambda: print("ready", flush=True))
+"""
+
+
+def test_the_guard_with_each_fault(base: str, tree: str) -> None:
+    root, run_dir = os.path.join(base, "root"), os.path.join(base, "run")
+    path = f"{root}/one"
+    os.mkdir(root)
+    guard = subprocess.Popen(
+        [sys.executable, "-c", GUARD, tree, root, run_dir], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    made = Mount(tree, path)
+    try:
+        assert guard.stdout is not None
+        assert guard.stdout.readline() == "ready\n"
+        pid = made.pid
+        for fault in FAULTS:
+            put(f"{run_dir}/check", fault)
+            wait_until(lambda: not os.path.exists(f"{run_dir}/check"))
+        # A daemon that nobody can wait for is not taken for dead.
+        for fault in ("EMFILE", "arbitrary"):
+            before = made.pid
+            put(f"{run_dir}/pidfd", fault)
+            os.kill(before, signal.SIGKILL)
+            wait_until(lambda before=before: has_another_daemon(made, before))  # type: ignore[misc]
+            wait_until(lambda: not os.path.exists(f"{run_dir}/pidfd"))
+        assert made.pid != pid
+        assert guard.poll() is None
+        assert is_mounted(path)
+        guard.terminate()
+        guard.wait(20)
+        assert not is_mounted(path)
+        assert guard.returncode == 0
+    finally:
+        guard.kill()
+        guard.communicate()
+        if is_mounted(path):
+            run("umount", "--lazy", path)
+
+
+def put(path: str, text: str) -> None:
+    Path(f"{path}.new").write_text(text)
+    os.rename(f"{path}.new", path)
+
+
+def has_another_daemon(mount: Mount, before: int) -> bool:
+    try:
+        return mount.pid != before and os.listdir(mount.path) == []
+    except (OSError, ValueError):
+        return False
