@@ -157,7 +157,8 @@ class Object:
 
     __slots__ = (
         "checked", "children", "content", "ever_kept", "fd", "filesystem", "generation", "handle", "inode", "kept",
-        "lookups", "name", "number", "open_files", "others", "parent", "pins", "plain_at", "used",
+        "lookups", "name", "number", "open_files", "others", "parent", "pins", "plain_at", "told_size", "told_sizes",
+        "used",
     )  # fmt: skip
 
     def __init__(self, number: int, handle: bytes, filesystem: Filesystem) -> None:
@@ -180,6 +181,24 @@ class Object:
         self.generation = -1  # the last that was asked for, above it the number of the view
         self.used = 0  # when `fd` was used last, by the count of such uses
         self.open_files: list[int] | None = None
+        # Where the kernel believes that a file ends: in the view with number 0, and in others.
+        self.told_size = 0
+        self.told_sizes: dict[int, int] | None = None
+
+    def tell_size(self, view: int, size: int) -> None:
+        """The kernel is told, or found by writing, that the file ends there."""
+        if not view:
+            self.told_size = size
+        elif self.told_sizes is None:
+            self.told_sizes = {view: size}
+        else:
+            self.told_sizes[view] = size
+
+    def believed_size(self, view: int) -> int:
+        """Where the kernel believes that the file ends, unless two answers have just crossed."""
+        if not view:
+            return self.told_size
+        return self.told_sizes.get(view, 0) if self.told_sizes else 0
 
 
 class Nodes:
@@ -625,11 +644,11 @@ class Nodes:
             self._find_directory(obj, info)
             if obj.parent is not None:
                 yield obj.parent, obj.name
-        elif obj.parent is not None and self._is_at(info, obj.parent, obj.name):
+        elif obj.parent is not None and self.is_at(info, obj.parent, obj.name):
             self._checked(obj, info)
             yield obj.parent, obj.name
         for parent, name in list(obj.others or ()):
-            if self._is_at(info, parent, name):
+            if self.is_at(info, parent, name):
                 yield parent, name
 
     @staticmethod
@@ -641,7 +660,8 @@ class Nodes:
         if self.is_settled(info):
             obj.checked = info.st_ctime_ns
 
-    def _is_at(self, info: os.stat_result, parent: Object, name: bytes) -> bool:
+    def is_at(self, info: os.stat_result, parent: Object, name: bytes) -> bool:
+        """Does `name` in the directory lead to what has this stat?"""
         linux.assume(linux.ROOT)
         try:
             fd = self.fd(parent)
@@ -669,7 +689,7 @@ class Nodes:
         """
         name = os.path.basename(os.readlink(f"/proc/self/fd/{self.fd(obj)}".encode()))
         parent = self._above(obj) if self._was_inside(obj) else None
-        if parent is None or not self._is_at(info, parent, name):
+        if parent is None or not self.is_at(info, parent, name):
             self._displace(obj)
             return
         if parent is not obj.parent or name != obj.name:

@@ -149,27 +149,34 @@ class Reader:
         return buffer
 
     async def write(
-        self, fd: int, who: linux.Credentials, filesystem: Filesystem, offset: int, data: bytes | memoryview
+        self,
+        fd: int,
+        who: linux.Credentials,
+        filesystem: Filesystem,
+        offset: int,
+        data: bytes | memoryview,
+        *,
+        append: bool = False,
     ) -> int:
-        """Write `data` at `offset` as `who`, and return how much of it was written.
+        """Write `data` as `who` at `offset`, or wherever the file ends, and return how much of it was written.
 
         Raises:
             OSError: what the real file system says.
         """
+        flags = os.RWF_APPEND if append else 0
         if filesystem.in_memory:
-            linux.assume(who)
-            return os.pwrite(fd, data, offset)
+            return _pwrite(fd, who, data, offset, flags)
         device = self._device(filesystem)
         done = 0
         if device.writes_at_once:
             linux.assume(who)
             try:
-                done = os.pwritev(fd, [data], offset, linux.RWF_NOWAIT)
+                done = os.pwritev(fd, [data], offset, linux.RWF_NOWAIT | flags)
             except OSError as exc:  # what else it says, it says again in the thread
                 device.writes_at_once = exc.errno not in (errno.EOPNOTSUPP, errno.EINVAL)
         if done == len(data):
             return done
-        rest = partial(_pwrite, fd, who, memoryview(data)[done:], offset + done)
+        rest = partial(_pwrite, fd, who, memoryview(data)[done:], offset + done, flags)
         try:
             return done + await trio.to_thread.run_sync(rest, abandon_on_cancel=True)
         except OSError:
@@ -229,9 +236,9 @@ def _pread(fd: int, size: int, offset: int) -> tuple[bytes, float, int]:
     return data, time.monotonic() - began, os.fstat(fd).st_size
 
 
-def _pwrite(fd: int, who: linux.Credentials, data: memoryview, offset: int) -> int:
+def _pwrite(fd: int, who: linux.Credentials, data: bytes | memoryview, offset: int, flags: int) -> int:
     linux.assume(who)
-    return os.pwrite(fd, data, offset)
+    return os.pwritev(fd, [data], offset, flags)
 
 
 def _advise(fd: int, ask: Ask, chunk: int) -> None:

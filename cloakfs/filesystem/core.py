@@ -106,7 +106,9 @@ class Entered(NamedTuple):
 class OpenFile:
     """A file or directory that a client has open; its number is the descriptor's."""
 
-    __slots__ = ("cookie", "is_directory", "number", "obj", "opener", "pending", "sought", "uid", "unreadable")
+    __slots__ = (
+        "appends", "cookie", "is_directory", "number", "obj", "opener", "pending", "sought", "uid", "unreadable",
+    )  # fmt: skip
 
     def __init__(self, at: Entered, opener: linux.Credentials | None = None) -> None:
         self.obj = at.obj
@@ -114,6 +116,7 @@ class OpenFile:
         self.uid = at.who.uid
         self.opener = opener  # as whom to go on, where that matters
         self.unreadable = False  # opened to be looked at alone
+        self.appends = False  # opened with O_APPEND
         self.is_directory = stat.S_ISDIR(at.info.st_mode)
         # Directories: where `pending`, the entries read ahead, begin.
         self.cookie = 0
@@ -368,23 +371,6 @@ class Core(pyfuse3.Operations):
             self._repair(obj)
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
-    def _visible_at(self, at: Entered, name: bytes) -> Object | None:
-        """What is called `name` in the directory, if the kernel knows it; asked only where something may be hidden.
-
-        Raises:
-            FileNotFoundError: there is nothing, or nothing for this caller.
-        """
-        if not at.view.hides:
-            return None
-        known = self._known_at(at, name)
-        if known is not None:
-            return known[0]
-        fd, _ = self._find(at, name)
-        try:
-            return self.nodes.known(fd, at.obj)
-        finally:
-            os.close(fd)
-
     def _is_hidden(self, at: Entered, name: bytes) -> bool:
         """Is there something called `name` that the caller may not know of?"""
         if not at.view.hides or at.who is INSIDER:
@@ -483,6 +469,7 @@ class Core(pyfuse3.Operations):
         entry.st_mode, entry.st_uid, entry.st_gid, entry.st_nlink = mode, uid, gid, nlink
         entry.st_rdev = info.st_rdev
         entry.st_size = info.st_size
+        obj.tell_size(number, info.st_size)
         entry.st_blksize = info.st_blksize
         entry.st_blocks = info.st_blocks
         entry.st_atime_ns = info.st_atime_ns
@@ -534,9 +521,19 @@ class Core(pyfuse3.Operations):
         if len(self._open) >= self._max_open:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    def _opened(self, fd: int, at: Entered, *, as_opener: bool = False) -> FileHandleT:
-        """Keep `fd` for a client; `as_opener` says that what follows is done as who opened it."""
-        self._open[fd] = OpenFile(at, credentials(at.who.caller) if as_opener else None)
+    def _opened(self, fd: int, at: Entered, *, as_opener: bool = False, flags: int = 0) -> FileHandleT:
+        """Keep `fd`, which refers to what `at` says, for a client.
+
+        Args:
+            fd: the descriptor.
+            at: object and stat are those of what was opened.
+            as_opener: what follows is done as who opened it.
+            flags: the client's, of open(2).
+        """
+        file = self._open[fd] = OpenFile(at, credentials(at.who.caller) if as_opener else None)
+        file.appends = bool(flags & os.O_APPEND)
+        if flags & os.O_TRUNC:
+            at.obj.tell_size(at.number, 0)
         self.nodes.opened(at.obj, fd)
         return FileHandleT(fd)
 

@@ -18,8 +18,27 @@ _NOT_AGAIN = os.O_CREAT | os.O_EXCL | os.O_NOCTTY | os.O_NOFOLLOW | os.O_DIRECT 
 
 
 def reopen_flags(flags: int) -> int:
-    """The flags with which the real file is opened for a client that used `flags`."""
-    return flags & ~_NOT_AGAIN | os.O_CLOEXEC
+    """The flags with which the real file is opened for a client that used `flags`.
+
+    Without O_APPEND: with it pwrite(2) goes to the end whatever its offset, and so would what is written after
+    fcntl(F_SETFL), or to a mapping. See `Data.write`.
+    """
+    return flags & ~(_NOT_AGAIN | os.O_APPEND) | os.O_CLOEXEC
+
+
+def open_again(fd: int, flags: int) -> int:
+    """Open what `fd` (O_PATH) refers to for a client that used `flags`.
+
+    Raises:
+        OSError: what the real file system says.
+    """
+    path = f"/proc/self/fd/{fd}"
+    try:
+        return os.open(path, reopen_flags(flags))
+    except PermissionError as exc:
+        if exc.errno != errno.EPERM or not flags & os.O_APPEND:
+            raise
+        return os.open(path, reopen_flags(flags) | os.O_APPEND)  # chattr +a allows nothing else
 
 
 class Data(Core):
@@ -34,7 +53,7 @@ class Data(Core):
             if flags & linux.FMODE_EXEC:
                 fd = await self._do(at, self._open_to_execute)
             else:
-                fd = await self._do(at, partial(self._reopen, flags=reopen_flags(flags)))
+                fd = await self._do(at, partial(self._reopen, flags=flags))
         except PermissionError:
             if flags & os.O_ACCMODE != os.O_RDONLY:
                 raise
@@ -43,19 +62,20 @@ class Data(Core):
             return FileInfo(fh=self._open_to_look(at, ctx), keep_cache=False, direct_io=True)
         as_opener = self.ganesha or flags & os.O_ACCMODE != os.O_RDONLY
         keeps = self.cache.keeps_content(at.number, at.obj, at.info)
-        return FileInfo(fh=self._opened(fd, at, as_opener=as_opener), keep_cache=keeps, direct_io=self.ganesha)
+        fh = self._opened(fd, at, as_opener=as_opener, flags=flags)
+        return FileInfo(fh=fh, keep_cache=keeps, direct_io=self.ganesha)
 
     def _reopen(self, at: Entered, flags: int) -> int:
         only_reads = not flags & (os.O_ACCMODE | os.O_TRUNC | os.O_NOATIME) and stat.S_ISREG(at.info.st_mode)
         if not (only_reads and everybody_may(os.R_OK, at.obj, at.fd, at.info)):
             at.assume()
         try:
-            return self._with_room(os.open, f"/proc/self/fd/{at.fd}", flags)
+            return self._with_room(open_again, at.fd, flags)
         except PermissionError:
             if not self._has_nfs_right(at, flags):
                 raise
             linux.assume(linux.ROOT)
-            return self._with_room(os.open, f"/proc/self/fd/{at.fd}", flags)
+            return self._with_room(open_again, at.fd, flags)
 
     def _open_to_execute(self, at: Entered) -> int:
         """execve(2): the right to execute is what counts, and the kernel reads on the caller's behalf."""
@@ -90,11 +110,22 @@ class Data(Core):
 
     @answers
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
-        """Write through to the real file, as the one who opened it (setuid bits go, quota counts)."""
+        """Write through to the real file, as the one who opened it (setuid bits go, quota counts).
+
+        Of O_APPEND the kernel makes an offset, which is the end as it believes; others may have written there, behind
+        the mount or in another view. So what a file opened with O_APPEND gets at just that offset goes to the real end.
+        """
         self._check_again(fh, os.W_OK)
         file = self._open[fh]
-        assert file.opener is not None
-        return await self.reader.write(fh, file.opener, file.obj.filesystem, off, buf)
+        obj, opener = file.obj, file.opener
+        assert opener is not None
+        appends = file.appends and off == obj.believed_size(file.number)
+        done = await self.reader.write(fh, opener, obj.filesystem, off, buf, append=appends)
+        if off + done > obj.believed_size(file.number):
+            obj.tell_size(file.number, off + done)
+        if appends and not obj.filesystem.far and os.fstat(fh).st_size != off + done:
+            self.cache.forget_pages(file.number, obj)  # at `off` is what others wrote
+        return done
 
     @answers
     async def flush(self, fh: FileHandleT) -> None:

@@ -280,6 +280,12 @@ class KernelCache:
         self.forget_attributes(obj)
         self._pages.update(self._nodes.nodeid(number, obj) for number in obj.kept)
 
+    def forget_pages(self, number: int, obj: Object) -> None:
+        """What the kernel has of the content, because it wrote it there, is not what there is."""
+        obj.content = None
+        self._invalidate(number, obj)
+        self._pages.add(self._nodes.nodeid(number, obj))
+
     async def keep_forgetting(self) -> None:
         """Do, for ever, what may have to wait for the kernel.
 

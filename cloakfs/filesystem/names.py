@@ -1,5 +1,6 @@
 """Operations that take a name: looking up, making, removing, renaming."""
 
+import contextlib
 import errno
 import os
 import stat
@@ -11,11 +12,12 @@ import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, FlagT, FUSEError, InodeT, ModeT, RequestContext
 
 from .. import linux
-from ..door import INSIDER
+from ..door import INSIDER, sees
 from ..nodes import ROOT, Stale
 from ..policy import Attrs
+from . import exactly
 from .core import Core, Entered, answers
-from .data import reopen_flags
+from .data import open_again, reopen_flags
 
 _T = TypeVar("_T")
 
@@ -23,6 +25,10 @@ _T = TypeVar("_T")
 def _removed(at: Entered, call: Callable[..., Any], name: bytes) -> None:
     at.assume()
     call(name, dir_fd=at.fd)
+
+
+def _removed_exactly(at: Entered, call: Callable[..., Any], name: bytes, seen: int) -> None:
+    exactly.remove(at.fd, name, seen, at.assume, call)
 
 
 class Names(Core):
@@ -160,9 +166,32 @@ class Names(Core):
         return True
 
     def _made(self, at: Entered, name: bytes) -> EntryAttributes:
+        """Answer with what was made, where nothing but its name is left of it.
+
+        Raises:
+            FileNotFoundError: it is gone already, or something hidden has taken its place.
+        """
         at.assume()
         fd = self._with_room(os.open, name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at.fd)
-        return self._hand_out(at, name, fd, os.fstat(fd))
+        try:
+            info = os.fstat(fd)
+            if info.st_uid != at.who.uid and not sees(at.view, at.who, name, info, fd):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        except BaseException:
+            os.close(fd)
+            raise
+        return self._hand_out(at, name, fd, info)
+
+    def _made_as(self, at: Entered, name: bytes, fd: int) -> EntryAttributes:
+        """Answer with what `fd` (O_PATH) refers to, whatever bears its name now. Takes `fd` over."""
+        info = os.fstat(fd)
+        obj = self.nodes.resolve(fd, at.obj, name)
+        if self.nodes.is_at(info, at.obj, name):
+            return self._named(at, name, obj, info)
+        # Somebody was quicker: nothing to remember.
+        entry = self._attributes(at.number, at.view, obj, name, self.nodes.fd(obj), info, at.asker)
+        obj.lookups += 1
+        return entry
 
     @answers
     async def mkdir(self, parent_inode: InodeT, name: bytes, mode: ModeT, ctx: RequestContext) -> EntryAttributes:
@@ -200,12 +229,13 @@ class Names(Core):
         fd = await self._make(at, ctx, partial(self._create, name=name, mode=mode, flags=flags))
         try:
             at = await self._again(at, parent_inode, ctx)
-            entry = self._made(at, name)
+            path_fd = self._with_room(os.open, f"/proc/self/fd/{fd}", os.O_PATH | os.O_CLOEXEC)
+            entry = self._made_as(at, name, path_fd)
         except BaseException:
             os.close(fd)
             raise
-        obj = self.nodes.get(entry.st_ino)
-        fh = self._opened(fd, at._replace(obj=obj), as_opener=True)
+        made = at._replace(obj=self.nodes.get(entry.st_ino), info=os.fstat(fd))
+        fh = self._opened(fd, made, as_opener=True, flags=flags)
         return FileInfo(fh=fh, keep_cache=False), entry
 
     def _create(self, at: Entered, name: bytes, mode: int, flags: int) -> int:
@@ -223,7 +253,7 @@ class Names(Core):
                 if not stat.S_ISREG(info.st_mode):
                     # Opening a FIFO would wait, with everybody; at this error the kernel looks the name up again.
                     raise Stale from None
-                return self._with_room(os.open, f"/proc/self/fd/{path_fd}", how)
+                return self._with_room(open_again, path_fd, flags)
             finally:
                 os.close(path_fd)
 
@@ -249,7 +279,8 @@ class Names(Core):
         finally:
             os.close(source)
         self.cache.forget_attributes(obj)
-        return self._made(await self._again(at, new_parent_inode, ctx), new_name)
+        at = await self._again(at, new_parent_inode, ctx)
+        return self._made_as(at, new_name, self._with_room(os.dup, self.nodes.fd(obj)))
 
     # -- removing ----------------------------------------------------------------------------------
 
@@ -257,9 +288,21 @@ class Names(Core):
         if self._is_top(inode):
             raise FUSEError(errno.EROFS)
         at = await self._enter(inode, ctx, name=name)
-        obj = self._visible_at(at, name)
-        await self._do(at, partial(_removed, call=call, name=name))
-        self.cache.removed(obj)
+        if not at.view.hides or at.who is INSIDER:
+            await self._do(at, partial(_removed, call=call, name=name))
+            return
+        for _ in range(exactly.TRIES):
+            seen, _ = self._find(at, name)
+            try:
+                await self._do(at, partial(_removed_exactly, call=call, name=name, seen=seen))
+            except exactly.Elsewhere:
+                at = await self._again(at, inode, ctx)
+            else:
+                self.cache.removed(self.nodes.known(seen, at.obj))
+                return
+            finally:
+                os.close(seen)
+        raise Stale
 
     @answers
     async def unlink(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
@@ -297,18 +340,19 @@ class Names(Core):
         old_obj = self.nodes.get(parent_inode_old)
         old_fd = self.nodes.fd(old_obj)
         old = new._replace(obj=old_obj, fd=old_fd, info=os.fstat(old_fd))
-        self._visible_at(old, name_old)
-        if self._is_hidden(new, name_new):
-            if flags & linux.RENAME_NOREPLACE:
-                raise FUSEError(errno.EEXIST)
-            raise FUSEError(errno.ENOENT if flags & linux.RENAME_EXCHANGE else errno.EACCES)
-        replaced = self._visible_at(new, name_new) if new.view.hides and self._exists(new, name_new) else None
-        source = self._with_room(os.dup, old.fd)
-        try:
-            await self._do(new, lambda new: self._rename(source, name_old, new, name_new, flags))
-        finally:
-            os.close(source)
-        self.cache.removed(replaced)
+        with contextlib.ExitStack() as stack:
+            source = self._with_room(os.dup, old.fd)
+            stack.callback(os.close, source)
+            if not new.view.hides or new.who is INSIDER:
+                await self._do(new, lambda new: self._rename(source, name_old, new, name_new, flags))
+            else:
+                seen, _ = self._find(old, name_old)
+                stack.callback(os.close, seen)
+                exactly_ = partial(self._rename_exactly, source, name_old, seen, name_new=name_new, flags=flags)
+                replaced = await self._do(new, exactly_)
+                if replaced is not None:
+                    stack.callback(os.close, replaced)
+                    self.cache.removed(self.nodes.known(replaced, new.obj))
         new = await self._again(new, parent_inode_new, ctx)
         self._moved(new, name_new)
         if flags & linux.RENAME_EXCHANGE:
@@ -321,6 +365,38 @@ class Names(Core):
             linux.renameat2(source, name_old, new.fd, name_new, flags)
         else:
             os.rename(name_old, name_new, src_dir_fd=source, dst_dir_fd=new.fd)
+
+    def _rename_exactly(
+        self, source: int, name_old: bytes, seen: int, new: Entered, *, name_new: bytes, flags: int
+    ) -> int | None:
+        """Rename, and replace nothing but what the caller sees, which is returned (O_PATH)."""
+        if not flags:
+            look = partial(self._look_at_target, new, name_new, errno.EACCES)
+            return exactly.rename(source, name_old, new.fd, name_new, seen, look, new.assume)
+        there = self._look_at_target(new, name_new, errno.EEXIST if flags & linux.RENAME_NOREPLACE else errno.ENOENT)
+        if there is not None:
+            os.close(there)
+        self._rename(source, name_old, new, name_new, flags)
+        return None
+
+    def _look_at_target(self, at: Entered, name: bytes, if_hidden: int) -> int | None:
+        """Open (O_PATH) what is called `name`, as far as the caller may know of it; None if there is nothing.
+
+        Raises:
+            FUSEError: it is hidden: `if_hidden`.
+        """
+        linux.assume(linux.ROOT)
+        try:
+            fd = self._with_room(os.open, name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at.fd)
+        except FileNotFoundError:
+            return None
+        try:
+            if not sees(at.view, at.who, name, os.fstat(fd), fd):
+                raise FUSEError(if_hidden)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
 
     def _moved(self, to: Entered, name: bytes) -> None:
         obj = self.nodes.moved(to.obj, name)

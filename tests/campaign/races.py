@@ -1,0 +1,206 @@
+"""Every operation of clients of two mounts against a real tree on which hidden files come and go at the same names.
+
+The hostile side moves files that no client may see onto the names that the clients work with, and away again, from
+one process per processor but one. Clients make, open, rename, link and remove whatever they find. Reported are: hidden
+files that were lost or changed (losses), or found under another name than they were given (moved, which a client's
+rename does whose source was swapped in the same instant); attributes or content of hidden files that a client was
+shown, or of others than what it had just made (wrong); and names that the daemons left behind.
+"""
+
+import argparse
+import contextlib
+import errno
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from cloakfs import linux
+from cloakfs.mounted import STATE_DIR
+from tests.agents import User
+from tests.mount.conftest import Mount, mounted
+
+OPTIONS = "no_root_squash,cloak_list=uid +077 3000 3999"
+CLIENTS, HIDDEN = (3001, 3002, 3003), 3900
+NAMES = [f"{directory}/{number}" for directory in ("a", "b") for number in range(4)]
+SECRET = b"secret"
+
+# What may go wrong when others are quicker.
+BY_CHANCE = {
+    errno.ENOENT, errno.EEXIST, errno.EACCES, errno.ESTALE, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.EPERM,
+    errno.EINVAL, errno.ELOOP, errno.ENXIO,
+}  # fmt: skip
+
+
+def client(top: str, uid: int, seed: str, until: float) -> Counter[str]:
+    """Do anything to anything until then; counts operations, their errors, and what was wrong."""
+    chance, count = random.Random(seed), Counter[str]()
+    mine = f"of {uid}".encode()
+
+    def wrong(what: str, is_wrong: bool) -> None:
+        count[f"wrong: {what}"] += is_wrong
+
+    def create(path: str, _: str) -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        try:
+            wrong("owner of what was created", os.fstat(fd).st_uid != uid)
+            wrong("content of what was created", os.pread(fd, 100, 0) != b"")
+            os.write(fd, mine)
+        finally:
+            os.close(fd)
+
+    def look(path: str, _: str) -> None:
+        wrong("attributes of what is hidden", os.lstat(path).st_uid == HIDDEN)
+
+    def read(path: str, _: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            wrong("content of what is hidden", SECRET in os.read(fd, 100))
+        finally:
+            os.close(fd)
+
+    def append(path: str, _: str) -> None:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o644)
+        try:
+            wrong("file to write to", os.fstat(fd).st_uid == HIDDEN)
+            os.write(fd, mine)
+        finally:
+            os.close(fd)
+
+    def list_(path: str, _: str) -> None:
+        with os.scandir(os.path.dirname(path)) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    wrong("entry", entry.stat(follow_symlinks=False).st_uid == HIDDEN)
+
+    operations: list[Callable[[str, str], None]] = [
+        create, create, look, read, append, list_, os.rename, os.rename, os.link,
+        lambda path, _: os.unlink(path),
+        lambda path, _: os.mkdir(path),
+        lambda path, _: os.rmdir(path),
+        lambda path, _: os.symlink("target", path),
+        lambda path, _: os.mkfifo(path),
+        lambda path, _: os.chmod(path, 0o644, follow_symlinks=True),
+    ]  # fmt: skip
+    while time.monotonic() < until:
+        operation = chance.choice(operations)
+        path, other = (os.path.join(top, name) for name in chance.sample(NAMES, 2))
+        count["operations"] += 1
+        try:
+            operation(path, other)
+        except OSError as exc:
+            code = errno.errorcode[exc.errno or 0]
+            count[code if exc.errno in BY_CHANCE else f"wrong: {code}"] += 1
+    return count
+
+
+def hostile(top: str, number: int, seed: str, until: float) -> Counter[str]:
+    """Have hidden files come and go until then."""
+    chance, count = random.Random(seed), Counter[str]()
+    vault = os.open(os.path.join(top, "vault"), os.O_RDONLY)
+    tree = os.open(top, os.O_RDONLY)
+    files: list[tuple[int, str]] = []  # what is held open, and where it was put; "" in the vault
+
+    def home(index: int) -> bytes:
+        return f"{number}-{index}".encode()
+
+    def is_there(directory: int, name: bytes, fd: int) -> bool:
+        try:
+            return os.path.samestat(os.stat(name, dir_fd=directory, follow_symlinks=False), os.fstat(fd))
+        except FileNotFoundError:
+            return False
+
+    for index in range(8):
+        fd = os.open(home(index), os.O_RDWR | os.O_CREAT, 0o600, dir_fd=vault)
+        os.write(fd, SECRET + home(index))
+        os.fchown(fd, HIDDEN, HIDDEN)
+        files.append((fd, ""))
+    while time.monotonic() < until:
+        index = chance.randrange(len(files))
+        fd, where = files[index]
+        if where:
+            name = where.encode()
+            # Another of these processes may have replaced it, or a client's rename moved it.
+            with contextlib.suppress(OSError):
+                linux.renameat2(tree, name, vault, home(index), linux.RENAME_NOREPLACE)
+            if is_there(vault, home(index), fd):
+                files[index] = fd, ""
+            elif os.path.lexists(os.path.join(top, "vault", home(index).decode())):
+                # Not ours: a client's, or another process's, which will miss it.
+                os.rename(home(index), f"found-{number}-{time.monotonic_ns()}", src_dir_fd=vault, dst_dir_fd=vault)
+        else:
+            name = chance.choice(NAMES).encode()
+            with contextlib.suppress(OSError):
+                if chance.random() < 0.5:
+                    with contextlib.suppress(FileNotFoundError):
+                        if os.stat(name, dir_fd=tree, follow_symlinks=False).st_uid != HIDDEN:
+                            os.rename(name, b"away-" + home(index), src_dir_fd=tree, dst_dir_fd=vault)
+                linux.renameat2(vault, home(index), tree, name, linux.RENAME_NOREPLACE)
+                files[index] = fd, name.decode()
+                count["placed"] += 1
+    for index, (fd, where) in enumerate(files):
+        count["losses"] += os.fstat(fd).st_nlink == 0 or os.pread(fd, 100, 0) != SECRET + home(index)
+        count["moved"] += not is_there(*((tree, where.encode()) if where else (vault, home(index))), fd)
+    return count
+
+
+def ask(user: User, call: Callable[..., Counter[str]], *args: object) -> Callable[[], Counter[str]]:
+    """Have a user make the call; the result is to be called for."""
+    user.start(call, *args)
+
+    def answer() -> Counter[str]:
+        ok, value = user._pipe.recv()
+        if not ok:
+            raise value
+        return Counter(value)
+
+    return answer
+
+
+def main() -> int:
+    """Run it."""
+    parser = argparse.ArgumentParser(prog="scripts/campaign races", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument("--on", default=None, help="a directory on the file system to try (default: $TMPDIR)")
+    words = parser.parse_args()
+    print(f"races: seed {words.seed}, {words.seconds:g} s", flush=True)
+    base = tempfile.mkdtemp(prefix="cloakfs-campaign-", dir=words.on)
+    os.chmod(base, 0o755)
+    tree = os.path.join(base, "real")
+    for directory, mode in (("", 0o755), ("a", 0o777), ("b", 0o777), ("vault", 0o700)):
+        os.mkdir(os.path.join(tree, directory))
+        os.chmod(os.path.join(tree, directory), mode)
+    total: Counter[str] = Counter()
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, base)
+        tops = [os.path.join(base, name) for name in ("mnt1", "mnt2")]
+        for top in tops:
+            os.mkdir(top)
+            state = os.path.join(STATE_DIR, Mount(tree, top).key)
+            stack.callback(shutil.rmtree, state, ignore_errors=True)
+            stack.enter_context(mounted(tree, top, "-o", OPTIONS))
+        until = time.monotonic() + words.seconds
+        answers = []
+        for number in range(max(1, (os.cpu_count() or 1) - 1)):
+            user = stack.enter_context(User(0))
+            answers.append(ask(user, hostile, tree, number, f"{words.seed} hostile {number}", until))
+        for number, uid in enumerate((*CLIENTS, *CLIENTS)):
+            user = stack.enter_context(User(uid))
+            answers.append(ask(user, client, tops[number % 2], uid, f"{words.seed} {number}", until))
+        for answer in answers:
+            total.update(answer())
+        left = list(Path(tree).rglob(".cloakfs-*"))
+        total["left behind"] = len(left)
+    for what, count in sorted(total.items()):
+        print(f"{what}: {count}")
+    return int(any(total[what] for what in total if what == "losses" or what.startswith(("wrong", "left"))))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,337 @@
+"""What somebody does on the real tree at exactly the wrong moment, and what clients get then.
+
+The moment is between two system calls of the daemon: a plug-in policy, which runs inside it, has one of them followed
+or preceded by the change.
+"""
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.agents import User, read, write
+from tests.mount.conftest import Mount, told
+
+USER, OTHER = 3001, 3002
+CLOAKED = "no_root_squash,cloak_list=uid +077 3000 3999"
+
+MakeMount = Callable[..., Mount]
+MakeUser = Callable[..., User]
+
+# Does `change` once, when the daemon makes one of the named calls that has the name "x" or "y" among its arguments.
+RACE = """
+import os
+from cloakfs import linux
+from cloakfs.policy import Policy as P
+
+done = False
+
+def change(tree):
+    {change}
+
+def race(module, call):
+    real = getattr(module, call)
+    def raced(*args, **kwargs):
+        global done
+        if done or not {{b"x", b"y"}} & set(args) or not {condition}:
+            return real(*args, **kwargs)
+        done = True
+        before = linux._thread.who
+        if {first}:
+            result = real(*args, **kwargs)
+        linux.assume(linux.ROOT)
+        change({tree!r})
+        if before is not None:
+            linux.assume(before)
+        return result if {first} else real(*args, **kwargs)
+    setattr(module, call, raced)
+
+for call in {calls!r}:
+    race(linux if call == "renameat2" else os, call)
+"""
+
+
+def racing(
+    base: str, tree: str, change: str, *, before: tuple[str, ...] = (), after: tuple[str, ...] = (), when: str = "True"
+) -> tuple[str, str]:
+    """What to mount with so that `change` happens before, or after, the daemon's first call of these."""
+    code = RACE.format(change=change, condition=when, first=bool(after), calls=before or after, tree=tree)
+    Path(base, "race.py").write_text(code)
+    return "--policy", f"{base}/race.py:P"
+
+
+def put(path: str, data: bytes, uid: int, mode: int) -> None:
+    write(path, data)
+    os.chown(path, uid, uid)
+    os.chmod(path, mode)
+
+
+HIDE = (
+    'os.path.lexists(tree + "/x") and os.rename(tree + "/x", tree + "/away"); os.rename(tree + "/secret", tree + "/x")'
+)
+"""What was "x" is "away", and "x" is now what the user may not know of."""
+
+
+@pytest.fixture
+def secret(tree: str) -> str:
+    put(os.path.join(tree, "secret"), b"secret", OTHER, 0o600)
+    return tree
+
+
+# -- what was made is what one gets ----------------------------------------------------------------
+
+
+def create(path: str) -> tuple[os.stat_result, bytes]:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        return os.fstat(fd), os.pread(fd, 100, 0)
+    finally:
+        os.close(fd)
+
+
+def test_create_answers_with_what_was_created(secret: str, base: str, mount: MakeMount, user: MakeUser) -> None:
+    m = mount("-o", CLOAKED, *racing(base, secret, HIDE, after=("open",), when="args[1] & os.O_CREAT"))
+    assert user(OTHER).do(read, m.at("secret")) == b"secret"  # the kernel has its content now
+    client = user(USER)
+    info, content = client.do(create, m.at("x"))
+    assert (info.st_uid, info.st_size, content) == (USER, 0, b"")
+    assert os.stat(m.real("away")).st_uid == USER
+    assert client.error(os.stat, m.at("x")) == errno.ENOENT
+    assert read(m.real("x")) == b"secret"
+
+
+MAKES: dict[str, tuple[str, Callable[[str], None]]] = {
+    "mkdir": ("mkdir", os.mkdir),
+    "mknod": ("mknod", os.mkfifo),
+    "symlink": ("symlink", lambda path: os.symlink("target", path)),
+}
+
+
+@pytest.mark.parametrize("how", MAKES)
+def test_what_takes_the_place_of_what_was_made_is_not_told(
+    how: str, tree: str, base: str, mount: MakeMount, user: MakeUser
+) -> None:
+    call, make = MAKES[how]
+    make(os.path.join(tree, "secret"))
+    os.chown(os.path.join(tree, "secret"), OTHER, OTHER, follow_symlinks=False)
+    if how != "symlink":
+        os.chmod(os.path.join(tree, "secret"), 0o700)
+    cloak = "no_root_squash,cloak_list=uid +000 3000 3999"  # symbolic links, too
+    m = mount("-o", cloak, *racing(base, tree, HIDE, after=(call,)))
+    client = user(USER)
+    assert client.error(*([os.symlink, "target"] if how == "symlink" else [make]), m.at("x")) == errno.ENOENT
+    assert client.error(os.lstat, m.at("x")) == errno.ENOENT
+    assert os.lstat(m.real("x")).st_uid == OTHER
+    assert os.lstat(m.real("away")).st_uid == USER
+
+
+def test_link_answers_with_what_was_linked(secret: str, base: str, mount: MakeMount, user: MakeUser) -> None:
+    m = mount("-o", CLOAKED, *racing(base, secret, HIDE, after=("link",)))
+    client = user(USER)
+    client.do(write, m.at("mine"), b"mine")
+    client.do(os.link, m.at("mine"), m.at("x"))
+    assert client.error(os.stat, m.at("x")) == errno.ENOENT
+    assert client.do(read, m.at("mine")) == read(m.real("away")) == b"mine"
+    assert read(m.real("x")) == b"secret"
+
+
+# -- nothing hidden is replaced or removed ---------------------------------------------------------
+
+AT_USE = ("rename", "unlink", "rmdir", "renameat2")
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_rename_does_not_replace_what_is_hidden_since_an_instant(
+    replaces: bool, secret: str, base: str, mount: MakeMount, user: MakeUser
+) -> None:
+    m = mount("-o", CLOAKED, *racing(base, secret, HIDE, before=AT_USE))
+    client = user(USER)
+    client.do(write, m.at("y"), b"mine")
+    if replaces:
+        put(m.real("x"), b"seen", OTHER, 0o644)
+    assert client.error(os.rename, m.at("y"), m.at("x")) == errno.EACCES
+    assert client.do(read, m.at("y")) == b"mine"
+    assert read(m.real("x")) == b"secret"
+    assert sorted(os.listdir(secret)) == ["away"] * replaces + ["x", "y"]
+
+
+def test_rename_replaces_what_has_just_appeared_to_everybody(
+    secret: str, base: str, mount: MakeMount, user: MakeUser
+) -> None:
+    os.chmod(os.path.join(secret, "secret"), 0o644)
+    m = mount("-o", CLOAKED, *racing(base, secret, HIDE, before=AT_USE))
+    client = user(USER)
+    client.do(write, m.at("y"), b"mine")
+    client.do(os.rename, m.at("y"), m.at("x"))
+    assert client.do(os.listdir, m.path) == os.listdir(secret) == ["x"]
+    assert client.do(read, m.at("x")) == read(m.real("x")) == b"mine"
+
+
+def test_rename_finds_its_target_gone(secret: str, base: str, mount: MakeMount, user: MakeUser) -> None:
+    m = mount("-o", CLOAKED, *racing(base, secret, 'os.unlink(tree + "/x")', before=AT_USE))
+    client = user(USER)
+    client.do(write, m.at("y"), b"mine")
+    put(m.real("x"), b"seen", OTHER, 0o644)
+    client.do(os.rename, m.at("y"), m.at("x"))
+    assert client.do(read, m.at("x")) == b"mine"
+    assert sorted(os.listdir(secret)) == ["secret", "x"]
+
+
+@pytest.mark.parametrize("sticky", [False, True])
+def test_rename_in_a_hiding_view_does_what_rename_does(
+    sticky: bool, tree: str, mount: MakeMount, user: MakeUser
+) -> None:
+    for name, mode in (("from", 0o1777 if sticky else 0o777), ("to", 0o777)):
+        os.mkdir(os.path.join(tree, name))
+        os.chmod(os.path.join(tree, name), mode)
+    m = mount("-o", CLOAKED)
+    client = user(USER)
+    for directory in ("from", "to"):
+        put(m.real("to", "x"), b"seen", OTHER, 0o644)
+        client.do(write, m.at(directory, "y"), directory.encode())
+        held = os.open(m.at("to", "x"), os.O_RDONLY)
+        client.do(os.rename, m.at(directory, "y"), m.at("to", "x"))
+        assert read(m.at("to", "x")) == directory.encode()
+        assert os.pread(held, 10, 0) == b"seen"
+        os.close(held)
+        assert (os.listdir(m.real("from")), os.listdir(m.real("to"))) == ([], ["x"])
+    client.do(os.link, m.at("to", "x"), m.at("to", "same"))
+    client.do(os.rename, m.at("to", "x"), m.at("to", "same"))
+    assert sorted(os.listdir(m.real("to"))) == ["same", "x"]
+    for name in ("empty", "full", "full/inside", "other"):
+        client.do(os.mkdir, m.at(name))
+    client.do(write, m.at("file"), b"")
+    assert client.error(os.rename, m.at("file"), m.at("empty")) == errno.EISDIR
+    assert client.error(os.rename, m.at("empty"), m.at("file")) == errno.ENOTDIR
+    assert client.error(os.rename, m.at("other"), m.at("full")) == errno.ENOTEMPTY
+    assert client.error(os.rename, m.at("full"), m.at("full", "inside", "deeper")) == errno.EINVAL
+    client.do(os.rename, m.at("full"), m.at("empty"))
+    assert os.listdir(m.real("empty")) == ["inside"]
+
+
+@pytest.mark.parametrize("kind", ["file", "directory"])
+def test_what_is_hidden_since_an_instant_is_not_removed(
+    kind: str, tree: str, base: str, mount: MakeMount, user: MakeUser
+) -> None:
+    m = mount("-o", CLOAKED, *racing(base, tree, HIDE, before=AT_USE))
+    client = user(USER)
+    if kind == "file":
+        put(m.real("secret"), b"secret", OTHER, 0o600)
+        client.do(write, m.at("x"), b"mine")
+    else:
+        os.mkdir(m.real("secret"), 0o700)
+        os.chown(m.real("secret"), OTHER, OTHER)
+        client.do(os.mkdir, m.at("x"))
+    assert client.error(os.unlink if kind == "file" else os.rmdir, m.at("x")) == errno.ENOENT
+    assert os.stat(m.real("x")).st_uid == OTHER
+    assert sorted(os.listdir(tree)) == ["away", "x"]
+
+
+def test_removing_in_a_hiding_view_does_what_it_says(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    m = mount("-o", CLOAKED)
+    client = user(USER)
+    os.mkdir(m.real("full"))
+    os.chown(m.real("full"), USER, USER)
+    put(m.real("full", "hidden"), b"", OTHER, 0o600)
+    assert client.do(os.listdir, m.at("full")) == []
+    assert client.error(os.rmdir, m.at("full")) == errno.ENOTEMPTY
+    os.unlink(m.real("full", "hidden"))
+    client.do(os.rmdir, m.at("full"))
+    client.do(write, m.at("file"), b"")
+    assert client.error(os.rmdir, m.at("file")) == errno.ENOTDIR
+    client.do(os.mkdir, m.at("directory"))
+    assert client.error(os.unlink, m.at("directory")) == errno.EISDIR
+    os.chmod(tree, 0o755)
+    assert client.error(os.unlink, m.at("file")) == errno.EACCES
+    os.chmod(tree, 0o777)
+    client.do(os.unlink, m.at("file"))
+    client.do(write, m.at("n" * 255), b"")
+    client.do(os.unlink, m.at("n" * 255))
+    assert os.listdir(tree) == ["directory"]
+
+
+# -- descriptors -----------------------------------------------------------------------------------
+
+
+def keep_open(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o644)
+
+
+def test_a_descriptor_from_create_outlives_the_hiding_of_its_file(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    m = mount("-o", CLOAKED)
+    client = user(USER)
+    fd = client.do(keep_open, m.at("x"), os.O_RDWR | os.O_CREAT)
+    client.do(os.write, fd, b"content")
+    os.chown(m.real("x"), OTHER, OTHER)
+    os.chmod(m.real("x"), 0o600)
+    told()
+    assert client.error(os.stat, m.at("x")) == errno.ENOENT
+    assert client.do(os.fstat, fd).st_size == 7
+    assert client.do(os.pread, fd, 100, 0) == b"content"
+
+
+def set_position_by(fd: int) -> None:
+    """O_APPEND no more."""
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_APPEND)
+
+
+def write_to_mapping(fd: int) -> None:
+    with mmap.mmap(fd, 0) as memory:
+        memory[:3] = b"map"
+        memory.flush()
+
+
+@pytest.mark.parametrize("creates", [False, True])
+def test_what_is_written_at_a_place_goes_there_though_opened_to_append(
+    creates: bool, tree: str, mount: MakeMount, user: MakeUser
+) -> None:
+    m = mount("-o", CLOAKED)
+    client = user(USER)
+    flags = os.O_RDWR | os.O_APPEND
+    if not creates:
+        client.do(write, m.at("x"), b"")
+    fd = client.do(keep_open, m.at("x"), flags | os.O_CREAT * creates)
+    client.do(os.write, fd, b"0123456789")
+    client.do(os.write, fd, b"0123456789")
+    client.do(write_to_mapping, fd)
+    assert read(m.real("x")) == b"map34567890123456789"
+    client.do(set_position_by, fd)
+    client.do(os.pwrite, fd, b"here", 10)
+    assert read(m.real("x")) == b"map3456789here456789"
+
+
+def test_appending_in_several_views_and_behind_them_loses_nothing(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    put(os.path.join(tree, "log"), b"", USER, 0o666)
+    m = mount("-o", f"views={USER}:{USER} {OTHER}:{OTHER}")
+    users = [(user(uid), m.at(f"@{uid}", "log")) for uid in (USER, OTHER)] + [(user(OTHER), m.real("log"))]
+    fds = [client.do(keep_open, path, os.O_RDWR | os.O_APPEND) for client, path in users]
+    expected = b""
+    for number in range(30):
+        for (client, _), fd in zip(users, fds, strict=True):
+            line = f"{number} by {fd}\n".encode() * (number + 1)
+            assert client.do(os.write, fd, line) == len(line)
+            expected += line
+    assert read(m.real("log")) == expected
+    for uid in (USER, OTHER):
+        assert read(m.at(f"@{uid}", "log")) == expected
+
+
+def test_a_file_that_may_only_be_appended_to(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    m = mount("-o", CLOAKED)
+    client = user(USER)
+    client.do(write, m.at("x"), b"1")
+    if subprocess.run(["chattr", "+a", m.real("x")], check=False, capture_output=True).returncode:
+        pytest.skip("this file system, or machine, has no chattr +a")
+    try:
+        client.do(write, m.at("x"), b"2", os.O_APPEND)
+        assert client.error(write, m.at("x"), b"3", 0) == errno.EPERM
+        assert read(m.real("x")) == b"12"
+    finally:
+        with contextlib.suppress(OSError):
+            subprocess.run(["chattr", "-a", m.real("x")], check=True)
