@@ -7,10 +7,13 @@ import select
 import click
 
 from cloakfs import linux, mounts
-from cloakfs.mounted import mounted
+from cloakfs.mounted import Mounted, all_mounted
 from cloakfs.mountpoint import KINDS
 
-from .common import fail
+from .common import fail, printable
+
+_SILENCE_SECONDS = 1.0
+_WAIT_SECONDS = 30.0
 
 
 @click.command()
@@ -19,25 +22,59 @@ from .common import fail
 def umount(mountpoint: str, *, lazy: bool) -> None:
     """Unmount MOUNTPOINT.
 
-    Exit status: 0 unmounted and the daemon has ended (with --lazy: detached), 1 it is busy or no cloakfs mount.
+    Exit status: 0 unmounted and the daemon has ended (with --lazy: detached), 1 it is busy, no cloakfs mount, or
+    mounted at another place as well (a bind mount), so that its daemon goes on.
     """
-    there = {path for path, kind in mounts.by_path().items() if kind in KINDS}
-    # By the letters first: a mount that does not answer would not answer lstat(2) either.
-    mountpoint = os.path.abspath(mountpoint)
-    if mountpoint not in there:
-        mountpoint = os.path.realpath(mountpoint)
-    if mountpoint not in there:
+    top = _mounted_at(os.path.abspath(mountpoint))
+    if top is None:
+        # By the letters first: a mount that does not answer would not answer lstat(2) either.
+        top = _mounted_at(os.path.realpath(mountpoint))
+    if top is None or top.kind not in KINDS:
         fail(f"{mountpoint}: not a cloakfs mount", 1)
-    daemon = mounted().get(mountpoint)
+    daemon = next((mount for mount in all_mounted() if mount.device == top.device), None)
     # Opened before the unmount: afterwards the pid may be somebody else's.
     try:
         process = os.pidfd_open(daemon.pid) if daemon else None
     except ProcessLookupError:
         process = None
     try:
-        linux.umount(mountpoint, linux.MNT_DETACH if lazy else 0)
+        linux.umount(top.path, linux.MNT_DETACH if lazy else 0)
     except OSError as exc:
         hint = "; who uses it? (fuser -vm), or --lazy" if exc.errno == errno.EBUSY else ""
-        fail(f"{mountpoint}: {exc.strerror}{hint}", 1)
-    if process is not None and not lazy and not select.select([process], [], [], 30)[0]:
-        fail(f"{mountpoint}: unmounted, but its daemon is still there after 30 s", 1)
+        fail(f"{top.path}: {exc.strerror}{hint}", 1)
+    others = [place.path for place in mounts.by_id().values() if place.device == top.device and place.kind in KINDS]
+    if daemon is not None and others:
+        fail(
+            f"{top.path}: unmounted, but its daemon (process {daemon.pid}) goes on: the same view is mounted at "
+            f"{', '.join(others)}, too",
+            1,
+        )
+    if daemon is not None and process is not None:
+        _wait(top.path, daemon, process, lazy=lazy)
+
+
+def _mounted_at(path: str) -> mounts.Place | None:
+    """What is mounted at `path`, on top of what may be mounted there as well."""
+    return next((place for place in reversed(mounts.by_id().values()) if place.path == path), None)
+
+
+def _wait(path: str, daemon: Mounted, process: int, *, lazy: bool) -> None:
+    """Wait for the daemon's end; not if there may be users left."""
+    if select.select([process], [], [], _SILENCE_SECONDS)[0]:
+        return
+    if lazy:
+        click.echo(
+            printable(
+                f"cloakfs: {path}: detached; its daemon (process {daemon.pid}) serves those who still use it, and then "
+                "ends (kill it twice to cut them off)"
+            ),
+            err=True,
+        )
+        return
+    click.echo(printable(f"cloakfs: {path}: unmounted; waiting for its daemon (process {daemon.pid}) to end"), err=True)
+    if not select.select([process], [], [], _WAIT_SECONDS)[0]:
+        fail(
+            f"{path}: unmounted, but its daemon (process {daemon.pid}) is still there after {_WAIT_SECONDS:g} s; "
+            "is the view mounted in another mount namespace, a container's?",
+            1,
+        )

@@ -22,8 +22,8 @@ from .exports import ExportsError, Options
 from .filesystem import Filesystem, kernelcache
 from .groups import group_source
 from .index import Index
-from .mounted import STATE_DIR, Told, mount_key
-from .mountpoint import MountError, MountWords
+from .mounted import STATE_DIR, Told, all_mounted, mount_key
+from .mountpoint import Attached, MountError, MountWords
 from .nodes import Nodes
 from .policy import Policy, PolicyError, load_policy
 from .reader import Reader
@@ -85,9 +85,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise MountError(
-                f"{settings.target}: {settings.source} is mounted there already (cloakfs umount {settings.target})"
-            ) from None
+            raise MountError(_served_already(settings)) from None
         try:
             policy = load_policy(settings.options.policy, settings.options, settings.policy_dir)
             index = Index(os.path.join(state, "nodes.sqlite"))
@@ -117,7 +115,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             max_open=most - min(most // 4, _SPARE_DESCRIPTORS),
         )
         watch = _watch(filesystem)
-        session = mountpoint.attach(
+        attached = mountpoint.attach(
             settings.source,
             settings.target,
             settings.words,
@@ -126,25 +124,43 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         )
         try:
             _refuse_to_serve_itself(settings)
-            pyfuse3.init(filesystem, f"/dev/fd/{session}", {"fsname=cloakfs"})
+            pyfuse3.init(filesystem, f"/dev/fd/{attached.session}", {"fsname=cloakfs"})
         except BaseException:
-            mountpoint.detach(settings.target)
+            attached.detach()
             raise
-        told = Told(key, settings.source, settings.target, settings.options, settings.policy_dir)
+        told = Told(key, settings.source, settings.target, settings.options, settings.policy_dir, attached.device)
         stack.enter_context(told)
-        stack.enter_context(_late_answers_untold(session))
+        stack.enter_context(_late_answers_untold(attached.session))
         # Root's own privileges would lift quotas and reserved blocks for everybody, open `trusted.` names, and let
         # everybody give programs capabilities. (Those that setfsuid(2) takes away are not among these.)
         given_up = 1 << linux.CAP_SYS_ADMIN | 1 << linux.CAP_SYS_RESOURCE | 1 << linux.CAP_SETFCAP
         linux.set_effective_capabilities(linux.effective_capabilities() & ~given_up)
         try:
-            trio.run(_Daemon(settings, filesystem, index, told, watch, ready).run)
+            trio.run(_Daemon(settings, filesystem, index, told, watch, attached, ready).run)
         finally:
             linux.assume(linux.ROOT)
             # In this order: the last one to let go of a mount with a block device waits for an answer of the session.
             pyfuse3.close(unmount=False)
-            mountpoint.detach(settings.target)
+            attached.detach_dead()
     log.info("%s: unmounted", settings.target)
+
+
+def _served_already(settings: Settings) -> str:
+    """Why there can be no second mount of the same tree at the same place."""
+    pair = settings.source, settings.target
+    daemon = next((mount for mount in all_mounted() if (mount.source, mount.target) == pair), None)
+    places = {place.path for place in mounts.by_id().values() if daemon is not None and place.device == daemon.device}
+    if daemon is None or settings.target in places:
+        return f"{settings.target}: {settings.source} is mounted there already (cloakfs umount {settings.target})"
+    if places:
+        return (
+            f"{settings.target}: the daemon of the mount before (process {daemon.pid}) still serves "
+            f"{', '.join(sorted(places))}; unmount that first"
+        )
+    return (
+        f"{settings.target}: the daemon of the mount before (process {daemon.pid}) still serves those who have files "
+        f"open in it; try again when they are done, or end it (kill {daemon.pid}, twice)"
+    )
 
 
 def _watch(filesystem: Filesystem) -> Watch | None:
@@ -256,6 +272,7 @@ class _Daemon:
         index: Index,
         told: Told,
         watch: Watch | None,
+        attached: Attached,
         ready: Callable[[], None],
     ) -> None:
         self._settings = settings
@@ -265,6 +282,7 @@ class _Daemon:
         self._told = told
         self._watch = watch
         self._asked_to_stop = False
+        self._attached = attached
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -327,6 +345,8 @@ class _Daemon:
                 tasks.keep("stopping", self._stop)
 
     async def _stop(self) -> None:
+        if self._attached.has_ended():
+            return  # somebody was faster
         # In a thread: the kernel may have to write back pages first, through this very loop.
         await trio.to_thread.run_sync(linux.apart, self._detach)
         await trio.sleep(GRACE_SECONDS)
@@ -335,7 +355,7 @@ class _Daemon:
 
     def _detach(self) -> None:
         linux.assume(linux.ROOT)  # a new thread begins as whoever was served last, who may not get to the mount point
-        mountpoint.detach(self._settings.target)
+        self._attached.detach()
 
     def _reload(self) -> None:
         """Take over a changed policy; what is in force stays if there is anything wrong with the new one."""

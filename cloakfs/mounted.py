@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from . import linux
+from . import linux, mounts
 from .exports import Options, format_options
 
 log = logging.getLogger(__name__)
@@ -38,6 +38,7 @@ class Mounted:
         target: the mount point.
         options: in force, as for `mount -o`.
         policy_dir: what a relative `policy=` file is relative to.
+        device: st_dev of its file system as `mounts.Place` has it; "" is not told.
         reloads: how often the daemon was told to reload.
         failure: why it refused the last time; None if it did not.
         requests: how many of each kind it was asked, by the name of the operation; some seconds old.
@@ -49,6 +50,7 @@ class Mounted:
     target: str
     options: str
     policy_dir: str
+    device: str = ""
     reloads: int = 0
     failure: str | None = None
     requests: Mapping[str, int] = field(default_factory=dict)
@@ -58,9 +60,9 @@ class Mounted:
 class Told:
     """What the daemon of a mount tells others; a context manager, after which it tells nothing."""
 
-    def __init__(self, key: str, source: str, target: str, options: Options, policy_dir: str) -> None:
+    def __init__(self, key: str, source: str, target: str, options: Options, policy_dir: str, device: str = "") -> None:
         self._path = os.path.join(RUN_DIR, f"{key}.json")
-        self._now = Mounted(os.getpid(), source, target, format_options(options), policy_dir)
+        self._now = Mounted(os.getpid(), source, target, format_options(options), policy_dir, device)
 
     def __enter__(self) -> None:
         os.makedirs(RUN_DIR, mode=0o755, exist_ok=True)
@@ -97,25 +99,42 @@ class Told:
         os.replace(f"{self._path}.new", self._path)
 
 
-def mounted() -> dict[str, Mounted]:
-    """The mounts by mount point.
+def all_mounted() -> list[Mounted]:
+    """The mounts that are served.
 
     Raises:
         OSError: there is no descriptor, or no memory, to find out.
     """
-    found = {}
+    found = []
     for path in glob.glob(os.path.join(glob.escape(RUN_DIR), "*.json")):
         try:
             with open(path, encoding="utf-8") as file:
                 told = json.load(file)
-            mount = Mounted(**{name: told[name] for name in Mounted.__dataclass_fields__})
-        except (ValueError, KeyError, TypeError):
+            mount = Mounted(**{name: told[name] for name in Mounted.__dataclass_fields__ if name in told})
+        except (ValueError, TypeError):
             continue  # it just ended
         except OSError as exc:
             _raise_if_full(exc)
             continue
         if _is_served(os.path.basename(path).removesuffix(".json")):
-            found[mount.target] = mount
+            found.append(mount)
+    return found
+
+
+def mounted() -> dict[str, Mounted]:
+    """The mounts by mount point; of several at one, the one on top.
+
+    Raises:
+        OSError: there is no descriptor, or no memory, to find out.
+    """
+    found: dict[str, Mounted] = {}
+    tops: dict[str, str] = {}
+    for mount in all_mounted():
+        if mount.target in found:
+            tops = tops or {place.path: place.device for place in mounts.by_id().values()}
+            if tops.get(mount.target) != mount.device:
+                continue
+        found[mount.target] = mount
     return found
 
 

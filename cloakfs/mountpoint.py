@@ -6,13 +6,15 @@ its place.
 """
 
 import contextlib
+import errno
 import logging
 import os
+import select
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from . import blockdevice, linux
+from . import blockdevice, linux, mounts
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +136,77 @@ def _items(text: str) -> Iterator[tuple[int, int]]:
     yield start, len(text)
 
 
-def attach(source: str, target: str, words: MountWords, *, read_only: bool, image: str) -> int:
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """A mount of our own. It is known by what it is, not by its path: others may mount on top, unmount, or move it.
+
+    Attributes:
+        session: the descriptor of its FUSE session.
+        target: where it was mounted.
+        mount_id: the mount's number; the kernel uses the numbers of mounts that are gone again.
+        device: st_dev of its file system as `mounts.Place` has it, which is no other's until the session has ended.
+    """
+
+    session: int
+    target: str
+    mount_id: int
+    device: str
+
+    def has_ended(self) -> bool:
+        """Is the file system mounted nowhere any more (or was it aborted)? Nothing is waited for."""
+        session = select.poll()
+        session.register(self.session, 0)  # for POLLERR alone
+        return bool(session.poll(0))
+
+    def detach(self) -> None:
+        """Take it off the tree at once; who has it open keeps it until they close it. The session must not have ended.
+
+        What is mounted on top of it would come off with it: then both stay.
+        """
+        self._detach(self._place())
+
+    def detach_dead(self) -> None:
+        """The same after the session was closed, when the number and the device may be those of another mount."""
+        place = self._place()
+        if place is None:
+            return
+        try:
+            # Of a daemon that lives, this is answered. (stat(2) would be told what the kernel remembers.)
+            os.statvfs(place.path)
+        except OSError as exc:
+            if exc.errno != errno.ENOTCONN:
+                return
+        else:
+            if not self._cover(place):
+                return
+        self._detach(place)
+
+    def _place(self) -> mounts.Place | None:
+        place = mounts.by_id().get(self.mount_id)
+        return place if place is not None and place.device == self.device and place.kind in KINDS else None
+
+    def _cover(self, place: mounts.Place) -> mounts.Place | None:
+        """What is mounted right on top of it."""
+        others = mounts.by_id().values()
+        return next((other for other in others if (other.parent, other.path) == (self.mount_id, place.path)), None)
+
+    def _detach(self, place: mounts.Place | None) -> None:
+        if place is None:
+            return  # somebody else unmounted it
+        cover = self._cover(place)
+        if cover is None:
+            detach(place.path)
+        else:
+            log.warning(
+                "%s: %s is mounted on top and stays; what it hides does not answer any more "
+                "(umount %s twice takes both away)",
+                place.path,
+                cover.kind,
+                place.path,
+            )
+
+
+def attach(source: str, target: str, words: MountWords, *, read_only: bool, image: str) -> Attached:
     """Mount a new FUSE session on `target`.
 
     Without `allow_other` the kernel refuses every process with a real, effective or saved id that is not root's. So
@@ -147,9 +219,6 @@ def attach(source: str, target: str, words: MountWords, *, read_only: bool, imag
         words: mount(8)'s options.
         read_only: refuse changes.
         image: file of the block device that identifies the mount, if `words` ask for one.
-
-    Returns:
-        the descriptor of the session.
 
     Raises:
         MountError: no /dev/fuse, or the kernel refused the mount.
@@ -166,6 +235,7 @@ def attach(source: str, target: str, words: MountWords, *, read_only: bool, imag
         data += ",default_permissions"
     flags = words.flags | linux.MS_POSIXACL | (linux.MS_RDONLY if read_only else 0)
     device = _identity(image) if words.ganesha else None
+    before = mounts.by_id()
     try:
         if device is None:
             linux.mount(source, target, KINDS[0], flags, data)
@@ -177,7 +247,21 @@ def attach(source: str, target: str, words: MountWords, *, read_only: bool, imag
     finally:
         if device is not None:
             os.close(device[1])
-    return session
+    number, place = _top(target)
+    if place is None or number in before or place.kind not in KINDS:
+        os.close(session)
+        raise MountError(f"{target}: somebody else mounted or unmounted there at the same moment; look what is there")
+    return Attached(session, target, number, place.device)
+
+
+def _top(target: str) -> tuple[int, mounts.Place | None]:
+    """The mount that one gets to at `target`; its file system is not asked anything."""
+    fd = os.open(target, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        number = mounts.id_of(fd)
+    finally:
+        os.close(fd)
+    return number, mounts.by_id().get(number)
 
 
 def _identity(image: str) -> tuple[str, int] | None:
@@ -194,7 +278,7 @@ def _identity(image: str) -> tuple[str, int] | None:
 
 
 def detach(target: str) -> None:
-    """Take the mount off the tree at once; who has it open keeps it until they close it."""
+    """Take what is mounted at `target` off the tree at once; who has it open keeps it until they close it."""
     before = linux.effective_capabilities()
     linux.set_effective_capabilities(before | 1 << linux.CAP_SYS_ADMIN)
     try:

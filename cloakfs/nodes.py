@@ -238,7 +238,7 @@ class Nodes:
         self._transient = _TRANSIENT | int.from_bytes(os.urandom(5), "little")
         linux.assume(linux.ROOT)
         fd = os.open(source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        filesystem = self._new_filesystem(self._mount_id(fd), fd)
+        filesystem = self._new_filesystem(mounts.id_of(fd), fd)
         handle, _ = self._identify(fd, None)
         if not index.claim(ROOT, handle):
             log.warning("%s is another directory than it was: old file handles are stale", source)
@@ -342,16 +342,11 @@ class Nodes:
             log.warning("%s: %s; handles below it are not decoded", path, exc.strerror)
             return
         try:
-            mount_id = self._mount_id(fd)
+            mount_id = mounts.id_of(fd)
             if mount_id not in self._by_mount:
                 self._new_filesystem(mount_id, fd)
         finally:
             os.close(fd)
-
-    @staticmethod
-    def _mount_id(fd: int) -> int:
-        with open(f"/proc/self/fdinfo/{fd}") as info:
-            return next(int(line.split()[1]) for line in info if line.startswith("mnt_id:"))
 
     def _new_filesystem(self, mount_id: int, fd: int) -> Filesystem:
         place = mounts.by_id().get(mount_id)
@@ -521,7 +516,7 @@ class Nodes:
         try:
             handle, mount_id = linux.name_to_handle(fd, flags)
         except OSError:
-            handle, mount_id = b"", self._mount_id(fd)
+            handle, mount_id = b"", mounts.id_of(fd)
         filesystem = self._by_mount.get(mount_id) or self._new_filesystem(mount_id, fd)
         if not filesystem.has_handles:
             # Good as long as a descriptor is kept open: until then the inode number is not used again.

@@ -1,0 +1,44 @@
+"""Ending FUSE sessions by force, so that a test which makes a daemon wait for itself leaves nobody waiting."""
+
+import contextlib
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+
+from cloakfs import linux, mounts
+
+_CONNECTIONS = "/sys/fs/fuse/connections"
+
+
+def abort_below(directory: str) -> None:
+    """End every FUSE session that is mounted below `directory`, and take all mounts there off."""
+    there = [place for place in mounts.by_id().values() if place.path.startswith(directory + "/")]
+    for place in there:
+        if place.kind.startswith("fuse"):
+            with (
+                contextlib.suppress(OSError),
+                open(f"{_CONNECTIONS}/{place.device.partition(':')[2]}/abort", "w") as file,
+            ):
+                file.write("1")
+    for place in reversed(there):
+        with contextlib.suppress(OSError):
+            linux.umount(place.path, linux.MNT_DETACH)
+
+
+@contextlib.contextmanager
+def nobody_waits_for_ever(directory: str, seconds: float = 90.0) -> Iterator[None]:
+    """After the with block, or if that takes too long, what is mounted below `directory` is aborted."""
+    control = not os.path.exists(_CONNECTIONS) or not os.path.ismount(_CONNECTIONS)
+    if control:
+        subprocess.run(["mount", "-t", "fusectl", "none", _CONNECTIONS], check=False, capture_output=True)
+    timer = threading.Timer(seconds, abort_below, (directory,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        abort_below(directory)
+        if control:
+            subprocess.run(["umount", _CONNECTIONS], check=False, capture_output=True)
