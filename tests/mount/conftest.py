@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -73,7 +74,9 @@ def run(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]
     """Run the real command."""
     done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=60)
     if check and done.returncode:
-        raise AssertionError(f"cloakfs {' '.join(arguments)}: exit {done.returncode}: {done.stderr}")
+        _, _, log = done.stderr.strip().partition("; see ")
+        said = Path(log).read_text() if os.path.isfile(log) else ""
+        raise AssertionError(f"cloakfs {' '.join(arguments)}: exit {done.returncode}: {done.stderr}{said}")
     return done
 
 
