@@ -50,6 +50,14 @@ class User:
         assert self._pipe.poll(seconds), f"no answer within {seconds} s"
         return bool(self._pipe.recv()[0])
 
+    def answer_within(self, seconds: float) -> Any:
+        """Wait for the call that was started; its result."""
+        assert self._pipe.poll(seconds), f"no answer within {seconds} s"
+        ok, value = self._pipe.recv()
+        if not ok:
+            raise value
+        return value
+
     def do_within(self, seconds: float, call: Callable[..., object], *args: Any) -> None:
         """`do`, for a call that must not wait for ever."""
         self.start(call, *args)

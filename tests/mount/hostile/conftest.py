@@ -1,0 +1,47 @@
+"""One mount for all attacks, and a table of what they cost another user."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+from cloakfs.mounted import STATE_DIR
+from tests.mount.conftest import Mount, mounted
+from tests.mount.hostile import victim
+from tests.mount.hostile.victim import Watch
+
+OPTIONS = "rw,range_map=uid 0 9999 map 0 gid 0 9999 map 0,cloak_list=uid +077 1 9999"
+
+REPORT: list[tuple[str, int, Watch]] = []
+"""Of each attack: its name, how much it did, and what the other user saw."""
+
+
+@pytest.fixture(scope="module")
+def arena() -> Iterator[Mount]:
+    """A mount with a directory of the victim's, and one that everybody shares."""
+    base = tempfile.mkdtemp(prefix="cloakfs-test-")
+    os.chmod(base, 0o755)
+    real, point = f"{base}/real", f"{base}/mnt"
+    for path in (real, point):
+        os.mkdir(path, 0o755)
+    os.mkdir(f"{real}/shared")
+    os.chmod(f"{real}/shared", 0o1777)
+    victim.furnish(real)
+    try:
+        with mounted(real, point, "-o", OPTIONS) as mount:
+            yield mount
+        shutil.rmtree(os.path.join(STATE_DIR, mount.key))
+    finally:
+        shutil.rmtree(base)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not REPORT:
+        return
+    terminalreporter.section("what one user's attacks cost another one")
+    terminalreporter.line(f"{'attack':42} {'done':>7} {'requests':>8} {'p50 ms':>8} {'p99 ms':>8} {'max ms':>8} wrong")
+    for name, done, watch in REPORT:
+        times = " ".join(f"{watch.percentile(percent) * 1000:8.2f}" for percent in (50, 99, 100))
+        terminalreporter.line(f"{name:42} {done:7} {len(watch.seconds):8} {times} {len(watch.wrong):5}")

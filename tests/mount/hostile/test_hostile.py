@@ -1,0 +1,66 @@
+"""An unprivileged user does its worst, and another one gets right answers meanwhile, soon enough.
+
+How soon is reported; what is asserted is that no answer is wrong, nothing is lost, and nobody waits for ever.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.agents import User, write
+from tests.mount.conftest import Mount, told
+from tests.mount.hostile import victim
+from tests.mount.hostile.attacks import ATTACKS
+from tests.mount.hostile.conftest import REPORT
+from tests.mount.hostile.victim import Watch, look_after
+
+ATTACKER = 6666
+SECONDS = float(os.environ.get("CLOAKFS_ATTACK_SECONDS", "1"))
+FOREVER = 10.0
+GROUPS = {"many groups": range(20_000, 25_000)}
+"""What the attacker is in besides."""
+
+
+@pytest.fixture(scope="module")
+def watcher() -> Iterator[User]:
+    with User(victim.UID, victim.GID) as one:
+        yield one
+
+
+def under_attack(arena: Mount, watcher: User, base: str, name: str, attack: Callable[[str, float], int]) -> Watch:
+    """Have the victim work while the attack goes on."""
+    own = arena.at("shared", name.replace(" ", "-"))
+    stop = os.path.join(base, "stop")
+    with User(ATTACKER, groups=GROUPS.get(name, ())) as attacker:
+        attacker.do(os.mkdir, own, 0o755)
+        attacker.do(write, f"{own}/secret", b"secret", mode=0o600)
+        told()
+        watcher.start(look_after, arena.path, stop, f"{own}/secret")
+        try:
+            done = attacker.do(attack, own, time.monotonic() + SECONDS)
+        finally:
+            write(stop, b"")
+        watch: Watch = watcher.answer_within(60)
+        # What is hidden from the attacker is still hidden.
+        private = arena.at("victim", "private")
+        assert not attacker.do(os.path.lexists, private)
+        assert "private" not in attacker.do(os.listdir, arena.at("victim"))
+    REPORT.append((name, done, watch))
+    return watch
+
+
+ALL = {**ATTACKS, "many groups": ATTACKS["names of the shared directory"]}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_other_user_gets_right_answers(arena: Mount, watcher: User, base: str, name: str) -> None:
+    watch = under_attack(arena, watcher, base, name, ALL[name])
+    assert watch.wrong == []
+    assert len(watch.seconds) >= 10
+    assert max(watch.seconds) < FOREVER
+    for path in victim.what_is_there():
+        with open(arena.real("victim", path), "rb") as file:
+            assert file.read() == victim.content(path)
+    assert sorted(os.listdir(arena.real("victim"))) == victim.what_is_there()

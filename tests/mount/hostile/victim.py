@@ -1,0 +1,114 @@
+"""The user who is watched: works in a directory of its own, knows every answer, and takes the time of each."""
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+UID, GID = 5001, 5001
+FILES = 12
+
+
+@dataclass
+class Watch:
+    """What came of it: seconds that each operation took, and answers that were wrong."""
+
+    seconds: list[float] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+    def percentile(self, percent: float) -> float:
+        return sorted(self.seconds)[min(int(len(self.seconds) * percent / 100), len(self.seconds) - 1)]
+
+
+def furnish(top: str) -> None:
+    """By root, on the real tree: a private directory, and what everybody may see."""
+    own = os.path.join(top, "victim")
+    os.mkdir(own)
+    for name, mode in [("private", 0o600), ("public", 0o644), *((f"file{n}", 0o640) for n in range(FILES))]:
+        path = os.path.join(own, name)
+        with open(path, "wb") as file:
+            file.write(content(name))
+        os.chmod(path, mode)
+        os.chown(path, UID, GID)
+    os.chown(own, UID, GID)
+    os.chmod(own, 0o755)
+
+
+def content(name: str) -> bytes:
+    return name.encode() * 700
+
+
+def what_is_there() -> list[str]:
+    return sorted(["private", "public", *(f"file{n}" for n in range(FILES))])
+
+
+def look_after(top: str, stop: str, hidden: str) -> Watch:
+    """Work until there is a file `stop`; at least one round.
+
+    Args:
+        top: the mount.
+        stop: a path outside of it.
+        hidden: a path that must not be there for this user.
+    """
+    watch = Watch()
+    own = os.path.join(top, "victim")
+    number = 0
+    while not number or not os.path.exists(stop):
+        number += 1
+        _go_round(watch, own, number, hidden)
+    return watch
+
+
+def _go_round(watch: Watch, own: str, number: int, hidden: str) -> None:
+    name = f"file{number % FILES}"
+    path, new, newer = (os.path.join(own, last) for last in (name, f"new{number}", f"newer{number}"))
+    for call, expected in (
+        (lambda: sorted(os.listdir(own)), what_is_there()),
+        (lambda: _read(path), content(name)),
+        (lambda: _shape(path), (0o100640, UID, GID, len(content(name)))),
+        (lambda: os.path.lexists(hidden), False),
+        (lambda: _error(os.chmod, hidden, 0o777), errno.ENOENT),
+        (lambda: _write(new, content(name)), None),
+        (lambda: os.rename(new, newer), None),
+        (lambda: _error(os.stat, new), errno.ENOENT),
+        (lambda: _read(newer), content(name)),
+        (lambda: os.unlink(newer), None),
+    ):
+        _ask(watch, call, expected)
+
+
+def _ask(watch: Watch, call: Callable[[], object], expected: object) -> None:
+    began = time.monotonic()
+    try:
+        answer = call()
+    except OSError as exc:
+        answer = exc
+    watch.seconds.append(time.monotonic() - began)
+    if answer != expected:
+        watch.wrong.append(f"{answer!r:.200}, expected {expected!r:.200}")
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _write(path: str, data: bytes) -> None:
+    with open(path, "xb") as file:
+        file.write(data)
+
+
+def _shape(path: str) -> tuple[int, int, int, int]:
+    info = os.stat(path)
+    assert stat.S_ISREG(info.st_mode)
+    return info.st_mode, info.st_uid, info.st_gid, info.st_size
+
+
+def _error(call: Callable[..., object], *arguments: object) -> int | None:
+    try:
+        call(*arguments)
+    except OSError as exc:
+        return exc.errno
+    return 0
