@@ -56,7 +56,12 @@ class _Service:
         """
         made = _read_plan(self.paths, self.server, self.root)
         if self.server == "knfsd":
-            return replace(made, warnings=(*made.warnings, *knfsd.remarks(made.mounts)))
+            return replace(
+                made,
+                # What cannot be told without being misread is not asked about.
+                problems=made.problems or tuple(knfsd.unknown_options(made.mounts)),
+                warnings=(*made.warnings, *knfsd.remarks(made.mounts)),
+            )
         return made
 
     @property

@@ -50,6 +50,8 @@ def mount(
     """
     if os.geteuid() != 0:
         fail("only root can mount: the daemon acts for every caller", 1)
+    if client is not None and exports is None:
+        fail("--client chooses an entry of an exports.d file: it needs --exports FILE", 2)
     for path in (source, mountpoint):
         _require_directory(path)
     source, mountpoint = os.path.realpath(source), os.path.realpath(mountpoint)

@@ -45,6 +45,10 @@ _RETRY_SECONDS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _RELOADABLE = ("range_map", "cloak_list", "policy", "squash", "anonuid", "anongid", "other")
 
 
+class NotMountedYet(ServerError):
+    """An entry with `mp` waits for its disk."""
+
+
 @dataclass(slots=True)
 class Watched:
     """A mount, its daemon, and how it fares."""
@@ -121,7 +125,7 @@ class Guard:
                 raise ServerError(f"{path} is served already, by process {daemon.pid} (cloakfs umount {path})")
         os.makedirs(self._plan.root, mode=0o755, exist_ok=True)
         await self._add(self._plan.mounts)
-        await self._server.start(self._plan.mounts)
+        await self._server.start(self._mounts())
 
     async def _finish(self) -> None:
         await tasks.attempt("stopping the server", self._server.stop)
@@ -134,7 +138,7 @@ class Guard:
     # -- mounts ------------------------------------------------------------------------------------
 
     async def _add(self, mounts: Sequence[Mount]) -> None:
-        """Make all of these mounts, or none.
+        """Make all of these mounts, or none. Those whose disk is not mounted (`mp`) wait for it.
 
         Raises:
             ServerError: one cannot be made.
@@ -146,6 +150,9 @@ class Guard:
             async with limit:
                 try:
                     self._watched[mount.name] = await self._mount(mount)
+                except NotMountedYet as exc:
+                    log.warning("%s", exc)
+                    self._watched[mount.name] = Watched(mount, complaint=str(exc))
                 except (ServerError, OSError) as exc:
                     failures.append(str(exc))
 
@@ -159,6 +166,10 @@ class Guard:
             raise ServerError(failures[0])
 
     async def _mount(self, mount: Mount) -> Watched:
+        if mount.condition is not None:
+            place = await trio.to_thread.run_sync(os.path.realpath, mount.condition)
+            if place not in mounts.by_path():
+                raise NotMountedYet(f"{mount.path}: waits for something to be mounted on {mount.condition} (mp)")
         self._write_entry(mount)
         await self._clear(mount.path)
         if not os.path.isdir(mount.path):
@@ -235,10 +246,11 @@ class Guard:
     async def _keep_mounted(self, watched: Watched) -> None:
         """Mount again whenever the daemon has died, for as long as it takes."""
         while True:
-            await _wait_for_end(watched.pid)
             path = watched.mount.path
-            watched.complaint = "its daemon died; it is being mounted again"
-            log.warning("%s: %s", path, watched.complaint)
+            if watched.complaint is None:
+                await _wait_for_end(watched.pid)
+                watched.complaint = "its daemon died; it is being mounted again"
+                log.warning("%s: %s", path, watched.complaint)
             waits = iter(_RETRY_SECONDS)
             while watched.complaint:
                 await trio.sleep(next(waits, _RETRY_SECONDS[-1]))
@@ -247,14 +259,15 @@ class Guard:
                         again = await self._mount(watched.mount)
                         await self._server.change(self._mounts(watched.mount), [watched.mount])
                     except ServerError as exc:
-                        watched.complaint = str(exc)
-                        log.error("%s", exc)  # noqa: TRY400  (one line)
-                        # What is exported but not there is waited for; its clients are to get an error.
-                        with contextlib.suppress(ServerError):
-                            await self._server.change(self._mounts(), [])
+                        if str(exc) != watched.complaint:
+                            watched.complaint = str(exc)
+                            log.error("%s", exc)  # noqa: TRY400  (one line)
+                            # What is exported but not there is waited for; its clients are to get an error.
+                            with contextlib.suppress(ServerError):
+                                await self._server.change(self._mounts(), [])
                     else:
+                        watched.restarts += watched.pid != 0
                         watched.pid, watched.since, watched.complaint = again.pid, again.since, None
-                        watched.restarts += 1
                         log.info("%s: served again", path)
 
     def _mounts(self, *more: Mount) -> list[Mount]:
@@ -300,8 +313,9 @@ class Guard:
         added = [mount for name, mount in wanted.items() if name not in self._watched]
         removed = [watched for name, watched in self._watched.items() if name not in wanted]
         kept = [(self._watched[name], mount) for name, mount in wanted.items() if name in self._watched]
-        live = [(old, mount) for old, mount in kept if _differ_live(old.mount, mount)]
-        renewed = [(old, mount) for old, mount in kept if old.mount != mount and not _differ_live(old.mount, mount)]
+        live = [(old, mount) for old, mount in kept if old.pid and _differ_live(old.mount, mount)]
+        told = {mount.name for _, mount in live}
+        renewed = [(old, mount) for old, mount in kept if old.mount != mount and mount.name not in told]
         await self._add(added)  # what may fail comes first
         try:
             for old, mount in live:
@@ -437,7 +451,11 @@ def control_path(run_dir: str) -> str:
 
 def _differ_live(old: Mount, new: Mount) -> bool:
     """Is the difference one that the daemon takes over without a new mount? (What a plug-in does is not known.)"""
-    return _without(old.options) == _without(new.options) and (old != new or new.options.policy is not None)
+    return (
+        _without(old.options) == _without(new.options)
+        and old.condition == new.condition
+        and (old != new or new.options.policy is not None)
+    )
 
 
 def _without(options: Options) -> Options:

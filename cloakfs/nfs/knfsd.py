@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+import re
 import subprocess
 import uuid
 from collections.abc import Iterable, Sequence
@@ -11,7 +12,7 @@ import trio
 
 from ..exports import Options
 from ..mapping import DEFAULT_NOBODY, IdMap
-from .plan import Mount, Remark
+from .plan import CONDITIONS, Mount, Remark
 from .rpc import null_call
 from .server import ServerError, run
 
@@ -19,15 +20,15 @@ _NFS = 100003
 _PORT = 2049
 _THREADS = 8
 _ANSWER_SECONDS = 30.0
-
-# Ours to say, for the mount is not what the entry names: a directory where nothing is mounted is never exported.
-_OURS = frozenset({"mountpoint", "mp"})
+_EXPORTFS = "/usr/sbin/exportfs"
+_UNKNOWN = "asked_by_cloakfs"
 
 
 def export_options(mount: Mount) -> str:
     """The options of exports(5) under which the kernel's server exports a mount.
 
-    - `mp`: while nothing is mounted there, nothing is exported; so the real tree never is.
+    - `mp`: while nothing is mounted there, nothing is exported; so the real tree never is. What the entry says with it
+      is of the real tree, of which the server knows nothing: the guard sees to that.
     - `fsid=`: a FUSE mount has no identity of its own that outlives it. Made from source and client unless given.
     - `no_root_squash`: cloakfs maps, and squashes. But the kernel lets root share files that others hold open without
       asking the daemon. So where root is nobody, or one of a squashed range, it is given the name of another of its
@@ -37,7 +38,7 @@ def export_options(mount: Mount) -> str:
     words = ["ro" if mount.options.read_only else "rw", "mp", *_root_words(mount.options)]
     if "no_subtree_check" not in given and "subtree_check" not in given:
         words.append("no_subtree_check")
-    words += [name if value is None else f"{name}={value}" for name, value in given.items() if name not in _OURS]
+    words += [name if value is None else f"{name}={value}" for name, value in given.items() if name not in CONDITIONS]
     if "fsid" not in given:
         words.append(f"fsid={_fsid(mount)}")
     return ",".join(words)
@@ -74,6 +75,27 @@ def _fsid(mount: Mount) -> uuid.UUID:
 def render(mounts: Iterable[Mount]) -> str:
     """The text of exports(5) that says the same as the commands by which `Knfsd` tells the server."""
     return "".join(f"{mount.path} {mount.client}({export_options(mount)})\n" for mount in mounts)
+
+
+def unknown_options(mounts: Sequence[Mount]) -> list[Remark]:
+    """Options that this machine's exportfs(8) does not know, and so would refuse to export with.
+
+    It is asked about all of them, with one at the end that nobody knows: so nothing is ever exported by asking.
+    """
+    words = {word: mount for mount in reversed(mounts) for word in export_options(mount).split(",")}
+    said: list[Remark] = []
+    while True:
+        try:
+            asked = subprocess.run(
+                [_EXPORTFS, "-o", ",".join([*words, _UNKNOWN]), "cloakfs.invalid:/"],
+                capture_output=True, text=True, errors="replace", check=False, env={"LC_ALL": "C"},
+            )  # fmt: skip
+        except OSError:
+            return said  # `up` will say that it is not there
+        found = re.search(r'unknown keyword "([^"]*)"', asked.stderr)
+        if found is None or found[1] not in words:
+            return said
+        said.append(Remark(words.pop(found[1]).location, f"{found[1]}: this machine's exportfs does not know it"))
 
 
 def remarks(mounts: Iterable[Mount]) -> list[Remark]:

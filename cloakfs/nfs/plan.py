@@ -19,6 +19,12 @@ ServerKind = Literal["knfsd", "ganesha"]
 # What is said of the kernel's server alone, or is so with nfs-ganesha anyway.
 _TOLD_TO_GANESHA = frozenset({"sec", "insecure", "sync", "no_subtree_check", "no_wdelay", "mp", "mountpoint"})
 
+CONDITIONS = frozenset({"mountpoint", "mp"})
+"""Options by which an entry is exported only while something is mounted at a place; the guard sees to it."""
+
+# What exportfs(8) takes for one value, and exports(5) reads as such.
+_TELLABLE = re.compile(r"[^\s,()\"#\\\x00-\x1f\x7f]+")
+
 
 @dataclass(frozen=True, slots=True)
 class Remark:
@@ -52,6 +58,12 @@ class Mount:
     view: str
     options: Options
     location: Location = field(compare=False)
+
+    @property
+    def condition(self) -> str | None:
+        """Where something must be mounted for this to be exported (`mp`: the tree itself), lest what lies below is."""
+        given = [value for name, value in self.options.other if name in CONDITIONS]
+        return (given[0] or self.source) if given else None
 
     @property
     def kind(self) -> str:
@@ -96,31 +108,20 @@ def plan(
     """
     mounts: list[Mount] = []
     problems, warnings = list(problems), list(warnings)
-    names: dict[str, Export] = {}
     for entry in entries:
-        name = mount_name(entry.path, entry.client)
-        if name in names:
-            other = names[name]
-            problems.append(
-                Remark(
-                    entry.location,
-                    f"{entry.path} for {entry.client} and {other.path} for {other.client} ({other.location}) would "
-                    f"both be {os.path.join(root, name)}; give one of the trees another name, by a bind mount say",
-                )
-            )
-            continue
-        names[name] = entry
-        said = _refusal_of_ganesha(entry.options) if server == "ganesha" else _refusal_of_knfsd(entry.options)
+        said = _refusals(entry, server)
         if said:
-            problems.append(Remark(entry.location, said))
+            problems += [Remark(entry.location, text) for text in said]
             continue
         warnings += [Remark(entry.location, text) for text in _warnings(entry, server)]
-        options = {"": _for_knfsd(entry.options)} if server == "knfsd" else _by_view(entry.options, identities)
+        views = [("", _for_knfsd(entry.options))] if server == "knfsd" else _by_view(entry.options, identities)
+        name = mount_name(entry.path, entry.client)
         mounts += [
             Mount(at := f"{name}+{view}" if view else name, os.path.join(root, at), entry.path, entry.client, view,
                   of_view, entry.location)
-            for view, of_view in options.items()
+            for view, of_view in views
         ]  # fmt: skip
+    problems += _collisions(mounts)
     warnings += _overlaps(mounts)
     return Plan(server, root, tuple(mounts), tuple(problems), tuple(warnings))
 
@@ -141,6 +142,57 @@ def mount_name(path: str, client: str) -> str:
     return re.sub(r"[^A-Za-z0-9._+@-]", "_", name)
 
 
+def _collisions(mounts: Iterable[Mount]) -> list[Remark]:
+    """Mounts that would be made at one place, of which all but the first would be lost."""
+    said = []
+    names: dict[str, Mount] = {}
+    for mount in mounts:
+        other = names.setdefault(mount.name, mount)
+        if other is not mount:
+            one, two = _described(mount), f"{_described(other)} ({other.location})"
+            said.append(
+                Remark(
+                    mount.location,
+                    f"{one} and {two} would both be {mount.path}; give one of the trees another name, by a bind mount "
+                    "say",
+                )
+            )
+    return said
+
+
+def _described(mount: Mount) -> str:
+    return f"{mount.source} for {mount.client}" + (f", view {mount.view}," if mount.view else "")
+
+
+def _refusals(entry: Export, server: ServerKind) -> list[str]:
+    """Why an entry cannot be served, whatever else there is."""
+    options = entry.options
+    said = [
+        _refusal_of_ganesha(options) if server == "ganesha" else _refusal_of_knfsd(options),
+        _two_of_one_name(options),
+    ]
+    if server == "knfsd":
+        if ":" in entry.client and not _network(entry.client):
+            said.append(f"{entry.client}: a client with a colon cannot be told to the kernel's server (exportfs(8))")
+        said += [
+            f"{name}={value!r}: a value with a comma, white space, a quote, a parenthesis or the like would be read as "
+            "more than one option (exports(5) knows no way to quote it)"
+            for name, value in options.other
+            if value is not None and name not in CONDITIONS and not _TELLABLE.fullmatch(value)
+        ]
+    return [text for text in said if text]
+
+
+def _two_of_one_name(options: Options) -> str | None:
+    """Views are known to clients by user name or uid alone."""
+    labels: dict[str, str] = {}
+    for item in options.views:
+        other = labels.setdefault(item.partition(":")[0], item)
+        if other != item:
+            return f"views {other} and {item} would both be @{item.partition(':')[0]}; give them an entry each"
+    return None
+
+
 def _is_fixed(options: Options) -> bool:
     return bool(options.views) or options.squash == "all"
 
@@ -154,15 +206,16 @@ def _refusal_of_ganesha(options: Options) -> str | None:
     return None
 
 
-def _by_view(options: Options, identities: Callable[[str], Iterable[str]]) -> dict[str, Options]:
-    """The options for each fixed view, by its name; a single one has none."""
+def _by_view(options: Options, identities: Callable[[str], Iterable[str]]) -> list[tuple[str, Options]]:
+    """The options for each fixed view, with its name; a single one has none."""
     if not options.views:
         # `all_squash,anonuid=,anongid=` is how exports(5) says that everybody is one identity.
-        return {"": replace(options, views=(f"{options.anonuid}:{options.anongid}",))}
-    items = [identity for item in options.views for identity in identities(item)]
+        return [("", replace(options, views=(f"{options.anonuid}:{options.anongid}",)))]
+    # An account may be in a range, and named besides.
+    items = list(dict.fromkeys(identity for item in options.views for identity in identities(item)))
     if len(options.views) == 1 and items == list(options.views):
-        return {"": options}
-    return {item.partition(":")[0]: replace(options, views=(item,)) for item in items}
+        return [("", options)]
+    return [(item.partition(":")[0], replace(options, views=(item,))) for item in items]
 
 
 def _refusal_of_knfsd(options: Options) -> str | None:

@@ -135,6 +135,13 @@ def test_a_view_with_groups_is_written_with_commas_or_as_in_exports(
         assert json.loads(run("explain", m.at("file"), "--json").stdout)["accessible"]["read"] is True
 
 
+def test_a_client_without_a_file_of_entries_is_refused(tree: str, target: str) -> None:
+    assert refused(2, "mount", tree, target, "--client", "*") == (
+        "--client chooses an entry of an exports.d file: it needs --exports FILE"
+    )
+    assert not is_mounted(target)
+
+
 def test_a_mount_made_twice(tree: str, mount: MakeMount) -> None:
     m = mount()
     assert refused(1, "mount", tree, m.path) == f"{m.path}: {tree} is mounted there already (cloakfs umount {m.path})"

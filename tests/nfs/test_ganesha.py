@@ -442,6 +442,31 @@ def test_clients_go_on(tree: Site, version: int) -> None:
     assert status["complaint"] is None
 
 
+def test_an_entry_with_mp_waits_for_its_disk(tree: Site) -> None:
+    """What lies below an unmounted disk is never exported."""
+    Path(tree.real("below")).write_text("")
+    try:
+        tree.set(f"rw,mp,{VIEWS}")
+        told = run("export", "status", "--name", NAME)
+        assert told.returncode == 1
+        assert f"waits for something to be mounted on {tree.tree} (mp)" in told.stdout
+        assert not is_mounted(tree.mount(EZK))
+        with pytest.raises(OSError), tree.client(EZK, 4) as client:  # noqa: PT011  (libnfs says EINVAL, or something else)
+            client.listdir()
+        sh("mount", "--bind", tree.tree, tree.tree)
+        deadline = time.monotonic() + 2 * PATIENCE
+        while run("export", "status", "--name", NAME).returncode:
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+        with tree.client(EZK, 4) as client:
+            assert client.listdir() == ["below"]
+        assert all(mount["restarts"] == 0 for mount in tree.status()["mounts"])  # type: ignore[attr-defined]
+    finally:
+        tree.set(f"rw,{VIEWS}")
+        if is_mounted(tree.tree):
+            sh("umount", "-l", tree.tree)
+
+
 def test_a_broken_configuration_changes_nothing(tree: Site) -> None:
     Path(tree.real("file")).write_text("content")
     file = f"{tree.entries}/x.exports"

@@ -1,6 +1,7 @@
 """What is mounted and exported for which entries, and what speaks against it."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,60 @@ def test_two_of_one_name_are_refused() -> None:
         "x.exports:2:6: /a-b for * and /a/b for * (x.exports:1:6) would both be /srv/cloakfs/a-b; give one of the "
         "trees another name, by a bind mount say"
     )
+
+
+@pytest.mark.parametrize("server", ["knfsd", "ganesha"])
+def test_two_views_of_one_name_are_refused(server: ServerKind) -> None:
+    (problem,) = planned("/x *(views = eve 1001:100 1001:200)\n", server).problems
+    assert str(problem) == "x.exports:1:4: views 1001:100 and 1001:200 would both be @1001; give them an entry each"
+
+
+def test_a_tree_that_is_called_like_a_view_is_refused() -> None:
+    text = "/home *(views = daemon eve)\n/home+daemon *(views = eve)\n"
+    (problem,) = planned(text, "ganesha").problems
+    assert str(problem) == (
+        "x.exports:2:14: /home+daemon for * and /home for *, view daemon, (x.exports:1:7) would both be "
+        "/srv/cloakfs/home+daemon; give one of the trees another name, by a bind mount say"
+    )
+    assert planned(text).problems == ()
+
+
+def test_an_account_that_is_named_and_in_a_range_has_one_view() -> None:
+    assert [mount.view for mount in planned("/x *(views = ann 10-12)\n", "ganesha").mounts] == ["ann", "bob"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["/a,no_root_squash@host", "/a@host no_root_squash", "/a)@h", "/a@h#", "/a\\042@h", "/a\\012b@h", "/a\\134@h"],
+)
+def test_a_value_that_would_be_read_as_more_is_refused(value: str) -> None:
+    for option in ("refer", "replicas"):
+        (problem,) = planned(f'/x *(rw,{option}="{value}")\n').problems
+        assert str(problem).startswith(f"x.exports:1:4: {option}=")
+        assert "would be read as more than one option" in str(problem)
+
+
+def test_a_client_with_a_colon_is_an_address() -> None:
+    assert planned("/x 2001:db8::/32(rw) fe80::1(rw)\n").problems == ()
+    (problem,) = planned("/x @office:/etc(rw)\n").problems
+    assert "a client with a colon" in str(problem)
+
+
+def test_where_something_must_be_mounted() -> None:
+    text = "/x a(rw) b(mp) c(mountpoint) d(mp=/disk) e(mountpoint=/a\\054b)\n"
+    assert [mount.condition for mount in planned(text).mounts] == [None, "/x", "/x", "/disk", "/a,b"]
+
+
+@pytest.mark.skipif(not os.path.exists("/usr/sbin/exportfs"), reason="needs exportfs (apt install nfs-kernel-server)")
+def test_what_exportfs_does_not_know_is_refused() -> None:
+    (mount,) = planned("/x *(rw,insecure,sec=krb5:sys,refer=/a@b)\n").mounts
+    assert knfsd.unknown_options([mount]) == []
+    more = (*mount.options.other, ("of_tomorrow", None), ("reexports", "none"))
+    tomorrow = replace(mount, options=replace(mount.options, other=more))
+    assert {str(remark) for remark in knfsd.unknown_options([mount, tomorrow])} == {
+        "x.exports:1:4: of_tomorrow: this machine's exportfs does not know it",
+        "x.exports:1:4: reexports=none: this machine's exportfs does not know it",
+    }
 
 
 @pytest.mark.parametrize("example", sorted(os.listdir(EXAMPLES)))
