@@ -3,7 +3,8 @@
 After every step each caller's listings, lookups, attributes and ACLs, and what the operation said, have to agree with
 the second tree, less what the oracle (`tests/mount/oracle.py`) says is hidden.
 
-CLOAKFS_EXAMPLES=1000 runs that many sequences per policy instead of a few.
+CLOAKFS_EXAMPLES=1000 runs that many sequences per policy instead of a few; `scripts/campaign machine` runs for as many
+steps as one likes.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+import hypothesis
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -175,6 +177,8 @@ class TwoTrees(RuleBasedStateMachine):
     """The mount and the model, in a directory of their own for each sequence."""
 
     world: ClassVar[World]
+    steps: ClassVar[Iterator[int]] = itertools.count()
+    """Counts the steps of all sequences of this process."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -392,6 +396,7 @@ class TwoTrees(RuleBasedStateMachine):
 
     @invariant()
     def everybody_sees_what_the_model_says(self) -> None:
+        next(self.steps)
         paths = oracle.everything(self.model)
         # What the server has is the same on both sides, down to the ids.
         assert oracle.survey(self.real, paths) == oracle.survey(self.model, paths)
@@ -488,21 +493,37 @@ def _said(outcome: Outcome) -> str:
     return errno.errorcode[outcome[0]] if outcome[0] else f"success {outcome[1]!r}"
 
 
-@pytest.mark.timeout(0)
-@pytest.mark.parametrize("policy", [*POLICIES, "views"])
-def test_two_trees(policy: str) -> None:
+def search(policy: str, *, examples: int, steps: int, seed: int | None = None) -> None:
+    """Try so many sequences of up to so many steps; raises what the smallest one that fails raises.
+
+    Args:
+        policy: one of `ALL`.
+        examples: how many sequences.
+        steps: of each, at most.
+        seed: the same sequences again; None: as hypothesis chooses.
+    """
     with world(POLICIES["identity" if policy == "views" else policy], views=policy == "views") as made:
 
         class Here(TwoTrees):
             world = made
 
-        run_state_machine_as_test(
-            Here,
-            settings=settings(
-                max_examples=EXAMPLES,
-                stateful_step_count=STEPS,
-                deadline=None,
-                print_blob=True,
-                suppress_health_check=list(HealthCheck),
-            ),
+        chosen = settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            deadline=None,
+            print_blob=True,
+            suppress_health_check=list(HealthCheck),
         )
+        if seed is not None:
+            hypothesis.seed(seed)(Here)
+            chosen = settings(chosen, database=None, derandomize=False)
+        run_state_machine_as_test(Here, settings=chosen)
+
+
+ALL = (*POLICIES, "views")
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("policy", ALL)
+def test_two_trees(policy: str) -> None:
+    search(policy, examples=EXAMPLES, steps=STEPS)

@@ -1,0 +1,77 @@
+"""Random operations of several callers on a mount and on a second tree, over all policies, for so many steps.
+
+The machine is that of tests/mount/test_stateful.py. Policies take turns; each turn has a seed of its own, which is made
+of the campaign's, so that `--seed S --first N` repeats turn N. A failure is told with its smallest sequence, and the
+campaign goes on.
+"""
+
+import argparse
+import json
+import random
+import sys
+import time
+import traceback
+from typing import Any
+
+from tests.mount.test_stateful import ALL, TwoTrees, search
+
+
+def run(steps: int, seed: int, first: int, examples: int, length: int, seconds: float) -> dict[str, Any]:
+    """Take turns until so many steps or seconds are over; a report."""
+    began = time.monotonic()
+    findings: list[dict[str, Any]] = []
+    by_policy = dict.fromkeys(ALL, 0)
+    done, turn = 0, first
+    while done < steps and time.monotonic() - began < seconds:
+        policy = ALL[turn % len(ALL)]
+        try:
+            search(policy, examples=examples, steps=length, seed=seed * 1_000_000 + turn)
+        except Exception as exc:
+            text = "".join(traceback.format_exception(exc))
+            findings.append({"turn": turn, "policy": policy, "error": text})
+            print(text, file=sys.stderr, flush=True)
+        before, done = done, next(TwoTrees.steps) - (turn - first)  # asking counts, too
+        by_policy[policy] += done - before
+        minutes = (time.monotonic() - began) / 60
+        print(
+            f"machine: turn {turn}, {policy}: {done:,} steps in {minutes:.1f} min, {len(findings)} findings",
+            file=sys.stderr,
+            flush=True,
+        )
+        turn += 1
+    return {
+        "steps": done,
+        "seed": seed,
+        "turns": [first, turn],
+        "seconds": round(time.monotonic() - began),
+        "steps_by_policy": by_policy,
+        "findings": findings,
+    }
+
+
+def main() -> int:
+    """Run it."""
+    parser = argparse.ArgumentParser(prog="scripts/campaign machine", description=__doc__)
+    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument("--first", type=int, default=0, help="begin with this turn")
+    parser.add_argument("--examples", type=int, default=25, help="sequences of each turn")
+    parser.add_argument("--length", type=int, default=50, help="steps of each sequence, at most")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="end earlier, after the turn at that time")
+    parser.add_argument("--json", action="store_true", help="print the summary for a program to read")
+    words = parser.parse_args()
+    print(f"machine: seed {words.seed}, {words.steps:,} steps", file=sys.stderr, flush=True)
+    report = run(words.steps, words.seed, words.first, words.examples, words.length, words.seconds)
+    if words.json:
+        print(json.dumps(report, indent=2))
+    else:
+        print(
+            f"{report['steps']:,} steps in {report['seconds']} s, {len(report['findings'])} findings; seed {words.seed}"
+        )
+        for policy, count in report["steps_by_policy"].items():
+            print(f"  {policy}: {count:,}")
+    return int(bool(report["findings"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
