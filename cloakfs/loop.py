@@ -22,8 +22,11 @@ from trio.lowlevel import Abort, Task
 IDLE_WORKERS = 8
 """So many keep waiting after a burst of answers that had to wait for something; each has a buffer."""
 
-MOST_WORKERS = 500
+MOST_WORKERS = 2000
 """With so many answers waiting for something (threads, directory services), no more requests are read."""
+
+SHARE = MOST_WORKERS // 4
+"""So many requests of one caller may wait at a time: nobody can have all workers, or all threads."""
 
 # Of signals, timers and what threads have done, trio learns only when it is given time. For so long it is not:
 _SECONDS = 0.001

@@ -19,7 +19,7 @@ from pyfuse3 import (
 )
 
 from .. import linux
-from .core import Core, Entered, answers
+from .core import Core, Entered, answers, open_content
 from .names import Names
 
 # pyfuse3 turns "set to now" into a time; one this close to now is taken to have been it.
@@ -92,12 +92,23 @@ class Attributes(Names, Core):
 
     def _truncate(self, at: Entered, path: str, size: int) -> None:
         try:
-            os.truncate(path, size)
+            self._truncate_file(at, path, size)
         except PermissionError:
             if not self._has_nfs_right(at, os.O_WRONLY):
                 raise
             linux.assume(linux.ROOT)
+            self._truncate_file(at, path, size)
+
+    def _truncate_file(self, at: Entered, path: str, size: int) -> None:
+        if not linux.in_main_thread() or not stat.S_ISREG(at.info.st_mode):
             os.truncate(path, size)
+            return
+        # truncate(2) waits for whoever has a lease on the file, ftruncate(2) does not.
+        fd = self._with_room(open_content, at.fd, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.ftruncate(fd, size)
+        finally:
+            os.close(fd)
 
     def _owner(self, at: Entered, client_uid: int) -> int:
         uid = at.view.server_id("uid", client_uid)

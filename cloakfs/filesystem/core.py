@@ -2,6 +2,7 @@
 
 import errno
 import functools
+import inspect
 import logging
 import os
 import stat
@@ -21,6 +22,7 @@ from .. import linux
 from ..caller import Caller
 from ..door import INSIDER, Door, Subject, attrs_of, credentials, everybody_may, sees, subject
 from ..groups import GroupSource
+from ..loop import SHARE
 from ..nodes import ROOT, Nodes, Object, Stale
 from ..reader import Reader
 from ..tasks import Tasks
@@ -49,14 +51,24 @@ def answers(
 ) -> Callable[Concatenate[_C, _P], Coroutine[Any, Any, _T]]:
     """The boundary of every operation: an error of the tree is passed on, a surprise is EIO and logged.
 
-    Without it one unexpected exception would end the daemon, and every client with it.
+    Without it one unexpected exception would end the daemon, and every client with it. Whoever has too many requests
+    waiting is told EAGAIN, so that there is always somebody left to read those of others.
     """
 
     name = handler.__name__
+    # What only gives something back is never refused.
+    counted = name not in ("release", "releasedir")
+    has_context = "ctx" in inspect.signature(handler).parameters
 
     @functools.wraps(handler)
     async def guarded(self: _C, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         self.requests[name] += 1
+        caller = None
+        if counted:
+            caller = self.caller_of(args, has_context=has_context)
+            if self.waiting[caller] >= SHARE:
+                raise FUSEError(errno.EAGAIN)
+            self.waiting[caller] += 1
         try:
             return await handler(self, *args, **kwargs)
         except OSError as exc:
@@ -68,6 +80,12 @@ def answers(
             if self.is_news(name, exc):
                 log.exception("%s%r failed: answered EIO", name, args)
             raise FUSEError(errno.EIO) from None
+        finally:
+            if caller is not None:
+                if self.waiting[caller] > 1:
+                    self.waiting[caller] -= 1
+                else:
+                    del self.waiting[caller]
 
     return cast("Callable[Concatenate[_C, _P], Coroutine[Any, Any, _T]]", guarded)
 
@@ -82,6 +100,17 @@ def _errno_to_pass_on(exc: OSError) -> int:
     if code == errno.ENOSYS:
         return errno.EOPNOTSUPP
     return code if 0 < code < _FIRST_KERNEL_ERRNO else errno.EIO
+
+
+def open_content(fd: int, flags: int) -> int:
+    """Open what `fd` (O_PATH) refers to, as the thread's identity.
+
+    Raises:
+        BlockingIOError: only in a thread can it be waited for that somebody gives up a lease on it (fcntl(2)).
+    """
+    if linux.in_main_thread():
+        flags |= os.O_NONBLOCK
+    return os.open(f"/proc/self/fd/{fd}", flags)
 
 
 class Entered(NamedTuple):
@@ -175,6 +204,7 @@ class Core(pyfuse3.Operations):
         self.mountpoint = mountpoint
         self.tasks: Tasks | None = None
         self.requests: Counter[str] = Counter()  # by operation
+        self.waiting: Counter[tuple[bool, int]] = Counter()  # requests that are not answered yet, by `caller_of`
         self._open: dict[int, OpenFile] = {}
         self._max_open = max_open
         self._no_client_cache = no_client_cache
@@ -189,6 +219,13 @@ class Core(pyfuse3.Operations):
         self._asking: dict[tuple[int, bytes], trio.Event] = {}  # far mounts that were asked and have not answered yet
         self._one_repair = trio.CapacityLimiter(1)
         self._told: dict[tuple[str, type[Exception], int], float] = {}  # cause -> when
+
+    def caller_of(self, args: tuple[Any, ...], *, has_context: bool) -> tuple[bool, int]:
+        """Who is to answer for a request with these arguments: its client uid, or the opener's server uid."""
+        if has_context:
+            return True, args[-1].uid
+        file = self._open.get(args[0])
+        return False, -1 if file is None else file.uid
 
     def is_news(self, what: str, exc: Exception) -> bool:
         """Is this failure to be logged, or was it just now?"""
@@ -282,12 +319,17 @@ class Core(pyfuse3.Operations):
         self.nodes.looked(await trio.to_thread.run_sync(look, abandon_on_cancel=True))
 
     async def _do(self, at: Entered, call: Callable[[Entered], _T]) -> _T:
-        """Do what may take long: at once where that has been quick so far, else in a thread. See `_again`."""
+        """Do what may take long: at once where that has been quick so far, else in a thread. See `_again`.
+
+        What would have to wait, `call` may refuse on the loop's thread by BlockingIOError.
+        """
         filesystem = at.obj.filesystem
         if not self.nodes.waits(at.obj):
             began = time.monotonic()
             try:
                 return call(at)
+            except BlockingIOError:
+                pass
             finally:
                 filesystem.took(time.monotonic() - began)
         who = subject(at.who.caller) if at.who is not INSIDER else INSIDER  # only this thread may find out

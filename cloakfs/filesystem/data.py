@@ -11,7 +11,7 @@ from pyfuse3 import FileHandleT, FileInfo, FlagT, FUSEError, InodeT, RequestCont
 
 from .. import linux
 from ..door import everybody_may
-from .core import Core, Entered, answers
+from .core import Core, Entered, answers, open_content
 
 # The kernel has dealt with these; O_DIRECT would ask for aligned buffers, which requests do not have.
 _NOT_AGAIN = os.O_CREAT | os.O_EXCL | os.O_NOCTTY | os.O_NOFOLLOW | os.O_DIRECT | linux.FMODE_EXEC
@@ -32,13 +32,12 @@ def open_again(fd: int, flags: int) -> int:
     Raises:
         OSError: what the real file system says.
     """
-    path = f"/proc/self/fd/{fd}"
     try:
-        return os.open(path, reopen_flags(flags))
+        return open_content(fd, reopen_flags(flags))
     except PermissionError as exc:
         if exc.errno != errno.EPERM or not flags & os.O_APPEND:
             raise
-        return os.open(path, reopen_flags(flags) | os.O_APPEND)  # chattr +a allows nothing else
+        return open_content(fd, reopen_flags(flags) | os.O_APPEND)  # chattr +a allows nothing else
 
 
 class Data(Core):
@@ -83,7 +82,7 @@ class Data(Core):
         if not linux.may_access(at.fd, os.X_OK):
             raise FUSEError(errno.EACCES)
         linux.assume(linux.ROOT)
-        return self._with_room(os.open, f"/proc/self/fd/{at.fd}", os.O_RDONLY | os.O_CLOEXEC)
+        return self._with_room(open_content, at.fd, os.O_RDONLY | os.O_CLOEXEC)
 
     @answers
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
