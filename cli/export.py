@@ -21,9 +21,9 @@ from rich.table import Table
 from cloakfs.configuration import accounts_of, files_of, read_all, refusals
 from cloakfs.exports import Export, Location
 from cloakfs.mounted import RUN_DIR, STATE_DIR
-from cloakfs.nfs import ganesha, knfsd
+from cloakfs.nfs import ganesha, knfsd, leftover
 from cloakfs.nfs.ganesha_server import GaneshaServer, exports_of
-from cloakfs.nfs.guard import Guard, control_path
+from cloakfs.nfs.guard import Guard, control_path, take_down
 from cloakfs.nfs.plan import Plan, Remark, ServerKind, absolute, plan
 from cloakfs.nfs.server import Server, ServerError
 
@@ -237,7 +237,7 @@ def up(*, foreground: bool, **given: Any) -> None:
         sys.exit(2)
     if not made.mounts:
         fail(f"{' '.join(service.paths)}: no entries", 2)
-    shutil.rmtree(run_dir, ignore_errors=True)
+    _take_down(run_dir)
     os.mkdir(run_dir, 0o700)
 
     def work(ready: Callable[[], None]) -> None:
@@ -258,6 +258,15 @@ def up(*, foreground: bool, **given: Any) -> None:
     in_background(work, logging.INFO, f"{run_dir}.log", ServerError)
 
 
+def _take_down(run_dir: str) -> None:
+    """End what a guard that was killed has left; the command ends if that cannot be done."""
+    try:
+        trio.run(take_down, run_dir)
+    except ServerError as exc:
+        fail(str(exc), 1)
+    shutil.rmtree(run_dir, ignore_errors=True)
+
+
 def _lock(run_dir: str, name: str) -> int:
     """Hold the name as long as the process and its children live."""
     lock = os.open(f"{run_dir}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -273,7 +282,7 @@ def _lock(run_dir: str, name: str) -> int:
 
 
 def _serve(service: _Service, made: Plan, run_dir: str, ready: Callable[[], None]) -> None:
-    guard = Guard(made, service.plan, service.make_server(), run_dir, [*OWN_COMMAND, "mount"])
+    guard = Guard(made, service.plan, service.make_server(), run_dir, [*OWN_COMMAND, "mount"], service.state_dir)
     try:
         trio.run(guard.run, ready)
     except OSError as exc:
@@ -296,7 +305,16 @@ def _order(name: str, order: str) -> dict[str, Any]:
             with control.makefile("rb") as answer:
                 return cast("dict[str, Any]", json.load(answer))
     except (FileNotFoundError, ConnectionRefusedError):
-        fail(f"service {name} is not up (cloakfs export up)", 1)
+        left = leftover.read(_run_dir(name))
+        if left is None:
+            fail(f"service {name} is not up (cloakfs export up)", 1)
+        if left.is_watched:
+            fail(f"service {name} is just coming up or going down", 1)
+        fail(
+            f"service {name}: its guard (process {left.pid}) was killed; without one, these may still be served: "
+            f"{', '.join(left.paths)} (cloakfs export up takes over, down ends it)",
+            1,
+        )
     except (OSError, ValueError) as exc:
         fail(f"service {name} does not answer: {exc}; see {_run_dir(name)}.log", 1)
 
@@ -359,6 +377,14 @@ def down(name: str) -> None:
 
     Exit status: 0 it is down, 1 it was not up, or something is left.
     """
+    left = leftover.read(_run_dir(name))
+    if left is not None and not left.is_watched:
+        lock = _lock(_run_dir(name), name)
+        _take_down(_run_dir(name))
+        os.unlink(f"{_run_dir(name)}.lock")
+        os.close(lock)
+        click.echo(f"cloakfs: the guard of service {name} had been killed; what it left is taken down", err=True)
+        return
     pid = _order(name, "status")["pid"]
     try:
         process = os.pidfd_open(pid)

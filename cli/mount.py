@@ -11,10 +11,11 @@ from typing import Any
 
 import click
 
+from cloakfs import mounts
 from cloakfs.daemon import Settings, serve
 from cloakfs.exports import ExportsError, Options, format_options, parse_options
-from cloakfs.mounted import RUN_DIR, mount_key
-from cloakfs.mountpoint import MountError, split_words
+from cloakfs.mounted import RUN_DIR, dead, mount_key
+from cloakfs.mountpoint import KINDS, MountError, detach, split_words
 
 from .background import in_background, in_foreground, remember_inherited
 from .common import entry_for, fail, printable, read_exports
@@ -52,6 +53,7 @@ def mount(
         fail("only root can mount: the daemon acts for every caller", 1)
     if client is not None and exports is None:
         fail("--client chooses an entry of an exports.d file: it needs --exports FILE", 2)
+    _take_off_dead(mountpoint)
     for path in (source, mountpoint):
         _require_directory(path)
     source, mountpoint = os.path.realpath(source), os.path.realpath(mountpoint)
@@ -113,6 +115,26 @@ def _check(given: dict[str, Any]) -> None:
             fail(f"--{option}: {exc.problem}; expected {exc.expected}", 2)
         if getattr(options, name) != value:
             fail(f"--{option} {value}: not a single value", 2)
+
+
+def _take_off_dead(mountpoint: str) -> None:
+    """Take off what is mounted there and whose daemon has died: it would stay below the new mount for good."""
+    path = os.path.realpath(mountpoint)
+    while any(place.path == path for place in dead()):
+        # What is on top may be something else. Of a daemon that lives, or just comes up, this is answered.
+        top = [place for place in mounts.by_id().values() if place.path == path][-1]
+        if top.kind not in KINDS or not _is_dead(path):
+            return
+        click.echo(printable(f"cloakfs: {path}: a mount whose daemon had died is taken off"), err=True)
+        detach(path)
+
+
+def _is_dead(path: str) -> bool:
+    try:
+        os.statvfs(path)
+    except OSError as exc:
+        return exc.errno in (errno.ENOTCONN, errno.ECONNABORTED)
+    return False
 
 
 def _require_directory(path: str) -> None:

@@ -8,9 +8,11 @@ import click
 from rich.filesize import decimal
 from rich.table import Table
 
-from cloakfs.mounted import Mounted, mounted
+from cloakfs.mounted import Mounted, dead, mounted
 
 from .common import console, fail, printable
+
+_DIED = "its daemon has died, and nobody gets an answer"
 
 
 @click.command()
@@ -19,7 +21,7 @@ from .common import console, fail, printable
 def status(mountpoints: tuple[str, ...], *, as_json: bool) -> None:
     """Tell of the mounts that are served on this machine: requests, reads, and whether reading ahead pays.
 
-    Figures are up to five seconds old.
+    Figures are up to five seconds old. Mounts whose daemon has died are told last.
 
     Exit status: 0 told, 1 a MOUNTPOINT is none that is served.
     """
@@ -31,11 +33,15 @@ def status(mountpoints: tuple[str, ...], *, as_json: bool) -> None:
         if path not in there:
             fail(f"{path}: no cloakfs mount, or one whose daemon has died (cloakfs status lists all)", 1)
     mounts = [there[path] for path in wanted]
+    left = [] if mountpoints else [place.path for place in dead()]
     if as_json:
-        click.echo(json.dumps([asdict(mount) for mount in mounts], indent=2))
+        told = [asdict(mount) for mount in mounts]
+        click.echo(json.dumps([*told, *({"target": path, "pid": None, "failure": _DIED} for path in left)], indent=2))
         return
     for mount in mounts:
         console().print(_described(mount))
+    for path in left:
+        click.echo(printable(f"{path}: {_DIED} (cloakfs umount {path}; mounting there again takes it off, too)"))
 
 
 def _described(mount: Mounted) -> Table:

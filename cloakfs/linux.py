@@ -166,6 +166,16 @@ def apart(call: Callable[..., _T], *args: Any) -> _T:
     return answer[0]
 
 
+def start_time(pid: int) -> int | None:
+    """When this process began, in clock ticks since boot (proc_pid_stat(5)); with its id that names it. None: ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            words = file.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if words[0] in (b"Z", b"X") else int(words[19])
+
+
 def has_only_root_ids(pid: int) -> bool:
     """Are the real, effective and saved ids of this thread all root's? (Whatever its file-system ids are; proc(5).)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from . import linux, mounts
 from .exports import Options, format_options
+from .mountpoint import KINDS
 
 log = logging.getLogger(__name__)
 
@@ -136,6 +137,19 @@ def mounted() -> dict[str, Mounted]:
                 continue
         found[mount.target] = mount
     return found
+
+
+def dead() -> list[mounts.Place]:
+    """Mounts of cloakfs that no daemon of this machine serves, in the order of mounting.
+
+    Nobody gets an answer there. (Of one that is just coming up it is not known yet either.)
+
+    Raises:
+        OSError: there is no descriptor, or no memory, to find out.
+    """
+    there = [place for place in mounts.by_id().values() if place.kind in KINDS and place.mounter == 0]
+    served = {mount.device for mount in all_mounted()}
+    return [place for place in there if place.device not in served]
 
 
 def _raise_if_full(exc: OSError) -> None:

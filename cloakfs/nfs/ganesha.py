@@ -393,7 +393,7 @@ class Ganesha:
         text = self._render(exports)
         await self._check_hosts(exports)
         os.makedirs(self.state_dir, mode=0o700, exist_ok=True)
-        await self._end_left_over()
+        await self.end_left_over()
         self._check_ports()
         if 3 in self.protocols and not await _answers("127.0.0.1", 111, RPCBIND, 2):
             raise ServerError(
@@ -484,7 +484,7 @@ class Ganesha:
     def _host(self) -> str:
         return self.bind_addr or "127.0.0.1"
 
-    async def _end_left_over(self) -> None:
+    async def end_left_over(self) -> None:
         """End the server that an earlier process of ours left running in this state directory."""
         try:
             with open(os.path.join(self.state_dir, "ganesha.pid"), encoding="ascii") as file:

@@ -23,6 +23,7 @@ from .. import mounts, tasks
 from ..exports import Export, Options, format_exports, format_options
 from ..mounted import Mounted, mounted
 from ..mountpoint import KINDS, detach
+from . import leftover
 from .plan import Mount, Plan
 from .server import Server, ServerError
 
@@ -70,6 +71,7 @@ class Guard:
         server: exports the mounts.
         run_dir: a directory of its own.
         mount_command: the command `cloakfs mount`.
+        state_dir: the server's.
     """
 
     def __init__(
@@ -79,7 +81,9 @@ class Guard:
         server: Server,
         run_dir: str,
         mount_command: Sequence[str],
+        state_dir: str = "",
     ) -> None:
+        self._state_dir = state_dir
         self._plan = plan
         self._reread = reread
         self._server = server
@@ -120,12 +124,18 @@ class Guard:
         wanted = {os.path.realpath(mount.path) for mount in self._plan.mounts}
         for path, daemon in mounted().items():
             if daemon.policy_dir == self._run_dir:  # an earlier guard of this service was killed
-                await self._clear(path)
+                await _clear(path)
             elif path in wanted:
                 raise ServerError(f"{path} is served already, by process {daemon.pid} (cloakfs umount {path})")
         os.makedirs(self._plan.root, mode=0o755, exist_ok=True)
         await self._add(self._plan.mounts)
+        self._write_down()
         await self._server.start(self._mounts())
+
+    def _write_down(self, *before: Mount) -> None:
+        """For whoever comes if this guard is killed."""
+        mounts = [*before, *(watched.mount for watched in self._watched.values())]
+        leftover.write(self._run_dir, self._plan.server, self._state_dir, mounts, self._made)
 
     async def _finish(self) -> None:
         await tasks.attempt("stopping the server", self._server.stop)
@@ -171,7 +181,7 @@ class Guard:
             if place not in mounts.by_path():
                 raise NotMountedYet(f"{mount.path}: waits for something to be mounted on {mount.condition} (mp)")
         self._write_entry(mount)
-        await self._clear(mount.path)
+        await _clear(mount.path)
         if not os.path.isdir(mount.path):
             os.mkdir(mount.path, 0o755)
             self._made.add(mount.path)
@@ -207,26 +217,9 @@ class Guard:
             file.write(format_exports([Export(mount.source, mount.client, mount.options, mount.location)]))
         os.replace(file.name, self._entry_file(mount))
 
-    async def _clear(self, path: str) -> None:
-        """Take off what an earlier guard left at `path`, which may not answer.
-
-        Raises:
-            ServerError: something else is mounted there.
-        """
-        daemon = mounted().get(path)
-        for _ in range(_MOST_LAYERS):
-            kind = mounts.by_path().get(path)
-            if kind is None:
-                break
-            if kind not in KINDS:
-                raise ServerError(f"{path}: another file system ({kind}) is mounted there; umount it, or use --root")
-            await trio.to_thread.run_sync(detach, path)
-        if daemon is not None:
-            await _end_process(daemon.pid)
-
     async def _unmount(self, mount: Mount) -> None:
         try:
-            await self._clear(mount.path)
+            await _clear(mount.path)
         except (ServerError, OSError) as exc:
             log.error("%s", exc)  # noqa: TRY400  (one line)
         with contextlib.suppress(OSError):
@@ -332,9 +325,11 @@ class Guard:
             del self._watched[watched.mount.name]
         for mount in added:
             self._start_watching(self._watched[mount.name])
+        self._write_down(*(watched.mount for watched in removed))
         await self._server.change(self._mounts(), [mount for _, mount in renewed])
         for watched in removed:
             await self._unmount(watched.mount)
+        self._write_down()
         return {
             "added": [mount.path for mount in added],
             "removed": [watched.mount.path for watched in removed],
@@ -365,7 +360,7 @@ class Guard:
     async def _renew(self, old: Watched, mount: Mount) -> None:
         """Replace a mount by one with other options; if that fails, the watcher goes on trying."""
         old.scope.cancel()
-        await self._clear(mount.path)
+        await _clear(mount.path)
         try:
             new = await self._mount(mount)
         except (ServerError, OSError) as exc:
@@ -461,6 +456,40 @@ def _differ_live(old: Mount, new: Mount) -> bool:
 def _without(options: Options) -> Options:
     plain = Options()
     return replace(options, **{name: getattr(plain, name) for name in _RELOADABLE})
+
+
+async def _clear(path: str) -> None:
+    """Take off what a daemon or an earlier guard left at `path`, which may not answer.
+
+    Raises:
+        ServerError: something else is mounted there.
+    """
+    daemon = mounted().get(path)
+    for _ in range(_MOST_LAYERS):
+        kind = mounts.by_path().get(path)
+        if kind is None:
+            break
+        if kind not in KINDS:
+            raise ServerError(f"{path}: another file system ({kind}) is mounted there; umount it, or use --root")
+        await trio.to_thread.run_sync(detach, path)
+    if daemon is not None:
+        await _end_process(daemon.pid)
+
+
+async def take_down(run_dir: str) -> None:
+    """End what is left of a service whose guard was killed: its exports, then its mounts and their daemons.
+
+    Raises:
+        ServerError: something else is mounted on top of a mount.
+    """
+    record = leftover.read(run_dir)
+    if record is not None:
+        await leftover.end_server(record)
+    daemons = {path for path, daemon in mounted().items() if daemon.policy_dir == run_dir}
+    for path in sorted(daemons.union(record.paths if record else ())):
+        await _clear(path)
+    if record is not None:
+        leftover.remove_directories(record)
 
 
 async def _wait_for_end(pid: int) -> None:

@@ -80,14 +80,15 @@ def render(mounts: Iterable[Mount]) -> str:
 def unknown_options(mounts: Sequence[Mount]) -> list[Remark]:
     """Options that this machine's exportfs(8) does not know, and so would refuse to export with.
 
-    It is asked about all of them, with one at the end that nobody knows: so nothing is ever exported by asking.
+    It is asked about all of them, with one at the end that nobody knows: so nothing is ever exported by asking. Of a
+    wildcard it looks up no name.
     """
     words = {word: mount for mount in reversed(mounts) for word in export_options(mount).split(",")}
     said: list[Remark] = []
     while True:
         try:
             asked = subprocess.run(
-                [_EXPORTFS, "-o", ",".join([*words, _UNKNOWN]), "cloakfs.invalid:/"],
+                [_EXPORTFS, "-o", ",".join([*words, _UNKNOWN]), "*.cloakfs.invalid:/"],
                 capture_output=True, text=True, errors="replace", check=False, env={"LC_ALL": "C"},
             )  # fmt: skip
         except OSError:
@@ -183,10 +184,7 @@ class Knfsd:
     async def change(self, mounts: Sequence[Mount], renewed: Sequence[Mount]) -> None:
         """See `Server.change`."""
         wanted = {(mount.path, mount.client) for mount in mounts}
-        for mount in self._mounts:
-            if (mount.path, mount.client) not in wanted:
-                with contextlib.suppress(ServerError):  # somebody else took it back
-                    await run("exportfs", "-u", _specification(mount))
+        await _unexport(pair for mount in self._mounts if (pair := (mount.path, mount.client)) not in wanted)
         before = {mount: export_options(mount) for mount in self._mounts}
         self._mounts = tuple(mounts)
         for mount in mounts:
@@ -230,13 +228,26 @@ class Knfsd:
             self._mountd = None
 
 
-def _specification(mount: Mount) -> str:
-    client = f"[{mount.client}]" if ":" in mount.client else mount.client
-    return f"{client}:{mount.path}"
+async def unexport(exports: Iterable[tuple[str, str]]) -> None:
+    """Take back exports of paths to clients that an earlier process made, if they are still there."""
+    await _unexport(exports)
+    with contextlib.suppress(ServerError):
+        await run("exportfs", "-f")
+
+
+async def _unexport(exports: Iterable[tuple[str, str]]) -> None:
+    for path, client in exports:
+        with contextlib.suppress(ServerError):  # somebody else took it back
+            await run("exportfs", "-u", _specification(path, client))
+
+
+def _specification(path: str, client: str) -> str:
+    return f"[{client}]:{path}" if ":" in client else f"{client}:{path}"
 
 
 async def _export(mount: Mount) -> None:
-    await run("exportfs", "-o", export_options(mount), _specification(mount), hint="apt install nfs-kernel-server")
+    where = _specification(mount.path, mount.client)
+    await run("exportfs", "-o", export_options(mount), where, hint="apt install nfs-kernel-server")
 
 
 def _threads() -> int:

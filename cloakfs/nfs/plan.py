@@ -69,6 +69,8 @@ class Mount:
     def kind(self) -> str:
         """Whose views it shows: `per caller`, `fixed`, or the number of fixed ones."""
         match len(self.options.views):
+            case 0 if self.options.squash == "all" and not self.options.range_map and not self.options.policy:
+                return f"fixed: {self.options.anonuid}:{self.options.anongid}"
             case 0:
                 return "per caller"
             case 1 if "-" not in self.options.views[0]:

@@ -5,6 +5,7 @@ import errno
 import fcntl
 import json
 import os
+import select
 import signal
 import subprocess
 import time
@@ -140,6 +141,24 @@ def test_a_client_without_a_file_of_entries_is_refused(tree: str, target: str) -
         "--client chooses an entry of an exports.d file: it needs --exports FILE"
     )
     assert not is_mounted(target)
+
+
+def test_a_mount_whose_daemon_died_is_told_and_taken_off_by_the_next(mount: MakeMount, tree: str) -> None:
+    Path(tree, "file").write_text("")
+    m = mount("-o", "views=0:0,default_permissions")  # the kernel remembers its top, dead or not
+    assert os.listdir(m.path) == ["file"]
+    process = os.pidfd_open(m.pid)
+    os.kill(m.pid, signal.SIGKILL)
+    assert select.select([process], [], [], 20)[0]
+    os.close(process)
+    assert f"{m.path}: its daemon has died" in run("status").stdout
+    assert [told["pid"] for told in json.loads(run("status", "--json").stdout) if told["target"] == m.path] == [None]
+    done = run("mount", tree, m.path)
+    assert "a mount whose daemon had died is taken off" in done.stderr
+    with open("/proc/self/mounts", encoding="utf-8") as mounts:
+        assert sum(line.split()[1] == m.path for line in mounts) == 1
+    assert f"{m.path}: its daemon has died" not in run("status").stdout
+    assert os.listdir(m.path) == ["file"]
 
 
 def test_a_mount_made_twice(tree: str, mount: MakeMount) -> None:

@@ -10,6 +10,7 @@ import os
 import select
 import shutil
 import signal
+import socket
 import stat
 import struct
 import subprocess
@@ -440,6 +441,43 @@ def test_clients_go_on(tree: Site, version: int) -> None:
         time.sleep(0.2)
     status = tree.status()
     assert status["complaint"] is None
+
+
+def kill_guard(tree: Site) -> None:
+    process = os.pidfd_open(int(str(tree.status()["pid"])))
+    signal.pidfd_send_signal(process, signal.SIGKILL)
+    assert select.select([process], [], [], PATIENCE)[0]
+    os.close(process)
+
+
+def test_clients_go_on_when_the_guard_is_killed(tree: Site) -> None:
+    """And whoever comes after it knows what it has left, can take over, and can take it down."""
+    Path(tree.real("file")).write_text("")
+    kill_guard(tree)
+    told = run("export", "status", "--name", NAME)
+    assert (told.returncode, told.stderr.count("\n")) == (1, 1)
+    assert "was killed" in told.stderr
+    assert tree.mount(EZK) in told.stderr
+    with tree.client(EZK, 4) as client:
+        assert client.listdir() == ["file"]
+    try:
+        done = tree.up("--protocols", "3,4")
+        assert done.returncode == 0, done
+        assert run("export", "status", "--name", NAME).returncode == 0
+        with tree.client(EZK, 4) as client:
+            assert client.listdir() == ["file"]
+        kill_guard(tree)
+        done = run("export", "down", "--name", NAME)
+        assert done.returncode == 0, done
+        assert "had been killed" in done.stderr
+        assert not is_mounted(tree.mount(EZK))
+        assert not os.path.exists(tree.mount(EZK))
+        assert tree.mount(EZK) not in mounted()
+        with socket.socket() as asking:
+            assert asking.connect_ex(("127.0.0.1", 2049)) == errno.ECONNREFUSED
+        assert "is not up" in run("export", "down", "--name", NAME).stderr
+    finally:
+        tree.up("--protocols", "3,4")
 
 
 def test_an_entry_with_mp_waits_for_its_disk(tree: Site) -> None:

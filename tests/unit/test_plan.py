@@ -84,6 +84,16 @@ def test_a_client_with_a_colon_is_an_address() -> None:
     assert "a client with a colon" in str(problem)
 
 
+def test_whose_views_it_shows() -> None:
+    text = (
+        "/x a(all_squash,anonuid=7,anongid=8) b(rw) c(views = eve) d(views = eve ann) "
+        "e(all_squash,range_map = uid 1 map 2)\n"
+    )
+    assert [mount.kind for mount in planned(text).mounts] == [
+        "fixed: 7:8", "per caller", "fixed: eve", "fixed: @eve @ann", "per caller",
+    ]  # fmt: skip
+
+
 def test_where_something_must_be_mounted() -> None:
     text = "/x a(rw) b(mp) c(mountpoint) d(mp=/disk) e(mountpoint=/a\\054b)\n"
     assert [mount.condition for mount in planned(text).mounts] == [None, "/x", "/x", "/disk", "/a,b"]

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import select
 import signal
 import subprocess
 import time
@@ -15,7 +16,7 @@ import pytest
 from cloakfs.mounted import RUN_DIR
 from tests.agents import User, names
 from tests.mount.conftest import COMMAND, is_mounted
-from tests.nfs.knfsd.fixtures import EXPORTS, VERSIONS, Share, sh
+from tests.nfs.knfsd.fixtures import EXPORTS, VERSIONS, Service, Share, sh
 
 ANN, BOB = 1000, 1001
 
@@ -107,6 +108,40 @@ def test_only_the_mount_is_ever_exported(
         assert time.monotonic() < deadline
         time.sleep(0.2)
     assert user(BOB).do(names, places[1]) == [str(BOB)]
+
+
+def test_the_guard_is_killed(
+    service: Service, share: Callable[..., Share], mount_nfs: Callable[..., str], user: Callable[..., User]
+) -> None:
+    """Clients go on; who comes after it knows what it has left, and takes it down or over."""
+    tree = share("rw", prepare)
+    place = mount_nfs(tree, "4.2", "noac")
+    guard = json.loads(run("export", "status", "--json").stdout)["pid"]
+    try:
+        kill(guard)
+        told = run("export", "status")
+        assert told.returncode == 1
+        assert "was killed" in told.stderr
+        assert tree.path in told.stderr
+        assert str(ANN) in user(ANN).do(names, place)
+        done = run("export", "down")
+        assert done.returncode == 0, done
+        assert "had been killed" in done.stderr
+        assert not is_mounted(tree.path)
+        assert tree.path not in sh("exportfs", "-s")
+    finally:
+        sh(*COMMAND, "export", "up", EXPORTS)
+    assert str(ANN) in user(ANN).do(names, place)
+    kill(json.loads(run("export", "status", "--json").stdout)["pid"])
+    sh(*COMMAND, "export", "up", EXPORTS)
+    assert str(ANN) in user(ANN).do(names, place)
+
+
+def kill(pid: int) -> None:
+    process = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    assert select.select([process], [], [], PATIENCE)[0]
+    os.close(process)
 
 
 def test_a_mount_cannot_be_made_again(

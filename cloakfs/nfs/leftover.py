@@ -1,0 +1,89 @@
+"""What is left of a service whose guard was killed: it is served on, and nobody watches over it.
+
+The guard writes down what it has made in its directory below /run; whoever comes after it can take that down.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+from .. import linux
+from .ganesha import Ganesha
+from .knfsd import unexport
+from .plan import Mount, ServerKind
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a guard has made.
+
+    Attributes:
+        pid: of the guard.
+        started: when it began (`linux.start_time`).
+        server: which exports.
+        state_dir: nfs-ganesha's.
+        exports: mount points, each with its client.
+        made: directories that are to go.
+    """
+
+    pid: int
+    started: int | None
+    server: ServerKind
+    state_dir: str
+    exports: tuple[tuple[str, str], ...]
+    made: tuple[str, ...]
+
+    @property
+    def is_watched(self) -> bool:
+        """Does the guard live?"""
+        return self.started is not None and linux.start_time(self.pid) == self.started
+
+    @property
+    def paths(self) -> list[str]:
+        """The mount points, sorted."""
+        return sorted(path for path, _ in self.exports)
+
+
+def _path(run_dir: str) -> str:
+    return os.path.join(run_dir, "service.json")
+
+
+def write(run_dir: str, server: ServerKind, state_dir: str, mounts: Iterable[Mount], made: Iterable[str]) -> None:
+    """Write down, as the guard, what there is to take down."""
+    exports = tuple(dict.fromkeys((mount.path, mount.client) for mount in mounts))
+    pid = os.getpid()
+    record = Record(pid, linux.start_time(pid), server, state_dir, exports, tuple(sorted(made)))
+    with open(f"{_path(run_dir)}.new", "w", encoding="utf-8") as file:
+        json.dump(asdict(record), file)
+    os.replace(file.name, _path(run_dir))
+
+
+def read(run_dir: str) -> Record | None:
+    """What was written down; None if there is nothing (any more)."""
+    try:
+        with open(_path(run_dir), encoding="utf-8") as file:
+            told = json.load(file)
+        told["exports"] = tuple((path, client) for path, client in told["exports"])
+        told["made"] = tuple(told["made"])
+        return Record(**told)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+async def end_server(record: Record) -> None:
+    """Export nothing of it any more. The kernel's server itself goes on: others may use it."""
+    if record.server == "knfsd":
+        await unexport(record.exports)
+    else:
+        process = Ganesha(record.state_dir)
+        await process.end_left_over()
+        await process.stop()
+
+
+def remove_directories(record: Record) -> None:
+    """After the unmounting."""
+    for path in record.made:
+        with contextlib.suppress(OSError):
+            os.rmdir(path)
