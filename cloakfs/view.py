@@ -70,6 +70,7 @@ class View:
         self.fixed = fixed
         self.entrants = entrants
         self._told: set[tuple[str, type[BaseException], int]] = set()
+        self._no_answers: set[str] = set()  # methods that answered what is no answer
         # The built-in show() only maps ids; saying so saves an object per answer. A plug-in that shows may fail.
         self.plain_show = is_built_in(policy, "show") and is_built_in(policy, "client_id")
         self.hides = policy.hides or not self.plain_show
@@ -128,7 +129,12 @@ class View:
         """
         if not self.hides:
             return True
-        if not self._ask("visible", False, lambda: bool(self.policy.visible(who, attrs)), who, attrs):
+        answer: object = self._ask("visible", False, lambda: self.policy.visible(who, attrs), who, attrs)
+        if answer is not True:
+            if answer is not False and "visible" not in self._no_answers:
+                # Forgetting to return something, for example: no reason to show what may have been meant to be hidden.
+                self._no_answers.add("visible")
+                log.error("policy %s: visible answered %r, neither True nor False: hidden", self._policy_name, answer)
             return False
         return self.plain_show or self.show(attrs) is not None
 
@@ -218,9 +224,12 @@ class View:
             cause = (what, type(exc), where[-1])
             if cause not in self._told and len(self._told) < _MAX_CAUSES:
                 self._told.add(cause)
-                name = self.policy.options.policy or type(self.policy).__name__
-                log.exception("policy %s: %s%r failed: hidden", name, what, args)
+                log.exception("policy %s: %s%r failed: hidden", self._policy_name, what, args)
             return otherwise
+
+    @property
+    def _policy_name(self) -> str:
+        return self.policy.options.policy or type(self.policy).__name__
 
 
 def _remember(

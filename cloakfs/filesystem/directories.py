@@ -225,7 +225,12 @@ class Directories(Names):
             entry: EntryAttributes | None
             if name in shunned:
                 entry = None
-            elif obj is not None and self.cache.is_known_to_all(at.number, obj) and at.who is not INSIDER:
+            elif (
+                obj is not None
+                and not obj.others  # of several names of a file, a policy may hide one
+                and self.cache.is_known_to_all(at.number, obj)
+                and at.who is not INSIDER
+            ):
                 entry = _name_only.entry_of(self.nodes.nodeid(at.number, obj), kind)
                 is_reference = False
             else:

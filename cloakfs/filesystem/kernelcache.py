@@ -189,6 +189,13 @@ class KernelCache:
             return in_group and outside
         return view.same_for_all(attrs_of(name, info, fd))
 
+    def _same_by_name(self, view: View, obj: Object) -> bool:
+        """Does the name that an object has got change nothing for anybody?"""
+        if view.cloak is not None:
+            return True
+        fd = self._nodes.fd(obj)
+        return self._same_for_all(view, obj.name, os.fstat(fd), fd)
+
     def _is_public(self, view: View, obj: Object) -> bool:
         """Does everybody see this directory and all above it, and may search them?"""
         nodes = self._nodes
@@ -445,7 +452,7 @@ class KernelCache:
 
     def moved(self, view: View, obj: Object, parent: Object) -> None:
         """`obj` was renamed into `parent` by a request that has not been answered yet."""
-        if view.fixed is not None or self._is_public(view, parent):
+        if view.fixed is not None or (self._is_public(view, parent) and self._same_by_name(view, obj)):
             return
         if obj.pins:
             self.forget_everything()

@@ -278,7 +278,7 @@ class Names(Core):
             )
         finally:
             os.close(source)
-        self.cache.forget_attributes(obj)
+        self.cache.forget(obj)  # all may know it by the old name; of the new one, a policy may think otherwise
         at = await self._again(at, new_parent_inode, ctx)
         return self._made_as(at, new_name, self._with_room(os.dup, self.nodes.fd(obj)))
 

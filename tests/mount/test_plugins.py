@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.agents import User, read, write
-from tests.mount.conftest import Mount, is_mounted, run
+from tests.mount.conftest import Mount, is_mounted, run, told
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "policies"
 
@@ -265,6 +265,77 @@ def test_a_forward_that_fails_for_one_hides_from_that_one(
     assert user(3003).do(os.listdir, m.path) == ["file"]
     assert user(3002).error(os.listdir, m.path) == errno.ENOENT
     assert user(3003).do(read, m.at("file")) == b"text"
+
+
+@pytest.mark.parametrize("answer", ["None", "attrs.mode & 4"])
+def test_a_visible_that_answers_neither_true_nor_false_hides_and_says_so(
+    answer: str, base: str, tree: str, mount: MakeMount, user: MakeUser
+) -> None:
+    put(os.path.join(tree, "file"), 3001, 3001)
+    spec = plugin(base, f"class P:\n    def visible(self, caller, attrs):\n        return {answer}\n")
+    m = mount("--policy", spec)
+    m.expect_errors = True
+    caller = user(3001)
+    for _ in range(3):
+        assert caller.do(os.listdir, m.path) == []
+        assert caller.error(os.stat, m.at("file")) == errno.ENOENT
+    value = "None" if answer == "None" else "4"
+    said = f"policy {spec}: visible answered {value}, neither True nor False: hidden"
+    assert [said in line for line in m.log.splitlines()].count(True) == 1, m.log
+    assert "Traceback" not in m.log
+
+
+# -- what is remembered ----------------------------------------------------------------------------
+
+SECRETS = """class P(Policy):
+    def visible(self, caller, attrs):
+        return caller.uid == attrs.uid or not attrs.name.startswith("secret")
+    def same_for_all(self, attrs):
+        return not attrs.name.startswith("secret")
+"""
+
+
+@pytest.mark.parametrize("kind", ["file", "directory"])
+def test_a_rename_to_a_name_that_is_hidden_is_not_remembered_for_all(
+    kind: str, base: str, tree: str, mount: MakeMount, user: MakeUser
+) -> None:
+    m = mount("--policy", plugin(base, SECRETS))
+    owner, other = user(3001), user(3002)
+    if kind == "directory":
+        owner.do(os.mkdir, m.at("public"))
+    inside = "/inside" * (kind == "directory")
+    owner.do(write, m.at(f"public{inside}"), b"text")
+    told()  # a change within the last tick of the clock is nothing to rely on
+    for _ in range(3):
+        assert other.do(read, m.at(f"public{inside}")) == b"text"
+        assert other.do(os.listdir, m.path) == ["public"]
+    owner.do(os.rename, m.at("public"), m.at("secret"))
+    until(lambda: other.error(os.stat, m.at("secret")) == errno.ENOENT, "the name was not forgotten")
+    until(lambda: other.error(os.stat, m.at(f"secret{inside}")) == errno.ENOENT, "what is below was not forgotten")
+    for _ in range(3):
+        assert owner.do(read, m.at(f"secret{inside}")) == b"text"
+        assert other.do(os.listdir, m.path) == []
+        assert other.error(os.stat, m.at(f"secret{inside}")) == errno.ENOENT
+
+
+def test_a_link_by_a_name_that_is_hidden_is_not_remembered_for_all(
+    base: str, tree: str, mount: MakeMount, user: MakeUser
+) -> None:
+    m = mount("--policy", plugin(base, SECRETS))
+    owner, other = user(3001), user(3002)
+    owner.do(write, m.at("public"), b"text")
+    told()  # as above
+    assert other.do(read, m.at("public")) == b"text"
+    owner.do(os.link, m.at("public"), m.at("secret"))
+    for first, second in (("public", "secret"), ("secret", "public")):
+        for _ in range(3):
+            assert owner.do(read, m.at(first)) == owner.do(read, m.at(second)) == b"text"
+            assert other.do(read, m.at("public")) == b"text"
+            assert other.error(os.stat, m.at("secret")) == errno.ENOENT
+            assert other.do(os.listdir, m.path) == ["public"]
+    owner.do(os.unlink, m.at("public"))
+    until(lambda: other.error(os.stat, m.at("public")) == errno.ENOENT, "the name was not forgotten")
+    assert other.do(os.listdir, m.path) == []
 
 
 # -- what does not load ----------------------------------------------------------------------------
