@@ -22,7 +22,6 @@ MAP = f"range_map=uid {CLIENT} map {SERVER} gid {CLIENT} map {SERVER}"
 EXPORTED = {
     # What fstab says by habit (allow_other) opens nothing.
     "knfsd, caller views": ("-o", f"rw,allow_other,knfsd,{MAP}"),
-    "knfsd, everybody is one": ("-o", f"rw,knfsd,all_squash,anonuid={SERVER},anongid={SERVER}"),
     "knfsd, a fixed view": ("-o", f"rw,knfsd,{MAP}", "--view", f"{SERVER}:{SERVER}"),
     "knfsd, several fixed views": ("-o", f"rw,knfsd,views={SERVER}:{SERVER} {STRANGER}:{STRANGER}"),
     "ganesha, a fixed view": ("-o", "rw,ganesha", "--view", f"{SERVER}:{SERVER}"),
@@ -167,14 +166,18 @@ def _answer(call: Callable[[], object]) -> str:
 def _refused(calls: dict[str, Callable[[], object]]) -> dict[str, str]:
     """Which were not answered with EACCES, and how instead.
 
-    The kernel says EPERM by itself to whoever is not the owner that is shown. What it knows of the top's ACL it tells.
+    About ACLs and `security.` names the kernel says no by itself to whoever is not the owner that is shown, or where it
+    knows none; which way, depends on its version. What it knows of the top's ACL it tells.
     """
     answers = {name: _answer(call) for name, call in calls.items()}
-    allowed = {"get ACL": "ENODATA"} | dict.fromkeys(_PRIVILEGED, "EPERM")
-    return {name: said for name, said in answers.items() if said not in ("EACCES", allowed.get(name))}
+    return {
+        name: said
+        for name, said in answers.items()
+        if said != "EACCES" and not (name in _BY_THE_KERNEL and said in ("EPERM", "ENODATA", "EOPNOTSUPP"))
+    }
 
 
-_PRIVILEGED = ("set ACL", "set default ACL", "remove ACL", "setxattr security")
+_BY_THE_KERNEL = ("get ACL", "set ACL", "set default ACL", "remove ACL", "setxattr security")
 
 
 def _let_in(path: str) -> dict[str, str]:
