@@ -1,6 +1,5 @@
 """`cloakfs check`: every error and warning of exports.d files, each on a line with its place."""
 
-import json
 import sys
 from dataclasses import asdict, dataclass
 
@@ -10,6 +9,7 @@ from cloakfs.configuration import files_of, read_all, refusals
 from cloakfs.exports import Location
 
 from .common import printable
+from .output import echo_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def check(paths: tuple[str, ...], *, text_only: bool, as_json: bool) -> None:
         for file in files:
             findings += _check_file(file, text_only=text_only)
     if as_json:
-        click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+        echo_json([asdict(finding) for finding in findings])
     else:
         for finding in findings:
             click.echo(printable(str(finding)))

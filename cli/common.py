@@ -7,6 +7,7 @@ from typing import NoReturn
 import click
 from rich.console import Console
 
+from cloakfs.configuration import read_text
 from cloakfs.exports import Export, ExportsWarning, Options, parse
 from cloakfs.mountpoint import MountError
 
@@ -45,8 +46,7 @@ def read_exports(path: str) -> tuple[list[Export], list[ExportsWarning]]:
         ExportsError: it is not in the grammar.
         OSError: it cannot be read.
     """
-    with open(path, encoding="utf-8", errors="surrogateescape") as file:
-        return parse(file.read(), path)
+    return parse(read_text(path), path)
 
 
 def entry_for(entries: list[Export], path: str, source: str, client: str | None) -> Options:

@@ -1,6 +1,5 @@
 """`cloakfs explain`: why somebody sees a path, or does not."""
 
-import json
 import logging
 import stat
 import sys
@@ -15,6 +14,7 @@ from cloakfs.caller import Caller
 
 from .common import console, fail, printable
 from .look import Look, find, parse_caller, tree_options
+from .output import echo_json
 
 HIDDEN = 3
 
@@ -52,7 +52,7 @@ def explain(
     is_visible = bool(steps) and admitted and why.visible(steps)
     report = _report(look, who, steps, admitted=admitted, is_visible=is_visible)
     if as_json:
-        click.echo(json.dumps(report, indent=2))
+        echo_json(report)
     else:
         _print(report)
     sys.exit(0 if is_visible else HIDDEN)
@@ -175,7 +175,9 @@ def _print(report: dict[str, Any]) -> None:
             _ids(table, name, file[what], nothing="?")
         table.add_row("mode", file["mode"]["client"] or "?", file["mode"]["server"], "")
         out.print(table)
-    steps = Table("path", "mode", "owner", "group", "visible", "permissions", "why")
+    steps = Table()
+    for name in ("path", "mode", "owner", "group", "visible", "permissions", "why"):
+        steps.add_column(name, overflow="fold", no_wrap=name in ("mode", "visible"))  # nothing is cut
     for step in report["steps"]:
         granted = "".join(
             letter if step["permissions"][name] else "-"

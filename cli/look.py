@@ -201,10 +201,12 @@ def _view(path: str, options: Options, names: list[str]) -> Caller:
 
 def parse_caller(option: str, text: str) -> Caller:
     """Who is meant by USER or UID:GID[:GID,GID…]; ends the command if nobody is."""
+    item = None
     try:
         item = parse_item(text)
     except ViewError as exc:
-        fail(f"{option} {str(exc).removeprefix('view ')}", 2)
-    if isinstance(item, range):
+        if ":" not in text:
+            fail(f"{option} {str(exc).removeprefix('view ')}", 2)
+    if item is None or isinstance(item, range):
         fail(f"{option} {text}: expected USER or UID:GID[:GID,GID…]", 2)
     return item.who

@@ -11,12 +11,14 @@ from .check import check
 from .explain import explain
 from .export import export
 from .mount import mount
+from .output import run
 from .prefetch import prefetch
 from .status import status
 from .table import table
 from .umount import umount
 
-# Exit statuses (docs/commands.md): 0 done, 1 it cannot be done, 2 the command line or a configuration is wrong.
+# Exit statuses (docs/commands.md): 0 done, 1 it cannot be done, or told, 2 the command line or a configuration is
+# wrong.
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -34,7 +36,7 @@ def main() -> None:
     remember_inherited()
     if len(sys.argv) > 1 and os.sep in sys.argv[1] and not sys.argv[1].startswith("-"):
         sys.argv.insert(1, "mount")
-    cloakfs.main(prog_name="cloakfs")
+    run(cloakfs)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,21 @@
 """`cloakfs status`: the mounts of this machine, and how they fare."""
 
-import json
 import os
+import re
 from dataclasses import asdict
+from datetime import datetime
 
 import click
 from rich.filesize import decimal
-from rich.table import Table
 
+from cloakfs import mounts as mount_table
 from cloakfs.mounted import Mounted, dead, mounted
 
-from .common import console, fail, printable
+from .common import fail, printable
+from .output import echo_json
+
+SHOWN = 20
+"""So many definitions are shown."""
 
 _DIED = "its daemon has died, and nobody gets an answer"
 
@@ -33,28 +38,36 @@ def status(mountpoints: tuple[str, ...], *, as_json: bool) -> None:
         if path not in there:
             fail(f"{path}: no cloakfs mount, or one whose daemon has died (cloakfs status lists all)", 1)
     mounts = [there[path] for path in wanted]
+    words = mount_table.words_by_device()
     left = [] if mountpoints else [place.path for place in dead()]
     if as_json:
-        told = [asdict(mount) for mount in mounts]
-        click.echo(json.dumps([*told, *({"target": path, "pid": None, "failure": _DIED} for path in left)], indent=2))
+        told = [{**asdict(mount), "words": words.get(mount.device, "")} for mount in mounts]
+        echo_json([*told, *({"target": path, "pid": None, "failure": _DIED} for path in left)])
         return
     for mount in mounts:
-        console().print(_described(mount))
+        click.echo(printable(mount.target))
+        for name, value in _lines(mount, words.get(mount.device, "")):
+            click.echo(f" {name:9} {printable(value)}")
     for path in left:
         click.echo(printable(f"{path}: {_DIED} (cloakfs umount {path}; mounting there again takes it off, too)"))
 
 
-def _described(mount: Mounted) -> Table:
-    table = Table(title=printable(mount.target), title_justify="left", title_style="bold", box=None, show_header=False)
-    for name, value in _lines(mount):
-        table.add_row(name, printable(value))
-    return table
+def _shortened(options: str) -> str:
+    """A list that nobody can read at a glance is counted; --json has all of it."""
+
+    def shorten(found: re.Match[str]) -> str:
+        count = len(re.findall(r"\S+" if found[1] == "views" else r"\b[ug]id\b", found[2]))
+        return found[0] if count <= SHOWN else f"{found[1]} = ({count:,} of them: see --json)"
+
+    return re.sub(r"\b(range_map|cloak_list|views) = ([^,]*)", shorten, options)
 
 
-def _lines(mount: Mounted) -> list[tuple[str, str]]:
+def _lines(mount: Mounted, words: str) -> list[tuple[str, str]]:
+    since = datetime.fromtimestamp(mount.since).isoformat(" ", "seconds")
     lines = [
         ("tree", mount.source),
-        ("options", mount.options),
+        ("options", _shortened(mount.options)),
+        ("mounted", f"{words}, since {since}"),
         ("daemon", f"process {mount.pid}, {mount.reloads} reloads"),
     ]
     if mount.failure:

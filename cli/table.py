@@ -1,6 +1,5 @@
 """`cloakfs table`: who sees what in a directory, as in Table 2 of Spadavecchia & Zadok (2002)."""
 
-import json
 import logging
 import stat
 
@@ -15,6 +14,7 @@ from cloakfs.views import ViewError, user_identity
 
 from .common import console, fail, printable
 from .look import Look, find, parse_caller, tree_options
+from .output import echo_json
 
 
 @click.command()
@@ -114,4 +114,4 @@ def _print_json(look: Look, columns: dict[str, Caller | None], rows: list[why.Ro
         }
         for row in rows
     ]
-    click.echo(json.dumps({"path": look.path, "source": look.source, "users": users, "files": files}, indent=2))
+    echo_json({"path": look.path, "source": look.source, "users": users, "files": files})

@@ -1,8 +1,10 @@
 """Reading exports.d from disk, and what this machine has to say about an entry."""
 
+import errno
 import glob
 import os
 import pwd
+import stat
 
 from .exports import Export, ExportsError, ExportsWarning, parse_all
 from .policy import PolicyError, load_policy
@@ -20,8 +22,23 @@ def read_all(file: str) -> tuple[list[Export], list[ExportsWarning], list[Export
     Raises:
         OSError: it cannot be read.
     """
-    with open(file, encoding="utf-8", errors="surrogateescape") as text:
-        return parse_all(text.read(), file)
+    return parse_all(read_text(file), file)
+
+
+def read_text(file: str) -> str:
+    """The text of an exports.d file. What is no file is refused: a FIFO that nobody writes to would never end.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(fd, encoding="utf-8", errors="surrogateescape") as text:
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), file)
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "Not a regular file", file)
+        return text.read()
 
 
 def refusals(entry: Export) -> list[str]:

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -44,6 +45,7 @@ class Mounted:
         failure: why it refused the last time; None if it did not.
         requests: how many of each kind it was asked, by the name of the operation; some seconds old.
         prefetch: what reading has come to (`Reader.state`); some seconds old.
+        since: when it was mounted, in seconds since 1970; 0 is not told.
     """
 
     pid: int
@@ -56,6 +58,7 @@ class Mounted:
     failure: str | None = None
     requests: Mapping[str, int] = field(default_factory=dict)
     prefetch: Mapping[str, Any] = field(default_factory=dict)
+    since: float = 0
 
 
 class Told:
@@ -63,7 +66,7 @@ class Told:
 
     def __init__(self, key: str, source: str, target: str, options: Options, policy_dir: str, device: str = "") -> None:
         self._path = os.path.join(RUN_DIR, f"{key}.json")
-        self._now = Mounted(os.getpid(), source, target, format_options(options), policy_dir, device)
+        self._now = Mounted(os.getpid(), source, target, format_options(options), policy_dir, device, since=time.time())
 
     def __enter__(self) -> None:
         os.makedirs(RUN_DIR, mode=0o755, exist_ok=True)

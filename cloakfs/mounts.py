@@ -42,6 +42,16 @@ def by_id() -> dict[int, Place]:
         return parse(file.read())
 
 
+def words_by_device() -> dict[str, str]:
+    """How what is mounted may be used (`ro`, `nosuid`, …, with commas), by `Place.device`; of several, the last."""
+    found = {}
+    with open(_TABLE, "rb") as file:
+        for line in file:
+            words = line.split(b" ")
+            found[_text(words[2])] = _text(words[5])
+    return found
+
+
 def parse(table: bytes) -> dict[int, Place]:
     """A table as proc_pid_mountinfo(5) has it; what is no line of one is left out."""
     places = {}

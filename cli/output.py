@@ -1,0 +1,71 @@
+"""What a command says: JSON that every reader takes, and an output that may be full, or closed by its reader."""
+
+import io
+import json
+import os
+import sys
+from typing import Any, NoReturn
+
+import click
+
+from .common import printable
+
+UNWRITTEN = 1
+"""Exit status of a command whose output could not be written, whatever it found."""
+
+
+class OutputError(Exception):
+    """Standard output does not take what is written to it. No OSError: those are about what a command looks at."""
+
+
+class _Output(io.FileIO):
+    """Standard output, of which errors can be told from others."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as exc:
+            raise OutputError(exc.strerror) from exc
+
+
+def run(command: click.Command) -> NoReturn:
+    """Run the command and end the process.
+
+    Whoever reads may stop (`cloakfs table / | head`): nothing is said about that. Of any other reason for which the
+    output cannot be written, one line is.
+    """
+    before = sys.stdout
+    if before is not None:
+        raw = _Output(before.fileno(), "wb", closefd=False)
+        sys.stdout = io.TextIOWrapper(
+            io.BufferedWriter(raw), before.encoding, before.errors, line_buffering=bool(before.line_buffering)
+        )
+    status: object = UNWRITTEN
+    try:
+        try:
+            command.main(prog_name="cloakfs")
+        except SystemExit as end:
+            status = end.code
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OutputError as exc:
+        status = UNWRITTEN
+        if not isinstance(exc.__cause__, BrokenPipeError):
+            click.echo(f"cloakfs: standard output: {exc}", err=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), before.fileno())  # for what is still in the buffer
+    sys.exit(status)
+
+
+def echo_json(value: object) -> None:
+    """Print a value as JSON. A byte of a name that is no UTF-8 is a backslash and three digits, as in text."""
+    click.echo(json.dumps(_encodable(value), indent=2))
+
+
+def _encodable(value: object) -> object:
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encodable(item) for item in value]
+    if isinstance(value, str) and not value.isascii():
+        return "".join(printable(char) if "\ud800" <= char <= "\udfff" else char for char in value)
+    return value
