@@ -319,7 +319,11 @@ class _Daemon:
     async def _keep_house(self) -> None:
         while True:
             await trio.sleep(_IDLE_SECONDS)
-            self._filesystem.nodes.close_idle()
+            nodes = self._filesystem.nodes
+            nodes.close_idle()
+            linux.assume(linux.ROOT)
+            look = nodes.sweep()
+            nodes.swept(await trio.to_thread.run_sync(look, abandon_on_cancel=True))
             linux.assume(linux.ROOT)
             self._index.tidy()
             self._told.work(self._filesystem.requests, self._filesystem.reader.state())

@@ -16,10 +16,17 @@ from .view import View
 _MOST_IDENTITIES = 1024
 
 
-@lru_cache(_MOST_IDENTITIES)
 def credentials(who: Caller) -> linux.Credentials:
     """What system calls for `who` (server ids) run as."""
+    return _credentials(who) if len(who.groups) <= linux.FEW_GROUPS else _long_credentials(who)
+
+
+def _make_credentials(who: Caller) -> linux.Credentials:
     return linux.Credentials(who.uid, who.gid, tuple(sorted(who.groups - {who.gid})))
+
+
+_credentials = lru_cache(_MOST_IDENTITIES)(_make_credentials)
+_long_credentials = lru_cache(linux.MOST_LONG)(_make_credentials)
 
 
 class Subject:
@@ -55,10 +62,16 @@ class Subject:
         linux.assume(credentials(self.caller))
 
 
-@lru_cache(_MOST_IDENTITIES)
 def subject(who: Caller) -> Subject:
     """A caller that is known already."""
+    return _subject(who) if len(who.groups) <= linux.FEW_GROUPS else _make_subject(who)
+
+
+def _make_subject(who: Caller) -> Subject:
     return Subject(who.uid, who.gid, lambda: who)
+
+
+_subject = lru_cache(_MOST_IDENTITIES)(_make_subject)
 
 
 INSIDER = Subject(0, 0, lambda: Caller(0, 0, frozenset({0})))

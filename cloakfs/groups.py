@@ -1,5 +1,7 @@
 """Where a caller's supplementary groups come from, since a FUSE request does not carry them."""
 
+import contextlib
+import errno
 import logging
 import math
 import os
@@ -28,6 +30,8 @@ _MOST_KNOWN = 10_000
 _TELL_AGAIN_SECONDS = 60.0
 # Threads whose descriptors are kept, and lists of groups.
 _MOST_KEPT = 64
+# So many bytes those lists have at most, as /proc tells them. Any user can be in 65,536 groups (user_namespaces(7)).
+_MOST_BYTES = 1 << 20
 
 
 class GroupSource(Protocol):
@@ -61,6 +65,8 @@ class ProcessGroups:
     def __init__(self) -> None:
         self._kept: dict[int, int] = {}  # thread id -> descriptor
         self._parsed: dict[bytes, frozenset[int]] = {}
+        self._bytes = 0  # of the keys
+        self._reserve = os.open("/proc", os.O_PATH | os.O_CLOEXEC)  # for when there is no other descriptor to be had
 
     def of_request(self, pid: int) -> frozenset[int]:
         """See `GroupSource`."""
@@ -75,15 +81,37 @@ class ProcessGroups:
             line = None
         if line is None:
             try:
-                line = self._line(self._open(pid))
+                line = self._line_anew(pid)
             except (FileNotFoundError, ProcessLookupError):
                 return frozenset()
         groups = self._parsed.get(line)
         if groups is None:
-            if len(self._parsed) >= _MOST_KEPT:
+            self._bytes += len(line)
+            if len(self._parsed) >= _MOST_KEPT or self._bytes > _MOST_BYTES:
                 self._parsed.clear()
+                self._bytes = len(line)
             groups = self._parsed[line] = frozenset(map(int, line.split()))
         return groups
+
+    def _line_anew(self, pid: int) -> bytes:
+        try:
+            return self._line(self._open(pid))
+        except OSError as exc:
+            if exc.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+        # Somebody else has taken all descriptors: this caller is not to suffer.
+        while self._kept:
+            os.close(self._kept.popitem()[1])
+        if self._reserve >= 0:
+            os.close(self._reserve)
+            self._reserve = -1
+        try:
+            return self._line(self._open(pid))
+        finally:
+            if pid in self._kept:
+                os.close(self._kept.pop(pid))
+            with contextlib.suppress(OSError):
+                self._reserve = os.open("/proc", os.O_PATH | os.O_CLOEXEC)
 
     def _open(self, pid: int) -> int:
         linux.assume(linux.ROOT)  # /proc may be mounted with hidepid

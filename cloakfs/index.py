@@ -171,6 +171,12 @@ class Index:
         except sqlite3.Error as exc:
             log.warning("%s: %s; deleted files stay in it", self._path, exc)
 
+    def after(self, number: int, count: int) -> list[tuple[int, bytes]]:
+        """Up to `count` (number, handle) of the objects with larger numbers, in their order."""
+        return self._db.execute(
+            "SELECT number, handle FROM objects WHERE number > ? ORDER BY number LIMIT ?", (number, count)
+        ).fetchall()
+
     def checkpoint(self) -> None:
         """Move what the log holds into the database, from any thread; others go on meanwhile."""
         with contextlib.closing(sqlite3.connect(self._path, timeout=10)) as db:

@@ -92,7 +92,14 @@ class _Arguments:
         self.proven = False
 
 
+FEW_GROUPS = 64
+"""Of identities with more groups only a few are remembered: any user can be in 65,536."""
+
+MOST_LONG = 8
+"""So many."""
+
 _arguments = lru_cache(1024)(_Arguments)  # clients choose ids: there must be a bound
+_long_arguments = lru_cache(MOST_LONG)(_Arguments)
 _SETGROUPS, _SETFSUID, _SETFSGID = _NR["setgroups"], _NR["setfsuid"], _NR["setfsgid"]
 
 
@@ -109,7 +116,7 @@ def assume(who: Credentials) -> None:
     if before is who or before == who:
         return
     _thread.who = None
-    ready = _arguments(who)
+    ready = _arguments(who) if len(who.groups) <= FEW_GROUPS else _long_arguments(who)
     if before is None or before.groups != who.groups:
         _check(_syscall(_SETGROUPS, ready.count, ready.groups))
     _syscall(_SETFSGID, ready.gid)

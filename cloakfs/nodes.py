@@ -62,6 +62,12 @@ _MOMENT = 0.02
 _TICK_NS = 20_000_000
 
 
+# Their id is their own, and stays.
+_KNOWN_BY_ID = ("ext2", "ext3", "ext4", "btrfs")
+
+# So many objects of the index are looked at at a time: some milliseconds in a thread.
+_SWEEP = 200
+
 _MEMORY_KINDS = frozenset({"tmpfs", "ramfs"})
 _PLAIN_KINDS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", *_MEMORY_KINDS})
 
@@ -141,6 +147,14 @@ class Filesystem:
         """It was asked from the session loop, and answered after so long."""
         if seconds > _SLOW_SECONDS:
             self.slow_until = time.monotonic() + _SLOW_FOR_SECONDS
+
+
+def _is_gone(mount_fd: int, handle: bytes) -> bool:
+    try:
+        os.close(linux.open_by_handle(mount_fd, handle, os.O_PATH | os.O_NOFOLLOW))
+    except OSError as exc:
+        return exc.errno == errno.ESTALE
+    return False
 
 
 def _storable(text: str) -> str:
@@ -235,6 +249,7 @@ class Nodes:
         self._shunned: dict[tuple[int, int], set[bytes]] = {}
         self._inside: set[tuple[int, int]] = set()  # directories seen below the root, good for a moment
         self._inside_until = 0.0
+        self._swept = 0  # the last object that `sweep` has looked at
         self._transient = _TRANSIENT | int.from_bytes(os.urandom(5), "little")
         linux.assume(linux.ROOT)
         fd = os.open(source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -355,7 +370,7 @@ class Nodes:
         path, kind = (place.path, place.kind) if place else (os.readlink(f"/proc/self/fd/{fd}"), "unknown")
         inside = os.path.relpath(path, self._source) if path.startswith(self._source.rstrip("/") + "/") else "."
         # What tells a file system from another mounted at the same place later, where it is stable.
-        fsid = os.fstatvfs(fd).f_fsid if kind in ("ext2", "ext3", "ext4", "btrfs") else 0
+        fsid = os.fstatvfs(fd).f_fsid if kind in _KNOWN_BY_ID else 0
         filesystem = Filesystem(self._index.filesystem(_storable(f"{inside}\0{kind}\0{fsid}")), kind, path, -1)
         if filesystem.far:
             self._ask_far(filesystem, fd)
@@ -454,14 +469,16 @@ class Nodes:
         while number and number not in self._objects and number not in rows:
             row = self._index.find(number)
             if row is None:
-                raise Stale
+                if not rows:
+                    raise Stale
+                break  # the directory that it was in is gone: it may be somewhere else
             handle, above, name = row
             filesystem = self._by_number.get(int.from_bytes(handle[:4], "little"))
             if filesystem is None:
                 raise Stale
             rows[number] = handle, name, filesystem
             number = above
-        parent = self._objects.get(number)
+        parent = self._objects.get(number)  # none if that is gone
         for number, (handle, name, filesystem) in reversed(rows.items()):
             obj = Object(number, handle, filesystem)
             if parent is not None:
@@ -902,6 +919,38 @@ class Nodes:
             if obj.used <= self._uses_before:
                 self._close(obj)
         self._uses_before = self._uses
+
+    def sweep(self) -> Callable[[], list[int]]:
+        """Look whether the next objects of the index still exist; who was idle when it was deleted is not missed.
+
+        Returns:
+            to be called in a thread; its result, the numbers of those that are gone, is for `swept`.
+        """
+        # Only where what is asked is for certain the file system that the handle is of.
+        sure = {
+            filesystem.number: filesystem.fd
+            for filesystem in self._by_number.values()
+            if filesystem.decodable and not filesystem.far and filesystem.kind in _KNOWN_BY_ID
+        }
+        rows = self._index.after(self._swept, _SWEEP)
+        self._swept = rows[-1][0] if rows else 0
+        chosen = [
+            (number, sure[of], handle[4:])
+            for number, handle in rows
+            if number not in self._objects and (of := int.from_bytes(handle[:4], "little")) in sure
+        ]
+
+        def look() -> list[int]:
+            linux.assume(linux.ROOT)
+            return [number for number, fd, handle in chosen if _is_gone(fd, handle)]
+
+        return look
+
+    def swept(self, gone: list[int]) -> None:
+        """Take these out of the index."""
+        for number in gone:
+            if number not in self._objects:
+                self._index.remove(number)
 
     def batch(self) -> AbstractContextManager[None]:
         """Many numbers at the price of one; must not be held across an await."""

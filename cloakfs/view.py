@@ -54,6 +54,8 @@ def _other_than(client_id: int) -> int:
 _MAX_CAUSES = 1000
 # Clients choose ids: what is remembered of them must have a bound.
 _MOST_KNOWN = 10_000
+# The same for groups in all of them: a caller may be in 65,536 (some 10 MB).
+_MOST_GROUPS = 200_000
 
 
 class View:
@@ -82,6 +84,7 @@ class View:
         self._alike: dict[_Ids, bool] = {}
         self._forwarded: dict[_Ids, _Ids] = {}
         self._identified: dict[Caller, Caller] = {}
+        self._groups = 0  # in all of these
 
     def admits(self, client_uid: int) -> bool:
         """May a process with this (client) uid enter? Anybody may enter a caller view (their own)."""
@@ -105,8 +108,10 @@ class View:
         if who is None:
             who = self._forward(caller)
             if who is not None:
-                if len(self._identified) >= _MOST_KNOWN:
+                self._groups += len(caller.groups)
+                if len(self._identified) >= _MOST_KNOWN or self._groups > _MOST_GROUPS:
                     self._identified.clear()
+                    self._groups = len(caller.groups)
                 self._identified[caller] = who
         return who
 

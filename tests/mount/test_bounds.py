@@ -1,0 +1,161 @@
+"""What one caller makes the daemon keep is bounded in size, and what another one takes up is not missed."""
+
+import contextlib
+import os
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cloakfs import door, groups, linux, mounts
+from cloakfs.caller import Caller
+from cloakfs.groups import ProcessGroups
+from cloakfs.index import Index
+from cloakfs.nodes import Nodes, Object, Stale
+from cloakfs.policy import Policy
+from cloakfs.view import View
+from tests.agents import User
+
+MakeUser = Callable[..., User]
+
+
+# -- groups ----------------------------------------------------------------------------------------
+
+
+def groups_without_descriptors(pids: list[int]) -> list[frozenset[int]]:
+    """Of several processes, when there is no descriptor to be had."""
+    source = ProcessGroups()
+    known = [source.of_request(pid) for pid in pids[:2]]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+    taken: list[int] = []
+    with contextlib.suppress(OSError):
+        while True:
+            taken.append(os.dup(0))
+    found = [source.of_request(pid) for _ in range(2) for pid in pids]
+    assert known == found[:2]
+    for fd in taken:
+        os.close(fd)
+    return found
+
+
+def test_groups_are_found_without_a_descriptor(user: MakeUser) -> None:
+    daemon = user(0)
+    callers = [user(4001 + number, 4001, [5000 + number, 6000]) for number in range(5)]
+    for caller in callers:
+        caller.do(os.getpid)  # it has its groups
+    found = daemon.do(groups_without_descriptors, [caller.pid for caller in callers])
+    assert found == [frozenset({5000 + number, 6000}) for number in range(5)] * 2
+
+
+def test_lists_of_groups_are_bounded_in_size(user: MakeUser) -> None:
+    source = ProcessGroups()
+    for number in range(12):
+        many = range(10_000 + number, 40_000 + number)
+        with User(4001, 4001, many) as caller:
+            caller.do(os.getpid)  # it has its groups
+            assert source.of_request(caller.pid) == frozenset(many)
+    assert sum(map(len, source._parsed)) <= groups._MOST_BYTES
+    for fd in source._kept.values():
+        os.close(fd)
+
+
+def test_identities_with_many_groups_are_bounded_in_size() -> None:
+    view = View(Policy())
+    large = [Caller(4001, 4001, frozenset(range(number, 30_000 + number))) for number in range(20)]
+    for caller in large:
+        who = view.identify(caller)
+        assert who is not None
+        assert len(door.credentials(who).groups) >= 29_990
+        assert door.subject(who).caller == who
+    assert sum(len(caller.groups) for caller in view._identified) <= 200_000
+    assert door._long_credentials.cache_info().currsize <= linux.MOST_LONG
+    small = Caller(1, 1, frozenset({1, 2}))
+    assert view.identify(small) is view.identify(small)
+    assert door.subject(small) is door.subject(small)
+
+
+# -- the index -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nodes(tree: str, base: str) -> Iterator[Nodes]:
+    index = Index(os.path.join(base, "nodes.sqlite"))
+    with contextlib.closing(index), contextlib.closing(Nodes(tree, index)) as made:
+        yield made
+
+
+@pytest.fixture
+def known_by_id(nodes: Nodes) -> None:
+    kind = nodes.root.filesystem.kind
+    if kind not in ("ext2", "ext3", "ext4", "btrfs"):
+        pytest.skip(f"{kind} does not say for certain which file system a handle is of")
+
+
+def meet(nodes: Nodes, parent: Object, name: str) -> Object:
+    """As a LOOKUP does."""
+    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=nodes.fd(parent))
+    obj = nodes.resolve(fd, parent, os.fsencode(name))
+    obj.lookups += 1
+    return obj
+
+
+def grow_idle_and_forget(nodes: Nodes, *objects: Object) -> None:
+    for _ in range(2):
+        nodes.close_idle()
+    for obj in objects:
+        nodes.forget(obj.number, 1)
+
+
+def sweep(nodes: Nodes) -> None:
+    for _ in range(3):
+        nodes.swept(nodes.sweep()())
+    nodes._index.tidy()
+
+
+@pytest.mark.usefixtures("known_by_id")
+def test_what_was_idle_when_it_was_deleted_leaves_no_row(nodes: Nodes, tree: str) -> None:
+    for name in ("deleted", "kept", "known"):
+        Path(tree, name).touch()
+    deleted, kept, known = (meet(nodes, nodes.root, name) for name in ("deleted", "kept", "known"))
+    for _ in range(2):
+        nodes.close_idle()
+    os.unlink(f"{tree}/deleted")
+    os.unlink(f"{tree}/known")
+    grow_idle_and_forget(nodes, deleted, kept)
+    assert nodes._index.find(deleted.number) is not None
+    sweep(nodes)
+    assert nodes._index.find(deleted.number) is None
+    assert nodes._index.find(kept.number) is not None
+    assert nodes._index.find(known.number) is not None, "the kernel knows it"
+    with pytest.raises(Stale):
+        nodes.get(deleted.number)
+    # No number is given again.
+    Path(tree, "new").touch()
+    assert meet(nodes, nodes.root, "new").number > known.number
+
+
+@pytest.mark.usefixtures("known_by_id")
+def test_who_left_a_directory_before_it_was_deleted_is_found(nodes: Nodes, tree: str) -> None:
+    os.mkdir(f"{tree}/directory")
+    Path(tree, "directory", "file").touch()
+    directory = meet(nodes, nodes.root, "directory")
+    file = meet(nodes, directory, "file")
+    grow_idle_and_forget(nodes, file, directory)
+    os.rename(f"{tree}/directory/file", f"{tree}/file")
+    os.rmdir(f"{tree}/directory")
+    sweep(nodes)
+    assert nodes._index.find(directory.number) is None
+    again = nodes.get(file.number)
+    assert os.fstat(nodes.fd(again)).st_ino == os.stat(f"{tree}/file").st_ino
+
+
+def test_a_mount_point_with_any_name_is_a_file_system(nodes: Nodes, tree: str) -> None:
+    path = os.fsencode(tree) + b"/x\xff"
+    os.mkdir(path)
+    linux.mount("none", os.fsdecode(path), "tmpfs", 0, "size=4k")
+    try:
+        assert meet(nodes, nodes.root, "x\udcff").filesystem.kind == "tmpfs"
+        assert os.fsdecode(path) in mounts.by_path()
+    finally:
+        linux.umount(os.fsdecode(path), linux.MNT_DETACH)
