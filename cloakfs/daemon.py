@@ -125,6 +125,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         try:
             _refuse_to_serve_itself(settings)
             pyfuse3.init(filesystem, f"/dev/fd/{attached.session}", {"fsname=cloakfs"})
+            filesystem.cache.forgetter.session = attached.session
         except BaseException:
             attached.detach()
             raise

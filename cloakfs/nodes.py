@@ -170,9 +170,9 @@ class Object:
     """One object of the real tree, as long as the kernel knows it or something below it."""
 
     __slots__ = (
-        "checked", "children", "content", "ever_kept", "fd", "filesystem", "generation", "handle", "inode", "kept",
-        "lookups", "name", "number", "open_files", "others", "parent", "pins", "plain_at", "told_size", "told_sizes",
-        "used",
+        "checked", "children", "content", "era", "ever_kept", "fd", "filesystem", "generation", "handle", "inode",
+        "kept", "lookups", "name", "number", "open_files", "others", "parent", "pins", "plain_at", "told_size",
+        "told_sizes", "used",
     )  # fmt: skip
 
     def __init__(self, number: int, handle: bytes, filesystem: Filesystem) -> None:
@@ -188,6 +188,7 @@ class Object:
         self.checked = 0  # the ctime at which `parent` and `name` were true
         self.plain_at = 0  # the ctime at which it had no ACL
         self.kept = _NO_VIEWS  # numbers of the views in which the kernel remembers more than it asked for
+        self.era = 0  # of the kernel's cache, to which `kept` belongs
         self.ever_kept = _NO_VIEWS  # the same, but never forgotten: of names that lead nowhere, nobody knows which
         self.content: tuple[int, ...] | None = None  # what it looked like when it was opened last
         self.fd = -1

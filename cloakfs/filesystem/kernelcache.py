@@ -6,7 +6,7 @@ In a fixed view there is but one identity, and everything may be remembered, abs
 not: the name of the view, the kernel's own check of its top directory, or else the first level of names.
 
 What was remembered is forgotten when it stops being true. Attributes at once, for that waits for nobody; a name as
-soon as the kernel has it free, and before who changed it is answered, where that is possible.
+soon as the kernel has it free, and before who changed it is answered, where that is possible (see `forgetter`).
 """
 
 import contextlib
@@ -18,9 +18,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
-import pyfuse3
 import trio
-from pyfuse3 import InodeT
 
 from .. import linux, mounts
 from ..caller import Caller
@@ -38,9 +36,11 @@ from ..fanotify import (
     Event,
 )
 from ..nodes import Filesystem, Nodes, Object
+from ..tasks import Tasks
 from ..view import View
 from ..views import Views
 from ..watch import Watch
+from .forgetter import AT_ONCE, Forgetter
 
 if TYPE_CHECKING:
     from .core import Entered
@@ -63,17 +63,23 @@ name.
 BRIEF_SECONDS = 0.002
 """How long it remembers attributes of anything else: the system call that asked for them may ask again."""
 
-# How long to wait for the kernel to have a name free.
-_PATIENCE_SECONDS = 1.0
 # So many names that lead nowhere are remembered in top directories.
 _MOST_ABSENT = 10_000
 # After looking at what is mounted, so many times as long it is not looked at.
 _SHARE_OF_MOUNTS = 20
-# After what time to make it forget once more.
-_AGAIN_SECONDS = 0.1
 
 _NOBODY: frozenset[int] = frozenset()
 _NAMES = FAN_CREATE | FAN_DELETE | FAN_MOVED_FROM | FAN_MOVED_TO
+
+
+class _Sweep:
+    """Everything that was remembered before is forgotten; see `KernelCache.forget_everything`."""
+
+    def __init__(self) -> None:
+        self.by_name = False  # each name has to be forgotten, too
+        self.begun = False
+        self.attributes = trio.Event()  # done
+        self.names = trio.Event()  # done
 
 
 class KernelCache:
@@ -98,10 +104,13 @@ class KernelCache:
         self._gated = gated or views.top
         self._told: dict[int, list[Filesystem]] = {}  # by the id that events bear
         self._sets: dict[frozenset[int], frozenset[int]] = {}  # one of each, for `Object.kept`
-        self._lately: list[tuple[int, bytes | None]] = []  # nodeid, and a name in it or None for its attributes
+        self.forgetter = Forgetter()
+        # What was remembered in an earlier era (`Object.era`) is not relied on any more; a sweep tells the kernel.
+        self._era = 0
+        self._sweeps: list[_Sweep] = []
+        self._sweep_wanted = trio.Event()
         # View, and a name that is remembered to lead nowhere in its top; since when.
         self._absent: dict[tuple[int, bytes], float] = {}
-        self._pages: set[int] = set()  # nodeids of files whose pages are outdated
         self._lost = False  # may changes behind the mount have gone unnoticed?
         self._mounts = nodes.mounts_below()
         nodes.on_shunned = self._forget_shunned
@@ -114,8 +123,10 @@ class KernelCache:
         Only for an answer to somebody who is not the daemon itself.
         """
         view, parent = at.view, at.obj
+        if self.forgetter.is_late(self._nodes.nodeid(at.number, parent)):
+            return 0.0, 0.0
         if view.fixed is None:
-            if not self._same_for_all(view, name, info, fd) or not self._is_public(view, parent):
+            if not self._same_for_all(view, name, info, fd) or not self._is_public(at.number, view, parent):
                 return 0.0, self._brief
         elif not self._is_steady(view) or (parent is self._nodes.root and not self._gated):
             return 0.0, self._brief
@@ -141,6 +152,8 @@ class KernelCache:
         """
         if view.fixed is None or not self._is_steady(view) or (parent is self._nodes.root and not self._gated):
             return 0.0
+        if self.forgetter.is_late(self._nodes.nodeid(number, parent)):
+            return 0.0
         self._keep(number, parent)
         if parent is self._nodes.root:
             # Other directories are forgotten with all that is in them; of this one there is no name to forget.
@@ -155,10 +168,12 @@ class KernelCache:
             if view.fixed is not None and not self._gated:
                 return 0.0
         elif view.fixed is None:
-            if not self._same_for_all(view, obj.name, info, fd) or not self._is_public_place(view, obj, info):
+            if not self._same_for_all(view, obj.name, info, fd) or not self._is_public_place(number, view, obj, info):
                 return self._brief
-        elif not self._is_steady(view):
-            return self._brief
+        elif not self._is_steady(view) or not sees(view, subject(view.fixed), obj.name, info, fd):
+            return self._brief  # a change that is just being answered may have hidden it
+        if obj.parent is not None and self.forgetter.is_late(self._nodes.nodeid(number, obj.parent)):
+            return 0.0
         self._keep(number, obj)
         return self._of_attributes(view, obj, info, self._seconds(obj))
 
@@ -196,32 +211,40 @@ class KernelCache:
         fd = self._nodes.fd(obj)
         return self._same_for_all(view, obj.name, os.fstat(fd), fd)
 
-    def _is_public(self, view: View, obj: Object) -> bool:
-        """Does everybody see this directory and all above it, and may search them?"""
+    def _is_public(self, number: int, view: View, obj: Object) -> bool:
+        """Does everybody see this directory and all above it, and may search them?
+
+        Then each of them has to be kept: what is remembered below is forgotten when that is not so any more.
+        """
         nodes = self._nodes
+        above = []
         while True:
+            above.append(obj)
             fd = nodes.fd(obj)
             info = os.fstat(fd)
             if not everybody_may(os.X_OK, obj, fd, info):
                 return False
             if obj is nodes.root:
-                return True
+                break
             parent = obj.parent
             if parent is None or not self._same_for_all(view, obj.name, info, fd):
                 return False
             if obj.checked != info.st_ctime_ns and not nodes.is_child(obj, parent):
                 return False
             obj = parent
+        for directory in above:
+            self._keep(number, directory)
+        return True
 
-    def _is_public_place(self, view: View, obj: Object, info: os.stat_result) -> bool:
+    def _is_public_place(self, number: int, view: View, obj: Object, info: os.stat_result) -> bool:
         if info.st_nlink > 1 and not stat.S_ISDIR(info.st_mode):
             return False
         places = list(self._nodes.places(obj, info))
-        return len(places) == 1 and self._is_public(view, places[0][0])
+        return len(places) == 1 and self._is_public(number, view, places[0][0])
 
     def is_known_to_all(self, number: int, obj: Object) -> bool:
         """Does the kernel remember it, so that nobody needs to be asked who may know of it?"""
-        return number in obj.kept and obj.filesystem.told
+        return number in obj.kept and obj.era == self._era and obj.filesystem.told
 
     def keeps_content(self, number: int, obj: Object, info: os.stat_result) -> bool:
         """May the kernel go on with the pages that it has of a file which is being opened?
@@ -234,6 +257,9 @@ class KernelCache:
         return same
 
     def _keep(self, number: int, obj: Object) -> None:
+        if obj.era != self._era:
+            self._forget_era(obj, by_name=self.forgetter.session < 0)
+            obj.era = self._era
         if number not in obj.kept:
             kept = obj.kept | {number}
             obj.kept = self._sets.setdefault(kept, kept)
@@ -245,29 +271,32 @@ class KernelCache:
     def forget_attributes(self, obj: Object) -> None:
         """The attributes changed; waits for nobody."""
         for number in obj.kept:
-            self._invalidate(number, obj)
-
-    def _invalidate(self, number: int, obj: Object) -> None:
-        nodeid = self._nodes.nodeid(number, obj)
-        self._lately.append((nodeid, None))
-        with contextlib.suppress(OSError):  # the kernel does not know it (any more)
-            pyfuse3.invalidate_inode(InodeT(nodeid), attr_only=True)
+            parent = None if obj.parent is None else self._nodes.nodeid(number, obj.parent)
+            self.forgetter.attributes(self._nodes.nodeid(number, obj), parent)
 
     def forget_name(self, parent: Object, name: bytes, numbers: Iterable[int]) -> None:
         """Something else is called `name` now, or nothing, or not everybody may know."""
         for number in numbers:
-            nodeid = self._nodes.nodeid(number, parent)
-            self._lately.append((nodeid, name))
-            pyfuse3.invalidate_entry_async(InodeT(nodeid), name, ignore_enoent=True)
+            self.forgetter.name(self._nodes.nodeid(number, parent), name)
 
-    def forget(self, obj: Object) -> None:
-        """Neither its names nor its attributes are to be relied on."""
+    def forget(self, obj: Object) -> set[trio.Event]:
+        """Neither its names nor its attributes are to be relied on.
+
+        Returns:
+            each is set when a name of it is forgotten.
+        """
+        waits: set[trio.Event] = set()
         if not obj.kept:
-            return
+            return waits
         self.forget_attributes(obj)
         for parent, name in self._names(obj):
-            self.forget_name(parent, name, obj.kept)
+            for number in obj.kept:
+                nodeid = self._nodes.nodeid(number, obj)
+                wait = self.forgetter.name(self._nodes.nodeid(number, parent), name, nodeid)
+                if wait is not None:
+                    waits.add(wait)
         obj.kept = _NOBODY
+        return waits
 
     @staticmethod
     def _names(obj: Object) -> list[tuple[Object, bytes]]:
@@ -275,54 +304,84 @@ class KernelCache:
 
     def forget_everything(self) -> None:
         """The policy changed, or who may pass a directory, or nobody knows what."""
-        for obj in self._nodes.objects():
-            self.forget(obj)
+        self._begin_era()
+
+    def _begin_era(self) -> _Sweep:
+        """From now on nothing is relied on that was remembered before; the kernel is told name by name, soon."""
+        self._era += 1
+        if not self._sweeps or self._sweeps[-1].begun:
+            self._sweeps.append(_Sweep())
+            self._sweep_wanted.set()
+        sweep = self._sweeps[-1]
         absent, self._absent = self._absent, {}
-        for number, name in absent:
-            self.forget_name(self._nodes.root, name, (number,))
+        if not self.forgetter.every_name():
+            sweep.by_name = True
+            for number, name in absent:
+                self.forget_name(self._nodes.root, name, (number,))
+        return sweep
+
+    def _forget_era(self, obj: Object, *, by_name: bool) -> set[trio.Event]:
+        """Forget what was remembered of it before this era."""
+        if by_name:
+            return self.forget(obj)
+        self.forget_attributes(obj)
+        obj.kept = _NOBODY
+        return set()
+
+    async def _keep_sweeping(self) -> None:
+        while True:
+            if not self._sweeps:
+                self._sweep_wanted = trio.Event()
+                await self._sweep_wanted.wait()
+            await self._sweep(list(self._sweeps))
+
+    async def _sweep(self, sweeps: list[_Sweep]) -> None:
+        for sweep in sweeps:
+            sweep.begun = True
+        by_name = any(sweep.by_name for sweep in sweeps)
+        waits: set[trio.Event] = set()
+        count = 0
+        for obj in self._nodes.objects():
+            if obj.kept and obj.era != self._era:
+                waits |= self._forget_era(obj, by_name=by_name)
+                count += 1
+                if count % AT_ONCE == 0:
+                    await trio.sleep(0)
+        for sweep in sweeps:
+            sweep.attributes.set()
+        for wait in waits:
+            await wait.wait()
+        for sweep in sweeps:
+            sweep.names.set()
+        del self._sweeps[: len(sweeps)]
 
     def forget_content(self, obj: Object) -> None:
         """The content changed."""
         obj.content = None
         self.forget_attributes(obj)
-        self._pages.update(self._nodes.nodeid(number, obj) for number in obj.kept)
+        for number in obj.kept:
+            self.forgetter.pages(self._nodes.nodeid(number, obj))
 
     def forget_pages(self, number: int, obj: Object) -> None:
         """What the kernel has of the content, because it wrote it there, is not what there is."""
         obj.content = None
-        self._invalidate(number, obj)
-        self._pages.add(self._nodes.nodeid(number, obj))
+        nodeid = self._nodes.nodeid(number, obj)
+        self.forgetter.attributes(nodeid, None if obj.parent is None else self._nodes.nodeid(number, obj.parent))
+        self.forgetter.pages(nodeid)
 
     async def keep_forgetting(self) -> None:
-        """Do, for ever, what may have to wait for the kernel.
-
-        What an answer told the kernel may get there after it was made to forget it: everything is forgotten twice.
-        """
-        while True:
-            await trio.sleep(_AGAIN_SECONDS)
-            expired = trio.current_time() - ABSENT_SECONDS
-            self._absent = {key: since for key, since in self._absent.items() if since > expired}
-            if self._lately or self._pages:
-                lately, self._lately = self._lately, []
-                pages, self._pages = self._pages, set()
-                try:
-                    await trio.to_thread.run_sync(self._forget_again, lately, pages, abandon_on_cancel=True)
-                except Exception:
-                    self._lately[:0] = lately
-                    self._pages |= pages
-                    raise
-
-    @staticmethod
-    def _forget_again(lately: list[tuple[int, bytes | None]], pages: set[int]) -> None:
-        for nodeid, name in lately:
-            with contextlib.suppress(OSError):
-                if name is None:
-                    pyfuse3.invalidate_inode(InodeT(nodeid), attr_only=True)
-                else:
-                    pyfuse3.invalidate_entry(InodeT(nodeid), name)
-        for nodeid in pages:
-            with contextlib.suppress(OSError):
-                pyfuse3.invalidate_inode(InodeT(nodeid))
+        """Do, for ever, what may have to wait for the kernel."""
+        async with trio.open_nursery() as nursery:
+            tasks = Tasks(nursery)
+            tasks.keep("having the kernel forget names", self.forgetter.run)
+            tasks.keep("having the kernel forget everything", self._keep_sweeping)
+            while True:
+                await trio.sleep(1)
+                expired = trio.current_time() - ABSENT_SECONDS
+                self._absent = {key: since for key, since in self._absent.items() if since > expired}
+                if self.forgetter.overflowed:
+                    self.forgetter.overflowed = False
+                    self.forget_everything()
 
     # -- changes made behind the mount -------------------------------------------------------------
 
@@ -398,6 +457,7 @@ class KernelCache:
         if target is None:
             return not event.target and bool(event.mask & FAN_ONDIR) and is_name
         if event.mask & FAN_ONDIR and event.mask & (FAN_ATTRIB | FAN_MOVED_FROM | FAN_MOVED_TO):
+            self.forget(target)
             return True  # below, too, everything may be for others now
         if event.mask & (_NAMES | FAN_ATTRIB):
             self.forget(target)
@@ -418,17 +478,12 @@ class KernelCache:
         info = os.fstat(fd)
         if not self._tells_less(view, obj, fd, info):
             return
-        kept, names = obj.kept, self._names(obj)
+        waits = self.forget(obj)
         if stat.S_ISDIR(info.st_mode):
-            self.forget_everything()
-        else:
-            self.forget(obj)
-        with trio.move_on_after(_PATIENCE_SECONDS):
-            for parent, name in names:
-                for one in kept:
-                    await trio.to_thread.run_sync(
-                        self._invalidate_entry, self._nodes.nodeid(one, parent), name, abandon_on_cancel=True
-                    )
+            sweep = self._begin_era()
+            waits |= {sweep.attributes, sweep.names}
+        for wait in waits:
+            await wait.wait()
 
     def _tells_less(self, view: View, obj: Object, fd: int, info: os.stat_result) -> bool:
         """Is there anybody who may not know (any more) what the kernel remembers of `obj`, or below?"""
@@ -440,21 +495,15 @@ class KernelCache:
             return True
         return stat.S_ISDIR(info.st_mode) and not everybody_may(os.X_OK, obj, fd, info)
 
-    @staticmethod
-    def _invalidate_entry(parent: int, name: bytes) -> None:
-        with contextlib.suppress(OSError):
-            pyfuse3.invalidate_entry(InodeT(parent), name)
-
     def removed(self, obj: Object | None) -> None:
         """A name of `obj` is gone, by a request that is not answered yet: it may have been the one that all knew."""
         if obj is not None and obj.kept and os.fstat(self._nodes.fd(obj)).st_nlink > 0:
             self.forget(obj)
 
-    def moved(self, view: View, obj: Object, parent: Object) -> None:
+    async def moved(self, number: int, view: View, obj: Object, parent: Object) -> None:
         """`obj` was renamed into `parent` by a request that has not been answered yet."""
-        if view.fixed is not None or (self._is_public(view, parent) and self._same_by_name(view, obj)):
+        if view.fixed is not None or (self._is_public(number, view, parent) and self._same_by_name(view, obj)):
             return
+        self.forget(obj)
         if obj.pins:
-            self.forget_everything()
-        else:
-            self.forget(obj)
+            await self._begin_era().attributes.wait()  # for names, the kernel waits for the answer

@@ -354,9 +354,9 @@ class Names(Core):
                     stack.callback(os.close, replaced)
                     self.cache.removed(self.nodes.known(replaced, new.obj))
         new = await self._again(new, parent_inode_new, ctx)
-        self._moved(new, name_new)
+        await self._moved(new, name_new)
         if flags & linux.RENAME_EXCHANGE:
-            self._moved(new._replace(obj=old_obj, fd=self.nodes.fd(old_obj)), name_old)
+            await self._moved(new._replace(obj=old_obj), name_old)
 
     @staticmethod
     def _rename(source: int, name_old: bytes, new: Entered, name_new: bytes, flags: int) -> None:
@@ -398,7 +398,7 @@ class Names(Core):
             raise
         return fd
 
-    def _moved(self, to: Entered, name: bytes) -> None:
+    async def _moved(self, to: Entered, name: bytes) -> None:
         obj = self.nodes.moved(to.obj, name)
         if obj is not None:
-            self.cache.moved(to.view, obj, to.obj)
+            await self.cache.moved(to.number, to.view, obj, to.obj)

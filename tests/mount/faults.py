@@ -13,7 +13,7 @@ from typing import Any
 import trio
 
 from cloakfs import daemon, groups, nodes, reader, views, watch
-from cloakfs.filesystem import core, kernelcache
+from cloakfs.filesystem import core, forgetter, kernelcache
 from cloakfs.policy import Policy
 
 FAULTS: dict[str, Callable[[], BaseException]] = {
@@ -27,7 +27,10 @@ FAULTS: dict[str, Callable[[], BaseException]] = {
 POINTS: dict[str, tuple[object, str]] = {
     "house": (nodes.Nodes, "close_idle"),
     "user database": (views, "user_identity"),
-    "forget": (kernelcache.KernelCache, "_forget_again"),
+    "forget": (forgetter.Forgetter, "_find_late"),
+    "forget names": (forgetter, "_forget_names"),
+    "forget pages": (forgetter, "_forget_pages"),
+    "forget everything": (kernelcache.KernelCache, "_sweep"),
     "mounts": (nodes.Nodes, "mounts_below"),
     "changes": (watch.Watch, "read"),
     "signals": (daemon._Daemon, "_reload"),

@@ -1,6 +1,7 @@
 """A FUSE file system to put a mount on: `python -m tests.mount.slowfs MOUNTPOINT FLAG`.
 
-It has as many files `0`, `1`, … as are looked up, of one MiB. FSYNC gets no answer until the file FLAG exists.
+It has as many files `0`, `1`, … as are looked up, of one MiB. FSYNC gets no answer until the file FLAG exists, nor does
+READ of files from `1000` on; FLAG.asked is made when there is one.
 """
 
 import errno
@@ -13,6 +14,7 @@ import trio
 from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FlagT, FUSEError, InodeT, ReaddirToken, RequestContext
 
 _FIRST = 100
+_FIRST_STALLED = _FIRST + 1000
 
 
 class Slow(pyfuse3.Operations):
@@ -44,12 +46,18 @@ class Slow(pyfuse3.Operations):
         return FileInfo(fh=FileHandleT(inode))
 
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
+        if fh >= _FIRST_STALLED:
+            os.close(os.open(self._flag + ".asked", os.O_CREAT | os.O_WRONLY))
+            await self._flagged()
         return bytes(size)
 
     async def flush(self, fh: FileHandleT) -> None:
         pass
 
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
+        await self._flagged()
+
+    async def _flagged(self) -> None:
         while not os.path.exists(self._flag):
             await trio.sleep(0.01)
 

@@ -86,6 +86,15 @@ def test_each_task_with_each_fault(
         ann.do(os.stat, served.at("open", "file"))
         os.utime(f"{tree}/open/file", (next(count), 1))
 
+    def write_behind() -> None:
+        ann.do(read, served.at("open", "file"))
+        with open(f"{tree}/open/file", "r+b") as file:
+            file.write(str(next(count)).encode())
+
+    def take_behind() -> None:
+        ann.do(os.stat, served.at("open", "file"))
+        os.utime(f"{tree}/open", (next(count), 1))
+
     def mount_something() -> None:
         linux.mount("none", f"{base}/beside", "tmpfs", 0, "size=4k")
         linux.umount(f"{base}/beside", linux.MNT_DETACH)
@@ -111,6 +120,9 @@ def test_each_task_with_each_fault(
         "house": lambda: None,
         "changes": change_behind,
         "forget": change_behind,
+        "forget names": change_behind,
+        "forget pages": write_behind,
+        "forget everything": take_behind,
         "mounts": mount_something,
         "signals": lambda: os.kill(pid, signal.SIGHUP),
         "look up again": refuse,

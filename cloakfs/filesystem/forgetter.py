@@ -1,0 +1,288 @@
+"""Makes the kernel forget names, attributes and pages, and never waits for it where others would wait, too.
+
+To forget a name, the kernel needs the lock of its directory, which a user can hold for as long as he likes: with a
+getdents(2) into a page of his own FUSE file, or with a request in the directory that takes long. So names are
+forgotten by threads, a bounded number of them, and in each directory by one at a time. Who does not get the lock within
+some patience is *late*. Then, on Linux 6.16 and later, the kernel is told to ask for every name once more
+(FUSE_NOTIFY_INC_EPOCH), for which it needs no lock. In any case nothing in that directory is remembered until the lock
+was free.
+
+Attributes are forgotten without any lock, but only those of inodes that the kernel has. An answer that is still on its
+way makes the inode afterwards, with attributes that are outdated then. Who waits for such an answer holds the
+directory's lock: so attributes are forgotten once more after the name, when the lock was free.
+"""
+
+import contextlib
+import errno
+import logging
+import os
+import struct
+from collections import deque
+from collections.abc import Callable
+
+import pyfuse3
+import trio
+from pyfuse3 import InodeT
+
+from ..tasks import Tasks
+
+log = logging.getLogger(__name__)
+
+_PATIENCE_SECONDS = 0.5
+# How often it is looked for who is late, and attributes are forgotten once more.
+_AGAIN_SECONDS = 0.1
+# So many may wait for the kernel at a time.
+_MOST_THREADS = 32
+_MOST_THREADS_FOR_PAGES = 8
+# So many names may wait in one directory where the kernel cannot be told to ask for all of them.
+_MOST_NAMES = 10_000
+# Without a thread to be had, try again after:
+_NO_THREAD_SECONDS = 0.1
+AT_ONCE = 64
+"""So many are forgotten without giving time to others: a third of a millisecond."""
+
+# struct fuse_out_header: its length, FUSE_NOTIFY_INC_EPOCH, and no request that it answers.
+_INC_EPOCH = struct.pack("=IiQ", 16, 8, 0)
+
+_NO_NAME = b"/"
+"""No name that there can be: to forget it is to wait until the directory's lock is free."""
+
+
+class _Batch:
+    """What is to be forgotten next in one directory: names, each with the nodeids whose attributes go afterwards."""
+
+    __slots__ = ("names", "settled", "since")
+
+    def __init__(self) -> None:
+        self.names: dict[bytes, set[int]] = {}
+        self.since = trio.current_time()
+        self.settled = trio.Event()
+
+
+class _Lane:
+    """One directory in which something is to be forgotten: by a thread at this moment, and afterwards."""
+
+    __slots__ = ("late", "running", "waiting")
+
+    def __init__(self) -> None:
+        self.running: _Batch | None = None
+        self.waiting: _Batch | None = None
+        self.late = False
+
+
+def _forget_attributes(nodeid: int) -> bool:
+    """False if the kernel does not have the inode (yet)."""
+    try:
+        pyfuse3.invalidate_inode(InodeT(nodeid), attr_only=True)
+    except OSError:
+        return False
+    return True
+
+
+def _forget_names(parent: int, names: dict[bytes, set[int]]) -> None:
+    for name, nodeids in names.items():
+        with contextlib.suppress(OSError):  # the kernel does not know it (any more)
+            pyfuse3.invalidate_entry(InodeT(parent), name)
+        for nodeid in nodeids:
+            _forget_attributes(nodeid)
+
+
+def _forget_pages(nodeids: deque[int]) -> None:
+    with contextlib.suppress(IndexError):
+        while True:
+            nodeid = nodeids.popleft()
+            with contextlib.suppress(OSError):
+                pyfuse3.invalidate_inode(InodeT(nodeid))
+
+
+class Forgetter:
+    """Has the kernel forget what it was told; objects are nodeids here.
+
+    Attributes:
+        session: the descriptor of the FUSE session, to tell the kernel to ask for every name; negative: never.
+        overflowed: more was to be forgotten in one directory than can be kept for later; to be dealt with, and reset.
+    """
+
+    def __init__(self) -> None:
+        self.session = -1
+        self.overflowed = False
+        self._lanes: dict[int, _Lane] = {}
+        self._next: deque[int] = deque()  # the lanes that need a thread
+        self._late: set[int] = set()  # the lanes that are late
+        self._lately: set[int] = set()  # whose attributes are forgotten once more
+        self._pages: set[int] = set()
+        self._pages_running: deque[int] = deque()
+        self._threads = 0
+        self._limiter = trio.CapacityLimiter(_MOST_THREADS + _MOST_THREADS_FOR_PAGES)
+        self._page_threads = 0
+        self._tasks: Tasks | None = None
+
+    def is_late(self, parent: int) -> bool:
+        """Does somebody keep the lock of this directory, so that nothing in it may be remembered for now?"""
+        return parent in self._late
+
+    # -- what is to be forgotten -------------------------------------------------------------------
+
+    def attributes(self, nodeid: int, parent: int | None) -> None:
+        """Forget attributes, at once. `parent` is a directory in which the kernel may just be told of the inode."""
+        self._lately.add(nodeid)
+        if not _forget_attributes(nodeid) and parent is not None:
+            self.name(parent, _NO_NAME, nodeid)
+
+    def name(self, parent: int, name: bytes, nodeid: int | None = None) -> trio.Event | None:
+        """Forget that something is called `name`, as soon as the lock is free, and then the attributes of `nodeid`.
+
+        Returns:
+            is set when it is done, or need not be done any more; None if that is so already.
+        """
+        lane = self._lanes.get(parent)
+        if lane is None:
+            lane = self._lanes[parent] = _Lane()
+        elif lane.late and self.session >= 0:
+            name = _NO_NAME  # since the directory is late, no name was remembered
+        if lane.waiting is None:
+            lane.waiting = _Batch()
+            if lane.running is None:
+                self._next.append(parent)
+                self._start()
+        names = lane.waiting.names
+        if lane.late and (len(names) >= _MOST_NAMES or len(names.get(name, ())) >= _MOST_NAMES):
+            self.overflowed = True
+            return None
+        nodeids = names.setdefault(name, set())
+        if nodeid is not None:
+            nodeids.add(nodeid)
+        return None if lane.late else lane.waiting.settled
+
+    def pages(self, nodeid: int) -> None:
+        """Forget the content, soon; a page that is just being read keeps the kernel waiting."""
+        self._pages.add(nodeid)
+
+    def every_name(self) -> bool:
+        """Have the kernel ask for every name once more, at once. False: it cannot do that, and nothing was done."""
+        if self.session < 0:
+            return False
+        try:
+            os.write(self.session, _INC_EPOCH)
+        except OSError as exc:
+            if exc.errno == errno.EINVAL:
+                log.info("this kernel has to be told each name to forget (before Linux 6.16)")
+            self.session = -1
+            return False
+        return True
+
+    # -- forgetting --------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Do, for ever, what may have to wait for the kernel. Started again, it does again what was not done."""
+        if any(lane.running is not None for lane in self._lanes.values()):
+            self.every_name()
+        for lane in self._lanes.values():
+            self._do_again(lane)
+        self._next = deque(self._lanes)
+        self._threads = self._page_threads = 0
+        try:
+            async with trio.open_nursery() as nursery:
+                self._tasks = Tasks(nursery)
+                self._start()
+                while True:
+                    await trio.sleep(_AGAIN_SECONDS)
+                    self._find_late()
+                    self._start_pages()
+                    await self._forget_again()
+        finally:
+            self._tasks = None
+
+    @staticmethod
+    def _do_again(lane: _Lane) -> None:
+        """What was being done has failed, or nobody knows. Those who wait for it go on: it is tried for ever."""
+        again = _Batch()
+        for batch in (lane.running, lane.waiting):
+            if batch is not None:
+                for name, nodeids in batch.names.items():
+                    again.names.setdefault(name, set()).update(nodeids)
+                batch.settled.set()
+        lane.running, lane.waiting = None, again
+
+    def _start(self) -> None:
+        if self._tasks is not None and self._next and self._threads < _MOST_THREADS:
+            self._threads += 1
+            self._tasks.keep("having the kernel forget names", self._work)
+
+    async def _work(self) -> None:
+        while self._next:
+            parent = self._next.popleft()
+            lane = self._lanes[parent]
+            batch, lane.waiting = lane.waiting, None
+            assert batch is not None
+            lane.running = batch
+            batch.since = trio.current_time()
+            try:
+                await self._in_thread(_forget_names, parent, batch.names)
+            except Exception:
+                self.every_name()
+                self._do_again(lane)
+                self._next.append(parent)
+                raise
+            batch.settled.set()
+            lane.running = None
+            lane.late = False
+            self._late.discard(parent)
+            if lane.waiting is None:
+                del self._lanes[parent]
+            else:
+                self._next.append(parent)
+        self._threads -= 1
+
+    async def _in_thread(self, call: Callable[..., object], *args: object) -> None:
+        while True:
+            try:
+                await trio.to_thread.run_sync(call, *args, limiter=self._limiter, abandon_on_cancel=True)
+            except RuntimeError as exc:  # no thread to be had
+                log.debug("%s", exc)
+                await trio.sleep(_NO_THREAD_SECONDS)
+            else:
+                return
+
+    def _find_late(self) -> None:
+        """See to those that have waited too long, for the lock or for a thread."""
+        before = trio.current_time() - _PATIENCE_SECONDS
+        late: list[tuple[int, _Lane]] = []
+        for parent, lane in self._lanes.items():
+            first = lane.running or lane.waiting
+            if not lane.late and first is not None and first.since < before:
+                late.append((parent, lane))
+        if not late:
+            return
+        is_settled = self.every_name()
+        for parent, lane in late:
+            lane.late = True
+            self._late.add(parent)
+            for batch in (lane.running, lane.waiting):
+                if batch is None:
+                    continue
+                batch.settled.set()
+                if is_settled and batch is lane.waiting:  # what is left are attributes
+                    batch.names = {_NO_NAME: set().union(*batch.names.values())}
+
+    def _start_pages(self) -> None:
+        # Those before may wait for one page; what comes after it need not.
+        with contextlib.suppress(IndexError):
+            while True:
+                self._pages.add(self._pages_running.pop())
+        if self._tasks is not None and self._pages and self._page_threads < _MOST_THREADS_FOR_PAGES:
+            self._page_threads += 1
+            self._pages_running, self._pages = deque(self._pages), set()
+            self._tasks.keep("having the kernel forget pages", self._work_on_pages, self._pages_running)
+
+    async def _work_on_pages(self, nodeids: deque[int]) -> None:
+        await self._in_thread(_forget_pages, nodeids)
+        self._page_threads -= 1
+
+    async def _forget_again(self) -> None:
+        """An answer that was on its way may have told what was forgotten."""
+        lately, self._lately = self._lately, set()
+        for done, nodeid in enumerate(lately, 1):
+            _forget_attributes(nodeid)
+            if done % AT_ONCE == 0:
+                await trio.sleep(0)
