@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 import click
 
 from cloakfs.configuration import files_of, read_all, refusals
-from cloakfs.exports import Location
+from cloakfs.exports import Location, describe_kinds
 
 from .common import printable
 from .output import echo_json
@@ -36,7 +36,7 @@ def check(paths: tuple[str, ...], *, text_only: bool, as_json: bool) -> None:
 
     An error is what has a mount refuse an entry: a text that is not in the grammar, and unless --text-only, a
     directory that is not there, a plug-in that does not load (its file is run), a view of a user who does not exist.
-    A warning is what is probably not meant.
+    A warning is what is probably not meant. A note says what becomes of ids that a range_map does not name.
 
     Exit status: 0 no errors (warnings do not count), 1 errors, or a file that cannot be read, 2 wrong usage.
     """
@@ -62,6 +62,7 @@ def _check_file(path: str, *, text_only: bool) -> list[Finding]:
         return [Finding(path, None, None, "error", exc.strerror or str(exc))]
     findings = [_finding(e.location, "error", f"{e.problem}; expected {e.expected}") for e in errors]
     findings += [_finding(w.location, "warning", w.message) for w in warnings]
+    findings += [_finding(e.location, "note", describe_kinds(e.options)) for e in entries if e.options.range_map]
     if not text_only:
         said = set()
         for entry in entries:

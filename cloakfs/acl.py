@@ -12,7 +12,9 @@ _USER, _GROUP = 0x02, 0x08
 IdMapper = Callable[[int], int | None]
 
 
-def translate(value: bytes, uid: IdMapper, gid: IdMapper, *, distinct: bool = False) -> bytes:
+def translate(
+    value: bytes, uid: IdMapper, gid: IdMapper, *, distinct: bool = False, stranger: int | None = None
+) -> bytes:
     """`value` with the ids of its named users and groups passed through `uid` and `gid`.
 
     Args:
@@ -20,6 +22,7 @@ def translate(value: bytes, uid: IdMapper, gid: IdMapper, *, distinct: bool = Fa
         uid: maps the id of a named user; None says that it has no counterpart.
         gid: the same for a named group.
         distinct: refuse two named entries that become one (on write, the kernel would heed only the first).
+        stranger: the id of a named entry without a counterpart, which is left no permissions; None: refuse it.
 
     Raises:
         ValueError: `value` is not a version 2 ACL, or an id has no counterpart, or two became one.
@@ -27,10 +30,13 @@ def translate(value: bytes, uid: IdMapper, gid: IdMapper, *, distinct: bool = Fa
     if value[:4] != _VERSION or (len(value) - 4) % _ENTRY.size:
         raise ValueError("not a POSIX ACL of version 2")
     entries = []
-    for tag, perm, entry_id in _ENTRY.iter_unpack(value[4:]):
+    for tag, granted, entry_id in _ENTRY.iter_unpack(value[4:]):
+        perm = granted
         mapped = entry_id if tag not in (_USER, _GROUP) else uid(entry_id) if tag == _USER else gid(entry_id)
         if mapped is None:
-            raise ValueError(f"{'user' if tag == _USER else 'group'} {entry_id} has no counterpart")
+            if stranger is None:
+                raise ValueError(f"{'user' if tag == _USER else 'group'} {entry_id} has no counterpart")
+            mapped, perm = stranger, 0
         entries.append((tag, perm, mapped))
     named = [(tag, entry_id) for tag, _, entry_id in entries if tag in (_USER, _GROUP)]
     if distinct and len(set(named)) < len(named):

@@ -93,7 +93,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             nodes = Nodes(settings.source, index, max_fds=min(most // 4, 4096))
             stack.callback(nodes.close)
             entrants = frozenset(int(uid) for uid in settings.options.view_access)
-            views = Views(policy, settings.options.views, entrants, index)
+            views = Views(policy, settings.options.views, entrants, index, checked=settings.words.default_permissions)
         except (PolicyError, ViewError) as exc:
             raise MountError(str(exc)) from exc
         except sqlite3.Error as exc:

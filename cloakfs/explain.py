@@ -109,7 +109,7 @@ def forward_rule(policy: Policy, kind: Kind, client_id: int) -> str:
     definition = policy.ids[kind].definition_of(client_id)
     if definition is not None:
         return str(definition)
-    if any(d.kind == kind for d in policy.options.range_map):
+    if policy.ids[kind].closed:
         return "in no definition: nobody"
     if policy.options.squash == "all":
         return "all_squash: nobody"
@@ -123,7 +123,7 @@ def reverse_rule(policy: Policy, kind: Kind, server_id: int) -> str:
     definition = policy.ids[kind].reverse_definition_of(server_id)
     if definition is not None:
         return str(definition)
-    return "in no definition: nobody" if any(d.kind == kind for d in policy.options.range_map) else "unchanged"
+    return "in no definition: nobody" if policy.ids[kind].closed else "unchanged"
 
 
 @dataclass(frozen=True, slots=True)

@@ -541,8 +541,9 @@ class _Draft:
             if not defs:
                 continue
             nobody = anonymous[kind]
-            for option, where in self.squash_options.items():
-                message = f"{option} plays no part for {kind}s, because range_map has {kind} definitions"
+            closed = mapping.is_closed(defs)
+            for option, where in self.squash_options.items() if closed else ():
+                message = f"{option} plays no part for {kind}s, because range_map maps {kind}s"
                 found.append(ExportsWarning(where, message))
             for later, earlier, direction, completely in mapping.shadowed(defs, nobody):
                 ids = "client ids" if direction == "forward" else "server ids"
@@ -557,9 +558,18 @@ class _Draft:
             if shown_as_root and table.reverse(nobody) == 0:
                 message = (
                     f"'{shown_as_root}' shows what belongs to server {kind} {nobody} (nobody) to clients as"
-                    f" {kind} 0 (root), the first id of its range"
+                    f" {kind} 0 (root)"
                 )
                 found.append(ExportsWarning(places[id(shown_as_root)], message))
+            if kind == "uid":
+                found += [
+                    ExportsWarning(
+                        places[id(d)], f"'{d}' makes somebody who is not root on a client root on the server"
+                    )
+                    for d in defs
+                    if _makes_root(d, nobody)
+                ]
+        found += self._claimed_gids(places)
         selections = [definition for definition, _ in self.cloak_list]
         for hidden, first in cloak.shadowed(selections, nobody_uid=anonymous["uid"], nobody_gid=anonymous["gid"]):
             message = (
@@ -568,6 +578,43 @@ class _Draft:
             )
             found.append(ExportsWarning(places[id(hidden)], message))
         return found
+
+    def _claimed_gids(self, places: dict[int, Location]) -> list[ExportsWarning]:
+        """Where a client's users are somebody else here, and its groups are not."""
+        uids = [definition for definition, _ in self.range_map if definition.kind == "uid"]
+        gids = [definition for definition, _ in self.range_map if definition.kind == "gid"]
+        if not mapping.is_closed(uids) or mapping.is_closed(gids) or self.all_squash or self.views:
+            return []
+        if not any(IdMap(gids).counterpart(gid, "forward") for gid in (1, *(d.rm_high + 1 for d in gids))):
+            return []
+        message = (
+            "uids are mapped but gids are not: whatever gid a client claims counts as the server's;"
+            " map gids, too, or add gid 0 -1 squash -2"
+        )
+        return [ExportsWarning(places[id(uids[0])], message)]
+
+
+def _makes_root(definition: RangeDef, nobody: int) -> bool:
+    """Does it make root of a client id that is not root's?"""
+    low, _ = definition.server_range(nobody)
+    return low == 0 and (definition.rm_high if definition.action == "squash" else definition.rm_low) != 0
+
+
+def describe_kinds(options: Options) -> str:
+    """Return what becomes of ids that no definition names: for each kind, whether it is open or closed."""
+    said = []
+    for kind in _KINDS:
+        defs = [definition for definition in options.range_map if definition.kind == kind]
+        if mapping.is_closed(defs):
+            said.append(f"{kind}s are closed: who is in no definition is nobody")
+        else:
+            becomes = {
+                "root": "stays as it is, but root is nobody (root_squash)",
+                "none": "stays as it is (no_root_squash)",
+                "all": "is nobody (all_squash)",
+            }[options.squash]
+            said.append(f"{kind}s are open: {'who is in no definition' if defs else 'everybody'} {becomes}")
+    return "; ".join(said)
 
 
 class _OptionList:

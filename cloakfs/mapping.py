@@ -78,6 +78,10 @@ class RangeDef:
         low = nobody if self.lc_low == NOBODY else self.lc_low
         return low, low + self.rm_high - self.rm_low if self.action == "map" else low
 
+    def makes_nobody(self, nobody: int) -> bool:
+        """Does it make nobody of whom it names? Then there is no way back: what nobody owns is nobody's."""
+        return self.lc_low == NOBODY or (self.action == "squash" and self.lc_low == nobody)
+
     def __str__(self) -> str:
         return f"{self.kind} {format_range(self.rm_low, self.rm_high)} {self.action} {self.lc_low}"
 
@@ -137,88 +141,96 @@ class FirstMatch:
 class IdMap:
     """The translation of one kind of id between client and server, for one export [SZ §2.1].
 
-    With definitions it is closed: an id in no range is nobody, both ways, and squash plays no part. Without
-    any it is the identity, subject to squash as in exports(5): "root" sends client id 0 to nobody, "all"
-    sends every client id there, and the reverse is the identity. Something that is no id is nobody.
+    It is *closed* if one of its definitions leads to somebody: an id in no range is nobody, both ways, and squash
+    plays no part. Else it is *open*: the ids that its definitions name are nobody, and all others stay as they are,
+    subject to squash as in exports(5) ("root" sends client id 0 to nobody, "all" every client id); the reverse is the
+    identity. Something that is no id is nobody.
 
     All definitions must be of one kind; the first that matches wins, forward and reverse. nobody is the
     export's anonuid or anongid, 0 to MAX_ID.
     """
 
-    __slots__ = ("_defs", "_forward", "_open", "_reverse", "_server_lows", "_squash", "identity", "nobody")
+    __slots__ = ("_defs", "_forward", "_reverse", "_reversible", "_server_lows", "_squash", "closed", "nobody")
 
     def __init__(self, defs: Sequence[RangeDef], *, nobody: int = DEFAULT_NOBODY, squash: Squash = "root") -> None:
         self._defs = tuple(defs)
         self._squash = squash
-        self._open = not self._defs
         self.nobody = nobody
-        self.identity = self._open and squash == "none"
-        """True if forward and reverse give every id back unchanged."""
-        servers = [d.server_range(nobody) for d in self._defs]
+        self.closed = is_closed(self._defs)
         self._forward = FirstMatch([(d.rm_low, d.rm_high) for d in self._defs])
-        self._reverse = FirstMatch(servers)
-        self._server_lows = [low for low, _ in servers]
+        self._server_lows = [d.server_range(nobody)[0] for d in self._defs]
+        self._reversible = [d for d in self._defs if not d.makes_nobody(nobody)]
+        self._reverse = FirstMatch([d.server_range(nobody) for d in self._reversible])
 
     def forward(self, client_id: int) -> int:
         """Return the server id a request from client_id is made with; nobody if there is none."""
-        if self._open:
-            if self._squash == "all" or (client_id == 0 and self._squash == "root"):
-                return self.nobody
-            return client_id if 0 <= client_id <= MAX_ID else self.nobody
         at = self._forward.find(client_id)
-        if at < 0:
+        if at >= 0:
+            definition = self._defs[at]
+            return self._server_lows[at] + (client_id - definition.rm_low if definition.action == "map" else 0)
+        if self.closed or self._squash == "all" or (client_id == 0 and self._squash == "root"):
             return self.nobody
-        definition = self._defs[at]
-        offset = client_id - definition.rm_low if definition.action == "map" else 0
-        return self._server_lows[at] + offset
+        return client_id if 0 <= client_id <= MAX_ID else self.nobody
 
     def reverse(self, server_id: int) -> int:
-        """Return the id the client is shown for server_id; nobody if there is none.
+        """Return the id that is shown for server_id: nobody's where none is.
 
-        A squash shows the first client id of its range [SZ Figure 1].
+        A squash shows the first client id of its range [SZ Figure 1]. Whose id this is on a client need not be
+        server_id there, in an open table for example, or where definitions overlap: see `counterpart`.
         """
-        if self._open:
+        if not self.closed:
             return server_id if 0 <= server_id <= MAX_ID else self.nobody
-        at = self._reverse.find(server_id)
-        if at < 0:
+        definition = self.reverse_definition_of(server_id)
+        if definition is None:
             return self.nobody
         # A squash yields a single server id, so its offset here is 0.
-        return self._defs[at].rm_low + server_id - self._server_lows[at]
+        return definition.rm_low + server_id - definition.server_range(self.nobody)[0]
+
+    def counterpart(self, id_: int, direction: Direction) -> int | None:
+        """Return the one id that is id_ in the other realm, or None.
+
+        Wherever ids of the two realms are compared, it is this function that says which, and None is nobody at all:
+        it matches no id, not that of nobody, nor another None. For a client id ("forward") it is the server id that
+        chown, an ACL entry or a group may name: an id that *becomes* nobody has none, but nobody's number has where
+        a map names it, or where ids stay as they are. For a server id ("reverse") it is the client id that is shown
+        for it, if that one's counterpart is server_id.
+        """
+        if direction == "reverse":
+            client_id = self.reverse(id_)
+            return client_id if self.counterpart(client_id, "forward") == id_ else None
+        server_id = self.forward(id_)
+        if server_id != self.nobody:
+            return server_id
+        definition = self.definition_of(id_)
+        if definition is not None:
+            return None if definition.makes_nobody(self.nobody) else server_id
+        return server_id if not self.closed and self._squash != "all" and id_ == self.nobody else None
 
     def is_sole(self, server_id: int) -> bool:
-        """Return whether the client id that is shown for server_id, and no other, becomes server_id.
+        """Return whether server_id has a counterpart, and no other client id becomes server_id.
 
         False when that is not easily told.
         """
-        if server_id == self.nobody or self.forward(self.reverse(server_id)) != server_id:
+        shown = self.counterpart(server_id, "reverse")
+        if shown is None:
             return False
+        if server_id == self.nobody:
+            # Whoever is squashed becomes it as well.
+            return not self._defs and self._squash == "none"
+        if not self.closed:
+            return True
         sources = set()
-        for definition in self._defs:
+        for definition in self._reversible:
             low, high = definition.server_range(self.nobody)
             if low <= server_id <= high:
                 if definition.action == "squash" and definition.rm_high > definition.rm_low:
                     return False
                 sources.add(definition.rm_low + server_id - low)
-        return all(source == self.reverse(server_id) or self.forward(source) != server_id for source in sources)
-
-    def strict(self, client_id: int) -> int | None:
-        """Return the server id that chown or an ACL entry may name for client_id, or None to refuse.
-
-        Nothing ever becomes nobody silently: None if client_id maps there, unless a ``map`` that names the
-        number says so, or there are no definitions and client_id is nobody itself, not squashed.
-        """
-        server_id = self.forward(client_id)
-        if server_id != self.nobody:
-            return server_id
-        if self._open:
-            return server_id if self._squash != "all" and client_id == self.nobody else None
-        definition = self.definition_of(client_id)
-        named = definition is not None and definition.action == "map" and definition.lc_low != NOBODY
-        return server_id if named else None
+        return all(source == shown or self.forward(source) != server_id for source in sources)
 
     def groups(self, ids: Iterable[int]) -> frozenset[int]:
-        """Return the server groups for a client's supplementary groups; what maps to nobody is dropped."""
-        return frozenset(map(self.forward, ids)) - {self.nobody}
+        """Return the server groups for a client's supplementary groups; what becomes nobody is dropped."""
+        return frozenset(gid for id_ in ids if (gid := self.counterpart(id_, "forward")) is not None)
 
     def definition_of(self, client_id: int) -> RangeDef | None:
         """Return the definition that forward follows for client_id, None if there is none."""
@@ -228,7 +240,12 @@ class IdMap:
     def reverse_definition_of(self, server_id: int) -> RangeDef | None:
         """Return the definition that reverse follows for server_id, None if there is none."""
         at = self._reverse.find(server_id)
-        return None if at < 0 else self._defs[at]
+        return None if at < 0 else self._reversible[at]
+
+
+def is_closed(defs: Iterable[RangeDef]) -> bool:
+    """Return whether these definitions, of one kind, leave no room for ids that they do not name: see `IdMap`."""
+    return any(definition.lc_low != NOBODY for definition in defs)
 
 
 def shadowed(
@@ -240,12 +257,13 @@ def shadowed(
     the one at the lowest id is named; completely says whether nothing of the later one is left. All
     definitions must be of one kind; nobody is what -2 stands for.
     """
-    ranges: tuple[tuple[Direction, list[tuple[int, int]]], ...] = (
-        ("forward", [(d.rm_low, d.rm_high) for d in defs]),
-        ("reverse", [d.server_range(nobody) for d in defs]),
+    reversible = [d for d in defs if not d.makes_nobody(nobody)]
+    tables: tuple[tuple[Direction, Sequence[RangeDef], list[tuple[int, int]]], ...] = (
+        ("forward", defs, [(d.rm_low, d.rm_high) for d in defs]),
+        ("reverse", reversible, [d.server_range(nobody) for d in reversible]),
     )
     return [
-        (defs[later], defs[earlier], direction, completely)
-        for direction, pairs in ranges
+        (among[later], among[earlier], direction, completely)
+        for direction, among, pairs in tables
         for later, earlier, completely in FirstMatch(pairs).shadowed()
     ]

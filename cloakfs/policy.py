@@ -115,10 +115,10 @@ class Policy:
 
     def server_id(self, kind: Kind, client_id: int) -> int | None:
         """The server id for chown and ACL entries; None has the request refused with EINVAL."""
-        return self.ids[kind].strict(client_id)
+        return self.ids[kind].counterpart(client_id, "forward")
 
     def client_id(self, kind: Kind, server_id: int) -> int:
-        """The client id that stands for a server id in attributes and ACL entries."""
+        """The client id that is shown for a server id in attributes and ACL entries; nobody's if there is none."""
         return self.ids[kind].reverse(server_id)
 
 

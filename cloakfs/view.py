@@ -50,6 +50,9 @@ def _other_than(client_id: int) -> int:
     return MAX_ID if client_id != MAX_ID else MAX_ID - 1
 
 
+STRANGER = MAX_ID
+"""Shown where the kernel checks with what is shown, for an id without a counterpart: on a client, 65534 is somebody."""
+
 # Views must not keep state per failure for ever; after this many distinct causes they stop telling new ones.
 _MAX_CAUSES = 1000
 # Clients choose ids: what is remembered of them must have a bound.
@@ -65,12 +68,21 @@ class View:
         policy: decides what is seen and how.
         fixed: the identity (server ids) of a fixed view; None for a caller view.
         entrants: client uids that may enter a fixed view, apart from root and the identity itself.
+        checked: the kernel checks permissions with what is shown.
     """
 
-    def __init__(self, policy: Policy, fixed: Caller | None = None, entrants: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        fixed: Caller | None = None,
+        entrants: frozenset[int] = frozenset(),
+        *,
+        checked: bool = False,
+    ) -> None:
         self.policy = policy
         self.fixed = fixed
         self.entrants = entrants
+        self.checked = checked
         self._told: set[tuple[str, type[BaseException], int]] = set()
         self._no_answers: set[str] = set()  # methods that answered what is no answer
         # The built-in show() only maps ids; saying so saves an object per answer. A plug-in that shows may fail.
@@ -80,6 +92,7 @@ class View:
         """What decides alone who sees what, if it does: nobody else has to be asked."""
         self.plain_forward = is_built_in(policy, "forward")
         """Is the identity of a caller its ids, each mapped for itself?"""
+        self._plain_ids = is_built_in(policy, "client_id")
         self._shown: dict[_Ids, _Ids] = {}
         self._alike: dict[_Ids, bool] = {}
         self._forwarded: dict[_Ids, _Ids] = {}
@@ -88,12 +101,16 @@ class View:
 
     def admits(self, client_uid: int) -> bool:
         """May a process with this (client) uid enter? Anybody may enter a caller view (their own)."""
-        return (
-            self.fixed is None
-            or client_uid == 0
-            or client_uid in self.entrants
-            or client_uid == self._client_id("uid", self.fixed.uid)
-        )
+        return self.fixed is None or client_uid == 0 or client_uid in self.entrants or client_uid == self._own_uid()
+
+    def _own_uid(self) -> int | None:
+        """The client's uid for the identity of a fixed view, if it has one."""
+        assert self.fixed is not None
+        uid = self.counterpart("uid", self.fixed.uid)
+        if uid is None or self.plain_forward:
+            return uid
+        who = self._forward(Caller(uid, uid, frozenset({uid})))
+        return uid if who is not None and who.uid == self.fixed.uid else None
 
     def identify(self, caller: Caller) -> Caller | None:
         """The identity, in server ids, that a request by `caller` (client ids) is served as.
@@ -168,20 +185,43 @@ class View:
         """
         nlink = 1 if self.hides and stat.S_ISDIR(attrs.mode) else attrs.nlink
         if self.plain_show:
-            return attrs.mode, *self.client_ids(attrs.uid, attrs.gid), nlink
+            uid, gid = self.client_ids(attrs.uid, attrs.gid)
+            return self.shown_mode(attrs.mode, attrs.uid, attrs.gid, uid, gid), uid, gid, nlink
         shown = self._ask("show", None, lambda: _checked_show(self.policy.show(attrs)), attrs)
         if shown is None:
             return None
         mode, uid, gid = shown
-        return stat.S_IFMT(attrs.mode) | stat.S_IMODE(mode), uid, gid, nlink
+        mode = stat.S_IFMT(attrs.mode) | stat.S_IMODE(mode)
+        mode = self.shown_mode(mode, attrs.uid, attrs.gid, uid, gid)
+        if self.checked:
+            uid = STRANGER if self._is_nobody("uid", attrs.uid, uid) else uid
+            gid = STRANGER if self._is_nobody("gid", attrs.gid, gid) else gid
+        return mode, uid, gid, nlink
+
+    def shown_mode(self, mode: int, uid: int, gid: int, shown_uid: int, shown_gid: int) -> int:
+        """`mode` without set-id bits that would not mean on a client what they mean here.
+
+        A program runs as whom it is shown to belong to. If that is not the one client id that becomes its owner,
+        others could plant it. (On a directory, S_ISGID runs nothing.)
+        """
+        if mode & stat.S_ISUID and not self._is_only("uid", uid, shown_uid):
+            mode &= ~stat.S_ISUID
+        if mode & stat.S_ISGID and not stat.S_ISDIR(mode) and not self._is_only("gid", gid, shown_gid):
+            mode &= ~stat.S_ISGID
+        return mode
+
+    def _is_only(self, kind: Kind, server_id: int, shown: int) -> bool:
+        if not (self.plain_forward and self._plain_ids):
+            return False
+        ids = self.policy.ids[kind]
+        return shown == ids.counterpart(server_id, "reverse") and ids.is_sole(server_id)
 
     def client_ids(self, uid: int, gid: int) -> tuple[int, int]:
         """Owner and group as `show` shows them, where `plain_show` holds."""
         key = (uid, gid)
         ids = self._shown.get(key)
         if ids is None:
-            client_id = self.policy.client_id
-            ids = _remember(self._shown, key, (client_id("uid", uid), client_id("gid", gid)))
+            ids = _remember(self._shown, key, (self.client_id("uid", uid), self.client_id("gid", gid)))
         return ids
 
     def server_id(self, kind: Kind, client_id: int) -> int | None:
@@ -194,10 +234,32 @@ class View:
         return self._ask("server_id", None, ask, kind, client_id)
 
     def client_id(self, kind: Kind, server_id: int) -> int:
-        """The client id that stands for a stored server id; nobody when the policy failed."""
+        """The client id to show for a stored server id; nobody's if it has none, or the policy failed.
+
+        Where the kernel checks with it, one that it does not take for anybody.
+        """
         client_id = self._client_id(kind, server_id)
-        if client_id is not None:
+        if client_id is None:
+            return STRANGER if self.checked else self._nobody(kind)
+        if not self.checked or self.counterpart(kind, server_id) is not None:
             return client_id
+        # root_squash leaves what is root's as it is. Root itself is let in, or kept out, by other means, and where it
+        # is not root here, the kernel's NFS server has taken its group from everybody (`nfs.root`).
+        is_roots = client_id == server_id == 0 and (kind == "uid" or self.policy.ids["uid"].forward(0) != 0)
+        return 0 if is_roots else STRANGER
+
+    def counterpart(self, kind: Kind, server_id: int) -> int | None:
+        """The client id that *is* a server id; None, which is to match nobody at all, if there is none."""
+        if self._plain_ids:
+            return self.policy.ids[kind].counterpart(server_id, "reverse")
+        client_id = self._client_id(kind, server_id)
+        return None if client_id is None or self._is_nobody(kind, server_id, client_id) else client_id
+
+    def _is_nobody(self, kind: Kind, server_id: int, shown: int) -> bool:
+        """Is `shown`, a plug-in's answer, nobody's number in place of a counterpart?"""
+        return shown == self._nobody(kind) != server_id
+
+    def _nobody(self, kind: Kind) -> int:
         return self.policy.options.anonuid if kind == "uid" else self.policy.options.anongid
 
     def _client_id(self, kind: Kind, server_id: int) -> int | None:
@@ -216,7 +278,14 @@ class View:
         )
 
     def acl_out(self, value: bytes) -> bytes:
-        """A stored POSIX ACL, with client ids."""
+        """A stored POSIX ACL, with client ids.
+
+        Where the kernel checks with it, an entry without a counterpart grants nothing: a client can claim any id.
+        """
+        if self.checked:
+            return acl.translate(
+                value, lambda i: self.counterpart("uid", i), lambda i: self.counterpart("gid", i), stranger=STRANGER
+            )
         return acl.translate(value, lambda i: self.client_id("uid", i), lambda i: self.client_id("gid", i))
 
     def _ask(self, what: str, otherwise: _T, question: Callable[[], _T], *args: object) -> _T:

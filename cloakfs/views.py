@@ -78,6 +78,7 @@ class Views:
         items: the fixed views; none means that every caller has its own.
         entrants: client uids that may enter every fixed view.
         index: where view numbers are kept.
+        checked: the kernel checks permissions with what is shown.
 
     Attributes:
         top: are the views `@NAME` directories, so that the root of the mount is only a list of them?
@@ -86,8 +87,17 @@ class Views:
         ViewError: an item is wrong, or two of them have one name.
     """
 
-    def __init__(self, policy: Policy, items: tuple[str, ...], entrants: frozenset[int], index: Index) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        items: tuple[str, ...],
+        entrants: frozenset[int],
+        index: Index,
+        *,
+        checked: bool = False,
+    ) -> None:
         self._policy = policy
+        self._checked = checked
         self._entrants = entrants
         self._index = index
         parsed = [parse_item(item) for item in items]
@@ -98,7 +108,7 @@ class Views:
         self._views: dict[int, View] = {}
         self._by_user: dict[int, int] = {}  # view number -> uid in the database
         if not identities and not self._ranges:
-            self._views[0] = View(policy)
+            self._views[0] = self._view(None)
         for identity in identities:
             if identity.label in self._numbers:
                 raise ViewError(f"two views are called @{identity.label}")
@@ -108,11 +118,14 @@ class Views:
         number = self._index.view(identity.label) if self.top else 0
         if number > MAX_VIEWS:
             raise ViewError(f"more than {MAX_VIEWS} views on one mount")
-        self._views[number] = View(self._policy, identity.who, self._entrants)
+        self._views[number] = self._view(identity.who)
         self._numbers[identity.label] = number
         if identity.by_user:
             self._by_user[number] = identity.who.uid
         return number
+
+    def _view(self, fixed: Caller | None) -> View:
+        return View(self._policy, fixed, self._entrants, checked=self._checked)
 
     def get(self, number: int) -> View | None:
         """The view with this number, if this mount has it (now)."""
@@ -121,7 +134,7 @@ class Views:
     def use(self, policy: Policy) -> None:
         """Look through another policy from now on, also with handles given out before."""
         self._policy = policy
-        self._views = {number: View(policy, view.fixed, self._entrants) for number, view in self._views.items()}
+        self._views = {number: self._view(view.fixed) for number, view in self._views.items()}
 
     def labels(self, client_uid: int) -> list[str]:
         """The names (without @) of those views that a process with this uid may enter, sorted."""
@@ -143,7 +156,7 @@ class Views:
             except ViewError:
                 return None
             allowed = any(identity.who.uid in uids for uids in self._ranges)
-            view = View(self._policy, identity.who, self._entrants)
+            view = self._view(identity.who)
             if identity.label != label or not allowed or not view.admits(client_uid):
                 return None
             number = self._numbers.get(label)  # somebody may have been faster

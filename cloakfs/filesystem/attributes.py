@@ -19,6 +19,7 @@ from pyfuse3 import (
 )
 
 from .. import linux
+from ..door import attrs_of
 from .core import Core, Entered, answers, open_content
 from .names import Names
 
@@ -77,6 +78,8 @@ class Attributes(Names, Core):
             os.chown(path, uid, gid)
         if fields.update_mode:
             mode, before = stat.S_IMODE(attr.st_mode), stat.S_IMODE(at.info.st_mode)
+            if not (fields.update_uid or fields.update_gid):  # a chown(2) drops them
+                mode |= self._hidden_set_id(at)
             # With a chown(2) the kernel drops set-id bits, as the real tree does by itself, and takes the sticky bit
             # along, of which it knows nothing without default_permissions.
             dropped = before & ~mode if mode & ~before == 0 else 0
@@ -89,6 +92,15 @@ class Attributes(Names, Core):
                 self._truncate(at, path, attr.st_size)
         if fields.update_atime or fields.update_mtime:
             self._utimens(at, path, attr, fields)
+
+    @staticmethod
+    def _hidden_set_id(at: Entered) -> int:
+        """The set-id bits that the caller is not shown, and cannot have meant to take away."""
+        real = at.info.st_mode & (stat.S_ISUID | stat.S_ISGID)
+        if not real:
+            return 0
+        shown = at.view.show(attrs_of(at.obj.name, at.info, at.fd))
+        return real & ~shown[0] if shown is not None else real
 
     def _truncate(self, at: Entered, path: str, size: int) -> None:
         try:

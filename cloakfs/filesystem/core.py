@@ -42,6 +42,8 @@ _REPAIR_DELAYS = (0.0, 0.02, 0.1, 0.4)
 
 _FIRST_KERNEL_ERRNO = 512
 
+_SET_ID = stat.S_ISUID | stat.S_ISGID
+
 # A failure that was told is told again after so many seconds: clients must not be able to fill the log.
 _TELL_AGAIN_SECONDS = 60.0
 
@@ -491,6 +493,8 @@ class Core(pyfuse3.Operations):
         if view.plain_show:
             uid, gid = view.client_ids(info.st_uid, info.st_gid)
             mode, nlink = info.st_mode, info.st_nlink
+            if mode & _SET_ID:
+                mode = view.shown_mode(mode, info.st_uid, info.st_gid, uid, gid)
             if view.hides and stat.S_ISDIR(mode):
                 nlink = 1
         else:

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import trio
 
-from ..exports import Options
-from ..mapping import DEFAULT_NOBODY, IdMap
+from . import root
 from .plan import CONDITIONS, Mount, Remark
 from .rpc import null_call
 from .server import ServerError, run
@@ -30,41 +29,17 @@ def export_options(mount: Mount) -> str:
     - `mp`: while nothing is mounted there, nothing is exported; so the real tree never is. What the entry says with it
       is of the real tree, of which the server knows nothing: the guard sees to that.
     - `fsid=`: a FUSE mount has no identity of its own that outlives it. Made from source and client unless given.
-    - `no_root_squash`: cloakfs maps, and squashes. But the kernel lets root share files that others hold open without
-      asking the daemon. So where root is nobody, or one of a squashed range, it is given the name of another of its
-      like before. A fixed view is for root, too: it is root who mounts it.
+    - `root_squash`, unless it is proven that root may be root: cloakfs maps, and squashes, but the kernel lets root
+      share files that others hold open without asking the daemon (`root`).
     """
     given = dict(mount.options.other)
-    words = ["ro" if mount.options.read_only else "rw", "mp", *_root_words(mount.options)]
+    words = ["ro" if mount.options.read_only else "rw", "mp", *root.words(mount.options)]
     if "no_subtree_check" not in given and "subtree_check" not in given:
         words.append("no_subtree_check")
     words += [name if value is None else f"{name}={value}" for name, value in given.items() if name not in CONDITIONS]
     if "fsid" not in given:
         words.append(f"fsid={_fsid(mount)}")
     return ",".join(words)
-
-
-def _root_words(options: Options) -> list[str]:
-    if options.policy is None and not options.views:
-        like = another_like_root(options)
-        if like is not None:
-            return ["root_squash", f"anonuid={like}", "anongid=0"]
-    return ["no_root_squash"]
-
-
-def another_like_root(options: Options) -> int | None:
-    """A client uid that is what client root is, apart from root itself; None if there is none, or root is root."""
-    uids = [definition for definition in options.range_map if definition.kind == "uid"]
-    ids = IdMap(uids, nobody=options.anonuid, squash=options.squash)
-    root = ids.forward(0)
-    if root == 0:
-        return None
-    # A run of client ids with one server id begins at 1, at nobody, or where a definition begins or ends. A map makes
-    # no runs, but may hit the same server id as another definition.
-    borders = {border for d in uids for border in (d.rm_low, d.rm_low + 1, d.rm_high + 1)}
-    mapped = {d.rm_low + root - d.server_range(options.anonuid)[0] for d in uids}
-    candidates = [DEFAULT_NOBODY, options.anonuid, 1, *sorted(borders | mapped)]
-    return next((uid for uid in candidates if 0 < uid < 2**32 - 1 and ids.forward(uid) == root), None)
 
 
 def _fsid(mount: Mount) -> uuid.UUID:

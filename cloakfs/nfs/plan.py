@@ -13,6 +13,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Literal
 
 from ..exports import Export, Location, Options
+from . import root
 
 ServerKind = Literal["knfsd", "ganesha"]
 
@@ -248,6 +249,14 @@ def _warnings(entry: Export, server: ServerKind) -> list[str]:
                 "nor where NFSv4 delegations are on (sysctl fs.leases-enable=0); a mount per user with nosharecache, "
                 "or a fixed view per client, can"
             )
+    if server == "knfsd" and not root.keeps_identity(options):
+        said.append(
+            f"the kernel lets a client's root do anything with files that others hold open, and nobody can prove that "
+            f"{options.policy} does; so client uid {root.stand_in(options, 'uid')} stands for it"
+            if options.policy
+            else "the kernel lets a client's root do anything with files that others hold open; so it is nobody here, "
+            "unless range_map makes the same of another client id"
+        )
     if server == "knfsd" and options.views:
         said.append(
             "the kernel checks by the caller's own id, so that only root and a view's own identity can use it, and a "

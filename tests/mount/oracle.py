@@ -5,11 +5,12 @@ the model tree name by name. The functions with a `Look` run inside a process th
 the model tree, so that the kernel itself decides what that identity may search.
 """
 
+import contextlib
 import ctypes
 import errno
 import os
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 Kind = Literal["uid", "gid"]
@@ -97,8 +98,22 @@ class Rules:
         """The server's identity of a caller; groups that map to nobody are dropped."""
         server_uid, server_gid = self.server("uid", uid), self.server("gid", gid)
         primary = NOBODY if server_gid is None else server_gid
-        more = {g for g in (self.server("gid", g) for g in groups if g != gid) if g is not None and g != NOBODY}
+        more = {g for g in (self.server("gid", g) for g in groups if g != gid) if g is not None}
         return Who(NOBODY if server_uid is None else server_uid, primary, frozenset(more | {primary}))
+
+    def is_one(self, kind: Kind, server: int) -> bool:
+        """Is there one client id, the one that is shown, which is this server id?"""
+        defs = [d for d in self.maps if d.kind == kind]
+        here = [d for d in defs if d.server <= server <= d.server + (d.high - d.low if d.action == "map" else 0)]
+        one = len(here) == 1 and (here[0].action == "map" or here[0].low == here[0].high)
+        return not defs or (one and self.server(kind, self.client(kind, server)) == server)
+
+    def hidden_bits(self, info: os.stat_result) -> int:
+        """Set-id bits that are not shown, since on a client they would mean something else."""
+        hidden = 0 if self.is_one("uid", info.st_uid) else stat.S_ISUID
+        if not stat.S_ISDIR(info.st_mode) and not self.is_one("gid", info.st_gid):
+            hidden |= stat.S_ISGID
+        return info.st_mode & hidden
 
     # -- cloaking
 
@@ -422,12 +437,23 @@ def outcome(root: str, request: Request) -> Outcome:
         return exc.errno or -1, None
 
 
+def keeping_hidden_bits(rules: Rules, root: str, request: Request) -> Request:
+    """What a chmod comes to: bits that are not shown stay."""
+    if request.name == "chmod":
+        with contextlib.suppress(OSError):
+            hidden = rules.hidden_bits(os.stat(os.path.join(root, request.path)))
+            return replace(request, mode=request.mode | hidden)
+    return request
+
+
 def on_model(look: Look, request: Request, *, unmapped: bool) -> tuple[Outcome, frozenset[int]]:
     """What must come of a request, and the errnos that do as well; carried out on the model unless the rules forbid it.
 
     The process that calls this is the caller's.
     """
     error, also = judge(look, request, unmapped=unmapped)
+    if not error:
+        request = keeping_hidden_bits(look.rules, look.root, request)
     return ((error, None) if error else outcome(look.root, request)), also
 
 
@@ -517,6 +543,7 @@ def expected(look: Look, paths: list[str], infos: dict[str, os.stat_result]) -> 
         elif not seen.error:
             one_link = bool(look.rules.cloaks) and stat.S_ISDIR(seen.mode)
             seen = seen._replace(
+                mode=seen.mode & ~look.rules.hidden_bits(infos[path] if path else os.lstat(look.root)),
                 uid=look.rules.client("uid", seen.uid),
                 gid=look.rules.client("gid", seen.gid),
                 nlink=1 if one_link else seen.nlink,

@@ -218,7 +218,8 @@ class TwoTrees(RuleBasedStateMachine):
         if request.name == "open" and self._is_fifo(party, request):
             return  # what a FIFO of a mount leads to is not the real tree's
         if request.name == "chmod" and self._may_drop_set_id(party, request):
-            expected: Outcome = oracle.outcome(self.model, request)  # by root
+            kept = oracle.keeping_hidden_bits(self.world.rules, self.model, request)
+            expected: Outcome = oracle.outcome(self.model, kept)  # by root
             also: frozenset[int] = frozenset()
         else:
             expected, also = party.server.do(oracle.on_model, self.look(party), on_server, unmapped=unmapped)
@@ -245,7 +246,7 @@ class TwoTrees(RuleBasedStateMachine):
         if place.info is None or not stat.S_ISREG(place.info.st_mode) or party.who.uid in (0, place.info.st_uid):
             return False
         before = stat.S_IMODE(place.info.st_mode)
-        dropped = before & ~request.mode
+        dropped = before & ~(request.mode | self.world.rules.hidden_bits(place.info))
         return bool(
             dropped
             and not request.mode & ~before
@@ -456,7 +457,7 @@ class TwoTrees(RuleBasedStateMachine):
             return  # nobody could look it up where it is now: it may be taken for hidden
         seen = client.do(os.stat, held.client_fd)
         assert (seen.st_mode, seen.st_uid, seen.st_gid) == (
-            info.st_mode,
+            info.st_mode & ~rules.hidden_bits(info),
             rules.client("uid", info.st_uid),
             rules.client("gid", info.st_gid),
         )

@@ -1,53 +1,99 @@
 """Where the kernel checks permissions with what is shown, it takes nobody for an owner who is none."""
 
-from hypothesis import example, given
-from hypothesis import strategies as st
+import struct
 
+import pytest
+from hypothesis import example, given
+
+from cloakfs.caller import Caller
 from cloakfs.exports import Options
 from cloakfs.mapping import MAX_ID, IdMap, RangeDef, Squash
-from cloakfs.nfs.knfsd import another_like_root
-from cloakfs.policy import Policy
+from cloakfs.nfs import root
+from cloakfs.policy import Attrs, Policy
 from cloakfs.view import Asker, View
 from tests.property.test_mapping_laws import IDS, ids, lists, squashes
 
 
-def shown(table: IdMap, client: int, stored: int) -> int:
-    """The owner that the client's user `client` is shown for a file of the server's user `stored`."""
-    uid, _ = Asker(client, 0, table.forward(client), 0).recognise(stored, 1, table.reverse(stored), 1)
-    return uid
+def checked(defs: list[RangeDef], nobody: int, squash: Squash) -> View:
+    """A view that the kernel checks with, whose users and groups are mapped alike."""
+    groups = [RangeDef("gid", d.rm_low, d.rm_high, d.action, d.lc_low) for d in defs]
+    options = Options(range_map=(*defs, *groups), anonuid=nobody, anongid=nobody, squash=squash)
+    return View(Policy(options), checked=True)
+
+
+def shown(view: View, client: int, stored: int) -> tuple[int, int]:
+    """The owner and group that the client's user `client` is shown for a file of the server's `stored`."""
+    server = view.server_ids(client, client)
+    return Asker(client, client, *server).recognise(stored, stored, *view.client_ids(stored, stored))
 
 
 @given(lists, ids, squashes, ids)
 def test_the_kernel_knows_the_owner_as_the_daemon_does(
     defs: list[RangeDef], nobody: int, squash: Squash, stored: int
 ) -> None:
-    table = IdMap(defs, nobody=nobody, squash=squash)
+    view = checked(defs, nobody, squash)
     for client in IDS:
         if client:  # root is let in, or kept out, by other means
-            assert (shown(table, client, stored) == client) == (table.forward(client) == stored), client
+            for seen, server in zip(shown(view, client, stored), view.server_ids(client, client), strict=True):
+                assert (seen == client) == (server == stored), client
 
 
 @given(lists, ids, squashes, ids)
-def test_answers_that_cross_make_no_owner_but_of_what_is_shown_as_somebodys_else(
+def test_answers_that_cross_make_nobody_an_owner(
     defs: list[RangeDef], nobody: int, squash: Squash, stored: int
 ) -> None:
-    """What one is shown, another may be checked with: only ids that stand for several owners can be mistaken."""
-    table = IdMap(defs, nobody=nobody, squash=squash)
+    """What one is shown, another may be checked with. No id that is shown is anybody's but the owner's."""
+    view = checked(defs, nobody, squash)
     for one in IDS:
-        seen = shown(table, one, stored)
-        for other in IDS:
-            if other and seen == other < MAX_ID - 1 and table.forward(other) != stored:
-                assert seen == table.reverse(stored)
-                assert table.forward(table.reverse(stored)) != stored
+        for seen in shown(view, one, stored):
+            for other in IDS:
+                if other and seen == other < MAX_ID - 1:  # MAX_ID stands for strangers
+                    assert view.server_ids(other, other)[0] == stored
+
+
+@given(lists, ids, squashes, ids, ids)
+def test_acl_entries_grant_to_whom_they_name(
+    defs: list[RangeDef], nobody: int, squash: Squash, stored: int, client: int
+) -> None:
+    view = checked(defs, nobody, squash)
+    entries = struct.Struct("<HHI")
+    value = struct.pack("<I", 2) + entries.pack(2, 7, stored) + entries.pack(8, 7, stored)
+    for _, granted, entry_id in entries.iter_unpack(view.acl_out(value)[4:]):
+        if entry_id == client and granted:
+            assert view.server_ids(client, client)[0] == stored
+
+
+@given(lists, ids, squashes, ids)
+def test_a_fixed_view_is_entered_by_whom_it_is(
+    defs: list[RangeDef], nobody: int, squash: Squash, identity: int
+) -> None:
+    table = IdMap(defs, nobody=nobody, squash=squash)
+    who = Caller(identity, identity, frozenset({identity}))
+    view = View(checked(defs, nobody, squash).policy, who)
+    for client in IDS:
+        if client and view.admits(client):
+            assert table.counterpart(client, "forward") == identity
+
+
+@given(lists, ids, squashes, ids)
+def test_a_set_id_program_runs_as_whose_it_is_and_nobody_else_can_plant_it(
+    defs: list[RangeDef], nobody: int, squash: Squash, stored: int
+) -> None:
+    view = checked(defs, nobody, squash)
+    told = view.show(Attrs("f", 0o106755, stored, stored))
+    assert told is not None
+    mode, uid, _, _ = told
+    if mode & 0o6000:
+        assert mode & 0o6000 == 0o6000  # both kinds are mapped alike
+        assert view.server_ids(uid, uid)[0] == stored
+        assert {client for client in IDS if view.server_ids(client, client)[0] == stored} <= {uid}
 
 
 @given(lists, ids, squashes, ids)
 def test_what_is_shown_alike_is_the_same_for_everybody(
     defs: list[RangeDef], nobody: int, squash: Squash, stored: int
 ) -> None:
-    groups = [RangeDef("gid", d.rm_low, d.rm_high, d.action, d.lc_low) for d in defs]
-    options = Options(range_map=(*defs, *groups), anonuid=nobody, anongid=nobody, squash=squash)
-    view = View(Policy(options))
+    view = checked(defs, nobody, squash)
     if view.is_shown_alike(stored, stored):
         table = IdMap(defs, nobody=nobody, squash=squash)
         plain = view.client_ids(stored, stored)
@@ -58,17 +104,24 @@ def test_what_is_shown_alike_is_the_same_for_everybody(
 
 @example([RangeDef("uid", 0, 1, "map", 2), RangeDef("uid", 1, 3, "map", 0)], 0, "root")  # 3, inside of the second
 @given(lists, ids, squashes)
-def test_who_stands_for_root_is_what_root_is(defs: list[RangeDef], nobody: int, squash: Squash) -> None:
-    table = IdMap(defs, nobody=nobody, squash=squash)
-    like = another_like_root(Options(range_map=tuple(defs), anonuid=nobody, squash=squash))
-    if like is None:
-        assert table.forward(0) == 0 or not any(table.forward(id_) == table.forward(0) for id_ in IDS if id_)
-    else:
-        assert like != 0
-        assert table.forward(like) == table.forward(0) != 0
+def test_who_stands_for_root_is_what_root_is_or_nobody(defs: list[RangeDef], nobody: int, squash: Squash) -> None:
+    view = checked(defs, nobody, squash)
+    options = view.policy.options
+    ids = view.policy.ids["uid"]
+    if ids.forward(0) == 0:
+        assert root.words(options) == ["no_root_squash"]
+        return
+    stand_in = root.stand_in(options, "uid")
+    assert root.words(options) == ["root_squash", f"anonuid={stand_in}", f"anongid={root.stand_in(options, 'gid')}"]
+    assert 0 < stand_in <= MAX_ID
+    alike = any(ids.forward(id_) == ids.forward(0) for id_ in IDS if id_)
+    assert root.keeps_identity(options) == (ids.forward(stand_in) == ids.forward(0))
+    assert root.keeps_identity(options) or not alike
+    if not alike and any(ids.counterpart(id_, "forward") is None for id_ in IDS if id_):
+        assert ids.counterpart(stand_in, "forward") is None
 
 
-@given(st.sampled_from([("none", 0), ("root", 65534), ("all", 65534)]))
-def test_without_a_map(case: tuple[Squash, int]) -> None:
-    squash, like = case
-    assert another_like_root(Options(squash=squash)) == (like or None)
+@pytest.mark.parametrize(("squash", "like"), [("root", 65534), ("all", 65534)])
+def test_without_a_map(squash: Squash, like: int) -> None:
+    assert root.words(Options(squash=squash)) == ["root_squash", f"anonuid={like}", f"anongid={like}"]
+    assert root.words(Options(squash="none")) == ["no_root_squash"]

@@ -27,17 +27,23 @@ lists = st.lists(definitions(), max_size=8)
 squashes: st.SearchStrategy[Squash] = st.sampled_from(["root", "none", "all"])
 
 
-def scan_forward(defs: list[RangeDef], nobody: int, client: int) -> int:
+def scan_forward(defs: list[RangeDef], nobody: int, client: int, squash: Squash) -> int:
     for d in defs:
         if d.rm_low <= client <= d.rm_high:
             start = nobody if d.lc_low == -2 else d.lc_low
             return start + (client - d.rm_low) if d.action == "map" else start
-    return nobody
+    if any(d.lc_low != -2 for d in defs) or squash == "all" or (squash == "root" and client == 0):
+        return nobody
+    return client if 0 <= client <= MAX_ID else nobody
 
 
 def scan_reverse(defs: list[RangeDef], nobody: int, server: int) -> int:
+    if all(d.lc_low == -2 for d in defs):
+        return server if 0 <= server <= MAX_ID else nobody
     for d in defs:
-        start = nobody if d.lc_low == -2 else d.lc_low
+        start = d.lc_low
+        if start == -2 or (d.action == "squash" and start == nobody):
+            continue
         if d.action == "squash" and server == start:
             return d.rm_low
         if d.action == "map" and start <= server <= start + (d.rm_high - d.rm_low):
@@ -45,23 +51,46 @@ def scan_reverse(defs: list[RangeDef], nobody: int, server: int) -> int:
     return nobody
 
 
-@given(lists.filter(bool), ids, squashes)
+@given(lists, ids, squashes)
 def test_lookup_is_the_linear_scan(defs: list[RangeDef], nobody: int, squash: Squash) -> None:
     table = IdMap(defs, nobody=nobody, squash=squash)
     for id_ in IDS + NOT_IDS:
-        assert table.forward(id_) == scan_forward(defs, nobody, id_)
+        assert table.forward(id_) == scan_forward(defs, nobody, id_, squash)
         assert table.reverse(id_) == scan_reverse(defs, nobody, id_)
 
 
-@given(lists.filter(bool), ids)
-def test_nothing_is_granted_that_maps_to_nobody(defs: list[RangeDef], nobody: int) -> None:
-    table = IdMap(defs, nobody=nobody)
-    mapped = {id_: scan_forward(defs, nobody, id_) for id_ in IDS}
-    assert table.groups(IDS) == {server for server in mapped.values() if server != nobody}
-    for id_, server in mapped.items():
+@given(lists, ids, squashes)
+def test_nothing_is_granted_that_becomes_nobody(defs: list[RangeDef], nobody: int, squash: Squash) -> None:
+    table = IdMap(defs, nobody=nobody, squash=squash)
+    granted = set()
+    for id_ in IDS:
+        server = scan_forward(defs, nobody, id_, squash)
         first = next((d for d in defs if d.rm_low <= id_ <= d.rm_high), None)
-        named = first is not None and first.action == "map" and first.lc_low != -2
-        assert table.strict(id_) == (server if server != nobody or named else None)
+        if first is not None:
+            named = first.action == "map" and first.lc_low != -2
+        else:
+            named = id_ == nobody and squash != "all" and all(d.lc_low == -2 for d in defs)
+        counterpart = server if server != nobody or named else None
+        assert table.counterpart(id_, "forward") == counterpart
+        if counterpart is not None:
+            granted.add(counterpart)
+    assert table.groups(IDS) == granted
+
+
+@given(lists, ids, squashes)
+def test_a_counterpart_is_the_same_id_seen_from_the_other_side(
+    defs: list[RangeDef], nobody: int, squash: Squash
+) -> None:
+    table = IdMap(defs, nobody=nobody, squash=squash)
+    for server in IDS:
+        client = table.counterpart(server, "reverse")
+        if client is None:
+            assert table.counterpart(table.reverse(server), "forward") != server
+        else:
+            assert table.counterpart(client, "forward") == server == table.forward(client)
+            assert client == table.reverse(server)
+    for id_ in NOT_IDS:
+        assert table.counterpart(id_, "forward") is table.counterpart(id_, "reverse") is None
 
 
 @given(lists.filter(bool), ids)

@@ -7,6 +7,7 @@ from cloakfs.exports import (
     ExportsWarning,
     Location,
     Options,
+    describe_kinds,
     format_export,
     format_exports,
     format_options,
@@ -468,30 +469,93 @@ def test_warnings_know_the_nobody_of_the_export() -> None:
     text = "/a host(range_map = gid 5 squash -2 gid 6 map 77{})"
     assert warnings_of(text.format("")) == []
     assert warnings_of(text.format(",anonuid=77")) == []
-    (warning,) = warnings_of(text.format(",anongid=77"))
-    assert warning.startswith("f:1:37: warning: 'gid 6 map 77' loses all of its server ids")
+    # What is nobody's does not come back as anybody's but by a map.
+    assert warnings_of(text.format(",anongid=77")) == []
+    (warning,) = warnings_of("/a host(anongid=77,range_map = gid 5 map 77 gid 6 squash 77 gid 7 map 77)")
+    assert warning.startswith("f:1:61: warning: 'gid 7 map 77' loses all of its server ids")
 
 
 def test_squash_options_beside_a_range_map_are_reported() -> None:
     assert warnings_of("/a -all_squash host(root_squash,range_map = uid 1 map 1)") == [
-        f"f:1:{column}: warning: {option} plays no part for uids, because range_map has uid definitions"
+        f"f:1:{column}: warning: {option} plays no part for uids, because range_map maps uids"
         for option, column in (("all_squash", 5), ("root_squash", 21))
     ]
+    assert warnings_of("/a -all_squash host(root_squash,range_map = uid 1 squash -2)") == []  # of all others
 
 
-@pytest.mark.parametrize("definition", ["uid 0 squash -2", "uid 0 -1 squash 65534", "uid 0 map -2"])
+@pytest.mark.parametrize("definition", ["uid 0 map 65534", "uid 0 5 map 65534"])
 def test_nobody_shown_as_root_is_reported(definition: str) -> None:
-    assert warnings_of(f"/a host(range_map = {definition})") == [
-        f"f:1:21: warning: '{definition}' shows what belongs to server uid 65534 (nobody) to clients as uid 0"
-        " (root), the first id of its range"
+    assert warnings_of(f"/a host(range_map = {definition} gid 1 map 1)") == [
+        f"f:1:21: warning: '{definition}' shows what belongs to server uid 65534 (nobody) to clients as uid 0 (root)"
     ]
 
 
 @pytest.mark.parametrize(
-    "definitions", ["uid 1 squash -2", "uid 1 squash -2 uid 9 map 0", "uid 0 map 0", "uid 0 -1 map 0"]
+    "definitions",
+    ["uid 0 squash -2", "uid 0 -1 squash -2", "uid 0 map -2", "uid 1 squash -2", "uid 0 -1 squash 65534 gid 1 map 1"],
 )
-def test_nobody_shown_as_somebody_else_is_not(definitions: str) -> None:
+def test_nobody_who_stays_nobody_is_not(definitions: str) -> None:
     assert warnings_of(f"/a host(range_map = {definitions})") == []
+
+
+@pytest.mark.parametrize(
+    ("definitions", "named"),
+    [
+        ("uid 7 map 0", "uid 7 map 0"),
+        ("uid 7 9 map 0", "uid 7 9 map 0"),
+        ("uid 0 9 squash 0", "uid 0 9 squash 0"),
+        ("uid 5 squash -2,anonuid=0", "uid 5 squash -2"),
+    ],
+)
+def test_who_becomes_root_is_reported(definitions: str, named: str) -> None:
+    assert warnings_of(f"/a host(range_map = gid 1 map 1 {definitions})") == [
+        f"f:1:33: warning: '{named}' makes somebody who is not root on a client root on the server"
+    ]
+
+
+@pytest.mark.parametrize("definition", ["uid 0 map 0", "uid 0 -1 map 0", "uid 0 squash 0", "gid 7 map 0"])
+def test_root_who_is_root_is_not(definition: str) -> None:
+    assert warnings_of(f"/a host(range_map = gid 1 map 1 {definition})") == []
+
+
+CLAIMED = (
+    "uids are mapped but gids are not: whatever gid a client claims counts as the server's; map gids, too, or add "
+    "gid 0 -1 squash -2"
+)
+
+
+@pytest.mark.parametrize("more", ["", " gid 0 squash -2", " gid 1 -1 squash -2,no_root_squash", ",no_root_squash"])
+def test_claimed_gids_are_reported(more: str) -> None:
+    said = warnings_of(f"/a host(range_map = uid 5 squash -2 uid 1000 1999 map 2000{more})")
+    expected = [] if "gid 1 -1" in more else [f"f:1:21: warning: {CLAIMED}"]
+    assert [text for text in said if "plays no part" not in text] == expected
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "range_map = uid 1 map 2 gid 1 map 2",
+        "range_map = uid 1 map 2 gid 0 -1 squash -2",
+        "range_map = uid 1 map 2,all_squash",
+        "range_map = uid 1 map 2,views = 5:5",
+        "range_map = uid 0 squash -2",
+        "range_map = gid 1 map 2",
+    ],
+)
+def test_gids_that_cannot_be_claimed_are_not(options: str) -> None:
+    assert not any("uids are mapped" in text for text in warnings_of(f"/a host({options})"))
+
+
+def test_kinds_are_described() -> None:
+    assert describe_kinds(options("range_map = uid 1 map 2 gid 0 -1 squash -2")) == (
+        "uids are closed: who is in no definition is nobody; "
+        "gids are open: who is in no definition stays as it is, but root is nobody (root_squash)"
+    )
+    assert describe_kinds(options("range_map = gid 1 map 2")) == (
+        "uids are open: everybody stays as it is, but root is nobody (root_squash); "
+        "gids are closed: who is in no definition is nobody"
+    )
+    assert "everybody is nobody (all_squash)" in describe_kinds(options("all_squash"))
 
 
 def test_cloaking_that_never_selects_is_reported() -> None:
@@ -506,8 +570,8 @@ def test_cloaking_that_never_selects_is_reported() -> None:
 
 
 def test_parse_options_takes_the_same_words() -> None:
-    parsed, warnings = parse_options(r'range_map = uid 1 map 2, mp="/my\040mnt" ,ro')
-    assert parsed == Options(range_map=(RangeDef("uid", 1, 1, "map", 2),), other=(("mp", "/my mnt"),))
+    parsed, warnings = parse_options(r'range_map = gid 1 map 2, mp="/my\040mnt" ,ro')
+    assert parsed == Options(range_map=(RangeDef("gid", 1, 1, "map", 2),), other=(("mp", "/my mnt"),))
     assert warnings == []
 
 

@@ -55,7 +55,7 @@ def test_without_definitions_only_squash_counts(squash: Squash, client: int, ser
     table = IdMap([], squash=squash)
     assert table.forward(client) == server
     assert table.reverse(client) == client
-    assert table.identity == (squash == "none")
+    assert not table.closed
 
 
 def test_what_is_no_id_is_nobody_in_an_identity_table() -> None:
@@ -68,7 +68,7 @@ def test_what_is_no_id_is_nobody_in_an_identity_table() -> None:
 def test_definitions_leave_no_part_to_squash(squash: Squash) -> None:
     table = IdMap([RangeDef("uid", 0, 9, "map", 0)], squash=squash)
     assert [table.forward(0), table.forward(9), table.forward(10)] == [0, 9, 65534]
-    assert not table.identity
+    assert table.closed
 
 
 def test_the_largest_id_can_be_mapped() -> None:
@@ -81,8 +81,9 @@ def test_the_largest_id_can_be_mapped() -> None:
 def test_minus_two_is_the_nobody_of_the_export() -> None:
     table = IdMap([RangeDef("uid", 7, 9, "squash", NOBODY), RangeDef("uid", 3, 3, "map", 3)], nobody=42)
     assert [table.forward(8), table.forward(3), table.forward(100)] == [42, 3, 42]
-    # Like any other squash this one shows the first id of its range.
-    assert table.reverse(42) == 7
+    # Nobody is nobody: there is no way back.
+    assert table.reverse(42) == 42
+    assert table.counterpart(42, "reverse") is None
     assert table.nobody == 42
 
 
@@ -90,11 +91,11 @@ def test_minus_two_is_the_nobody_of_the_export() -> None:
     ("client", "server"),
     [(100, 10), (900, 517), (0, None), (101, None), (65534, None), (MAX_ID + 1, None)],
 )
-def test_strict_refuses_what_would_become_nobody(client: int, server: int | None) -> None:
-    assert IdMap(FIGURE_1).strict(client) == server
+def test_what_becomes_nobody_has_no_counterpart(client: int, server: int | None) -> None:
+    assert IdMap(FIGURE_1).counterpart(client, "forward") == server
 
 
-def test_strict_refuses_a_definition_that_leads_to_nobody() -> None:
+def test_a_definition_that_leads_to_nobody_gives_no_counterpart() -> None:
     table = IdMap(
         [
             RangeDef("uid", 0, 9, "squash", NOBODY),
@@ -103,12 +104,12 @@ def test_strict_refuses_a_definition_that_leads_to_nobody() -> None:
             RangeDef("uid", 20, 30, "map", 65530),
         ]
     )
-    assert [table.strict(client) for client in (5, 10, 12)] == [None, None, None]
-    assert table.strict(25) == 65535
+    assert [table.counterpart(client, "forward") for client in (5, 10, 12)] == [None, None, None]
+    assert table.counterpart(25, "forward") == 65535
 
 
-def test_strict_accepts_nobody_where_a_map_names_its_number() -> None:
-    assert IdMap([RangeDef("uid", 20, 30, "map", 65530)]).strict(24) == 65534
+def test_nobody_has_a_counterpart_where_a_map_names_its_number() -> None:
+    assert IdMap([RangeDef("uid", 20, 30, "map", 65530)]).counterpart(24, "forward") == 65534
 
 
 @pytest.mark.parametrize(
@@ -124,14 +125,55 @@ def test_strict_accepts_nobody_where_a_map_names_its_number() -> None:
         ("all", 65534, None),
     ],
 )
-def test_strict_without_definitions(squash: Squash, client: int, server: int | None) -> None:
-    assert IdMap([], squash=squash).strict(client) == server
+def test_counterparts_without_definitions(squash: Squash, client: int, server: int | None) -> None:
+    assert IdMap([], squash=squash).counterpart(client, "forward") == server
 
 
-def test_groups_that_map_to_nobody_are_dropped() -> None:
+def test_groups_that_become_nobody_are_dropped() -> None:
     assert IdMap(FIGURE_1).groups([100, 0, 450, 801, 802, 65534]) == {10, 250, 517}
-    assert IdMap([]).groups([0, 5, 65534]) == {5}
+    # Where ids stay as they are, a group that really has nobody's number is one like any other.
+    assert IdMap([]).groups([0, 5, 65534]) == {5, 65534}
+    assert IdMap([], squash="all").groups([0, 5, 65534]) == frozenset()
+    assert IdMap([RangeDef("gid", 5, 5, "squash", NOBODY)]).groups([0, 5, 6, 65534]) == {6, 65534}
     assert IdMap([]).groups(iter([])) == frozenset()
+
+
+@pytest.mark.parametrize("squash", ["root", "none", "all"])
+def test_a_table_that_makes_nobody_of_some_leaves_the_others_as_they_are(squash: Squash) -> None:
+    table = IdMap([RangeDef("uid", 5, 9, "squash", NOBODY), RangeDef("uid", 20, 20, "map", NOBODY)], squash=squash)
+    plain = IdMap([], squash=squash)
+    assert not table.closed
+    assert {table.forward(id_) for id_ in (5, 9, 20)} == {65534}
+    for id_ in (0, 1, 4, 10, 19, 21, 65534, MAX_ID, MAX_ID + 1, -1):
+        assert table.forward(id_) == plain.forward(id_)
+        assert table.counterpart(id_, "forward") == plain.counterpart(id_, "forward")
+    for id_ in (-1, 0, 5, 20, 65534, MAX_ID, MAX_ID + 1):
+        assert table.reverse(id_) == plain.reverse(id_)
+    # What is shown as 5 is not that of the client's 5, who is nobody.
+    assert [table.counterpart(id_, "reverse") for id_ in (5, 9, 20)] == [None] * 3
+
+
+def test_the_first_of_a_squashed_range_is_a_counterpart_but_not_the_only_one() -> None:
+    table = IdMap(FIGURE_1)
+    assert [table.counterpart(id_, "reverse") for id_ in (10, 250, 517, 518, 65534)] == [100, 450, 800, None, None]
+    assert [table.is_sole(id_) for id_ in (10, 250, 517, 518, 65534)] == [True, True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("squash", "server", "sole"),
+    [("root", 0, False), ("root", 5, True), ("root", 65534, False), ("none", 0, True), ("none", 65534, True),
+     ("all", 5, False), ("all", 65534, False)],
+)  # fmt: skip
+def test_sole_ids_where_ids_stay_as_they_are(squash: Squash, server: int, sole: bool) -> None:
+    assert IdMap([], squash=squash).is_sole(server) is sole
+
+
+def test_what_overlapping_definitions_show_is_not_taken_for_what_it_is() -> None:
+    # Server id 0 is shown as the client's 1, who is 3 here.
+    table = IdMap([RangeDef("uid", 0, 1, "map", 2), RangeDef("uid", 1, 3, "map", 0)])
+    assert table.reverse(0) == 1
+    assert table.counterpart(0, "reverse") is None
+    assert table.counterpart(1, "forward") == 3
 
 
 def test_explanations_name_the_definition() -> None:
@@ -201,8 +243,14 @@ def test_shadowed_by_a_later_part_of_the_range() -> None:
 
 def test_shadowed_knows_nobody() -> None:
     one, two = RangeDef("gid", 0, 0, "squash", NOBODY), RangeDef("gid", 5, 5, "map", 77)
-    assert shadowed([one, two], 77) == [(two, one, "reverse", True)]
-    assert shadowed([one, two], 78) == []
+    assert shadowed([one, two], 77) == []  # what is nobody's does not come back as anybody's
+    assert shadowed([two, RangeDef("gid", 6, 6, "squash", 77)], 77) == []
+    assert shadowed([two, RangeDef("gid", 6, 6, "squash", 77)], 78) == [
+        (RangeDef("gid", 6, 6, "squash", 77), two, "reverse", True)
+    ]
+    assert shadowed([one, RangeDef("gid", 0, 5, "map", 7)], 77) == [
+        (RangeDef("gid", 0, 5, "map", 7), one, "forward", False)
+    ]
 
 
 def test_first_match_of_nothing() -> None:

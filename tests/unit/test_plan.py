@@ -125,18 +125,28 @@ def test_knfsd_configuration_of_the_examples(example: str) -> None:
     ("options", "words"),
     [
         # Root is nobody: so is 65534, who cannot have files opened by being root.
-        ("rw", "rw,mp,root_squash,anonuid=65534,anongid=0,no_subtree_check"),
+        ("rw", "rw,mp,root_squash,anonuid=65534,anongid=65534,no_subtree_check"),
         ("ro,no_root_squash", "ro,mp,no_root_squash,no_subtree_check"),
         ("rw,range_map = uid 0 -1 map 0", "rw,mp,no_root_squash,no_subtree_check"),
         # 65534 is somebody here, and so is 1: the first of whom nothing is said is 2000.
-        ("range_map = uid 1 1999 map 1 uid 65534 map 5", "ro,mp,root_squash,anonuid=2000,anongid=0,no_subtree_check"),
-        ("range_map = uid 0 9 squash 500", "ro,mp,root_squash,anonuid=1,anongid=0,no_subtree_check"),
-        # Root has an identity of its own, which nobody else has.
-        ("range_map = uid 0 map 500", "ro,mp,no_root_squash,no_subtree_check"),
-        ("all_squash,anonuid=7", "ro,mp,root_squash,anonuid=65534,anongid=0,no_subtree_check"),
-        ("policy=p.py:P", "ro,mp,no_root_squash,no_subtree_check"),
+        (
+            "range_map = uid 1 1999 map 1 uid 65534 map 5",
+            "ro,mp,root_squash,anonuid=2000,anongid=65534,no_subtree_check",
+        ),
+        ("range_map = uid 0 9 squash 500", "ro,mp,root_squash,anonuid=1,anongid=65534,no_subtree_check"),
+        # Its group is root's here, too.
+        ("range_map = uid 1 map 1 gid 0 map 0", "ro,mp,root_squash,anonuid=65534,anongid=0,no_subtree_check"),
+        # Root has an identity of its own, which nobody else has: a stranger's has to do.
+        ("range_map = uid 0 map 500", "ro,mp,root_squash,anonuid=65534,anongid=65534,no_subtree_check"),
+        ("all_squash,anonuid=7", "ro,mp,root_squash,anonuid=65534,anongid=65534,no_subtree_check"),
+        # Nobody can prove what a plug-in makes of root.
+        ("policy=p.py:P", "ro,mp,root_squash,anonuid=65534,anongid=65534,no_subtree_check"),
+        ("policy=p.py:P,no_root_squash", "ro,mp,root_squash,anonuid=65534,anongid=65534,no_subtree_check"),
         ("views = eve", "ro,mp,no_root_squash,no_subtree_check"),
-        ("subtree_check,mp=/elsewhere,insecure", "ro,mp,root_squash,anonuid=65534,anongid=0,subtree_check,insecure"),
+        (
+            "subtree_check,mp=/elsewhere,insecure",
+            "ro,mp,root_squash,anonuid=65534,anongid=65534,subtree_check,insecure",
+        ),
     ],
 )
 def test_root_and_nobody(options: str, words: str) -> None:
@@ -205,7 +215,7 @@ def test_ganesha_configuration(tmp_path: Path) -> None:
     [
         ("/x *(cloak_list = uid +007 0 -1)\n", "one cache for all of them"),
         ("/x *(cloak_list = uid +007 0 -1, no_client_cache)\n", "at the very same moment"),
-        ("/x *(policy=p.py:P)\n", "one cache for all of them"),
+        ("/x *(range_map = uid 0 map 500)\n", "so it is nobody here"),
         (
             "/x *(rw)\n/x 10.0.0.0/8(rw)\n",
             "clients that match 10.0.0.0/8 may mount /srv/cloakfs/x, for *, just as well",
@@ -217,6 +227,12 @@ def test_ganesha_configuration(tmp_path: Path) -> None:
 def test_warnings(text: str, said: str) -> None:
     (warning,) = planned(text).warnings
     assert said in str(warning)
+
+
+def test_warnings_of_a_plug_in() -> None:
+    cache, root = map(str, planned("/x *(policy=p.py:P)\n").warnings)
+    assert "one cache for all of them" in cache
+    assert "nobody can prove that p.py:P does; so client uid 65534 stands for it" in root
 
 
 @pytest.mark.parametrize(

@@ -87,14 +87,88 @@ def test_acls_go_through_the_maps_of_their_kinds() -> None:
             mapped.acl_in(value)
 
 
+def test_an_identity_without_a_client_id_lets_in_root_and_the_entrants_alone() -> None:
+    """Nobody does not equal nobody."""
+    for text in ("range_map=uid 1 map 1002", "range_map=uid 0 -1 squash -2", "all_squash", "all_squash,anonuid=1001"):
+        fixed = view(text, fixed=ANN, entrants=frozenset({33}))
+        assert [uid for uid in (0, 1, 33, 1001, 65534, MAX_ID) if fixed.admits(uid)] == [0, 33], text
+
+
+def test_a_plug_ins_nobody_enters_no_fixed_view() -> None:
+    known = {1001: 1}
+    mapped = with_methods(
+        client_id=lambda kind, i: known.get(i, 65534),
+        forward=lambda caller: caller._replace(uid=1001 if caller.uid == 1 else 65534),
+    ).policy
+    assert [uid for uid in (0, 1, 65534) if View(mapped, ANN).admits(uid)] == [0, 1]
+    assert [uid for uid in (0, 1, 65534) if View(mapped, ANN._replace(uid=1002)).admits(uid)] == [0]
+    # Shown as they are, but forward makes somebody else of it.
+    moved = with_methods(forward=lambda caller: caller._replace(uid=caller.uid + 1)).policy
+    assert [uid for uid in (0, 1000, 1001) if View(moved, ANN).admits(uid)] == [0]
+
+
+def test_what_the_kernel_checks_with_takes_nobody_for_somebody() -> None:
+    checked = view("range_map=uid 1 map 1001 gid 2 map 2002", checked=True)
+    assert [checked.client_id("uid", i) for i in (1001, 7, 0, 65534)] == [1, MAX_ID, MAX_ID, MAX_ID]
+    # An ACL entry of a stranger grants nothing: clients can claim any id.
+    kept = struct.unpack_from("<HHI", checked.acl_out(acl(7, 2002)), 12)
+    assert kept == (2, 0, MAX_ID)
+    assert checked.acl_out(acl(1001, 2002)) == acl(1, 2)
+    # root_squash leaves what is root's as it is.
+    squashed = view("root_squash", checked=True)
+    assert [squashed.client_id("uid", i) for i in (0, 5, 65534)] == [0, 5, 65534]
+    assert squashed.client_id("gid", 0) == 0
+    # Who comes with root's group is squashed only where root is.
+    assert view("range_map=uid 0 map 0", checked=True).client_id("gid", 0) == MAX_ID
+    assert view("all_squash", checked=True).client_id("uid", 5) == MAX_ID
+    broken = View(with_methods(client_id=fail).policy, checked=True)
+    assert broken.client_id("uid", 5) == MAX_ID
+    own = View(with_methods(client_id=lambda kind, i: 65534 if i > 9 else i).policy, checked=True)
+    assert own.show(Attrs("f", 0o100644, 5, 10)) == (0o100644, 5, MAX_ID, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "uid", "gid", "shown"),
+    [
+        ("no_root_squash", 0, 0, 0o6755),
+        ("no_root_squash", 65534, 65534, 0o6755),
+        ("root_squash", 1000, 1000, 0o6755),
+        ("root_squash", 0, 0, 0o755),  # the client's root is somebody else
+        ("root_squash", 65534, 1000, 0o2755),  # so is root
+        ("all_squash", 1000, 65534, 0o755),
+        ("range_map=uid 1 map 1001", 1001, 50, 0o6755),
+        ("range_map=uid 1 map 1001", 1002, 0, 0o755),
+        ("range_map=uid 800 999 squash 517", 517, 50, 0o2755),
+        ("range_map=uid 1 map 1001 uid 0 squash 1001", 1001, 50, 0o2755),
+        ("range_map=gid 5 squash -2", 1001, 5, 0o4755),
+        ("range_map=uid 0 squash -2", 65534, 50, 0o2755),
+    ],
+)
+def test_set_id_bits_are_shown_where_they_mean_what_they_say(text: str, uid: int, gid: int, shown: int) -> None:
+    def mode_of(kind: int) -> int:
+        told = view(text).show(Attrs("f", kind | 0o6755, uid, gid))
+        assert told is not None
+        return told[0] & 0o7777
+
+    assert mode_of(0o100000) == shown
+    assert mode_of(0o040000) == shown | 0o2000  # new files have the directory's group, which runs nothing
+
+
+def test_set_id_bits_of_plug_ins_that_say_who_is_who() -> None:
+    own = with_methods(client_id=lambda kind, i: i)
+    assert own.show(Attrs("f", 0o106755, 5, 6)) == (0o100755, 5, 6, 1)
+    moved = with_methods(show=lambda attrs: Attrs("f", attrs.mode, 7, attrs.gid))
+    assert moved.show(Attrs("f", 0o106755, 5, 6)) == (0o102755, 7, 6, 1)
+
+
 # -- policies of others ----------------------------------------------------------------------------
 
 
 def test_a_policy_shows_mode_and_ids_but_no_other_type() -> None:
-    masked = with_methods(show=lambda attrs: Attrs("other", 0o120000 | 0o4755, 5, 6, nlink=99))
+    masked = with_methods(show=lambda attrs: Attrs("other", 0o120000 | 0o1755, 5, 6, nlink=99))
     assert masked.hides  # it may fail to show something
     assert masked.visible(ANN, FILE)
-    assert masked.show(FILE) == (0o100000 | 0o4755, 5, 6, 3)
+    assert masked.show(FILE) == (0o100000 | 0o1755, 5, 6, 3)
 
 
 def test_a_policy_maps_ids_by_its_own_client_id() -> None:
