@@ -60,6 +60,10 @@ _MOMENT = 0.02
 
 # A change within the clock tick (at most 10 ms) in which a place was checked would not show in the ctime.
 _TICK_NS = 20_000_000
+_SECOND_NS = 1_000_000_000
+
+# No ctime, whereas 0 is what file systems without one may say.
+_NEVER = -(1 << 80)
 
 
 # Their id is their own, and stays.
@@ -185,8 +189,8 @@ class Object:
         self.parent: Object | None = None
         self.name = b""
         self.others: list[tuple[Object, bytes]] | None = None  # further names of a hard link
-        self.checked = 0  # the ctime at which `parent` and `name` were true
-        self.plain_at = 0  # the ctime at which it had no ACL
+        self.checked = _NEVER  # the ctime at which `parent` and `name` were true
+        self.plain_at = _NEVER  # the ctime at which it had no ACL
         self.kept = _NO_VIEWS  # numbers of the views in which the kernel remembers more than it asked for
         self.era = 0  # of the kernel's cache, to which `kept` belongs
         self.ever_kept = _NO_VIEWS  # the same, but never forgotten: of names that lead nowhere, nobody knows which
@@ -590,7 +594,7 @@ class Nodes:
             self._part(obj, parent)
         before = self._leave(obj)
         parent.pins += 1
-        obj.parent, obj.name, obj.checked = parent, name, 0
+        obj.parent, obj.name, obj.checked = parent, name, _NEVER
         if parent.children is None:
             parent.children = {}
         parent.children[name] = obj
@@ -666,8 +670,12 @@ class Nodes:
 
     @staticmethod
     def is_settled(info: os.stat_result) -> bool:
-        """Would any further change show in another ctime?"""
-        return time.time_ns() - info.st_ctime_ns > _TICK_NS
+        """Would any further change show in another ctime?
+
+        Some file systems keep whole seconds: ext2, ext3, and ext4 with inodes of 128 bytes.
+        """
+        tick = _TICK_NS if info.st_ctime_ns % _SECOND_NS else _SECOND_NS + _TICK_NS
+        return time.time_ns() - info.st_ctime_ns > tick
 
     def _checked(self, obj: Object, info: os.stat_result) -> None:
         if self.is_settled(info):

@@ -294,3 +294,30 @@ def test_a_broken_index_is_one_clear_line(tree: str, base: str) -> None:
         assert "move it away" in done.stderr
         assert done.stderr.count("\n") == 1
         assert not is_mounted(m.path)
+
+
+def stat_often(path: str) -> None:
+    for _ in range(20):
+        os.stat(path)
+
+
+def test_an_acl_of_the_same_whole_second_is_in_force(base: str, user: Callable[..., User]) -> None:
+    """With inodes of 128 bytes, a ctime has no fraction of a second."""
+    with filesystem("ext4", base, mkfs=("-I", "128")) as top, steady(top, base) as mount:
+        caller = user(3001)
+        with mount("-o", CLOAKED) as m:
+            for name in ("first", "second", "third"):  # in case that a machine is so slow that one takes a second
+                os.mkdir(os.path.join(top, name))
+                write(os.path.join(top, name, "file"), b"content")
+                time.sleep(1 - time.time() % 1 + 0.001)
+                os.chmod(os.path.join(top, name), 0o755)
+                assert os.stat(os.path.join(top, name)).st_ctime_ns % 10**9 == 0
+                time.sleep(0.05)  # longer than a tick of the clock
+                caller.do(stat_often, m.at(name, "file"))
+                subprocess.run(["setfacl", "-m", "u:3001:---", os.path.join(top, name)], check=True)
+                # What the kernel remembers has to be forgotten first.
+                deadline = time.monotonic() + 20
+                while caller.error(os.stat, m.at(name, "file")) != errno.EACCES:
+                    assert time.monotonic() < deadline, name
+                    time.sleep(0.01)
+                assert caller.error(read, m.at(name, "file")) == errno.EACCES, name
