@@ -27,7 +27,7 @@ from tests.mount.test_limits import base_dir, drop_caches, memory
 
 NULL = "no_root_squash"
 CLOAKED = "no_root_squash,cloak_list=uid +077 1 9999"
-LOAD_SECONDS = float(os.environ.get("CLOAKFS_LOAD_SECONDS", "60"))
+LOAD_SECONDS = float(os.environ.get("CLOAKFS_LOAD_SECONDS", "30"))
 CLIENTS = 64
 
 wait_until = test_limits.wait_until

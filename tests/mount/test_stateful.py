@@ -39,7 +39,7 @@ from tests.mount import oracle
 from tests.mount.conftest import Mount, mounted, told
 from tests.mount.oracle import Cloak, Look, Map, Outcome, Request, Rules, Survey
 
-EXAMPLES = int(os.environ.get("CLOAKFS_EXAMPLES", "25"))
+EXAMPLES = int(os.environ.get("CLOAKFS_EXAMPLES", "15"))
 STEPS = int(os.environ.get("CLOAKFS_STEPS", "25"))
 
 MAPS = (
