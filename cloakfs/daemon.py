@@ -90,7 +90,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             policy = load_policy(settings.options.policy, settings.options, settings.policy_dir)
             index = Index(os.path.join(state, "nodes.sqlite"))
             stack.callback(index.close)
-            nodes = Nodes(settings.source, index, max_fds=min(most // 4, 4096))
+            nodes = _nodes(settings, index, min(most // 4, 4096))
             stack.callback(nodes.close)
             entrants = frozenset(int(uid) for uid in settings.options.view_access)
             views = Views(policy, settings.options.views, entrants, index, checked=settings.words.default_permissions)
@@ -124,6 +124,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         )
         try:
             _refuse_to_serve_itself(settings)
+            nodes.served_at(attached.device)
             pyfuse3.init(filesystem, f"/dev/fd/{attached.session}", {"fsname=cloakfs"})
             filesystem.cache.forgetter.session = attached.session
         except BaseException:
@@ -144,6 +145,25 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             pyfuse3.close(unmount=False)
             attached.detach_dead()
     log.info("%s: unmounted", settings.target)
+
+
+def _nodes(settings: Settings, index: Index, max_fds: int) -> Nodes:
+    """The objects of the tree.
+
+    Raises:
+        MountError: it cannot be mounted over.
+        OSError: it cannot be opened.
+    """
+    covered = f"{settings.source}/".startswith(f"{settings.target}/")
+    try:
+        return Nodes(settings.source, index, max_fds, covered=covered)
+    except OSError as exc:
+        if covered and exc.errno in (errno.ENOSYS, errno.EINVAL):
+            raise MountError(
+                f"{settings.target}: cannot be mounted over its own source here (open_tree(2): {exc.strerror}); "
+                "it takes Linux 5.2, and mounts that are not unbindable"
+            ) from exc
+        raise
 
 
 def _served_already(settings: Settings) -> str:

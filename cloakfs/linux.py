@@ -24,12 +24,12 @@ _NUMBERS = {
     "x86_64": {
         "setgroups": 116, "setfsuid": 122, "setfsgid": 123, "capget": 125, "capset": 126,
         "getdents64": 217, "name_to_handle_at": 303, "open_by_handle_at": 304, "renameat2": 316,
-        "unshare": 272, "close_range": 436, "faccessat2": 439,
+        "unshare": 272, "open_tree": 428, "close_range": 436, "faccessat2": 439, "mount_setattr": 442,
     },
     "aarch64": {
         "setgroups": 159, "setfsuid": 151, "setfsgid": 152, "capget": 90, "capset": 91,
         "getdents64": 61, "name_to_handle_at": 264, "open_by_handle_at": 265, "renameat2": 276,
-        "unshare": 97, "close_range": 436, "faccessat2": 439,
+        "unshare": 97, "open_tree": 428, "close_range": 436, "faccessat2": 439, "mount_setattr": 442,
     },
 }  # fmt: skip
 _NR = {name: ctypes.c_long(nr) for name, nr in _NUMBERS[os.uname().machine].items()}
@@ -318,3 +318,45 @@ def mount(source: str, target: str, kind: str, flags: int, data: str) -> None:
 def umount(target: str, flags: int = 0) -> None:
     """umount2(2); never follows a symbolic link at the end of `target`."""
     _check(_libc.umount2(os.fsencode(target), ctypes.c_int(flags | UMOUNT_NOFOLLOW)), target)
+
+
+_AT_FDCWD = -100
+_AT_RECURSIVE = 0x8000
+_OPEN_TREE_CLONE = 1
+_MS_PRIVATE = 1 << 18
+
+
+def clone_tree(path: str) -> int:
+    """A copy of the mounts at and below `path` that hangs nowhere: the descriptor (O_PATH) of its top.
+
+    What is mounted or unmounted later, it does not show. It lasts until the descriptor is closed. See open_tree(2).
+    """
+    flags = _OPEN_TREE_CLONE | _AT_RECURSIVE | os.O_CLOEXEC
+    fd = _check(
+        _syscall(_NR["open_tree"], ctypes.c_long(_AT_FDCWD), os.fsencode(path), ctypes.c_uint(flags)),
+        path,
+    )
+    attributes = struct.pack("QQQQ", 0, 0, _MS_PRIVATE, 0)
+    # Best effort: where there is no such call (before Linux 5.12), nothing is propagated to what hangs nowhere.
+    _syscall(
+        _NR["mount_setattr"],
+        ctypes.c_long(fd),
+        b"",
+        ctypes.c_uint(AT_EMPTY_PATH | _AT_RECURSIVE),
+        attributes,
+        ctypes.c_size_t(len(attributes)),
+    )
+    return fd
+
+
+_AT_STATX_DONT_SYNC = 0x4000
+_statx_device = struct.Struct("=136xII")
+
+
+def device_of(fd: int) -> str:
+    """st_dev of what `fd` refers to, as `major:minor`, without asking a file system that is served by somebody."""
+    buf = ctypes.create_string_buffer(256)
+    flags = AT_EMPTY_PATH | _AT_STATX_DONT_SYNC
+    _check(_libc.statx(ctypes.c_int(fd), b"", ctypes.c_int(flags), ctypes.c_uint(0), buf))
+    major, minor = _statx_device.unpack_from(buf.raw)
+    return f"{major}:{minor}"

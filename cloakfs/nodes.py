@@ -227,12 +227,14 @@ class Nodes:
         source: the root of the real tree.
         index: where numbers are kept.
         max_fds: how many descriptors to keep open at most.
+        covered: the tree is going to lie below the daemon's own mount. Then a copy of its mounts is served, which hangs
+            nowhere: ".." leads to the own mount from nowhere in it.
 
     Raises:
         OSError: `source` cannot be opened.
     """
 
-    def __init__(self, source: str, index: Index, max_fds: int = 1024) -> None:
+    def __init__(self, source: str, index: Index, max_fds: int = 1024, *, covered: bool = False) -> None:
         self._source = source
         self._index = index
         self._max_fds = max_fds
@@ -256,8 +258,15 @@ class Nodes:
         self._inside_until = 0.0
         self._swept = 0  # the last object that `sweep` has looked at
         self._transient = _TRANSIENT | int.from_bytes(os.urandom(5), "little")
+        self._own_device: str | None = None
+        self._leads_back = False
+        self._copied: dict[int, mounts.Place] | None = None
         linux.assume(linux.ROOT)
-        fd = os.open(source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        if covered:
+            fd = linux.clone_tree(source)
+            self._copied = self._find_copies(fd)
+        else:
+            fd = os.open(source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         filesystem = self._new_filesystem(mounts.id_of(fd), fd)
         handle, _ = self._identify(fd, None)
         if not index.claim(ROOT, handle):
@@ -283,10 +292,52 @@ class Nodes:
 
     def _mounted_inside(self) -> list[tuple[int, mounts.Place]]:
         inside = self._source.rstrip("/") + "/"
-        return [(number, place) for number, place in mounts.by_id().items() if place.path.startswith(inside)]
+        return [(number, place) for number, place in self._table().items() if place.path.startswith(inside)]
+
+    def _table(self) -> dict[int, mounts.Place]:
+        """What is mounted, by mount id; of a copy, what was when it was made."""
+        return mounts.by_id() if self._copied is None else self._copied
+
+    def _find_copies(self, top: int) -> dict[int, mounts.Place]:
+        """The mounts of a copy of the tree, told as the ones that they are copies of."""
+        fd = os.open(self._source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            original = mounts.id_of(fd)
+        finally:
+            os.close(fd)
+        table = mounts.by_id()
+        numbers = {original: mounts.id_of(top)}
+        inside = self._source.rstrip("/") + "/"
+        not_to_pass: list[str] = []
+        for number, place in table.items():
+            if not place.path.startswith(inside) or place.path.startswith(tuple(not_to_pass)):
+                continue
+            if place.mounter:
+                not_to_pass.append(place.path + "/")
+            with contextlib.suppress(OSError):
+                fd = os.open(place.path.removeprefix(inside), os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top)
+                try:
+                    copy = mounts.id_of(fd)
+                finally:
+                    os.close(fd)
+                if copy not in numbers.values():
+                    numbers[number] = copy
+        return {
+            copy: table[number]._replace(parent=numbers.get(table[number].parent, 0))
+            for number, copy in numbers.items()
+        }
+
+    def served_at(self, device: str) -> None:
+        """The tree is served by the file system with this device (`mounts.Place`): that must never be looked into.
+
+        Where it shows up inside of the tree (a bind mount), the name leads nowhere: the daemon would wait for itself.
+        """
+        self._own_device = device
+        self._mounts_outdated = True
+        self.heed_mounts()
 
     def shunned(self, directory: os.stat_result) -> Set[bytes]:
-        """The names in this directory at which a user has mounted a FUSE file system.
+        """The names in this directory at which a user has mounted a FUSE file system, or this one is seen itself.
 
         It is not looked into, and the name leads nowhere: whoever serves it may answer late, or never.
         """
@@ -303,11 +354,13 @@ class Nodes:
     def _find_shunned(self) -> None:
         began = time.monotonic()
         linux.assume(linux.ROOT)
-        table = self._mount_changes.table()
+        table = self._mount_changes.table() if self._copied is None else self._copied
         inside = self._source.rstrip("/") + "/"
+        own = [place.path for place in table.values() if place.device == self._own_device]
+        self._leads_back = any(path == self._source or path.startswith(inside) for path in own)
         places: dict[tuple[int, str], _NamedIn | None] = {}
         for number, place in table.items():
-            if place.mounter and place.path.startswith(inside):
+            if (place.mounter or place.device == self._own_device) and place.path.startswith(inside):
                 key = number, place.path
                 places[key] = self._shunned_at[key] if key in self._shunned_at else self._shunned_place(table, place)
         new = [at for key, at in places.items() if at is not None and key not in self._shunned_at]
@@ -335,12 +388,15 @@ class Nodes:
         """Directory and name of a mount point, unless one has to pass something far to get there."""
         above = table.get(place.parent)
         while above is not None:
-            if above.mounter or above.kind.startswith(_FAR_KINDS):
+            if above.mounter or above.device == self._own_device:
+                return None
+            if above.kind.startswith(_FAR_KINDS) and place.device != self._own_device:
                 return None
             above = table.get(above.parent) if above is not table.get(above.parent) else None
-        directory, name = os.path.split(os.fsencode(place.path))
+        directory, name = os.path.split(place.path)
         try:
-            return self._id(os.stat(directory)), name
+            # Not from "/": the source may be covered.
+            return self._id(os.stat(os.path.relpath(directory, self._source), dir_fd=self.root.fd)), os.fsencode(name)
         except OSError:
             return None  # it is covered by something else
 
@@ -357,7 +413,8 @@ class Nodes:
     def _meet_mount_at(self, path: str) -> None:
         """Know the mount at `path` before anybody crosses it, so that old handles on it can be decoded."""
         try:
-            fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+            inside = os.path.relpath(path, self._source)
+            fd = os.open(inside, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.root.fd)
         except OSError as exc:
             log.warning("%s: %s; handles below it are not decoded", path, exc.strerror)
             return
@@ -369,8 +426,8 @@ class Nodes:
             os.close(fd)
 
     def _new_filesystem(self, mount_id: int, fd: int) -> Filesystem:
-        place = mounts.by_id().get(mount_id)
-        if place is not None and place.mounter:
+        place = self._table().get(mount_id)
+        if place is not None and (place.mounter or place.device == self._own_device):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))  # see `shunned`
         path, kind = (place.path, place.kind) if place else (os.readlink(f"/proc/self/fd/{fd}"), "unknown")
         inside = os.path.relpath(path, self._source) if path.startswith(self._source.rstrip("/") + "/") else "."
@@ -696,6 +753,15 @@ class Nodes:
     def is_child(self, obj: Object, parent: Object) -> bool:
         """Is this directory (still) in that one?"""
         fd = self.fd(obj)
+        if self._leads_back:
+            linux.assume(linux.ROOT)
+            try:
+                up = self._open_above(fd)
+            except Stale:
+                return False
+            above = os.fstat(up)
+            os.close(up)
+            return self._id(above) == (parent.inode or self._id(os.fstat(self.fd(parent))))
         try:
             above = os.stat("..", dir_fd=fd)
         except PermissionError:  # for whoever was served last
@@ -734,12 +800,24 @@ class Nodes:
 
     def _above(self, obj: Object) -> Object:
         linux.assume(linux.ROOT)
-        fd = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.fd(obj))
+        fd = self._open_above(self.fd(obj))
         known = self.known(fd, obj)
         if known is not None:
             os.close(fd)
             return known
         return self.resolve(fd, None, b"")
+
+    def _open_above(self, fd: int) -> int:
+        """Open (O_PATH) what ".." is.
+
+        Raises:
+            Stale: the daemon's own mount is on top of it.
+        """
+        above = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
+        if self._leads_back and linux.device_of(above) == self._own_device:
+            os.close(above)
+            raise Stale
+        return above
 
     def _was_inside(self, obj: Object) -> bool:
         """Was this directory below the root a moment ago?
@@ -770,7 +848,10 @@ class Nodes:
                     self._inside.update(passed)
                     return True
                 passed.append(here)
-                above = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
+                try:
+                    above = self._open_above(fd)
+                except Stale:
+                    return False
                 os.close(fd)
                 fd = above
                 here = self._id(os.fstat(fd))

@@ -1,5 +1,7 @@
 """Mounts on top of each other: of the same tree, of others, of something else, and of themselves."""
 
+import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cloakfs import mounts
-from tests.agents import User, names, write
+from tests.agents import User, names, read, write
 
 from .conftest import Mount, is_mounted, run
 from .fuseconnections import nobody_waits_for_ever
@@ -204,3 +206,110 @@ def test_umount_lazy_says_who_goes_on_and_mount_why_it_cannot(base: str, tree: s
     someone.do(os.chdir, "/")
     assert ended(pid)
     assert run("umount", path, check=False).stderr == f"cloakfs: {path}: not a cloakfs mount\n"
+
+
+# -- over itself -----------------------------------------------------------------------------------
+
+
+def walk_about(top: str) -> None:
+    """What made the daemon wait for itself: paths through "..", and several levels at once."""
+    subprocess.run(["mkdir", "-p", f"{top}/a/b/c"], check=True, timeout=SECONDS)
+    os.chdir(f"{top}/a/b/c")
+    assert sorted(os.listdir("../../..")) == ["a", "file", "sub"]
+    assert os.path.samefile("../../..", top)
+    assert os.getcwd() == f"{top}/a/b/c"
+    write("../../../a/new", b"x")
+    os.rename("../../b", "../../../moved")
+    os.chdir(top)
+    assert read("a/new") == b"x"
+    assert names("sub") == ["inside"]
+    os.rmdir("moved/c")
+    os.rmdir("moved")
+    os.chdir("/")
+
+
+def look_around(top: str) -> None:
+    """By handle, after the kernel forgot the way: the daemon has to find it by ".."."""
+    fd = os.open(f"{top}/a", os.O_RDONLY | os.O_DIRECTORY)
+    os.fchdir(fd)
+    os.close(fd)
+    assert sorted(os.listdir("..")) == ["a", "file", "sub"]
+    os.chdir("/")
+
+
+CLOAKED = "rw,no_root_squash,cloak_list=uid +077 0 10000"
+
+
+@pytest.mark.parametrize("options", [NULL, CLOAKED])
+@pytest.mark.parametrize("below", ["", "x/y"])
+def test_a_mount_over_its_own_source(base: str, tree: str, user: Callable[..., User], options: str, below: str) -> None:
+    source = os.path.join(tree, below).rstrip("/")
+    os.makedirs(source, exist_ok=True)
+    os.chmod(source, 0o777)
+    write(os.path.join(source, "file"), b"")
+    sub = os.path.join(source, "sub")
+    os.mkdir(sub)
+    subprocess.run(["mount", "-t", "tmpfs", "none", sub], check=True)
+    write(os.path.join(sub, "inside"), b"")
+    run("mount", source, tree, "-o", options)
+    try:
+        someone = user(2001)
+        someone.do_within(SECONDS, walk_about, tree)
+        someone.do_within(SECONDS, look_around, tree)
+        # What is mounted in the view is the view's, and not the tree's.
+        someone.do_within(SECONDS, os.mkdir, f"{tree}/later")
+        subprocess.run(["mount", "-t", "tmpfs", "none", f"{tree}/later"], check=True, timeout=SECONDS)
+        someone.do_within(SECONDS, os.stat, f"{tree}/later")
+        subprocess.run(["umount", f"{tree}/later"], check=True, timeout=SECONDS)
+        someone.do_within(SECONDS, names, f"{tree}/later")
+    finally:
+        run("umount", tree)
+    assert read(os.path.join(source, "a", "new")) == b"x"
+    assert os.stat(os.path.join(source, "a", "new")).st_uid == 2001
+    subprocess.run(["umount", sub], check=True)
+
+
+# -- a view inside of its own source ---------------------------------------------------------------
+
+
+def enter_and_stay(top: str) -> None:
+    os.makedirs(f"{top}/loop/below/deep")
+    os.chdir(f"{top}/loop/below/deep")
+
+
+def look_where_it_leads_back(top: str) -> None:
+    assert sorted(os.listdir(top)) == ["beside"]
+    for name in ("loop", "loop/beside", "loop/below"):
+        try:
+            os.stat(f"{top}/{name}")
+        except OSError as exc:
+            assert exc.errno in (errno.EACCES, errno.ENOENT), exc  # noqa: PT017
+        else:
+            raise AssertionError(name)
+    os.mkdir(f"{top}/beside/new")
+    os.rmdir(f"{top}/beside/new")
+
+
+def climb() -> None:
+    """From below what is covered; it may fail, but it must return."""
+    for path in (".", "..", "../..", "../../.."):
+        with contextlib.suppress(OSError):
+            os.stat(path)
+            os.listdir(path)
+
+
+@pytest.mark.parametrize("options", [NULL, CLOAKED])
+def test_a_bind_mount_of_the_view_inside_its_own_source_leads_nowhere(
+    mount: Callable[..., Mount], user: Callable[..., User], options: str
+) -> None:
+    m = mount("-o", options)
+    someone, standing = user(2001), user(2001)
+    someone.do(os.mkdir, m.at("beside"))
+    standing.do(enter_and_stay, m.path)
+    subprocess.run(["mount", "--bind", m.path, m.real("loop")], check=True, timeout=SECONDS)
+    someone.do_within(SECONDS, look_where_it_leads_back, m.path)
+    standing.do_within(SECONDS, climb)
+    someone.do_within(SECONDS, look_where_it_leads_back, m.path)
+    subprocess.run(["umount", m.real("loop")], check=True, timeout=SECONDS)
+    someone.do_within(SECONDS, os.stat, m.at("loop", "below", "deep"))
+    standing.do(os.chdir, "/")
