@@ -44,6 +44,9 @@ _FIRST_KERNEL_ERRNO = 512
 
 _SET_ID = stat.S_ISUID | stat.S_ISGID
 
+MOST_ENTRIES = 20_000
+"""So many entries of directories are read ahead for one caller at most, some 3 MB."""
+
 # A failure that was told is told again after so many seconds: clients must not be able to fill the log.
 _TELL_AGAIN_SECONDS = 60.0
 
@@ -155,6 +158,40 @@ class OpenFile:
         self.sought: int | None = None  # the nodeid for whose name alone the kernel reads this
 
 
+class HalfRead:
+    """What was read ahead of directories and not told yet, by who opened them: bounded in size.
+
+    What is too much is dropped, and read again from the position where it began.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[int, dict[OpenFile, int]] = {}  # numbers of entries, of who read last at the end
+        self._totals: Counter[int] = Counter()
+
+    def take(self, file: OpenFile) -> None:
+        """Somebody reads on, or has closed it: it is not to be dropped meanwhile."""
+        files = self._of.get(file.uid)
+        if files is None or file not in files:
+            return
+        self._totals[file.uid] -= files.pop(file)
+        if not files:
+            del self._of[file.uid], self._totals[file.uid]
+
+    def put(self, file: OpenFile) -> None:
+        """Nobody reads it for now."""
+        self.take(file)
+        if not file.pending:
+            return
+        files = self._of.setdefault(file.uid, {})
+        files[file] = len(file.pending)
+        self._totals[file.uid] += len(file.pending)
+        while self._totals[file.uid] > MOST_ENTRIES and len(files) > 1:
+            oldest = next(iter(files))
+            self._totals[file.uid] -= files.pop(oldest)
+            oldest.pending = []
+            oldest.cookie = -1  # whatever the position that is asked for next, the descriptor is not there
+
+
 class Core(pyfuse3.Operations):
     """The state of one mount, and what its operations share.
 
@@ -208,6 +245,7 @@ class Core(pyfuse3.Operations):
         self.requests: Counter[str] = Counter()  # by operation
         self.waiting: Counter[tuple[bool, int]] = Counter()  # requests that are not answered yet, by `caller_of`
         self._open: dict[int, OpenFile] = {}
+        self.half_read = HalfRead()
         self._max_open = max_open
         self._no_client_cache = no_client_cache
         # Of a mount that is one fixed view, the kernel keeps others out: it shows the top as its identity's alone.

@@ -138,14 +138,18 @@ class Directories(Names):
         if directory.sought is not None:
             self._tell_name(directory, directory.sought, start_id, token, ctx)
             return
-        if start_id != directory.cookie:
-            os.lseek(fh, start_id, os.SEEK_SET)
-            directory.cookie = start_id
-            directory.pending = []
-        while True:
-            more = bool(directory.pending) or await self._read_on(fh, directory)
-            if not await self._tell(fh, directory, token, ctx) or not more:
-                break
+        self.half_read.take(directory)
+        try:
+            if start_id != directory.cookie:
+                os.lseek(fh, start_id, os.SEEK_SET)
+                directory.cookie = start_id
+                directory.pending = []
+            while True:
+                more = bool(directory.pending) or await self._read_on(fh, directory)
+                if not await self._tell(fh, directory, token, ctx) or not more:
+                    break
+        finally:
+            self.half_read.put(directory)
 
     async def _read_on(self, fh: FileHandleT, directory: OpenFile) -> bool:
         """Read more of the names; False at the end. Afterwards, looking at them takes no time."""
@@ -312,6 +316,7 @@ class Directories(Names):
     async def releasedir(self, fh: FileHandleT) -> None:
         """Nobody reads it any more."""
         if fh != _TOP:
+            self.half_read.take(self._open[fh])
             await self._closed(fh)
 
     @answers

@@ -5,17 +5,20 @@ import os
 import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cloakfs import door, groups, linux, mounts
 from cloakfs.caller import Caller
+from cloakfs.filesystem.core import HalfRead, OpenFile
 from cloakfs.groups import ProcessGroups
 from cloakfs.index import Index
 from cloakfs.nodes import Nodes, Object, Stale
 from cloakfs.policy import Policy
 from cloakfs.view import View
 from tests.agents import User
+from tests.mount.conftest import Mount
 
 MakeUser = Callable[..., User]
 
@@ -159,3 +162,43 @@ def test_a_mount_point_with_any_name_is_a_file_system(nodes: Nodes, tree: str) -
         assert os.fsdecode(path) in mounts.by_path()
     finally:
         linux.umount(os.fsdecode(path), linux.MNT_DETACH)
+
+
+# -- directories that are read half-way ------------------------------------------------------------
+
+
+def test_entries_read_ahead_are_bounded_for_each_caller() -> None:
+    half = HalfRead()
+    made = []
+    for number in range(100):
+        file: Any = OpenFile.__new__(OpenFile)
+        file.uid, file.cookie, file.pending = number % 2, 7, [(b"name", 8, 8)] * 1000
+        half.put(file)
+        made.append(file)
+    kept = [file for file in made if file.pending]
+    assert kept == made[60:]
+    assert all(file.cookie == (7 if file.pending else -1) for file in made)
+    for file in made:
+        half.take(file)
+    assert not half._of
+    assert not half._totals
+
+
+def read_in_turns(path: str, times: int) -> list[list[str]]:
+    """List a directory so many times, all of them half-way before the first goes on."""
+    listings = [os.scandir(path) for _ in range(times)]
+    names = [[next(listing).name] for listing in listings]
+    for found, listing in zip(names, listings, strict=True):
+        found.extend(entry.name for entry in listing)
+    return [sorted(found) for found in names]
+
+
+@pytest.mark.parametrize("words", ["no_root_squash", "no_root_squash,cloak_list=uid +007 1 9999"])
+def test_a_listing_goes_on_where_it_was_dropped(
+    tree: str, mount: Callable[..., Mount], user: MakeUser, words: str
+) -> None:
+    names = sorted(f"{number:04}" for number in range(1500))
+    for name in names:
+        Path(tree, name).touch()
+    made = mount("-o", words)
+    assert all(listing == names for listing in user(4001).do(read_in_turns, made.path, 40))
