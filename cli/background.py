@@ -46,6 +46,15 @@ def _close_inherited() -> None:
             os.close(fd)
 
 
+def open_for_us(path: str, flags: int) -> int:
+    """A descriptor of a file in the directory of logs and locks; the command ends if it cannot be written."""
+    try:
+        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+        return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        fail(f"{exc.filename}: {exc.strerror}", 1)
+
+
 def in_foreground(work: Work, level: int, *refusals: type[Exception]) -> NoReturn:
     """Do the work here, log to the terminal, and tell systemd when it is ready (sd_notify(3)).
 
@@ -65,6 +74,7 @@ def in_foreground(work: Work, level: int, *refusals: type[Exception]) -> NoRetur
 
 def in_background(work: Work, level: int, log_path: str, *refusals: type[Exception]) -> NoReturn:
     """Do the work in a process of its own, which logs to a file; end when it is ready or says why it cannot be."""
+    log_fd = open_for_us(log_path, os.O_WRONLY | os.O_APPEND)
     reader, writer = os.pipe()
     if os.fork():
         os.close(writer)
@@ -79,7 +89,6 @@ def in_background(work: Work, level: int, log_path: str, *refusals: type[Excepti
     os.chdir("/")
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     null = os.open(os.devnull, os.O_RDWR)
-    log_fd = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(null, 0)
     os.dup2(log_fd, 1)
     os.dup2(log_fd, 2)

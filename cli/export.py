@@ -27,7 +27,7 @@ from cloakfs.nfs.guard import Guard, control_path, take_down
 from cloakfs.nfs.plan import Plan, Remark, ServerKind, absolute, plan
 from cloakfs.nfs.server import Server, ServerError
 
-from .background import in_background, in_foreground
+from .background import in_background, in_foreground, open_for_us
 from .common import OWN_COMMAND, console, fail, printable
 
 DEFAULT_PATH = "/etc/cloakfs/exports.d"
@@ -226,7 +226,6 @@ def up(*, foreground: bool, **given: Any) -> None:
     service = _service(given)
     name = service.name
     run_dir = _run_dir(name)
-    os.makedirs(RUN_DIR, mode=0o755, exist_ok=True)
     lock = _lock(run_dir, name)
     try:
         made = service.plan()
@@ -269,7 +268,7 @@ def _take_down(run_dir: str) -> None:
 
 def _lock(run_dir: str, name: str) -> int:
     """Hold the name as long as the process and its children live."""
-    lock = os.open(f"{run_dir}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = open_for_us(f"{run_dir}.lock", os.O_RDWR)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

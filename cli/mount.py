@@ -101,7 +101,6 @@ def mount(
     work = partial(serve, settings)
     if foreground:
         in_foreground(work, level, MountError)
-    os.makedirs(RUN_DIR, mode=0o755, exist_ok=True)
     in_background(work, level, os.path.join(RUN_DIR, f"{mount_key(source, mountpoint)}.log"), MountError)
 
 
@@ -147,13 +146,26 @@ def _require_directory(path: str) -> None:
         fail(f"{path}: {exc.strerror}", 1)
 
 
-def mount_helper() -> None:
-    """`mount.fuse.cloakfs`, as mount(8) calls it: SOURCE MOUNTPOINT [-sfnv] [-t TYPE] [-o OPTIONS].
+_HELPER = """\
+Usage: mount.fuse.cloakfs SOURCE MOUNTPOINT [-sfnv] [-t TYPE] [-N NAMESPACE] [-o OPTIONS]
 
-    With -f (fake) nothing is mounted, as mount(8) has it.
-    """
+What mount(8) runs for the type fuse.cloakfs, if /sbin has a link to it. It does what cloakfs mount does.
+
+Options:
+  -o OPTIONS  Words of exports.d and of mount(8), with commas.
+  -f          Mount nothing.
+  -h, --help  Show this message and exit.
+
+The others are taken, as mount(8) gives them, and have no effect."""
+
+
+def mount_helper() -> None:
+    """`mount.fuse.cloakfs`, as mount(8) calls it (`_HELPER`)."""
     remember_inherited()
     arguments = sys.argv[1:]
+    if {"-h", "--help"}.intersection(arguments):
+        click.echo(_HELPER)
+        return
     kept = []
     while arguments:
         argument = arguments.pop(0)

@@ -78,9 +78,12 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     key = mount_key(settings.source, settings.target)
     state = os.path.join(STATE_DIR, key)
-    os.makedirs(state, mode=0o700, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        lock = os.open(state, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.makedirs(state, mode=0o700, exist_ok=True)
+            lock = os.open(state, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as exc:
+            raise MountError(f"{exc.filename}: {exc.strerror}") from exc
         stack.callback(os.close, lock)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -127,11 +130,14 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             nodes.served_at(attached.device)
             pyfuse3.init(filesystem, f"/dev/fd/{attached.session}", {"fsname=cloakfs"})
             filesystem.cache.forgetter.session = attached.session
+            told = Told(key, settings.source, settings.target, settings.options, settings.policy_dir, attached.device)
+            try:
+                stack.enter_context(told)
+            except OSError as exc:
+                raise MountError(f"{exc.filename}: {exc.strerror}") from exc
         except BaseException:
             attached.detach()
             raise
-        told = Told(key, settings.source, settings.target, settings.options, settings.policy_dir, attached.device)
-        stack.enter_context(told)
         stack.enter_context(_late_answers_untold(attached.session))
         # Root's own privileges would lift quotas and reserved blocks for everybody, open `trusted.` names, and let
         # everybody give programs capabilities. (Those that setfsuid(2) takes away are not among these.)

@@ -475,6 +475,15 @@ def test_mount8_may_pretend(tree: str, target: str) -> None:
     assert not is_mounted(target)
 
 
+@pytest.mark.parametrize("word", ["-h", "--help"])
+def test_the_helper_tells_what_it_is(word: str) -> None:
+    done = subprocess.run(
+        [SCRIPTS / "mount.fuse.cloakfs", word], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Usage: mount.fuse.cloakfs SOURCE MOUNTPOINT [-sfnv] ")
+
+
 def fstab_word(text: str) -> str:
     return text.replace("\\", "\\134").replace(" ", "\\040").replace("\t", "\\011")
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from cloakfs.mounted import RUN_DIR, STATE_DIR
 from tests.mount.conftest import COMMAND, Mount, run
 
 MakeMount = Callable[..., Mount]
@@ -110,3 +111,41 @@ def test_who_is_expected(mount: MakeMount) -> None:
     for who in ("1:2:3:4", "1-2", "x:1"):
         done = run("explain", m.path, "--as", who, check=False)
         assert (done.returncode, done.stderr) == (2, f"cloakfs: --as {who}: expected USER or UID:GID[:GID,GID…]\n")
+
+
+# -- directories that cannot be written ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("room", [RUN_DIR, STATE_DIR])
+@pytest.mark.parametrize("words", [(), ("-f",)], ids=["background", "foreground"])
+def test_a_room_that_cannot_be_written_is_told_in_one_line(
+    base: str, tree: str, room: str, words: tuple[str, ...]
+) -> None:
+    os.makedirs(room, exist_ok=True)
+    target = os.path.join(base, "view")
+    os.mkdir(target)
+    done = with_read_only(room, "mount", tree, target, *words)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(rf"cloakfs: {room}\S*: Read-only file system\n", done.stderr), done.stderr
+
+
+def test_export_up_without_a_room_is_told_in_one_line(base: str, tree: str) -> None:
+    os.makedirs(RUN_DIR, exist_ok=True)
+    file = os.path.join(base, "lab.exports")
+    with open(file, "w", encoding="utf-8") as exports:
+        exports.write(f"{tree} *(rw)\n")
+    done = with_read_only(RUN_DIR, "export", "up", "--name", "test-room", file)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"cloakfs: {RUN_DIR}/export-test-room.lock: Read-only file system\n"
+
+
+def with_read_only(room: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command where `room` cannot be written, in mounts of its own."""
+    script = 'mount -t tmpfs -o ro none "$0" && exec "$@"'
+    return subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, room, *COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
