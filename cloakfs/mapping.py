@@ -214,9 +214,8 @@ class IdMap:
         shown = self.counterpart(server_id, "reverse")
         if shown is None:
             return False
-        if server_id == self.nobody:
-            # Whoever is squashed becomes it as well.
-            return not self._defs and self._squash == "none"
+        if server_id == self.nobody and self._makes_nobody():
+            return False
         if not self.closed:
             return True
         sources = set()
@@ -227,6 +226,14 @@ class IdMap:
                     return False
                 sources.add(definition.rm_low + server_id - low)
         return all(source == shown or self.forward(source) != server_id for source in sources)
+
+    def _makes_nobody(self) -> bool:
+        """Is there a client id that becomes nobody for want of another id?"""
+        if any(self._defs[at].makes_nobody(self.nobody) for at in self._forward.owners if at >= 0):
+            return True
+        if not self.closed:
+            return self._squash != "none"
+        return self._forward.starts[-1] <= MAX_ID or -1 in self._forward.owners[:-1]
 
     def groups(self, ids: Iterable[int]) -> frozenset[int]:
         """Return the server groups for a client's supplementary groups; what becomes nobody is dropped."""

@@ -168,6 +168,13 @@ def test_sole_ids_where_ids_stay_as_they_are(squash: Squash, server: int, sole: 
     assert IdMap([], squash=squash).is_sole(server) is sole
 
 
+def test_nobodys_number_is_like_any_other_where_everybody_is_mapped() -> None:
+    assert IdMap([RangeDef("gid", 0, MAX_ID, "map", 0)]).is_sole(65534)
+    assert not IdMap([RangeDef("gid", 0, MAX_ID - 1, "map", 0)]).is_sole(65534)
+    assert not IdMap([RangeDef("gid", 1, MAX_ID, "map", 1)]).is_sole(65534)
+    assert not IdMap([RangeDef("gid", 7, 7, "squash", -2), RangeDef("gid", 0, MAX_ID, "map", 0)]).is_sole(65534)
+
+
 def test_what_overlapping_definitions_show_is_not_taken_for_what_it_is() -> None:
     # Server id 0 is shown as the client's 1, who is 3 here.
     table = IdMap([RangeDef("uid", 0, 1, "map", 2), RangeDef("uid", 1, 3, "map", 0)])
