@@ -11,7 +11,7 @@ import select
 import signal
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TextIO
 
 import pyfuse3
@@ -25,7 +25,7 @@ from .index import Index
 from .mounted import STATE_DIR, Told, all_mounted, mount_key
 from .mountpoint import Attached, MountError, MountWords
 from .nodes import Nodes
-from .policy import Policy, PolicyError, load_policy
+from .policy import PolicyError, is_in_file, load_policy
 from .reader import Reader
 from .tasks import Tasks
 from .views import ViewError, Views
@@ -35,6 +35,15 @@ log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 10.0
 """How long those who have files open may go on after SIGTERM; a second one ends it at once."""
+
+FIXED_BY_THE_MOUNT = {
+    "read_only": "ro or rw",
+    "groups": "groups",
+    "views": "views",
+    "view_access": "view_access",
+    "no_client_cache": "no_client_cache",
+}
+"""Fields of `Options` that a reload cannot change, and the option to name; what is not in here it takes over."""
 
 _IDLE_SECONDS = 5.0
 
@@ -52,7 +61,8 @@ class Settings:
         options: the export's.
         words: mount(8)'s.
         policy_dir: what a relative `policy=` file is relative to.
-        reread: reads the options again from where they came, for SIGHUP; None if there is no such place.
+        reread: reads the options again from where they came, for SIGHUP; None if there is no such place (a plug-in
+            is read again all the same).
     """
 
     source: str
@@ -389,25 +399,35 @@ class _Daemon:
         self._attached.detach()
 
     def _reload(self) -> None:
-        """Take over a changed policy; what is in force stays if there is anything wrong with the new one."""
+        """Take over changed options and a changed plug-in, all of it or, if anything is wrong, nothing."""
         linux.assume(linux.ROOT)
-        if self._settings.reread is None:
+        reread = self._settings.reread
+        if reread is None and not is_in_file(self._settings.options.policy):
             log.warning("%s: nothing to reload: the options came from the command line", self._settings.target)
             return
-        failure = in_force = None
         try:
-            options = self._settings.reread()
-            policy: Policy = load_policy(options.policy, options, self._settings.policy_dir)
+            options = reread() if reread is not None else self._settings.options
+            self._refuse_what_takes_a_new_mount(options)
+            policy = load_policy(options.policy, options, self._settings.policy_dir)
         except (ExportsError, MountError, PolicyError, OSError) as exc:
             log.error("not reloaded, the old configuration stays in force: %s", exc)  # noqa: TRY400  (one line)
-            failure = str(exc)
-        else:
-            self._filesystem.views.use(policy)
-            self._filesystem.reader.use(options.prefetch, options.prefetch_limits)
-            self._filesystem.cache.forget_everything()
-            # What only a new mount changes is told as it is in force.
-            now = self._settings.options
-            in_force = replace(options, read_only=now.read_only, groups=now.groups, views=now.views,
-                               view_access=now.view_access, no_client_cache=now.no_client_cache)  # fmt: skip
-            log.info("%s: reloaded", self._settings.target)
-        self._told.reloaded(in_force, failure)
+            self._told.not_reloaded(str(exc))
+            return
+        self._filesystem.views.use(policy)
+        self._filesystem.reader.use(options.prefetch, options.prefetch_limits)
+        self._filesystem.cache.forget_everything()
+        log.info("%s: reloaded", self._settings.target)
+        self._told.reloaded(options)
+
+    def _refuse_what_takes_a_new_mount(self, options: Options) -> None:
+        """Half of a change is never in force.
+
+        Raises:
+            MountError: something is different that a daemon cannot change.
+        """
+        now, target = self._settings.options, self._settings.target
+        changed = [word for name, word in FIXED_BY_THE_MOUNT.items() if getattr(options, name) != getattr(now, name)]
+        if changed:
+            raise MountError(
+                f"{', '.join(changed)}: only a new mount changes that (cloakfs umount {target}, and mount it again)"
+            )

@@ -41,7 +41,8 @@ class Mounted:
         options: in force, as for `mount -o`.
         policy_dir: what a relative `policy=` file is relative to.
         device: st_dev of its file system as `mounts.Place` has it; "" is not told.
-        reloads: how often the daemon was told to reload.
+        reloads: how often the daemon took over what it was told to reload.
+        asked: how often it was told to, and answered, one way or the other.
         failure: why it refused the last time; None if it did not.
         requests: how many of each kind it was asked, by the name of the operation; some seconds old.
         prefetch: what reading has come to (`Reader.state`); some seconds old.
@@ -55,6 +56,7 @@ class Mounted:
     policy_dir: str
     device: str = ""
     reloads: int = 0
+    asked: int = 0
     failure: str | None = None
     requests: Mapping[str, int] = field(default_factory=dict)
     prefetch: Mapping[str, Any] = field(default_factory=dict)
@@ -77,10 +79,16 @@ class Told:
         with contextlib.suppress(OSError):
             os.unlink(self._path)
 
-    def reloaded(self, options: Options | None, failure: str | None) -> None:
-        """These options are in force now; None: those of before are, because of `failure`."""
-        text = self._now.options if options is None else format_options(options)
-        self._now = replace(self._now, options=text, reloads=self._now.reloads + 1, failure=failure)
+    def reloaded(self, options: Options) -> None:
+        """A reload succeeded: these options are in force now."""
+        now = self._now
+        text = format_options(options)
+        self._now = replace(now, options=text, reloads=now.reloads + 1, asked=now.asked + 1, failure=None)
+        self._try_to_write()
+
+    def not_reloaded(self, failure: str) -> None:
+        """A reload was refused because of `failure`: the options of before are in force."""
+        self._now = replace(self._now, asked=self._now.asked + 1, failure=failure)
         self._try_to_write()
 
     def work(self, requests: Mapping[str, int], prefetch: Mapping[str, Any]) -> None:

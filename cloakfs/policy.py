@@ -134,6 +134,11 @@ class PolicyError(ValueError):
     """A plug-in cannot be loaded; the text is one line that says why."""
 
 
+def is_in_file(spec: str | None) -> bool:
+    """Does `spec` name a FILE, which is read anew each time, and no installed module?"""
+    return spec is not None and spec.rpartition(":")[0].endswith(".py")
+
+
 def load_policy(spec: str | None, options: Options, directory: str = ".") -> Policy:
     """The policy that `spec` names, for an export with `options`.
 
@@ -151,8 +156,7 @@ def load_policy(spec: str | None, options: Options, directory: str = ".") -> Pol
     if not colon or not name.isidentifier():
         raise PolicyError(f"policy={spec}: expected FILE.py:Class or package.module:Class")
     try:
-        is_file = where.endswith(".py")
-        module = _run(os.path.join(directory, where)) if is_file else importlib.import_module(where)
+        module = _run(os.path.join(directory, where)) if is_in_file(spec) else importlib.import_module(where)
         plugin_class = getattr(module, name)
         takes_options = bool(inspect.signature(plugin_class).parameters)
         plugin = plugin_class(options) if takes_options else plugin_class()

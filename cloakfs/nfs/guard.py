@@ -346,7 +346,7 @@ class Guard:
         with trio.move_on_after(_RELOAD_SECONDS):
             while True:
                 now = self._daemon(mount)
-                if now is not None and now.pid == before.pid and now.reloads > before.reloads:
+                if now is not None and now.pid == before.pid and now.asked > before.asked:
                     break
                 await trio.sleep(0.02)
             if now.failure is None:

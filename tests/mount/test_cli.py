@@ -19,6 +19,7 @@ from click.testing import CliRunner
 
 from cli.main import cloakfs
 from cloakfs.exports import Export, format_exports, parse
+from cloakfs.mounted import mounted as telling
 from tests.agents import User, read
 from tests.mount.conftest import COMMAND, Mount, is_mounted, mounted, run
 
@@ -378,6 +379,49 @@ def test_a_reload_takes_over_what_changed_and_keeps_what_is_in_force_if_it_is_br
     file.write_text(f"{tree} *(rw)\n")
     reload(": reloaded")
     assert sorted(caller.do(os.listdir, m.path)) == ["of-3001", "of-3002"]
+
+
+def test_a_reload_of_what_only_a_new_mount_changes_fails_as_a_whole(
+    base: str, tree: str, mount: MakeMount, user: MakeUser
+) -> None:
+    put(os.path.join(tree, "file"), 3001, 3001)
+    file = Path(base, "lab.exports")
+    file.write_text(f"{tree} *(rw)\n")
+    m = mount("--exports", str(file))
+    m.expect_errors = True
+    caller = user(3009)
+    before = telling()[m.path]
+    for count, (options, named) in enumerate(
+        (
+            ("ro", "ro or rw"),
+            ("rw, groups=none", "groups"),
+            ("rw, views=3001:3001", "views"),
+            ("rw, view_access=3009", "view_access"),
+            ("rw, no_client_cache", "no_client_cache"),
+            ("ro, groups=none, no_client_cache", "ro or rw, groups, no_client_cache"),
+        ),
+        start=1,
+    ):
+        # What could be taken over is not, either.
+        file.write_text(f"{tree} *({options}, prefetch=off, cloak_list=uid +000 3001)\n")
+        os.kill(m.pid, signal.SIGHUP)
+        until(lambda count=count: telling()[m.path].asked == count, "an answer")  # type: ignore[misc]
+        now = telling()[m.path]
+        says = f"{named}: only a new mount changes that (cloakfs umount {m.path}, and mount it again)"
+        assert now.failure == says
+        assert f"not reloaded, the old configuration stays in force: {says}\n" in m.log
+        assert (now.reloads, now.options) == (0, before.options)
+        assert caller.do(os.listdir, m.path) == ["file"], options
+    assert ": reloaded" not in m.log
+    said = run("status", m.path).stdout
+    assert "0 reloads" in said
+    assert "not reloaded ro or rw, groups" in said
+    assert not os.statvfs(m.path).f_flag & os.ST_RDONLY
+    file.write_text(f"{tree} *(rw, cloak_list=uid +000 3001)\n")
+    os.kill(m.pid, signal.SIGHUP)
+    until(lambda: telling()[m.path].reloads == 1, "a reload")
+    assert telling()[m.path].failure is None
+    assert caller.do(os.listdir, m.path) == []
 
 
 def test_a_file_named_by_a_relative_path_is_found_again_at_a_reload(

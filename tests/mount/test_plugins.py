@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cloakfs.mounted import mounted as telling
 from tests.agents import User, read, write
 from tests.mount.conftest import Mount, is_mounted, run, told
 
@@ -192,6 +193,34 @@ def test_a_reload_to_a_policy_that_shows_nothing_leaves_nothing_and_can_be_undon
         until(lambda count=count: m.log.count("reloaded") == count, "a reload")  # type: ignore[misc]
         assert (caller.error(os.stat, m.at("file")) == 0) == seen
         assert (caller.error(os.listdir, m.path) == 0) == seen
+
+
+@pytest.mark.parametrize("how", [("--policy", "{}"), ("-o", "rw,policy={}")], ids=" ".join)
+def test_a_plug_in_that_the_command_line_names_is_read_again(
+    how: tuple[str, str], base: str, tree: str, mount: MakeMount, user: MakeUser
+) -> None:
+    put(os.path.join(tree, "file"), 3001, 3001)
+    code = "class P:\n    def visible(self, caller, attrs):\n        return {}\n"
+    spec = plugin(base, code.format(True))
+    m = mount(how[0], how[1].format(spec))
+    m.expect_errors = True
+    caller = user(3002)
+    options = telling()[m.path].options
+    for asked, (text, failure, reloads, seen) in enumerate(
+        (
+            (code.format(False), None, 1, []),
+            (code.format("(")[:-1], f"policy={spec}: SyntaxError: ", 1, []),
+            (code.format(True), None, 2, ["file"]),
+        ),
+        start=1,
+    ):
+        plugin(base, text)
+        os.kill(m.pid, signal.SIGHUP)
+        until(lambda asked=asked: telling()[m.path].asked == asked, "an answer")  # type: ignore[misc]
+        now = telling()[m.path]
+        assert now.failure == failure or (failure and now.failure and now.failure.startswith(failure))
+        assert (now.reloads, now.options) == (reloads, options)
+        assert caller.do(os.listdir, m.path) == seen
 
 
 def test_a_policy_that_cannot_even_show_the_root_is_no_mount(base: str, tree: str) -> None:

@@ -1,5 +1,6 @@
-"""A request that had to wait is served by the policy that is in force when it goes on."""
+"""A request that had to wait is served by the policy that is in force when it goes on; and what a reload changes."""
 
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,7 +8,10 @@ import pytest
 import trio
 from pyfuse3 import InodeT
 
+from cloakfs.daemon import FIXED_BY_THE_MOUNT
+from cloakfs.exports import Options
 from cloakfs.filesystem.core import Core
+from cloakfs.nfs.guard import _RELOADABLE
 from cloakfs.nodes import Stale
 from cloakfs.policy import Policy
 from cloakfs.view import View
@@ -41,3 +45,12 @@ def test_the_new_policy_decides() -> None:
 def test_a_view_that_is_gone_is_stale() -> None:
     with pytest.raises(Stale):
         served(None)
+
+
+def test_the_guard_has_daemons_reload_nothing_that_they_refuse() -> None:
+    """Each option is either fixed by the mount or taken over; the guard may make a new mount all the same."""
+    names = {field.name for field in fields(Options)}
+    assert names >= FIXED_BY_THE_MOUNT.keys()
+    assert names >= set(_RELOADABLE)
+    assert not FIXED_BY_THE_MOUNT.keys() & set(_RELOADABLE)
+    assert names - FIXED_BY_THE_MOUNT.keys() - set(_RELOADABLE) == {"prefetch", "prefetch_limits"}
