@@ -18,14 +18,14 @@ import pyfuse3
 import trio
 
 from . import linux, loop, mountpoint, mounts
-from .exports import ExportsError, Options
+from .exports import ExportsError, Options, parse_options
 from .filesystem import Filesystem, kernelcache
 from .groups import group_source
 from .index import Index
 from .mounted import STATE_DIR, Told, all_mounted, mount_key
 from .mountpoint import Attached, MountError, MountWords
 from .nodes import Nodes
-from .policy import PolicyError, is_in_file, load_policy
+from .policy import Policy, PolicyError, is_in_file, load_policy
 from .reader import Reader
 from .tasks import Tasks
 from .views import ViewError, Views
@@ -99,6 +99,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise MountError(_served_already(settings)) from None
+        _refuse_what_hides_from_root(settings)
         try:
             policy = load_policy(settings.options.policy, settings.options, settings.policy_dir)
             index = Index(os.path.join(state, "nodes.sqlite"))
@@ -180,6 +181,38 @@ def _nodes(settings: Settings, index: Index, max_fds: int) -> Nodes:
                 "it takes Linux 5.2, and mounts that are not unbindable"
             ) from exc
         raise
+
+
+def _refuse_what_hides_from_root(settings: Settings) -> None:
+    """The daemon finds its way through the tree as root, whom another cloakfs may hide things from, or squash.
+
+    What a caller made would be there, and not be found again, not even by the caller.
+
+    Raises:
+        MountError: the source lies in such a mount.
+    """
+    try:
+        fd = os.open(settings.source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as exc:
+        raise MountError(f"{settings.source}: {exc.strerror}") from exc
+    try:
+        place = mounts.by_id().get(mounts.id_of(fd))
+    finally:
+        os.close(fd)
+    if place is None or place.kind not in mountpoint.KINDS:
+        return
+    below = next((mount for mount in all_mounted() if mount.device == place.device), None)
+    if below is None or not _shows_root_everything(parse_options(below.options)[0]):
+        tree = "the tree below it" if below is None else below.source
+        raise MountError(
+            f"{settings.source}: lies in a cloakfs mount ({place.path}) that does not show root everything; "
+            f"mount {tree} instead"
+        )
+
+
+def _shows_root_everything(options: Options) -> bool:
+    policy = Policy(options)
+    return not (options.policy or options.views or policy.hides) and policy.ids["uid"].forward(0) == 0
 
 
 def _served_already(settings: Settings) -> str:
