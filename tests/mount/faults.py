@@ -98,7 +98,7 @@ class Faults(Policy):
     """The built-in policy, in a daemon whose tasks can be made to fail."""
 
 
-if path := os.environ.get("FAULTS"):
+if path := os.environ.pop("FAULTS", None):  # once: a reload reads this file again
     _armed = _Armed(path)
     for _point, (_owner, _name) in POINTS.items():
         _wrap(_armed, _point, _owner, _name)

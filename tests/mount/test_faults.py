@@ -138,9 +138,9 @@ def test_each_task_with_each_fault(
     wait_until(lambda: ann.do(os.stat, served.at("open", "file")).st_size == 1 << 20)
     os.truncate(f"{tree}/open/file", 5)
     wait_until(lambda: ann.do(os.stat, served.at("open", "file")).st_size == 5)
-    before = served.log.count("nothing to reload")
+    before = served.log.count(": reloaded")
     os.kill(pid, signal.SIGHUP)
-    wait_until(lambda: served.log.count("nothing to reload") > before)
+    wait_until(lambda: served.log.count(": reloaded") > before)
     assert served.pid == pid
     # Also where the thread is to begin.
     fail("start of a thread", change_behind, "thread")
