@@ -1,7 +1,7 @@
 """A FUSE file system to put a mount on: `python -m tests.mount.slowfs MOUNTPOINT FLAG`.
 
 It has as many files `0`, `1`, … as are looked up, of one MiB. FSYNC gets no answer until the file FLAG exists, nor does
-READ of files from `1000` on; FLAG.asked is made when there is one.
+READ of files from `10000` on; FLAG.asked is made when there is one.
 """
 
 import errno
@@ -14,13 +14,14 @@ import trio
 from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FlagT, FUSEError, InodeT, ReaddirToken, RequestContext
 
 _FIRST = 100
-_FIRST_STALLED = _FIRST + 1000
+_FIRST_STALLED = _FIRST + 10_000
 
 
 class Slow(pyfuse3.Operations):
     def __init__(self, flag: str) -> None:
         super().__init__()
         self._flag = flag
+        self._flagged = trio.Event()
 
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
         entry = EntryAttributes()
@@ -48,23 +49,31 @@ class Slow(pyfuse3.Operations):
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
         if fh >= _FIRST_STALLED:
             os.close(os.open(self._flag + ".asked", os.O_CREAT | os.O_WRONLY))
-            await self._flagged()
+            await self._flagged.wait()
         return bytes(size)
 
     async def flush(self, fh: FileHandleT) -> None:
         pass
 
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
-        await self._flagged()
+        await self._flagged.wait()
 
-    async def _flagged(self) -> None:
+    async def serve(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch)
+            await pyfuse3.main(1, 1000)
+            nursery.cancel_scope.cancel()
+
+    async def _watch(self) -> None:
         while not os.path.exists(self._flag):
             await trio.sleep(0.01)
+        self._flagged.set()
 
 
 if __name__ == "__main__":
-    pyfuse3.init(Slow(sys.argv[2]), sys.argv[1], {"fsname=slowfs", "allow_other"})
+    slow = Slow(sys.argv[2])
+    pyfuse3.init(slow, sys.argv[1], {"fsname=slowfs", "allow_other"})
     try:
-        trio.run(pyfuse3.main, 1, 1000)
+        trio.run(slow.serve)
     finally:
         pyfuse3.close()

@@ -127,7 +127,7 @@ def test_a_directory_whose_lock_is_held(
     for path in ("held/5", "near/public"):
         for one in (stranger, waiting):
             one.do(os.stat, m.at(path))
-    attacker.do(hold, m.at("held"), os.path.join(stalled.path, "1000"))
+    attacker.do(hold, m.at("held"), os.path.join(stalled.path, "10000"))
     wait_until(lambda: os.path.exists(os.path.join(base, "flag.asked")), SECONDS)
     attacker.start(chmod_all, 0o600)
     for _ in range(5):
