@@ -2,14 +2,17 @@
 
 import os
 import sys
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
-from rich.console import Console
 
-from cloakfs.configuration import read_text
 from cloakfs.exports import Export, ExportsWarning, Options, parse
 from cloakfs.mountpoint import MountError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# What not every command needs is imported where it is.
 
 # For other processes of ours. -P: nothing is imported from the working directory, which may be anybody's.
 OWN_COMMAND = (sys.executable, "-P", "-m", "cloakfs_cli.main")
@@ -19,6 +22,11 @@ def fail(text: str, status: int) -> NoReturn:
     """End with one clear line: status 1 for what cannot be done, 2 for what was asked wrongly."""
     click.echo(printable(f"cloakfs: {text}"), err=True)
     sys.exit(status)
+
+
+def note(text: str) -> None:
+    """Say one line beside what was asked for."""
+    click.echo(printable(f"cloakfs: {text}"), err=True)
 
 
 def printable(text: str) -> str:
@@ -32,8 +40,10 @@ def printable(text: str) -> str:
     return "".join(parts)
 
 
-def console() -> Console:
+def console() -> "Console":
     """Where tables go: in colours and as wide as the terminal, but plain and unbroken into a file or a pipe."""
+    from rich.console import Console  # noqa: PLC0415
+
     if sys.stdout.isatty():
         return Console(highlight=False)
     return Console(highlight=False, force_terminal=False, no_color=True, width=100_000)
@@ -46,6 +56,8 @@ def read_exports(path: str) -> tuple[list[Export], list[ExportsWarning]]:
         ExportsError: it is not in the grammar.
         OSError: it cannot be read.
     """
+    from cloakfs.configuration import read_text  # noqa: PLC0415
+
     return parse(read_text(path), path)
 
 

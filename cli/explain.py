@@ -11,6 +11,7 @@ from rich.text import Text
 
 from cloakfs import explain as why
 from cloakfs.caller import Caller
+from cloakfs.control import DaemonError
 
 from .common import console, fail, printable
 from .look import Look, find, parse_caller, tree_options
@@ -44,11 +45,13 @@ def explain(
     """
     logging.basicConfig(format="cloakfs: %(message)s")
     look = find(path, words, exports, client, source)
-    who, admitted = _identify(look, client_user, server_user)
     try:
+        who, admitted = _identify(look, client_user, server_user)
         steps = why.walk(look.source, look.names, look.view, who.server) if who.server is not None else []
     except OSError as exc:
         fail(f"{look.path}: {exc.strerror}", 1)
+    except DaemonError as exc:
+        fail(str(exc), 1)
     is_visible = bool(steps) and admitted and why.visible(steps)
     report = _report(look, who, steps, admitted=admitted, is_visible=is_visible)
     if as_json:

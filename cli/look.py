@@ -8,15 +8,17 @@ from typing import TypeVar
 
 import click
 
+from cloakfs.below import find_below
 from cloakfs.caller import Caller
+from cloakfs.control import Daemon, DaemonError
 from cloakfs.exports import ExportsError, Options, parse_options
-from cloakfs.mounted import Mounted, mounted
+from cloakfs.mounted import Mounted, dead, mounted
 from cloakfs.mountpoint import MountError, split_words
-from cloakfs.policy import PolicyError, load_policy
+from cloakfs.policy import Policy, PolicyError, load_policy
 from cloakfs.view import View
 from cloakfs.views import Identity, ViewError, parse_item, user_identity
 
-from .common import entry_for, fail, read_exports
+from .common import entry_for, fail, note, read_exports
 
 _F = TypeVar("_F", bound=Callable[..., object])
 
@@ -95,9 +97,13 @@ def _find(
     if source is not None and (mount is not None or exports is not None):
         fail("--source goes with -o and a path outside of all mounts", 2)
     if mount is None and not told:
+        died = next((dead_one.path for dead_one in dead() if _inside(os.path.abspath(path), dead_one.path)), None)
+        if died is not None:
+            fail(f"{path}: the daemon of the mount at {died} has died, and nobody sees anything there", 1)
         fail(f"{path}: in no mount; say how it is looked at with --exports FILE, or -o OPTIONS and --source DIR", 2)
     root = mount.source if mount is not None else os.path.realpath(source) if source is not None else None
     policy_dir = os.getcwd()
+    policy = None
     if exports is not None:
         entries, _ = read_exports(exports)
         policy_dir = os.path.dirname(os.path.abspath(exports))
@@ -110,14 +116,15 @@ def _find(
     elif mount is None or words:
         options, _ = parse_options(split_words(",".join(words))[1])
     else:
-        options, _ = parse_options(mount.options)
-        policy_dir = mount.policy_dir
+        options, policy = _in_force(mount)
     assert root is not None
+    below = find_below(root) if mount is not None else None  # from now on, all that is there is to be seen
     top = mount.target if mount is not None and place.is_below_mount else root
     if not _inside(place.path, top):
         fail(f"{path}: not below {top}", 2)
     names = _names(place.path, top)
-    policy = load_policy(options.policy, options, policy_dir)
+    if policy is None:
+        policy = load_policy(options.policy, options, policy_dir)
     fixed = None
     if place.is_below_mount:
         if options.views:
@@ -127,7 +134,20 @@ def _find(
             fail(f"{path}: a symbolic link leads to {real}, which is not below {root}", 1)
         names = _names(real, root)
     entrants = frozenset(int(uid) for uid in options.view_access)
-    return Look(root, names, options, View(policy, fixed, entrants))
+    return Look(root, names, options, View(policy, fixed, entrants, below=below, not_its_failure=DaemonError))
+
+
+def _in_force(mount: Mounted) -> tuple[Options, Policy]:
+    """What a mount goes by now, whatever is on disk; ends the command if only its daemon could tell, and does not."""
+    try:
+        daemon = Daemon(mount)
+    except DaemonError as exc:
+        options, _ = parse_options(mount.options)
+        if options.policy is not None:
+            fail(f"{exc}; only it knows its plug-in (-o policy=… asks the one on disk)", 1)
+        note(f"{exc}; these are the options it wrote down")
+        return options, Policy(options)
+    return daemon.options, daemon.policy
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,34 +1,38 @@
 """The command group `cloakfs`."""
 
+import importlib
 import os
 import sys
 
 import click
 
 from .background import remember_inherited
-from .bench import bench
-from .check import check
-from .explain import explain
-from .export import export
-from .mount import mount
 from .output import run
-from .prefetch import prefetch
-from .status import status
-from .table import table
-from .umount import umount
 
 # Exit statuses (docs/commands.md): 0 done, 1 it cannot be done, or told, 2 the command line or a configuration is
 # wrong.
 
+_COMMANDS = ("mount", "umount", "status", "export", "check", "explain", "table", "bench", "prefetch")
+"""Each is a module with a command of that name."""
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+
+class _Commands(click.Group):
+    """Imports no command but the one that is asked for: all of them together take longer than most have to do."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = getattr(importlib.import_module(f".{cmd_name}", __package__), cmd_name)
+        return command
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="cloakfs")
 def cloakfs() -> None:
     """Give each caller of a shared tree a view of its own."""
-
-
-for command in (mount, umount, status, export, check, explain, table, bench, prefetch):
-    cloakfs.add_command(command)
 
 
 def main() -> None:

@@ -11,11 +11,11 @@ from typing import Any
 
 import click
 
-from cloakfs import mounts
 from cloakfs.daemon import Settings, serve
 from cloakfs.exports import ExportsError, Options, format_options, parse_options
 from cloakfs.mounted import RUN_DIR, dead, mount_key
-from cloakfs.mountpoint import KINDS, MountError, detach, split_words
+from cloakfs.mountpoint import MountError, split_words
+from cloakfs.unmount import detach_dead
 
 from .background import in_background, in_foreground, remember_inherited
 from .common import entry_for, fail, printable, read_exports
@@ -120,20 +120,9 @@ def _take_off_dead(mountpoint: str) -> None:
     """Take off what is mounted there and whose daemon has died: it would stay below the new mount for good."""
     path = os.path.realpath(mountpoint)
     while any(place.path == path for place in dead()):
-        # What is on top may be something else. Of a daemon that lives, or just comes up, this is answered.
-        top = [place for place in mounts.by_id().values() if place.path == path][-1]
-        if top.kind not in KINDS or not _is_dead(path):
-            return
+        if not detach_dead(path):
+            return  # on top is something else, or a mount that is just coming up
         click.echo(printable(f"cloakfs: {path}: a mount whose daemon had died is taken off"), err=True)
-        detach(path)
-
-
-def _is_dead(path: str) -> bool:
-    try:
-        os.statvfs(path)
-    except OSError as exc:
-        return exc.errno in (errno.ENOTCONN, errno.ECONNABORTED)
-    return False
 
 
 def _require_directory(path: str) -> None:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from cloakfs import explain as why
 from cloakfs.caller import Caller
+from cloakfs.control import DaemonError
 from cloakfs.views import ViewError, user_identity
 
 from .common import console, fail, printable
@@ -50,6 +51,8 @@ def table(
         rows = why.table(look.source, look.names, look.view, list(columns.values()), read_only=look.options.read_only)
     except OSError as exc:
         fail(f"{look.path}: {exc.strerror}", 1)
+    except DaemonError as exc:
+        fail(str(exc), 1)
     if as_json:
         _print_json(look, columns, rows)
         return

@@ -8,7 +8,7 @@ import click
 
 from cloakfs import linux, mounts
 from cloakfs.mounted import Mounted, all_mounted
-from cloakfs.mountpoint import KINDS
+from cloakfs.unmount import KINDS
 
 from .common import fail, printable
 

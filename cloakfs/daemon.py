@@ -10,6 +10,7 @@ import resource
 import select
 import signal
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import TextIO
@@ -18,14 +19,17 @@ import pyfuse3
 import trio
 
 from . import linux, loop, mountpoint, mounts
-from .exports import ExportsError, Options, parse_options
+from .below import find_below
+from .cleanup import CleanUp
+from .control import Control, socket_of
+from .exports import ExportsError, Options
 from .filesystem import Filesystem, kernelcache
 from .groups import group_source
 from .index import Index
 from .mounted import STATE_DIR, Told, all_mounted, mount_key
 from .mountpoint import Attached, MountError, MountWords
 from .nodes import Nodes
-from .policy import Policy, PolicyError, is_in_file, load_policy
+from .policy import PolicyError, is_in_file, load_policy
 from .reader import Reader
 from .tasks import Tasks
 from .views import ViewError, Views
@@ -46,6 +50,8 @@ FIXED_BY_THE_MOUNT = {
 """Fields of `Options` that a reload cannot change, and the option to name; what is not in here it takes over."""
 
 _IDLE_SECONDS = 5.0
+_ATTEMPTS = 20
+_ATTEMPT_SECONDS = 0.02
 
 # So many descriptors clients cannot have: requests need some for a moment.
 _SPARE_DESCRIPTORS = 256
@@ -95,11 +101,11 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         except OSError as exc:
             raise MountError(f"{exc.filename}: {exc.strerror}") from exc
         stack.callback(os.close, lock)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise MountError(_served_already(settings)) from None
-        _refuse_what_hides_from_root(settings)
+        if not _locked(lock):
+            raise MountError(_served_already(settings))
+        below = find_below(settings.source)
+        if below is not None:
+            stack.callback(below.close)
         try:
             policy = load_policy(settings.options.policy, settings.options, settings.policy_dir)
             index = Index(os.path.join(state, "nodes.sqlite"))
@@ -107,7 +113,14 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             nodes = _nodes(settings, index, min(most // 4, 4096))
             stack.callback(nodes.close)
             entrants = frozenset(int(uid) for uid in settings.options.view_access)
-            views = Views(policy, settings.options.views, entrants, index, checked=settings.words.default_permissions)
+            views = Views(
+                policy,
+                settings.options.views,
+                entrants,
+                index,
+                checked=settings.words.default_permissions,
+                below=below,
+            )
         except (PolicyError, ViewError) as exc:
             raise MountError(str(exc)) from exc
         except sqlite3.Error as exc:
@@ -129,6 +142,11 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             max_open=most - min(most // 4, _SPARE_DESCRIPTORS),
         )
         watch = _watch(filesystem)
+        # A server would export what is below; and where that is the tree itself, everybody would see all of it.
+        must_stay = settings.words.is_exported or _lies_over_the_tree(settings)
+        clean_up = None if must_stay else CleanUp(key, settings.target)
+        if clean_up is not None:
+            stack.callback(clean_up.close)
         attached = mountpoint.attach(
             settings.source,
             settings.target,
@@ -142,10 +160,14 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             pyfuse3.init(filesystem, f"/dev/fd/{attached.session}", {"fsname=cloakfs"})
             filesystem.cache.forgetter.session = attached.session
             told = Told(key, settings.source, settings.target, settings.options, settings.policy_dir, attached.device)
+            control = Control(key, told, _groups_of(settings), views, filesystem.above, xattrs=settings.words.xattrs)
             try:
                 stack.enter_context(told)
+                stack.enter_context(control)
             except OSError as exc:
-                raise MountError(f"{exc.filename}: {exc.strerror}") from exc
+                raise MountError(f"{exc.filename or socket_of(key)}: {exc.strerror}") from exc
+            if clean_up is not None:
+                clean_up.take_charge(attached)
         except BaseException:
             attached.detach()
             raise
@@ -155,13 +177,25 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         given_up = 1 << linux.CAP_SYS_ADMIN | 1 << linux.CAP_SYS_RESOURCE | 1 << linux.CAP_SETFCAP
         linux.set_effective_capabilities(linux.effective_capabilities() & ~given_up)
         try:
-            trio.run(_Daemon(settings, filesystem, index, told, watch, attached, ready).run)
+            trio.run(_Daemon(settings, filesystem, index, told, control, watch, attached, ready).run)
         finally:
             linux.assume(linux.ROOT)
             # In this order: the last one to let go of a mount with a block device waits for an answer of the session.
             pyfuse3.close(unmount=False)
             attached.detach_dead()
     log.info("%s: unmounted", settings.target)
+
+
+def _locked(state: int) -> bool:
+    """Get the lock that the daemon of a mount holds for its life, and others for a moment, to see if there is one."""
+    for _ in range(_ATTEMPTS):
+        try:
+            fcntl.flock(state, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_ATTEMPT_SECONDS)
+        else:
+            return True
+    return False
 
 
 def _nodes(settings: Settings, index: Index, max_fds: int) -> Nodes:
@@ -171,7 +205,7 @@ def _nodes(settings: Settings, index: Index, max_fds: int) -> Nodes:
         MountError: it cannot be mounted over.
         OSError: it cannot be opened.
     """
-    covered = f"{settings.source}/".startswith(f"{settings.target}/")
+    covered = _covers_its_source(settings)
     try:
         return Nodes(settings.source, index, max_fds, covered=covered)
     except OSError as exc:
@@ -183,36 +217,13 @@ def _nodes(settings: Settings, index: Index, max_fds: int) -> Nodes:
         raise
 
 
-def _refuse_what_hides_from_root(settings: Settings) -> None:
-    """The daemon finds its way through the tree as root, whom another cloakfs may hide things from, or squash.
-
-    What a caller made would be there, and not be found again, not even by the caller.
-
-    Raises:
-        MountError: the source lies in such a mount.
-    """
-    try:
-        fd = os.open(settings.source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as exc:
-        raise MountError(f"{settings.source}: {exc.strerror}") from exc
-    try:
-        place = mounts.by_id().get(mounts.id_of(fd))
-    finally:
-        os.close(fd)
-    if place is None or place.kind not in mountpoint.KINDS:
-        return
-    below = next((mount for mount in all_mounted() if mount.device == place.device), None)
-    if below is None or not _shows_root_everything(parse_options(below.options)[0]):
-        tree = "the tree below it" if below is None else below.source
-        raise MountError(
-            f"{settings.source}: lies in a cloakfs mount ({place.path}) that does not show root everything; "
-            f"mount {tree} instead"
-        )
+def _covers_its_source(settings: Settings) -> bool:
+    return f"{settings.source}/".startswith(f"{settings.target}/")
 
 
-def _shows_root_everything(options: Options) -> bool:
-    policy = Policy(options)
-    return not (options.policy or options.views or policy.hides) and policy.ids["uid"].forward(0) == 0
+def _lies_over_the_tree(settings: Settings) -> bool:
+    """Is the tree itself seen where the mount is taken off? (It may be bound there, too.)"""
+    return _covers_its_source(settings) or os.path.samefile(settings.source, settings.target)
 
 
 def _served_already(settings: Settings) -> str:
@@ -341,6 +352,7 @@ class _Daemon:
         filesystem: Filesystem,
         index: Index,
         told: Told,
+        control: Control,
         watch: Watch | None,
         attached: Attached,
         ready: Callable[[], None],
@@ -350,6 +362,7 @@ class _Daemon:
         self._index = index
         self._ready = ready
         self._told = told
+        self._control = control
         self._watch = watch
         self._asked_to_stop = False
         self._attached = attached
@@ -368,6 +381,7 @@ class _Daemon:
                 tasks.keep("following the user database", views.keep_fresh, cache.forget_everything)
                 tasks.keep("having the kernel forget", cache.keep_forgetting)
                 tasks.keep("following mounts", cache.follow_mounts)
+                tasks.keep("answering other commands", self._control.serve, tasks)
                 if self._watch is not None:
                     tasks.keep("following changes", cache.follow, self._watch)
                 await self._answer_requests()

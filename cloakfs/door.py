@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 from . import linux
 from .caller import Caller
 from .nodes import Nodes, Object
+from .passages import Passages
 from .policy import Attrs
 from .view import View
 
@@ -27,6 +28,18 @@ def _make_credentials(who: Caller) -> linux.Credentials:
 
 _credentials = lru_cache(_MOST_IDENTITIES)(_make_credentials)
 _long_credentials = lru_cache(linux.MOST_LONG)(_make_credentials)
+
+
+def with_group(groups: frozenset[int], gid: int) -> frozenset[int]:
+    """The groups and this one. Of many, the same object each time: to copy and hash them takes long."""
+    if gid in groups:
+        return groups
+    return groups | {gid} if len(groups) <= linux.FEW_GROUPS else _with_group(groups, gid)
+
+
+@lru_cache(linux.MOST_LONG)
+def _with_group(groups: frozenset[int], gid: int) -> frozenset[int]:
+    return groups | {gid}
 
 
 class Subject:
@@ -74,8 +87,15 @@ def _make_subject(who: Caller) -> Subject:
 _subject = lru_cache(_MOST_IDENTITIES)(_make_subject)
 
 
-INSIDER = Subject(0, 0, lambda: Caller(0, 0, frozenset({0})))
-"""The daemon itself, looking through its own mount. It is told by identity (`is`), not by its ids."""
+class _Insider(Subject):
+    __slots__ = ()
+
+    def assume(self) -> None:
+        linux.assume(linux.ROOT)  # which in a mount below is more than a caller's root (`above`)
+
+
+INSIDER = _Insider(0, 0, lambda: Caller(0, 0, frozenset({0})))
+"""The daemon itself, looking through its own mount, or one above. It is told by identity (`is`), not by its ids."""
 
 
 def _accessible(fd: int, who: Caller, mode: int) -> bool:
@@ -100,6 +120,15 @@ def attrs_of(name: bytes, info: os.stat_result, fd: int) -> Attrs:
 def sees(view: View, who: Subject, name: bytes, info: os.stat_result, fd: int) -> bool:
     """May `who` see, in a directory that it sees, what is called `name` there? `fd` refers to it."""
     if not view.hides or who is INSIDER:
+        return True
+    if view.below is not None and view.below.has(info) and not view.below.shows(who, fd):
+        return False
+    return _judged(view, who, name, info, fd)
+
+
+def _judged(view: View, who: Subject, name: bytes, info: os.stat_result, fd: int) -> bool:
+    """The same, as far as the own policy goes."""
+    if not view.judges:
         return True
     cloak = view.cloak
     if cloak is None:
@@ -136,13 +165,30 @@ class Door:
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
+        self.passages = Passages(nodes)
 
     def visible(self, view: View, who: Subject, obj: Object, info: os.stat_result) -> bool:
         """May `who` see `obj`, whose present stat is `info`, by at least one of its known names?"""
         nodes = self._nodes
         if not view.hides or who is INSIDER:
             return True
-        while obj is not nodes.root:
+        cloak = view.cloak
+        asked = obj
+        is_known = cloak is not None  # perhaps
+        to_ask = view.below
+        while True:
+            if to_ask is not None and to_ask.has(info):
+                if not to_ask.shows(who, nodes.fd(obj)):
+                    return False
+                to_ask = None  # it has looked at everything above
+            if obj is nodes.root or not (to_ask or view.judges):
+                return True
+            # What was asked about is always looked at, and so is what lies at the top: that costs less than to be told.
+            if to_ask is None and cloak is not None and is_known and obj is not asked and obj.parent is not nodes.root:
+                passage = self.passages.to(cloak, obj)
+                if passage is not None:
+                    return passage.admits(who)
+                is_known = False
             fd = nodes.fd(obj)
             parent = obj.parent
             if (
@@ -151,19 +197,18 @@ class Door:
                 and (
                     obj.checked == info.st_ctime_ns
                     # Of a directory that changes all the time, the name is not worth finding out if nobody heeds it.
-                    or (view.cloak is not None and stat.S_ISDIR(info.st_mode) and nodes.is_child(obj, parent))
+                    or (cloak is not None and stat.S_ISDIR(info.st_mode) and nodes.is_child(obj, parent))
                 )
             ):
-                if not sees(view, who, obj.name, info, fd):
+                if not _judged(view, who, obj.name, info, fd):
                     return False
                 obj = parent
             else:
-                above = [parent for parent, name in nodes.places(obj, info) if sees(view, who, name, info, fd)]
+                above = [parent for parent, name in nodes.places(obj, info) if _judged(view, who, name, info, fd)]
                 if len(above) != 1:  # hard links, which only files have
                     return any(self.visible(view, who, parent, self._stat(parent)) for parent in above)
                 obj = above[0]
             info = self._stat(obj)
-        return True
 
     def _stat(self, obj: Object) -> os.stat_result:
-        return os.fstat(self._nodes.fd(obj))
+        return obj.filesystem.stat(self._nodes.fd(obj))

@@ -15,7 +15,7 @@ import trio
 from . import linux
 from .caller import Caller
 from .cloak import Verdict
-from .door import attrs_of, credentials
+from .door import attrs_of, credentials, subject
 from .groups import ProcessGroups, group_source
 from .mapping import Kind
 from .policy import Attrs, Policy, is_built_in
@@ -160,7 +160,12 @@ def judge(view: View, who: Caller, name: str, fd: int, *, is_root: bool = False)
     shown = view.show(attrs)
     policy = view.policy
     verdicts = policy.cloak.judge(attrs.mode, attrs.uid, attrs.gid, who.uid, who.groups)
-    visible = shown is not None and (is_root or view.visible(who, attrs))
+    below = view.below if view.below is not None and view.below.has(info) else None
+    is_shown_below = below is None or below.shows(subject(who), fd)
+    visible = shown is not None and is_shown_below and (is_root or view.visible(who, attrs))
+    reason = _reason(policy, who, attrs, verdicts, is_root=is_root, is_shown=shown is not None)
+    if below is not None and not is_shown_below:
+        reason = f"hidden by the mount below, {below.path}"
     linux.assume(credentials(who))
     permissions = sum(mode for mode in (READ, WRITE, EXECUTE) if linux.may_access(fd, mode))
     linux.assume(linux.ROOT)
@@ -172,7 +177,7 @@ def judge(view: View, who: Caller, name: str, fd: int, *, is_root: bool = False)
         None if shown is None else shown[:3],
         tuple(verdicts),
         visible,
-        _reason(policy, who, attrs, verdicts, is_root=is_root, is_shown=shown is not None),
+        reason,
         permissions,
     )
 

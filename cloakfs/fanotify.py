@@ -43,6 +43,9 @@ FAN_DELETE = 0x200
 FAN_Q_OVERFLOW = 0x4000
 FAN_ONDIR = 0x40000000
 
+OF_ITSELF = FAN_ATTRIB | FAN_MOVED_FROM | FAN_MOVED_TO
+"""With FAN_ONDIR: not only what is in the directory has changed."""
+
 _VERSION = 3
 _FID, _DFID_NAME, _DFID = 1, 2, 3  # FAN_EVENT_INFO_TYPE_*
 
@@ -63,6 +66,7 @@ class Event(NamedTuple):
         directory: handle of the directory in which it happened, as from `linux.name_to_handle`; b"" if not told.
         name: in that directory; b"." if it happened to the directory itself, b"" if not told.
         target: handle of the object that it happened to, which the name leads, or led, to; b"" if not told.
+        own: this process did it.
     """
 
     mask: int
@@ -70,6 +74,7 @@ class Event(NamedTuple):
     directory: bytes
     name: bytes
     target: bytes
+    own: bool = False
 
 
 def _check(result: int) -> int:
@@ -102,8 +107,8 @@ def filesystem(fd: int) -> tuple[int, int]:
     return magic, fsid
 
 
-def parse(raw: bytes, skip: int) -> list[Event]:
-    """The events that were read, without those caused by the process `skip`.
+def parse(raw: bytes, own: int) -> list[Event]:
+    """The events that were read; of those caused by the process `own`, only changes of directories themselves.
 
     Raises:
         OSError: EPROTO if the kernel speaks another version.
@@ -115,7 +120,7 @@ def parse(raw: bytes, skip: int) -> list[Event]:
         raise OSError(errno.EPROTO, "fanotify of another version")
     while at < end:
         length, mask, pid = metadata(raw, at)
-        if pid == skip:
+        if pid == own and not (mask & FAN_ONDIR and mask & OF_ITSELF):
             at += length
             continue
         fsid = 0
@@ -138,5 +143,5 @@ def parse(raw: bytes, skip: int) -> list[Event]:
             record += size
         if name == b"." and not target:
             target = directory
-        events.append(Event(mask, fsid, directory, name, target))
+        events.append(Event(mask, fsid, directory, name, target, pid == own))
     return events

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import json
 import logging
 import math
 import os
@@ -90,7 +91,8 @@ class ProcessGroups:
             if len(self._parsed) >= _MOST_KEPT or self._bytes > _MOST_BYTES:
                 self._parsed.clear()
                 self._bytes = len(line)
-            groups = self._parsed[line] = frozenset(map(int, line.split()))
+            # In half the time of int(): somebody may be in 65,536.
+            groups = self._parsed[line] = frozenset(json.loads(b"[%b]" % line.strip().replace(b" ", b",")))
         return groups
 
     def _line_anew(self, pid: int) -> bytes:

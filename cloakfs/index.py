@@ -115,8 +115,10 @@ class Index:
             self._db.execute("BEGIN IMMEDIATE")
         return self._db.execute(statement, values)
 
-    def filesystem(self, key: str) -> int:
-        """The number of the file system that `key` names."""
+    def filesystem(self, key: str, former: str | None = None) -> int:
+        """The number of the file system that `key` names, and `former` named in earlier versions."""
+        if former is not None:
+            self._db.execute("UPDATE OR IGNORE filesystems SET key = ? WHERE key = ?", (key, former))
         return self._number("filesystems", "key", key)
 
     def view(self, label: str) -> int:

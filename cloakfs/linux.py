@@ -4,11 +4,14 @@ Everything here is a thin, typed wrapper that raises `OSError`; meaning is given
 `daemon`.
 """
 
+import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import struct
 import threading
+from array import array
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
@@ -69,6 +72,7 @@ class Credentials(NamedTuple):
 
 
 ROOT = Credentials(0, 0, ())
+"""As whom a daemon acts when it acts for nobody. (One over another cloakfs mount is known by another group.)"""
 
 
 class _Thread(threading.local):
@@ -86,7 +90,7 @@ class _Arguments:
 
     def __init__(self, who: Credentials) -> None:
         self.count = ctypes.c_long(len(who.groups))
-        self.groups = (ctypes.c_uint32 * len(who.groups))(*who.groups)
+        self.groups = (ctypes.c_uint32 * len(who.groups)).from_buffer(array("I", who.groups))
         self.gid = ctypes.c_uint32(who.gid)
         self.uid = ctypes.c_uint32(who.uid)
         self.proven = False
@@ -99,7 +103,20 @@ MOST_LONG = 8
 """So many."""
 
 _arguments = lru_cache(1024)(_Arguments)  # clients choose ids: there must be a bound
-_long_arguments = lru_cache(MOST_LONG)(_Arguments)
+_long: dict[int, tuple[Credentials, _Arguments]] = {}  # by id()
+
+
+def _long_arguments(who: Credentials) -> _Arguments:
+    """The same for many groups, without so much as hashing them each time."""
+    known, ready = _long.get(id(who), (None, None))
+    if ready is None or known is not who:
+        if len(_long) >= MOST_LONG:
+            _long.clear()
+        ready = _Arguments(who)
+        _long[id(who)] = who, ready
+    return ready
+
+
 _SETGROUPS, _SETFSUID, _SETFSGID = _NR["setgroups"], _NR["setfsuid"], _NR["setfsgid"]
 
 
@@ -173,6 +190,17 @@ def apart(call: Callable[..., _T], *args: Any) -> _T:
     return answer[0]
 
 
+def call_this_process(*words: str) -> None:
+    """Have `ps` show these words, as far as there is room, instead of those that this process was started with."""
+    with open("/proc/self/comm", "wb") as file:
+        file.write(os.fsencode(words[0]))
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end of proc_pid_stat(5)
+    text = b"\0".join(os.fsencode(word) for word in words)[: end - start - 1]
+    ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+
+
 def start_time(pid: int) -> int | None:
     """When this process began, in clock ticks since boot (proc_pid_stat(5)); with its id that names it. None: ended."""
     try:
@@ -220,6 +248,17 @@ def set_effective_capabilities(mask: int) -> None:
     words[0] = mask & words[1]
     words[3] = mask >> 32 & words[4]
     _check(_syscall(_NR["capset"], header, ctypes.create_string_buffer(struct.pack("6I", *words))))
+
+
+@contextlib.contextmanager
+def admin() -> Iterator[None]:
+    """With CAP_SYS_ADMIN, which the daemon has given up, but may raise again."""
+    before = effective_capabilities()
+    set_effective_capabilities(before | 1 << CAP_SYS_ADMIN)
+    try:
+        yield
+    finally:
+        set_effective_capabilities(before)
 
 
 _MAX_HANDLE = 128
@@ -320,6 +359,11 @@ def umount(target: str, flags: int = 0) -> None:
     _check(_libc.umount2(os.fsencode(target), ctypes.c_int(flags | UMOUNT_NOFOLLOW)), target)
 
 
+def detach_mount(fd: int) -> None:
+    """Take the very mount off whose top `fd` refers to, wherever it is and whatever its path leads to by now."""
+    _check(_libc.umount2(b"/proc/self/fd/%d" % fd, ctypes.c_int(MNT_DETACH)))
+
+
 _AT_FDCWD = -100
 _AT_RECURSIVE = 0x8000
 _OPEN_TREE_CLONE = 1
@@ -349,14 +393,64 @@ def clone_tree(path: str) -> int:
     return fd
 
 
+_AT_SYMLINK_NOFOLLOW = 0x100
+_AT_NO_AUTOMOUNT = 0x800
 _AT_STATX_DONT_SYNC = 0x4000
-_statx_device = struct.Struct("=136xII")
+_STATX_BASIC_STATS, _STATX_MNT_ID = 0x7FF, 0x1000
+_STATX_NAME = ctypes.c_int(_AT_SYMLINK_NOFOLLOW | _AT_NO_AUTOMOUNT | _AT_STATX_DONT_SYNC)
+_STATX_FD = ctypes.c_int(AT_EMPTY_PATH | _AT_NO_AUTOMOUNT | _AT_STATX_DONT_SYNC)
+_STATX_WANTED = ctypes.c_uint(_STATX_BASIC_STATS | _STATX_MNT_ID)
+
+# struct statx: blksize, nlink, uid, gid, mode, ino, size, blocks, atime, ctime, mtime, rdev, dev, mnt_id.
+_statx_answer = struct.Struct("=4xI8xIIIH2xQQQ8xqI4x16xqI4xqI4xIIIIQ")
+_STATX_SIZE = 256
 
 
-def device_of(fd: int) -> str:
-    """st_dev of what `fd` refers to, as `major:minor`, without asking a file system that is served by somebody."""
-    buf = ctypes.create_string_buffer(256)
-    flags = AT_EMPTY_PATH | _AT_STATX_DONT_SYNC
-    _check(_libc.statx(ctypes.c_int(fd), b"", ctypes.c_int(flags), ctypes.c_uint(0), buf))
-    major, minor = _statx_device.unpack_from(buf.raw)
-    return f"{major}:{minor}"
+class _StatxBuffer(threading.local):
+    def __init__(self) -> None:
+        self.buf = ctypes.create_string_buffer(_STATX_SIZE)
+        self.address = ctypes.byref(self.buf)
+
+
+_statx_buffer = _StatxBuffer()
+_statx: Callable[..., int] = _libc.statx
+
+
+def statx(fd: int, name: bytes = b"") -> tuple[os.stat_result, int]:
+    """lstat(2) of `name` in the directory `fd`, or of `fd` itself, and the id of the mount it was found on.
+
+    Nobody who serves a file system is asked (AT_STATX_DONT_SYNC): of what is far, that is what the kernel remembers.
+    The way to `name` in a directory that is far itself may have to be asked for all the same. Fractions of seconds are
+    in the fields `…_ns` alone.
+    """
+    buffer = _statx_buffer
+    if _statx(fd, name, _STATX_NAME if name else _STATX_FD, _STATX_WANTED, buffer.address) < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), *((name,) if name else ()))
+    (
+        blksize, nlink, uid, gid, mode, ino, size, blocks, atime, atime_ns, ctime, ctime_ns, mtime, mtime_ns,
+        rdev_major, rdev_minor, dev_major, dev_minor, mount_id,
+    ) = _statx_answer.unpack_from(buffer.buf)  # fmt: skip
+    info = os.stat_result(
+        (
+            mode, ino, os.makedev(dev_major, dev_minor), nlink, uid, gid, size, atime, mtime, ctime,
+            atime, mtime, ctime,
+            atime * 1_000_000_000 + atime_ns, mtime * 1_000_000_000 + mtime_ns, ctime * 1_000_000_000 + ctime_ns,
+            blksize, blocks, rdev_major and os.makedev(rdev_major, rdev_minor),
+        )
+    )  # fmt: skip
+    return info, mount_id
+
+
+# XFS_IOC_FSGEOMETRY_V1, a struct xfs_fsop_geom_v1; the UUID comes after eight 32-bit and four 64-bit numbers.
+_XFS_GEOMETRY, _XFS_GEOMETRY_SIZE = 0x80705864, 112
+_XFS_UUID = slice(64, 80)
+
+
+def xfs_uuid(fd: int) -> bytes:
+    """The UUID of the xfs that `fd` is on, which must not be O_PATH (ioctl_xfs_fsgeometry(2)).
+
+    Raises:
+        OSError: ENOTTY if it is no xfs.
+    """
+    return fcntl.ioctl(fd, _XFS_GEOMETRY, bytes(_XFS_GEOMETRY_SIZE))[_XFS_UUID]

@@ -5,10 +5,15 @@ and answers. Between two requests it passes trio's scheduler and epoll(7) twice,
 Lean, the worker that reads goes on reading as long as its answers wait for nothing; the lock goes to another only when
 it is about to leave the thread to others. For that, the names that the loop takes from `pyfuse3.trio` are replaced, as
 pyfuse3's own support of asyncio does.
+
+A request may be gone by the time it is read, because the process that made it has been killed. read(2) then waits for
+the next one, and all answers that are due from threads and all timers wait with it, for as long as nobody asks for
+anything. So while there are requests, a signal interrupts read(2) now and then.
 """
 
 import contextlib
 import select
+import signal
 import time
 import types
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
@@ -32,6 +37,10 @@ SHARE = MOST_WORKERS // 4
 _SECONDS = 0.001
 _SECONDS_OTHERS = 0.0002  # while other answers wait for something
 
+# At most this long does read(2) wait for a request that is gone. It is longer than any other call of the loop should
+# take, because the signal interrupts those as well.
+_TICK_SECONDS = 0.05
+
 
 class Nursery(Protocol):
     """What the session loop wants of one."""
@@ -54,6 +63,8 @@ class Workers:
         self._closing = False
         self._poll: Callable[[int], list[tuple[int, int]]] | None = None
         self._since = 0.0  # then trio had time
+        self._is_idle = False  # the one that reads waits, in trio
+        self._is_ticking = False  # there is a signal now and then
         # The tasks that could run. trio calls these two when a task gets there, and when it runs.
         self._runnable: set[Task] = set()
         self.task_scheduled = self._runnable.add
@@ -136,8 +147,25 @@ class Workers:
             if self._closing:  # nobody waited for what notify_closing() wakes
                 raise trio.ClosedResourceError
         if not self._poll(0):
-            await trio.lowlevel.wait_readable(fd)
+            self._is_idle = True
+            try:
+                await trio.lowlevel.wait_readable(fd)
+            finally:
+                self._is_idle = False
             self._since = time.monotonic()
+        if not self._is_ticking:
+            self._is_ticking = True
+            signal.setitimer(signal.ITIMER_REAL, _TICK_SECONDS, _TICK_SECONDS)
+
+    def tick(self, *_: object) -> None:
+        """The handler of SIGALRM: the signal by itself ends a read(2) that waits. An idle loop needs none."""
+        if self._is_idle:
+            self.stop_ticking()
+
+    def stop_ticking(self) -> None:
+        """No more signals until there is a request."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        self._is_ticking = False
 
     def notify_closing(self, fd: int) -> None:
         """See trio.lowlevel."""
@@ -157,15 +185,21 @@ def _lean() -> Iterator[None]:
     module = cast("Any", pyfuse3)
     module.trio = SimpleNamespace(**(vars(trio) | names))
     trio.lowlevel.add_instrument(cast("trio.abc.Instrument", workers))
+    before = signal.signal(signal.SIGALRM, workers.tick)
     try:
         yield
     finally:
+        workers.stop_ticking()
+        signal.signal(signal.SIGALRM, before)
         trio.lowlevel.remove_instrument(cast("trio.abc.Instrument", workers))
         module.trio = trio
 
 
 async def serve(*, stock: bool = False) -> None:
-    """Answer requests until the session ends, once in a process; `stock` is pyfuse3's own way."""
+    """Answer requests until the session ends, once in a process; `stock` is pyfuse3's own way.
+
+    pyfuse3's own waits for requests that are gone (see above): it is here to be compared with.
+    """
     # Each answer may take a thread. What else needs one (to unmount, for example) must not have to wait for them.
     trio.to_thread.current_default_thread_limiter().total_tokens += MOST_WORKERS
     if stock:

@@ -16,7 +16,7 @@ from typing import Any
 
 from . import linux, mounts
 from .exports import Options, format_options
-from .mountpoint import KINDS
+from .unmount import KINDS
 
 log = logging.getLogger(__name__)
 
@@ -63,11 +63,16 @@ class Mounted:
     since: float = 0
 
 
+def told_path(key: str) -> str:
+    """The file in which the daemon of a mount tells of it."""
+    return os.path.join(RUN_DIR, f"{key}.json")
+
+
 class Told:
     """What the daemon of a mount tells others; a context manager, after which it tells nothing."""
 
     def __init__(self, key: str, source: str, target: str, options: Options, policy_dir: str, device: str = "") -> None:
-        self._path = os.path.join(RUN_DIR, f"{key}.json")
+        self._path = told_path(key)
         self._now = Mounted(os.getpid(), source, target, format_options(options), policy_dir, device, since=time.time())
 
     def __enter__(self) -> None:
@@ -78,6 +83,11 @@ class Told:
         linux.assume(linux.ROOT)
         with contextlib.suppress(OSError):
             os.unlink(self._path)
+
+    @property
+    def options(self) -> str:
+        """Those in force, as for `mount -o`."""
+        return self._now.options
 
     def reloaded(self, options: Options) -> None:
         """A reload succeeded: these options are in force now."""

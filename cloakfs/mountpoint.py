@@ -5,8 +5,6 @@ with which the kernel leaves the umask to the file system: only the real tree kn
 its place.
 """
 
-import contextlib
-import errno
 import logging
 import os
 import select
@@ -15,11 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from . import blockdevice, linux, mounts
+from .unmount import KINDS, detach, detach_dead
 
 log = logging.getLogger(__name__)
-
-KINDS = ("fuse.cloakfs", "fuseblk.cloakfs")
-"""The types of our mounts: without and with a block device."""
 
 _FLAGS = {
     "nosuid": linux.MS_NOSUID,
@@ -170,16 +166,10 @@ class Attached:
         place = self._place()
         if place is None:
             return
-        try:
-            # Of a daemon that lives, this is answered. (stat(2) would be told what the kernel remembers.)
-            os.statvfs(place.path)
-        except OSError as exc:
-            if exc.errno != errno.ENOTCONN:
-                return
+        if self._cover(place):
+            self._detach(place)
         else:
-            if not self._cover(place):
-                return
-        self._detach(place)
+            detach_dead(place.path, self.mount_id)
 
     def _place(self) -> mounts.Place | None:
         place = mounts.by_id().get(self.mount_id)
@@ -275,14 +265,3 @@ def _identity(image: str) -> tuple[str, int] | None:
             exc.strerror,
         )
         return None
-
-
-def detach(target: str) -> None:
-    """Take what is mounted at `target` off the tree at once; who has it open keeps it until they close it."""
-    before = linux.effective_capabilities()
-    linux.set_effective_capabilities(before | 1 << linux.CAP_SYS_ADMIN)
-    try:
-        with contextlib.suppress(OSError):  # somebody else unmounted it
-            linux.umount(target, linux.MNT_DETACH)
-    finally:
-        linux.set_effective_capabilities(before)

@@ -1,18 +1,16 @@
 """What is mounted where, as this process sees it.
 
 The table is read as bytes: users name mount points, types (`fusermount3 -o subtype=…`) and sources as they like, and
-nothing they write may keep anybody from reading the rest.
+nothing they write may keep anybody from reading the rest. (The clean-up process has this module, so it imports next to
+nothing.)
 """
 
 import os
 import re
 import select
-from collections.abc import AsyncGenerator
 from typing import NamedTuple
 
-import trio
-
-_TABLE = "/proc/self/mountinfo"
+TABLE = "/proc/self/mountinfo"
 
 _escape = re.compile(rb"\\([0-7]{3})")
 _mounter = re.compile(rb"(?:^|,)user_id=(\d{1,10})(?:,|$)")
@@ -38,14 +36,14 @@ class Place(NamedTuple):
 
 def by_id() -> dict[int, Place]:
     """What is mounted by mount id, in the order of mounting."""
-    with open(_TABLE, "rb") as file:
+    with open(TABLE, "rb") as file:
         return parse(file.read())
 
 
 def words_by_device() -> dict[str, str]:
     """How what is mounted may be used (`ro`, `nosuid`, …, with commas), by `Place.device`; of several, the last."""
     found = {}
-    with open(_TABLE, "rb") as file:
+    with open(TABLE, "rb") as file:
         for line in file:
             words = line.split(b" ")
             found[_text(words[2])] = _text(words[5])
@@ -88,7 +86,7 @@ class Changes:
     """Tells without waiting whether something was mounted or unmounted since it was asked last."""
 
     def __init__(self) -> None:
-        self._table = open(_TABLE, "rb")  # noqa: SIM115  (kept for as long as somebody wants to know)
+        self._table = open(TABLE, "rb")  # noqa: SIM115  (kept for as long as somebody wants to know)
         self._poll = select.poll()
         self._poll.register(self._table, select.POLLPRI)
 
@@ -104,14 +102,3 @@ class Changes:
     def close(self) -> None:
         """Nobody wants to know any more."""
         self._table.close()
-
-
-async def changes() -> AsyncGenerator[None, None]:
-    """Something was mounted or unmounted somewhere, for ever (proc_pid_mounts(5)); the first time at once."""
-    with open(_TABLE, "rb") as table, select.epoll() as poll:
-        poll.register(table, select.EPOLLPRI)
-        yield
-        while True:
-            await trio.lowlevel.wait_readable(poll.fileno())
-            poll.poll(0)
-            yield

@@ -22,13 +22,18 @@ import stat
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from . import linux, mounts
 from .index import Index
+from .unmount import KINDS
+
+if TYPE_CHECKING:
+    from .passages import Condition, Passage
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +56,6 @@ _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 # More levels than a path can have.
 _MAX_DEPTH = 4096
 
-_NamedIn = tuple[tuple[int, int], bytes]  # st_dev and st_ino of a directory, and a name in it
-
 _NO_VIEWS: frozenset[int] = frozenset()
 
 # How long a directory that was below the root counts as being there, in seconds.
@@ -66,11 +69,14 @@ _SECOND_NS = 1_000_000_000
 _NEVER = -(1 << 80)
 
 
-# Their id is their own, and stays.
+# Their id (f_fsid) is their own, and stays.
 _KNOWN_BY_ID = ("ext2", "ext3", "ext4", "btrfs")
 
 # So many objects of the index are looked at at a time: some milliseconds in a thread.
 _SWEEP = 200
+
+# A rename leaves the ctime of what is renamed alone. (Of what is far, nobody knows: with sshfs it is the mtime.)
+_SILENT_KINDS = frozenset({"vfat", "msdos", "exfat"})
 
 _MEMORY_KINDS = frozenset({"tmpfs", "ramfs"})
 _PLAIN_KINDS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", *_MEMORY_KINDS})
@@ -101,11 +107,23 @@ class Stale(OSError):
         super().__init__(errno.ESTALE, os.strerror(errno.ESTALE))
 
 
+class TooSoon(PermissionError):
+    """What is called so is on a mount that was not met yet, and just now the table of mounts may not be read again.
+
+    Attributes:
+        seconds: how long to wait.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(errno.EACCES, os.strerror(errno.EACCES))
+        self.seconds = seconds
+
+
 # A local file system that kept the session loop waiting so long is asked from threads for a while.
 _SLOW_SECONDS = 0.005
 _SLOW_FOR_SECONDS = 10.0
 
-# After looking at what is mounted, so many times as long it is not looked at.
+# After the table of mounts was read for a request, so many times as long it is not read again for one.
 _SHARE_OF_MOUNTS = 20
 
 # So long a file system may take to tell about itself when it is met.
@@ -126,6 +144,9 @@ class Filesystem:
     told: bool = False  # are changes behind the mount told?
     device: int = 0  # st_dev
     slow_until: float = 0.0  # by time.monotonic()
+    below_far: bool = False  # is it mounted inside of what is far?
+    pin: int = -1  # refers to the mount where `fd` does not, so that no other one is given its id
+    is_certain: bool = False  # is its number that of no other one that is mounted at the same place later?
 
     @property
     def plain(self) -> bool:
@@ -143,13 +164,27 @@ class Filesystem:
         return self.kind.startswith(_FAR_KINDS)
 
     @property
+    def by_threads(self) -> bool:
+        """Is what is above an object found out by threads alone (`Nodes.look`)?"""
+        return self.far or self.below_far
+
+    @property
+    def tells_moves(self) -> bool:
+        """Does the ctime of an object show that it was renamed?"""
+        return not self.far and self.kind not in _SILENT_KINDS
+
+    @property
     def waits(self) -> bool:
         """Is it better asked from a thread?"""
-        return self.far or (self.slow_until > 0 and time.monotonic() < self.slow_until)
+        return self.far or self.below_far or (self.slow_until > 0 and time.monotonic() < self.slow_until)
+
+    def stat(self, fd: int) -> os.stat_result:
+        """The stat of a descriptor on it. Of what is far, as the kernel remembers it: a thread has asked just now."""
+        return linux.statx(fd)[0] if self.far else os.fstat(fd)
 
     def took(self, seconds: float) -> None:
         """It was asked from the session loop, and answered after so long."""
-        if seconds > _SLOW_SECONDS:
+        if seconds > _SLOW_SECONDS and not self.in_memory:
             self.slow_until = time.monotonic() + _SLOW_FOR_SECONDS
 
 
@@ -159,6 +194,20 @@ def _is_gone(mount_fd: int, handle: bytes) -> bool:
     except OSError as exc:
         return exc.errno == errno.ESTALE
     return False
+
+
+def _identity(fd: int, kind: str) -> int | str:
+    """What tells the file system that `fd` (O_PATH) is on from another one mounted there later; 0 if nothing does."""
+    if kind in _KNOWN_BY_ID:
+        return os.fstatvfs(fd).f_fsid
+    if kind == "xfs":  # of which f_fsid is the number of the device
+        with contextlib.suppress(OSError):
+            opened = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                return linux.xfs_uuid(opened).hex()
+            finally:
+                os.close(opened)
+    return 0
 
 
 def _storable(text: str) -> str:
@@ -174,9 +223,9 @@ class Object:
     """One object of the real tree, as long as the kernel knows it or something below it."""
 
     __slots__ = (
-        "checked", "children", "content", "era", "ever_kept", "fd", "filesystem", "generation", "handle", "inode",
-        "kept", "lookups", "name", "number", "open_files", "others", "parent", "pins", "plain_at", "told_size",
-        "told_sizes", "used",
+        "checked", "children", "condition", "content", "era", "ever_kept", "fd", "filesystem", "generation", "handle",
+        "inode", "kept", "lookups", "name", "number", "open_files", "others", "parent", "passage", "pins", "plain_at",
+        "told_size", "told_sizes", "trusted", "used",
     )  # fmt: skip
 
     def __init__(self, number: int, handle: bytes, filesystem: Filesystem) -> None:
@@ -191,6 +240,10 @@ class Object:
         self.others: list[tuple[Object, bytes]] | None = None  # further names of a hard link
         self.checked = _NEVER  # the ctime at which `parent` and `name` were true
         self.plain_at = _NEVER  # the ctime at which it had no ACL
+        # Of a directory, what `passages` remembers: that it is in its place, who sees it, and who gets there.
+        self.trusted = -1
+        self.condition: Condition | None = None
+        self.passage: Passage | None = None
         self.kept = _NO_VIEWS  # numbers of the views in which the kernel remembers more than it asked for
         self.era = 0  # of the kernel's cache, to which `kept` belongs
         self.ever_kept = _NO_VIEWS  # the same, but never forgotten: of names that lead nowhere, nobody knows which
@@ -220,6 +273,28 @@ class Object:
         return self.told_sizes.get(view, 0) if self.told_sizes else 0
 
 
+class _Link(NamedTuple):
+    """An object to look at: its descriptor, or -1, and where it may be, by number of a directory and name in it."""
+
+    obj: Object
+    fd: int
+    places: list[tuple[int, bytes]]
+
+
+class Looked(NamedTuple):
+    """What a thread found.
+
+    Attributes:
+        opened: objects and their descriptors, by number.
+        moved: directories that are not where they were; what is above now, and what they are called there.
+        there: st_dev and st_ino of what was found, by number of the directory, and name.
+    """
+
+    opened: dict[int, tuple[Object, int]]
+    moved: list[tuple[Object, int, bytes]]
+    there: dict[tuple[int, bytes], tuple[int, int]]
+
+
 class Nodes:
     """All objects of one tree that the kernel may ask about.
 
@@ -244,22 +319,20 @@ class Nodes:
         self._by_number: dict[int, Filesystem] = {}
         self._beside: dict[tuple[int, int], set[bytes]] = {}  # where something far is mounted, and what it is called
         self.on_new_filesystem: Callable[[Filesystem], None] | None = None
-        self.on_shunned: Callable[[Object, bytes], None] | None = None
+        self._there: Mapping[tuple[int, bytes], tuple[int, int]] = {}
         self._open: dict[int, Object] = {}
         self._uses = 0  # of descriptors
         self._uses_before = 0  # when the idle ones were closed last
         self._by_inode: dict[tuple[int, int], Object] = {}  # of those in `_open`
         self._mount_changes = mounts.Changes()
-        self._mounts_outdated = True
-        self._mounts_again = 0.0  # before that, it is not looked at what is mounted
-        self._shunned_at: dict[tuple[int, str], _NamedIn | None] = {}  # by mount id and path
-        self._shunned: dict[tuple[int, int], set[bytes]] = {}
+        self._mounts_again = 0.0  # before that, the table of mounts is not read for a request
+        self._shunned: set[int] = set()  # ids of mounts not to be looked into, until something is mounted or unmounted
         self._inside: set[tuple[int, int]] = set()  # directories seen below the root, good for a moment
         self._inside_until = 0.0
+        self.trust = 0  # an `Object.trusted` that is not this is worth nothing
         self._swept = 0  # the last object that `sweep` has looked at
         self._transient = _TRANSIENT | int.from_bytes(os.urandom(5), "little")
         self._own_device: str | None = None
-        self._leads_back = False
         self._copied: dict[int, mounts.Place] | None = None
         linux.assume(linux.ROOT)
         if covered:
@@ -267,7 +340,8 @@ class Nodes:
             self._copied = self._find_copies(fd)
         else:
             fd = os.open(source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        filesystem = self._new_filesystem(mounts.id_of(fd), fd)
+        top = mounts.id_of(fd)
+        filesystem = self._new_filesystem(top, fd, self._table().get(top))
         handle, _ = self._identify(fd, None)
         if not index.claim(ROOT, handle):
             log.warning("%s is another directory than it was: old file handles are stale", source)
@@ -287,10 +361,11 @@ class Nodes:
 
     def mounts_below(self) -> dict[int, str]:
         """What the administrator mounted inside of the tree: mount id -> mount point."""
-        linux.assume(linux.ROOT)
-        return {number: place.path for number, place in self._mounted_inside() if not place.mounter}
+        there = self._mounted_inside()
+        return {number: place.path for number, place in there if not (place.mounter or place.kind in KINDS)}
 
     def _mounted_inside(self) -> list[tuple[int, mounts.Place]]:
+        linux.assume(linux.ROOT)
         inside = self._source.rstrip("/") + "/"
         return [(number, place) for number, place in self._table().items() if place.path.startswith(inside)]
 
@@ -306,7 +381,7 @@ class Nodes:
         finally:
             os.close(fd)
         table = mounts.by_id()
-        numbers = {original: mounts.id_of(top)}
+        copies = {mounts.id_of(top): original}
         inside = self._source.rstrip("/") + "/"
         not_to_pass: list[str] = []
         for number, place in table.items():
@@ -320,11 +395,13 @@ class Nodes:
                     copy = mounts.id_of(fd)
                 finally:
                     os.close(fd)
-                if copy not in numbers.values():
-                    numbers[number] = copy
+                if (
+                    copy not in copies or table[copies[copy]].path == place.path
+                ):  # of several at a place, the one on top
+                    copies[copy] = number
+        copy_of = {number: copy for copy, number in copies.items()}
         return {
-            copy: table[number]._replace(parent=numbers.get(table[number].parent, 0))
-            for number, copy in numbers.items()
+            copy: table[number]._replace(parent=copy_of.get(table[number].parent, 0)) for copy, number in copies.items()
         }
 
     def served_at(self, device: str) -> None:
@@ -333,76 +410,78 @@ class Nodes:
         Where it shows up inside of the tree (a bind mount), the name leads nowhere: the daemon would wait for itself.
         """
         self._own_device = device
-        self._mounts_outdated = True
-        self.heed_mounts()
 
-    def shunned(self, directory: os.stat_result) -> Set[bytes]:
-        """The names in this directory at which a user has mounted a FUSE file system, or this one is seen itself.
+    def shunned_places(self) -> set[tuple[int, str]]:
+        """Ids and mount points of what must not be looked into, inside of the tree."""
+        return {(number, place.path) for number, place in self._mounted_inside() if self._leads_nowhere(place)}
 
-        It is not looked into, and the name leads nowhere: whoever serves it may answer late, or never.
+    def _leads_nowhere(self, place: mounts.Place) -> bool:
+        """Is this, inside of the tree, not to be looked into?
+
+        So it is with FUSE file systems of users: whoever serves one may answer late, or never. And with any cloakfs:
+        this one would wait for itself, another one may hide from root what callers make there, and what is for a server
+        alone would be open to them.
         """
-        self.heed_mounts()
-        return self._shunned.get(self._id(directory), frozenset()) if self._shunned else frozenset()
+        return place.mounter != 0 or place.kind in KINDS or place.device == self._own_device
 
-    def heed_mounts(self) -> None:
-        """If anything was mounted or unmounted, see what is to be shunned."""
+    def stat(self, fd: int) -> os.stat_result:
+        """The stat of what was just found by its name, before anything else is done with it.
+
+        `fd` (O_PATH) refers to it. A name leads nowhere if the mount that was found there must not be looked into.
+
+        Raises:
+            PermissionError: it must not.
+            TooSoon: perhaps it must not.
+        """
+        info, mount_id = linux.statx(fd)
+        if mount_id not in self._by_mount:
+            self._meet(mount_id, fd)
+        return info
+
+    def _meet(self, mount_id: int, fd: int) -> Filesystem:
+        """Know the mount that `fd` (O_PATH) was found on. Mounts that are known are held, so that ids stay theirs.
+
+        Raises:
+            PermissionError: it must not be looked into, or this is not the session loop.
+            TooSoon: whoever mounts and unmounts all the time is not to keep others waiting.
+        """
+        if not linux.in_main_thread():
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         if self._mount_changes.seen():
-            self._mounts_outdated = True
-        if self._mounts_outdated and time.monotonic() >= self._mounts_again:
-            self._find_shunned()
+            self._shunned.clear()
+        if mount_id not in self._shunned:
+            now = time.monotonic()
+            if now < self._mounts_again:
+                raise TooSoon(self._mounts_again - now)
+            table = self._mount_changes.table() if self._copied is None else self._copied
+            self._mounts_again = time.monotonic() + _SHARE_OF_MOUNTS * (time.monotonic() - now)
+            place = table.get(mount_id)
+            if place is None:
+                raise TooSoon(0.0)  # it has just been unmounted
+            if not self._leads_nowhere(place):
+                return self._new_filesystem(mount_id, fd, place)
+            self._shunned.add(mount_id)
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    def _find_shunned(self) -> None:
-        began = time.monotonic()
-        linux.assume(linux.ROOT)
-        table = self._mount_changes.table() if self._copied is None else self._copied
-        inside = self._source.rstrip("/") + "/"
-        own = [place.path for place in table.values() if place.device == self._own_device]
-        self._leads_back = any(path == self._source or path.startswith(inside) for path in own)
-        places: dict[tuple[int, str], _NamedIn | None] = {}
-        for number, place in table.items():
-            if (place.mounter or place.device == self._own_device) and place.path.startswith(inside):
-                key = number, place.path
-                places[key] = self._shunned_at[key] if key in self._shunned_at else self._shunned_place(table, place)
-        new = [at for key, at in places.items() if at is not None and key not in self._shunned_at]
-        self._shunned_at = places
-        self._shunned = {}
-        for at in places.values():
-            if at is not None:
-                self._shunned.setdefault(at[0], set()).add(at[1])
-        for directory, name in new:
-            above = self._by_inode.get(directory)
-            if above is not None and self.on_shunned is not None:
-                self.on_shunned(above, name)
-        # The number of a mount that is gone is soon another's.
-        for number, filesystem in list(self._by_mount.items())[1:]:
-            now = table.get(number)
-            if now is not None and (now.path, now.kind) != (filesystem.path, filesystem.kind):
-                del self._by_mount[number]
-        self._mounts_outdated = False
-        # Whoever mounts and unmounts all the time is not to keep others waiting.
-        self._mounts_again = time.monotonic() + _SHARE_OF_MOUNTS * (time.monotonic() - began)
-
-    def _shunned_place(
-        self, table: dict[int, mounts.Place], place: mounts.Place
-    ) -> tuple[tuple[int, int], bytes] | None:
-        """Directory and name of a mount point, unless one has to pass something far to get there."""
-        above = table.get(place.parent)
-        while above is not None:
-            if above.mounter or above.device == self._own_device:
+    def at_path(self, path: str) -> tuple[Object, bytes] | None:
+        """The directory, and the name in it, that a path in the tree leads to, if that is known; nobody is asked."""
+        inside = os.path.relpath(path, self._source)
+        *above, name = os.fsencode(inside).split(b"/")
+        at = self.root
+        for level in above:
+            below = (at.children or {}).get(level)
+            if below is None:
                 return None
-            if above.kind.startswith(_FAR_KINDS) and place.device != self._own_device:
-                return None
-            above = table.get(above.parent) if above is not table.get(above.parent) else None
-        directory, name = os.path.split(place.path)
-        try:
-            # Not from "/": the source may be covered.
-            return self._id(os.stat(os.path.relpath(directory, self._source), dir_fd=self.root.fd)), os.fsencode(name)
-        except OSError:
-            return None  # it is covered by something else
+            at = below
+        return at, name
 
     def waits(self, obj: Object) -> bool:
         """Is it better to ask about this object, or a name in it, from a thread?"""
         return obj.filesystem.waits or bool(self.far_names(obj))
+
+    def is_name_far(self, parent: Object, name: bytes) -> bool:
+        """May whoever follows this name have to wait for another machine or process?"""
+        return parent.filesystem.far or name in self.far_names(parent)
 
     def far_names(self, obj: Object) -> Set[bytes]:
         """The names in this directory at which something far is mounted."""
@@ -420,20 +499,25 @@ class Nodes:
             return
         try:
             mount_id = mounts.id_of(fd)
-            if mount_id not in self._by_mount:
-                self._new_filesystem(mount_id, fd)
+            place = self._table().get(mount_id)
+            if mount_id not in self._by_mount and place is not None and not self._leads_nowhere(place):
+                self._new_filesystem(mount_id, fd, place)
         finally:
             os.close(fd)
 
-    def _new_filesystem(self, mount_id: int, fd: int) -> Filesystem:
-        place = self._table().get(mount_id)
-        if place is not None and (place.mounter or place.device == self._own_device):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))  # see `shunned`
+    def _new_filesystem(self, mount_id: int, fd: int, place: mounts.Place | None) -> Filesystem:
+        linux.assume(linux.ROOT)
         path, kind = (place.path, place.kind) if place else (os.readlink(f"/proc/self/fd/{fd}"), "unknown")
         inside = os.path.relpath(path, self._source) if path.startswith(self._source.rstrip("/") + "/") else "."
-        # What tells a file system from another mounted at the same place later, where it is stable.
-        fsid = os.fstatvfs(fd).f_fsid if kind in _KNOWN_BY_ID else 0
-        filesystem = Filesystem(self._index.filesystem(_storable(f"{inside}\0{kind}\0{fsid}")), kind, path, -1)
+        identity = _identity(fd, kind)
+        key = partial("{}\0{}\0{}".format, inside, kind)
+        # In 0.1.0 an xfs had none: what is known from then is taken to be of the one that is there now.
+        former = _storable(key(0)) if kind == "xfs" else None
+        number = self._index.filesystem(_storable(key(identity)), former)
+        filesystem = Filesystem(number, kind, path, -1, is_certain=identity != 0)
+        if self._by_mount and place is not None:
+            above_it = self._by_mount.get(place.parent)
+            filesystem.below_far = above_it is not None and above_it.by_threads
         if filesystem.far:
             self._ask_far(filesystem, fd)
             with contextlib.suppress(OSError):
@@ -441,6 +525,8 @@ class Nodes:
                 self._beside.setdefault(self._id(os.stat(above)), set()).add(name)
         else:
             self._describe(filesystem, fd)
+        if filesystem.fd < 0:
+            filesystem.pin = os.dup(fd)
         self._by_mount[mount_id] = filesystem
         self._by_number[filesystem.number] = filesystem
         if self.on_new_filesystem is not None:
@@ -596,10 +682,10 @@ class Nodes:
             handle, mount_id = linux.name_to_handle(fd, flags)
         except OSError:
             handle, mount_id = b"", mounts.id_of(fd)
-        filesystem = self._by_mount.get(mount_id) or self._new_filesystem(mount_id, fd)
+        filesystem = self._by_mount.get(mount_id) or self._meet(mount_id, fd)
         if not filesystem.has_handles:
             # Good as long as a descriptor is kept open: until then the inode number is not used again.
-            info = os.fstat(fd)
+            info, _ = linux.statx(fd)
             return struct.pack("<IQQ", filesystem.number, info.st_dev, info.st_ino), filesystem
         if not handle or filesystem.flags != flags:
             handle, _ = linux.name_to_handle(fd, filesystem.flags)
@@ -663,6 +749,7 @@ class Nodes:
     @staticmethod
     def _leave(obj: Object) -> Object | None:
         """`obj` has no place now; returns where it was."""
+        obj.trusted = -1
         parent, obj.parent = obj.parent, None
         if parent is not None and parent.children is not None and parent.children.get(obj.name) is obj:
             del parent.children[obj.name]
@@ -679,7 +766,7 @@ class Nodes:
 
     def _found_again(self, obj: Object, parent: Object, name: bytes, fd: int) -> None:
         """A known object turned up under another name: moved, or one more hard link."""
-        info = os.fstat(fd)
+        info = obj.filesystem.stat(fd)
         if not stat.S_ISDIR(info.st_mode) and info.st_nlink > 1 and obj.parent is not None:
             others = obj.others = obj.others or []
             others.append((obj.parent, obj.name))
@@ -696,14 +783,15 @@ class Nodes:
         linux.assume(linux.ROOT)
         return self._by_handle.get(self._identify(fd, parent)[0])
 
-    def moved(self, parent: Object, name: bytes) -> Object | None:
-        """Something was renamed to `name` in `parent`: remember where it is now. None if it is not there any more."""
-        linux.assume(linux.ROOT)
+    def moved(self, fd: int, parent: Object, name: bytes) -> Object | None:
+        """What `fd` (O_PATH) refers to was renamed to `name` in `parent`: remember where it is now. Takes `fd` over.
+
+        None if it cannot be known.
+        """
         try:
-            fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.fd(parent))
             obj = self.resolve(fd, parent, name)
         except OSError:
-            return None  # already somewhere else; looked for when it is asked about
+            return None  # looked for when it is asked about
         self._drop_if_unused(obj)
         return obj
 
@@ -714,7 +802,7 @@ class Nodes:
         """
         if obj.parent is not None and (info.st_ctime_ns == obj.checked or info.st_nlink == 0):
             yield obj.parent, obj.name
-        elif stat.S_ISDIR(info.st_mode):
+        elif stat.S_ISDIR(info.st_mode) and not obj.filesystem.by_threads:
             self._find_directory(obj, info)
             if obj.parent is not None:
                 yield obj.parent, obj.name
@@ -735,17 +823,19 @@ class Nodes:
         return time.time_ns() - info.st_ctime_ns > tick
 
     def _checked(self, obj: Object, info: os.stat_result) -> None:
-        if self.is_settled(info):
+        if obj.filesystem.tells_moves and self.is_settled(info):
             obj.checked = info.st_ctime_ns
 
     def is_at(self, info: os.stat_result, parent: Object, name: bytes) -> bool:
-        """Does `name` in the directory lead to what has this stat?"""
+        """Does `name` in the directory lead to what has this stat?
+
+        Where something is far, that is so if a thread has just found it so: see `look`.
+        """
+        if self.is_name_far(parent, name):
+            return self._there.get((parent.number, name)) == self._id(info)
         linux.assume(linux.ROOT)
         try:
-            fd = self.fd(parent)
-            if self._shunned and name in self.shunned(os.fstat(fd)):
-                return False
-            there = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            there, _ = linux.statx(self.fd(parent), name)
         except OSError:
             return False
         return (there.st_dev, there.st_ino) == (info.st_dev, info.st_ino)
@@ -753,21 +843,18 @@ class Nodes:
     def is_child(self, obj: Object, parent: Object) -> bool:
         """Is this directory (still) in that one?"""
         fd = self.fd(obj)
-        if self._leads_back:
-            linux.assume(linux.ROOT)
-            try:
-                up = self._open_above(fd)
-            except Stale:
-                return False
-            above = os.fstat(up)
-            os.close(up)
-            return self._id(above) == (parent.inode or self._id(os.fstat(self.fd(parent))))
+        if obj.filesystem.far or parent.filesystem.far:
+            return self._there.get((parent.number, obj.name)) == self._inode_of(obj)
         try:
-            above = os.stat("..", dir_fd=fd)
+            above, _ = linux.statx(fd, b"..")
         except PermissionError:  # for whoever was served last
             linux.assume(linux.ROOT)
-            above = os.stat("..", dir_fd=fd)
-        return self._id(above) == (parent.inode or self._id(os.fstat(self.fd(parent))))
+            above, _ = linux.statx(fd, b"..")
+        return self._id(above) == self._inode_of(parent)
+
+    def _inode_of(self, obj: Object) -> tuple[int, int]:
+        fd = self.fd(obj)
+        return obj.inode or self._id(obj.filesystem.stat(fd))
 
     def _find_directory(self, obj: Object, info: os.stat_result) -> None:
         """Directories know where they are: follow "..", and ask the kernel for the name.
@@ -796,28 +883,31 @@ class Nodes:
         """What ".." of a directory is; the root is its own, and None is for what is no longer below the root."""
         if obj is self.root:
             return obj
+        if obj.filesystem.by_threads:
+            return obj.parent if obj.parent is not None and self.is_child(obj, obj.parent) else None
         return self._above(obj) if self._is_inside(obj) else None
 
     def _above(self, obj: Object) -> Object:
         linux.assume(linux.ROOT)
-        fd = self._open_above(self.fd(obj))
+        fd, _ = self._open_above(self.fd(obj))
         known = self.known(fd, obj)
         if known is not None:
             os.close(fd)
             return known
         return self.resolve(fd, None, b"")
 
-    def _open_above(self, fd: int) -> int:
-        """Open (O_PATH) what ".." is.
+    def _open_above(self, fd: int) -> tuple[int, tuple[int, int]]:
+        """Open (O_PATH) what ".." is; its st_dev and st_ino.
 
         Raises:
-            Stale: the daemon's own mount is on top of it.
+            Stale: it is on a mount that was not met: outside of the tree, or on top of what was above.
         """
         above = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
-        if self._leads_back and linux.device_of(above) == self._own_device:
+        info, mount_id = linux.statx(above)
+        if mount_id not in self._by_mount:
             os.close(above)
             raise Stale
-        return above
+        return above, self._id(info)
 
     def _was_inside(self, obj: Object) -> bool:
         """Was this directory below the root a moment ago?
@@ -829,7 +919,7 @@ class Nodes:
         if now > self._inside_until:
             self._inside.clear()
             self._inside_until = now + _MOMENT
-        return self._id(os.fstat(self.fd(obj))) in self._inside or self._is_inside(obj)
+        return self._inode_of(obj) in self._inside or self._is_inside(obj)
 
     @staticmethod
     def _id(info: os.stat_result) -> tuple[int, int]:
@@ -838,23 +928,22 @@ class Nodes:
     def _is_inside(self, obj: Object) -> bool:
         """Is this directory still below the root of the tree?"""
         linux.assume(linux.ROOT)
-        root = self._id(os.fstat(self.fd(self.root)))
+        root = self._inode_of(self.root)
         passed: list[tuple[int, int]] = []
         fd = os.dup(self.fd(obj))
         try:
-            here = self._id(os.fstat(fd))
+            here = self._inode_of(obj)
             for _ in range(_MAX_DEPTH):
                 if here == root:
                     self._inside.update(passed)
                     return True
                 passed.append(here)
                 try:
-                    above = self._open_above(fd)
+                    above, here = self._open_above(fd)
                 except Stale:
                     return False
                 os.close(fd)
                 fd = above
-                here = self._id(os.fstat(fd))
                 if here == passed[-1]:
                     return False  # "/"
         finally:
@@ -863,8 +952,8 @@ class Nodes:
 
     # -- what has to be waited for -----------------------------------------------------------------
 
-    def look(self, obj: Object, name: bytes | None) -> Callable[[], list[tuple[Object, int]]]:
-        """What a thread has to do so that looking at `obj`, and at `name` in it, takes no time afterwards.
+    def look(self, obj: Object, name: bytes | None = None) -> Callable[[], Looked]:
+        """What a thread has to do so that looking at `obj`, its places, and `name` in it, takes no time afterwards.
 
         Returns:
             to be called in a thread; its result is for `looked`.
@@ -873,44 +962,133 @@ class Nodes:
             OSError: there are too many descriptors.
         """
         linux.assume(linux.ROOT)
-        chain: list[tuple[Object, int, int, bytes]] = []
-        at: Object | None = obj
+        links: dict[int, _Link] = {}
+        todo = [obj]
         try:
-            while at is not None and self.waits(at):
-                # What is not open has to be opened by its handle first.
+            while todo:
+                at = todo.pop()
+                # What is known of a directory need not be looked at, nor, mostly, what is above (see `passages`).
+                is_trusted = at is not obj and at.trusted == self.trust and not at.filesystem.by_threads
+                if at.number in links or is_trusted or not self.waits(at):
+                    continue
+                # What is not open has to be opened by its handle, or its name, first.
                 fd = os.dup(at.fd) if at.fd >= 0 else -1
-                chain.append((at, fd, at.filesystem.fd if at.filesystem.decodable else -1, at.handle[4:]))
-                at = at.parent
+                places = [*([(at.parent, at.name)] if at.parent is not None else []), *(at.others or [])]
+                links[at.number] = _Link(at, fd, [(parent.number, name) for parent, name in places])
+                todo += [parent for parent, _ in places]
         except OSError:
-            for _, fd, _, _ in chain:
-                if fd >= 0:
-                    os.close(fd)
+            for link in links.values():
+                if link.fd >= 0:
+                    os.close(link.fd)
             raise
 
-        def work() -> list[tuple[Object, int]]:
+        def work() -> Looked:
             linux.assume(linux.ROOT)
-            found = []
-            for known, duplicate, mount_fd, handle in chain:
+            found = Looked({}, [], {})
+            for link in reversed(links.values()):
                 with contextlib.suppress(OSError):
-                    fd = duplicate
-                    if fd < 0 <= mount_fd:
-                        fd = linux.open_by_handle(mount_fd, handle, os.O_PATH | os.O_NOFOLLOW)
-                    if fd >= 0:
-                        found.append((known, fd))
-                        os.fstat(fd)
-                        if known is obj and name is not None:
-                            os.stat(name, dir_fd=fd, follow_symlinks=False)
+                    self._look_at_link(link, found)
+            if name is not None and obj.number in found.opened:
+                with contextlib.suppress(OSError):
+                    self.look_at(found.opened[obj.number][1], name)
             return found
 
         return work
 
-    def looked(self, found: list[tuple[Object, int]]) -> None:
-        """Keep what a thread had to open."""
-        for obj, fd in found:
+    def _look_at_link(self, link: _Link, found: Looked) -> None:
+        """In a thread: look at an object and, by its names, in the directories above."""
+        obj = link.obj
+        fd = link.fd if link.fd >= 0 else self._open_late(link, found)
+        found.opened[obj.number] = obj, fd
+        info = os.fstat(fd)
+        for number, name in link.places:
+            if number in found.opened:
+                with contextlib.suppress(OSError):
+                    found.there[number, name] = self._id(linux.statx(found.opened[number][1], name)[0])
+        if obj is self.root or not stat.S_ISDIR(info.st_mode) or not obj.filesystem.by_threads:
+            return
+        if any(found.there.get(place) == self._id(info) for place in link.places):
+            return
+        name = os.path.basename(os.readlink(f"/proc/self/fd/{fd}".encode()))
+        above, here = self._open_above(fd)
+        try:
+            # What is at the top of a mount that was taken off lies in itself, and has no name.
+            is_there = here != self._id(info) and self._id(linux.statx(above, name)[0]) == self._id(info)
+        except OSError:
+            is_there = False
+        if is_there:
+            found.moved.append((obj, above, name))
+        else:
+            os.close(above)
+
+    @staticmethod
+    def _open_late(link: _Link, found: Looked) -> int:
+        obj = link.obj
+        if obj.filesystem.decodable:
+            return linux.open_by_handle(obj.filesystem.fd, obj.handle[4:], os.O_PATH | os.O_NOFOLLOW)
+        for number, name in link.places:
+            if number in found.opened:
+                above = found.opened[number][1]
+                fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+                with contextlib.suppress(OSError):
+                    if linux.name_to_handle(fd, obj.filesystem.flags)[0] == obj.handle[4:]:
+                        return fd
+                os.close(fd)
+        raise Stale
+
+    def looked(self, found: Looked) -> bool:
+        """Keep what a thread had to open, and what it found (see `recall`).
+
+        Returns:
+            True if a directory is somewhere else than it was: then it has to be looked at what is above it now.
+        """
+        for obj, fd in found.opened.values():
             if obj.fd < 0 and self._objects.get(obj.number) is obj:
                 self._keep(obj, fd)
             else:
                 os.close(fd)
+        for obj, above, name in found.moved:
+            try:
+                parent = self.resolve(above, None, b"")
+            except OSError:
+                continue
+            if self._objects.get(obj.number) is not obj:
+                self._drop_if_unused(parent)
+                continue
+            self._place(obj, parent, name)
+            if obj.number < _TRANSIENT:
+                self._index.moved(obj.number, parent.number, name)
+        self.recall(found.there)
+        return bool(found.moved)
+
+    def recall(self, there: Mapping[tuple[int, bytes], tuple[int, int]]) -> None:
+        """What `Looked.there` says is so, for the request that is being served."""
+        self._there = there
+
+    def look_at(self, directory: int, name: bytes) -> None:
+        """In a thread: have the kernel find out what is called `name`, unless that must not be looked into.
+
+        Raises:
+            OSError: there is nothing, for example.
+        """
+        if self._is_far(linux.statx(directory, name)[1]):
+            fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+            try:
+                self.ask(fd)
+            finally:
+                os.close(fd)
+
+    def ask(self, fd: int) -> None:
+        """If this is a thread, have the kernel ask what there is to know of what was found, and `fd` refers to.
+
+        Not if it is local; nor if it must not be looked into.
+        """
+        if not linux.in_main_thread() and self._is_far(linux.statx(fd)[1]):
+            os.fstat(fd)
+
+    def _is_far(self, mount_id: int) -> bool:
+        filesystem = self._by_mount.get(mount_id)
+        return filesystem is not None and filesystem.far
 
     # -- descriptors -------------------------------------------------------------------------------
 
@@ -957,8 +1135,11 @@ class Nodes:
                 if exc.errno in _NO_ROOM:
                     raise
                 continue
-            if self._identify(fd, parent)[0] == obj.handle:
-                return fd
+            try:
+                if self._identify(fd, parent)[0] == obj.handle:
+                    return fd
+            except PermissionError:
+                pass  # see `stat`
             os.close(fd)
         raise Stale
 
@@ -966,7 +1147,7 @@ class Nodes:
         obj.fd = fd
         obj.used = self._uses = self._uses + 1
         self._open[obj.number] = obj
-        obj.inode = self._id(os.fstat(fd))
+        obj.inode = self._id(obj.filesystem.stat(fd))
         self._by_inode[obj.inode] = obj
         if len(self._open) > self._max_fds:
             self._close_oldest(self._max_fds // 8)
@@ -1020,7 +1201,7 @@ class Nodes:
         sure = {
             filesystem.number: filesystem.fd
             for filesystem in self._by_number.values()
-            if filesystem.decodable and not filesystem.far and filesystem.kind in _KNOWN_BY_ID
+            if filesystem.decodable and not filesystem.far and filesystem.is_certain
         }
         rows = self._index.after(self._swept, _SWEEP)
         self._swept = rows[-1][0] if rows else 0
@@ -1066,5 +1247,6 @@ class Nodes:
         for obj in list(self._open.values()):
             self._close(obj)
         for filesystem in {*self._by_mount.values(), *self._by_number.values()}:
-            if filesystem.fd >= 0:
-                os.close(filesystem.fd)
+            for fd in (filesystem.fd, filesystem.pin):
+                if fd >= 0:
+                    os.close(fd)

@@ -122,7 +122,8 @@ class Policy:
         return self.ids[kind].reverse(server_id)
 
 
-_METHODS = ("forward", "visible", "show", "same_for_all", "server_id", "client_id")
+METHODS = ("forward", "visible", "show", "same_for_all", "server_id", "client_id")
+"""What a plug-in may define."""
 
 
 def is_built_in(policy: Policy, method: str) -> bool:
@@ -160,8 +161,8 @@ def load_policy(spec: str | None, options: Options, directory: str = ".") -> Pol
         plugin_class = getattr(module, name)
         takes_options = bool(inspect.signature(plugin_class).parameters)
         plugin = plugin_class(options) if takes_options else plugin_class()
-        if not any(hasattr(plugin, method) for method in _METHODS):
-            raise PolicyError(f"policy={spec}: {name} has none of the methods {', '.join(_METHODS)}")
+        if not any(hasattr(plugin, method) for method in METHODS):
+            raise PolicyError(f"policy={spec}: {name} has none of the methods {', '.join(METHODS)}")
         if not isinstance(plugin, Policy):
             return _adopt(plugin, options)
         if not hasattr(plugin, "cloak"):
@@ -188,7 +189,7 @@ def _run(path: str) -> ModuleType:
 def _adopt(plugin: Any, options: Options) -> Policy:
     """The built-in policy with the methods that `plugin` defines in place of its own."""
     policy = Policy(options)
-    for method in _METHODS:
+    for method in METHODS:
         if hasattr(plugin, method):
             setattr(policy, method, getattr(plugin, method))
     policy.hides = policy.hides or not is_built_in(policy, "visible")

@@ -48,10 +48,10 @@ async def keep(what: str, work: Callable[_P, Awaitable[object]], *args: _P.args,
             now = trio.current_time()
             if now - began > _WELL_SECONDS:
                 pause = FIRST_PAUSE_SECONDS
-            cause = _cause(exc)
-            if now >= told.get(cause, now):
-                told = {cause: now + _TELL_AGAIN_SECONDS}
-                log.error("%s failed, and begins anew: %s", what, cause)  # noqa: TRY400  (one line)
+            why = cause(exc)
+            if now >= told.get(why, now):
+                told = {why: now + _TELL_AGAIN_SECONDS}
+                log.error("%s failed, and begins anew: %s", what, why)  # noqa: TRY400  (one line)
         else:
             return
         await trio.sleep(pause)
@@ -63,7 +63,7 @@ async def attempt(what: str, work: Callable[_P, Awaitable[object]], *args: _P.ar
     try:
         await work(*args, **kwargs)
     except Exception as exc:
-        log.error("%s failed: %s", what, _cause(exc))  # noqa: TRY400  (one line)
+        log.error("%s failed: %s", what, cause(exc))  # noqa: TRY400  (one line)
 
 
 class Tasks:
@@ -93,7 +93,7 @@ class Tasks:
         self._nursery.start_soon(run, name=what)
 
 
-def _cause(exc: BaseException) -> str:
+def cause(exc: BaseException) -> str:
     """What was raised where, in one line."""
     while isinstance(exc, BaseExceptionGroup):
         exc = exc.exceptions[0]

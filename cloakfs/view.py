@@ -8,12 +8,15 @@ import logging
 import stat
 import traceback
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from . import acl
 from .caller import Caller
 from .mapping import MAX_ID, Kind
 from .policy import Attrs, Policy, is_built_in
+
+if TYPE_CHECKING:
+    from .below import Below
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +72,8 @@ class View:
         fixed: the identity (server ids) of a fixed view; None for a caller view.
         entrants: client uids that may enter a fixed view, apart from root and the identity itself.
         checked: the kernel checks permissions with what is shown.
+        below: the cloakfs mount that the tree lies in, if it does: the door asks that, too.
+        not_its_failure: what the policy raises when it is not the policy that failed; it is raised on.
     """
 
     def __init__(
@@ -78,16 +83,22 @@ class View:
         entrants: frozenset[int] = frozenset(),
         *,
         checked: bool = False,
+        below: "Below | None" = None,
+        not_its_failure: type[Exception] | tuple[()] = (),
     ) -> None:
         self.policy = policy
+        self._not_its_failure = not_its_failure
         self.fixed = fixed
         self.entrants = entrants
         self.checked = checked
+        self.below = below
         self._told: set[tuple[str, type[BaseException], int]] = set()
         self._no_answers: set[str] = set()  # methods that answered what is no answer
         # The built-in show() only maps ids; saying so saves an object per answer. A plug-in that shows may fail.
         self.plain_show = is_built_in(policy, "show") and is_built_in(policy, "client_id")
-        self.hides = policy.hides or not self.plain_show
+        self.judges = policy.hides or not self.plain_show
+        """May the policy hide something?"""
+        self.hides = self.judges or below is not None
         self.cloak = policy.cloak if is_built_in(policy, "visible") and self.plain_show else None
         """What decides alone who sees what, if it does: nobody else has to be asked."""
         self.plain_forward = is_built_in(policy, "forward")
@@ -133,7 +144,11 @@ class View:
         return who
 
     def _forward(self, caller: Caller) -> Caller | None:
-        return self._ask("forward", None, lambda: _checked_caller(self.policy.forward(caller)), caller)
+        def forward() -> Caller:
+            who = self.policy.forward(caller)
+            return who if self.plain_forward else _checked_caller(who)  # each of perhaps 65,536 groups
+
+        return self._ask("forward", None, forward, caller)
 
     def server_ids(self, uid: int, gid: int) -> tuple[int, int]:
         """What `identify` makes of a caller's uid and primary gid, where `plain_forward` holds."""
@@ -149,7 +164,7 @@ class View:
 
         Not of an object that cannot be shown because the policy fails to say how.
         """
-        if not self.hides:
+        if not self.judges:
             return True
         answer: object = self._ask("visible", False, lambda: self.policy.visible(who, attrs), who, attrs)
         if answer is not True:
@@ -162,7 +177,7 @@ class View:
 
     def same_for_all(self, attrs: Attrs) -> bool:
         """Does a plug-in promise that every caller, at any time, gets the same answer of `visible` for this object?"""
-        if is_built_in(self.policy, "same_for_all"):
+        if self.below is not None or is_built_in(self.policy, "same_for_all"):
             return False
         return self._ask("same_for_all", False, lambda: self.policy.same_for_all(attrs) is True, attrs)
 
@@ -292,6 +307,8 @@ class View:
         """The policy's answer, or `otherwise` if it raises anything at all, be it SystemExit."""
         try:
             return question()
+        except self._not_its_failure:
+            raise
         except BaseException as exc:
             # Not by text: that may name a different file every time.
             where = [line for _, line in traceback.walk_tb(exc.__traceback__)]

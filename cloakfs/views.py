@@ -4,6 +4,7 @@ import os
 import pwd
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -13,6 +14,9 @@ from .index import Index
 from .nodes import MAX_VIEWS
 from .policy import Policy
 from .view import View
+
+if TYPE_CHECKING:
+    from .below import Below
 
 REFRESH_SECONDS = 30.0
 """How long a change in the user database may take to reach a view that is named by user."""
@@ -79,8 +83,11 @@ class Views:
         entrants: client uids that may enter every fixed view.
         index: where view numbers are kept.
         checked: the kernel checks permissions with what is shown.
+        below: the cloakfs mount that the tree lies in, if it does.
 
     Attributes:
+        policy: see above; the one that is in force.
+        below: see above.
         top: are the views `@NAME` directories, so that the root of the mount is only a list of them?
 
     Raises:
@@ -95,9 +102,11 @@ class Views:
         index: Index,
         *,
         checked: bool = False,
+        below: "Below | None" = None,
     ) -> None:
-        self._policy = policy
+        self.policy = policy
         self._checked = checked
+        self.below = below
         self._entrants = entrants
         self._index = index
         parsed = [parse_item(item) for item in items]
@@ -125,7 +134,7 @@ class Views:
         return number
 
     def _view(self, fixed: Caller | None) -> View:
-        return View(self._policy, fixed, self._entrants, checked=self._checked)
+        return View(self.policy, fixed, self._entrants, checked=self._checked, below=self.below)
 
     def get(self, number: int) -> View | None:
         """The view with this number, if this mount has it (now)."""
@@ -133,7 +142,7 @@ class Views:
 
     def use(self, policy: Policy) -> None:
         """Look through another policy from now on, also with handles given out before."""
-        self._policy = policy
+        self.policy = policy
         self._views = {number: self._view(view.fixed) for number, view in self._views.items()}
 
     def labels(self, client_uid: int) -> list[str]:

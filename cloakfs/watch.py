@@ -38,12 +38,13 @@ Before Linux 5.17 the target is missing from CREATE, DELETE, MOVED_FROM and MOVE
 import contextlib
 import errno
 import os
+import select
 import struct
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Callable
 
 import trio
 
-from . import fanotify, linux
+from . import fanotify, linux, mounts
 from .fanotify import Event
 
 _MASK = (
@@ -87,7 +88,11 @@ class Watch:
 
     It holds what fs.fanotify.max_queued_events says (16384 events, some MB); what comes then is lost, and one event
     says so: its mask is FAN_Q_OVERFLOW, and the rest of it empty. What this process does itself, in whatever thread,
-    takes up room until it is read, but is delivered only if `own` says so.
+    takes up room until it is read, but is delivered only if `own` says so. In any case `on_own` is called with those
+    changes of its own that are about a directory itself.
+
+    An event is in the queue before the system call returns that it is about. So if there is nothing to be read,
+    everything is as it was read last (`is_silent`).
 
     Raises:
         OSError: no fanotify, or too old a kernel (EINVAL before Linux 5.9), no CAP_SYS_ADMIN (EPERM), or more groups
@@ -95,17 +100,20 @@ class Watch:
     """
 
     def __init__(self, *, own: bool = False) -> None:
-        self._skip = -1 if own else os.getpid()
+        self._own = -1 if own else os.getpid()
+        self.on_own: Callable[[Event], None] | None = None
         flags = fanotify.FAN_CLASS_NOTIF | fanotify.FAN_CLOEXEC | fanotify.FAN_NONBLOCK
         self._more = False
         self._rest_until = 0.0
-        with _admin():
+        self._queue = select.poll()
+        with linux.admin():
             try:
                 self._fd = fanotify.init(flags | fanotify.FAN_REPORT_DFID_NAME_TARGET)
             except OSError as exc:
                 if exc.errno != errno.EINVAL:
                     raise
                 self._fd = fanotify.init(flags | fanotify.FAN_REPORT_DFID_NAME_FID)
+        self._queue.register(self._fd, select.POLLIN)
 
     def add(self, fd: int) -> int:
         """Watch the whole file system that `fd` (O_PATH will do) is on, for as long as it stays mounted.
@@ -121,7 +129,7 @@ class Watch:
         if magic not in _LOCAL:
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
         linux.assume(linux.ROOT)
-        with _admin():
+        with linux.admin():
             try:
                 self._mark(fd)
             except OSError as exc:
@@ -163,19 +171,29 @@ class Watch:
             self._more = False
             return []
         self._more = len(raw) > _BATCH - _LARGEST
-        return fanotify.parse(raw, self._skip)
+        events = []
+        for event in fanotify.parse(raw, self._own):
+            if not event.own:
+                events.append(event)
+            elif self.on_own is not None:
+                self.on_own(event)
+        return events
+
+    def is_silent(self) -> bool:
+        """Is there nothing to be read?"""
+        return not self._queue.poll(0)
 
     def close(self) -> None:
         """Watch nothing any more; nobody may be waiting in `changes`."""
         os.close(self._fd)
 
 
-@contextlib.contextmanager
-def _admin() -> Iterator[None]:
-    """With CAP_SYS_ADMIN, which the daemon has given up, but may raise again."""
-    before = linux.effective_capabilities()
-    linux.set_effective_capabilities(before | 1 << linux.CAP_SYS_ADMIN)
-    try:
+async def mounts_changed() -> AsyncGenerator[None, None]:
+    """Something was mounted or unmounted somewhere, for ever (proc_pid_mounts(5)); the first time at once."""
+    with open(mounts.TABLE, "rb") as table, select.epoll() as poll:
+        poll.register(table, select.EPOLLPRI)
         yield
-    finally:
-        linux.set_effective_capabilities(before)
+        while True:
+            await trio.lowlevel.wait_readable(poll.fileno())
+            poll.poll(0)
+            yield

@@ -45,6 +45,10 @@ class User:
         """Has the call that was started returned?"""
         return self._pipe.poll(0)
 
+    def answers_within(self, seconds: float) -> bool:
+        """Does the call that was started succeed in time?"""
+        return self._pipe.poll(seconds) and bool(self._pipe.recv()[0])
+
     def finish_within(self, seconds: float) -> bool:
         """Wait for the call that was started; did it succeed?"""
         assert self._pipe.poll(seconds), f"no answer within {seconds} s"
@@ -93,6 +97,7 @@ class User:
 
 def _live(pipe: Connection, uid: int, gid: int, groups: Iterable[int]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.setgroups(list(groups))
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)

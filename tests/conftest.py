@@ -4,8 +4,17 @@
 busy machine takes for an answer.
 """
 
+import signal
+
 from hypothesis import settings
 
 settings.register_profile("suite", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None)
 settings.load_profile("suite")
+
+# SIGTERM and a closed terminal end the run as Ctrl-C does: through the clean-up of every test. A shell that starts the
+# suite in the background has it ignore SIGINT, and what the tests start would inherit that.
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # not below nohup(1)
+    signal.signal(signal.SIGHUP, signal.default_int_handler)

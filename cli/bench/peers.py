@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cloakfs import mounts
+from cloakfs.control import socket_of
 from cloakfs.mounted import RUN_DIR, STATE_DIR, mount_key
 
 from ..common import OWN_COMMAND
@@ -154,7 +155,7 @@ def mounting(options: str, *more: str, uid: int = WORKER + SHIFT, optional: bool
                     signal.pidfd_send_signal(fd, signal.SIGKILL)
                 os.close(fd)
             shutil.rmtree(os.path.join(STATE_DIR, key), ignore_errors=True)
-            for left in (status, os.path.join(RUN_DIR, f"{key}.log")):
+            for left in (status, socket_of(key), os.path.join(RUN_DIR, f"{key}.log")):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(left)
 

@@ -27,6 +27,11 @@ from .names import Names
 _NOW_NS = 1_000_000_000
 
 
+def _target(at: Entered) -> bytes:
+    at.assume()
+    return os.readlink(b"", dir_fd=at.fd)
+
+
 def _may(at: Entered, mode: int) -> bool:
     at.assume()
     return linux.may_access(at.fd, mode)
@@ -44,7 +49,7 @@ class Attributes(Names, Core):
             at = await self._let_kernel_in(inode)
         else:
             # read(2) has the kernel ask, too. nfs-ganesha keeps files open that no client has open.
-            at = await self._enter(inode, ctx, or_open=not self.ganesha)
+            at = await self._enter(inode, ctx, or_open=not self.ganesha, for_attributes=True)
         return self._object(at, at.info)
 
     @answers
@@ -64,7 +69,7 @@ class Attributes(Names, Core):
         if fields.update_uid or fields.update_gid or fields.update_mode:
             await self.cache.changed(at.number, at.view, at.obj)
         at = await self._again(at, inode, ctx)
-        return self._object(at, os.fstat(at.fd))
+        return self._object(at, at.obj.filesystem.stat(at.fd))
 
     def _change_attributes(
         self, at: Entered, attr: EntryAttributes, fields: SetattrFields, fh: FileHandleT | None
@@ -77,21 +82,35 @@ class Attributes(Names, Core):
             at.assume()
             os.chown(path, uid, gid)
         if fields.update_mode:
-            mode, before = stat.S_IMODE(attr.st_mode), stat.S_IMODE(at.info.st_mode)
-            if not (fields.update_uid or fields.update_gid):  # a chown(2) drops them
-                mode |= self._hidden_set_id(at)
-            # With a chown(2) the kernel drops set-id bits, as the real tree does by itself, and takes the sticky bit
-            # along, of which it knows nothing without default_permissions.
-            dropped = before & ~mode if mode & ~before == 0 else 0
-            if not (fields.update_uid or fields.update_gid) or not dropped or dropped & 0o777:
-                self._chmod(at, path, mode)
+            self._change_mode(at, path, attr, fields)
         if fields.update_size:
             if fh is not None:
                 os.ftruncate(fh, attr.st_size)
             else:
                 self._truncate(at, path, attr.st_size)
+            if fields.update_mode:
+                self._drop_set_id(at, path, stat.S_IMODE(attr.st_mode) | self._hidden_set_id(at))
         if fields.update_atime or fields.update_mtime:
             self._utimens(at, path, attr, fields)
+        self.nodes.ask(at.fd)
+
+    def _change_mode(self, at: Entered, path: str, attr: EntryAttributes, fields: SetattrFields) -> None:
+        mode, before = stat.S_IMODE(attr.st_mode), stat.S_IMODE(at.info.st_mode)
+        owner_too = fields.update_uid or fields.update_gid
+        if not owner_too:  # a chown(2) drops them
+            mode |= self._hidden_set_id(at)
+        # With a chown(2) or truncate(2) the kernel drops set-id bits, as the real tree does by itself, and takes the
+        # sticky bit along, of which it knows nothing without default_permissions.
+        dropped = before & ~mode if mode & ~before == 0 else 0
+        if not (owner_too or fields.update_size) or not dropped or dropped & 0o777:
+            self._chmod(at, path, mode)
+
+    def _drop_set_id(self, at: Entered, path: str, mode: int) -> None:
+        """After a truncate(2), drop the set-id bits that are not in `mode`: the real tree leaves them to root."""
+        now = stat.S_IMODE(os.fstat(at.fd).st_mode)
+        dropped = now & ~mode & (stat.S_ISUID | stat.S_ISGID)
+        if dropped:
+            self._chmod(at, path, now & ~dropped)
 
     @staticmethod
     def _hidden_set_id(at: Entered) -> int:
@@ -138,14 +157,14 @@ class Attributes(Names, Core):
         try:
             os.chmod(path, mode)
         except PermissionError:
-            # A write by somebody else than the owner drops the set-id bits. The kernel asks for that by SETATTR;
-            # who may write could have had it by writing.
+            # A write by somebody else than the owner drops the set-id bits. The kernel asks for that by SETATTR (and
+            # for the sticky bit, see `_change_mode`); who may write could have had it by writing.
             before = stat.S_IMODE(at.info.st_mode)
-            drops_set_id = stat.S_ISREG(at.info.st_mode) and mode != before and mode | before & 0o6000 == before
+            drops_set_id = stat.S_ISREG(at.info.st_mode) and mode != before and mode | before & 0o7000 == before
             if not drops_set_id or not linux.may_access(at.fd, os.W_OK):
                 raise
             linux.assume(linux.ROOT)
-            os.chmod(path, mode)
+            os.chmod(path, mode | before & stat.S_ISVTX)
 
     def _utimens(self, at: Entered, path: str, attr: EntryAttributes, fields: SetattrFields) -> None:
         atime = attr.st_atime_ns if fields.update_atime else at.info.st_atime_ns
@@ -171,7 +190,7 @@ class Attributes(Names, Core):
     async def readlink(self, inode: InodeT, ctx: RequestContext) -> bytes:
         """See readlink(2); the text is the real tree's, unchanged."""
         at = await self._enter(inode, ctx)
-        return await self._do(at, lambda at: os.readlink(b"", dir_fd=at.fd))
+        return await self._do(at, _target)
 
     @answers
     async def statfs(self, ctx: RequestContext) -> StatvfsData:

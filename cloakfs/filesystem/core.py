@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
@@ -19,8 +19,9 @@ import trio
 from pyfuse3 import EntryAttributes, FileHandleT, FUSEError, InodeT, RequestContext
 
 from .. import linux
+from ..above import INSIDE, Above
 from ..caller import Caller
-from ..door import INSIDER, Door, Subject, attrs_of, credentials, everybody_may, sees, subject
+from ..door import INSIDER, Door, Subject, attrs_of, credentials, everybody_may, sees, subject, with_group
 from ..groups import GroupSource
 from ..loop import SHARE
 from ..nodes import ROOT, Nodes, Object, Stale
@@ -41,6 +42,9 @@ _T = TypeVar("_T")
 _REPAIR_DELAYS = (0.0, 0.02, 0.1, 0.4)
 
 _FIRST_KERNEL_ERRNO = 512
+
+# After a rename behind the mount, what is above a far directory is found level by level.
+_MOST_LOOKS = 100
 
 _SET_ID = stat.S_ISUID | stat.S_ISGID
 
@@ -68,12 +72,13 @@ def answers(
     @functools.wraps(handler)
     async def guarded(self: _C, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         self.requests[name] += 1
-        caller = None
         if counted:
-            caller = self.caller_of(args, has_context=has_context)
-            if self.waiting[caller] >= SHARE:
+            caller: int = cast("Any", args[-1]).uid if has_context else self._opener(args[0])
+            waiting = self.waiting
+            others = waiting.get(caller, 0)
+            if others >= SHARE:
                 raise FUSEError(errno.EAGAIN)
-            self.waiting[caller] += 1
+            waiting[caller] = others + 1
         try:
             return await handler(self, *args, **kwargs)
         except OSError as exc:
@@ -86,11 +91,12 @@ def answers(
                 log.exception("%s%r failed: answered EIO", name, args)
             raise FUSEError(errno.EIO) from None
         finally:
-            if caller is not None:
-                if self.waiting[caller] > 1:
-                    self.waiting[caller] -= 1
+            if counted:
+                others = waiting[caller] - 1
+                if others:
+                    waiting[caller] = others
                 else:
-                    del self.waiting[caller]
+                    del waiting[caller]
 
     return cast("Callable[Concatenate[_C, _P], Coroutine[Any, Any, _T]]", guarded)
 
@@ -131,6 +137,7 @@ class Entered(NamedTuple):
     fd: int
     info: os.stat_result
     asker: Asker | None = None  # where the kernel checks permissions with what is shown
+    has_searched: bool = False  # the caller has just found something in this directory
 
     def assume(self) -> None:
         """Run what follows as the caller."""
@@ -141,7 +148,8 @@ class OpenFile:
     """A file or directory that a client has open; its number is the descriptor's."""
 
     __slots__ = (
-        "appends", "cookie", "is_directory", "number", "obj", "opener", "pending", "sought", "uid", "unreadable",
+        "appends", "cookie", "found", "is_directory", "number", "obj", "opener", "pending", "sought", "uid",
+        "unreadable",
     )  # fmt: skip
 
     def __init__(self, at: Entered, opener: linux.Credentials | None = None) -> None:
@@ -155,6 +163,8 @@ class OpenFile:
         # Directories: where `pending`, the entries read ahead, begin.
         self.cookie = 0
         self.pending: list[tuple[bytes, int, int]] = []
+        # Of far ones: what is called so (O_PATH), as long as a request is being served.
+        self.found: dict[bytes, int] = {}
         self.sought: int | None = None  # the nodeid for whose name alone the kernel reads this
 
 
@@ -237,13 +247,15 @@ class Core(pyfuse3.Operations):
         self.reconnecting = Reconnecting()
         self.nodes = nodes
         self.views = views
+        self.above = Above()
         self.groups = groups
         self.reader = reader
         self.door = Door(nodes)
         self.mountpoint = mountpoint
         self.tasks: Tasks | None = None
         self.requests: Counter[str] = Counter()  # by operation
-        self.waiting: Counter[tuple[bool, int]] = Counter()  # requests that are not answered yet, by `caller_of`
+        # Requests that are not answered yet, by the caller's client uid, or by `_opener`.
+        self.waiting: dict[int, int] = {}
         self._open: dict[int, OpenFile] = {}
         self.half_read = HalfRead()
         self._max_open = max_open
@@ -251,7 +263,14 @@ class Core(pyfuse3.Operations):
         # Of a mount that is one fixed view, the kernel keeps others out: it shows the top as its identity's alone.
         only = views.get(0)
         self._gate = only is not None and only.fixed is not None and not only.entrants and default_permissions
-        self.cache = KernelCache(nodes, views, exported=knfsd, gated=self._gate or ganesha, forgetful=no_client_cache)
+        self.cache = KernelCache(
+            nodes,
+            views,
+            self.door.passages,
+            exported=knfsd,
+            gated=self._gate or ganesha,
+            forgetful=no_client_cache,
+        )
         self._last_change = 0
         self._insiders: set[int] = set()
         self._repairing: dict[int, int] = {}  # object number -> refusals while it is going on
@@ -260,12 +279,10 @@ class Core(pyfuse3.Operations):
         self._one_repair = trio.CapacityLimiter(1)
         self._told: dict[tuple[str, type[Exception], int], float] = {}  # cause -> when
 
-    def caller_of(self, args: tuple[Any, ...], *, has_context: bool) -> tuple[bool, int]:
-        """Who is to answer for a request with these arguments: its client uid, or the opener's server uid."""
-        if has_context:
-            return True, args[-1].uid
-        file = self._open.get(args[0])
-        return False, -1 if file is None else file.uid
+    def _opener(self, fh: Any) -> int:
+        """Who answers for a request without a caller: the server uid of who opened the file, as a number below 0."""
+        file = self._open.get(fh)
+        return -1 if file is None else -2 - file.uid
 
     def is_news(self, what: str, exc: Exception) -> bool:
         """Is this failure to be logged, or was it just now?"""
@@ -280,51 +297,64 @@ class Core(pyfuse3.Operations):
 
     async def _view(self, inode: InodeT) -> tuple[int, View]:
         number = self.nodes.view_of(inode)
-        view = self.views.get(number)
-        if view is None and self.views.top and number:
-            view = await self.views.revive(number)
+        return number, self.views.get(number) or await self._revived(number)
+
+    async def _revived(self, number: int) -> View:
+        view = await self.views.revive(number) if self.views.top and number else None
         if view is None:
             raise Stale
-        return number, view
+        return view
 
-    async def _served(self, inode: InodeT, ctx: RequestContext) -> tuple[int, View, Subject]:
+    async def _served(
+        self, inode: InodeT, ctx: RequestContext, *, for_attributes: bool = False
+    ) -> tuple[int, View, Subject]:
         """The view, its number, and who the request is served as; nothing of a policy that is not in force any more."""
-        number, view = await self._view(inode)
-        who = await self._who(view, ctx)
+        number = self.nodes.view_of(inode)
+        view = self.views.get(number) or await self._revived(number)
+        if self._is_inside(ctx, for_attributes=for_attributes):
+            return number, view, INSIDER
+        who = self._who(view, ctx) or await self._who_by_groups(view, ctx)
         while (now := self.views.get(number)) is not view:  # a reload came while the user database was asked
             if now is None:
                 raise Stale
             view = now
-            who = await self._who(view, ctx)
+            who = self._who(view, ctx) or await self._who_by_groups(view, ctx)
+        if view.below is not None and (who.uid, who.gid) == INSIDE[:2]:
+            raise FUSEError(errno.EACCES)
         return number, view, who
 
-    async def _who(self, view: View, ctx: RequestContext) -> Subject:
-        """The identity a request is served as; EACCES at the gate of a fixed view."""
-        if ctx.pid in self._insiders:
-            return INSIDER
-        if not view.admits(ctx.uid):
-            raise FUSEError(errno.EACCES)
+    def _is_inside(self, ctx: RequestContext, *, for_attributes: bool) -> bool:
+        """Does a daemon ask for itself, this one or one above?"""
+        return ctx.pid in self._insiders or self.above.asks(ctx.uid, ctx.gid, ctx.pid, for_attributes=for_attributes)
+
+    def _who(self, view: View, ctx: RequestContext) -> Subject | None:
+        """The identity a request is served as, unless it depends on groups; EACCES at the gate of a fixed view."""
         if view.fixed is not None:
+            if not view.admits(ctx.uid):
+                raise FUSEError(errno.EACCES)
             return subject(view.fixed)
-        identify = partial(self._identify, view, ctx.uid, ctx.gid, ctx.pid)
         if view.plain_forward and not self.groups.by_user:
-            return Subject(*view.server_ids(ctx.uid, ctx.gid), identify)
-        who = identify()
+            uid, gid = ctx.uid, ctx.gid
+            return Subject(*view.server_ids(uid, gid), partial(self._identify, view, uid, gid, ctx.pid))
+        return None
+
+    async def _who_by_groups(self, view: View, ctx: RequestContext) -> Subject:
+        who = self._identify(view, ctx.uid, ctx.gid, ctx.pid)
         more = await self.groups.of_user(who.uid)
         return subject(who._replace(groups=who.groups | more) if more else who)
 
     def _identify(self, view: View, uid: int, gid: int, pid: int) -> Caller:
-        who = view.identify(Caller(uid, gid, self.groups.of_request(pid) | {gid}))
+        who = view.identify(Caller(uid, gid, with_group(self.groups.of_request(pid), gid)))
         if who is None:
             raise FUSEError(errno.ENOENT)
         return who
 
     async def _enter(
-        self, inode: InodeT, ctx: RequestContext, *, name: bytes | None = None, or_open: bool = False
+        self, inode: InodeT, ctx: RequestContext, *, or_open: bool = False, for_attributes: bool = False
     ) -> Entered:
         """Let a request by nodeid in; with `or_open` also into a hidden file that this identity has open.
 
-        `name` is what the request is about in the directory.
+        `for_attributes` says that it changes nothing, and tells nothing else.
 
         Raises:
             Stale: the object is gone, or hidden from this caller: as a name it is absent, as a handle stale.
@@ -332,20 +362,21 @@ class Core(pyfuse3.Operations):
         if self.knfsd:
             self.reconnecting.end(ctx.pid)
         obj = self.nodes.get(inode)
-        if self.nodes.waits(obj):
-            await self._look(obj, name)
-        number, view, who = await self._served(inode, ctx)
+        seen = await self._look(obj) if self.nodes.waits(obj) else None
+        number, view, who = await self._served(inode, ctx, for_attributes=for_attributes)
+        if seen is not None:
+            self.nodes.recall(seen)
         fd = self.nodes.fd(obj)
-        info = os.fstat(fd)
+        info = obj.filesystem.stat(fd)
         if (
             view.hides
             and not self.cache.is_known_to_all(number, obj)
             and not self.door.visible(view, who, obj, info)
             and not (or_open and self._has_open(who, obj))
         ):
+            if obj is self.nodes.root:  # which the own policy hides from nobody
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             raise Stale
-        if name is not None and name in self.nodes.shunned(info):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         return Entered(number, view, who, obj, self.nodes.fd(obj), info, self._asker(view, who, ctx))
 
     def _asker(self, view: View, who: Subject, ctx: RequestContext) -> Asker | None:
@@ -353,10 +384,18 @@ class Core(pyfuse3.Operations):
             return Asker(ctx.uid, ctx.gid, who.uid, who.gid)
         return None
 
-    async def _look(self, obj: Object, name: bytes | None = None) -> None:
-        """Return when looking at the object, and at `name` in it, takes no time."""
-        look = self._with_room(self.nodes.look, obj, name)
-        self.nodes.looked(await trio.to_thread.run_sync(look, abandon_on_cancel=True))
+    async def _look(self, obj: Object, name: bytes | None = None) -> Mapping[tuple[int, bytes], tuple[int, int]]:
+        """Return when looking at the object, and at `name` in it, takes no time; with what is for `Nodes.recall`.
+
+        Raises:
+            Stale: directories move about faster than one can look.
+        """
+        for _ in range(_MOST_LOOKS):
+            look = self._with_room(self.nodes.look, obj, name)
+            found = await trio.to_thread.run_sync(look, abandon_on_cancel=True)
+            if not self.nodes.looked(found):
+                return found.there
+        raise Stale
 
     async def _do(self, at: Entered, call: Callable[[Entered], _T]) -> _T:
         """Do what may take long: at once where that has been quick so far, else in a thread. See `_again`.
@@ -404,7 +443,13 @@ class Core(pyfuse3.Operations):
         if self.nodes.waits(obj):
             await self._look(obj)
         fd = self.nodes.fd(obj)
-        return Entered(number, view, INSIDER, obj, fd, os.fstat(fd))
+        return Entered(number, view, INSIDER, obj, fd, obj.filesystem.stat(fd))
+
+    @staticmethod
+    def _maker(at: Entered) -> tuple[int, int]:
+        """Owner and group of what the caller would make in the directory: a mount below may squash them."""
+        below = at.view.below
+        return (at.who.uid, at.who.gid) if below is None else below.makes(at.who, at.fd)
 
     def _has_open(self, who: Subject, obj: Object) -> bool:
         """Did `who` open this file while it was visible? (Directories do not count: nothing is read from them.)"""
@@ -416,13 +461,50 @@ class Core(pyfuse3.Operations):
 
         Raises:
             FileNotFoundError: there is nothing, or nothing for this caller.
+            PermissionError: it must not be looked into (`Nodes.stat`).
         """
-        at.assume()
-        fd = self._with_room(os.open, name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at.fd)
+        fd = self._open_named(at, name)
+        return fd, self._judge(at, name, fd)
+
+    async def _find_late(
+        self, at: Entered, name: bytes, inode: InodeT, ctx: RequestContext
+    ) -> tuple[Entered, int, os.stat_result]:
+        """`_find`, by a thread where that may have to wait; and how to go on (`_again`)."""
+        if not self.nodes.waits(at.obj):
+            return at, *self._find(at, name)
+        fd = await self._do(at, partial(self._open_named, name=name))
+        if not self.nodes.is_name_far(at.obj, name):
+            # It is in memory now. Changes may have been told meanwhile: what the kernel is to remember, is found after.
+            os.close(fd)
+            at = await self._again(at, inode, ctx)
+            return at, *self._find(at, name)
         try:
-            info = os.fstat(fd)
+            at = await self._again(at, inode, ctx)
+        except BaseException:
+            os.close(fd)
+            raise
+        return at._replace(has_searched=True), fd, self._judge(at, name, fd)
+
+    def _open_named(self, at: Entered, name: bytes) -> int:
+        """Open (O_PATH) what is called `name` in the directory, as the caller; it has yet to be judged."""
+        at.assume()
+        return self._open_as_it_is(at.fd, name)
+
+    def _open_as_it_is(self, directory: int, name: bytes) -> int:
+        fd = self._with_room(os.open, name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+        try:
+            self.nodes.ask(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def _judge(self, at: Entered, name: bytes, fd: int) -> os.stat_result:
+        """The stat of what was found by its name, and `fd` refers to, which is closed if the caller may not see it."""
+        try:
+            info = self.nodes.stat(fd)
             if sees(at.view, at.who, name, info, fd):
-                return fd, info
+                return info
             if stat.S_ISDIR(info.st_mode) and linux.in_main_thread():
                 self._repair(self.nodes.known(fd, at.obj))
         except BaseException:
@@ -441,7 +523,7 @@ class Core(pyfuse3.Operations):
             at.assume()
         began = time.monotonic()
         try:
-            info = os.stat(name, dir_fd=at.fd, follow_symlinks=False)
+            info, _ = linux.statx(at.fd, name)
         finally:
             at.obj.filesystem.took(time.monotonic() - began)
         obj = self.nodes.at_place(at.obj, name, info)
@@ -459,11 +541,11 @@ class Core(pyfuse3.Operations):
             return False
         linux.assume(linux.ROOT)
         try:
-            fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at.fd)
+            fd = self._open_as_it_is(at.fd, name)
         except OSError:
             return False
         try:
-            return not sees(at.view, at.who, name, os.fstat(fd), fd)
+            return not sees(at.view, at.who, name, self.nodes.stat(fd), fd)
         finally:
             os.close(fd)
 
@@ -657,6 +739,9 @@ class Core(pyfuse3.Operations):
         linux.assume(linux.ROOT)
         try:
             parent = self.nodes.get(parent_inode)
+            if self.nodes.waits(parent):
+                self._repair((parent.children or {}).get(name))
+                return
             fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.nodes.fd(parent))
         except OSError:
             return

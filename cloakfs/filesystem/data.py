@@ -40,6 +40,12 @@ def open_again(fd: int, flags: int) -> int:
         return open_content(fd, reopen_flags(flags) | os.O_APPEND)  # chattr +a allows nothing else
 
 
+def _refuses(fd: int, who: linux.Credentials | None, mode: int) -> bool:
+    assert who is not None
+    linux.assume(who)
+    return not linux.may_access(fd, mode) and os.fstat(fd).st_uid != who.uid
+
+
 class Data(Core):
     """OPEN, READ, WRITE, FLUSH, FSYNC, RELEASE."""
 
@@ -88,12 +94,12 @@ class Data(Core):
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
         """Up to `size` bytes from `off`."""
         self._require_readable(fh)
-        self._check_again(fh, os.R_OK)
+        await self._check_again(fh, os.R_OK)
         obj = self._open[fh].obj
         content = await self.reader.read(fh, obj.number, obj.filesystem, off, size)
         return cast("bytes", content)  # pyfuse3 takes any buffer; a copy would be waste
 
-    def _check_again(self, fh: FileHandleT, mode: int) -> None:
+    async def _check_again(self, fh: FileHandleT, mode: int) -> None:
         """nfs-ganesha keeps files open for minutes on behalf of clients that have none open: permission is asked anew.
 
         Raises:
@@ -101,10 +107,9 @@ class Data(Core):
         """
         if not self.ganesha:
             return
-        who = self._open[fh].opener
-        assert who is not None
-        linux.assume(who)
-        if not linux.may_access(fh, mode) and os.fstat(fh).st_uid != who.uid:
+        file = self._open[fh]
+        refused = partial(_refuses, fh, file.opener, mode)
+        if await trio.to_thread.run_sync(refused, abandon_on_cancel=True) if file.obj.filesystem.far else refused():
             raise FUSEError(errno.EACCES)
 
     @answers
@@ -114,7 +119,7 @@ class Data(Core):
         Of O_APPEND the kernel makes an offset, which is the end as it believes; others may have written there, behind
         the mount or in another view. So what a file opened with O_APPEND gets at just that offset goes to the real end.
         """
-        self._check_again(fh, os.W_OK)
+        await self._check_again(fh, os.W_OK)
         file = self._open[fh]
         obj, opener = file.obj, file.opener
         assert opener is not None

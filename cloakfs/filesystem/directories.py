@@ -15,13 +15,16 @@ from pyfuse3 import EntryAttributes, FileHandleT, InodeT, ModeT, ReaddirToken, R
 
 from .. import linux
 from ..door import INSIDER, sees
-from ..nodes import Object, Stale
+from ..nodes import Nodes, Object, Stale, TooSoon
 from .core import Entered, OpenFile, answers
 from .names import Names
 
 # Of so many names in a batch the time is taken that stat(2) takes. In memory it is less than this, for each:
 _SAMPLES = 16
 _WARM_SECONDS = 0.0001
+
+# Of what is far, so many bytes of names are read at a time: for each of some hundred, a descriptor is open meanwhile.
+_FAR_BATCH = 4096
 
 # So long a listing waits for what is far and mounted in the directory; then it is left out.
 _ANSWER_SECONDS = 0.5
@@ -80,23 +83,23 @@ class _NameOnly:
 _name_only = _NameOnly()
 
 
-def _read_names(fd: int, far: Set[bytes], *, all_of_them: bool) -> list[tuple[bytes, int, int]]:
+def _read_names(nodes: Nodes, fd: int, far: Set[bytes], *, all_of_them: bool) -> list[tuple[bytes, int, int]]:
     """A batch of names, as `linux.getdents` has them, each of which (but those in `far`) takes no time to look at."""
     linux.assume(linux.ROOT)
     entries = list(linux.getdents(fd))
     names = [name for name, _, _ in entries if name not in far]
     some = names if all_of_them else names[:: len(names) // _SAMPLES + 1]
     began = time.monotonic()
-    _stat_all(fd, some)
+    _look_at_all(nodes, fd, some)
     if not all_of_them and time.monotonic() - began > _WARM_SECONDS * len(some):
-        _stat_all(fd, names)
+        _look_at_all(nodes, fd, names)
     return entries
 
 
-def _stat_all(fd: int, names: list[bytes]) -> None:
+def _look_at_all(nodes: Nodes, fd: int, names: list[bytes]) -> None:
     for name in names:
         with contextlib.suppress(OSError):
-            os.stat(name, dir_fd=fd, follow_symlinks=False)
+            nodes.look_at(fd, name)
 
 
 class Directories(Names):
@@ -136,6 +139,9 @@ class Directories(Names):
         self._require_readable(fh)
         directory = self._open[fh]
         if directory.sought is not None:
+            sought = self.nodes.get(directory.sought)
+            if self.nodes.waits(sought):
+                await self._look(sought)
             self._tell_name(directory, directory.sought, start_id, token, ctx)
             return
         self.half_read.take(directory)
@@ -146,10 +152,29 @@ class Directories(Names):
                 directory.pending = []
             while True:
                 more = bool(directory.pending) or await self._read_on(fh, directory)
-                if not await self._tell(fh, directory, token, ctx) or not more:
-                    break
+                try:
+                    if not await self._tell(fh, directory, token, ctx) or not more:
+                        break
+                except TooSoon as exc:
+                    await trio.sleep(exc.seconds)
+                    if directory.obj.filesystem.far:
+                        told = directory.cookie
+                        self._let_go(directory)
+                        os.lseek(fh, told, os.SEEK_SET)
+                        directory.cookie = told
         finally:
+            if directory.obj.filesystem.far:
+                self._let_go(directory)
             self.half_read.put(directory)
+
+    def _let_go(self, directory: OpenFile) -> None:
+        """Of what is far and was not told, nothing is kept: it is looked at again."""
+        for fd in directory.found.values():
+            os.close(fd)
+        directory.found = {}
+        if directory.pending:
+            directory.pending = []
+            directory.cookie = -1
 
     async def _read_on(self, fh: FileHandleT, directory: OpenFile) -> bool:
         """Read more of the names; False at the end. Afterwards, looking at them takes no time."""
@@ -157,15 +182,59 @@ class Directories(Names):
         if filesystem.in_memory and not self.nodes.waits(directory.obj):
             linux.assume(linux.ROOT)
             directory.pending = list(linux.getdents(fh))
+        elif filesystem.far:
+            return await self._read_far(fh, directory)
         else:
             far = self.nodes.far_names(directory.obj)
-            shunned = self.nodes.shunned(os.fstat(fh))
-            read = partial(_read_names, fh, far | shunned, all_of_them=filesystem.waits)
+            read = partial(_read_names, self.nodes, fh, far, all_of_them=filesystem.waits)
             names = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
             silent = {name for name, _, _ in names if name in far and not await self._answers(directory.obj, name)}
             directory.pending = [entry for entry in names if entry[0] not in silent]
             return bool(names)
         return bool(directory.pending)
+
+    async def _read_far(self, fh: FileHandleT, directory: OpenFile) -> bool:
+        """The same where each name may have to be asked for: some of them, and what they lead to."""
+        assert not directory.found
+        far = self.nodes.far_names(directory.obj)
+        read = partial(self._read_some, fh, far)
+        try:
+            names, directory.found = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
+        except OSError as exc:
+            os.lseek(fh, max(directory.cookie, 0), os.SEEK_SET)
+            if not self._makes_room(exc):
+                raise
+            names, directory.found = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
+        for name in {name for name, _, _ in names} & far:
+            if await self._answers(directory.obj, name):
+                with contextlib.suppress(OSError):
+                    opened = partial(self._open_to_list, fh, name)
+                    directory.found[name] = await trio.to_thread.run_sync(opened, abandon_on_cancel=True)
+        directory.pending = names
+        return bool(names)
+
+    def _read_some(self, fh: int, far: Set[bytes]) -> tuple[list[tuple[bytes, int, int]], dict[bytes, int]]:
+        linux.assume(linux.ROOT)
+        names = list(linux.getdents(fh, _FAR_BATCH))
+        found: dict[bytes, int] = {}
+        try:
+            for name, _, _ in names:
+                if name in far or name in (b".", b".."):
+                    continue
+                try:
+                    found[name] = self._open_to_list(fh, name)
+                except OSError as exc:
+                    if exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+                        raise
+        except BaseException:
+            for fd in found.values():
+                os.close(fd)
+            raise
+        return names, found
+
+    def _open_to_list(self, fh: int, name: bytes) -> int:
+        linux.assume(linux.ROOT)
+        return self._open_as_it_is(fh, name)
 
     async def _answers(self, obj: Object, name: bytes) -> bool:
         """Does what is mounted at `name` answer within a moment? Nobody may have to wait for it to list a directory."""
@@ -191,8 +260,11 @@ class Directories(Names):
     async def _tell(self, fh: FileHandleT, directory: OpenFile, token: ReaddirToken, ctx: RequestContext) -> bool:
         """Report the names that were read; False when the reply is full."""
         obj = directory.obj
+        seen = await self._look(obj) if self.nodes.waits(obj) else None
         number, view, who = await self._served(self._nodeid(directory), ctx)
-        info = os.fstat(fh)
+        if seen is not None:
+            self.nodes.recall(seen)
+        info = obj.filesystem.stat(fh)
         if view.hides and not self.door.visible(view, who, obj, info):
             raise Stale
         at = Entered(number, view, who, obj, fh, info, self._asker(view, who, ctx))
@@ -209,7 +281,7 @@ class Directories(Names):
             return
         obj = self.nodes.get(sought)
         fd = self.nodes.fd(obj)
-        info = os.fstat(fd)
+        info = obj.filesystem.stat(fd)
         name = next((name for parent, name in self.nodes.places(obj, info) if parent is directory.obj), None)
         if name is None:
             return
@@ -223,13 +295,10 @@ class Directories(Names):
     def _fill(self, at: Entered, directory: OpenFile, token: ReaddirToken) -> bool:
         """Report the pending entries; False when the reply is full."""
         known = at.obj.children or {}
-        shunned = self.nodes.shunned(at.info)
         for done, (name, cookie, kind) in enumerate(directory.pending):
             obj = known.get(name)
             entry: EntryAttributes | None
-            if name in shunned:
-                entry = None
-            elif (
+            if (
                 obj is not None
                 and not obj.others  # of several names of a file, a policy may hide one
                 and self.cache.is_known_to_all(at.number, obj)
@@ -238,7 +307,11 @@ class Directories(Names):
                 entry = _name_only.entry_of(self.nodes.nodeid(at.number, obj), kind)
                 is_reference = False
             else:
-                entry = self._entry_of(at, name)
+                try:
+                    entry = self._entry_of(at, directory, name)
+                except TooSoon:
+                    del directory.pending[:done]
+                    raise
                 is_reference = name not in (b".", b"..")
             if entry is not None:
                 if not pyfuse3.readdir_reply(token, name, entry, cookie):
@@ -250,7 +323,7 @@ class Directories(Names):
         directory.pending = []
         return True
 
-    def _entry_of(self, at: Entered, name: bytes) -> EntryAttributes | None:
+    def _entry_of(self, at: Entered, directory: OpenFile, name: bytes) -> EntryAttributes | None:
         """The attributes to report for an entry; None if it is hidden or gone."""
         if name == b".":
             return self._attributes(at.number, at.view, at.obj, at.obj.name, at.fd, at.info, at.asker)
@@ -258,8 +331,11 @@ class Directories(Names):
             return self._above(at)
         # The right to list is enough for names; attributes are asked for again before anybody gets them.
         linux.assume(linux.ROOT)
+        if at.obj.filesystem.far:
+            found = directory.found.pop(name, -1)
+            return self._entry_found(at, name, found) if found >= 0 else None
         try:
-            info = os.stat(name, dir_fd=at.fd, follow_symlinks=False)
+            info, _ = linux.statx(at.fd, name)
             obj = self.nodes.at_place(at.obj, name, info)
             if obj is not None:
                 return self._shown(at, name, obj, info) if sees(at.view, at.who, name, info, obj.fd) else None
@@ -268,13 +344,19 @@ class Directories(Names):
             if exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
                 raise
             return None
+        return self._entry_found(at, name, fd)
+
+    def _entry_found(self, at: Entered, name: bytes, fd: int) -> EntryAttributes | None:
+        """The same of what `fd` (O_PATH) refers to; takes it over."""
         try:
-            info = os.fstat(fd)
+            info = self.nodes.stat(fd)
             if not sees(at.view, at.who, name, info, fd):
                 os.close(fd)
                 return None
-        except BaseException:
+        except BaseException as exc:
             os.close(fd)
+            if isinstance(exc, PermissionError) and not isinstance(exc, TooSoon):
+                return None  # see `Nodes.stat`
             raise
         return self._shown(at, name, self.nodes.resolve(fd, at.obj, name), info)
 
@@ -293,7 +375,7 @@ class Directories(Names):
         elif obj.parent is not None:
             obj = obj.parent
         fd = self.nodes.fd(obj)
-        return self._attributes(at.number, at.view, obj, obj.name, fd, os.fstat(fd))
+        return self._attributes(at.number, at.view, obj, obj.name, fd, obj.filesystem.stat(fd))
 
     def _read_top(self, start_id: int, token: ReaddirToken, ctx: RequestContext) -> None:
         labels = self.views.labels(ctx.uid)
@@ -307,7 +389,7 @@ class Directories(Names):
                 assert view is not None
                 root = self.nodes.root
                 fd = self.nodes.fd(root)
-                entry = self._attributes(number, view, root, b"", fd, os.fstat(fd))
+                entry = self._attributes(number, view, root, b"", fd, root.filesystem.stat(fd))
                 root.lookups += 1
             if not pyfuse3.readdir_reply(token, name, entry, cookie):
                 return

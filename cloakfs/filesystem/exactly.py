@@ -38,10 +38,10 @@ class Elsewhere(OSError):
         super().__init__(errno.ESTALE, os.strerror(errno.ESTALE))
 
 
-def _leads_to(directory: int, name: bytes, seen: int) -> bool:
+def leads_to(directory: int, name: bytes, seen: int) -> bool:
     """Does the name lead to what `seen` (O_PATH) refers to? (As long as that is open, its number is nobody else's.)"""
     try:
-        there = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        there, _ = linux.statx(directory, name)
     except FileNotFoundError:
         return False
     info = os.fstat(seen)
@@ -57,7 +57,7 @@ def _put_aside(directory: int, name: bytes, seen: int) -> bytes:
     """
     aside = b".cloakfs-" + secrets.token_hex(16).encode()
     linux.renameat2(directory, name, directory, aside, linux.RENAME_NOREPLACE)
-    if _leads_to(directory, aside, seen):
+    if leads_to(directory, aside, seen):
         return aside
     _put_back(directory, aside, name)
     raise Elsewhere
@@ -180,7 +180,7 @@ def _replace(
     try:
         linux.renameat2(old, name_old, new, name_new, linux.RENAME_EXCHANGE)
     except FileNotFoundError:
-        if _leads_to(old, name_old, source):
+        if leads_to(old, name_old, source):
             return False  # the target has gone
         raise
     except OSError as exc:
@@ -193,7 +193,7 @@ def _replace(
     try:
         aside = _put_aside(old, name_old, target)
     except Elsewhere:
-        if _leads_to(new, name_new, source):
+        if leads_to(new, name_new, source):
             with contextlib.suppress(FileNotFoundError):
                 linux.renameat2(old, name_old, new, name_new, linux.RENAME_EXCHANGE)
         return False

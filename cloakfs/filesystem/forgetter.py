@@ -231,6 +231,9 @@ class Forgetter:
             if lane.waiting is None:
                 del self._lanes[parent]
             else:
+                if lane.waiting.settled.is_set():  # for those who came while it was late
+                    lane.waiting.settled = trio.Event()
+                    lane.waiting.since = trio.current_time()
                 self._next.append(parent)
         self._threads -= 1
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from .. import linux, mounts
+from .. import linux
 from ..caller import Caller
 from ..door import attrs_of, everybody_may, sees, subject
 from ..fanotify import (
@@ -33,13 +33,15 @@ from ..fanotify import (
     FAN_MOVED_TO,
     FAN_ONDIR,
     FAN_Q_OVERFLOW,
+    OF_ITSELF,
     Event,
 )
 from ..nodes import Filesystem, Nodes, Object
+from ..passages import Passages
 from ..tasks import Tasks
 from ..view import View
 from ..views import Views
-from ..watch import Watch
+from ..watch import Watch, mounts_changed
 from .forgetter import AT_ONCE, Forgetter
 
 if TYPE_CHECKING:
@@ -88,16 +90,25 @@ class KernelCache:
     Args:
         nodes: the objects.
         views: what is offered.
+        passages: what is told of directories that change.
         exported: a server of the kernel exports the mount: requests come by handle, without any LOOKUP.
         gated: the kernel itself keeps everybody else out of the only, fixed, view.
         forgetful: directories change with every answer (`no_client_cache`).
     """
 
     def __init__(
-        self, nodes: Nodes, views: Views, *, exported: bool = False, gated: bool = False, forgetful: bool = False
+        self,
+        nodes: Nodes,
+        views: Views,
+        passages: Passages,
+        *,
+        exported: bool = False,
+        gated: bool = False,
+        forgetful: bool = False,
     ) -> None:
         self._nodes = nodes
         self._views = views
+        self._passages = passages
         self._brief = 0.0 if exported or forgetful else BRIEF_SECONDS
         self._exported = exported
         self._forgetful = forgetful
@@ -111,9 +122,8 @@ class KernelCache:
         self._sweep_wanted = trio.Event()
         # View, and a name that is remembered to lead nowhere in its top; since when.
         self._absent: dict[tuple[int, bytes], float] = {}
-        self._lost = False  # may changes behind the mount have gone unnoticed?
+        self._has_followed = False  # if it is begun again, changes behind the mount may have been read and not heeded
         self._mounts = nodes.mounts_below()
-        nodes.on_shunned = self._forget_shunned
 
     # -- what may be remembered --------------------------------------------------------------------
 
@@ -130,7 +140,7 @@ class KernelCache:
                 return 0.0, self._brief
         elif not self._is_steady(view) or (parent is self._nodes.root and not self._gated):
             return 0.0, self._brief
-        elif not self._may_search(view.fixed, parent, at.fd, at.info):
+        elif not (at.has_searched or self._may_search(view.fixed, parent, at.fd, at.info)):
             return 0.0, 0.0  # a listing tells names, no more
         seconds = self._seconds(obj)
         self._keep(at.number, parent)
@@ -141,6 +151,8 @@ class KernelCache:
     def _may_search(who: Caller, obj: Object, fd: int, info: os.stat_result) -> bool:
         if everybody_may(os.X_OK, obj, fd, info):
             return True
+        if obj.filesystem.far:
+            return False  # only a thread may ask
         subject(who).assume()
         return linux.may_access(fd, os.X_OK)
 
@@ -165,7 +177,7 @@ class KernelCache:
     def of_object(self, number: int, view: View, obj: Object, fd: int, info: os.stat_result) -> float:
         """How long to remember the attributes of an object that was asked about by its nodeid."""
         if obj is self._nodes.root:
-            if view.fixed is not None and not self._gated:
+            if view.below is not None or (view.fixed is not None and not self._gated):
                 return 0.0
         elif view.fixed is None:
             if not self._same_for_all(view, obj.name, info, fd) or not self._is_public_place(number, view, obj, info):
@@ -196,10 +208,10 @@ class KernelCache:
 
     def _is_steady(self, view: View) -> bool:
         """Does a fixed view change only when the tree, or its identity, does?"""
-        return view.plain_show and (view.cloak is not None or not view.hides)
+        return view.below is None and view.plain_show and (view.cloak is not None or not view.hides)
 
     def _same_for_all(self, view: View, name: bytes, info: os.stat_result, fd: int) -> bool:
-        if view.cloak is not None and view.plain_forward:
+        if view.cloak is not None and view.plain_forward and view.below is None:
             in_group, outside = view.cloak.verdict(info.st_mode, info.st_uid, info.st_gid)
             return in_group and outside
         return view.same_for_all(attrs_of(name, info, fd))
@@ -209,7 +221,7 @@ class KernelCache:
         if view.cloak is not None:
             return True
         fd = self._nodes.fd(obj)
-        return self._same_for_all(view, obj.name, os.fstat(fd), fd)
+        return self._same_for_all(view, obj.name, obj.filesystem.stat(fd), fd)
 
     def _is_public(self, number: int, view: View, obj: Object) -> bool:
         """Does everybody see this directory and all above it, and may search them?
@@ -221,7 +233,7 @@ class KernelCache:
         while True:
             above.append(obj)
             fd = nodes.fd(obj)
-            info = os.fstat(fd)
+            info = obj.filesystem.stat(fd)
             if not everybody_may(os.X_OK, obj, fd, info):
                 return False
             if obj is nodes.root:
@@ -303,7 +315,8 @@ class KernelCache:
         return [*([(obj.parent, obj.name)] if obj.parent is not None else []), *(obj.others or [])]
 
     def forget_everything(self) -> None:
-        """The policy changed, or who may pass a directory, or nobody knows what."""
+        """The policy changed, or what is mounted, or nobody knows what."""
+        self._passages.forget()
         self._begin_era()
 
     def _begin_era(self) -> _Sweep:
@@ -390,6 +403,8 @@ class KernelCache:
         for filesystem in self._nodes.filesystems:
             self._add(watch, filesystem)
         self._nodes.on_new_filesystem = partial(self._add, watch)
+        watch.on_own = self._heed_own
+        self._passages.is_all_told = partial(self._is_all_heeded, watch)
 
     def _add(self, watch: Watch, filesystem: Filesystem) -> None:
         try:
@@ -410,20 +425,51 @@ class KernelCache:
 
     async def follow(self, watch: Watch) -> None:
         """Have the kernel forget, for ever, what others change."""
+        if self._has_followed:
+            self.forget_everything()
+        self._has_followed = True
         while True:
-            if self._lost:
-                self.forget_everything()
-            self._lost = True  # unless all of them are heeded
-            events = await watch.changes()
-            lost = False
-            for event in events:
-                lost |= bool(event.mask & FAN_Q_OVERFLOW)
-                for filesystem in self._told.get(event.fsid, ()):
-                    lost |= self._heed(event, filesystem)
-            self._lost = lost
+            self._heed_all(await watch.changes())
 
-    def _forget_shunned(self, parent: Object, name: bytes) -> None:
-        """A user has mounted something there."""
+    def _is_all_heeded(self, watch: Watch) -> bool:
+        """Is nothing of what was changed until now still to be heeded? What can be at once, is."""
+        if watch.is_silent():
+            return True
+        try:
+            self._heed_all(watch.read())
+        except BaseException:
+            self.forget_everything()
+            raise
+        return watch.is_silent()
+
+    def _heed_all(self, events: list[Event]) -> None:
+        forgotten = False
+        for event in events:
+            if event.mask & FAN_Q_OVERFLOW:
+                self.forget_everything()
+            for filesystem in self._told.get(event.fsid, ()):
+                forgotten |= self._heed(event, filesystem)
+        if forgotten:
+            self._begin_era()
+
+    def _heed_own(self, event: Event) -> None:
+        """This process changed a directory itself, for whomever."""
+        for filesystem in self._told.get(event.fsid, ()):
+            self._heed_passages(event, filesystem)
+
+    def _heed_passages(self, event: Event, filesystem: Filesystem) -> None:
+        if event.mask & FAN_ONDIR and event.mask & OF_ITSELF:
+            if not event.target:  # before Linux 5.17
+                self._passages.forget()
+            elif (directory := self._nodes.by_handle(filesystem, event.target)) is not None:
+                self._passages.changed(directory)
+
+    def _forget_shunned(self, path: str) -> None:
+        """A user has mounted something there: what was seen below is not to be seen on."""
+        place = self._nodes.at_path(path)
+        if place is None:
+            return
+        parent, name = place
         self.forget_name(parent, name, parent.ever_kept)
         child = (parent.children or {}).get(name)
         if child is not None:
@@ -431,10 +477,13 @@ class KernelCache:
 
     async def follow_mounts(self) -> None:
         """Have the kernel forget, for ever, what others mount over."""
-        async with contextlib.aclosing(mounts.changes()) as changes:
+        shunned: set[tuple[int, str]] = set()
+        async with contextlib.aclosing(mounts_changed()) as changes:
             async for _ in changes:
                 began = trio.current_time()
-                self._nodes.heed_mounts()
+                before, shunned = shunned, self._nodes.shunned_places()
+                for _, path in shunned - before:
+                    self._forget_shunned(path)
                 now = self._nodes.mounts_below()
                 if now != self._mounts:
                     self.forget_everything()
@@ -444,6 +493,7 @@ class KernelCache:
 
     def _heed(self, event: Event, filesystem: Filesystem) -> bool:
         """Something happened on this file system. True if everything has to be forgotten for it."""
+        self._heed_passages(event, filesystem)
         parent = self._nodes.by_handle(filesystem, event.directory)
         is_name = bool(event.mask & _NAMES)
         if event.target:
@@ -456,7 +506,7 @@ class KernelCache:
                 self.forget_name(parent, event.name, parent.ever_kept)
         if target is None:
             return not event.target and bool(event.mask & FAN_ONDIR) and is_name
-        if event.mask & FAN_ONDIR and event.mask & (FAN_ATTRIB | FAN_MOVED_FROM | FAN_MOVED_TO):
+        if event.mask & FAN_ONDIR and event.mask & OF_ITSELF:
             self.forget(target)
             return True  # below, too, everything may be for others now
         if event.mask & (_NAMES | FAN_ATTRIB):
@@ -475,7 +525,7 @@ class KernelCache:
         if not obj.kept:
             return
         fd = self._nodes.fd(obj)
-        info = os.fstat(fd)
+        info = obj.filesystem.stat(fd)
         if not self._tells_less(view, obj, fd, info):
             return
         waits = self.forget(obj)
@@ -497,7 +547,7 @@ class KernelCache:
 
     def removed(self, obj: Object | None) -> None:
         """A name of `obj` is gone, by a request that is not answered yet: it may have been the one that all knew."""
-        if obj is not None and obj.kept and os.fstat(self._nodes.fd(obj)).st_nlink > 0:
+        if obj is not None and obj.kept and obj.filesystem.stat(self._nodes.fd(obj)).st_nlink > 0:
             self.forget(obj)
 
     async def moved(self, number: int, view: View, obj: Object, parent: Object) -> None:

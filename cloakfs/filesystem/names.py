@@ -9,17 +9,23 @@ from functools import partial
 from typing import Any, TypeVar
 
 import pyfuse3
+import trio
 from pyfuse3 import EntryAttributes, FileInfo, FlagT, FUSEError, InodeT, ModeT, RequestContext
 
 from .. import linux
 from ..door import INSIDER, sees
-from ..nodes import ROOT, Stale
+from ..nodes import ROOT, Stale, TooSoon
 from ..policy import Attrs
 from . import exactly
 from .core import Core, Entered, answers
 from .data import open_again, reopen_flags
 
 _T = TypeVar("_T")
+
+_NO_ROOM = (errno.EMFILE, errno.ENFILE)
+
+# So often is a name looked at again at which something is mounted.
+_TRIES = 20
 
 
 def _removed(at: Entered, call: Callable[..., Any], name: bytes) -> None:
@@ -41,23 +47,30 @@ class Names(Core):
             return await self._lookup_view(name, ctx)
         if name in (b".", b".."):
             return await self._reconnect(parent_inode, name, ctx)
-        try:
-            if self.knfsd and self.reconnecting.finish(ctx.pid, parent_inode, name):
-                at = await self._let_kernel_in(parent_inode)
-            else:
-                at = await self._enter(parent_inode, ctx, name=name)
-            known = self._known_at(at, name)
+        for_kernel = self.knfsd and self.reconnecting.finish(ctx.pid, parent_inode, name)
+        for _ in range(_TRIES):
+            try:
+                at = await (self._let_kernel_in(parent_inode) if for_kernel else self._enter(parent_inode, ctx))
+                known = None
+                if self.nodes.waits(at.obj):
+                    at, fd, info = await self._find_late(at, name, parent_inode, ctx)
+                else:
+                    known = self._known_at(at, name)
+                    if known is None:
+                        fd, info = self._find(at, name)
+            except TooSoon as exc:
+                await trio.sleep(exc.seconds)
+                continue
+            except FileNotFoundError as exc:
+                # Not there, or hidden: `_find` has seen to that.
+                return self._absent(at, name, exc)
+            except (OSError, FUSEError):
+                self._repair_entry(parent_inode, name)
+                raise
             if known is None:
-                fd, info = self._find(at, name)
-        except FileNotFoundError as exc:
-            # Not there, or hidden: `_find` has seen to that.
-            return self._absent(at, name, exc)
-        except (OSError, FUSEError):
-            self._repair_entry(parent_inode, name)
-            raise
-        if known is None:
-            return self._hand_out(at, name, fd, info)
-        return self._named(at, name, *known)
+                return self._hand_out(at, name, fd, info)
+            return self._named(at, name, *known)
+        raise TooSoon(0.0)
 
     def _absent(self, at: Entered, name: bytes, exc: FileNotFoundError) -> EntryAttributes:
         """Tell the kernel that there is nothing of that name, and how long to remember that.
@@ -86,8 +99,13 @@ class Names(Core):
         view = self.views.get(number)
         assert view is not None
         root = self.nodes.root
+        if self.nodes.waits(root):
+            await self._look(root)
+            view = self.views.get(number)
+            if view is None:
+                raise Stale
         fd = self.nodes.fd(root)
-        entry = self._attributes(number, view, root, b"", fd, os.fstat(fd))
+        entry = self._attributes(number, view, root, b"", fd, root.filesystem.stat(fd))
         root.lookups += 1
         return entry
 
@@ -97,8 +115,10 @@ class Names(Core):
         It may run with another caller's identity than the one on whose behalf it happens, and gives nothing away
         by itself: what the caller then does with the object passes the door.
         """
-        number, view = await self._view(inode)
         obj = self.nodes.get(inode)
+        if self.nodes.waits(obj):
+            await self._look(obj)
+        number, view = await self._view(inode)
         if name == b"..":
             if obj is self.nodes.root:
                 if self.views.top:
@@ -111,7 +131,7 @@ class Names(Core):
                 if self.knfsd:
                     self.reconnecting.begin(ctx.pid, inode, self.nodes.nodeid(number, parent))
         fd = self.nodes.fd(obj)
-        info = os.fstat(fd)
+        info = obj.filesystem.stat(fd)
         if info.st_nlink == 0 and not obj.open_files:
             raise Stale
         entry = self._attributes(number, view, obj, obj.name, fd, info)
@@ -119,7 +139,8 @@ class Names(Core):
         return entry
 
     def _top_attributes(self) -> EntryAttributes:
-        info = os.fstat(self.nodes.fd(self.nodes.root))
+        root = self.nodes.root
+        info = root.filesystem.stat(self.nodes.fd(root))
         entry = EntryAttributes()
         entry.st_ino = pyfuse3.ROOT_INODE
         entry.generation = 0
@@ -139,11 +160,12 @@ class Names(Core):
         """
         if self._is_top(inode):
             raise FUSEError(errno.EROFS)
-        at = await self._enter(inode, ctx, name=name)
-        if at.view.hides and at.who is not INSIDER:
-            gid = at.info.st_gid if at.info.st_mode & stat.S_ISGID else at.who.gid
-            new = Attrs(name.decode("utf-8", "surrogateescape"), mode & ~ctx.umask, at.who.uid, gid)
-            if not at.view.visible(at.who.caller, new) and not self._exists(at, name):
+        at = await self._enter(inode, ctx)
+        if at.view.judges and at.who is not INSIDER:
+            uid, gid = self._maker(at)
+            gid = at.info.st_gid if at.info.st_mode & stat.S_ISGID else gid
+            new = Attrs(name.decode("utf-8", "surrogateescape"), mode & ~ctx.umask, uid, gid)
+            if not at.view.visible(at.who.caller, new) and not await self._do(at, partial(self._exists, name=name)):
                 raise FUSEError(errno.EACCES)
         return at
 
@@ -160,33 +182,53 @@ class Names(Core):
     def _exists(self, at: Entered, name: bytes) -> bool:
         at.assume()
         try:
-            os.stat(name, dir_fd=at.fd, follow_symlinks=False)
+            linux.statx(at.fd, name)
         except FileNotFoundError:
             return False
         return True
 
-    def _made(self, at: Entered, name: bytes) -> EntryAttributes:
-        """Answer with what was made, where nothing but its name is left of it.
+    async def _make_named(
+        self, at: Entered, name: bytes, inode: InodeT, ctx: RequestContext, call: Callable[[Entered], None]
+    ) -> EntryAttributes:
+        """Make something as the caller, and answer with it, where nothing but its name is left of it.
 
         Raises:
             FileNotFoundError: it is gone already, or something hidden has taken its place.
         """
-        at.assume()
-        fd = self._with_room(os.open, name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at.fd)
+
+        def work(at: Entered) -> int:
+            call(at)
+            if not at.obj.filesystem.far:
+                return -1
+            try:
+                return self._open_named(at, name)
+            except OSError as exc:
+                if exc.errno not in _NO_ROOM:
+                    raise
+                return -1  # only the session loop can make room, and this is not to be done twice
+
+        fd = await self._make(at, ctx, work)
         try:
-            info = os.fstat(fd)
+            at = await self._again(at, inode, ctx)
+            if fd < 0:
+                fd = self._open_named(at, name)
+            info = self.nodes.stat(fd)
             if info.st_uid != at.who.uid and not sees(at.view, at.who, name, info, fd):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         except BaseException:
-            os.close(fd)
+            if fd >= 0:
+                os.close(fd)
             raise
         return self._hand_out(at, name, fd, info)
 
-    def _made_as(self, at: Entered, name: bytes, fd: int) -> EntryAttributes:
-        """Answer with what `fd` (O_PATH) refers to, whatever bears its name now. Takes `fd` over."""
-        info = os.fstat(fd)
+    def _made_as(self, at: Entered, name: bytes, fd: int, *, is_there: bool) -> EntryAttributes:
+        """Answer with what `fd` (O_PATH) refers to, whatever bears its name now. Takes `fd` over.
+
+        `is_there` is what a thread has found: where something is far.
+        """
+        info = at.obj.filesystem.stat(fd)
         obj = self.nodes.resolve(fd, at.obj, name)
-        if self.nodes.is_at(info, at.obj, name):
+        if is_there if at.obj.filesystem.far else self.nodes.is_at(info, at.obj, name):
             return self._named(at, name, obj, info)
         # Somebody was quicker: nothing to remember.
         entry = self._attributes(at.number, at.view, obj, name, self.nodes.fd(obj), info, at.asker)
@@ -197,8 +239,8 @@ class Names(Core):
     async def mkdir(self, parent_inode: InodeT, name: bytes, mode: ModeT, ctx: RequestContext) -> EntryAttributes:
         """See mkdir(2); EEXIST over a hidden name, from the real tree."""
         at = await self._enter_to_make(parent_inode, name, mode, ctx)
-        await self._make(at, ctx, lambda at: os.mkdir(name, stat.S_IMODE(mode), dir_fd=at.fd))
-        return self._made(await self._again(at, parent_inode, ctx), name)
+        make = partial(os.mkdir, name, stat.S_IMODE(mode))
+        return await self._make_named(at, name, parent_inode, ctx, lambda at: make(dir_fd=at.fd))
 
     @answers
     async def mknod(
@@ -206,15 +248,15 @@ class Names(Core):
     ) -> EntryAttributes:
         """See mknod(2)."""
         at = await self._enter_to_make(parent_inode, name, mode, ctx)
-        await self._make(at, ctx, lambda at: os.mknod(name, mode, rdev, dir_fd=at.fd))
-        return self._made(await self._again(at, parent_inode, ctx), name)
+        make = partial(os.mknod, name, mode, rdev)
+        return await self._make_named(at, name, parent_inode, ctx, lambda at: make(dir_fd=at.fd))
 
     @answers
     async def symlink(self, parent_inode: InodeT, name: bytes, target: bytes, ctx: RequestContext) -> EntryAttributes:
         """See symlink(2)."""
         at = await self._enter_to_make(parent_inode, name, stat.S_IFLNK | 0o777, ctx)
-        await self._make(at, ctx, lambda at: os.symlink(target, name, dir_fd=at.fd))
-        return self._made(await self._again(at, parent_inode, ctx), name)
+        make = partial(os.symlink, target, name)
+        return await self._make_named(at, name, parent_inode, ctx, lambda at: make(dir_fd=at.fd))
 
     @answers
     async def create(
@@ -226,15 +268,31 @@ class Names(Core):
         """
         self._require_room()
         at = await self._enter_to_make(parent_inode, name, mode, ctx)
-        fd = await self._make(at, ctx, partial(self._create, name=name, mode=mode, flags=flags))
+
+        def work(at: Entered) -> tuple[int, int, bool]:
+            fd = self._create(at, name, mode, flags)
+            path_fd, is_there = -1, False
+            if at.obj.filesystem.far:
+                with contextlib.suppress(OSError):  # as in `_make_named`
+                    path_fd = os.open(f"/proc/self/fd/{fd}", os.O_PATH | os.O_CLOEXEC)
+                    self.nodes.ask(path_fd)
+                    is_there = exactly.leads_to(at.fd, name, path_fd)
+            return fd, path_fd, is_there
+
+        fd, path_fd, is_there = await self._make(at, ctx, work)
         try:
             at = await self._again(at, parent_inode, ctx)
-            path_fd = self._with_room(os.open, f"/proc/self/fd/{fd}", os.O_PATH | os.O_CLOEXEC)
-            entry = self._made_as(at, name, path_fd)
+            if path_fd < 0:
+                path_fd = self._with_room(os.open, f"/proc/self/fd/{fd}", os.O_PATH | os.O_CLOEXEC)
+            taken, path_fd = path_fd, -1
+            entry = self._made_as(at, name, taken, is_there=is_there)
         except BaseException:
             os.close(fd)
+            if path_fd >= 0:
+                os.close(path_fd)
             raise
-        made = at._replace(obj=self.nodes.get(entry.st_ino), info=os.fstat(fd))
+        obj = self.nodes.get(entry.st_ino)
+        made = at._replace(obj=obj, info=obj.filesystem.stat(fd))
         fh = self._opened(fd, made, as_opener=True, flags=flags)
         return FileInfo(fh=fh, keep_cache=False), entry
 
@@ -249,6 +307,7 @@ class Names(Core):
             if self._is_hidden(at, name):
                 raise FUSEError(errno.EACCES) from None
             path_fd, info = self._find(at, name)
+            at.assume()
             try:
                 if not stat.S_ISREG(info.st_mode):
                     # Opening a FIFO would wait, with everybody; at this error the kernel looks the name up again.
@@ -267,32 +326,38 @@ class Names(Core):
         if self.nodes.view_of(inode) != self.nodes.view_of(new_parent_inode):
             raise FUSEError(errno.EXDEV)
         await self._enter(inode, ctx)
-        at = await self._enter(new_parent_inode, ctx, name=new_name)
+        at = await self._enter(new_parent_inode, ctx)
         obj = self.nodes.get(inode)
         source = self._with_room(os.dup, self.nodes.fd(obj))
+
+        def work(at: Entered) -> bool:
+            os.link(f"/proc/self/fd/{source}", new_name, dst_dir_fd=at.fd, follow_symlinks=True)
+            if not at.obj.filesystem.far:
+                return False
+            with contextlib.suppress(OSError):  # the link is there
+                self.nodes.ask(source)
+                return exactly.leads_to(at.fd, new_name, source)
+            return False
+
         try:
-            await self._make(
-                at,
-                ctx,
-                lambda at: os.link(f"/proc/self/fd/{source}", new_name, dst_dir_fd=at.fd, follow_symlinks=True),
-            )
+            is_there = await self._make(at, ctx, work)
         finally:
             os.close(source)
         self.cache.forget(obj)  # all may know it by the old name; of the new one, a policy may think otherwise
         at = await self._again(at, new_parent_inode, ctx)
-        return self._made_as(at, new_name, self._with_room(os.dup, self.nodes.fd(obj)))
+        return self._made_as(at, new_name, self._with_room(os.dup, self.nodes.fd(obj)), is_there=is_there)
 
     # -- removing ----------------------------------------------------------------------------------
 
     async def _remove(self, call: Callable[..., Any], inode: InodeT, name: bytes, ctx: RequestContext) -> None:
         if self._is_top(inode):
             raise FUSEError(errno.EROFS)
-        at = await self._enter(inode, ctx, name=name)
-        if not at.view.hides or at.who is INSIDER:
+        at = await self._enter(inode, ctx)
+        if not at.view.judges or at.who is INSIDER:
             await self._do(at, partial(_removed, call=call, name=name))
             return
         for _ in range(exactly.TRIES):
-            seen, _ = self._find(at, name)
+            at, seen, _ = await self._find_late(at, name, inode, ctx)
             try:
                 await self._do(at, partial(_removed_exactly, call=call, name=name, seen=seen))
             except exactly.Elsewhere:
@@ -335,19 +400,20 @@ class Names(Core):
             raise FUSEError(errno.EROFS)
         if self.nodes.view_of(parent_inode_old) != self.nodes.view_of(parent_inode_new):
             raise FUSEError(errno.EXDEV)
-        await self._enter(parent_inode_old, ctx, name=name_old)
-        new = await self._enter(parent_inode_new, ctx, name=name_new)
+        await self._enter(parent_inode_old, ctx)
+        new = await self._enter(parent_inode_new, ctx)
         old_obj = self.nodes.get(parent_inode_old)
         old_fd = self.nodes.fd(old_obj)
-        old = new._replace(obj=old_obj, fd=old_fd, info=os.fstat(old_fd))
+        old = new._replace(obj=old_obj, fd=old_fd, info=old_obj.filesystem.stat(old_fd))
         with contextlib.ExitStack() as stack:
             source = self._with_room(os.dup, old.fd)
             stack.callback(os.close, source)
-            if not new.view.hides or new.who is INSIDER:
+            if not new.view.judges or new.who is INSIDER:
                 await self._do(new, lambda new: self._rename(source, name_old, new, name_new, flags))
             else:
-                seen, _ = self._find(old, name_old)
+                old, seen, _ = await self._find_late(old, name_old, parent_inode_old, ctx)
                 stack.callback(os.close, seen)
+                new = await self._again(new, parent_inode_new, ctx)
                 exactly_ = partial(self._rename_exactly, source, name_old, seen, name_new=name_new, flags=flags)
                 replaced = await self._do(new, exactly_)
                 if replaced is not None:
@@ -387,18 +453,26 @@ class Names(Core):
         """
         linux.assume(linux.ROOT)
         try:
-            fd = self._with_room(os.open, name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at.fd)
+            fd = self._open_as_it_is(at.fd, name)
         except FileNotFoundError:
             return None
         try:
-            if not sees(at.view, at.who, name, os.fstat(fd), fd):
+            if not sees(at.view, at.who, name, self.nodes.stat(fd), fd):
                 raise FUSEError(if_hidden)
         except BaseException:
             os.close(fd)
             raise
         return fd
 
+    def _open_as_root(self, at: Entered, name: bytes) -> int:
+        linux.assume(linux.ROOT)
+        return self._open_as_it_is(at.fd, name)
+
     async def _moved(self, to: Entered, name: bytes) -> None:
-        obj = self.nodes.moved(to.obj, name)
+        try:
+            fd = await self._do(to._replace(fd=self.nodes.fd(to.obj)), partial(self._open_as_root, name=name))
+        except OSError:
+            return  # already somewhere else; looked for when it is asked about
+        obj = self.nodes.moved(fd, to.obj, name)
         if obj is not None:
             await self.cache.moved(to.number, to.view, obj, to.obj)

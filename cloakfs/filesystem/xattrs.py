@@ -2,12 +2,16 @@
 
 import errno
 import os
+import stat
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from pyfuse3 import FUSEError, InodeT, RequestContext, XAttrNameT
 
 from .. import acl, linux
+from ..above import QUESTION
+from ..nodes import Stale
+from ..policy import Attrs
 from .core import Core, Entered, answers
 
 _T = TypeVar("_T")
@@ -28,6 +32,11 @@ def _as_caller(at: Entered, call: Callable[..., _T], *args: Any) -> _T:
         return call(path, *args)
     finally:
         linux.set_effective_capabilities(before)
+
+
+def _capability(at: Entered) -> bytes:
+    at.assume()
+    return os.getxattr(f"/proc/self/fd/{at.fd}", "security.capability")
 
 
 class ExtendedAttributes(Core):
@@ -57,11 +66,13 @@ class ExtendedAttributes(Core):
     @answers
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
         """See getxattr(2)."""
+        if name == os.fsencode(QUESTION):
+            return await self._answer_above(inode, ctx)
         try:
             at = await self._enter_object(inode, ctx)
             if name == b"security.capability":
                 # The kernel asks before every write. Everybody may know.
-                return await self._do(at, lambda at: os.getxattr(f"/proc/self/fd/{at.fd}", name))
+                return await self._do(at, _capability)
             value = await self._do(at, lambda at: _as_caller(at, os.getxattr, name))
         except OSError as exc:
             if exc.errno != errno.EOPNOTSUPP or name not in acl.XATTRS:
@@ -71,6 +82,18 @@ class ExtendedAttributes(Core):
         if name not in acl.XATTRS:
             return value
         return (await self._again(at, inode, ctx)).view.acl_out(value)
+
+    async def _answer_above(self, inode: InodeT, ctx: RequestContext) -> bytes:
+        """What a mount above asks as a caller; see `above.QUESTION`."""
+        self._require_server(ctx)
+        if self._is_top(inode):
+            return b"0 0"  # everybody may know of it, and make nothing in it
+        at = await self._enter(inode, ctx)
+        uid, gid = self._maker(at)
+        shown = at.view.show(Attrs("", stat.S_IFREG, uid, gid))
+        if shown is None:
+            raise Stale
+        return b"%d %d" % shown[1:3]
 
     @answers
     async def setxattr(self, inode: InodeT, name: XAttrNameT, value: bytes, ctx: RequestContext) -> None:

@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 import trio
 
 from .. import linux, mounts
-from ..mountpoint import KINDS
+from ..unmount import KINDS
 from .rpc import MOUNT, NFS, RPCBIND, null_call
 from .server import ServerError
 

@@ -22,7 +22,8 @@ import trio
 from .. import mounts, tasks
 from ..exports import Export, Options, format_exports, format_options
 from ..mounted import Mounted, mounted
-from ..mountpoint import KINDS, detach
+from ..policy import is_in_file
+from ..unmount import KINDS, detach
 from . import leftover
 from .plan import Mount, Plan
 from .server import Server, ServerError
@@ -43,7 +44,9 @@ _MOST_LAYERS = 10  # of mounts at one place
 _RETRY_SECONDS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 # What a daemon takes over when it is told to reload; anything else needs a new mount.
-_RELOADABLE = ("range_map", "cloak_list", "policy", "squash", "anonuid", "anongid", "other")
+_RELOADABLE = (
+    "range_map", "cloak_list", "policy", "squash", "anonuid", "anongid", "prefetch", "prefetch_limits", "other",
+)  # fmt: skip
 
 
 class NotMountedYet(ServerError):
@@ -310,14 +313,18 @@ class Guard:
         told = {mount.name for _, mount in live}
         renewed = [(old, mount) for old, mount in kept if old.mount != mount and mount.name not in told]
         await self._add(added)  # what may fail comes first
+        done: list[tuple[Watched, Mount]] = []
         try:
             for old, mount in live:
+                before = old.mount
                 await self._reload_daemon(old, mount)
-        except ServerError:
+                done.append((old, before))
+        except (ServerError, OSError) as exc:
+            left = await self._take_back(done)
             for mount in added:
                 del self._watched[mount.name]
                 await self._unmount(mount)
-            raise
+            raise ServerError("; ".join([str(exc), *left])) from exc
         for old, mount in renewed:
             await self._renew(old, mount)
         for watched in removed:
@@ -337,12 +344,33 @@ class Guard:
             "renewed": [mount.path for _, mount in renewed],
         }
 
+    async def _take_back(self, done: Sequence[tuple[Watched, Mount]]) -> list[str]:
+        """Have daemons take over again what they had; what has changed all the same, a line each."""
+        left = []
+        for watched, before in done:
+            try:
+                if watched.mount != before:
+                    await self._reload_daemon(watched, before)
+            except (ServerError, OSError) as exc:
+                watched.mount = before  # when it is mounted again
+                left.append(f"{before.path} may go on with the new options until it is mounted again ({exc})")
+                with contextlib.suppress(OSError):
+                    self._write_entry(before)
+            else:
+                if is_in_file(before.options.policy):
+                    left.append(f"{before.path} has read its plug-in again all the same")
+        return left
+
     async def _reload_daemon(self, old: Watched, mount: Mount) -> None:
         before = self._daemon(mount)
         if before is None:
             raise ServerError(f"{mount.path}: {old.complaint or 'its daemon has just died'}; try again")
         self._write_entry(mount)
-        os.kill(before.pid, signal.SIGHUP)
+        try:
+            os.kill(before.pid, signal.SIGHUP)
+        except OSError:
+            self._write_entry(old.mount)
+            raise
         with trio.move_on_after(_RELOAD_SECONDS):
             while True:
                 now = self._daemon(mount)

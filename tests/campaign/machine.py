@@ -6,6 +6,8 @@ campaign goes on.
 """
 
 import argparse
+import concurrent.futures
+import itertools
 import json
 import random
 import sys
@@ -16,33 +18,51 @@ from typing import Any
 from tests.mount.test_stateful import ALL, TwoTrees, search
 
 
-def run(steps: int, seed: int, first: int, examples: int, length: int, seconds: float) -> dict[str, Any]:
-    """Take turns until so many steps or seconds are over; a report."""
+def take_turn(turn: int, seed: int, examples: int, length: int) -> tuple[int, str]:
+    """How many steps it had, and the failure, if there is one."""
+    before = next(TwoTrees.steps)
+    failure = ""
+    try:
+        search(ALL[turn % len(ALL)], examples=examples, steps=length, seed=seed * 1_000_000 + turn)
+    except Exception as exc:
+        failure = "".join(traceback.format_exception(exc))
+    return next(TwoTrees.steps) - before - 1, failure
+
+
+def run(steps: int, seed: int, first: int, examples: int, length: int, seconds: float, jobs: int) -> dict[str, Any]:
+    """Take turns, so many at a time, until so many steps or seconds are over; a report."""
     began = time.monotonic()
     findings: list[dict[str, Any]] = []
     by_policy = dict.fromkeys(ALL, 0)
-    done, turn = 0, first
-    while done < steps and time.monotonic() - began < seconds:
-        policy = ALL[turn % len(ALL)]
-        try:
-            search(policy, examples=examples, steps=length, seed=seed * 1_000_000 + turn)
-        except Exception as exc:
-            text = "".join(traceback.format_exception(exc))
-            findings.append({"turn": turn, "policy": policy, "error": text})
-            print(text, file=sys.stderr, flush=True)
-        before, done = done, next(TwoTrees.steps) - (turn - first)  # asking counts, too
-        by_policy[policy] += done - before
-        minutes = (time.monotonic() - began) / 60
-        print(
-            f"machine: turn {turn}, {policy}: {done:,} steps in {minutes:.1f} min, {len(findings)} findings",
-            file=sys.stderr,
-            flush=True,
-        )
-        turn += 1
+    turns = itertools.count(first)
+    running: dict[concurrent.futures.Future[tuple[int, str]], int] = {}
+    last = first
+    with concurrent.futures.ProcessPoolExecutor(jobs) as processes:
+        while True:
+            while len(running) < jobs and sum(by_policy.values()) < steps and time.monotonic() - began < seconds:
+                last = next(turns)
+                running[processes.submit(take_turn, last, seed, examples, length)] = last
+            if not running:
+                break
+            for done in concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED).done:
+                turn = running.pop(done)
+                count, failure = done.result()
+                policy = ALL[turn % len(ALL)]
+                by_policy[policy] += count
+                if failure:
+                    findings.append({"turn": turn, "policy": policy, "error": failure})
+                    print(failure, file=sys.stderr, flush=True)
+                minutes = (time.monotonic() - began) / 60
+                print(
+                    f"machine: turn {turn}, {policy}: {sum(by_policy.values()):,} steps in {minutes:.1f} min, "
+                    f"{len(findings)} findings",
+                    file=sys.stderr,
+                    flush=True,
+                )
     return {
-        "steps": done,
+        "steps": sum(by_policy.values()),
         "seed": seed,
-        "turns": [first, turn],
+        "turns": [first, last + 1],
         "seconds": round(time.monotonic() - began),
         "steps_by_policy": by_policy,
         "findings": findings,
@@ -58,10 +78,11 @@ def main() -> int:
     parser.add_argument("--examples", type=int, default=25, help="sequences of each turn")
     parser.add_argument("--length", type=int, default=50, help="steps of each sequence, at most")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="end earlier, after the turn at that time")
+    parser.add_argument("--jobs", type=int, default=1, help="so many turns at a time")
     parser.add_argument("--json", action="store_true", help="print the summary for a program to read")
     words = parser.parse_args()
     print(f"machine: seed {words.seed}, {words.steps:,} steps", file=sys.stderr, flush=True)
-    report = run(words.steps, words.seed, words.first, words.examples, words.length, words.seconds)
+    report = run(words.steps, words.seed, words.first, words.examples, words.length, words.seconds, words.jobs)
     if words.json:
         print(json.dumps(report, indent=2))
     else:

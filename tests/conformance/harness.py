@@ -177,7 +177,7 @@ def checked(command: list[str | Path], *, timeout: float = 60) -> None:
 
 def forget_mounts(name: str) -> None:
     """Remove what daemons left of mounts whose mount point has `name` in its path: state and log."""
-    for left in [*Path(STATE_DIR).glob(f"*{name}*"), *Path(RUN_DIR).glob(f"*{name}*")]:
+    for left in [*Path(STATE_DIR).glob(f"*{name}*"), *Path(RUN_DIR).rglob(f"*{name}*")]:
         if left.is_dir():
             shutil.rmtree(left)
         else:

@@ -4,7 +4,9 @@ import contextlib
 import glob
 import json
 import os
+import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from cloakfs.cleanupprocess import NAME
 from cloakfs.mounted import RUN_DIR, STATE_DIR, mount_key
 from tests.agents import User
 
@@ -55,11 +58,43 @@ class Mount:
         with open(os.path.join(RUN_DIR, f"{self.key}.log"), encoding="utf-8") as file:
             return file.read()
 
+    @property
+    def clean_up(self) -> int:
+        """The clean-up process; 0 if there is none."""
+        called = [NAME.encode(), os.fsencode(self.path), b"%d" % self.pid]
+        for words in glob.glob("/proc/[0-9]*/cmdline"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if Path(words).read_bytes().split(b"\0")[:3] == called:
+                    return int(words.split("/")[2])
+        return 0
+
+    def without_clean_up(self) -> int:
+        """End the clean-up process, so that a mount whose daemon is killed stays; the daemon to kill."""
+        clean_up = self.clean_up
+        assert clean_up, "there is no clean-up process"
+        process = os.pidfd_open(clean_up)
+        os.kill(clean_up, signal.SIGKILL)
+        assert select.select([process], [], [], 20)[0]
+        os.close(process)
+        return self.pid
+
     def at(self, *names: str) -> str:
         return os.path.join(self.path, *names)
 
     def real(self, *names: str) -> str:
         return os.path.join(self.source, *names)
+
+
+def command_with(patch: str) -> tuple[str, ...]:
+    """The real command, in which some code was run before."""
+    return (sys.executable, "-c", f"{patch}\nfrom cloakfs_cli.main import main\nmain()")
+
+
+@pytest.fixture
+def figures_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Daemons that are started from now on tell what they were asked after a fifth of a second, not after five."""
+    patch = "from cloakfs import daemon; daemon._IDLE_SECONDS = 0.2"
+    monkeypatch.setattr(sys.modules[__name__], "COMMAND", command_with(patch))
 
 
 def told() -> None:
@@ -116,7 +151,7 @@ def base() -> Iterator[str]:
     # Names of states and logs contain the mount point's.
     for left in glob.glob(f"{STATE_DIR}/*{os.path.basename(path)}*"):
         shutil.rmtree(left)
-    for left in glob.glob(f"{RUN_DIR}/*{os.path.basename(path)}*"):
+    for left in glob.glob(f"{RUN_DIR}/**/*{os.path.basename(path)}*", recursive=True):
         os.unlink(left)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import trio
 
-from cloakfs import daemon, groups, nodes, reader, views, watch
+from cloakfs import control, daemon, groups, nodes, reader, views, watch
 from cloakfs.filesystem import core, forgetter, kernelcache
 from cloakfs.policy import Policy
 
@@ -38,6 +38,8 @@ POINTS: dict[str, tuple[object, str]] = {
     "look up again": (core.Core, "_stat_from_inside"),
     "ahead": (reader, "_advise"),
     "groups": (groups, "_database_groups"),
+    "connection": (control.Control, "_admit"),
+    "question": (control.Control, "_answer"),
 }
 """What each background task calls; the name is the task's."""
 

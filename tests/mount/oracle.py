@@ -437,12 +437,12 @@ def outcome(root: str, request: Request) -> Outcome:
         return exc.errno or -1, None
 
 
-def keeping_hidden_bits(rules: Rules, root: str, request: Request) -> Request:
-    """What a chmod comes to: bits that are not shown stay."""
+def keeping_hidden_bits(rules: Rules, root: str, request: Request, also: int = 0) -> Request:
+    """What a chmod comes to: bits that are not shown stay, and of these as well, if they are set."""
     if request.name == "chmod":
         with contextlib.suppress(OSError):
-            hidden = rules.hidden_bits(os.stat(os.path.join(root, request.path)))
-            return replace(request, mode=request.mode | hidden)
+            info = os.stat(os.path.join(root, request.path))
+            return replace(request, mode=request.mode | rules.hidden_bits(info) | info.st_mode & also)
     return request
 
 

@@ -19,6 +19,7 @@ from cloakfs.policy import Policy
 from cloakfs.view import View
 from tests.agents import User
 from tests.mount.conftest import Mount
+from tests.mount.loopfs import attached, filesystem
 
 MakeUser = Callable[..., User]
 
@@ -73,9 +74,25 @@ def test_identities_with_many_groups_are_bounded_in_size() -> None:
         assert door.subject(who).caller == who
     assert sum(len(caller.groups) for caller in view._identified) <= 200_000
     assert door._long_credentials.cache_info().currsize <= linux.MOST_LONG
+    assert len(linux._long) <= linux.MOST_LONG
     small = Caller(1, 1, frozenset({1, 2}))
     assert view.identify(small) is view.identify(small)
     assert door.subject(small) is door.subject(small)
+
+
+def test_many_groups_are_neither_copied_nor_hashed_again() -> None:
+    view, many = View(Policy()), frozenset(range(100_000, 165_536))
+    callers = [Caller(4001, 4001, door.with_group(many, 4001)) for _ in range(2)]
+    assert callers[0].groups is callers[1].groups
+    assert callers[0].groups == many | {4001}
+    first, second = (door.credentials(view.identify(caller) or caller) for caller in callers)
+    assert first is second
+    assert first.groups == tuple(range(100_000, 165_536))
+    assert linux._long_arguments(first) is linux._long_arguments(first)
+    # Another identity at the same address is another.
+    for number in range(20):
+        other = linux.Credentials(1, 1, tuple(range(number, number + 100)))
+        assert list(linux._long_arguments(other).groups) == list(other.groups)
 
 
 # -- the index -------------------------------------------------------------------------------------
@@ -151,6 +168,40 @@ def test_who_left_a_directory_before_it_was_deleted_is_found(nodes: Nodes, tree:
     assert nodes._index.find(directory.number) is None
     again = nodes.get(file.number)
     assert os.fstat(nodes.fd(again)).st_ino == os.stat(f"{tree}/file").st_ino
+
+
+def test_an_xfs_is_told_from_another_one_at_the_same_place(base: str) -> None:
+    """Else what is deleted could not leave the index: it may only be on the other disk."""
+    place, database = os.path.join(base, "place"), os.path.join(base, "xfs.sqlite")
+    with (
+        filesystem("xfs", base, "first") as first,
+        filesystem("xfs", base, "second") as second,
+        contextlib.closing(Index(database)) as index,
+    ):
+        numbers = []
+        for there in (first, second, first):
+            with attached(there, place, "--bind"), contextlib.closing(Nodes(place, index)) as nodes:
+                numbers.append(nodes.root.filesystem.number)
+                assert nodes.root.filesystem.is_certain
+        assert numbers[0] == numbers[2] != numbers[1]
+
+
+def test_what_was_deleted_on_xfs_leaves_the_index(base: str) -> None:
+    """Also if the index is of a version that did not tell one xfs from another: its handles stay what they are."""
+    with filesystem("xfs", base) as tree, contextlib.closing(Index(os.path.join(base, "xfs.sqlite"))) as index:
+        former = index.filesystem(".\0xfs\0000")
+        with contextlib.closing(Nodes(tree, index)) as nodes:
+            assert nodes.root.filesystem.number == former
+            for name in ("deleted", "kept"):
+                Path(tree, name).touch()
+            deleted, kept = (meet(nodes, nodes.root, name) for name in ("deleted", "kept"))
+            for _ in range(2):
+                nodes.close_idle()
+            os.unlink(f"{tree}/deleted")
+            grow_idle_and_forget(nodes, deleted, kept)
+            sweep(nodes)
+            assert index.find(deleted.number) is None
+            assert index.find(kept.number) is not None
 
 
 def test_a_mount_point_with_any_name_is_a_file_system(nodes: Nodes, tree: str) -> None:

@@ -78,6 +78,7 @@ def read_again(path: str) -> bytes:
 # -- what is remembered ----------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("figures_at_once")
 def test_a_caller_view_remembers_what_is_the_same_for_all(scene: str, mount: MakeMount, user: MakeUser) -> None:
     m = mount("-o", CLOAKED)
     member = user(OTHER, GROUP)
@@ -107,6 +108,7 @@ def test_a_caller_view_remembers_what_is_the_same_for_all(scene: str, mount: Mak
 
 
 @pytest.mark.parametrize("options", ["default_permissions", "several"])
+@pytest.mark.usefixtures("figures_at_once")
 def test_a_fixed_view_remembers_everything(options: str, scene: str, mount: MakeMount, user: MakeUser) -> None:
     views = f"views={OTHER}:{GROUP} {STRANGER}:{STRANGER}" if options == "several" else f"views={OTHER}:{GROUP}"
     m = mount("-o", f"{CLOAKED},{views}" + ",default_permissions" * (options != "several"))
@@ -127,6 +129,7 @@ def test_a_fixed_view_remembers_everything(options: str, scene: str, mount: Make
     assert asked["lookup"] + asked["getattr"] <= 10, asked
 
 
+@pytest.mark.usefixtures("figures_at_once")
 def test_without_extended_attributes_nobody_asks_for_them(scene: str, mount: MakeMount, user: MakeUser) -> None:
     m = mount("-o", f"{CLOAKED},noxattr")
     other = user(OTHER)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -25,6 +26,10 @@ from tests.mount.conftest import COMMAND, Mount, is_mounted, mounted, run
 
 SCRIPTS = Path(__file__).parents[2] / ".venv" / "bin"
 EXAMPLES = Path(__file__).parents[2] / "examples"
+
+# All commands are imported here, as root: others may not be allowed to read this tree.
+_CONTEXT = click.Context(cloakfs)
+_COMMANDS = [cloakfs.get_command(_CONTEXT, name) for name in cloakfs.list_commands(_CONTEXT)]
 
 MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]
@@ -148,8 +153,9 @@ def test_a_mount_whose_daemon_died_is_told_and_taken_off_by_the_next(mount: Make
     Path(tree, "file").write_text("")
     m = mount("-o", "views=0:0,default_permissions")  # the kernel remembers its top, dead or not
     assert os.listdir(m.path) == ["file"]
-    process = os.pidfd_open(m.pid)
-    os.kill(m.pid, signal.SIGKILL)
+    pid = m.without_clean_up()
+    process = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
     assert select.select([process], [], [], 20)[0]
     os.close(process)
     assert f"{m.path}: its daemon has died" in run("status").stdout

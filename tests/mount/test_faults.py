@@ -7,17 +7,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 
-from cloakfs import linux
+from cloakfs import control, linux
+from cloakfs.mounted import mounted
 from tests.agents import User, names, read
 from tests.mount.conftest import Mount, is_mounted, run
 from tests.mount.faults import FAULTS
 from tests.mount.test_limits import wait_until
+from tests.mount.usersmounts import as_users_mount
 
 ANN, BOB = 4001, 4002
 HERE = Path(__file__).parent
@@ -86,6 +88,10 @@ def test_each_task_with_each_fault(
         ann.do(os.stat, served.at("open", "file"))
         os.utime(f"{tree}/open/file", (next(count), 1))
 
+    def change_or_be_refused() -> None:
+        with contextlib.suppress(OSError):  # of a disk that was slow just now, a thread looks for a request, too
+            change_behind()
+
     def write_behind() -> None:
         ann.do(read, served.at("open", "file"))
         with open(f"{tree}/open/file", "r+b") as file:
@@ -115,6 +121,10 @@ def test_each_task_with_each_fault(
         with User(5000 + next(count)) as somebody:
             assert somebody.do(os.listdir, served.at("open")) == ["file"]
 
+    def ask() -> None:
+        with contextlib.suppress(control.DaemonError), control.Daemon(mounted()[served.path]):
+            pass
+
     os.mkdir(f"{base}/beside")
     for point, trigger in {
         "house": lambda: None,
@@ -128,6 +138,8 @@ def test_each_task_with_each_fault(
         "look up again": refuse,
         "ahead": read_all,
         "groups": come_anew,
+        "connection": ask,
+        "question": ask,
     }.items():
         fail(point, trigger)
         assert ann.do(os.listdir, served.at("open")) == ["file"], point
@@ -142,11 +154,18 @@ def test_each_task_with_each_fault(
     os.kill(pid, signal.SIGHUP)
     wait_until(lambda: served.log.count(": reloaded") > before)
     assert served.pid == pid
+    with control.Daemon(mounted()[served.path]) as daemon:
+        assert daemon.options.prefetch == "always"
     # Also where the thread is to begin.
-    fail("start of a thread", change_behind, "thread")
+    fail("start of a thread", change_or_be_refused, "thread")
     # The last of its tasks: it ends all the same.
-    os.kill(pid, signal.SIGTERM)
-    fail("stop", lambda: None, "EMFILE")
+    to_send = [signal.SIGTERM]
+
+    def ask_to_end() -> None:
+        if to_send:  # a second one would end it at once
+            os.kill(pid, to_send.pop())
+
+    fail("stop", ask_to_end, "EMFILE")
     wait_until(lambda: not is_mounted(served.path))
     assert "Traceback" not in served.log
 
@@ -161,21 +180,6 @@ def test_a_fixed_view_with_each_fault(mount: MakeMount, fail: Fail) -> None:
 
 
 # -- what users mount in the tree ------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def as_users_mount(path: bytes, uid: int, *, subtype: bytes = b"x", words: bytes = b"") -> Iterator[int]:
-    """As fusermount3 mounts for this user; nobody ever answers. Yields the descriptor."""
-    session = os.open("/dev/fuse", os.O_RDWR)
-    data = b"fd=%d,rootmode=40000,user_id=%d,group_id=%d%s" % (session, uid, uid, words)
-    try:
-        assert linux._libc.mount(b"users", path, b"fuse." + subtype, linux.MS_NOSUID | linux.MS_NODEV, data) == 0
-        try:
-            yield session
-        finally:
-            linux._libc.umount2(path, linux.MNT_DETACH)
-    finally:
-        os.close(session)
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])

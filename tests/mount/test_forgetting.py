@@ -97,15 +97,13 @@ _OLD_KERNEL = """
 import struct
 from cloakfs.filesystem import forgetter
 forgetter._INC_EPOCH = struct.pack("=IiQ", 16, 9999, 0)
-from cloakfs_cli.main import main
-main()
 """
 
 
 @pytest.fixture(params=["", "before Linux 6.16"])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param:
-        monkeypatch.setattr(conftest, "COMMAND", (sys.executable, "-c", _OLD_KERNEL))
+        monkeypatch.setattr(conftest, "COMMAND", conftest.command_with(_OLD_KERNEL))
     return str(request.param)
 
 

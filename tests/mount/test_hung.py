@@ -12,7 +12,7 @@ import pytest
 
 from cloakfs import linux
 from tests.agents import User, read
-from tests.mount.conftest import Mount, is_mounted
+from tests.mount.conftest import Mount, is_mounted, told
 from tests.mount.test_limits import wait_until
 
 ANN = 4001
@@ -144,3 +144,39 @@ def test_a_file_system_that_hangs_when_it_is_met(mount: MakeMount, user: MakeUse
         assert "does not answer" in there.log
     finally:
         far.go_on()
+
+
+@pytest.fixture
+def other_far(tree: str, base: str) -> Iterator[str]:
+    """Mounted inside of the tree, with a directory in it; it never hangs."""
+    place = os.path.join(tree, "other-far")
+    os.mkdir(place)
+    os.makedirs(os.path.join(base, "other", "directory"))
+    subprocess.run(["bindfs", os.path.join(base, "other"), place], check=True, timeout=20)
+    yield place
+    with contextlib.suppress(OSError):
+        linux.umount(place, linux.MNT_DETACH)
+
+
+@pytest.mark.parametrize("kind", ["far", "below what is far"])
+def test_what_is_taken_off_lies_nowhere(kind: str, tree: str, other_far: str, mount: MakeMount, user: MakeUser) -> None:
+    """With umount --lazy, and somebody stays in it: what was its top is in itself then."""
+    make(tree)
+    place = os.path.join(other_far, "directory") if kind != "far" else other_far
+    if kind != "far":
+        linux.mount("none", place, "tmpfs", 0, "size=4m,mode=777")
+    m = mount("-o", CLOAKED)
+    somebody, somebody_else = user(ANN), user(ANN)
+    try:
+        somebody.do_within(20, os.chdir, m.at(os.path.relpath(place, tree)))
+        somebody.do_within(20, os.stat, ".")
+        linux.umount(place, linux.MNT_DETACH)
+        told()
+        for path in (".", "new"):
+            somebody.start(os.stat, path)
+            assert not somebody.finish_within(20), path
+        somebody_else.do_within(20, work_near, m.at("near"))
+    finally:
+        somebody.close()
+        with contextlib.suppress(OSError):
+            linux.umount(place, linux.MNT_DETACH)

@@ -236,6 +236,46 @@ def test_the_session_is_aborted_while_answers_wait(words: str, slow: Slow, mount
     assert wait_until(lambda: is_gone(pid)) < 1
 
 
+# Once the session is readable, and before it is read, ends the process whose id is in `flag`.
+GONE = """
+import os, select, signal
+from cloakfs import loop
+from cloakfs.policy import Policy as P
+
+real = loop.Workers.wait_readable
+
+async def wait_readable(self, fd):
+    await real(self, fd)
+    if os.path.exists({flag!r}):
+        with open({flag!r}) as file:
+            pid = int(file.read())
+        os.unlink({flag!r})
+        process = os.pidfd_open(pid)
+        os.kill(pid, signal.SIGKILL)
+        select.select([process], [], [])
+        os.close(process)
+
+loop.Workers.wait_readable = wait_readable
+"""
+
+
+def test_a_request_that_is_gone_keeps_nobody_waiting(base: str, slow: Slow, mount: MakeMount, user: MakeUser) -> None:
+    """Its process was killed after the kernel had told of the request, and before that was read."""
+    flag, plugin = os.path.join(base, "doomed"), Path(base, "gone.py")
+    plugin.write_text(GONE.format(flag=flag))
+    m = mount("-o", NULL, "--policy", f"{plugin}:P", source=slow.path)
+    patient = user(2001)
+    patient.start(sync_each, m.path, 1)
+    try:
+        wait_until(lambda: slow.waiting(m.path) >= 1)
+        script = 'echo $$ > "$1.new"; mv "$1.new" "$1"; exec stat "$2"'
+        doomed = subprocess.run(["sh", "-c", script, "sh", flag, m.at("5")], capture_output=True, check=False)
+        assert doomed.returncode == -signal.SIGKILL
+    finally:
+        slow.go_on()
+    assert patient.answer_within(10) == [0]
+
+
 # -- time for everything else ----------------------------------------------------------------------
 
 

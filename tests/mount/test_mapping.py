@@ -8,6 +8,7 @@ import stat
 import struct
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -488,6 +489,33 @@ def test_a_foreign_write_drops_set_id_bits(how: str, tree: str, mount: MakeMount
             bob.do(opened, m.at("tool"), os.O_WRONLY | os.O_TRUNC)
     assert mode(m.real("tool")) == 0o777
     assert bob.do(mode, m.at("tool")) == 0o777
+
+
+@pytest.mark.parametrize("checked", ["", ",default_permissions"])
+def test_truncate_drops_set_id_bits_and_no_others(checked: str, tree: str, mount: MakeMount, user: MakeUser) -> None:
+    """The kernel asks for the sticky bit as well, of which it knows nothing without default_permissions."""
+    for name, permissions in (("all", 0o7777), ("group", 0o3777), ("unwritable", 0o7755), ("unwritable-too", 0o6755)):
+        put(os.path.join(tree, name), 1001, 2001, permissions)
+    m = mount("-o", f"{MAP},suid{checked}")
+    alice, bob = user(ALICE, STAFF), user(BOB, GUESTS)
+    for name in ("unwritable", "unwritable-too"):
+        assert bob.error(os.truncate, m.at(name), 1) == errno.EACCES
+        assert bob.error(opened, m.at(name), os.O_WRONLY | os.O_TRUNC) == errno.EACCES
+    assert [mode(m.real(name)) for name in ("unwritable", "unwritable-too")] == [0o7755, 0o6755]
+    for who in (bob, alice):
+        for name, permissions in (("all", 0o7777), ("group", 0o3777)):
+            for how in (partial(os.truncate, length=1), partial(opened, flags=os.O_WRONLY | os.O_TRUNC)):
+                os.chmod(m.real(name), permissions)
+                who.do(how, m.at(name))
+                assert mode(m.real(name)) == 0o1777, (who, name)
+                assert who.do(mode, m.at(name)) == 0o1777
+
+
+def test_a_foreign_write_keeps_the_sticky_bit(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    put(os.path.join(tree, "tool"), 1001, 2001, 0o7777)
+    m = mount("-o", f"{MAP},suid")
+    user(BOB, GUESTS).do(write, m.at("tool"), b"evil", 0)
+    assert mode(m.real("tool")) == 0o1777
 
 
 def test_only_set_id_bits_can_be_dropped_by_a_writer(tree: str, mount: MakeMount, user: MakeUser) -> None:

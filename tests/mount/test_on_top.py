@@ -16,6 +16,7 @@ from tests.agents import User, names, read, write
 
 from .conftest import Mount, is_mounted, run
 from .fuseconnections import nobody_waits_for_ever
+from .usersmounts import as_users_mount
 
 NULL = "rw,no_root_squash"
 SECONDS = 20.0
@@ -89,9 +90,10 @@ def test_the_one_below_ends_and_the_one_above_stays(
     if number == signal.SIGTERM:
         stop(below)
     else:
-        pid = below.pid
+        pid, clean_up = below.pid, below.clean_up
         os.kill(pid, number)
         assert ended(pid)
+        assert ended(clean_up)
     assert kinds_at(above.path) == ["fuse.cloakfs", "fuse.cloakfs"]
     someone = user(2001)
     someone.do_within(SECONDS, names, above.path)
@@ -277,6 +279,11 @@ def enter_and_stay(top: str) -> None:
     os.chdir(f"{top}/loop/below/deep")
 
 
+def loop_is_known(top: str) -> bool:
+    """Before, anybody might know the directory: the kernel has to forget it first."""
+    return "loop" in os.listdir(top) or os.path.exists(f"{top}/loop")
+
+
 def look_where_it_leads_back(top: str) -> None:
     assert sorted(os.listdir(top)) == ["beside"]
     for name in ("loop", "loop/beside", "loop/below"):
@@ -307,9 +314,103 @@ def test_a_bind_mount_of_the_view_inside_its_own_source_leads_nowhere(
     someone.do(os.mkdir, m.at("beside"))
     standing.do(enter_and_stay, m.path)
     subprocess.run(["mount", "--bind", m.path, m.real("loop")], check=True, timeout=SECONDS)
+
+    def is_known() -> object:
+        someone.start(loop_is_known, m.path)
+        return someone.answer_within(SECONDS)
+
+    assert until(lambda: not is_known())
     someone.do_within(SECONDS, look_where_it_leads_back, m.path)
     standing.do_within(SECONDS, climb)
     someone.do_within(SECONDS, look_where_it_leads_back, m.path)
     subprocess.run(["umount", m.real("loop")], check=True, timeout=SECONDS)
     someone.do_within(SECONDS, os.stat, m.at("loop", "below", "deep"))
     standing.do(os.chdir, "/")
+
+
+# -- what users mount ------------------------------------------------------------------------------
+
+
+def make_private(path: str) -> None:
+    """A directory that nobody else sees, so that the kernel has to ask about its name each time."""
+    os.makedirs(f"{path}/below")
+    os.chmod(path, 0o700)
+
+
+@pytest.mark.parametrize("what", ["the view", "a user's"])
+def test_a_mount_counts_from_the_moment_it_is_there_to_the_moment_it_is_gone(
+    mount: Callable[..., Mount], user: Callable[..., User], what: str
+) -> None:
+    m = mount("-o", CLOAKED)
+    someone = user(2001)
+    someone.do(make_private, m.at("place"))
+    for _ in range(20):
+        with contextlib.ExitStack() as stack:
+            if what == "the view":
+                subprocess.run(["mount", "--bind", m.path, m.real("place")], check=True, timeout=SECONDS)
+                stack.callback(subprocess.run, ["umount", m.real("place")], check=True, timeout=SECONDS)
+            else:  # which would never be answered
+                stack.enter_context(as_users_mount(os.fsencode(m.real("place")), 2002, words=b",allow_other"))
+            someone.start(os.stat, m.at("place"))
+            with pytest.raises(PermissionError):
+                someone.answer_within(SECONDS)
+            someone.start(names, m.path)
+            assert "place" not in someone.answer_within(SECONDS)
+        someone.do_within(SECONDS, os.stat, m.at("place", "below"))
+
+
+def look_until(path: str, flag: str) -> int:
+    """Look at a name until the flag is there; how often it led somewhere."""
+    found = 0
+    while not os.path.exists(flag):
+        with contextlib.suppress(PermissionError):
+            os.stat(path)
+            found += 1
+    return found
+
+
+def test_a_mount_that_comes_and_goes_all_the_time_is_never_asked(
+    base: str, mount: Callable[..., Mount], user: Callable[..., User]
+) -> None:
+    """It would not answer: whatever is asked of it would be waited for for ever."""
+    m = mount("-o", CLOAKED)
+    flag = os.path.join(base, "flag")
+    lookers = [user(2001) for _ in range(3)]
+    lookers[0].do(make_private, m.at("place"))
+    for looker, name in zip(lookers, ("place", "place/below", "place/.."), strict=True):
+        looker.start(look_until, m.at(name), flag)
+    place = os.fsencode(m.real("place"))
+    for _ in range(300):
+        with as_users_mount(place, 2002, words=b",allow_other"):
+            pass
+    write(flag, b"")
+    for looker in lookers:
+        assert looker.answer_within(SECONDS) > 0
+
+
+def test_what_lies_below_a_users_mount_does_not_ask_it(mount: Callable[..., Mount], user: Callable[..., User]) -> None:
+    m = mount("-o", CLOAKED)
+    standing = user(2001)
+    standing.do(enter_and_stay, m.path)
+    with as_users_mount(os.fsencode(m.real("loop")), 2002, words=b",allow_other"):
+        standing.do_within(SECONDS, climb)
+        standing.do_within(SECONDS, names, m.path)
+    standing.do_within(SECONDS, os.stat, m.at("loop", "below", "deep"))
+    standing.do(os.chdir, "/")
+
+
+def test_what_the_administrator_mounts_is_there_at_once(mount: Callable[..., Mount], user: Callable[..., User]) -> None:
+    """Also if users mount and unmount all the time."""
+    m = mount("-o", NULL)
+    someone = user(2001)
+    for number in range(5):
+        place = m.real(str(number))
+        os.mkdir(place)
+        with as_users_mount(os.fsencode(m.real("0")), 2002):
+            subprocess.run(["mount", "-t", "tmpfs", "none", place], check=True)
+            try:
+                write(os.path.join(place, "inside"), b"")
+                someone.do_within(SECONDS, os.stat, m.at(str(number), "inside"))
+                assert str(number) in someone.do(names, m.path)
+            finally:
+                subprocess.run(["umount", "--lazy", place], check=True)

@@ -24,6 +24,8 @@ SIZE = 8 * M
 LONG = 24 * M  # what a stream waits for until it is known to be one does not count
 MakeMount = Callable[..., Mount]
 
+pytestmark = pytest.mark.usefixtures("figures_at_once")
+
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[SlowDisk]:
@@ -78,9 +80,9 @@ def test_strides_are_read_ahead_by_cursors_alone(disk: SlowDisk, mount: MakeMoun
             assert now["asked"] == 0
         else:
             assert now["asked"] < 0.1 * LONG
-    # The kernel's own read-ahead is the same for all.
-    assert waits["prefetch=cursors"] < 0.6 * waits["prefetch=off"]
-    assert waits["prefetch=cursors"] < 0.6 * waits["prefetch=default"]
+    # The kernel's own read-ahead is the same for all, but how much of it is there in time is not.
+    assert waits["prefetch=cursors"] < 0.8 * waits["prefetch=off"]
+    assert waits["prefetch=cursors"] < 0.8 * waits["prefetch=default"]
 
 
 def test_random_reads_cost_next_to_nothing(disk: SlowDisk, mount: MakeMount) -> None:

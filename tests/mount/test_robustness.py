@@ -320,7 +320,7 @@ def test_sigkill(tree: str, mount: Callable[..., Mount], user: Callable[..., Use
         client.do(os.mkdir, m.at(str(client.uid)))
         client._pipe.send((write_on_and_on, (m.at(str(client.uid)),), {}))
     wait_until(lambda: all(len(os.listdir(m.real(str(client.uid)))) > 5 for client in users))
-    os.kill(m.pid, signal.SIGKILL)
+    os.kill(m.without_clean_up(), signal.SIGKILL)
     for client in users:
         assert client._pipe.poll(10), "a client hangs"
         ok, (done, code) = client._pipe.recv()

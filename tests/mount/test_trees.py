@@ -108,7 +108,7 @@ def test_the_same_after_the_daemon_was_killed(kind: str, base: str) -> None:
         populate(source)
         with mount("-o", CLOAKED) as m:
             handle = handle_of(m.at("a", "b", "file"))
-            pid = m.pid
+            pid = m.without_clean_up()
             os.kill(pid, signal.SIGKILL)
             wait_until(lambda: not Path(f"/proc/{pid}/fd").exists())
             run("umount", m.path)

@@ -75,6 +75,7 @@ def test_nothing_is_granted_that_becomes_nobody(defs: list[RangeDef], nobody: in
         if counterpart is not None:
             granted.add(counterpart)
     assert table.groups(IDS) == granted
+    assert table.groups([*IDS, *NOT_IDS]) == granted
 
 
 @given(lists, ids, squashes)

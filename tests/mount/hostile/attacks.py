@@ -13,8 +13,14 @@ import random
 import resource
 import signal
 import struct
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+
+from tests.mount.test_forgetting import chmod_all, has_let_go, hold, open_all
+from tests.mount.test_leases import hold as lease
+from tests.mount.test_limits import wait_until
+from tests.mount.usersmounts import as_users_mount
 
 Attack = Callable[[str, float], int]
 
@@ -36,6 +42,16 @@ def rounds(end: float) -> Iterator[int]:
     while not number or time.monotonic() < end:
         yield number
         number += 1
+
+
+def beside(here: str, name: str) -> str:
+    """What lies next to the mount: `real`, the tree behind it, or `stalled`; see the arena in conftest.py."""
+    return os.path.join(here.partition("/mnt/")[0], name)
+
+
+def behind(here: str) -> str:
+    """The same directory on the real tree."""
+    return os.path.join(beside(here, "real"), here.partition("/mnt/")[2])
 
 
 def make(path: str | bytes, data: bytes = b"x", mode: int = 0o644) -> None:
@@ -367,6 +383,98 @@ def leases_and_watches(here: str, end: float) -> int:
     os.close(fd)
     os.close(watcher)
     return number + 1
+
+
+@attack
+def leases_on_the_real_tree(here: str, end: float) -> int:
+    """On files that are asked for all the time; the signals that ask for the leases back are not heeded."""
+    real = behind(here)
+    for number in range(20):
+        make(f"{real}/leased{number}")  # there, for the daemon must not have it open any more
+
+    def want(number: int) -> None:
+        for fd in held.values():
+            os.close(fd)
+        while True:
+            os.close(os.open(f"{here}/leased{number}", os.O_RDWR if number % 2 else os.O_RDONLY))
+            time.sleep(0.02)
+
+    held = {number: lease(f"{real}/leased{number}") for number in range(20)}
+    done = len(held)
+    with children(20, want):
+        try:
+            for number in rounds(end):
+                one = number % 20
+                if one in held:
+                    os.close(held.pop(one))
+                time.sleep(0.005)
+                with contextlib.suppress(BlockingIOError):  # somebody has it open
+                    held[one] = lease(f"{real}/leased{one}")
+                    done += 1
+        finally:  # whoever waits for one cannot be killed
+            for fd in held.values():
+                os.close(fd)
+    return done
+
+
+@attack
+def listings_into_pages_that_do_not_come(here: str, end: float) -> int:
+    """They keep the locks of directories in which everything changes meanwhile."""
+    stalled = beside(here, "stalled")
+    for number in range(5):
+        own = f"{here}/held{number}"
+        os.mkdir(own)
+        for name in range(20):
+            make(f"{own}/{name}")
+        open_all(own, 20)
+        hold(own, f"{stalled}/{10_000 + number}")
+    done = 0
+    for number in rounds(end):
+        chmod_all(0o644 if number % 2 else 0o600)
+        done += 1
+    assert not has_let_go(), "nothing was held"
+    return done
+
+
+@attack
+def file_systems_of_their_own(here: str, end: float) -> int:
+    """In the real tree, on the mount and elsewhere, with odd names and types, and nobody who answers.
+
+    Run as root, as fusermount3 is; see `BY_ROOT`.
+    """
+    uid = os.stat(here).st_uid
+    chance = random.Random(3)
+    done = 0
+    with tempfile.TemporaryDirectory(prefix="cloakfs-test-") as elsewhere:
+        # Two directories: what is mounted on in the real tree cannot be on the mount, too.
+        for top in (f"{behind(here)}/inside", f"{behind(here)}/on", f"{elsewhere}/there"):
+            for name in (b"", *_PLACES):
+                path = os.path.join(os.fsencode(top), name)
+                os.mkdir(path)
+                os.chown(path, uid, uid)
+        places = [os.fsencode(top) for top in (f"{behind(here)}/inside", f"{here}/on", f"{elsewhere}/there")]
+        wait_until(lambda: os.path.isdir(f"{here}/on/plain"))  # the mount has been told
+        for _ in rounds(end):
+            with contextlib.ExitStack() as stack:
+                for place in places:
+                    for name in _PLACES:
+                        words = chance.choice([b"", b",allow_other", b",default_permissions,max_read=4096"])
+                        kind, source = chance.choice(_KINDS), chance.choice(_SOURCES)
+                        path = os.path.join(place, name)
+                        # On the mount, the kernel may have been made to forget the name just now.
+                        with contextlib.suppress(FileNotFoundError):
+                            stack.enter_context(as_users_mount(path, uid, name=source, subtype=kind, words=words))
+                            done += 1
+                time.sleep(0.02)
+    return done
+
+
+_PLACES = (b"plain", b"a b\\040\tc\nd", b"\xff\x0c\x85", b"x" * 255)
+_KINDS = (b"x", b"cloakfs", b"\xff\x85", b"a - b", b"y" * 200)
+_SOURCES = (b"users", b" ", b"/", b"a b\tc\nd", b"\xff - fuse.cloakfs /dev/sda1 rw", b"z" * 1000)
+
+BY_ROOT = {"file systems of their own"}
+"""Attacks that begin as root: what a set-user-ID program does for whoever asks it."""
 
 
 @attack

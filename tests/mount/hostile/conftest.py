@@ -11,6 +11,7 @@ from cloakfs.mounted import STATE_DIR
 from tests.mount.conftest import Mount, mounted
 from tests.mount.hostile import victim
 from tests.mount.hostile.victim import Watch
+from tests.mount.test_hung import Far
 
 OPTIONS = "rw,range_map=uid 0 9999 map 0 gid 0 9999 map 0,cloak_list=uid +077 1 9999"
 
@@ -20,7 +21,7 @@ REPORT: list[tuple[str, int, Watch]] = []
 
 @pytest.fixture(scope="module")
 def arena() -> Iterator[Mount]:
-    """A mount with a directory of the victim's, and one that everybody shares."""
+    """A mount with a directory of the victim's, and one that everybody shares; beside it a file system that stalls."""
     base = tempfile.mkdtemp(prefix="cloakfs-test-")
     os.chmod(base, 0o755)
     real, point = f"{base}/real", f"{base}/mnt"
@@ -29,11 +30,13 @@ def arena() -> Iterator[Mount]:
     os.mkdir(f"{real}/shared")
     os.chmod(f"{real}/shared", 0o1777)
     victim.furnish(real)
+    stalled = Far(f"{base}/stalled", base)
     try:
         with mounted(real, point, "-o", OPTIONS) as mount:
             yield mount
         shutil.rmtree(os.path.join(STATE_DIR, mount.key))
     finally:
+        stalled.close()
         shutil.rmtree(base)
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.agents import User, write
 from tests.mount.conftest import Mount, told
 from tests.mount.hostile import victim
-from tests.mount.hostile.attacks import ATTACKS
+from tests.mount.hostile.attacks import ATTACKS, BY_ROOT
 from tests.mount.hostile.conftest import REPORT
 from tests.mount.hostile.victim import Watch, look_after
 
@@ -33,13 +33,13 @@ def under_attack(arena: Mount, watcher: User, base: str, name: str, attack: Call
     """Have the victim work while the attack goes on."""
     own = arena.at("shared", name.replace(" ", "-"))
     stop = os.path.join(base, "stop")
-    with User(ATTACKER, groups=GROUPS.get(name, ())) as attacker:
+    with User(ATTACKER, groups=GROUPS.get(name, ())) as attacker, User(0) as root:
         attacker.do(os.mkdir, own, 0o755)
         attacker.do(write, f"{own}/secret", b"secret", mode=0o600)
         told()
         watcher.start(look_after, arena.path, stop, f"{own}/secret")
         try:
-            done = attacker.do(attack, own, time.monotonic() + SECONDS)
+            done = (root if name in BY_ROOT else attacker).do(attack, own, time.monotonic() + SECONDS)
         finally:
             write(stop, b"")
         watch: Watch = watcher.answer_within(60)
@@ -54,18 +54,7 @@ def under_attack(arena: Mount, watcher: User, base: str, name: str, attack: Call
 ALL = {**ATTACKS, "many groups": ATTACKS["names of the shared directory"]}
 
 
-KNOWN_FAULTS = {
-    "renames of directories": "known fault: one request of the other user, about once in fifty runs on a busy machine, "
-    "waits more than half a minute while the daemon is idle; the cause is not known yet",
-}
-"""Attacks that may succeed, and are left out until they do not."""
-
-
-def known(name: str) -> object:
-    return pytest.param(name, marks=pytest.mark.skip(KNOWN_FAULTS[name])) if name in KNOWN_FAULTS else name
-
-
-@pytest.mark.parametrize("name", [known(name) for name in ALL])
+@pytest.mark.parametrize("name", list(ALL))
 def test_the_other_user_gets_right_answers(arena: Mount, watcher: User, base: str, name: str) -> None:
     watch = under_attack(arena, watcher, base, name, ALL[name])
     assert watch.wrong == []

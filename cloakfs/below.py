@@ -1,0 +1,111 @@
+"""The cloakfs mount that a daemon's tree lies in, if it does (`above` says what the two have to do with each other)."""
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+from . import linux, mounts
+from .above import INSIDE, QUESTION
+from .control import Conversation, DaemonError
+from .mounted import Mounted, all_mounted
+from .mountpoint import MountError
+from .unmount import KINDS
+
+if TYPE_CHECKING:
+    from .door import Subject
+
+# What a mount says of what it does not show, and at its gate.
+_HIDDEN = (errno.ESTALE, errno.ENOENT, errno.EACCES)
+
+
+def find_below(source: str) -> "Below | None":
+    """The cloakfs mount that `source` lies in, if it does. Its daemon lets this process in, which acts as `INSIDE` now.
+
+    Raises:
+        MountError: it does not.
+    """
+    try:
+        fd = os.open(source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as exc:
+        raise MountError(f"{source}: {exc.strerror}") from exc
+    try:
+        place = mounts.by_id().get(mounts.id_of(fd))
+        if place is None or place.kind not in KINDS:
+            return None
+        mount = next((mount for mount in all_mounted() if mount.device == place.device), None)
+        if mount is None:
+            raise MountError(f"{source}: lies in a cloakfs mount ({place.path}) that no daemon of this machine serves")
+        return _lie_over(mount, fd)
+    except (DaemonError, OSError) as exc:
+        raise MountError(f"{source}: {exc.strerror if isinstance(exc, OSError) else exc}") from exc
+    finally:
+        os.close(fd)
+
+
+def _lie_over(mount: Mounted, source: int) -> "Below":
+    lower = Conversation(mount)
+    try:
+        if not lower.ask({"method": "lie over"})["xattrs"]:
+            raise MountError(
+                f"{mount.target} does without extended attributes (noxattr), by which it would be asked what it shows; "
+                f"mount {mount.source} instead"
+            )
+        linux.ROOT = INSIDE
+        linux.assume(linux.ROOT)
+        return Below(mount.target, lower, os.fstat(source).st_dev)
+    except BaseException:
+        lower.close()
+        raise
+
+
+class Below:
+    """Asks the mount below.
+
+    Args:
+        path: its mount point.
+        lower: where its daemon was told that this one lies over it; that is so until it is closed.
+        device: st_dev of what it shows.
+    """
+
+    def __init__(self, path: str, lower: Conversation, device: int) -> None:
+        self.path = path
+        self._lower = lower
+        self._device = device
+
+    def close(self) -> None:
+        """It is a mount like any other again."""
+        self._lower.close()
+
+    def has(self, info: os.stat_result) -> bool:
+        """Is the object with this stat in it? (Something else may be mounted on top.)"""
+        return info.st_dev == self._device
+
+    def shows(self, who: "Subject", fd: int) -> bool:
+        """May `who` know of what `fd` (O_PATH) refers to, an object of the mount below?
+
+        Raises:
+            OSError: it does not answer.
+        """
+        return self._ask(who, fd) is not None
+
+    def makes(self, who: "Subject", fd: int) -> tuple[int, int]:
+        """Owner and group, as the mount below shows them, of what `who` would make in the directory.
+
+        Raises:
+            OSError: it does not answer, or shows `who` no such directory.
+        """
+        answer = self._ask(who, fd)
+        if answer is None:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        uid, gid = answer.split()
+        return int(uid), int(gid)
+
+    @staticmethod
+    def _ask(who: "Subject", fd: int) -> bytes | None:
+        who.assume()
+        try:
+            return os.getxattr(f"/proc/self/fd/{fd}", QUESTION)
+        except OSError as exc:
+            if exc.errno in _HIDDEN:
+                return None
+            raise

@@ -1,0 +1,331 @@
+"""What a running daemon says when it is asked, for `cloakfs explain` and `table`.
+
+What is on disk may have changed since: the options, the plug-in. So each daemon listens at a unix stream socket, which
+is root's alone, and answers a line of JSON with another:
+
+    {}                                           {"options": …, "groups": …, "plugin": null or {…}}
+    {"method": "visible", "arguments": […]}      {"answer": …}, {"failed": why}, or {"access": [caller, mode]}
+    {"method": "lie over"}                       {"xattrs": …}: from now on, who asks is let in (`above`)
+
+"access" is a question back: a plug-in wants to know what the kernel grants, and only who asks has the object. It
+asks again, with all that was asked back and the answers as "access".
+"""
+
+import contextlib
+import json
+import os
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, Self
+
+import trio
+
+from . import linux
+from .above import Above
+from .caller import Caller
+from .exports import format_options, parse_options
+from .mounted import RUN_DIR, Mounted, Told, mount_key
+from .policy import METHODS, Attrs, Policy, is_built_in
+from .tasks import Tasks, cause
+from .views import Views
+
+CONTROL_DIR = os.path.join(RUN_DIR, "control")
+
+MOST_CONVERSATIONS = 16
+"""With so many going on, whoever has been silent longest makes room for the next one."""
+
+LONGEST_REQUEST = 1 << 20
+"""In bytes. A caller may be in 65,536 groups."""
+
+PATIENCE_SECONDS = 10.0
+"""How long whoever asks waits for an answer."""
+
+_MOST_QUESTIONS_BACK = 100
+
+_ATTRS = ("name", "mode", "uid", "gid", "size", "nlink", "mtime_ns")
+
+
+class DaemonError(Exception):
+    """A daemon cannot be asked; the text is one line that says why."""
+
+
+class PluginError(Exception):
+    """A method of the plug-in raised something, in the daemon."""
+
+
+def socket_of(key: str) -> str:
+    """Where the daemon of the mount with this key listens."""
+    return os.path.join(CONTROL_DIR, key)
+
+
+# -- the daemon ------------------------------------------------------------------------------------
+
+
+class Control:
+    """The socket of one mount's daemon; a context manager, after which nobody is answered.
+
+    Args:
+        key: of the mount.
+        told: has the options that are in force.
+        groups: where supplementary groups come from, in force: as in the option `groups=`.
+        views: have the policy that is in force.
+        above: the daemons of mounts that lie over this one.
+        xattrs: are there extended attributes?
+    """
+
+    def __init__(
+        self, key: str, told: Told, groups: str | None, views: Views, above: Above, *, xattrs: bool = True
+    ) -> None:
+        self._path = socket_of(key)
+        self._told = told
+        self._groups = groups
+        self._views = views
+        self._above = above
+        self._xattrs = xattrs
+        self._conversations: dict[trio.CancelScope, None] = {}  # who has been silent longest comes first
+
+    def __enter__(self) -> None:
+        os.makedirs(CONTROL_DIR, mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)  # left by a daemon that was killed
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._listening.bind(self._path)
+            os.chmod(self._path, 0o600)
+            self._listening.listen()
+            self._listening.setblocking(False)
+        except OSError:
+            self._listening.close()
+            raise
+
+    def __exit__(self, *exc: object) -> None:
+        linux.assume(linux.ROOT)
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
+        self._listening.close()
+
+    async def serve(self, tasks: Tasks) -> None:
+        """Answer for ever; each conversation is a task."""
+        listening = trio.socket.from_stdlib_socket(self._listening)
+        while True:
+            connection, _ = await listening.accept()
+            try:
+                self._admit(connection, tasks)
+            except BaseException:
+                connection.close()
+                raise
+
+    def _admit(self, connection: trio.socket.SocketType, tasks: Tasks) -> None:
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        pid, uid, _ = struct.unpack("3i", credentials)
+        if uid != 0:
+            connection.close()
+            return
+        if len(self._conversations) >= MOST_CONVERSATIONS:
+            silent = next(iter(self._conversations))
+            del self._conversations[silent]
+            silent.cancel()
+        scope = trio.CancelScope()
+        self._conversations[scope] = None
+        tasks.once("answering another command", self._converse, connection, scope, pid)
+
+    async def _converse(self, connection: trio.socket.SocketType, scope: trio.CancelScope, pid: int) -> None:
+        try:
+            with scope, contextlib.suppress(trio.BrokenResourceError), contextlib.ExitStack() as until_its_end:
+                async with trio.SocketStream(connection) as stream:
+                    await self._answer_lines(stream, scope, partial(self._let_in, pid, scope, until_its_end))
+        finally:
+            self._conversations.pop(scope, None)
+
+    def _let_in(self, pid: int, scope: trio.CancelScope, until_its_end: contextlib.ExitStack) -> None:
+        until_its_end.enter_context(self._above.let_in(pid))
+        self._conversations.pop(scope, None)  # it is silent for as long as it lives, and makes room for nobody
+
+    async def _answer_lines(
+        self, stream: trio.SocketStream, scope: trio.CancelScope, let_in: Callable[[], None]
+    ) -> None:
+        received = bytearray()
+        async for data in stream:
+            received += data
+            *lines, rest = received.split(b"\n")
+            for line in lines:
+                if scope in self._conversations:
+                    self._conversations[scope] = self._conversations.pop(scope)
+                # Nobody else waits for one who does not read.
+                await stream.send_all(self._answer(line, let_in))
+            received = rest
+            if len(received) > LONGEST_REQUEST:
+                return
+
+    def _answer(self, line: bytes | bytearray, let_in: Callable[[], None]) -> bytes:
+        linux.assume(linux.ROOT)  # the thread acts as whoever was served last
+        try:
+            answer = self._answer_to(json.loads(line), let_in)
+        except Exception as exc:
+            answer = {"refused": cause(exc)}
+        return json.dumps(answer).encode() + b"\n"
+
+    def _answer_to(self, request: dict[str, Any], let_in: Callable[[], None]) -> dict[str, Any]:
+        policy = self._views.policy
+        method = request.get("method")
+        if method == "lie over":
+            let_in()
+            return {"xattrs": self._xattrs}
+        if method is None:
+            return {"options": self._told.options, "groups": self._groups, "plugin": _described(policy)}
+        if method not in METHODS:
+            raise ValueError(f"{method!r} is no method of a policy")
+        granted = {json.dumps(question): answer for *question, answer in request.get("access", ())}
+        asked_back: list[list[Any]] = []
+
+        def accessible(caller: Caller, mode: int) -> bool:
+            question = [_plain(Caller(*caller)), mode]
+            text = json.dumps(question)
+            if text not in granted:
+                asked_back.append(question)
+                raise LookupError("only who asks can tell")
+            return bool(granted[text])
+
+        arguments = [_restored(argument, accessible) for argument in request["arguments"]]
+        try:
+            answer = getattr(policy, method)(*arguments)
+            if method == "show":  # of which these three are heeded
+                answer = replace(arguments[0], mode=int(answer.mode), uid=answer.uid, gid=answer.gid)
+            told = {"answer": _plain(answer)}
+        except BaseException as exc:  # be it SystemExit
+            told = {"failed": cause(exc)}
+        return {"access": asked_back[0]} if asked_back else told
+
+
+def _described(policy: Policy) -> dict[str, Any] | None:
+    """What it takes to stand in for a plug-in; None of the built-in policy."""
+    if type(policy) is Policy and not vars(policy).keys() & set(METHODS):
+        return None
+    methods = [method for method in METHODS if not is_built_in(policy, method)]
+    return {"options": format_options(policy.options), "methods": methods, "hides": bool(policy.hides)}
+
+
+# -- who asks it -----------------------------------------------------------------------------------
+
+
+class Conversation:
+    """A connection to the daemon of a mount; a context manager, which closes it.
+
+    Raises:
+        DaemonError: there is none.
+    """
+
+    def __init__(self, mount: Mounted) -> None:
+        self._who = f"{mount.target}: its daemon (process {mount.pid})"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.settimeout(PATIENCE_SECONDS)
+        self._answers = self._socket.makefile("rb")
+        try:
+            self._socket.connect(socket_of(mount_key(mount.source, mount.target)))
+        except FileNotFoundError:
+            self.close()
+            raise DaemonError(f"{self._who} cannot be asked: it is of an earlier version, or about to end") from None
+        except OSError as exc:
+            self.close()
+            raise DaemonError(f"{self._who} cannot be asked: {exc.strerror or exc}") from exc
+
+    def close(self) -> None:
+        """Nobody asks any more."""
+        self._answers.close()
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The daemon's answer.
+
+        Raises:
+            DaemonError: there is none.
+        """
+        try:
+            self._socket.sendall(json.dumps(request).encode() + b"\n")
+            answer = json.loads(self._answers.readline() or '{"refused": "it has ended"}')
+        except (OSError, ValueError) as exc:
+            raise DaemonError(f"{self._who} does not answer: {exc}") from exc
+        if "refused" in answer:
+            raise DaemonError(f"{self._who} does not answer: {answer['refused']}")
+        return dict(answer)
+
+
+class Daemon(Conversation):
+    """The daemon of a mount, to be asked until it is closed: then methods of a plug-in cannot be called any more.
+
+    Attributes:
+        options: those that are in force.
+        policy: the policy that is in force. If it is a plug-in, its methods are calls to the daemon, which raise
+            `DaemonError` and `PluginError`.
+
+    Raises:
+        DaemonError: it cannot be asked.
+    """
+
+    def __init__(self, mount: Mounted) -> None:
+        super().__init__(mount)
+        try:
+            told = self.ask({})
+        except DaemonError:
+            self.close()
+            raise
+        self.options = replace(parse_options(told["options"])[0], groups=told["groups"])
+        self.policy = Policy(self.options)
+        plugin = told["plugin"]
+        if plugin is not None:
+            self.policy = Policy(parse_options(plugin["options"])[0])
+            for method in plugin["methods"]:
+                setattr(self.policy, method, partial(self._call, method))
+            self.policy.hides = plugin["hides"]
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        access: list[list[Any]] = []
+        request = {"method": method, "arguments": list(map(_plain, arguments)), "access": access}
+        answer = self.ask(request)
+        while "access" in answer:
+            if len(access) >= _MOST_QUESTIONS_BACK:
+                raise PluginError(f"{method} asks what is accessible again and again")
+            who, mode = answer["access"]
+            attrs = next(argument for argument in arguments if isinstance(argument, Attrs))
+            access.append([who, mode, attrs.accessible(_restored(who), mode)])
+            answer = self.ask(request)
+        if "failed" in answer:
+            raise PluginError(answer["failed"])
+        return _restored(answer["answer"])
+
+
+# -- what goes over it -----------------------------------------------------------------------------
+
+
+def _plain(value: object) -> object:
+    """What a method takes or answers, for JSON; what is none of its answers anyway is told as text."""
+    match value:
+        case Caller():
+            return {"uid": value.uid, "gid": value.gid, "groups": sorted(value.groups)}
+        case Attrs():
+            return {name: getattr(value, name) for name in _ATTRS}
+        case None | bool() | int() | str():
+            return value
+        case tuple() | list() | set() | frozenset():
+            return [_plain(item) for item in value]
+        case _:
+            return repr(value)
+
+
+def _restored(value: Any, access: Callable[[Caller, int], bool] | None = None) -> Any:
+    match value:
+        case {"uid": uid, "gid": gid, "groups": groups}:
+            return Caller(uid, gid, frozenset(groups))
+        case {"name": _}:
+            return Attrs(**{name: value[name] for name in _ATTRS}, _access=access)
+        case _:
+            return value

@@ -1,0 +1,297 @@
+"""The process that outlives the daemon of a local mount, and takes the mount off if the daemon could not."""
+
+import contextlib
+import errno
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cloakfs.cleanupprocess import NAME
+from cloakfs.control import socket_of
+from cloakfs.mounted import told_path
+
+from .conftest import COMMAND, Mount, is_mounted, run
+from .fuseconnections import nobody_waits_for_ever
+from .test_on_top import ended, kinds_at, until
+
+NULL = "rw,no_root_squash"
+
+
+@pytest.fixture(autouse=True)
+def _released(base: str) -> Iterator[None]:
+    with nobody_waits_for_ever(base):
+        yield
+
+
+@pytest.fixture
+def killable(base: str, tree: str) -> Mount:
+    """A mount that need not be there in the end, over a directory that is not empty."""
+    path = os.path.join(base, "view")
+    os.mkdir(path)
+    Path(path, "below").touch()
+    run("mount", tree, path, "-o", NULL)
+    return Mount(tree, path)
+
+
+def kill(mount: Mount) -> None:
+    """SIGKILL the daemon, and wait until everything has ended that belongs to it."""
+    pid, clean_up = mount.pid, mount.clean_up
+    assert clean_up
+    os.kill(pid, signal.SIGKILL)
+    assert ended(pid)
+    assert ended(clean_up)
+
+
+def facts(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
+def test_a_daemon_that_dies_leaves_nothing(killable: Mount, tree: str, number: signal.Signals) -> None:
+    m = killable
+    assert not os.path.exists(m.at("below"))
+    pid, clean_up = m.pid, m.clean_up
+    os.kill(pid, number)
+    assert ended(pid)
+    assert ended(clean_up)
+    assert not is_mounted(m.path)
+    assert not os.path.exists(told_path(m.key))
+    assert not os.path.exists(socket_of(m.key))
+    assert os.listdir(m.path) == ["below"]
+    os.mkdir(m.at("usable"))
+    assert m.path not in run("status").stdout
+    assert run("mount", tree, m.path, "-o", NULL).stderr == ""
+    assert os.listdir(m.path) == []
+    run("umount", m.path)
+
+
+def test_who_is_in_it_when_the_daemon_dies_gets_errors_and_keeps_nobody(killable: Mount) -> None:
+    m = killable
+    fd = os.open(m.path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        kill(m)
+        assert os.listdir(m.path) == ["below"]
+        with pytest.raises(OSError) as raised:  # noqa: PT011  (the number is looked at)
+            os.stat("x", dir_fd=fd)
+        assert raised.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
+    finally:
+        os.close(fd)
+
+
+def test_an_orderly_end_leaves_no_process(killable: Mount) -> None:
+    clean_up = killable.clean_up
+    assert clean_up
+    run("umount", killable.path)
+    assert ended(clean_up)
+    assert os.listdir(killable.path) == ["below"]
+
+
+def test_a_mount_that_is_refused_leaves_no_process(base: str, tree: str) -> None:
+    path = os.path.join(base, "view")
+    os.mkdir(path)
+    # A file in the place of the directory for what daemons tell; the mount itself has been made by then.
+    told = told_path(Mount(tree, path).key)
+    os.makedirs(f"{told}.new")
+    try:
+        assert run("mount", tree, path, check=False).returncode == 1
+    finally:
+        os.rmdir(f"{told}.new")
+    assert not is_mounted(path)
+    called = b"\0".join((NAME.encode(), os.fsencode(path)))
+    assert until(lambda: not any(words.startswith(called) for words in command_lines()))
+
+
+def command_lines() -> Iterator[bytes]:
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            yield process.read_bytes()
+
+
+def test_it_holds_nothing_and_is_small(base: str, tree: str, mount: Callable[..., Mount]) -> None:
+    lock = os.open(f"{base}/lock", os.O_RDWR | os.O_CREAT, 0o600)
+    os.set_inheritable(lock, True)
+    path = os.path.join(base, "view")
+    os.mkdir(path)
+    done = subprocess.run([*COMMAND, "mount", tree, path], pass_fds=[lock], check=True, timeout=60)
+    os.close(lock)
+    assert done.returncode == 0
+    m = Mount(tree, path)
+    try:
+        clean_up = m.clean_up
+        of_it = [os.readlink(fd) for fd in Path(f"/proc/{clean_up}/fd").iterdir()]
+        assert sorted(of_it) == [os.devnull] * 3 + ["anon_inode:[pidfd]"]
+        assert os.readlink(f"/proc/{clean_up}/cwd") == "/"
+        it, daemon = facts(clean_up), facts(m.pid)
+        assert it["Name"] == NAME
+        assert it["PPid"] != daemon["Pid"]
+        assert it["NSsid"] != daemon["NSsid"]
+        assert int(it["Threads"]) == 1
+        assert own_memory(clean_up) < 12 * 1024 < own_memory(m.pid)
+        assert not zombies_of(m.pid)
+    finally:
+        run("umount", path)
+
+
+def own_memory(pid: int) -> int:
+    """What nobody shares, in KiB."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+
+
+def zombies_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def test_it_is_no_second_daemon(killable: Mount) -> None:
+    told = json.loads(run("status", "--json").stdout)
+    assert [mount["pid"] for mount in told if mount["target"] == killable.path] == [killable.pid]
+    run("umount", killable.path)
+
+
+def test_what_ends_the_daemon_in_an_orderly_way_does_not_end_it(killable: Mount) -> None:
+    m = killable
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        os.kill(m.clean_up, number)
+    kill(m)
+    assert not is_mounted(m.path)
+
+
+def test_without_it_the_dead_mount_stays_and_the_next_takes_it_off(killable: Mount, tree: str) -> None:
+    m = killable
+    pid = m.without_clean_up()
+    os.kill(pid, signal.SIGKILL)
+    assert ended(pid)
+    assert is_mounted(m.path)
+    assert f"{m.path}: its daemon has died" in run("status").stdout
+    assert "a mount whose daemon had died is taken off" in run("mount", tree, m.path).stderr
+    run("umount", m.path)
+    assert not is_mounted(m.path)
+
+
+def test_its_end_does_nothing_to_the_mount(killable: Mount) -> None:
+    m = killable
+    m.without_clean_up()
+    assert os.listdir(m.path) == []
+    run("umount", m.path)
+    assert not is_mounted(m.path)
+
+
+# -- nothing but the dead mount --------------------------------------------------------------------
+
+
+def test_what_is_mounted_on_top_stays(killable: Mount) -> None:
+    m = killable
+    subprocess.run(["mount", "-t", "tmpfs", "none", m.path], check=True)
+    kill(m)
+    assert kinds_at(m.path) == ["fuse.cloakfs", "tmpfs"]
+    assert not os.path.exists(told_path(m.key))
+
+
+def test_what_lies_below_stays(base: str, tree: str, killable: Mount) -> None:
+    other = os.path.join(base, "other")
+    os.mkdir(other)
+    Path(other, "above").touch()
+    run("mount", other, killable.path, "-o", NULL)
+    kill(Mount(other, killable.path))
+    assert kinds_at(killable.path) == ["fuse.cloakfs"]
+    assert os.listdir(killable.path) == []
+    run("umount", killable.path)
+
+
+def test_what_is_mounted_there_instead_stays(base: str, tree: str, killable: Mount) -> None:
+    """The old mount was detached while somebody was in it, so that its daemon lives on."""
+    m = killable
+    fd = os.open(m.path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        run("umount", "--lazy", m.path)
+        other = os.path.join(base, "other")
+        os.mkdir(other)
+        run("mount", other, m.path, "-o", NULL)
+        kill(m)
+        assert kinds_at(m.path) == ["fuse.cloakfs"]
+        assert os.listdir(m.path) == []
+        assert os.path.exists(told_path(Mount(other, m.path).key))
+    finally:
+        os.close(fd)
+        run("umount", m.path)
+
+
+def test_a_new_daemon_of_the_same_mount_keeps_its_state(killable: Mount, tree: str) -> None:
+    """The clean-up process comes late: by then the dead mount was taken off, and made again."""
+    m = killable
+    pid, late = m.pid, m.clean_up
+    os.kill(late, signal.SIGSTOP)
+    os.kill(pid, signal.SIGKILL)
+    assert ended(pid)
+    run("mount", tree, m.path, "-o", NULL)
+    try:
+        os.kill(late, signal.SIGCONT)
+        assert ended(late)
+        assert kinds_at(m.path) == ["fuse.cloakfs"]
+        assert os.listdir(m.path) == []
+        assert m.pid != pid
+    finally:
+        run("umount", m.path)
+
+
+def test_a_bind_mount_elsewhere_stays(base: str, killable: Mount) -> None:
+    """It was made by somebody else, who may not expect to see what is below it."""
+    bound = os.path.join(base, "bound")
+    os.mkdir(bound)
+    subprocess.run(["mount", "--bind", killable.path, bound], check=True)
+    kill(killable)
+    assert not is_mounted(killable.path)
+    assert is_mounted(bound)
+    assert f"{bound}: its daemon has died" in run("status").stdout
+    run("umount", bound)
+
+
+@pytest.mark.parametrize("place", ["itself", "above", "bound"])
+def test_a_mount_over_its_own_source_stays_dead(base: str, tree: str, place: str) -> None:
+    """Else everybody would see all of the tree."""
+    Path(tree, "inside").mkdir()
+    source, path = tree, tree
+    if place == "above":
+        source = os.path.join(tree, "inside")
+    elif place == "bound":
+        path = os.path.join(base, "bound")
+        os.mkdir(path)
+        subprocess.run(["mount", "--bind", tree, path], check=True)
+    run("mount", source, path, "-o", NULL)
+    m = Mount(source, path)
+    pid = m.pid
+    assert not m.clean_up
+    os.kill(pid, signal.SIGKILL)
+    assert ended(pid)
+    with pytest.raises(OSError) as raised:  # noqa: PT011
+        os.listdir(path)
+    assert raised.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
+    run("umount", path)
+
+
+def test_what_a_server_exports_has_none(tree: str, mount: Callable[..., Mount]) -> None:
+    """Its guard mounts again; and the server would export what lies below."""
+    assert not mount("-o", "knfsd").clean_up
+
+
+# -- in the foreground -----------------------------------------------------------------------------
+
+
+def test_in_the_foreground_it_is_the_same(base: str, tree: str) -> None:
+    path = os.path.join(base, "view")
+    os.mkdir(path)
+    command = [*COMMAND, "mount", "-f", tree, path, "-o", NULL]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == f"cloakfs: {path}: serving {tree}\n"
+        clean_up = Mount(tree, path).clean_up
+        process.kill()
+        process.stderr.read()  # ends with the daemon: nobody else has it
+    assert ended(clean_up)
+    assert not is_mounted(path)

@@ -1,0 +1,63 @@
+"""Who waits for which name to be forgotten. The kernel is a thread that goes on when the test lets it."""
+
+import threading
+
+import pytest
+import trio
+import trio.testing
+
+from cloakfs.filesystem import forgetter
+from cloakfs.filesystem.forgetter import Forgetter
+
+HELD, OTHER = 7, 8
+
+
+def test_who_changes_a_name_after_the_directory_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those who came while it was held were told not to wait, with names that are not forgotten yet; he waits."""
+    free = [threading.Event() for _ in range(3)]
+    asked: list[int] = []
+
+    def forget_names(parent: int, _: dict[bytes, set[int]]) -> None:
+        asked.append(parent)
+        free[len(asked) - 1].wait()
+
+    monkeypatch.setattr(forgetter, "_forget_names", forget_names)
+    monkeypatch.setattr(forgetter, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(forgetter, "_MOST_THREADS", 1)
+
+    async def main() -> None:
+        names = Forgetter()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(names.run)
+            await trio.testing.wait_all_tasks_blocked()
+            first = names.name(HELD, b"first")
+            with trio.fail_after(10):
+                while asked != [HELD]:
+                    await trio.sleep(0.001)
+            names.name(OTHER, b"a name")
+            second = names.name(HELD, b"second")
+            assert first is not None
+            assert second is not None
+            with trio.fail_after(10):
+                await first.wait()
+                await second.wait()
+                assert names.is_late(HELD)
+                free[0].set()
+                while asked != [HELD, OTHER]:
+                    await trio.sleep(0.001)
+            assert not names.is_late(HELD)
+            third = names.name(HELD, b"third")
+            assert third is not None
+            assert not third.is_set()
+            free[1].set()
+            free[2].set()
+            with trio.fail_after(10):
+                await third.wait()
+            assert asked == [HELD, OTHER, HELD]
+            nursery.cancel_scope.cancel()
+
+    try:
+        trio.run(main)
+    finally:
+        for event in free:
+            event.set()
