@@ -53,6 +53,8 @@ MOST_ENTRIES = 20_000
 
 # A failure that was told is told again after so many seconds: clients must not be able to fill the log.
 _TELL_AGAIN_SECONDS = 60.0
+# What threading.Thread.start says in a RuntimeError, which has no type of its own.
+_NO_THREAD = "can't start new thread"
 
 
 def answers(
@@ -61,7 +63,8 @@ def answers(
     """The boundary of every operation: an error of the tree is passed on, a surprise is EIO and logged.
 
     Without it one unexpected exception would end the daemon, and every client with it. Whoever has too many requests
-    waiting is told EAGAIN, so that there is always somebody left to read those of others.
+    waiting is told EAGAIN, so that there is always somebody left to read those of others; so is whoever needs a
+    thread when the machine starts no more of them (RLIMIT_NPROC, `pids.max`).
     """
 
     name = handler.__name__
@@ -86,6 +89,10 @@ def answers(
         except FUSEError:
             raise
         except Exception as exc:
+            if str(exc) == _NO_THREAD:
+                if self.is_news(name, exc):
+                    log.warning("%s: %s: answered EAGAIN", name, exc)
+                raise FUSEError(errno.EAGAIN) from None
             linux.assume(linux.ROOT)  # the traceback reads source files
             if self.is_news(name, exc):
                 log.exception("%s%r failed: answered EIO", name, args)
