@@ -2,7 +2,8 @@
 
 The machine is that of tests/mount/test_stateful.py. Policies take turns; each turn has a seed of its own, which is made
 of the campaign's, so that `--seed S --first N` repeats turn N. A failure is told with its smallest sequence, and the
-campaign goes on.
+campaign goes on. Each turn has a file system of its own, of another kind each round: a daemon hears of every change on
+the file system that it serves, and many turns on one of them would keep each other busy.
 """
 
 import argparse
@@ -13,23 +14,29 @@ import random
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
 from tests.mount.test_stateful import ALL, TwoTrees, search
 
+KINDS = ("tmpfs", "ext4", "xfs", "btrfs")
 
-def take_turn(turn: int, seed: int, examples: int, length: int) -> tuple[int, str]:
+
+def take_turn(turn: int, seed: int, examples: int, length: int, kinds: Sequence[str]) -> tuple[int, str]:
     """How many steps it had, and the failure, if there is one."""
     before = next(TwoTrees.steps)
     failure = ""
+    kind = kinds[turn // len(ALL) % len(kinds)]
     try:
-        search(ALL[turn % len(ALL)], examples=examples, steps=length, seed=seed * 1_000_000 + turn)
+        search(ALL[turn % len(ALL)], examples=examples, steps=length, seed=seed * 1_000_000 + turn, kind=kind)
     except Exception as exc:
         failure = "".join(traceback.format_exception(exc))
     return next(TwoTrees.steps) - before - 1, failure
 
 
-def run(steps: int, seed: int, first: int, examples: int, length: int, seconds: float, jobs: int) -> dict[str, Any]:
+def run(
+    steps: int, seed: int, first: int, examples: int, length: int, seconds: float, jobs: int, kinds: Sequence[str]
+) -> dict[str, Any]:
     """Take turns, so many at a time, until so many steps or seconds are over; a report."""
     began = time.monotonic()
     findings: list[dict[str, Any]] = []
@@ -41,7 +48,7 @@ def run(steps: int, seed: int, first: int, examples: int, length: int, seconds: 
         while True:
             while len(running) < jobs and sum(by_policy.values()) < steps and time.monotonic() - began < seconds:
                 last = next(turns)
-                running[processes.submit(take_turn, last, seed, examples, length)] = last
+                running[processes.submit(take_turn, last, seed, examples, length, kinds)] = last
             if not running:
                 break
             for done in concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED).done:
@@ -79,10 +86,12 @@ def main() -> int:
     parser.add_argument("--length", type=int, default=50, help="steps of each sequence, at most")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="end earlier, after the turn at that time")
     parser.add_argument("--jobs", type=int, default=1, help="so many turns at a time")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="of file systems (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print the summary for a program to read")
     words = parser.parse_args()
     print(f"machine: seed {words.seed}, {words.steps:,} steps", file=sys.stderr, flush=True)
-    report = run(words.steps, words.seed, words.first, words.examples, words.length, words.seconds, words.jobs)
+    kinds = words.kinds.split(",")
+    report = run(words.steps, words.seed, words.first, words.examples, words.length, words.seconds, words.jobs, kinds)
     if words.json:
         print(json.dumps(report, indent=2))
     else:

@@ -37,6 +37,7 @@ from cloakfs.mounted import STATE_DIR
 from tests.agents import User
 from tests.mount import oracle
 from tests.mount.conftest import Mount, mounted, told
+from tests.mount.loopfs import filesystem
 from tests.mount.oracle import Cloak, Look, Map, Outcome, Request, Rules, Survey
 
 EXAMPLES, STEPS = 10, 25
@@ -102,15 +103,18 @@ class World:
 
 
 @contextlib.contextmanager
-def world(rules: Rules, *, views: bool = False) -> Iterator[World]:
+def world(rules: Rules, *, views: bool = False, kind: str = "") -> Iterator[World]:
+    """Both trees, on a new file system of this kind (see `loopfs`), else on that of the temporary directory."""
     base = tempfile.mkdtemp(prefix="cloakfs-test-")
     os.chmod(base, 0o755)
-    made = [os.path.join(base, name) for name in ("real", "model", "mnt")]
-    for path in made:
-        os.mkdir(path, 0o755)
-    real, model, point = made
     parties: list[Party] = []
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, base)
+        top = stack.enter_context(filesystem(kind, base)) if kind else base
+        made = [os.path.join(top, "real"), os.path.join(top, "model"), os.path.join(base, "mnt")]
+        for path in made:
+            os.mkdir(path, 0o755)
+        real, model, point = made
         options = rules.options
         if views:
             items = (f"{uid}:{gid}" + ":" * bool(more) + "+".join(map(str, more)) for uid, gid, more in CALLERS)
@@ -124,8 +128,6 @@ def world(rules: Rules, *, views: bool = False) -> Iterator[World]:
                     party.client.close()
                     party.server.close()
         shutil.rmtree(os.path.join(STATE_DIR, mount.key))
-    finally:
-        shutil.rmtree(base)
 
 
 @dataclass
@@ -502,7 +504,7 @@ def _said(outcome: Outcome) -> str:
     return errno.errorcode[outcome[0]] if outcome[0] else f"success {outcome[1]!r}"
 
 
-def search(policy: str, *, examples: int, steps: int, seed: int) -> None:
+def search(policy: str, *, examples: int, steps: int, seed: int, kind: str = "") -> None:
     """Try so many sequences of up to so many steps; raises what the smallest one that fails raises.
 
     Args:
@@ -510,8 +512,10 @@ def search(policy: str, *, examples: int, steps: int, seed: int) -> None:
         examples: how many sequences.
         steps: of each, at most.
         seed: decides which.
+        kind: of the file system to make for it.
     """
-    with world(POLICIES["identity" if policy == "views" else policy], views=policy == "views") as made:
+    rules = POLICIES["identity" if policy == "views" else policy]
+    with world(rules, views=policy == "views", kind=kind) as made:
 
         @hypothesis.seed(seed)
         class Here(TwoTrees):
