@@ -9,6 +9,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import signal
 import struct
 import threading
 from array import array
@@ -167,12 +168,15 @@ def apart(call: Callable[..., _T], *args: Any) -> _T:
 
     For calls that have to wait for the daemon itself, as a client of its own mount. A thread that waits so cannot be
     killed, and would keep the session open that the daemon is killed with: all clients would wait for ever.
+
+    It takes no signals: Python's handler writes to a descriptor, which there is somebody else's, or nobody's.
     """
     answer: list[_T] = []
     failure: list[BaseException] = []
 
     def run() -> None:
         try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
             _check(
                 _syscall(
                     _NR["close_range"], ctypes.c_uint(3), ctypes.c_uint(0xFFFFFFFF), ctypes.c_uint(CLOSE_RANGE_UNSHARE)

@@ -18,6 +18,7 @@ import hashlib
 import itertools
 import logging
 import os
+import resource
 import stat
 import struct
 import threading
@@ -119,7 +120,7 @@ class TooSoon(PermissionError):
         self.seconds = seconds
 
 
-# A local file system that kept the session loop waiting so long is asked from threads for a while.
+# A local file system that kept the session loop waiting so long, twice in a while, is asked from threads for a while.
 _SLOW_SECONDS = 0.005
 _SLOW_FOR_SECONDS = 10.0
 
@@ -144,6 +145,7 @@ class Filesystem:
     told: bool = False  # are changes behind the mount told?
     device: int = 0  # st_dev
     slow_until: float = 0.0  # by time.monotonic()
+    suspect_until: float = 0.0  # the same
     below_far: bool = False  # is it mounted inside of what is far?
     pin: int = -1  # refers to the mount where `fd` does not, so that no other one is given its id
     is_certain: bool = False  # is its number that of no other one that is mounted at the same place later?
@@ -182,10 +184,31 @@ class Filesystem:
         """The stat of a descriptor on it. Of what is far, as the kernel remembers it: a thread has asked just now."""
         return linux.statx(fd)[0] if self.far else os.fstat(fd)
 
-    def took(self, seconds: float) -> None:
-        """It was asked from the session loop, and answered after so long."""
-        if seconds > _SLOW_SECONDS and not self.in_memory:
-            self.slow_until = time.monotonic() + _SLOW_FOR_SECONDS
+    def begin(self) -> tuple[float, int]:
+        """Call before it is asked from the session loop; the result is for `took`."""
+        now = time.monotonic()
+        return now, _waits_of_this_thread() if now < self.suspect_until else -1
+
+    def took(self, began: tuple[float, int]) -> None:
+        """It has answered, or failed. If it made the loop wait for long, threads are to ask it for a while.
+
+        On a busy machine a call may take long for want of a processor, and threads would make that worse. To find out
+        costs as much as a fast call: so only after a first one that took long it is asked of the next ones.
+        """
+        since, waits = began
+        now = time.monotonic()
+        if now - since <= _SLOW_SECONDS or self.in_memory:
+            return
+        if waits < 0:
+            self.suspect_until = now + _SLOW_FOR_SECONDS
+        elif _waits_of_this_thread() > waits:
+            self.slow_until = now + _SLOW_FOR_SECONDS
+            self.suspect_until = self.slow_until + _SLOW_FOR_SECONDS
+
+
+def _waits_of_this_thread() -> int:
+    """How often it has given up the processor to wait for something (getrusage(2))."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
 def _is_gone(mount_fd: int, handle: bytes) -> bool:

@@ -411,13 +411,13 @@ class Core(pyfuse3.Operations):
         """
         filesystem = at.obj.filesystem
         if not self.nodes.waits(at.obj):
-            began = time.monotonic()
+            began = filesystem.begin()
             try:
                 return call(at)
             except BlockingIOError:
                 pass
             finally:
-                filesystem.took(time.monotonic() - began)
+                filesystem.took(began)
         who = subject(at.who.caller) if at.who is not INSIDER else INSIDER  # only this thread may find out
         try:
             return await self._do_in_thread(at._replace(who=who), call)
@@ -528,11 +528,11 @@ class Core(pyfuse3.Operations):
         """
         if not everybody_may(os.X_OK, at.obj, at.fd, at.info):
             at.assume()
-        began = time.monotonic()
+        began = at.obj.filesystem.begin()
         try:
             info, _ = linux.statx(at.fd, name)
         finally:
-            at.obj.filesystem.took(time.monotonic() - began)
+            at.obj.filesystem.took(began)
         obj = self.nodes.at_place(at.obj, name, info)
         if obj is None:
             return None

@@ -1,0 +1,50 @@
+"""When threads are to ask a file system instead of the session loop."""
+
+import time
+
+from cloakfs.nodes import Filesystem
+
+
+def wait(filesystem: Filesystem) -> None:
+    began = filesystem.begin()
+    time.sleep(0.01)
+    filesystem.took(began)
+
+
+def compute(filesystem: Filesystem) -> None:
+    began = filesystem.begin()
+    until = time.thread_time() + 0.01
+    while time.thread_time() < until:
+        pass
+    filesystem.took(began)
+
+
+def test_waiting_twice_makes_it_slow() -> None:
+    disk = Filesystem(1, "ext4", "/", -1)
+    wait(disk)
+    assert not disk.waits
+    wait(disk)
+    assert disk.waits
+
+
+def test_want_of_a_processor_does_not() -> None:
+    disk = Filesystem(1, "ext4", "/", -1)
+    compute(disk)
+    for _ in range(20):  # preempted or not: nothing is waited for
+        compute(disk)
+        assert not disk.waits
+
+
+def test_quick_answers_do_not() -> None:
+    disk = Filesystem(1, "ext4", "/", -1)
+    wait(disk)
+    for _ in range(100):
+        disk.took(disk.begin())
+    assert not disk.waits
+
+
+def test_memory_is_never_slow() -> None:
+    memory = Filesystem(1, "tmpfs", "/", -1)
+    for _ in range(3):
+        wait(memory)
+    assert not memory.waits
