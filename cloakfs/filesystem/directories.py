@@ -146,7 +146,8 @@ class Directories(Names):
             return
         self.half_read.take(directory)
         try:
-            if start_id != directory.cookie:
+            # From the start as of now (rewinddir(3p)): btrfs tells what there was when it was opened, or rewound.
+            if start_id != directory.cookie or not start_id:
                 os.lseek(fh, start_id, os.SEEK_SET)
                 directory.cookie = start_id
                 directory.pending = []

@@ -103,6 +103,19 @@ def test_the_same_after_forget_and_restart(kind: str, options: str, base: str) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_rewound_a_directory_is_listed_as_it_is_now(kind: str, base: str) -> None:
+    with filesystem(kind, base) as source, steady(source, base) as mount, mount("-o", CLOAKED) as m:
+        opened = os.open(m.path, os.O_RDONLY)
+        try:
+            for name in ("first", "second"):  # before and after it was read for the first time
+                write(os.path.join(source, name), b"x")
+                os.lseek(opened, 0, os.SEEK_SET)
+                assert name in os.listdir(opened)
+        finally:
+            os.close(opened)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_same_after_the_daemon_was_killed(kind: str, base: str) -> None:
     with filesystem(kind, base) as source, steady(source, base) as mount:
         populate(source)
