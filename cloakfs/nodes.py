@@ -752,6 +752,25 @@ class Nodes:
         """The object that a file system knows by this handle, if the kernel knows it."""
         return self._by_handle.get(filesystem.number.to_bytes(4, "little") + handle)
 
+    def place_of(self, filesystem: Filesystem, handle: bytes) -> tuple[Object, bytes] | None:
+        """Where a directory is that a local file system knows by this handle, if the kernel knows what is above it."""
+        linux.assume(linux.ROOT)
+        try:
+            fd = linux.open_by_handle(filesystem.fd, handle, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            return None
+        try:
+            above, _ = self._open_above(fd)
+            try:
+                parent = self._by_handle.get(self._identify(above, None)[0])
+            finally:
+                os.close(above)
+            return (parent, os.path.basename(os.readlink(f"/proc/self/fd/{fd}".encode()))) if parent else None
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
+
     # -- places ------------------------------------------------------------------------------------
 
     def _place(self, obj: Object, parent: Object, name: bytes) -> None:

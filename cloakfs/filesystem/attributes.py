@@ -20,7 +20,7 @@ from pyfuse3 import (
 
 from .. import linux
 from ..door import attrs_of
-from .core import Core, Entered, answers, open_content
+from .core import SET_ID, Core, Entered, answers, open_content
 from .names import Names
 
 # pyfuse3 turns "set to now" into a time; one this close to now is taken to have been it.
@@ -108,14 +108,14 @@ class Attributes(Names, Core):
     def _drop_set_id(self, at: Entered, path: str, mode: int) -> None:
         """After a truncate(2), drop the set-id bits that are not in `mode`: the real tree leaves them to root."""
         now = stat.S_IMODE(os.fstat(at.fd).st_mode)
-        dropped = now & ~mode & (stat.S_ISUID | stat.S_ISGID)
+        dropped = now & ~mode & SET_ID
         if dropped:
             self._chmod(at, path, now & ~dropped)
 
     @staticmethod
     def _hidden_set_id(at: Entered) -> int:
         """The set-id bits that the caller is not shown, and cannot have meant to take away."""
-        real = at.info.st_mode & (stat.S_ISUID | stat.S_ISGID)
+        real = at.info.st_mode & SET_ID
         if not real:
             return 0
         shown = at.view.show(attrs_of(at.obj.name, at.info, at.fd))
@@ -158,10 +158,11 @@ class Attributes(Names, Core):
             os.chmod(path, mode)
         except PermissionError:
             # A write by somebody else than the owner drops the set-id bits. The kernel asks for that by SETATTR (and
-            # for the sticky bit, see `_change_mode`); who may write could have had it by writing.
+            # for the sticky bit with them, see `_change_mode`); who may write could have had it by writing.
             before = stat.S_IMODE(at.info.st_mode)
-            drops_set_id = stat.S_ISREG(at.info.st_mode) and mode != before and mode | before & 0o7000 == before
-            if not drops_set_id or not linux.may_access(at.fd, os.W_OK):
+            dropped = before & ~mode
+            drops_set_id = dropped & SET_ID and not dropped & 0o777 and not mode & ~before
+            if not drops_set_id or not stat.S_ISREG(at.info.st_mode) or not linux.may_access(at.fd, os.W_OK):
                 raise
             linux.assume(linux.ROOT)
             os.chmod(path, mode | before & stat.S_ISVTX)

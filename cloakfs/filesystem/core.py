@@ -46,7 +46,8 @@ _FIRST_KERNEL_ERRNO = 512
 # After a rename behind the mount, what is above a far directory is found level by level.
 _MOST_LOOKS = 100
 
-_SET_ID = stat.S_ISUID | stat.S_ISGID
+SET_ID = stat.S_ISUID | stat.S_ISGID
+"""The bits of a mode that make a program run as its owner, or its group."""
 
 MOST_ENTRIES = 20_000
 """So many entries of directories are read ahead for one caller at most, some 3 MB."""
@@ -620,7 +621,7 @@ class Core(pyfuse3.Operations):
         if view.plain_show:
             uid, gid = view.client_ids(info.st_uid, info.st_gid)
             mode, nlink = info.st_mode, info.st_nlink
-            if mode & _SET_ID:
+            if mode & SET_ID:
                 mode = view.shown_mode(mode, info.st_uid, info.st_gid, uid, gid)
             if view.hides and stat.S_ISDIR(mode):
                 nlink = 1

@@ -505,6 +505,8 @@ class KernelCache:
             if event.name != b".":
                 self.forget_name(parent, event.name, parent.ever_kept)
         if target is None:
+            if event.mask & FAN_ONDIR and event.mask & OF_ITSELF and event.name == b".":
+                self._forget_absence(filesystem, event.target)
             return not event.target and bool(event.mask & FAN_ONDIR) and is_name
         if event.mask & FAN_ONDIR and event.mask & OF_ITSELF:
             self.forget(target)
@@ -514,6 +516,15 @@ class KernelCache:
         if event.mask & (FAN_MODIFY | FAN_CLOSE_WRITE):
             self.forget_content(target)
         return False
+
+    def _forget_absence(self, filesystem: Filesystem, handle: bytes) -> None:
+        """A directory that nobody was shown has changed itself, which the kernel tells without its name."""
+        own = self._views.get(0)
+        if own is None or own.fixed is not None:  # in a caller view no absence is remembered
+            place = self._nodes.place_of(filesystem, handle)
+            if place is not None:
+                parent, name = place
+                self.forget_name(parent, name, parent.ever_kept)
 
     # -- changes made through the mount ------------------------------------------------------------
 

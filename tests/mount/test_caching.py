@@ -418,3 +418,21 @@ def test_a_reload_makes_everything_forgotten(
     told()
     assert stranger.error(os.stat, m.at("open/public")) == errno.ENOENT
     assert stranger.error(os.stat, m.at("open")) == errno.ENOENT
+
+
+@pytest.mark.parametrize("top", [True, False])
+@pytest.mark.parametrize("views", [f"{STRANGER}:{STRANGER}", f"{OTHER}:{OTHER} {STRANGER}:{STRANGER}"])
+def test_a_hidden_directory_that_is_shown_from_now_on_is_there(
+    views: str, top: bool, scene: str, mount: MakeMount, user: MakeUser
+) -> None:
+    """The kernel tells of a change of a directory without its name, which has been remembered as absent."""
+    hidden = os.path.join(scene, "secret" if top else "open/secret")
+    os.mkdir(hidden, 0o700)
+    os.chown(hidden, OWNER, OWNER)
+    m = mount("-o", f"{CLOAKED},default_permissions,views={views}", source=scene)
+    stranger = user(STRANGER)
+    shown = os.path.join(m.path, *([f"@{STRANGER}"] if " " in views else []), os.path.relpath(hidden, scene))
+    assert stranger.error(os.stat, shown) == errno.ENOENT
+    os.chown(hidden, STRANGER, STRANGER)
+    told()
+    assert stranger.error(os.stat, shown) == 0

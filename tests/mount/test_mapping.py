@@ -522,8 +522,10 @@ def test_only_set_id_bits_can_be_dropped_by_a_writer(tree: str, mount: MakeMount
     put(os.path.join(tree, "tool"), 1001, 2001, 0o6776)
     put(os.path.join(tree, "read-only"), 1001, 2001, 0o6775)
     put(os.path.join(tree, "directory"), 1001, 2001, 0o2777, None)
+    put(os.path.join(tree, "sticky"), 1001, 2001, 0o1777)
     m = mount("-o", f"{MAP},suid")
     bob = user(BOB, GUESTS)
+    assert bob.error(os.chmod, m.at("sticky"), 0o777) == errno.EPERM
     for new in (0o777, 0o6777, 0o6776, 0o772, 0o4775, 0o0):
         assert bob.error(os.chmod, m.at("tool"), new) == errno.EPERM, oct(new)
     assert bob.error(os.chmod, m.at("read-only"), 0o775) == errno.EPERM
