@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from cloakfs import mounts
 from cloakfs.cleanupprocess import NAME
 from cloakfs.mounted import RUN_DIR, STATE_DIR, mount_key
 from tests.agents import User
@@ -112,8 +113,7 @@ def run(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]
 
 
 def is_mounted(path: str) -> bool:
-    with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:
-        return any(line.split()[1] == path for line in mounts)
+    return path in mounts.by_path()
 
 
 @contextlib.contextmanager
