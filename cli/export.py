@@ -5,7 +5,6 @@ import fcntl
 import json
 import logging
 import os
-import select
 import shutil
 import socket
 import sys
@@ -18,6 +17,7 @@ import click
 import trio
 from rich.table import Table
 
+from cloakfs import process
 from cloakfs.configuration import accounts_of, files_of, read_all, refusals
 from cloakfs.exports import Export, Location
 from cloakfs.mounted import RUN_DIR, STATE_DIR
@@ -75,8 +75,8 @@ class _Service:
     def make_server(self) -> Server:
         if self.server == "knfsd":
             return knfsd.Knfsd(self.protocols)
-        process = ganesha.Ganesha(self.state_dir, port=self.port, bind_addr=self.bind, protocols=self.protocols)
-        return GaneshaServer(process, self.ids)
+        server = ganesha.Ganesha(self.state_dir, port=self.port, bind_addr=self.bind, protocols=self.protocols)
+        return GaneshaServer(server, self.ids)
 
     def config(self, made: Plan) -> str:
         """The text of the server's configuration.
@@ -385,12 +385,9 @@ def down(name: str) -> None:
         click.echo(f"cloakfs: the guard of service {name} had been killed; what it left is taken down", err=True)
         return
     pid = _order(name, "status")["pid"]
-    try:
-        process = os.pidfd_open(pid)
-    except ProcessLookupError:
-        process = None
+    guard = process.held(pid)
     _order(name, "down")
-    if process is not None and not select.select([process], [], [], _ANSWER_SECONDS)[0]:
+    if guard is not None and not process.ends(guard, _ANSWER_SECONDS):
         fail(f"service {name} is still there after {_ANSWER_SECONDS:g} s; see {_run_dir(name)}.log", 1)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(f"{_run_dir(name)}.lock")

@@ -38,7 +38,7 @@ def status(mountpoints: tuple[str, ...], *, as_json: bool) -> None:
         if path not in there:
             fail(f"{path}: no cloakfs mount, or one whose daemon has died (cloakfs status lists all)", 1)
     mounts = [there[path] for path in wanted]
-    words = mount_table.words_by_device()
+    words = {place.device: place.words for place in mount_table.by_id().values()}
     left = [] if mountpoints else [place.path for place in dead()]
     if as_json:
         told = [{**asdict(mount), "words": words.get(mount.device, "")} for mount in mounts]

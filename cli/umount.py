@@ -2,11 +2,10 @@
 
 import errno
 import os
-import select
 
 import click
 
-from cloakfs import linux, mounts
+from cloakfs import linux, mounts, process
 from cloakfs.mounted import Mounted, all_mounted
 from cloakfs.unmount import KINDS
 
@@ -33,10 +32,7 @@ def umount(mountpoint: str, *, lazy: bool) -> None:
         fail(f"{mountpoint}: not a cloakfs mount", 1)
     daemon = next((mount for mount in all_mounted() if mount.device == top.device), None)
     # Opened before the unmount: afterwards the pid may be somebody else's.
-    try:
-        process = os.pidfd_open(daemon.pid) if daemon else None
-    except ProcessLookupError:
-        process = None
+    held = process.held(daemon.pid) if daemon else None
     try:
         linux.umount(top.path, linux.MNT_DETACH if lazy else 0)
     except OSError as exc:
@@ -49,8 +45,8 @@ def umount(mountpoint: str, *, lazy: bool) -> None:
             f"{', '.join(others)}, too",
             1,
         )
-    if daemon is not None and process is not None:
-        _wait(top.path, daemon, process, lazy=lazy)
+    if daemon is not None and held is not None:
+        _wait(top.path, daemon, held, lazy=lazy)
 
 
 def _mounted_at(path: str) -> mounts.Place | None:
@@ -58,9 +54,9 @@ def _mounted_at(path: str) -> mounts.Place | None:
     return next((place for place in reversed(mounts.by_id().values()) if place.path == path), None)
 
 
-def _wait(path: str, daemon: Mounted, process: int, *, lazy: bool) -> None:
+def _wait(path: str, daemon: Mounted, held: int, *, lazy: bool) -> None:
     """Wait for the daemon's end; not if there may be users left."""
-    if select.select([process], [], [], _SILENCE_SECONDS)[0]:
+    if process.ends(held, _SILENCE_SECONDS):
         return
     if lazy:
         click.echo(
@@ -72,7 +68,7 @@ def _wait(path: str, daemon: Mounted, process: int, *, lazy: bool) -> None:
         )
         return
     click.echo(printable(f"cloakfs: {path}: unmounted; waiting for its daemon (process {daemon.pid}) to end"), err=True)
-    if not select.select([process], [], [], _WAIT_SECONDS)[0]:
+    if not process.ends(held, _WAIT_SECONDS):
         fail(
             f"{path}: unmounted, but its daemon (process {daemon.pid}) is still there after {_WAIT_SECONDS:g} s; "
             "is the view mounted in another mount namespace, a container's?",

@@ -12,6 +12,8 @@ import os
 import struct
 import uuid
 
+from . import files
+
 _SIZE = 64 * 1024
 _UUID_AT = 1024 + 104
 
@@ -40,10 +42,7 @@ def identify(path: str) -> uuid.UUID:
         superblock[104:120] = identity.bytes
         superblock[120:136] = b"cloakfs".ljust(16, b"\0")
         data = bytes(1024) + superblock + bytes(_SIZE - 2048)
-        with open(f"{path}.new", "wb") as file:
-            file.write(data)
-            os.fsync(file.fileno())
-        os.replace(f"{path}.new", path)
+        files.replace(path, data, durable=True)
     return uuid.UUID(bytes=data[_UUID_AT : _UUID_AT + 16])
 
 

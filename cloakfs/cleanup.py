@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 from .control import socket_of
+from .files import beside
 from .mounted import STATE_DIR, told_path
 from .mountpoint import Attached
 
@@ -38,7 +39,7 @@ class CleanUp:
     def __init__(self, key: str, target: str) -> None:
         told, tell = os.pipe()
         self._tell = open(tell, "wb", buffering=0)  # noqa: SIM115  (until the mount is made, or is not)
-        words = (os.path.join(STATE_DIR, key), told_path(key), f"{told_path(key)}.new", socket_of(key))
+        words = (os.path.join(STATE_DIR, key), told_path(key), beside(told_path(key)), socket_of(key))
         silent = subprocess.DEVNULL
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, told)

@@ -7,11 +7,10 @@ does not matter, and there may be many mounts.
 import contextlib
 import fcntl
 import os
-import select
 import signal
 import sys
 
-from . import linux, mounts
+from . import mounts, process
 from .unmount import KINDS, detach_dead
 
 NAME = "cloakfs-cleanup"
@@ -27,7 +26,7 @@ def main() -> None:
     # What ends all processes of a terminal or a service ends the daemon as well, and then this one.
     for ignored in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
-    linux.call_this_process(NAME, target, str(os.getppid()))
+    process.call_this_process(NAME, target, str(os.getppid()))
     if os.fork():
         os._exit(0)
     mount = os.read(0, 100).decode().split()
@@ -35,9 +34,7 @@ def main() -> None:
     if not mount:
         return
     number, device = mount
-    end = select.poll()
-    end.register(int(daemon), select.POLLIN)
-    end.poll()
+    process.ends(int(daemon))
     _take_off(int(number), device)
     _forget(state, told)
 

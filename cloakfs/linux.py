@@ -194,27 +194,6 @@ def apart(call: Callable[..., _T], *args: Any) -> _T:
     return answer[0]
 
 
-def call_this_process(*words: str) -> None:
-    """Have `ps` show these words, as far as there is room, instead of those that this process was started with."""
-    with open("/proc/self/comm", "wb") as file:
-        file.write(os.fsencode(words[0]))
-    with open("/proc/self/stat", "rb") as file:
-        fields = file.read().rpartition(b")")[2].split()
-    start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end of proc_pid_stat(5)
-    text = b"\0".join(os.fsencode(word) for word in words)[: end - start - 1]
-    ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
-
-
-def start_time(pid: int) -> int | None:
-    """When this process began, in clock ticks since boot (proc_pid_stat(5)); with its id that names it. None: ended."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            words = file.read().rpartition(b")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if words[0] in (b"Z", b"X") else int(words[19])
-
-
 def has_only_root_ids(pid: int) -> bool:
     """Are the real, effective and saved ids of this thread all root's? (Whatever its file-system ids are; proc(5).)
 

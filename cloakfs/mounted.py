@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from . import linux, mounts
+from . import files, linux, mounts
 from .exports import Options, format_options
 from .unmount import KINDS
 
@@ -114,11 +114,8 @@ class Told:
             log.warning("other commands will not know of the change: %s", exc)
 
     def _write(self) -> None:
-        # For root alone: callers are not told the rules that hide things from them. Never seen half-written.
-        fd = os.open(f"{self._path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with open(fd, "w", encoding="utf-8") as file:
-            json.dump(asdict(self._now), file)
-        os.replace(f"{self._path}.new", self._path)
+        # For root alone: callers are not told the rules that hide things from them.
+        files.replace(self._path, json.dumps(asdict(self._now)).encode(), mode=0o600)
 
 
 def all_mounted() -> list[Mounted]:

@@ -25,6 +25,7 @@ class Place(NamedTuple):
         parent: id of the mount that the mount point lies on.
         device: st_dev, as `major:minor`.
         mounter: uid of who mounted it and answers for it, of FUSE file systems; 0 of all others.
+        words: how it may be used here (`ro`, `nosuid`, …, with commas).
     """
 
     path: str
@@ -32,22 +33,13 @@ class Place(NamedTuple):
     parent: int
     device: str
     mounter: int
+    words: str
 
 
 def by_id() -> dict[int, Place]:
     """What is mounted by mount id, in the order of mounting."""
     with open(TABLE, "rb") as file:
         return parse(file.read())
-
-
-def words_by_device() -> dict[str, str]:
-    """How what is mounted may be used (`ro`, `nosuid`, …, with commas), by `Place.device`; of several, the last."""
-    found = {}
-    with open(TABLE, "rb") as file:
-        for line in file:
-            words = line.split(b" ")
-            found[_text(words[2])] = _text(words[5])
-    return found
 
 
 def parse(table: bytes) -> dict[int, Place]:
@@ -62,7 +54,8 @@ def parse(table: bytes) -> dict[int, Place]:
         kind = _text(more[0])
         found = _mounter.search(more[-1]) if kind.startswith("fuse") else None
         mounter = int(found[1]) if found else 0
-        places[int(words[0])] = Place(_text(words[4]), kind, int(words[1]), _text(words[2]), mounter)
+        path, device, how = _text(words[4]), _text(words[2]), _text(words[5])
+        places[int(words[0])] = Place(path, kind, int(words[1]), device, mounter, how)
     return places
 
 

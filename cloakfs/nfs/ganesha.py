@@ -32,8 +32,9 @@ from dataclasses import dataclass, replace
 
 import trio
 
-from .. import linux, mounts
+from .. import files, linux, mounts
 from ..unmount import KINDS
+from .ending import end
 from .rpc import MOUNT, NFS, RPCBIND, null_call
 from .server import ServerError
 
@@ -493,18 +494,9 @@ class Ganesha:
                 words = file.read().split(b"\0")
             if os.fsencode(self._config) not in words:
                 return
-            process = os.pidfd_open(pid)
         except (FileNotFoundError, ValueError, ProcessLookupError):
             return
-        try:
-            for number, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, STOP_SECONDS)):
-                with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(process, number)
-                with trio.move_on_after(seconds):
-                    await trio.lowlevel.wait_readable(process)
-                    return
-        finally:
-            os.close(process)
+        await end(pid, ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, STOP_SECONDS)))
 
     # -- addresses ---------------------------------------------------------------------------------
 
@@ -575,9 +567,7 @@ class Ganesha:
         )
 
     def _write(self, text: str) -> None:
-        with open(f"{self._config}.new", "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(f"{self._config}.new", self._config)
+        files.replace(self._config, text.encode())
 
     async def _check_hosts(self, exports: Sequence[GaneshaExport]) -> None:
         """Ganesha drops an export with a host that it cannot find, also one that is in use."""

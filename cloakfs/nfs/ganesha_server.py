@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Sequence
 
+from .. import files
 from .ganesha import Ganesha, GaneshaExport
 from .plan import Mount
 from .server import ServerError
@@ -88,11 +89,7 @@ def exports_of(mounts: Sequence[Mount], ids: str, *, keep: bool = True) -> list[
         )
     if keep and known != before:
         os.makedirs(os.path.dirname(ids), mode=0o700, exist_ok=True)
-        with open(f"{ids}.new", "w", encoding="utf-8") as file:
-            json.dump(known, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(f"{ids}.new", ids)
+        files.replace(ids, json.dumps(known).encode(), durable=True)
     return exports
 
 

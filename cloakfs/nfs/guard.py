@@ -6,9 +6,9 @@ since nodeids and generations are kept. Between the two nothing is exported: the
 """
 
 import contextlib
-import errno
 import json
 import logging
+import math
 import os
 import signal
 import socket
@@ -19,12 +19,13 @@ from typing import Any
 
 import trio
 
-from .. import mounts, tasks
+from .. import files, mounts, tasks
 from ..exports import Export, Options, format_exports, format_options
 from ..mounted import Mounted, mounted
 from ..policy import is_in_file
 from ..unmount import KINDS, detach
 from . import leftover
+from .ending import end, wait_for_end
 from .plan import Mount, Plan
 from .server import Server, ServerError
 
@@ -32,8 +33,8 @@ log = logging.getLogger(__name__)
 
 _CHECK_SECONDS = 5.0
 _RELOAD_SECONDS = 30.0
-_END_SECONDS = (0.5, 2.0, 5.0)
-"""How long to wait for a daemon's end: for who finishes what was begun; then asked to stop; then told to.
+_END_STEPS = ((0, 0.5), (signal.SIGTERM, 2.0), (signal.SIGTERM, 5.0), (signal.SIGKILL, math.inf))
+"""How long to wait for a daemon's end: for who finishes what was begun; then asked to stop; told to; by force.
 
 Clients are not cut off by that but before, when nothing is exported any more. But the server may keep files open.
 """
@@ -216,9 +217,8 @@ class Guard:
 
     def _write_entry(self, mount: Mount) -> None:
         """What the daemon reads, now and to reload: never what nobody has checked yet."""
-        with open(f"{self._entry_file(mount)}.new", "w", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(format_exports([Export(mount.source, mount.client, mount.options, mount.location)]))
-        os.replace(file.name, self._entry_file(mount))
+        text = format_exports([Export(mount.source, mount.client, mount.options, mount.location)])
+        files.replace(self._entry_file(mount), text.encode("utf-8", "surrogateescape"))
 
     async def _unmount(self, mount: Mount) -> None:
         try:
@@ -244,7 +244,7 @@ class Guard:
         while True:
             path = watched.mount.path
             if watched.complaint is None:
-                await _wait_for_end(watched.pid)
+                await wait_for_end(watched.pid)
                 watched.complaint = "its daemon died; it is being mounted again"
                 log.warning("%s: %s", path, watched.complaint)
             waits = iter(_RETRY_SECONDS)
@@ -501,7 +501,7 @@ async def _clear(path: str) -> None:
             raise ServerError(f"{path}: another file system ({kind}) is mounted there; umount it, or use --root")
         await trio.to_thread.run_sync(detach, path)
     if daemon is not None:
-        await _end_process(daemon.pid)
+        await end(daemon.pid, _END_STEPS)
 
 
 async def take_down(run_dir: str) -> None:
@@ -518,38 +518,3 @@ async def take_down(run_dir: str) -> None:
         await _clear(path)
     if record is not None:
         leftover.remove_directories(record)
-
-
-async def _wait_for_end(pid: int) -> None:
-    """Return when the process has ended; at once if there is none."""
-    try:
-        process = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    except OSError as exc:
-        if pid == 0 and exc.errno == errno.EINVAL:
-            return  # there never was one
-        raise  # it may live, and must not be taken for dead
-    try:
-        await trio.lowlevel.wait_readable(process)
-    finally:
-        os.close(process)
-
-
-async def _end_process(pid: int) -> None:
-    """End a daemon, by force if it does not by itself."""
-    try:
-        process = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        for number, seconds in zip((0, signal.SIGTERM, signal.SIGTERM), _END_SECONDS, strict=True):
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(process, number)
-            with trio.move_on_after(seconds):
-                await trio.lowlevel.wait_readable(process)
-                return
-        signal.pidfd_send_signal(process, signal.SIGKILL)
-        await trio.lowlevel.wait_readable(process)
-    finally:
-        os.close(process)

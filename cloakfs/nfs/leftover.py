@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from .. import linux
+from .. import files, process
 from .ganesha import Ganesha
 from .knfsd import unexport
 from .plan import Mount, ServerKind
@@ -21,7 +21,7 @@ class Record:
 
     Attributes:
         pid: of the guard.
-        started: when it began (`linux.start_time`).
+        started: when it began (`process.start_time`).
         server: which exports.
         state_dir: nfs-ganesha's.
         exports: mount points, each with its client.
@@ -38,7 +38,7 @@ class Record:
     @property
     def is_watched(self) -> bool:
         """Does the guard live?"""
-        return self.started is not None and linux.start_time(self.pid) == self.started
+        return self.started is not None and process.start_time(self.pid) == self.started
 
     @property
     def paths(self) -> list[str]:
@@ -54,10 +54,8 @@ def write(run_dir: str, server: ServerKind, state_dir: str, mounts: Iterable[Mou
     """Write down, as the guard, what there is to take down."""
     exports = tuple(dict.fromkeys((mount.path, mount.client) for mount in mounts))
     pid = os.getpid()
-    record = Record(pid, linux.start_time(pid), server, state_dir, exports, tuple(sorted(made)))
-    with open(f"{_path(run_dir)}.new", "w", encoding="utf-8") as file:
-        json.dump(asdict(record), file)
-    os.replace(file.name, _path(run_dir))
+    record = Record(pid, process.start_time(pid), server, state_dir, exports, tuple(sorted(made)))
+    files.replace(_path(run_dir), json.dumps(asdict(record)).encode())
 
 
 def read(run_dir: str) -> Record | None:
@@ -77,9 +75,9 @@ async def end_server(record: Record) -> None:
     if record.server == "knfsd":
         await unexport(record.exports)
     else:
-        process = Ganesha(record.state_dir)
-        await process.end_left_over()
-        await process.stop()
+        ganesha = Ganesha(record.state_dir)
+        await ganesha.end_left_over()
+        await ganesha.stop()
 
 
 def remove_directories(record: Record) -> None:

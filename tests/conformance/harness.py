@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from cloakfs import mounts
 from cloakfs.mounted import RUN_DIR, STATE_DIR
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -121,12 +121,8 @@ def known_differences(suite: str | None = None) -> list[Difference]:
 
 def mount_points(below: Path) -> list[Path]:
     """List what is mounted at or below a path; asks the kernel, as a dead mount answers no stat."""
-    found = []
-    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
-        point = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), line.split()[4]))
-        if point == below or below in point.parents:
-            found.append(point)
-    return found
+    points = [Path(place.path) for place in mounts.by_id().values()]
+    return [point for point in points if below in (point, *point.parents)]
 
 
 def unmount(path: Path) -> None:

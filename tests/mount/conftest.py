@@ -4,9 +4,7 @@ import contextlib
 import glob
 import json
 import os
-import select
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -17,9 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from cloakfs import mounts
 from cloakfs.cleanupprocess import NAME
 from cloakfs.mounted import RUN_DIR, STATE_DIR, mount_key
 from tests.agents import User
+from tests.processes import kill
 
 COMMAND = (sys.executable, "-m", "cloakfs_cli.main")
 
@@ -72,10 +72,7 @@ class Mount:
         """End the clean-up process, so that a mount whose daemon is killed stays; the daemon to kill."""
         clean_up = self.clean_up
         assert clean_up, "there is no clean-up process"
-        process = os.pidfd_open(clean_up)
-        os.kill(clean_up, signal.SIGKILL)
-        assert select.select([process], [], [], 20)[0]
-        os.close(process)
+        kill(clean_up)
         return self.pid
 
     def at(self, *names: str) -> str:
@@ -116,8 +113,7 @@ def run(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]
 
 
 def is_mounted(path: str) -> bool:
-    with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:
-        return any(line.split()[1] == path for line in mounts)
+    return path in mounts.by_path()
 
 
 @contextlib.contextmanager

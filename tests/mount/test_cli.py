@@ -5,7 +5,6 @@ import errno
 import fcntl
 import json
 import os
-import select
 import signal
 import subprocess
 import time
@@ -23,6 +22,7 @@ from cloakfs.exports import Export, format_exports, parse
 from cloakfs.mounted import mounted as telling
 from tests.agents import User, read
 from tests.mount.conftest import COMMAND, Mount, is_mounted, mounted, run
+from tests.processes import kill
 
 SCRIPTS = Path(__file__).parents[2] / ".venv" / "bin"
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -153,11 +153,7 @@ def test_a_mount_whose_daemon_died_is_told_and_taken_off_by_the_next(mount: Make
     Path(tree, "file").write_text("")
     m = mount("-o", "views=0:0,default_permissions")  # the kernel remembers its top, dead or not
     assert os.listdir(m.path) == ["file"]
-    pid = m.without_clean_up()
-    process = os.pidfd_open(pid)
-    os.kill(pid, signal.SIGKILL)
-    assert select.select([process], [], [], 20)[0]
-    os.close(process)
+    kill(m.without_clean_up())
     assert f"{m.path}: its daemon has died" in run("status").stdout
     assert [told["pid"] for told in json.loads(run("status", "--json").stdout) if told["target"] == m.path] == [None]
     done = run("mount", tree, m.path)

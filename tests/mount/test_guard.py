@@ -12,7 +12,8 @@ import trio
 from cli.common import OWN_COMMAND
 from cloakfs.exports import Location, Options
 from cloakfs.mounted import mounted
-from cloakfs.nfs.guard import Guard, Watched, _wait_for_end
+from cloakfs.nfs.ending import wait_for_end
+from cloakfs.nfs.guard import Guard, Watched
 from cloakfs.nfs.knfsd import Knfsd
 from cloakfs.nfs.plan import Mount, Plan
 from cloakfs.nfs.server import ServerError
@@ -87,7 +88,7 @@ def test_a_reload_that_fails_half_way_is_taken_back(base: str, tree: str, first:
             async def tell_and_kill(old: Watched, mount: Mount) -> None:
                 await tell(old, mount)
                 os.kill(old.pid, signal.SIGKILL)
-                await _wait_for_end(old.pid)
+                await wait_for_end(old.pid)
 
             if first == "dead":
                 guard._reload_daemon = tell_and_kill  # type: ignore[method-assign]

@@ -26,6 +26,7 @@ from tests.mount import conftest as mounts
 from tests.mount.conftest import Mount, is_mounted
 from tests.mount.loopfs import filesystem
 from tests.nfs.wire import Refused, Wire
+from tests.processes import kill
 
 # A real mount point, and everything of it put away afterwards.
 base = mounts.base
@@ -344,10 +345,7 @@ def test_mounts_that_come_back_on_each_others_devices(place: Place) -> None:
                 handles = [handle_of(wire, name, "file") for name in "ab"]
                 assert handles[0] != handles[1]
             for path in paths:
-                process = os.pidfd_open(mounted()[path].pid)
-                signal.pidfd_send_signal(process, signal.SIGKILL)
-                await trio.lowlevel.wait_readable(process)
-                os.close(process)
+                kill(mounted()[path].pid)
             await ganesha.reload([])
             for path in paths:
                 linux.umount(path)

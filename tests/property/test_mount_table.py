@@ -40,7 +40,7 @@ def test_what_is_mounted_is_found_beside_it(name: bytes, kind: bytes, source: by
     place = mounts.parse(b"\n".join([odd, line, odd, b""]))[42]
     assert os.fsencode(place.path) == b"/mnt/" + name
     assert os.fsencode(place.kind) == b"fuse." + kind
-    assert (place.parent, place.device, place.mounter) == (7, "0:33", uid)
+    assert (place.parent, place.device, place.mounter, place.words) == (7, "0:33", uid, "rw,nosuid")
 
 
 @given(st.text(max_size=20))

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import select
 import signal
 import subprocess
 import time
@@ -17,6 +16,7 @@ from cloakfs.mounted import RUN_DIR
 from tests.agents import User, names
 from tests.mount.conftest import COMMAND, is_mounted
 from tests.nfs.knfsd.fixtures import EXPORTS, VERSIONS, Service, Share, sh
+from tests.processes import kill
 
 ANN, BOB = 1000, 1001
 
@@ -135,13 +135,6 @@ def test_the_guard_is_killed(
     kill(json.loads(run("export", "status", "--json").stdout)["pid"])
     sh(*COMMAND, "export", "up", EXPORTS)
     assert str(ANN) in user(ANN).do(names, place)
-
-
-def kill(pid: int) -> None:
-    process = os.pidfd_open(pid)
-    os.kill(pid, signal.SIGKILL)
-    assert select.select([process], [], [], PATIENCE)[0]
-    os.close(process)
 
 
 def test_a_mount_cannot_be_made_again(

@@ -1,0 +1,49 @@
+"""Waiting for the end of processes that are not our children, and ending them, while other things go on."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterable
+
+import trio
+
+from .. import process
+
+
+async def wait_for_end(pid: int) -> None:
+    """Return when the process has ended; at once if there is none.
+
+    Raises:
+        OSError: it cannot be waited for, and may live.
+    """
+    held = process.held(pid)
+    if held is None:
+        return
+    try:
+        await trio.lowlevel.wait_readable(held)
+    finally:
+        os.close(held)
+
+
+async def end(pid: int, steps: Iterable[tuple[int, float]]) -> None:
+    """Send a process one signal after the other, until it ends.
+
+    Args:
+        pid: of the process; there may be none (any more).
+        steps: signals (0: none), each with the seconds to wait for the end after it.
+
+    Raises:
+        OSError: it cannot be waited for, and may live.
+    """
+    held = process.held(pid)
+    if held is None:
+        return
+    try:
+        for number, seconds in steps:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(held, number)
+            with trio.move_on_after(seconds):
+                await trio.lowlevel.wait_readable(held)
+                return
+    finally:
+        os.close(held)

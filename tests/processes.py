@@ -1,0 +1,17 @@
+"""Ending processes that are not ours to wait for (waitpid(2)): daemons, guards, clean-up processes."""
+
+import os
+import signal
+
+from cloakfs import process
+
+
+def kill(pid: int, seconds: float = 30) -> None:
+    """SIGKILL; returns when the process has ended."""
+    held = process.held(pid)
+    assert held is not None, f"there is no process {pid}"
+    try:
+        signal.pidfd_send_signal(held, signal.SIGKILL)
+        assert process.ends(held, seconds), f"process {pid} has not ended within {seconds} s"
+    finally:
+        os.close(held)
