@@ -7,22 +7,32 @@ import sys
 import click
 
 from .background import remember_inherited
+from .elsewhere import Elsewhere
 from .output import run
 
 # Exit statuses (docs/commands.md): 0 done, 1 it cannot be done, or told, 2 the command line or a configuration is
 # wrong.
 
-_COMMANDS = ("mount", "umount", "status", "export", "check", "explain", "table", "bench", "prefetch")
+_COMMANDS = ("mount", "umount", "status", "export", "check", "explain", "table")
 """Each is a module with a command of that name."""
+
+_MEASURING = {
+    "bench": ("cloakfs_bench.speed.command", "Measure cloakfs against the bare tree and other ways of mounting it."),
+    "prefetch": ("cloakfs_bench.prefetch.command", "Try what reading ahead does, without a disk and with a slow one."),
+}
+"""Where each of these is, and what `cloakfs --help` says of it."""
 
 
 class _Commands(click.Group):
     """Imports no command but the one that is asked for: all of them together take longer than most have to do."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
+        return [*_COMMANDS, *_MEASURING]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in _MEASURING:
+            module, told = _MEASURING[cmd_name]
+            return Elsewhere(cmd_name, module, "bench", told)
         if cmd_name not in _COMMANDS:
             return None
         command: click.Command = getattr(importlib.import_module(f".{cmd_name}", __package__), cmd_name)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.bench.peers import BARE, FIXED, MANY, PEERS, PLAIN, VARIANTS
-from cli.bench.work import all_work
+from bench.peers import BARE, FIXED, MANY, PEERS, PLAIN, VARIANTS
+from bench.work import all_work
 from cloakfs import mounts
 from cloakfs.mounted import RUN_DIR, STATE_DIR, mounted
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from cli.bench.workers import fork
-from cli.prefetch import content
-from cli.prefetch.live import Files, read_all
-from cli.prefetch.slowdisk import SlowDisk, SlowDiskError, slow_disk
-from cli.prefetch.streams import Read, generate, parse
+from bench.prefetch import content
+from bench.prefetch.live import Files, read_all
+from bench.prefetch.slowdisk import SlowDisk, SlowDiskError, slow_disk
+from bench.prefetch.streams import Read, generate, parse
+from bench.workers import fork
 from cloakfs import mounts
 from tests.mount.conftest import COMMAND, Mount
 
@@ -121,7 +121,7 @@ def test_memory_is_no_disk() -> None:
 
 
 def test_what_is_missing_is_told(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cli.prefetch.slowdisk._hierarchies", lambda: iter(()))
+    monkeypatch.setattr("bench.prefetch.slowdisk._hierarchies", lambda: iter(()))
     told = "reads cannot be throttled here: no cgroup hierarchy has blkio (v1) or io (v2)"
     with pytest.raises(SlowDiskError) as caught:
         slow_disk(16, base=str(place)).__enter__()

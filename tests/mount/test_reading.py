@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from cli.prefetch import content
-from cli.prefetch.live import Files, read_all
-from cli.prefetch.slowdisk import SlowDisk, SlowDiskError, slow_disk
-from cli.prefetch.streams import generate
+from bench.prefetch import content
+from bench.prefetch.live import Files, read_all
+from bench.prefetch.slowdisk import SlowDisk, SlowDiskError, slow_disk
+from bench.prefetch.streams import generate
 from cloakfs.mounted import mounted
 from tests.mount import conftest
 from tests.mount.conftest import Mount, run

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.prefetch.streams import LARGEST, LATE, PATTERNS, Read, generate, merged, parse, reordered, sizes, text
+from bench.prefetch.streams import LARGEST, LATE, PATTERNS, Read, generate, merged, parse, reordered, sizes, text
 
 words = st.text(st.characters(exclude_categories=["Z", "C"], exclude_characters="/"), min_size=1, max_size=8).filter(
     lambda word: word not in (".", "..")

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from cli.bench.command import chosen
-from cli.bench.figures import Run, Spread, compare, number
-from cli.bench.measure import Plan, find_package, per_unit
-from cli.bench.peers import BARE, FEW, FIXED, MANY, PEERS, UNCACHED, VARIANTS, definitions
-from cli.bench.report import against_sheets, memory_sheet, ratio_sheets, request_sheet, show, target_sheet, worse
-from cli.bench.targets import TARGETS, judge
-from cli.bench.tree import KINDS, QUICK, generated_package
-from cli.bench.work import PINNED, UNPINNED, all_work
+from bench.figures import Run, Spread, compare, number
+from bench.peers import BARE, FEW, FIXED, MANY, PEERS, UNCACHED, VARIANTS, definitions
+from bench.speed.choice import chosen
+from bench.speed.measure import Plan, find_package, per_unit
+from bench.speed.report import against_sheets, memory_sheet, ratio_sheets, request_sheet, show, target_sheet, worse
+from bench.speed.targets import TARGETS, judge
+from bench.tree import KINDS, QUICK, generated_package
+from bench.work import PINNED, UNPINNED, all_work
 from cloakfs.exports import parse_options
 
 WORKS = all_work(1)

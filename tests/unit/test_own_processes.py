@@ -24,7 +24,7 @@ raise SystemExit("imported from the working directory")
 def test_the_working_directory_is_nobodys_module(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     place = tmp_path / "cwd"
-    for package in ("cloakfs", "cloakfs_cli"):
+    for package in ("cloakfs", "cloakfs_cli", "cloakfs_bench"):
         (place / package).mkdir(parents=True)
         for name in ("__init__.py", "main.py"):
             (place / package / name).write_text(_HOSTILE)
@@ -41,7 +41,7 @@ def test_python_is_started_in_one_way() -> None:
     """Whoever starts an interpreter otherwise imports what lies in the working directory."""
     found = [
         str(file.relative_to(SOURCES))
-        for folder in ("cloakfs", "cli")
+        for folder in ("cloakfs", "cli", "bench")
         for file in (SOURCES / folder).rglob("*.py")
         if re.search(r"sys\.executable", file.read_text())
     ]

@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
-from cli.prefetch.replay import Outcome, replay
-from cli.prefetch.streams import Read, generate, merged
+from bench.prefetch.replay import Outcome, replay
+from bench.prefetch.streams import Read, generate, merged
 from cloakfs.prefetch import HEURISTICS, LEAST, MOST, NEAR_BYTES, Ask, Cursor, Limits, Prefetcher
 
 BLOCK = 32 << 10

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from cli.bench.figures import Run
+from bench.figures import Run
+from bench.prefetch.experiments import CURSORS, DEFAULT, FIGURES, OFF, QUICK_SCALE, Scale, cases, length
+from bench.prefetch.replay import Outcome, replay
+from bench.prefetch.report import device_sheet, reader_sheets, stride_sheet, targets
+from bench.prefetch.streams import generate, merged, reordered
 from cli.main import cloakfs
-from cli.prefetch.experiments import CURSORS, DEFAULT, FIGURES, OFF, QUICK_SCALE, Scale, cases, length
-from cli.prefetch.replay import Outcome, replay
-from cli.prefetch.report import device_sheet, reader_sheets, stride_sheet, targets
-from cli.prefetch.streams import generate, merged, reordered
 from cloakfs.prefetch import HEURISTICS, MOST, Limits
 
 M = 1 << 20

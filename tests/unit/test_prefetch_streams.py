@@ -2,7 +2,7 @@
 
 import pytest
 
-from cli.prefetch.streams import LATE, Read, StreamError, generate, merged, parse, reordered, sizes, text
+from bench.prefetch.streams import LATE, Read, StreamError, generate, merged, parse, reordered, sizes, text
 
 K = 1 << 10
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from cli.prefetch import content
-from cli.prefetch.slowdisk import SlowDisk, SlowDiskError, slow_disk
-from cli.prefetch.streams import generate
+from bench.prefetch import content
+from bench.prefetch.slowdisk import SlowDisk, SlowDiskError, slow_disk
+from bench.prefetch.streams import generate
 from cloakfs.mounted import mounted
 from cloakfs.nfs.plan import mount_name
 from tests.agents import User

@@ -3,7 +3,7 @@
 import statistics
 from typing import Any
 
-from ..bench.figures import Run, Spread
+from ..figures import Run, Spread
 from .experiments import CURSORS, DEFAULT, DEVICE, OFF, READERS, SMALL, STRIDE, TABLE, reader_case, stride_case
 from .report import PAPER, readers_of, strides_of
 

@@ -14,8 +14,8 @@ from multiprocessing.connection import Connection
 
 from cloakfs import linux
 
-from ..bench.peers import mounting
-from ..bench.workers import end, fork, undisturbed
+from ..peers import mounting
+from ..workers import end, fork, undisturbed
 
 CLIENTS = 16
 WAITING = 4

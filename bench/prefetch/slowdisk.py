@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from cloakfs import mounts
 
-from ..bench.peers import unmount
-from ..bench.workers import undisturbed
+from ..peers import unmount
+from ..workers import undisturbed
 
 IOPS = 200
 """Reads per second: a disk that seeks."""

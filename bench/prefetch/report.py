@@ -4,10 +4,10 @@ import statistics
 
 import click
 
-from ..bench.figures import Run, Spread
-from ..bench.peers import BARE
-from ..bench.report import Sheet
-from ..common import console
+from ..cli import console
+from ..figures import Run, Spread
+from ..peers import BARE
+from ..sheet import Sheet
 from .experiments import (
     ALWAYS,
     CURSORS,

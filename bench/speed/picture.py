@@ -2,9 +2,9 @@
 
 from itertools import groupby
 
-from .figures import Run, Spread
-from .peers import BARE, FIXED, MANY, NULL, STOCK, UNCACHED
-from .work import Work
+from ..figures import Run, Spread
+from ..peers import BARE, FIXED, MANY, NULL, STOCK, UNCACHED
+from ..work import Work
 
 _SHOWN = ("overlayfs", "bindfs", UNCACHED, STOCK, NULL, MANY, FIXED)
 """The other ways of mounting would fill the picture and look like one of these."""

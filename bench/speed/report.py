@@ -1,49 +1,20 @@
 """Tables: of ratios, targets, requests and memory, and of what changed since an earlier run."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import click
-from rich import box
-from rich.markup import escape
-from rich.table import Table
 
-from ..common import console
-from .figures import Run, Spread, compare, number
-from .peers import BARE, UNCACHED
+from ..cli import console
+from ..figures import Run, Spread, compare, number
+from ..peers import BARE, UNCACHED
+from ..sheet import Sheet
+from ..tree import KINDS
+from ..work import Work
 from .targets import judge
-from .tree import KINDS
-from .work import Work
 
 MEMORY = ("idle RSS", "idle PSS", "growth RSS", "growth PSS")
 _NOTICED = 0.05
 """Requests and memory are single figures; a smaller change is none."""
-
-
-@dataclass
-class Sheet:
-    """A table: cells in `**` are emphasized."""
-
-    title: str
-    head: list[str]
-    rows: list[list[str]] = field(default_factory=list)
-
-    def markdown(self) -> str:
-        """For the documentation."""
-        lines = [self.head, ["---"] * len(self.head), *self.rows]
-        return "\n".join([f"\n**{self.title}**\n", *(f"| {' | '.join(line)} |" for line in lines)])
-
-    def table(self) -> Table:
-        """For a terminal."""
-        table = Table(*self.head, title=self.title, title_justify="left", box=box.SIMPLE_HEAD)
-        for row in self.rows:
-            table.add_row(*(_terminal(cell) for cell in row))
-        return table
-
-
-def _terminal(cell: str) -> str:
-    parts = escape(cell).split("**")
-    return "".join(f"[bold]{part}[/bold]" if at % 2 else part for at, part in enumerate(parts))
 
 
 def _bold(spread: Spread) -> str:

@@ -15,7 +15,7 @@ from cloakfs import mounts
 from cloakfs.control import socket_of
 from cloakfs.mounted import RUN_DIR, STATE_DIR, mount_key
 
-from ..common import OWN_COMMAND
+from .cli import OWN_COMMAND
 from .tree import OWNER, WORKER
 
 BARE = "bare"

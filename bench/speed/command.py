@@ -1,14 +1,17 @@
-"""`cloakfs bench`: cloakfs against the bare tree and what else can be laid over one, as ratios within one run."""
+"""The command `cloakfs bench`."""
 
-import contextlib
 import os
 import sys
 
 import click
 
-from ..common import fail
-
-# What measures is imported when it is needed: every mount's daemon begins as this command group.
+from ..cli import fail
+from ..peers import BARE
+from ..session import interruptible, read, require_matplotlib, require_writable
+from ..work import all_work
+from . import report
+from .choice import Choice, about, listing, measured
+from .picture import draw
 
 
 @click.command()
@@ -70,11 +73,6 @@ def bench(
 
     Exit status: 0 measured (or shown), 1 it cannot be done, or some work failed, 2 wrong usage.
     """
-    from . import report  # noqa: PLC0415
-    from .command import Choice, about, interruptible, listing, measured, read  # noqa: PLC0415
-    from .peers import BARE  # noqa: PLC0415
-    from .work import all_work  # noqa: PLC0415
-
     every = all_work(1 if quick else heavy_rounds)
     choice = Choice(peers, works, cpus, rounds, seconds, package, quick=quick)
     if only_list:
@@ -92,15 +90,13 @@ def bench(
         if json_path:
             require_writable(json_path)
         plan = choice.plan(every)
-        with interruptible():
+        with interruptible("bench"):
             circumstances = about(plan, choice)
             run = measured(plan)
             run.about = circumstances | {"load after": round(os.getloadavg()[0], 2)}
         if json_path:
             run.write(json_path)
     if plot and BARE in run.peers():
-        from .picture import draw  # noqa: PLC0415
-
         draw(run, every, plot)
     elif plot:
         click.echo(f"cloakfs: bench: no {plot}: the bare tree was not measured", err=True)
@@ -110,25 +106,3 @@ def bench(
         )
     report.show(run, every, old, markdown=markdown)
     sys.exit(1 if run.failed and not show else 0)
-
-
-def require_matplotlib() -> None:
-    """End the command if there can be no picture."""
-    try:
-        import matplotlib  # noqa: F401, PLC0415
-    except ImportError:
-        fail("--plot: there is no matplotlib (pip install 'cloakfs[bench]')", 1)
-
-
-def require_writable(path: str) -> None:
-    """Find that out before half an hour has passed; makes the directory."""
-    try:
-        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-        new = not os.path.exists(path)
-        with open(path, "ab"):
-            pass
-        if new:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-    except OSError as exc:
-        fail(f"{path}: {exc.strerror}", 1)

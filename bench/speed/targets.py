@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from .figures import Run, Spread, number
-from .peers import BARE, BOTH, FEW, FIXED, MANY, NULL, PLAIN, STOCK, UNCACHED
-from .tree import KINDS
-from .work import PINNED, UNPINNED
+from ..figures import Run, Spread, number
+from ..peers import BARE, BOTH, FEW, FIXED, MANY, NULL, PLAIN, STOCK, UNCACHED
+from ..tree import KINDS
+from ..work import PINNED, UNPINNED
 
 MOST_IDLE = 45.0
 MOST_GROWTH = 60.0

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from ..bench.figures import Run
-from ..bench.peers import BARE, Peer, mounting, place
-from ..bench.tree import QUICK
-from ..bench.work import Ground, Job, Work
-from ..bench.workers import WorkError, Workers, undisturbed
+from ..figures import Run
+from ..peers import BARE, Peer, mounting, place
+from ..tree import QUICK
+from ..work import Ground, Job, Work
+from ..workers import WorkError, Workers, undisturbed
 from . import content
 from .live import Files, read_all
 from .slowdisk import BPS, IOPS, READ_AHEAD_KB, SlowDisk, device_of, require_disk, slow_disk

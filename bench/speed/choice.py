@@ -4,10 +4,8 @@ import contextlib
 import importlib.metadata
 import os
 import platform
-import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -15,12 +13,12 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..common import fail
-from .figures import Run
+from ..cli import fail
+from ..figures import Run
+from ..peers import PEERS
+from ..tree import QUICK, Sizes, generated_package
+from ..work import PINNED, UNPINNED, Work
 from .measure import GROWTH, IDLE, REQUESTS, Plan, can_build, find_package, measure, versions
-from .peers import PEERS
-from .tree import QUICK, Sizes, generated_package
-from .work import PINNED, UNPINNED, Work
 
 _EXTRAS = (REQUESTS, IDLE, GROWTH)
 
@@ -87,29 +85,6 @@ def listing(every: dict[str, Work]) -> str:
     peers = "\n".join(f"  {name}" for name in PEERS)
     works = "\n".join(f"  {name}" for name in (*every, *_EXTRAS))
     return f"peers (--peer):\n{peers}\nworks (--work):\n{works}"
-
-
-def read(path: str) -> Run:
-    """An earlier run; ends the command if that is none."""
-    try:
-        return Run.read(path)
-    except OSError as exc:
-        fail(f"{path}: {exc.strerror}", 1)
-    except ValueError as exc:
-        fail(f"{path}: {exc}", 2)
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """Signals that end a program have it clean up first; then the command ends as if by Ctrl-C."""
-    before = {n: signal.signal(n, signal.default_int_handler) for n in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    except KeyboardInterrupt:
-        fail("bench: interrupted", 1)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def measured(plan: Plan) -> Run:

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from . import tree
-from .figures import Run
-from .peers import FIXED, MANY, NULL, PEERS, PLAIN, UNCACHED, VARIANTS, Peer, Skipped, place
-from .tree import QUICK, Sizes
-from .work import PINNED, UNPINNED, Work
-from .workers import WorkError, Workers, become, end, fork, undisturbed
+from .. import tree
+from ..figures import Run
+from ..peers import FIXED, MANY, NULL, PEERS, PLAIN, UNCACHED, VARIANTS, Peer, Skipped, place
+from ..tree import QUICK, Sizes
+from ..work import PINNED, UNPINNED, Work
+from ..workers import WorkError, Workers, become, end, fork, undisturbed
 
 REQUESTS, IDLE, GROWTH = "requests", "memory idle", "memory growth"
 """What is asked beside the works; names to choose by."""

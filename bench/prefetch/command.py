@@ -1,4 +1,4 @@
-"""`cloakfs prefetch`: what the heuristics of reading ahead make of a stream, and the paper's experiments again."""
+"""The command `cloakfs prefetch`."""
 
 import contextlib
 import io
@@ -9,21 +9,24 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
 
 import click
+from rich.table import Table
 
 from cloakfs.exports import ExportsError, parse_options
 from cloakfs.prefetch import HEURISTICS, Limits
 
-from ..common import console, fail
-
-if TYPE_CHECKING:
-    from ..bench.figures import Run
-    from .experiments import Scale
-    from .streams import Read
-
-# What measures is imported when it is needed: every mount's daemon begins as this command group.
+from ..cli import console, fail
+from ..figures import Run
+from ..session import interruptible, read, require_matplotlib, require_writable
+from . import content, report
+from .experiments import QUICK_SCALE, Scale, about, cases, length, measure
+from .hung import measure as latencies
+from .live import Files, read_all
+from .picture import draw
+from .replay import replay as feed
+from .slowdisk import SlowDiskError
+from .streams import LARGEST, Read, StreamError, generate, merged, parse, reordered, sizes, text
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _MOST = 1 << 40
@@ -99,8 +102,6 @@ def replay(
 
     Exit status: 0 done, 1 a file cannot be read or written, or has other content, 2 wrong usage, or no stream.
     """
-    from .streams import LARGEST, generate, merged, reordered, text  # noqa: PLC0415
-
     if (stream_file is None) == (pattern is None):
         fail("prefetch replay: expected either a STREAM-FILE or --pattern", 2)
     if stream_file is not None:
@@ -131,9 +132,7 @@ def _errors_of(path: str) -> Iterator[None]:
         fail(f"{exc.filename or path}: {exc.strerror or exc}", 1)
 
 
-def _stream(path: str) -> "list[Read]":
-    from .streams import StreamError, parse  # noqa: PLC0415
-
+def _stream(path: str) -> list[Read]:
     with _errors_of(path):
         try:
             with open(path, encoding="utf-8", errors="surrogateescape") as file:
@@ -153,11 +152,7 @@ def _limits(words: str) -> Limits:
     return options.prefetch_limits
 
 
-def _offline(stream: "list[Read]", names: tuple[str, ...], limits: Limits, *, as_json: bool) -> None:
-    from rich.table import Table  # noqa: PLC0415
-
-    from .replay import replay as feed  # noqa: PLC0415
-
+def _offline(stream: list[Read], names: tuple[str, ...], limits: Limits, *, as_json: bool) -> None:
     outcomes = {name: feed(stream, HEURISTICS[name], limits) for name in names}
     if as_json:
         told = {name: asdict(outcome) | {"wasted": outcome.wasted} for name, outcome in outcomes.items()}
@@ -181,12 +176,8 @@ def _offline(stream: "list[Read]", names: tuple[str, ...], limits: Limits, *, as
 
 
 def _live(
-    stream: "list[Read]", directory: str, outstanding: int, *, create: bool, buffered: bool, paced: bool, as_json: bool
+    stream: list[Read], directory: str, outstanding: int, *, create: bool, buffered: bool, paced: bool, as_json: bool
 ) -> None:
-    from . import content  # noqa: PLC0415
-    from .live import Files, read_all  # noqa: PLC0415
-    from .streams import sizes  # noqa: PLC0415
-
     needed = sizes(stream)
     with _errors_of(directory):
         for name, size in needed.items():
@@ -269,11 +260,6 @@ def figures(
 
     Exit status: 0 measured (or shown), 1 it cannot be done, or something failed, 2 wrong usage.
     """
-    from ..bench import require_matplotlib, require_writable  # noqa: PLC0415
-    from ..bench.command import interruptible, read  # noqa: PLC0415
-    from . import report  # noqa: PLC0415
-    from .experiments import QUICK_SCALE, Scale, about  # noqa: PLC0415
-
     if plot:
         require_matplotlib()
         require_writable(plot)
@@ -298,14 +284,12 @@ def figures(
         told = about(chosen, scale)
         for reduction in scale.reductions(chosen):
             click.echo(f"cloakfs: prefetch: reduced: {reduction}", err=True)
-        with interruptible():
+        with interruptible("prefetch"):
             run = _measured(chosen, scale)
         run.about = told | run.about
         if json_path:
             run.write(json_path)
     if plot:
-        from .picture import draw  # noqa: PLC0415
-
         draw(run, plot)
     report.show(run, markdown=markdown)
     sys.exit(1 if run.failed and not show else 0)
@@ -322,31 +306,21 @@ def hung(rounds: int, seconds: float, *, as_json: bool) -> None:
 
     Exit status: 0 measured, 1 it cannot be done.
     """
-    from ..bench.command import interruptible  # noqa: PLC0415
-    from .hung import measure  # noqa: PLC0415
-
     if os.geteuid() != 0:
         fail("only root can measure: it mounts", 1)
     try:
-        with interruptible(), _progress(rounds + 1) as advance:
-            found = measure(rounds, seconds, advance)
-    except KeyboardInterrupt:
-        fail("prefetch: interrupted", 1)
+        with interruptible("prefetch"), _progress(rounds + 1) as advance:
+            found = latencies(rounds, seconds, advance)
     except (RuntimeError, OSError) as exc:
         fail(f"prefetch: {exc}", 1)
     click.echo(json.dumps(found.as_json()) if as_json else found.told())
 
 
-def _measured(chosen: list[str], scale: "Scale") -> "Run":
-    from .experiments import cases, length, measure  # noqa: PLC0415
-    from .slowdisk import SlowDiskError  # noqa: PLC0415
-
+def _measured(chosen: list[str], scale: Scale) -> Run:
     todo = cases(chosen, scale)
     try:
         with _progress(length(todo)) as advance:
-            return measure(todo, scale, advance, lambda text: click.echo(f"cloakfs: prefetch: {text}", err=True))
-    except KeyboardInterrupt:
-        fail("prefetch: interrupted", 1)
+            return measure(todo, scale, advance, lambda said: click.echo(f"cloakfs: prefetch: {said}", err=True))
     except (SlowDiskError, RuntimeError, OSError, subprocess.CalledProcessError) as exc:
         fail(f"prefetch: {exc}", 1)
 
