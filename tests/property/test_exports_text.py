@@ -19,9 +19,11 @@ from cloakfs.exports import (
     parse_options,
 )
 from cloakfs.mapping import MAX_ID, NOBODY, Kind, RangeDef
+from cloakfs.prefetch import HEURISTICS, Limits
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "exports.d").glob("*.exports"))
 NOWHERE = Location("", 1, 1)
+UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 ids = st.one_of(st.integers(0, 9), st.integers(0, MAX_ID), st.sampled_from([MAX_ID - 1, MAX_ID]))
 kinds: st.SearchStrategy[Kind] = st.sampled_from(["uid", "gid"])
@@ -80,6 +82,14 @@ def others(draw: st.DrawFn) -> tuple[tuple[str, str | None], ...]:
     return tuple(draw(st.sampled_from(family)) for family in families)
 
 
+sizes = st.builds(
+    lambda number, unit: min(number * unit, 1 << 40),
+    st.integers(1, 9_999_999_999),
+    st.sampled_from([1, *UNITS.values()]),
+)
+counts = st.integers(1, 9_999_999)
+limits = st.builds(Limits, window=sizes, file=sizes, total=sizes, files=counts, cursors=counts)
+
 options = st.builds(
     Options,
     read_only=st.booleans(),
@@ -91,6 +101,8 @@ options = st.builds(
     no_client_cache=st.booleans(),
     groups=st.none() | groups,
     policy=st.none() | paths.map(lambda path: f"{path}x.py:Class") | st.just("package.module:Class"),
+    prefetch=st.sampled_from(["off", *HEURISTICS]),
+    prefetch_limits=st.just(Limits()) | limits,
     views=st.lists(views, max_size=4, unique=True).map(tuple),
     view_access=st.lists(ids.map(str), max_size=3, unique=True).map(tuple),
     other=others(),

@@ -16,6 +16,7 @@ from cloakfs.exports import (
     parse_options,
 )
 from cloakfs.mapping import MAX_ID, NOBODY, RangeDef
+from cloakfs.prefetch import Limits
 
 
 def one(text: str) -> Export:
@@ -253,6 +254,29 @@ def test_the_last_of_contradicting_options_counts(text: str, expected: Options, 
     assert [str(w) for w in warnings] == [
         f"f:1:{12 + text.rindex(',') + 1}: warning: {warning} in the same list: the last one counts"
     ]
+
+
+@pytest.mark.parametrize("heuristic", ["off", "default", "slowdown", "cursors", "always"])
+def test_what_reads_ahead(heuristic: str) -> None:
+    assert options(f"prefetch={heuristic}") == Options(prefetch=heuristic)
+
+
+@pytest.mark.parametrize(
+    ("text", "limits", "printed"),
+    [
+        ("prefetch_window=65536", Limits(window=65536), "prefetch_window=64K"),
+        ("prefetch_window=1536K", Limits(window=3 << 19), "prefetch_window=1536K"),
+        ("prefetch_file=1000", Limits(file=1000), "prefetch_file=1000"),
+        ("prefetch_file=1024M", Limits(file=1 << 30), "prefetch_file=1G"),
+        ("prefetch_total=1024G", Limits(total=1 << 40), "prefetch_total=1024G"),
+        ("prefetch_files=1024", Limits(files=1024), "prefetch_files=1024"),  # a count has no unit
+        ("prefetch_cursors=9999999", Limits(cursors=9999999), "prefetch_cursors=9999999"),
+        ("prefetch_window=2M", Limits(), ""),
+    ],
+)
+def test_how_much_is_read_ahead(text: str, limits: Limits, printed: str) -> None:
+    assert options(text) == Options(prefetch_limits=limits)
+    assert format_options(options(text)) == ",".join(filter(None, ["ro", printed]))
 
 
 # Errors

@@ -265,6 +265,7 @@ def test_first_match_of_nothing() -> None:
     assert FirstMatch([]).shadowed() == []
 
 
+@pytest.mark.no_cover  # tracing takes time that it has not got
 def test_ten_thousand_overlapping_definitions_build_at_once() -> None:
     # All overlap all others: anything quadratic would take minutes.
     count = 10_000

@@ -9,7 +9,7 @@ import pytest
 from cloakfs.exports import format_options, parse
 from cloakfs.nfs import ganesha, knfsd
 from cloakfs.nfs.ganesha_server import exports_of, pseudo_path
-from cloakfs.nfs.plan import Plan, ServerKind, mount_name, plan
+from cloakfs.nfs.plan import Plan, ServerKind, absolute, mount_name, plan
 
 GOLDEN = Path(__file__).parent / "golden"
 EXAMPLES = Path(__file__).parents[2] / "examples" / "exports.d"
@@ -177,6 +177,12 @@ def test_ganesha_serves_fixed_views_alone() -> None:
     assert "all_squash,anonuid=,anongid=" in str(problem)
 
 
+def test_what_ganesha_is_not_told_is_said() -> None:
+    (said,) = planned("/x *(views = eve,sync,async,insecure,sec=sys,fsid=7,nohide)\n", "ganesha").warnings
+    assert str(said) == "x.exports:1:4: nfs-ganesha is not told of async, fsid, nohide"
+    assert planned("/x *(views = eve,sync,insecure,sec=sys)\n", "ganesha").warnings == ()
+
+
 def test_ganesha_has_a_mount_for_each_view() -> None:
     made = planned(
         "/x *(rw,views = eve 10-12 7:7:8)\n/y a(all_squash,anonuid=5,anongid=6)\n/z b(views = eve)\n", "ganesha"
@@ -248,3 +254,38 @@ def test_warnings_of_a_plug_in() -> None:
 )
 def test_no_warnings(text: str) -> None:
     assert planned(text).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "warned"),
+    [
+        ("10.0.0.0/8", "10.1.0.0/16", True),
+        ("10.0.0.0/16", "10.1.0.0/16", False),
+        ("2001:db8::/32", "2001:db8:1::/48", True),
+        ("2001:db8::/32", "2001:db9::/32", False),
+        ("0.0.0.0/0", "::/0", False),
+    ],
+)
+def test_a_client_in_two_networks_may_choose(one: str, other: str, warned: bool) -> None:
+    said = [str(warning) for warning in planned(f"/x {one}(rw)\n/x {other}(rw)\n").warnings]
+    assert [f"clients that match {one} may mount" in text for text in said] == [True] * warned
+
+
+@pytest.mark.parametrize(
+    ("policy", "means"),
+    [
+        ("p.py:P", "/etc/cloakfs/p.py:P"),
+        ("lib/p.py:P", "/etc/cloakfs/lib/p.py:P"),
+        ("/opt/p.py:P", "/opt/p.py:P"),
+        ("site.policies:P", "site.policies:P"),
+    ],
+)
+def test_a_plug_in_is_named_independently_of_where_the_entry_stands(policy: str, means: str) -> None:
+    (entry,), _ = parse(f"/x *(anonuid=5,policy={policy})\n", "/etc/cloakfs/x.exports")
+    assert absolute(entry) == replace(entry, options=replace(entry.options, policy=means))
+    assert absolute(entry).location == entry.location
+
+
+def test_an_entry_without_a_plug_in_stays_as_it_is() -> None:
+    (entry,), _ = parse("/x *\n", "/etc/cloakfs/x.exports")
+    assert absolute(entry) is entry

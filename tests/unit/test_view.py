@@ -161,6 +161,66 @@ def test_set_id_bits_of_plug_ins_that_say_who_is_who() -> None:
     assert moved.show(Attrs("f", 0o106755, 5, 6)) == (0o102755, 7, 6, 1)
 
 
+@pytest.fixture
+def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view_module, "_MOST_KNOWN", 3)
+    monkeypatch.setattr(view_module, "_MOST_GROUPS", 10)
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_what_is_remembered_of_ids_has_a_bound_and_changes_no_answer() -> None:
+    mapped = view("range_map=uid 1 9 map 1001")
+    memories: list[dict[Any, Any]] = [mapped._identified, mapped._forwarded, mapped._shown, mapped._alike]
+    for client in (*range(1, 10), *range(1, 10)):
+        server = 1000 + client
+        assert mapped.identify(Caller(client, 5, frozenset({5}))) == Caller(server, 5, frozenset({5}))
+        assert mapped.server_ids(client, 5) == (server, 5)
+        assert mapped.client_ids(server, 5) == (client, 5)
+        assert mapped.is_shown_alike(server, 5)
+        assert not mapped.is_shown_alike(MAX_ID, 5)  # everybody else's
+        assert all(1 <= len(memory) <= 3 for memory in memories)
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_the_groups_of_all_who_are_remembered_have_a_bound() -> None:
+    plain = view()
+    for uid, amount in enumerate((4, 4, 4, 20, 1, 1, 9, 2), 1):
+        caller = Caller(uid, 1, frozenset(range(1, amount + 1)))
+        assert plain.identify(caller) == caller
+        assert caller in plain._identified
+        groups = [len(known.groups) for known in plain._identified]
+        assert plain._groups == sum(groups)
+        assert sum(groups) <= 10 or groups == [20]
+
+
+def test_who_was_asked_about_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    mapped = view("range_map=uid 1 map 1001")
+    asked = []
+
+    def forward(caller: Caller) -> Caller:
+        asked.append(caller)
+        return Policy.forward(mapped.policy, caller)
+
+    monkeypatch.setattr(mapped.policy, "forward", forward)
+    one, other = (Caller(1, gid, frozenset({gid})) for gid in (1, 2))
+    for caller in (one, other, one, other):
+        assert mapped.identify(caller) == caller._replace(uid=1001)
+        assert mapped.server_ids(caller.uid, caller.gid) == (1001, caller.gid)
+    assert sorted(asked) == [one, one, other, other]  # once each, by each of the two ways
+
+
+def test_over_another_cloakfs_mount_anything_may_be_hidden_and_no_promise_holds() -> None:
+    below: Any = object()
+    over = view(below=below)
+    assert over.hides
+    assert not over.judges
+    assert over.visible(ANN, DIRECTORY)  # as far as the policy goes
+    assert over.show(DIRECTORY) == (0o040755, 1002, 50, 1)
+    promising = with_methods(visible=lambda caller, attrs: True, same_for_all=lambda attrs: True)
+    assert promising.same_for_all(FILE)
+    assert not View(promising.policy, below=below).same_for_all(FILE)
+
+
 # -- policies of others ----------------------------------------------------------------------------
 
 
@@ -221,6 +281,45 @@ def test_an_answer_that_cannot_be_a_truth_value_hides() -> None:
             raise TypeError
 
     assert not with_methods(visible=lambda caller, attrs: Undecided()).visible(ANN, FILE)
+
+
+def test_only_a_promise_of_the_plug_ins_own_holds_for_all() -> None:
+    promising = with_methods(visible=lambda caller, attrs: True, same_for_all=lambda attrs: attrs.name == "f")
+    assert promising.same_for_all(FILE)
+    assert not promising.same_for_all(DIRECTORY)
+    assert not with_methods(visible=lambda caller, attrs: True).same_for_all(FILE)
+    assert not view().same_for_all(FILE)  # others know what the built-in policy answers, and for how long
+
+
+@pytest.mark.parametrize("promise", [fail, lambda attrs: None, lambda attrs: 1, lambda attrs: "no"])
+def test_a_promise_that_is_none_is_not_relied_on(promise: Callable[..., Any]) -> None:
+    assert not with_methods(same_for_all=promise).same_for_all(FILE)
+
+
+def test_a_plug_in_that_breaks_the_built_in_mapping_hides_all_until_it_works() -> None:
+    policy = type("P", (Policy,), {})()
+    good, policy.ids = policy.ids, {}
+    broken = View(policy)
+    assert broken.plain_forward
+    assert broken.identify(ANN) is None
+    assert broken.identify(ANN) is None
+    policy.ids = good
+    assert broken.identify(ANN) == ANN
+
+
+def test_what_is_not_the_policys_failure_is_raised_on(caplog: pytest.LogCaptureFixture) -> None:
+    def away(*args: object) -> Any:
+        raise TimeoutError
+
+    for methods in ({"visible": away}, {"show": away}, {"client_id": away}):
+        with pytest.raises(TimeoutError):
+            View(with_methods(**methods).policy, not_its_failure=TimeoutError).visible(ANN, FILE)
+    with pytest.raises(TimeoutError):
+        View(with_methods(forward=away).policy, not_its_failure=TimeoutError).identify(ANN)
+    assert caplog.records == []
+    # Nothing else is.
+    assert not View(with_methods(visible=fail).policy, not_its_failure=TimeoutError).visible(ANN, FILE)
+    assert len(caplog.records) == 1
 
 
 def test_a_fixed_view_with_a_failing_policy_lets_in_root_and_entrants_only() -> None:
