@@ -90,7 +90,7 @@ def answers(
         except FUSEError:
             raise
         except Exception as exc:
-            if str(exc) == _NO_THREAD:
+            if isinstance(exc, RuntimeError) and str(exc) == _NO_THREAD:
                 if self.is_news(name, exc):
                     log.warning("%s: %s: answered EAGAIN", name, exc)
                 raise FUSEError(errno.EAGAIN) from None

@@ -65,6 +65,10 @@ name.
 BRIEF_SECONDS = 0.002
 """How long it remembers attributes of anything else: the system call that asked for them may ask again."""
 
+# Of one batch of events, the names of so many hidden directories are looked up, which takes half a millisecond. Anybody
+# can change directories all the time; of what is more, the absence is remembered for ABSENT_SECONDS at most.
+_MOST_LOOKED_UP = 16
+
 # So many names that lead nowhere are remembered in top directories.
 _MOST_ABSENT = 10_000
 # After looking at what is mounted, so many times as long it is not looked at.
@@ -122,6 +126,7 @@ class KernelCache:
         self._sweep_wanted = trio.Event()
         # View, and a name that is remembered to lead nowhere in its top; since when.
         self._absent: dict[tuple[int, bytes], float] = {}
+        self._to_look_up = 0  # so many more of this batch of events
         self._has_followed = False  # if it is begun again, changes behind the mount may have been read and not heeded
         self._mounts = nodes.mounts_below()
 
@@ -444,6 +449,7 @@ class KernelCache:
 
     def _heed_all(self, events: list[Event]) -> None:
         forgotten = False
+        self._to_look_up = _MOST_LOOKED_UP
         for event in events:
             if event.mask & FAN_Q_OVERFLOW:
                 self.forget_everything()
@@ -520,7 +526,8 @@ class KernelCache:
     def _forget_absence(self, filesystem: Filesystem, handle: bytes) -> None:
         """A directory that nobody was shown has changed itself, which the kernel tells without its name."""
         own = self._views.get(0)
-        if own is None or own.fixed is not None:  # in a caller view no absence is remembered
+        if self._to_look_up and (own is None or own.fixed is not None):  # in a caller view no absence is remembered
+            self._to_look_up -= 1
             place = self._nodes.place_of(filesystem, handle)
             if place is not None:
                 parent, name = place

@@ -1,6 +1,7 @@
 """Waiting for the end of processes that are not our children, and ending them, while other things go on."""
 
 import contextlib
+import math
 import os
 import signal
 from collections.abc import Iterable
@@ -16,13 +17,7 @@ async def wait_for_end(pid: int) -> None:
     Raises:
         OSError: it cannot be waited for, and may live.
     """
-    held = process.held(pid)
-    if held is None:
-        return
-    try:
-        await trio.lowlevel.wait_readable(held)
-    finally:
-        os.close(held)
+    await end(pid, ((0, math.inf),))
 
 
 async def end(pid: int, steps: Iterable[tuple[int, float]]) -> None:

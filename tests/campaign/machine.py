@@ -10,7 +10,9 @@ import argparse
 import concurrent.futures
 import itertools
 import json
+import multiprocessing
 import random
+import signal
 import sys
 import time
 import traceback
@@ -45,27 +47,32 @@ def run(
     running: dict[concurrent.futures.Future[tuple[int, str]], int] = {}
     last = first
     with concurrent.futures.ProcessPoolExecutor(jobs) as processes:
-        while True:
-            while len(running) < jobs and sum(by_policy.values()) < steps and time.monotonic() - began < seconds:
-                last = next(turns)
-                running[processes.submit(take_turn, last, seed, examples, length, kinds)] = last
-            if not running:
-                break
-            for done in concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED).done:
-                turn = running.pop(done)
-                count, failure = done.result()
-                policy = ALL[turn % len(ALL)]
-                by_policy[policy] += count
-                if failure:
-                    findings.append({"turn": turn, "policy": policy, "error": failure})
-                    print(failure, file=sys.stderr, flush=True)
-                minutes = (time.monotonic() - began) / 60
-                print(
-                    f"machine: turn {turn}, {policy}: {sum(by_policy.values()):,} steps in {minutes:.1f} min, "
-                    f"{len(findings)} findings",
-                    file=sys.stderr,
-                    flush=True,
-                )
+        try:
+            while True:
+                while len(running) < jobs and sum(by_policy.values()) < steps and time.monotonic() - began < seconds:
+                    last = next(turns)
+                    running[processes.submit(take_turn, last, seed, examples, length, kinds)] = last
+                if not running:
+                    break
+                for done in concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED).done:
+                    turn = running.pop(done)
+                    count, failure = done.result()
+                    policy = ALL[turn % len(ALL)]
+                    by_policy[policy] += count
+                    if failure:
+                        findings.append({"turn": turn, "policy": policy, "error": failure})
+                        print(failure, file=sys.stderr, flush=True)
+                    minutes = (time.monotonic() - began) / 60
+                    print(
+                        f"machine: turn {turn}, {policy}: {sum(by_policy.values()):,} steps in {minutes:.1f} min, "
+                        f"{len(findings)} findings",
+                        file=sys.stderr,
+                        flush=True,
+                    )
+        except KeyboardInterrupt:
+            # Each of them goes through its clean-up; what was found so far is told.
+            for child in multiprocessing.active_children():
+                child.terminate()
     return {
         "steps": sum(by_policy.values()),
         "seed": seed,
@@ -89,6 +96,8 @@ def main() -> int:
     parser.add_argument("--kinds", default=",".join(KINDS), help="of file systems (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print the summary for a program to read")
     words = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):  # of the turns, too; a shell may have had the first one ignored
+        signal.signal(number, signal.default_int_handler)
     print(f"machine: seed {words.seed}, {words.steps:,} steps", file=sys.stderr, flush=True)
     kinds = words.kinds.split(",")
     report = run(words.steps, words.seed, words.first, words.examples, words.length, words.seconds, words.jobs, kinds)
