@@ -18,7 +18,8 @@ from cloakfs.nodes import Nodes, Object, Stale
 from cloakfs.policy import Policy
 from cloakfs.view import View
 from tests.agents import User
-from tests.mount.conftest import Mount
+from tests.mount import conftest
+from tests.mount.conftest import Mount, told
 from tests.mount.loopfs import attached, filesystem
 
 MakeUser = Callable[..., User]
@@ -253,3 +254,38 @@ def test_a_listing_goes_on_where_it_was_dropped(
         Path(tree, name).touch()
     made = mount("-o", words)
     assert all(listing == names for listing in user(4001).do(read_in_turns, made.path, 40))
+
+
+# -- changes behind the mount ----------------------------------------------------------------------
+
+_COUNTS = """
+from cloakfs import nodes
+from cloakfs.filesystem import kernelcache
+place_of, heed_all = nodes.Nodes.place_of, kernelcache.KernelCache._heed_all
+asked = []
+nodes.Nodes.place_of = lambda *args: asked.append(1) or place_of(*args)
+def heed(self, events):
+    asked.clear()
+    heed_all(self, events)
+    with open({path!r}, "a") as file:
+        print(len(events), len(asked), file=file)
+kernelcache.KernelCache._heed_all = heed
+"""
+
+
+def test_who_changes_many_hidden_directories_keeps_nobody_waiting(
+    tree: str, base: str, mount: Callable[..., Mount], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a fixed view the names of those are looked up, which takes time: of a few in each batch of events."""
+    hidden = [os.path.join(tree, str(number)) for number in range(2000)]
+    for path in hidden:
+        os.mkdir(path, 0o700)
+    counts = Path(base, "counts")
+    monkeypatch.setattr(conftest, "COMMAND", conftest.command_with(_COUNTS.format(path=str(counts))))
+    mount("-o", "no_root_squash,cloak_list=uid +077 0 9999", "--view", "3001:3001")
+    for path in hidden:
+        os.chmod(path, 0o600)
+    told()
+    batches = [tuple(map(int, line.split())) for line in counts.read_text().splitlines()]
+    assert max(events for events, _ in batches) > 100
+    assert 0 < max(asked for _, asked in batches) <= 16
