@@ -465,9 +465,13 @@ class TwoTrees(RuleBasedStateMachine):
             if stat.S_ISDIR(info.st_mode) and not held.flags & os.O_PATH:
                 assert client.error(_listed_anew, held.client_fd) == errno.ESTALE
             return
-        if not has_open and not reachable.intersection(visible) and client.error(os.stat, held.client_fd):
-            return  # nobody could look it up where it is now: it may be taken for hidden
-        seen = client.do(os.stat, held.client_fd)
+        try:
+            # Once: the kernel may tell it from what it has just told another caller, and a moment later not any more.
+            seen = client.do(os.stat, held.client_fd)
+        except OSError as exc:
+            if exc.errno == errno.ESTALE and not has_open and not reachable.intersection(visible):
+                return  # nobody could look it up where it is now: it may be taken for hidden
+            raise
         assert (seen.st_mode, seen.st_uid, seen.st_gid) == (
             info.st_mode & ~rules.hidden_bits(info),
             rules.client("uid", info.st_uid),
