@@ -144,8 +144,23 @@ def _judged(view: View, who: Subject, name: bytes, info: os.stat_result, fd: int
 def everybody_may(bits: int, obj: Object, fd: int, info: os.stat_result) -> bool:
     """May any caller whatsoever do `bits` (4 read, 1 search) with what `fd` refers to? False when in doubt."""
     wanted = bits * 0o111
-    if info.st_mode & wanted != wanted or not obj.filesystem.plain:
+    return info.st_mode & wanted == wanted and obj.filesystem.plain and _has_no_acl(obj, fd, info)
+
+
+def surely_may(who: Subject, bits: int, obj: Object, fd: int, info: os.stat_result) -> bool:
+    """May `who` do `bits` with it, as can be told without its supplementary groups? False when in doubt.
+
+    An ACL says the same of the owner as the mode does; of everybody else it may say anything (acl(5)).
+    """
+    if not obj.filesystem.plain:
         return False
+    if who.uid == info.st_uid:
+        return info.st_mode >> 6 & bits == bits
+    wanted = bits * (0o010 if who.gid == info.st_gid else 0o011)
+    return info.st_mode & wanted == wanted and _has_no_acl(obj, fd, info)
+
+
+def _has_no_acl(obj: Object, fd: int, info: os.stat_result) -> bool:
     if obj.plain_at != info.st_ctime_ns:
         try:
             os.getxattr(f"/proc/self/fd/{fd}", "system.posix_acl_access")
@@ -183,8 +198,7 @@ class Door:
                 to_ask = None  # it has looked at everything above
             if obj is nodes.root or not (to_ask or view.judges):
                 return True
-            # What was asked about is always looked at, and so is what lies at the top: that costs less than to be told.
-            if to_ask is None and cloak is not None and is_known and obj is not asked and obj.parent is not nodes.root:
+            if to_ask is None and cloak is not None and is_known and (obj is not asked or stat.S_ISDIR(info.st_mode)):
                 passage = self.passages.to(cloak, obj)
                 if passage is not None:
                     return passage.admits(who)

@@ -131,8 +131,9 @@ class Reader:
         buffer = bytearray(size)
         count = -1
         if not filesystem.far:
+            how = 0 if filesystem.in_memory else linux.RWF_NOWAIT
             with contextlib.suppress(OSError):  # not in memory, or a file system that cannot say
-                count = os.preadv(fd, [buffer], offset, linux.RWF_NOWAIT)
+                count = os.preadv(fd, [buffer], offset, how)
         # What was read may end where the page cache does, not where the file does.
         missed = count < 0 or (count < size and offset + count < os.fstat(fd).st_size)
         self.counts["misses" if missed else "hits"] += 1

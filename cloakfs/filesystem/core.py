@@ -21,7 +21,7 @@ from pyfuse3 import EntryAttributes, FileHandleT, FUSEError, InodeT, RequestCont
 from .. import linux
 from ..above import INSIDE, Above
 from ..caller import Caller
-from ..door import INSIDER, Door, Subject, attrs_of, credentials, everybody_may, sees, subject, with_group
+from ..door import INSIDER, Door, Subject, attrs_of, credentials, everybody_may, sees, subject, surely_may, with_group
 from ..groups import GroupSource
 from ..loop import SHARE
 from ..nodes import ROOT, Nodes, Object, Stale
@@ -493,9 +493,23 @@ class Core(pyfuse3.Operations):
             raise
         return at._replace(has_searched=True), fd, self._judge(at, name, fd)
 
+    @staticmethod
+    def _assume_for(at: Entered, bits: int) -> None:
+        """Run what follows, which needs no more than `bits` of the object, as somebody who may, if the caller may.
+
+        To act as the caller takes its groups, which are not cheap to find out. By the time that a thread gets to it,
+        `at` may be outdated: there the kernel decides.
+        """
+        if everybody_may(bits, at.obj, at.fd, at.info):
+            return
+        if linux.in_main_thread() and surely_may(at.who, bits, at.obj, at.fd, at.info):
+            linux.assume(linux.ROOT)
+        else:
+            at.assume()
+
     def _open_named(self, at: Entered, name: bytes) -> int:
         """Open (O_PATH) what is called `name` in the directory, as the caller; it has yet to be judged."""
-        at.assume()
+        self._assume_for(at, os.X_OK)
         return self._open_as_it_is(at.fd, name)
 
     def _open_as_it_is(self, directory: int, name: bytes) -> int:
@@ -527,8 +541,7 @@ class Core(pyfuse3.Operations):
         Raises:
             FileNotFoundError: there is nothing, or nothing for this caller.
         """
-        if not everybody_may(os.X_OK, at.obj, at.fd, at.info):
-            at.assume()
+        self._assume_for(at, os.X_OK)
         began = at.obj.filesystem.begin()
         try:
             info, _ = linux.statx(at.fd, name)

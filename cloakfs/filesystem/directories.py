@@ -122,7 +122,7 @@ class Directories(Names):
         return fh
 
     def _open_directory(self, at: Entered) -> int:
-        at.assume()
+        self._assume_for(at, os.R_OK)
         return self._with_room(os.open, f"/proc/self/fd/{at.fd}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     @answers
