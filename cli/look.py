@@ -10,15 +10,18 @@ import click
 
 from cloakfs.below import find_below
 from cloakfs.caller import Caller
+from cloakfs.config import files
+from cloakfs.config.errors import ExportsError
+from cloakfs.config.options import Options
+from cloakfs.config.parse import parse_options
 from cloakfs.control import Daemon, DaemonError
-from cloakfs.exports import ExportsError, Options, parse_options
 from cloakfs.mounted import Mounted, dead, mounted
 from cloakfs.mountpoint import MountError, split_words
 from cloakfs.policy import Policy, PolicyError, load_policy
 from cloakfs.view import View
 from cloakfs.views import Identity, ViewError, parse_item, user_identity
 
-from .common import entry_for, fail, note, read_exports
+from .common import entry_for, fail, note
 
 _F = TypeVar("_F", bound=Callable[..., object])
 
@@ -105,8 +108,8 @@ def _find(
     policy_dir = os.getcwd()
     policy = None
     if exports is not None:
-        entries, _ = read_exports(exports)
-        policy_dir = os.path.dirname(os.path.abspath(exports))
+        entries, _ = files.read(exports)
+        policy_dir = files.policy_dir(exports)
         if root is None:
             sources = [real for entry in entries if _inside(place.path, real := os.path.realpath(entry.path))]
             if not sources:

@@ -11,14 +11,18 @@ from typing import Any
 
 import click
 
+from cloakfs.config import files
+from cloakfs.config.errors import ExportsError
+from cloakfs.config.options import Options
+from cloakfs.config.parse import parse_options
+from cloakfs.config.render import format_options
 from cloakfs.daemon import Settings, serve
-from cloakfs.exports import ExportsError, Options, format_options, parse_options
 from cloakfs.mounted import RUN_DIR, dead, mount_key
 from cloakfs.mountpoint import MountError, split_words
 from cloakfs.unmount import detach_dead
 
 from .background import in_background, in_foreground, remember_inherited
-from .common import entry_for, fail, printable, read_exports
+from .common import entry_for, fail, printable
 
 
 @click.command()
@@ -71,7 +75,7 @@ def mount(
         else:
             if text.strip():
                 raise MountError(f"-o {text.strip()}: with --exports, options come from the file alone")
-            entries, warnings = read_exports(exports)
+            entries, warnings = files.read(exports)
             options = entry_for(entries, exports, source, client)
         for warning in warnings:
             click.echo(printable(f"cloakfs: {warning}"), err=True)
@@ -94,7 +98,7 @@ def mount(
         mountpoint,
         options,
         mount_words,
-        policy_dir=os.path.dirname(exports) if exports else os.getcwd(),
+        policy_dir=files.policy_dir(exports) if exports else os.getcwd(),
         reread=read_options if exports else None,
     )
     level = logging.DEBUG if debug else logging.INFO

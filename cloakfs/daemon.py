@@ -21,8 +21,9 @@ import trio
 from . import linux, loop, mountpoint, mounts
 from .below import find_below
 from .cleanup import CleanUp
+from .config.errors import ExportsError
+from .config.options import Options
 from .control import Control, socket_of
-from .exports import ExportsError, Options
 from .filesystem import Filesystem, kernelcache
 from .groups import group_source
 from .index import Index

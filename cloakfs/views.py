@@ -74,6 +74,17 @@ def parse_item(item: str) -> Identity | range:
     return Identity(uid, Caller(int(uid), int(gid), frozenset([int(gid), *groups])), by_user=False)
 
 
+def accounts_of(item: str) -> list[str]:
+    """The single identities that an item of `views=` stands for: of a range, the accounts in it that there are."""
+    try:
+        parsed = parse_item(item)
+    except ViewError:
+        return []
+    if not isinstance(parsed, range):
+        return [item]
+    return sorted({entry.pw_name for entry in pwd.getpwall() if entry.pw_uid in parsed})
+
+
 class Views:
     """What a mount offers.
 

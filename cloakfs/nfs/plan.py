@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Literal
 
-from ..exports import Export, Location, Options
+from ..config.errors import Location
+from ..config.options import Export, Options
 from . import root
 
 ServerKind = Literal["knfsd", "ganesha"]

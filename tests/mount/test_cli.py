@@ -18,7 +18,9 @@ import pytest
 from click.testing import CliRunner
 
 from cli.main import cloakfs
-from cloakfs.exports import Export, format_exports, parse
+from cloakfs.config.options import Export
+from cloakfs.config.parse import parse
+from cloakfs.config.render import format_exports
 from cloakfs.mounted import mounted as telling
 from tests.agents import User, read
 from tests.mount.conftest import COMMAND, Mount, is_mounted, mounted, run

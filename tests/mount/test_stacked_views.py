@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from cloakfs.caller import Caller
-from cloakfs.exports import parse_options
+from cloakfs.config.parse import parse_options
 from cloakfs.mountpoint import split_words
 from cloakfs.policy import Attrs, load_policy
 from cloakfs.view import View

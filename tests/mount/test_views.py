@@ -15,7 +15,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from cloakfs import linux
-from cloakfs.exports import Options
+from cloakfs.config.options import Options
 from cloakfs.index import Index
 from cloakfs.policy import Policy
 from cloakfs.views import REFRESH_SECONDS, Views

@@ -7,17 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloakfs.cloak import CloakDef, Mask
-from cloakfs.exports import (
-    Export,
-    ExportsError,
-    Location,
-    Options,
-    format_exports,
-    format_options,
-    parse,
-    parse_all,
-    parse_options,
-)
+from cloakfs.config.errors import ExportsError, Location
+from cloakfs.config.options import Export, Options
+from cloakfs.config.parse import parse, parse_all, parse_options
+from cloakfs.config.render import format_exports, format_options
 from cloakfs.mapping import MAX_ID, NOBODY, Kind, RangeDef
 from cloakfs.prefetch import HEURISTICS, Limits
 

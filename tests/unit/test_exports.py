@@ -1,20 +1,11 @@
 import pytest
 
 from cloakfs.cloak import CloakDef, Mask
-from cloakfs.exports import (
-    Export,
-    ExportsError,
-    ExportsWarning,
-    Location,
-    Options,
-    describe_kinds,
-    format_export,
-    format_exports,
-    format_options,
-    parse,
-    parse_all,
-    parse_options,
-)
+from cloakfs.config.errors import ExportsError, ExportsWarning, Location
+from cloakfs.config.lint import describe_kinds
+from cloakfs.config.options import Export, Options
+from cloakfs.config.parse import parse, parse_all, parse_options
+from cloakfs.config.render import format_export, format_exports, format_options
 from cloakfs.mapping import MAX_ID, NOBODY, RangeDef
 from cloakfs.prefetch import Limits
 

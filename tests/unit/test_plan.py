@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cloakfs.exports import format_options, parse
+from cloakfs.config.parse import parse
+from cloakfs.config.render import format_options
 from cloakfs.nfs import ganesha, knfsd
 from cloakfs.nfs.ganesha_server import exports_of, pseudo_path
 from cloakfs.nfs.plan import Plan, ServerKind, absolute, mount_name, plan
