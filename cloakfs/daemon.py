@@ -113,11 +113,10 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             stack.callback(index.close)
             nodes = _nodes(settings, index, min(most // 4, 4096))
             stack.callback(nodes.close)
-            entrants = frozenset(int(uid) for uid in settings.options.view_access)
             views = Views(
                 policy,
                 settings.options.views,
-                entrants,
+                frozenset(settings.options.view_access),
                 index,
                 checked=settings.words.default_permissions,
                 below=below,

@@ -5,7 +5,7 @@ import os
 from .config.files import policy_dir
 from .config.options import Export
 from .policy import PolicyError, load_policy
-from .views import ViewError, parse_item
+from .views import ViewError, resolve
 
 
 def refusals(entry: Export) -> list[str]:
@@ -19,7 +19,7 @@ def refusals(entry: Export) -> list[str]:
         said.append(str(exc))
     for item in entry.options.views:
         try:
-            parse_item(item)
+            resolve(item)
         except ViewError as exc:
             said.append(str(exc))
     return said

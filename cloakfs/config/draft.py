@@ -9,6 +9,7 @@ from ..mapping import DEFAULT_NOBODY, RangeDef
 from ..prefetch import Limits
 from .errors import Location
 from .options import DEFAULT_PREFETCH, Options
+from .views import ViewItem
 
 
 @dataclass
@@ -24,8 +25,8 @@ class Draft:
     no_client_cache: bool = False
     groups: str | None = None
     policy: str | None = None
-    views: tuple[str, ...] = ()
-    view_access: tuple[str, ...] = ()
+    views: tuple[ViewItem, ...] = ()
+    view_access: tuple[int, ...] = ()
     prefetch: str = DEFAULT_PREFETCH
     limits: dict[str, int] = field(default_factory=dict)
     other: dict[str, tuple[str, str | None]] = field(default_factory=dict)

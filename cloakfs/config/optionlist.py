@@ -7,8 +7,8 @@ from .errors import ExportsError, Location, shown
 from .names import FAMILY, FLAG_FAMILY, LIMITS, ONCE, PERHAPS_VALUES
 from .scanner import WORD, Scanner
 from .terms import Terms
-from .values import EXPECTED_ID, SINGLE_VALUES, amount_of, is_id
-from .views import EXPECTED_VIEW, is_view
+from .values import EXPECTED_ID, SINGLE_VALUES, amount_of, parse_id
+from .views import EXPECTED_VIEW, parse_view
 
 
 class OptionList:
@@ -105,9 +105,9 @@ class OptionList:
             case "cloak_list":
                 draft.cloak_list = self._terms.cloak_list()
             case "views":
-                draft.views = self._terms.items(name, EXPECTED_VIEW, is_view)
+                draft.views = self._terms.items(name, EXPECTED_VIEW, parse_view)
             case "view_access":
-                draft.view_access = self._terms.items(name, EXPECTED_ID, is_id)
+                draft.view_access = self._terms.items(name, EXPECTED_ID, parse_id)
             case "anonuid" | "anongid":
                 draft.ids[name] = int(self._single(name))
             case "groups":

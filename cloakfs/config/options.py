@@ -6,6 +6,7 @@ from ..cloak import CloakDef
 from ..mapping import DEFAULT_NOBODY, RangeDef, Squash
 from ..prefetch import Limits
 from .errors import Location
+from .views import ViewItem
 
 DEFAULT_PREFETCH = "cursors"
 
@@ -17,10 +18,9 @@ class Options:
     anonuid and anongid are server ids, what "nobody" means in this export. groups says where a caller's
     supplementary groups come from (``proc``, ``database``, ``none`` or gids joined by colons; None: not
     said), policy names a plug-in (``FILE.py:Class`` or ``package.module:Class``), views the identities
-    that get a fixed view (user names, ``uid``, ``uid:gid:gid+gid``, ``low-high``), view_access the
-    client uids that may enter any of them. prefetch is the name of a heuristic, or ``off``, and
-    prefetch_limits what it keeps to. other holds the remaining options of exports(5) in the
-    order given, with their values.
+    that get a fixed view, view_access the client uids that may enter any of them. prefetch is the name
+    of a heuristic, or ``off``, and prefetch_limits what it keeps to. other holds the remaining options of
+    exports(5) in the order given, with their values.
     """
 
     read_only: bool = True
@@ -32,8 +32,8 @@ class Options:
     no_client_cache: bool = False
     groups: str | None = None
     policy: str | None = None
-    views: tuple[str, ...] = ()
-    view_access: tuple[str, ...] = ()
+    views: tuple[ViewItem, ...] = ()
+    view_access: tuple[int, ...] = ()
     prefetch: str = DEFAULT_PREFETCH
     prefetch_limits: Limits = field(default_factory=Limits)
     other: tuple[tuple[str, str | None], ...] = ()

@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from ..cloak import CloakDef, Mask
 from ..mapping import KINDS, MAX_ID, NOBODY, Action, Kind, RangeDef
 from .errors import ExportsError, Location, shown
 from .scanner import BLANK, WORD, Scanner
 from .values import EXPECTED_ID, is_id
+
+_T = TypeVar("_T")
 
 _KINDS: dict[str, Kind] = {kind: kind for kind in KINDS}
 _ACTIONS: dict[str, Action] = {"map": "map", "squash": "squash"}
@@ -29,16 +32,17 @@ class Terms:
         if self._spaced:
             self._scan.skip(BLANK)
 
-    def items(self, name: str, expected: str, valid: Callable[[str], bool]) -> tuple[str, ...]:
-        """Read a list of distinct terms, at least one."""
-        items: list[str] = []
+    def items(self, name: str, expected: str, parse: Callable[[str], _T | None]) -> tuple[_T, ...]:
+        """Read a list of distinct terms, at least one. What parse returns None for is none."""
+        items: list[_T] = []
         while not items or self._more():
             word, where = self._word(expected)
-            if not valid(word):
+            item = parse(word)
+            if item is None:
                 raise ExportsError(where, f"{shown(word)} does not belong into {name}", expected)
-            if word in items:
+            if item in items:
                 raise ExportsError(where, f"{shown(word)} is in {name} twice", "it once")
-            items.append(word)
+            items.append(item)
         return tuple(items)
 
     def range_map(self) -> list[tuple[RangeDef, Location]]:

@@ -40,6 +40,11 @@ def _is_groups(text: str) -> bool:
     return text in ("proc", "database", "none") or (_GIDS.fullmatch(text) is not None and are_ids(text))
 
 
+def parse_id(text: str) -> int | None:
+    """Return the id that this is the text of; None if it is of none."""
+    return int(text) if is_id(text) else None
+
+
 def amount_of(text: str) -> int:
     """Return what a size or count means, the former in bytes; 0 if it is none."""
     match = _SIZE.fullmatch(text)
