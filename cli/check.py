@@ -5,8 +5,10 @@ from dataclasses import asdict, dataclass
 
 import click
 
-from cloakfs.configuration import files_of, read_all, refusals
-from cloakfs.exports import Location, describe_kinds
+from cloakfs.config.errors import Location
+from cloakfs.config.files import files_of, read_all
+from cloakfs.config.lint import describe_kinds
+from cloakfs.refusals import refusals
 
 from .common import printable
 from .output import echo_json

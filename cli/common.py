@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from cloakfs.exports import Export, ExportsWarning, Options, parse
+from cloakfs.config.options import Export, Options
 from cloakfs.mountpoint import MountError
 
 if TYPE_CHECKING:
@@ -47,18 +47,6 @@ def console() -> "Console":
     if sys.stdout.isatty():
         return Console(highlight=False)
     return Console(highlight=False, force_terminal=False, no_color=True, width=100_000)
-
-
-def read_exports(path: str) -> tuple[list[Export], list[ExportsWarning]]:
-    """The entries of an exports.d file.
-
-    Raises:
-        ExportsError: it is not in the grammar.
-        OSError: it cannot be read.
-    """
-    from cloakfs.configuration import read_text  # noqa: PLC0415
-
-    return parse(read_text(path), path)
 
 
 def entry_for(entries: list[Export], path: str, source: str, client: str | None) -> Options:

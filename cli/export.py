@@ -18,14 +18,17 @@ import trio
 from rich.table import Table
 
 from cloakfs import process
-from cloakfs.configuration import accounts_of, files_of, read_all, refusals
-from cloakfs.exports import Export, Location
+from cloakfs.config.errors import Location
+from cloakfs.config.files import files_of, read_all
+from cloakfs.config.options import Export
 from cloakfs.mounted import RUN_DIR, STATE_DIR
 from cloakfs.nfs import ganesha, knfsd, leftover
 from cloakfs.nfs.ganesha_server import GaneshaServer, exports_of
 from cloakfs.nfs.guard import Guard, control_path, take_down
 from cloakfs.nfs.plan import Plan, Remark, ServerKind, absolute, plan
 from cloakfs.nfs.server import Server, ServerError
+from cloakfs.refusals import refusals
+from cloakfs.views import accounts_of
 
 from .background import in_background, in_foreground, open_for_us
 from .common import OWN_COMMAND, console, fail, printable

@@ -10,15 +10,19 @@ import click
 
 from cloakfs.below import find_below
 from cloakfs.caller import Caller
+from cloakfs.config import files
+from cloakfs.config.errors import ExportsError
+from cloakfs.config.options import Options
+from cloakfs.config.parse import parse_options
+from cloakfs.config.views import User, parse_view
 from cloakfs.control import Daemon, DaemonError
-from cloakfs.exports import ExportsError, Options, parse_options
 from cloakfs.mounted import Mounted, dead, mounted
 from cloakfs.mountpoint import MountError, split_words
 from cloakfs.policy import Policy, PolicyError, load_policy
 from cloakfs.view import View
-from cloakfs.views import Identity, ViewError, parse_item, user_identity
+from cloakfs.views import Identity, ViewError, resolve, user_identity
 
-from .common import entry_for, fail, note, read_exports
+from .common import entry_for, fail, note
 
 _F = TypeVar("_F", bound=Callable[..., object])
 
@@ -105,8 +109,8 @@ def _find(
     policy_dir = os.getcwd()
     policy = None
     if exports is not None:
-        entries, _ = read_exports(exports)
-        policy_dir = os.path.dirname(os.path.abspath(exports))
+        entries, _ = files.read(exports)
+        policy_dir = files.policy_dir(exports)
         if root is None:
             sources = [real for entry in entries if _inside(place.path, real := os.path.realpath(entry.path))]
             if not sources:
@@ -133,7 +137,7 @@ def _find(
         if not _inside(real, root):
             fail(f"{path}: a symbolic link leads to {real}, which is not below {root}", 1)
         names = _names(real, root)
-    entrants = frozenset(int(uid) for uid in options.view_access)
+    entrants = frozenset(options.view_access)
     return Look(root, names, options, View(policy, fixed, entrants, below=below, not_its_failure=DaemonError))
 
 
@@ -202,7 +206,7 @@ def _mount_of(path: str, mounts: dict[str, Mounted]) -> Mounted | None:
 
 def _view(path: str, options: Options, names: list[str]) -> Caller:
     """The identity of the fixed view that the path leads through; takes its name off `names`."""
-    items = [parse_item(item) for item in options.views]
+    items = [resolve(item) for item in options.views]
     if len(items) == 1 and isinstance(items[0], Identity):
         return items[0].who
     if not names or not names[0].startswith("@"):
@@ -221,12 +225,13 @@ def _view(path: str, options: Options, names: list[str]) -> Caller:
 
 def parse_caller(option: str, text: str) -> Caller:
     """Who is meant by USER or UID:GID[:GID,GID…]; ends the command if nobody is."""
-    item = None
+    item = parse_view(text.replace(",", "+"))
+    if item is None and ":" not in text:
+        item = User(text)  # a user database may know names that exports.d does not
     try:
-        item = parse_item(text)
+        who = resolve(item) if item is not None else None
     except ViewError as exc:
-        if ":" not in text:
-            fail(f"{option} {str(exc).removeprefix('view ')}", 2)
-    if item is None or isinstance(item, range):
+        fail(f"{option} {str(exc).removeprefix('view ')}", 2)
+    if not isinstance(who, Identity):
         fail(f"{option} {text}: expected USER or UID:GID[:GID,GID…]", 2)
-    return item.who
+    return who.who

@@ -11,14 +11,18 @@ from typing import Any
 
 import click
 
+from cloakfs.config import files
+from cloakfs.config.errors import ExportsError
+from cloakfs.config.options import Options
+from cloakfs.config.parse import parse_options
+from cloakfs.config.render import format_options
 from cloakfs.daemon import Settings, serve
-from cloakfs.exports import ExportsError, Options, format_options, parse_options
 from cloakfs.mounted import RUN_DIR, dead, mount_key
 from cloakfs.mountpoint import MountError, split_words
 from cloakfs.unmount import detach_dead
 
 from .background import in_background, in_foreground, remember_inherited
-from .common import entry_for, fail, printable, read_exports
+from .common import entry_for, fail, printable
 
 
 @click.command()
@@ -60,10 +64,7 @@ def mount(
     if mountpoint.startswith(source.rstrip("/") + "/"):
         fail(f"{mountpoint}: inside of {source}, where the daemon would wait for itself; mount it elsewhere", 1)
     mount_words, text = split_words(",".join(words))
-    # What names a view may have commas in it, which separate options in an exports.d file.
-    extra = {"views": tuple(view.replace(",", "+") for view in views), "policy": policy, "groups": groups}
-    given = {name: value for name, value in extra.items() if value}
-    _check(given)
+    given = _given(views, policy, groups)
 
     def read_options() -> Options:
         if exports is None:
@@ -71,11 +72,11 @@ def mount(
         else:
             if text.strip():
                 raise MountError(f"-o {text.strip()}: with --exports, options come from the file alone")
-            entries, warnings = read_exports(exports)
+            entries, warnings = files.read(exports)
             options = entry_for(entries, exports, source, client)
         for warning in warnings:
             click.echo(printable(f"cloakfs: {warning}"), err=True)
-        return replace(options, **given)  # type: ignore[arg-type]
+        return replace(options, **given)
 
     try:
         options = read_options()
@@ -94,7 +95,7 @@ def mount(
         mountpoint,
         options,
         mount_words,
-        policy_dir=os.path.dirname(exports) if exports else os.getcwd(),
+        policy_dir=files.policy_dir(exports) if exports else os.getcwd(),
         reread=read_options if exports else None,
     )
     level = logging.DEBUG if debug else logging.INFO
@@ -104,16 +105,27 @@ def mount(
     in_background(work, level, os.path.join(RUN_DIR, f"{mount_key(source, mountpoint)}.log"), MountError)
 
 
-def _check(given: dict[str, Any]) -> None:
-    """End the command if the value of an option of the command line is none that could stand in exports.d."""
-    for name, value in given.items():
-        option = "view" if name == "views" else name
-        try:
-            options, _ = parse_options(format_options(replace(Options(), **{name: value})))
-        except ExportsError as exc:
-            fail(f"--{option}: {exc.problem}; expected {exc.expected}", 2)
-        if getattr(options, name) != value:
-            fail(f"--{option} {value}: not a single value", 2)
+def _given(views: tuple[str, ...], policy: str | None, groups: str | None) -> dict[str, Any]:
+    """The options that the command line has words of its own for; ends the command if exports.d could not have them."""
+    given: dict[str, Any] = {}
+    if views:
+        # What names a view may have commas in it here; in exports.d they separate options.
+        items = tuple(view.replace(",", "+") for view in views)
+        given["views"] = _read("view", f"views = {' '.join(items)}").views
+        if tuple(map(str, given["views"])) != items:
+            fail(f"--view {items}: not a single value", 2)
+    if policy:
+        given["policy"] = _read("policy", format_options(Options(policy=policy))).policy
+    if groups:
+        given["groups"] = _read("groups", format_options(Options(groups=groups))).groups
+    return given
+
+
+def _read(option: str, text: str) -> Options:
+    try:
+        return parse_options(text)[0]
+    except ExportsError as exc:
+        fail(f"--{option}: {exc.problem}; expected {exc.expected}", 2)
 
 
 def _take_off_dead(mountpoint: str) -> None:

@@ -26,7 +26,8 @@ import trio
 from . import linux
 from .above import Above
 from .caller import Caller
-from .exports import format_options, parse_options
+from .config.parse import parse_options
+from .config.render import format_options
 from .mounted import RUN_DIR, Mounted, Told, mount_key
 from .policy import METHODS, Attrs, Policy, is_built_in
 from .tasks import Tasks, cause

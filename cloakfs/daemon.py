@@ -21,8 +21,9 @@ import trio
 from . import linux, loop, mountpoint, mounts
 from .below import find_below
 from .cleanup import CleanUp
+from .config.errors import ExportsError
+from .config.options import Options
 from .control import Control, socket_of
-from .exports import ExportsError, Options
 from .filesystem import Filesystem, kernelcache
 from .groups import group_source
 from .index import Index
@@ -112,11 +113,10 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             stack.callback(index.close)
             nodes = _nodes(settings, index, min(most // 4, 4096))
             stack.callback(nodes.close)
-            entrants = frozenset(int(uid) for uid in settings.options.view_access)
             views = Views(
                 policy,
                 settings.options.views,
-                entrants,
+                frozenset(settings.options.view_access),
                 index,
                 checked=settings.words.default_permissions,
                 below=below,

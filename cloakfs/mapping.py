@@ -27,6 +27,8 @@ Action = Literal["map", "squash"]
 Squash = Literal["root", "none", "all"]
 Direction = Literal["forward", "reverse"]
 
+KINDS: tuple[Kind, ...] = ("uid", "gid")
+
 
 def format_range(low: int, high: int) -> str:
     """Return the ids low to high as configuration writes them: ``5``, ``5 9`` or ``5 -1``."""

@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from . import files, linux, mounts
-from .exports import Options, format_options
+from .config.options import Options
+from .config.render import format_options
 from .unmount import KINDS
 
 log = logging.getLogger(__name__)

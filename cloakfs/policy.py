@@ -16,7 +16,7 @@ from typing import Any
 
 from .caller import Caller
 from .cloak import CloakList
-from .exports import Options
+from .config.options import Options
 from .mapping import IdMap, Kind
 
 

@@ -10,6 +10,7 @@ import trio
 
 from . import linux
 from .caller import Caller
+from .config.views import Ids, Range, User, ViewItem
 from .index import Index
 from .nodes import MAX_VIEWS
 from .policy import Policy
@@ -51,27 +52,30 @@ def user_identity(user: str) -> Identity:
     return Identity(entry.pw_name, Caller(entry.pw_uid, entry.pw_gid, groups), by_user=True)
 
 
-def parse_item(item: str) -> Identity | range:
-    """The identity, or the uids for which identities are made on demand, that an item of `views=` means.
+def resolve(item: ViewItem) -> Identity | Range:
+    """The identity that an item of `views=` means here; a range is one of uids whose identities are made on demand.
 
     Raises:
-        ViewError: it is not of the form, or names a user that does not exist.
+        ViewError: it names a user that does not exist.
     """
-    low, dash, high = item.partition("-")
-    if dash and low.isdecimal() and high.isdecimal():
-        if int(low) > int(high):
-            raise ViewError(f"view {item}: the range ends before it begins")
-        return range(int(low), int(high) + 1)
-    if ":" not in item:
-        return user_identity(item)
+    match item:
+        case User(name):
+            return user_identity(name)
+        case Ids(uid, gid, groups):
+            return Identity(item.label, Caller(uid, gid, frozenset([gid, *groups])), by_user=False)
+        case Range():
+            return item
+
+
+def accounts_of(item: ViewItem) -> list[User | Ids]:
+    """The single identities that an item of `views=` stands for: of a range, the accounts in it that there are."""
+    if isinstance(item, Range):
+        return [User(name) for name in sorted({entry.pw_name for entry in pwd.getpwall() if entry.pw_uid in item})]
     try:
-        uid, gid, *more = item.split(":")
-        groups = [int(g) for g in more[0].replace(",", "+").split("+")] if more and more[0] else []
-        if len(more) > 1 or min(ids := [int(uid), int(gid), *groups]) < 0 or max(ids) > 2**32 - 2:
-            raise ValueError
-    except ValueError:
-        raise ViewError(f"view {item}: expected USER, UID:GID[:GID,GID…] or LOW-HIGH") from None
-    return Identity(uid, Caller(int(uid), int(gid), frozenset([int(gid), *groups])), by_user=False)
+        resolve(item)
+    except ViewError:
+        return []
+    return [item]
 
 
 class Views:
@@ -97,7 +101,7 @@ class Views:
     def __init__(
         self,
         policy: Policy,
-        items: tuple[str, ...],
+        items: tuple[ViewItem, ...],
         entrants: frozenset[int],
         index: Index,
         *,
@@ -109,9 +113,9 @@ class Views:
         self.below = below
         self._entrants = entrants
         self._index = index
-        parsed = [parse_item(item) for item in items]
-        self._ranges = [item for item in parsed if isinstance(item, range)]
-        identities = [item for item in parsed if isinstance(item, Identity)]
+        resolved = [resolve(item) for item in items]
+        self._ranges = [item for item in resolved if isinstance(item, Range)]
+        identities = [item for item in resolved if isinstance(item, Identity)]
         self.top = bool(self._ranges) or len(identities) > 1
         self._numbers: dict[str, int] = {}
         self._views: dict[int, View] = {}

@@ -13,7 +13,8 @@ from dataclasses import asdict, replace
 import click
 from rich.table import Table
 
-from cloakfs.exports import ExportsError, parse_options
+from cloakfs.config.errors import ExportsError
+from cloakfs.config.parse import parse_options
 from cloakfs.prefetch import HEURISTICS, Limits
 
 from ..cli import console, fail

@@ -20,7 +20,8 @@ from typing import Any
 import trio
 
 from .. import files, mounts, tasks
-from ..exports import Export, Options, format_exports, format_options
+from ..config.options import Export, Options
+from ..config.render import format_exports, format_options
 from ..mounted import Mounted, mounted
 from ..policy import is_in_file
 from ..unmount import KINDS, detach

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Literal
 
-from ..exports import Export, Location, Options
+from ..config.errors import Location
+from ..config.options import Export, Options
+from ..config.views import Ids, Range, User, ViewItem
 from . import root
 
 ServerKind = Literal["knfsd", "ganesha"]
@@ -74,7 +76,7 @@ class Mount:
                 return f"fixed: {self.options.anonuid}:{self.options.anongid}"
             case 0:
                 return "per caller"
-            case 1 if "-" not in self.options.views[0]:
+            case 1 if not isinstance(self.options.views[0], Range):
                 return f"fixed: {self.options.views[0]}"
             case _:
                 return "fixed: " + " ".join(f"@{item}" for item in self.options.views)
@@ -97,7 +99,7 @@ def plan(
     root: str,
     problems: Iterable[Remark] = (),
     warnings: Iterable[Remark] = (),
-    identities: Callable[[str], Iterable[str]] = lambda item: [item],
+    identities: Callable[[ViewItem], Iterable[User | Ids]] = lambda item: [] if isinstance(item, Range) else [item],
 ) -> Plan:
     """What to mount below `root` (absolute) for these entries, and what speaks against it.
 
@@ -188,11 +190,10 @@ def _refusals(entry: Export, server: ServerKind) -> list[str]:
 
 def _two_of_one_name(options: Options) -> str | None:
     """Views are known to clients by user name or uid alone."""
-    labels: dict[str, str] = {}
+    labels: dict[str, User | Ids] = {}
     for item in options.views:
-        other = labels.setdefault(item.partition(":")[0], item)
-        if other != item:
-            return f"views {other} and {item} would both be @{item.partition(':')[0]}; give them an entry each"
+        if not isinstance(item, Range) and (other := labels.setdefault(item.label, item)) != item:
+            return f"views {other} and {item} would both be @{item.label}; give them an entry each"
     return None
 
 
@@ -209,16 +210,16 @@ def _refusal_of_ganesha(options: Options) -> str | None:
     return None
 
 
-def _by_view(options: Options, identities: Callable[[str], Iterable[str]]) -> list[tuple[str, Options]]:
+def _by_view(options: Options, identities: Callable[[ViewItem], Iterable[User | Ids]]) -> list[tuple[str, Options]]:
     """The options for each fixed view, with its name; a single one has none."""
     if not options.views:
         # `all_squash,anonuid=,anongid=` is how exports(5) says that everybody is one identity.
-        return [("", replace(options, views=(f"{options.anonuid}:{options.anongid}",)))]
+        return [("", replace(options, views=(Ids(options.anonuid, options.anongid),)))]
     # An account may be in a range, and named besides.
     items = list(dict.fromkeys(identity for item in options.views for identity in identities(item)))
     if len(options.views) == 1 and items == list(options.views):
         return [("", options)]
-    return [(item.partition(":")[0], replace(options, views=(item,))) for item in items]
+    return [(item.label, replace(options, views=(item,))) for item in items]
 
 
 def _refusal_of_knfsd(options: Options) -> str | None:
@@ -264,7 +265,7 @@ def _warnings(entry: Export, server: ServerKind) -> list[str]:
             "--server ganesha serve whoever calls"
         )
     if server == "ganesha":
-        if any("-" in item for item in options.views):
+        if any(isinstance(item, Range) for item in options.views):
             said.append(
                 "a range of views becomes one export for each account of it that exists now; reload for new ones"
             )

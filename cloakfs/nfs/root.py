@@ -4,7 +4,7 @@ The kernel answers ACCESS, and lets a second user share a file that somebody hol
 it, uid 0 is root, whoever cloakfs makes of it. So root comes as root only if it is proven that this grants nothing.
 """
 
-from ..exports import Options
+from ..config.options import Options
 from ..mapping import DEFAULT_NOBODY, MAX_ID, IdMap, Kind
 
 

@@ -18,7 +18,10 @@ import pytest
 from click.testing import CliRunner
 
 from cli.main import cloakfs
-from cloakfs.exports import Export, format_exports, parse
+from cloakfs.config.options import Export
+from cloakfs.config.parse import parse
+from cloakfs.config.render import format_exports
+from cloakfs.config.views import User as UserItem
 from cloakfs.mounted import mounted as telling
 from tests.agents import User, read
 from tests.mount.conftest import COMMAND, Mount, is_mounted, mounted, run
@@ -295,8 +298,8 @@ def test_every_entry_of_the_examples_can_be_mounted(
     put(os.path.join(source, "file"), 12345, 12345)
     options = export.options
     for view in options.views:
-        if view.isidentifier():
-            accounts(view)
+        if isinstance(view, UserItem):
+            accounts(view.name)
     if options.policy:
         example = EXAMPLES / "policies" / os.path.basename(options.policy.rpartition(":")[0])
         assert example.exists()

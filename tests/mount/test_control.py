@@ -140,7 +140,7 @@ def test_a_plug_in_that_fails_in_the_daemon(base: str, tree: str, mount: MakeMou
 def test_a_plug_in_with_options_of_its_own(base: str, tree: str, mount: MakeMount) -> None:
     Path(tree, "file").touch(0o600)
     code = (
-        "from dataclasses import replace\nfrom cloakfs.exports import parse_options\n"
+        "from dataclasses import replace\nfrom cloakfs.config.parse import parse_options\n"
         "class P(Policy):\n    def __init__(self, options):\n"
         "        super().__init__(replace(options, {}=parse_options('{} = {}')[0].{}))\n"
     )

@@ -223,7 +223,8 @@ def look_around(there: bytes, name: bytes) -> None:
 
 GUARD = """
 import errno, os, sys, trio
-from cloakfs.exports import Location, Options
+from cloakfs.config.errors import Location
+from cloakfs.config.options import Options
 from cloakfs.nfs import guard
 from cloakfs.nfs.plan import Mount, Plan
 

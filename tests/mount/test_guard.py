@@ -10,7 +10,8 @@ import pytest
 import trio
 
 from cli.common import OWN_COMMAND
-from cloakfs.exports import Location, Options
+from cloakfs.config.errors import Location
+from cloakfs.config.options import Options
 from cloakfs.mounted import mounted
 from cloakfs.nfs.ending import wait_for_end
 from cloakfs.nfs.guard import Guard, Watched

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from cloakfs.caller import Caller
+from cloakfs.config.parse import parse_options
 from cloakfs.door import Door, subject
-from cloakfs.exports import parse_options
 from cloakfs.filesystem.kernelcache import KernelCache
 from cloakfs.index import Index
 from cloakfs.nodes import Nodes, Object

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from cloakfs.caller import Caller
-from cloakfs.exports import parse_options
+from cloakfs.config.parse import parse_options
 from cloakfs.mountpoint import split_words
 from cloakfs.policy import Attrs, load_policy
 from cloakfs.view import View
-from cloakfs.views import Identity, parse_item
+from cloakfs.views import Identity, resolve
 from tests.agents import User, names, read, write
 
 from .conftest import mounted
@@ -91,9 +91,9 @@ def side(base: str, text: str) -> Side:
     words, rest = split_words(text)
     options = parse_options(rest)[0]
     policy = load_policy(options.policy, options)
-    items = [parse_item(item) for item in options.views]
+    items = [resolve(item) for item in options.views]
     fixed = items[0].who if items and isinstance(items[0], Identity) else None
-    entrants = frozenset(map(int, options.view_access))
+    entrants = frozenset(options.view_access)
     return Side(f"rw,suid,{text}", View(policy, fixed, entrants, checked=words.default_permissions))
 
 

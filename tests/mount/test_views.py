@@ -15,7 +15,8 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from cloakfs import linux
-from cloakfs.exports import Options
+from cloakfs.config.options import Options
+from cloakfs.config.views import User as UserItem
 from cloakfs.index import Index
 from cloakfs.policy import Policy
 from cloakfs.views import REFRESH_SECONDS, Views
@@ -220,7 +221,7 @@ def test_a_view_whose_user_is_gone_loses_the_groups_until_the_user_is_back(
     name = account("cloakfs-t1", ALICE, "cloakfs-g1")
     own, group = pwd.getpwnam(name).pw_gid, grp.getgrnam("cloakfs-g1").gr_gid
     index = Index(os.path.join(base, "nodes.sqlite"))
-    views = Views(Policy(Options()), (name,), frozenset(), index)
+    views = Views(Policy(Options()), (UserItem(name),), frozenset(), index)
     clock = MockClock()
 
     async def after_the_stated_time() -> tuple[int, int, frozenset[int]]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 
 from cloakfs.caller import Caller
-from cloakfs.exports import Options
+from cloakfs.config.options import Options
 from cloakfs.mapping import MAX_ID, IdMap, RangeDef, Squash
 from cloakfs.nfs import root
 from cloakfs.policy import Attrs, Policy

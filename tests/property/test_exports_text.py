@@ -7,17 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloakfs.cloak import CloakDef, Mask
-from cloakfs.exports import (
-    Export,
-    ExportsError,
-    Location,
-    Options,
-    format_exports,
-    format_options,
-    parse,
-    parse_all,
-    parse_options,
-)
+from cloakfs.config.errors import ExportsError, Location
+from cloakfs.config.options import Export, Options
+from cloakfs.config.parse import parse, parse_all, parse_options
+from cloakfs.config.render import format_exports, format_options
+from cloakfs.config.views import Ids, Range, User
 from cloakfs.mapping import MAX_ID, NOBODY, Kind, RangeDef
 from cloakfs.prefetch import HEURISTICS, Limits
 
@@ -57,11 +51,10 @@ groups = st.one_of(
     st.lists(ids, min_size=1).map(lambda gids: ":".join(map(str, gids))),
 )
 views = st.one_of(
-    st.builds("{}{}{}".format, st.sampled_from("aZ_"), st.text("bY7_.@-", max_size=8), st.sampled_from(["", "$"])),
-    ids.map(str),
-    st.builds("{}:{}".format, ids, ids),
-    st.builds("{}:{}:{}+{}".format, ids, ids, ids, ids),
-    st.tuples(ids, ids).map(sorted).map(lambda ends: f"{ends[0]}-{ends[1]}"),
+    st.from_regex(r"[aZ_][bY7_.@-]{0,8}\$?", fullmatch=True).map(User),
+    ids.map(str).map(User),
+    st.builds(Ids, ids, ids, st.lists(ids, max_size=2).map(tuple)),
+    st.tuples(ids, ids).map(sorted).map(lambda ends: Range(*ends)),
 )
 
 OTHER: list[list[tuple[str, str | None]]] = [
@@ -104,7 +97,7 @@ options = st.builds(
     prefetch=st.sampled_from(["off", *HEURISTICS]),
     prefetch_limits=st.just(Limits()) | limits,
     views=st.lists(views, max_size=4, unique=True).map(tuple),
-    view_access=st.lists(ids.map(str), max_size=3, unique=True).map(tuple),
+    view_access=st.lists(ids, max_size=3, unique=True).map(tuple),
     other=others(),
 )
 

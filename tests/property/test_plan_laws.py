@@ -5,7 +5,8 @@ import re
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cloakfs.exports import Export, Location, Options
+from cloakfs.config.errors import Location
+from cloakfs.config.options import Export, Options
 from cloakfs.nfs import knfsd
 from cloakfs.nfs.plan import plan
 from tests.property.test_exports_text import clients, exports, options, paths

@@ -14,7 +14,7 @@ from bench.speed.report import against_sheets, memory_sheet, ratio_sheets, reque
 from bench.speed.targets import TARGETS, judge
 from bench.tree import KINDS, QUICK, generated_package
 from bench.work import PINNED, UNPINNED, all_work
-from cloakfs.exports import parse_options
+from cloakfs.config.parse import parse_options
 
 WORKS = all_work(1)
 

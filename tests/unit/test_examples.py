@@ -3,7 +3,9 @@ from pathlib import Path
 import pytest
 
 from cloakfs.cloak import CloakList
-from cloakfs.exports import Options, format_exports, parse
+from cloakfs.config.options import Options
+from cloakfs.config.parse import parse
+from cloakfs.config.render import format_exports
 from cloakfs.mapping import MAX_ID, IdMap, Kind
 
 FOLDER = Path(__file__).parents[2] / "examples" / "exports.d"

@@ -1,20 +1,12 @@
 import pytest
 
 from cloakfs.cloak import CloakDef, Mask
-from cloakfs.exports import (
-    Export,
-    ExportsError,
-    ExportsWarning,
-    Location,
-    Options,
-    describe_kinds,
-    format_export,
-    format_exports,
-    format_options,
-    parse,
-    parse_all,
-    parse_options,
-)
+from cloakfs.config.errors import ExportsError, ExportsWarning, Location
+from cloakfs.config.lint import describe_kinds
+from cloakfs.config.options import Export, Options
+from cloakfs.config.parse import parse, parse_all, parse_options
+from cloakfs.config.render import format_export, format_exports, format_options
+from cloakfs.config.views import Ids, Range, User
 from cloakfs.mapping import MAX_ID, NOBODY, RangeDef
 from cloakfs.prefetch import Limits
 
@@ -195,9 +187,13 @@ def test_words_of_cloakfs() -> None:
         "no_client_cache, views = ann 1000 1001:100 1001:100:5+6 7-7 0-4294967294, view_access = 0 33"
     ) == Options(
         no_client_cache=True,
-        views=("ann", "1000", "1001:100", "1001:100:5+6", "7-7", "0-4294967294"),
-        view_access=("0", "33"),
+        views=(User("ann"), User("1000"), Ids(1001, 100), Ids(1001, 100, (5, 6)), Range(7, 7), Range(0, 4294967294)),
+        view_access=(0, 33),
     )
+
+
+def test_a_range_of_views_has_both_of_its_ends() -> None:
+    assert [uid for uid in range(10) if uid in Range(3, 5)] == [3, 4, 5]
 
 
 @pytest.mark.parametrize("value", ["proc", "database", "none", "0", "1001:1002:4294967294"])
@@ -643,8 +639,8 @@ FULL = Options(
     no_client_cache=True,
     groups="1:2",
     policy="/a b.py:C",
-    views=("ann", "1-2"),
-    view_access=("3",),
+    views=(User("ann"), Range(1, 2)),
+    view_access=(3,),
     other=(("sync", None), ("fsid", "3"), ("mp", None)),
 )
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cloakfs.exports import format_options, parse
+from cloakfs.config.parse import parse
+from cloakfs.config.render import format_options
+from cloakfs.config.views import Ids, Range, User, ViewItem
 from cloakfs.nfs import ganesha, knfsd
 from cloakfs.nfs.ganesha_server import exports_of, pseudo_path
 from cloakfs.nfs.plan import Plan, ServerKind, absolute, mount_name, plan
@@ -17,7 +19,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "exports.d"
 
 def planned(text: str, server: ServerKind = "knfsd") -> Plan:
     entries, _ = parse(text, "x.exports")
-    return plan(entries, server, "/srv/cloakfs", identities=lambda item: {"10-12": ["ann", "bob"]}.get(item, [item]))
+    return plan(entries, server, "/srv/cloakfs", identities=identities)
+
+
+def identities(item: ViewItem) -> list[User | Ids]:
+    return [User("ann"), User("bob")] if isinstance(item, Range) else [item]
 
 
 def rendered(text: str) -> str:
@@ -92,6 +98,15 @@ def test_whose_views_it_shows() -> None:
     assert [mount.kind for mount in planned(text).mounts] == [
         "fixed: 7:8", "per caller", "fixed: eve", "fixed: @eve @ann", "per caller",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("user", ["www-data", "systemd-network", "a-1", "_1-2"])
+def test_a_user_with_a_hyphen_in_the_name_is_no_range(user: str) -> None:
+    (mount,) = planned(f"/x *(views = {user})\n").mounts
+    assert mount.kind == f"fixed: {user}"
+    made = planned(f"/x *(views = {user})\n", "ganesha")
+    assert [(mount.path, mount.kind) for mount in made.mounts] == [("/srv/cloakfs/x", f"fixed: {user}")]
+    assert made.warnings == ()
 
 
 def test_where_something_must_be_mounted() -> None:

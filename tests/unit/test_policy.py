@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloakfs.caller import Caller
-from cloakfs.exports import Options, parse_options
+from cloakfs.config.options import Options
+from cloakfs.config.parse import parse_options
 from cloakfs.mapping import MAX_ID
 from cloakfs.policy import Attrs, Policy, PolicyError, is_built_in, load_policy
 

@@ -8,8 +8,8 @@ import pytest
 import trio
 from pyfuse3 import InodeT
 
+from cloakfs.config.options import Options
 from cloakfs.daemon import FIXED_BY_THE_MOUNT
-from cloakfs.exports import Options
 from cloakfs.filesystem.core import Core
 from cloakfs.nfs.guard import _RELOADABLE
 from cloakfs.nodes import Stale

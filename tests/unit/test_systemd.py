@@ -10,7 +10,7 @@ import click
 import pytest
 
 from cli.main import cloakfs
-from cloakfs.exports import parse_options
+from cloakfs.config.parse import parse_options
 from cloakfs.mountpoint import split_words
 
 TOP = Path(__file__).parents[2]

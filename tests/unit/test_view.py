@@ -9,7 +9,8 @@ import pytest
 
 from cloakfs import view as view_module
 from cloakfs.caller import Caller
-from cloakfs.exports import Options, parse_options
+from cloakfs.config.options import Options
+from cloakfs.config.parse import parse_options
 from cloakfs.mapping import MAX_ID
 from cloakfs.policy import Attrs, Policy
 from cloakfs.view import View

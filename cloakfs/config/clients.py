@@ -1,0 +1,37 @@
+"""What may stand for a client: exports(5), "Machine Name Formats"."""
+
+import re
+from ipaddress import ip_address, ip_network
+
+EXPECTED_CLIENT = "a host name, a wildcard, an address, a network, @netgroup or *"
+_HOST = re.compile(r"(?:[A-Za-z0-9_.*?-]|\[[A-Za-z0-9_!^-]+\])+")
+_NETGROUP = re.compile(r"@[!-~]+")
+
+
+def is_client(text: str) -> bool:
+    """Is it a host name, wildcard, address, network, netgroup or a security flavor of GSS?"""
+    if text.startswith("@"):
+        return _NETGROUP.fullmatch(text) is not None
+    if "/" in text:
+        return text in ("gss/krb5", "gss/krb5i", "gss/krb5p") or _is_network(text)
+    if ":" in text or text.strip("0123456789.") == "":
+        return _is_address(text)
+    return _HOST.fullmatch(text) is not None
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_network(text: str) -> bool:
+    try:
+        network = ip_network(text, strict=False)
+    except ValueError:
+        return False
+    mask = text.partition("/")[2]
+    # Python would also take an inverted mask such as 0.0.0.255, which exports(5) applies as it stands.
+    return mask.isdigit() or mask == str(network.netmask)

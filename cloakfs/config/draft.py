@@ -1,0 +1,63 @@
+"""Options in the making, with the places that a warning may be about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from ..cloak import CloakDef
+from ..mapping import DEFAULT_NOBODY, RangeDef
+from ..prefetch import Limits
+from .errors import Location
+from .options import DEFAULT_PREFETCH, Options
+from .views import ViewItem
+
+
+@dataclass
+class Draft:
+    """Options in the making."""
+
+    read_only: bool = True
+    root_squash: bool = True
+    all_squash: bool = False
+    ids: dict[str, int] = field(default_factory=dict)
+    range_map: list[tuple[RangeDef, Location]] = field(default_factory=list)
+    cloak_list: list[tuple[CloakDef, Location]] = field(default_factory=list)
+    no_client_cache: bool = False
+    groups: str | None = None
+    policy: str | None = None
+    views: tuple[ViewItem, ...] = ()
+    view_access: tuple[int, ...] = ()
+    prefetch: str = DEFAULT_PREFETCH
+    limits: dict[str, int] = field(default_factory=dict)
+    other: dict[str, tuple[str, str | None]] = field(default_factory=dict)
+    squash_options: dict[str, Location] = field(default_factory=dict)
+
+    def copy(self) -> Draft:
+        """Return options that begin with these and can be changed on their own."""
+        return replace(
+            self,
+            ids=dict(self.ids),
+            limits=dict(self.limits),
+            other=dict(self.other),
+            squash_options=dict(self.squash_options),
+        )
+
+    def finish(self) -> Options:
+        """Return the options."""
+        return Options(
+            read_only=self.read_only,
+            # all_squash outdoes no_root_squash, as in the kernel's server.
+            squash="all" if self.all_squash else "root" if self.root_squash else "none",
+            anonuid=self.ids.get("anonuid", DEFAULT_NOBODY),
+            anongid=self.ids.get("anongid", DEFAULT_NOBODY),
+            range_map=tuple(definition for definition, _ in self.range_map),
+            cloak_list=tuple(definition for definition, _ in self.cloak_list),
+            no_client_cache=self.no_client_cache,
+            groups=self.groups,
+            policy=self.policy,
+            views=self.views,
+            view_access=self.view_access,
+            prefetch=self.prefetch,
+            prefetch_limits=Limits(**self.limits),
+            other=tuple(self.other.values()),
+        )

@@ -1,0 +1,41 @@
+"""Places in a text of exports.d, and what is to be said about them."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A place in a text; line and column (in characters) begin at 1."""
+
+    file: str
+    line: int
+    column: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
+
+class ExportsError(ValueError):
+    """A text that is not in the grammar: where, what is wrong, and what was expected instead."""
+
+    def __init__(self, location: Location, problem: str, expected: str) -> None:
+        super().__init__(f"{location}: {problem}; expected {expected}")
+        self.location = location
+        self.problem = problem
+        self.expected = expected
+
+
+@dataclass(frozen=True, slots=True)
+class ExportsWarning:
+    """Something that is in the grammar but probably does not do what its author wants."""
+
+    location: Location
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.location}: warning: {self.message}"
+
+
+def shown(text: str) -> str:
+    """Return text for a message: quoted, on one line, and cut off where it gets long."""
+    return repr(text if len(text) <= 60 else text[:60] + "…")

@@ -1,0 +1,103 @@
+"""What is in the grammar but probably does not do what its author wants, and what becomes of ids that nobody names."""
+
+from .. import cloak, mapping
+from ..mapping import DEFAULT_NOBODY, IdMap, Kind, RangeDef
+from .draft import Draft
+from .errors import ExportsWarning, Location
+from .options import Options
+
+
+def warnings_about(draft: Draft) -> list[ExportsWarning]:
+    """Return what only the combination of options shows.
+
+    [SZ] is silent on overlaps; the first definition wins, so say what that makes of the others.
+    """
+    nobody = {kind: draft.ids.get(f"anon{kind}", DEFAULT_NOBODY) for kind in mapping.KINDS}
+    # Equal definitions may stand in several places; identity tells them apart.
+    places = {id(definition): where for definition, where in (*draft.range_map, *draft.cloak_list)}
+    found = []
+    for kind in mapping.KINDS:
+        found += _mapped_ids(draft, kind, nobody[kind], places)
+    found += _claimed_gids(draft, places)
+    selections = [definition for definition, _ in draft.cloak_list]
+    for hidden, first in cloak.shadowed(selections, nobody_uid=nobody["uid"], nobody_gid=nobody["gid"]):
+        message = (
+            f"'{hidden}' never selects a file, '{first}' at {places[id(first)]}"
+            " comes before it: the first definition wins"
+        )
+        found.append(ExportsWarning(places[id(hidden)], message))
+    return found
+
+
+def _mapped_ids(draft: Draft, kind: Kind, nobody: int, places: dict[int, Location]) -> list[ExportsWarning]:
+    """What the definitions of one kind do to each other, to squash options, to nobody and to root."""
+    defs = _definitions(draft, kind)
+    if not defs:
+        return []
+    found = []
+    for option, where in draft.squash_options.items() if mapping.is_closed(defs) else ():
+        message = f"{option} plays no part for {kind}s, because range_map maps {kind}s"
+        found.append(ExportsWarning(where, message))
+    for later, earlier, direction, completely in mapping.shadowed(defs, nobody):
+        ids = "client ids" if direction == "forward" else "server ids"
+        taken = "all" if completely else "some"
+        message = (
+            f"'{later}' loses {taken} of its {ids} ({direction} mapping) to '{earlier}'"
+            f" at {places[id(earlier)]}: the first definition wins"
+        )
+        found.append(ExportsWarning(places[id(later)], message))
+    table = IdMap(defs, nobody=nobody)
+    shown_as_root = table.reverse_definition_of(nobody)
+    if shown_as_root and table.reverse(nobody) == 0:
+        message = (
+            f"'{shown_as_root}' shows what belongs to server {kind} {nobody} (nobody) to clients as {kind} 0 (root)"
+        )
+        found.append(ExportsWarning(places[id(shown_as_root)], message))
+    if kind == "uid":
+        found += [
+            ExportsWarning(places[id(d)], f"'{d}' makes somebody who is not root on a client root on the server")
+            for d in defs
+            if _makes_root(d, nobody)
+        ]
+    return found
+
+
+def _claimed_gids(draft: Draft, places: dict[int, Location]) -> list[ExportsWarning]:
+    """Where a client's users are somebody else here, and its groups are not."""
+    uids, gids = _definitions(draft, "uid"), _definitions(draft, "gid")
+    if not mapping.is_closed(uids) or mapping.is_closed(gids) or draft.all_squash or draft.views:
+        return []
+    if not any(IdMap(gids).counterpart(gid, "forward") for gid in (1, *(d.rm_high + 1 for d in gids))):
+        return []
+    message = (
+        "uids are mapped but gids are not: whatever gid a client claims counts as the server's;"
+        " map gids, too, or add gid 0 -1 squash -2"
+    )
+    return [ExportsWarning(places[id(uids[0])], message)]
+
+
+def _definitions(draft: Draft, kind: Kind) -> list[RangeDef]:
+    return [definition for definition, _ in draft.range_map if definition.kind == kind]
+
+
+def _makes_root(definition: RangeDef, nobody: int) -> bool:
+    """Does it make root of a client id that is not root's?"""
+    low, _ = definition.server_range(nobody)
+    return low == 0 and (definition.rm_high if definition.action == "squash" else definition.rm_low) != 0
+
+
+def describe_kinds(options: Options) -> str:
+    """Return what becomes of ids that no definition names: for each kind, whether it is open or closed."""
+    said = []
+    for kind in mapping.KINDS:
+        defs = [definition for definition in options.range_map if definition.kind == kind]
+        if mapping.is_closed(defs):
+            said.append(f"{kind}s are closed: who is in no definition is nobody")
+        else:
+            becomes = {
+                "root": "stays as it is, but root is nobody (root_squash)",
+                "none": "stays as it is (no_root_squash)",
+                "all": "is nobody (all_squash)",
+            }[options.squash]
+            said.append(f"{kind}s are open: {'who is in no definition' if defs else 'everybody'} {becomes}")
+    return "; ".join(said)

@@ -1,0 +1,134 @@
+"""Reads a list of options into a draft: the names, and values that are one string. Lists of terms are `terms`."""
+
+import difflib
+
+from .draft import Draft
+from .errors import ExportsError, Location, shown
+from .names import FAMILY, FLAG_FAMILY, LIMITS, ONCE, PERHAPS_VALUES
+from .scanner import WORD, Scanner
+from .terms import Terms
+from .values import EXPECTED_ID, SINGLE_VALUES, amount_of, parse_id
+from .views import EXPECTED_VIEW, parse_view
+
+
+class OptionList:
+    """Reads one list of options into a draft.
+
+    It ends at closer, or if that is "", at the end of the line. White space inside is allowed if spaced,
+    and else ends it too.
+    """
+
+    def __init__(self, scan: Scanner, draft: Draft, *, closer: str, spaced: bool) -> None:
+        self._scan = scan
+        self._draft = draft
+        self._closer = closer
+        self._spaced = spaced
+        self._terms = Terms(scan, spaced=spaced)
+        self._given: dict[str, str] = {}
+
+    def read(self) -> None:
+        """Read all of it. Raises ExportsError."""
+        scan = self._scan
+        while True:
+            self._terms.blank()
+            where = scan.location()
+            name = scan.skip(WORD)
+            if not name:
+                raise scan.unexpected("an option" + (" or a backslash at the end of the line" if self._closer else ""))
+            self._option(name, where)
+            self._terms.blank()
+            if self._closed():
+                return
+            if scan.peek() != ",":
+                raise scan.unexpected(self._continuation())
+            scan.pos += 1
+
+    def _closed(self) -> bool:
+        if self._closer:
+            return self._scan.peek() == self._closer
+        return self._scan.peek() in ("", "\n") or (not self._spaced and self._scan.at_space())
+
+    def _continuation(self) -> str:
+        return "',', ')' or a backslash at the end of the line" if self._closer else "','"
+
+    def _option(self, name: str, where: Location) -> None:
+        """Read the rest of the option whose name has just been read."""
+        family = FAMILY.get(name)
+        if family is None:
+            near = difflib.get_close_matches(name[:40].lower(), FAMILY)
+            expected = f"perhaps {' or '.join(near)}" if near else "an option of exports(5) or of cloakfs"
+            raise ExportsError(where, f"unknown option {shown(name)}", expected)
+        self._terms.blank()
+        has_value = self._scan.peek() == "="
+        if has_value and name in FLAG_FAMILY:
+            raise self._scan.unexpected(f"no value: {name} takes none")
+        before = self._given.get(family)
+        if before:
+            if name in ONCE:
+                raise ExportsError(where, f"{name} is given twice", "it once")
+            self._scan.warn(where, f"{name} after {before} in the same list: the last one counts")
+        self._given[family] = name
+        if not has_value and name not in FLAG_FAMILY and family not in PERHAPS_VALUES:
+            raise self._scan.unexpected(f"'=' and the value of {name}")
+        if has_value:
+            self._scan.pos += 1
+            self._terms.blank()
+            self._value(name, family)
+        else:
+            self._flag(name, family, where)
+
+    def _flag(self, name: str, family: str, where: Location) -> None:
+        draft = self._draft
+        match name:
+            case "ro" | "rw":
+                draft.read_only = name == "ro"
+            case "root_squash" | "no_root_squash":
+                draft.root_squash = name == "root_squash"
+                draft.squash_options[name] = where
+            case "all_squash" | "no_all_squash":
+                draft.all_squash = name == "all_squash"
+                draft.squash_options[name] = where
+            case "no_client_cache":
+                draft.no_client_cache = True
+            case _:
+                self._other(name, family, None)
+
+    def _other(self, name: str, family: str, value: str | None) -> None:
+        self._draft.other.pop(family, None)  # so that it moves to the end
+        self._draft.other[family] = name, value
+
+    def _value(self, name: str, family: str) -> None:
+        draft = self._draft
+        match name:
+            case "range_map":
+                draft.range_map = self._terms.range_map()
+            case "cloak_list":
+                draft.cloak_list = self._terms.cloak_list()
+            case "views":
+                draft.views = self._terms.items(name, EXPECTED_VIEW, parse_view)
+            case "view_access":
+                draft.view_access = self._terms.items(name, EXPECTED_ID, parse_id)
+            case "anonuid" | "anongid":
+                draft.ids[name] = int(self._single(name))
+            case "groups":
+                draft.groups = self._single(name)
+            case "policy":
+                draft.policy = self._single(name)
+            case "prefetch":
+                draft.prefetch = self._single(name)
+            case _ if name in LIMITS:
+                draft.limits[LIMITS[name]] = amount_of(self._single(name))
+            case _:
+                self._other(name, family, self._single(name))
+
+    def _single(self, name: str) -> str:
+        """Read a value that is one string."""
+        scan = self._scan
+        where = scan.location()
+        valid, expected = SINGLE_VALUES[name]
+        value = scan.string(",()#")
+        if scan.location() == where:
+            raise scan.unexpected(expected)
+        if not valid(value):
+            raise ExportsError(where, f"bad value of {name}, {shown(value)}", expected)
+        return value

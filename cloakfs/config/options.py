@@ -1,0 +1,49 @@
+"""What an entry of exports.d says: typed values, with the defaults of exports(5)."""
+
+from dataclasses import dataclass, field
+
+from ..cloak import CloakDef
+from ..mapping import DEFAULT_NOBODY, RangeDef, Squash
+from ..prefetch import Limits
+from .errors import Location
+from .views import ViewItem
+
+DEFAULT_PREFETCH = "cursors"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of one export; the defaults are those of exports(5).
+
+    anonuid and anongid are server ids, what "nobody" means in this export. groups says where a caller's
+    supplementary groups come from (``proc``, ``database``, ``none`` or gids joined by colons; None: not
+    said), policy names a plug-in (``FILE.py:Class`` or ``package.module:Class``), views the identities
+    that get a fixed view, view_access the client uids that may enter any of them. prefetch is the name
+    of a heuristic, or ``off``, and prefetch_limits what it keeps to. other holds the remaining options of
+    exports(5) in the order given, with their values.
+    """
+
+    read_only: bool = True
+    squash: Squash = "root"
+    anonuid: int = DEFAULT_NOBODY
+    anongid: int = DEFAULT_NOBODY
+    range_map: tuple[RangeDef, ...] = ()
+    cloak_list: tuple[CloakDef, ...] = ()
+    no_client_cache: bool = False
+    groups: str | None = None
+    policy: str | None = None
+    views: tuple[ViewItem, ...] = ()
+    view_access: tuple[int, ...] = ()
+    prefetch: str = DEFAULT_PREFETCH
+    prefetch_limits: Limits = field(default_factory=Limits)
+    other: tuple[tuple[str, str | None], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """One directory exported to one client specification; location is where the client is named."""
+
+    path: str
+    client: str
+    options: Options
+    location: Location = field(compare=False)

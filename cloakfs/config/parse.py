@@ -1,0 +1,131 @@
+"""The text of exports.d files.
+
+A file consists of entries, one per logical line (a backslash at the end of a line continues it):
+
+    PATH [-OPTION,OPTION] CLIENT[(OPTION, OPTION, ...)] ...
+
+Whatever is not in the grammar is an error with its place; nothing is guessed.
+"""
+
+import re
+
+from .clients import EXPECTED_CLIENT, is_client
+from .draft import Draft
+from .errors import ExportsError, ExportsWarning, Location, shown
+from .lint import warnings_about
+from .optionlist import OptionList
+from .options import Export, Options
+from .scanner import BLANK, Scanner
+
+_CLIENT = re.compile(r'[^ \t\r\v\f\n()"#\\]*')
+_REST_OF_LOGICAL_LINE = re.compile(r"(?:[^\n]*\\\n)*+[^\n]*")
+
+
+def parse(text: str, file: str = "<text>") -> tuple[list[Export], list[ExportsWarning]]:
+    """Return the exports that text defines, one per path and client, and what to warn about.
+
+    file is the name that locations carry. Raises ExportsError for the first error.
+    """
+    exports, warnings, errors = parse_all(text, file)
+    if errors:
+        raise errors[0]
+    return exports, warnings
+
+
+def parse_all(text: str, file: str = "<text>") -> tuple[list[Export], list[ExportsWarning], list[ExportsError]]:
+    """Return exports, warnings and all errors; an entry with an error counts for nothing but that error."""
+    scan = Scanner(text, file)
+    exports: list[Export] = []
+    warnings: list[ExportsWarning] = []
+    errors: list[ExportsError] = []
+    seen: dict[tuple[str, str], Location] = {}
+    while scan.next_entry():
+        scan.warnings = []
+        try:
+            entry = _entry(scan)
+            _check_repeats(entry, seen)
+        except ExportsError as error:
+            errors.append(error)
+            scan.skip(_REST_OF_LOGICAL_LINE)
+        else:
+            exports += entry
+            warnings += scan.warnings
+    return exports, warnings, errors
+
+
+def parse_options(text: str, file: str = "-o", *, read_only: bool = False) -> tuple[Options, list[ExportsWarning]]:
+    """Return the options in a bare list, as given to ``mount -o``, and what to warn about.
+
+    read_only is what holds if the list has neither ro nor rw. Raises ExportsError.
+    """
+    scan = Scanner(text, file)
+    draft = Draft(read_only=read_only)
+    scan.skip(BLANK)
+    if scan.pos < len(text):
+        OptionList(scan, draft, closer="", spaced=True).read()
+    if scan.pos < len(text):
+        raise scan.unexpected("the end of the options")
+    return _finished(draft, scan), scan.warnings
+
+
+def _finished(draft: Draft, scan: Scanner) -> Options:
+    scan.warnings += warnings_about(draft)
+    return draft.finish()
+
+
+def _check_repeats(entry: list[Export], seen: dict[tuple[str, str], Location]) -> None:
+    """Raise ExportsError if an export is in seen already, else add those of the entry to it."""
+    added: dict[tuple[str, str], Location] = {}
+    for export in entry:
+        path = "/".join(part for part in export.path.split("/") if part not in ("", "."))
+        key = path, export.client.lower()
+        before = seen.get(key) or added.get(key)
+        if before:
+            problem = f"{shown(export.path)} is exported to {export.client} already, at {before}"
+            raise ExportsError(export.location, problem, "each client once for a path")
+        added[key] = export.location
+    seen |= added
+
+
+def _entry(scan: Scanner) -> list[Export]:
+    """Read one logical line."""
+    start = scan.location()
+    path = scan.string("(#")
+    if not path.startswith("/"):
+        raise ExportsError(start, f"{shown(path)} is not an absolute path", "a path that begins with /")
+    if scan.peek() in ("(", "#"):
+        raise scan.unexpected("white space behind the path, or quotes around it")
+    exports = []
+    defaults = Draft()
+    while True:
+        scan.skip(BLANK)
+        if scan.at_end():
+            break
+        where = scan.location()
+        if scan.peek() == "-":
+            scan.pos += 1
+            OptionList(scan, defaults, closer="", spaced=False).read()
+            continue
+        client = scan.skip(_CLIENT)
+        options = defaults.copy()
+        if client:
+            if not is_client(client):
+                raise ExportsError(where, f"{shown(client)} is not a client", EXPECTED_CLIENT)
+        elif scan.peek() == "(":
+            scan.warn(where, "options without a client, so they hold for every client (*)")
+            client = "*"
+        else:
+            raise scan.unexpected(EXPECTED_CLIENT)
+        if scan.peek() == "(":
+            scan.pos += 1
+            scan.skip(BLANK)
+            if scan.peek() != ")":
+                OptionList(scan, options, closer=")", spaced=True).read()
+            scan.pos += 1
+        if not (scan.at_space() or scan.peek() in ("", "\n")):
+            raise scan.unexpected("white space behind a client and its options")
+        exports.append(Export(path, client, _finished(options, scan), where))
+    if not exports:
+        scan.warn(start, "no client is named, so this is exported to every client (*)")
+        exports.append(Export(path, "*", _finished(defaults, scan), start))
+    return exports

@@ -1,0 +1,110 @@
+"""A position in a text of exports.d, and the ways of moving it forward."""
+
+import re
+from bisect import bisect_right
+
+from .errors import ExportsError, ExportsWarning, Location, shown
+
+_SPACE = frozenset(" \t\r\v\f")
+BLANK = re.compile(r"(?:[ \t\r\v\f]+|\\\n)*+")
+_BLANK_LINES = re.compile(r"(?:[ \t\r\v\f\n]+|\\\n|#[^\n]*)*+")
+_OCTAL = re.compile(r"\\[0-3][0-7]{2}")
+WORD = re.compile(r'[^ \t\r\v\f\n,()="#\\]+')
+
+
+class Scanner:
+    """A position in a text, and the ways of moving it forward."""
+
+    def __init__(self, text: str, file: str) -> None:
+        self.text = text
+        self.file = file
+        self.pos = 0
+        self.warnings: list[ExportsWarning] = []
+        self._lines = [0, *(match.end() for match in re.finditer("\n", text))]
+
+    def location(self) -> Location:
+        """Return where this is."""
+        line = bisect_right(self._lines, self.pos)
+        return Location(self.file, line, self.pos - self._lines[line - 1] + 1)
+
+    def warn(self, location: Location, message: str) -> None:
+        """Take down what is to be said about a place."""
+        self.warnings.append(ExportsWarning(location, message))
+
+    def peek(self) -> str:
+        """Return the next character, "" at the end of the text."""
+        return self.text[self.pos : self.pos + 1]
+
+    def at_end(self) -> bool:
+        """Return whether the logical line ends here, perhaps with a comment."""
+        return self.peek() in ("", "\n", "#")
+
+    def at_space(self) -> bool:
+        """Return whether white space follows, or the logical line goes on in the next one."""
+        return self.peek() in _SPACE or self.text.startswith("\\\n", self.pos)
+
+    def skip(self, pattern: re.Pattern[str]) -> str:
+        """Move behind what matches pattern here, and return it."""
+        match = pattern.match(self.text, self.pos)
+        if match is None:
+            return ""
+        self.pos = match.end()
+        return match.group()
+
+    def next_entry(self) -> bool:
+        """Move to the next logical line that has something on it; return whether there is one."""
+        self.skip(_BLANK_LINES)
+        return self.pos < len(self.text)
+
+    def unexpected(self, expected: str) -> ExportsError:
+        """Return the error that something else stands here."""
+        at = self.peek()
+        if at == "":
+            problem = "the text ends here"
+        elif at == "\n":
+            problem = "the line ends here"
+        elif at == "#":
+            problem = "a comment begins here"
+        elif at == "\\":
+            problem = "a backslash that neither ends its line nor begins an octal escape"
+        else:
+            word = WORD.match(self.text, self.pos)
+            problem = f"unexpected {shown(word.group() if word else at)}"
+        return ExportsError(self.location(), problem, expected)
+
+    def string(self, stops: str) -> str:
+        """Return the string that begins here and goes on to white space or one of stops.
+
+        As in exports(5), double quotes may surround any part of it and ``\\040`` stands for a byte.
+        Bytes that are not UTF-8 become lone surrogates, as file names do elsewhere in Python.
+        """
+        data = bytearray()
+        quoted = False
+        opened = self.location()
+        while True:
+            character = self.peek()
+            if character in ("", "\n") or (quoted and self.text.startswith("\\\n", self.pos)):
+                if quoted:
+                    raise ExportsError(opened, "a quoted string is not closed on its line", 'a closing "')
+                break
+            if not quoted and (character in stops or self.at_space()):
+                break
+            escape = _OCTAL.match(self.text, self.pos)
+            if character == "\0" or (escape and escape.group() == "\\000"):
+                raise ExportsError(self.location(), "a NUL character", "a string without")
+            if escape:
+                data.append(int(escape.group()[1:], 8))
+                self.pos = escape.end()
+            elif character == "\\":
+                raise self.unexpected("three octal digits behind it, such as \\040")
+            elif character == '"':
+                quoted = not quoted
+                opened = self.location()
+                self.pos += 1
+            else:
+                try:
+                    data += character.encode("utf-8", "surrogateescape")
+                except UnicodeEncodeError:
+                    raise self.unexpected("text") from None
+                self.pos += 1
+        return data.decode("utf-8", "surrogateescape")

@@ -1,0 +1,103 @@
+"""Options whose value is one string: of what form it is, and how a message says so."""
+
+import re
+from collections.abc import Callable
+
+from ..mapping import MAX_ID
+from ..prefetch import HEURISTICS
+from .names import BYTES, COUNTS
+
+UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_SIZE = re.compile(r"([1-9][0-9]{0,9})([KMG]?)")
+_MOST_BYTES = 1 << 40
+_COUNT = re.compile(r"[1-9][0-9]{0,6}")
+
+ID = r"(?:0|[1-9][0-9]{0,9})"
+_NUMBER = re.compile(ID)
+_GIDS = re.compile(rf"{ID}(?::{ID})*")
+_UUID = re.compile(r"(?:[:.-]*[0-9A-Fa-f]){32}[:.-]*")
+
+_FLAVORS = ("sys", "unix", "krb5", "krb5i", "krb5p", "none", "null")
+_TRANSPORTS = ("none", "tls", "mtls")
+_REEXPORTS = ("auto-fsidnum", "predefined-fsidnum", "none")
+
+EXPECTED_ID = f"a number from 0 to {MAX_ID}"
+_EXPECTED_SIZE = "a number of bytes up to 1024G, such as 65536, 64K or 4M"
+_EXPECTED_COUNT = "a number from 1 to 9999999"
+
+
+def is_id(text: str) -> bool:
+    """Is this an id, in its only form?"""
+    return _NUMBER.fullmatch(text) is not None and int(text) <= MAX_ID
+
+
+def are_ids(text: str) -> bool:
+    """Are these ids, joined by colons and plus signs?"""
+    return all(is_id(part) for part in re.split("[:+]", text))
+
+
+def _is_groups(text: str) -> bool:
+    return text in ("proc", "database", "none") or (_GIDS.fullmatch(text) is not None and are_ids(text))
+
+
+def parse_id(text: str) -> int | None:
+    """Return the id that this is the text of; None if it is of none."""
+    return int(text) if is_id(text) else None
+
+
+def amount_of(text: str) -> int:
+    """Return what a size or count means, the former in bytes; 0 if it is none."""
+    match = _SIZE.fullmatch(text)
+    return int(match[1]) * UNITS.get(match[2], 1) if match else 0
+
+
+def _is_size(text: str) -> bool:
+    return 0 < amount_of(text) <= _MOST_BYTES
+
+
+def _is_count(text: str) -> bool:
+    return _COUNT.fullmatch(text) is not None
+
+
+def _is_policy(text: str) -> bool:
+    module, _, name = text.rpartition(":")
+    stem = module.rpartition("/")[2].removesuffix(".py")
+    is_file = module.endswith(".py") and stem != ""
+    return name.isidentifier() and (is_file or all(part.isidentifier() for part in module.split(".")))
+
+
+def _is_fsid(text: str) -> bool:
+    if text == "root" or _UUID.fullmatch(text):
+        return True
+    return _NUMBER.fullmatch(text) is not None and int(text) < 2**32
+
+
+def _all_in(words: tuple[str, ...]) -> Callable[[str], bool]:
+    return lambda text: all(part in words for part in text.split(":"))
+
+
+def _is_location(text: str) -> bool:
+    return text.startswith("/") and "@" in text
+
+
+def _is_absolute(text: str) -> bool:
+    return text.startswith("/")
+
+
+SINGLE_VALUES: dict[str, tuple[Callable[[str], bool], str]] = {
+    "anonuid": (is_id, EXPECTED_ID),
+    "anongid": (is_id, EXPECTED_ID),
+    "groups": (_is_groups, "proc, database, none or gids joined by colons"),
+    "policy": (_is_policy, "FILE.py:Class or package.module:Class"),
+    "prefetch": (lambda text: text in ("off", *HEURISTICS), f"one of {', '.join(HEURISTICS)}, off"),
+    **dict.fromkeys(BYTES, (_is_size, _EXPECTED_SIZE)),
+    **dict.fromkeys(COUNTS, (_is_count, _EXPECTED_COUNT)),
+    "fsid": (_is_fsid, "a number, root or a UUID of 32 hexadecimal digits"),
+    "sec": (_all_in(_FLAVORS), f"some of {', '.join(_FLAVORS)}, joined by colons"),
+    "xprtsec": (_all_in(_TRANSPORTS), f"some of {', '.join(_TRANSPORTS)}, joined by colons"),
+    "reexport": (lambda text: text in _REEXPORTS, " or ".join(_REEXPORTS)),
+    "refer": (_is_location, "/path@host"),
+    "replicas": (_is_location, "/path@host"),
+    "mountpoint": (_is_absolute, "an absolute path"),
+    "mp": (_is_absolute, "an absolute path"),
+}
