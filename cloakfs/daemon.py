@@ -33,6 +33,7 @@ from .nodes import Nodes
 from .policy import PolicyError, is_in_file, load_policy
 from .reader import Reader
 from .tasks import Tasks
+from .versions import VersionError
 from .views import ViewError, Views
 from .watch import Watch
 
@@ -121,7 +122,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
                 checked=settings.words.default_permissions,
                 below=below,
             )
-        except (PolicyError, ViewError) as exc:
+        except (PolicyError, VersionError, ViewError) as exc:
             raise MountError(str(exc)) from exc
         except sqlite3.Error as exc:
             raise MountError(f"{state}: {exc}; move it away to start afresh (old file handles become stale)") from exc

@@ -3,6 +3,9 @@
 One SQLite database per mount, in WAL mode: a commit survives the daemon's death at once, and a crash of the machine
 costs the last numbers at most. A number that was lost so may name another object later, but with another
 generation (`nodes`), so that an old handle is refused rather than misdirected.
+
+The database has a version (`PRAGMA user_version`). That of an earlier cloakfs is made into the present one when it is
+opened, and keeps every number, key and secret, so that handles stay valid.
 """
 
 import contextlib
@@ -13,22 +16,30 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from .versions import VersionError, is_known, refusal
+
 log = logging.getLogger(__name__)
 
 # Deleted objects that are taken out of the database at once.
 _MANY = 1000
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS secret (key BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS filesystems (number INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT UNIQUE NOT NULL);
-CREATE TABLE IF NOT EXISTS views (number INTEGER PRIMARY KEY AUTOINCREMENT, label TEXT UNIQUE NOT NULL);
-CREATE TABLE IF NOT EXISTS objects (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    handle BLOB UNIQUE NOT NULL,
-    parent INTEGER NOT NULL,
-    name BLOB NOT NULL
-);
-"""
+VERSION = 1
+"""Of the database that this cloakfs writes."""
+
+# What makes each version out of the one before, from 0 on: nothing at all, or what 0.1.0 left, which had these tables.
+_STEPS = (
+    """
+    CREATE TABLE IF NOT EXISTS secret (key BLOB NOT NULL);
+    CREATE TABLE IF NOT EXISTS filesystems (number INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT UNIQUE NOT NULL);
+    CREATE TABLE IF NOT EXISTS views (number INTEGER PRIMARY KEY AUTOINCREMENT, label TEXT UNIQUE NOT NULL);
+    CREATE TABLE IF NOT EXISTS objects (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        handle BLOB UNIQUE NOT NULL,
+        parent INTEGER NOT NULL,
+        name BLOB NOT NULL
+    );
+    """,
+)
 
 
 class Index:
@@ -39,6 +50,7 @@ class Index:
 
     Raises:
         sqlite3.Error: the file is no database, or cannot be written.
+        VersionError: it is of a version that is not known; it is left as it is.
     """
 
     def __init__(self, path: str) -> None:
@@ -46,16 +58,34 @@ class Index:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.close(fd)
         self._db = sqlite3.connect(path, isolation_level=None, timeout=10)
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=NORMAL")
-        self._db.execute("PRAGMA wal_autocheckpoint=0")  # it waits for the disk: see `checkpoint`
-        self._db.executescript(_SCHEMA)
-        if self._db.execute("SELECT 1 FROM secret").fetchone() is None:
-            self._db.execute("INSERT INTO secret VALUES (?)", (secrets.token_bytes(32),))
+        try:
+            before = self._version()
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            self._db.execute("PRAGMA wal_autocheckpoint=0")  # it waits for the disk: see `checkpoint`
+            self._migrate(before)
+            if self._db.execute("SELECT 1 FROM secret").fetchone() is None:
+                self._db.execute("INSERT INTO secret VALUES (?)", (secrets.token_bytes(32),))
+        except BaseException:
+            self._db.close()
+            raise
         self.secret = self._secret()
         self._last = self._last_given()
         self._removed: set[int] = set()
         self._batching = False
+
+    def _version(self) -> int:
+        version = int(self._db.execute("PRAGMA user_version").fetchone()[0])
+        if not is_known(version, VERSION):
+            folder = os.path.dirname(self._path)
+            way_out = f"use the cloakfs that wrote it, or move {folder} away (old file handles become stale)"
+            raise VersionError(refusal(self._path, version, VERSION, way_out))
+        return version
+
+    def _migrate(self, version: int) -> None:
+        """Make a database of that version into one of the present version, or leave it as it is."""
+        for number, step in enumerate(_STEPS[version:], version + 1):
+            self._db.executescript(f"BEGIN IMMEDIATE; {step} PRAGMA user_version = {number}; COMMIT")
 
     def _secret(self) -> bytes:
         return bytes(self._db.execute("SELECT key FROM secret").fetchone()[0])

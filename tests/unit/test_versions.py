@@ -1,0 +1,22 @@
+"""Which versions are known, whatever stands in their place."""
+
+import pytest
+
+from cloakfs.versions import is_known, refusal
+
+
+@pytest.mark.parametrize("found", [None, 0, 1, 2])
+def test_none_and_whatever_was_before_are_known(found: object) -> None:
+    assert is_known(found, 2)
+
+
+@pytest.mark.parametrize("found", [3, -1, True, 1.0, "1", [], {}])
+def test_what_is_newer_or_no_version_is_not(found: object) -> None:
+    assert not is_known(found, 2)
+
+
+def test_a_refusal_is_one_line_with_place_value_and_way_out() -> None:
+    assert (
+        refusal("/some/file", "x\n", 2, "go away")
+        == "/some/file: version 'x\\n' is not known to this cloakfs, whose own is 2; go away"
+    )
