@@ -8,14 +8,14 @@ whether a visible file may be read is decided by the kernel.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from cloakfs.mapping import DEFAULT_NOBODY, NOBODY, FirstMatch, Kind, check_range, format_range
 
 # Trees have few kinds of files; what is remembered must have a bound all the same.
-_MOST_VERDICTS = 4096
+_MOST_CONDITIONS = 4096
 
 _MASK = re.compile(r"([+-])([0-7])([0-7])([0-7])")
 
@@ -100,6 +100,31 @@ class Verdict(NamedTuple):
     visible: bool
 
 
+class Condition(NamedTuple):
+    """Who sees a file: its owner, and everybody in its group, or outside of it, if that is said of them."""
+
+    owner: int
+    group: int
+    in_group: bool
+    outside: bool
+
+    def admits(self, uid: int, has_group: Callable[[int], bool]) -> bool:
+        """Return whether a caller sees the file [SZ Figure 2]. Nobody else may decide that.
+
+        has_group tells whether a gid is one of the caller's; it is only asked where that matters.
+        """
+        if uid == self.owner:
+            return True
+        if self.in_group is self.outside:
+            return self.outside
+        return self.in_group if has_group(self.group) else self.outside
+
+    @property
+    def admits_all(self) -> bool:
+        """Does every possible caller see the file?"""
+        return self.in_group and self.outside
+
+
 class _Table:
     """The definitions of one kind, found by the id they select."""
 
@@ -119,7 +144,7 @@ class CloakList:
     if all of those (at most two) say so, and always to its owner.
     """
 
-    __slots__ = ("_gids", "_uids", "_verdicts", "hides")
+    __slots__ = ("_conditions", "_gids", "_uids", "hides")
 
     def __init__(
         self, defs: Sequence[CloakDef], *, nobody_uid: int = DEFAULT_NOBODY, nobody_gid: int = DEFAULT_NOBODY
@@ -128,7 +153,7 @@ class CloakList:
         """False if the list is empty and hides nothing from anybody."""
         self._uids = _Table(defs, "uid", nobody_uid)
         self._gids = _Table(defs, "gid", nobody_gid)
-        self._verdicts: dict[tuple[int, int, int], tuple[bool, bool]] = {}
+        self._conditions: dict[tuple[int, int, int], Condition] = {}
 
     def selected(self, file_uid: int, file_gid: int) -> tuple[CloakDef, ...]:
         """Return the definitions, at most one of each kind, that judge a file of this owner and group."""
@@ -139,25 +164,24 @@ class CloakList:
 
         caller_gids are the caller's primary and supplementary groups.
         """
-        if not self.hides or caller_uid == file_uid:
-            return True
-        in_group, outside = self.verdict(mode, file_uid, file_gid)
-        return in_group if file_gid in caller_gids else outside
+        return self.condition(mode, file_uid, file_gid).admits(caller_uid, caller_gids.__contains__)
 
-    def verdict(self, mode: int, file_uid: int, file_gid: int) -> tuple[bool, bool]:
-        """Return whether the file's group sees it, and whether everybody else does; its owner always does."""
+    def condition(self, mode: int, file_uid: int, file_gid: int) -> Condition:
+        """Return who sees a file with this st_mode, owner and group."""
         key = (mode, file_uid, file_gid)
-        verdict = self._verdicts.get(key)
-        if verdict is None:
+        condition = self._conditions.get(key)
+        if condition is None:
             masks = [definition.mask for definition in self.selected(file_uid, file_gid)]
-            verdict = (
-                all(mask.hit(mode, True) == mask.show for mask in masks),
-                all(mask.hit(mode, False) == mask.show for mask in masks),
+            condition = Condition(
+                file_uid,
+                file_gid,
+                in_group=all(mask.hit(mode, True) == mask.show for mask in masks),
+                outside=all(mask.hit(mode, False) == mask.show for mask in masks),
             )
-            if len(self._verdicts) >= _MOST_VERDICTS:
-                self._verdicts.clear()
-            self._verdicts[key] = verdict
-        return verdict
+            if len(self._conditions) >= _MOST_CONDITIONS:
+                self._conditions.clear()
+            self._conditions[key] = condition
+        return condition
 
     def judge(
         self, mode: int, file_uid: int, file_gid: int, caller_uid: int, caller_gids: Container[int]
@@ -186,7 +210,7 @@ class CloakList:
 
         As the owner always sees the file, that means: visible in its group and outside of it.
         """
-        return all(self.verdict(mode, file_uid, file_gid))
+        return self.condition(mode, file_uid, file_gid).admits_all
 
 
 def shadowed(

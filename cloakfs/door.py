@@ -133,12 +133,7 @@ def _judged(view: View, who: Subject, name: bytes, info: os.stat_result, fd: int
     cloak = view.cloak
     if cloak is None:
         return view.visible(who.caller, attrs_of(name, info, fd))
-    if who.uid == info.st_uid:
-        return True
-    in_group, outside = cloak.verdict(info.st_mode, info.st_uid, info.st_gid)
-    if in_group is outside:
-        return outside
-    return in_group if who.has_group(info.st_gid) else outside
+    return cloak.condition(info.st_mode, info.st_uid, info.st_gid).admits(who.uid, who.has_group)
 
 
 def everybody_may(bits: int, obj: Object, fd: int, info: os.stat_result) -> bool:

@@ -34,7 +34,8 @@ from .index import Index
 from .unmount import KINDS
 
 if TYPE_CHECKING:
-    from .passages import Condition, Passage
+    from .cloak import Condition
+    from .passages import Passage
 
 log = logging.getLogger(__name__)
 

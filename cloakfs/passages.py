@@ -12,9 +12,9 @@ again.
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from .cloak import CloakList
+from .cloak import CloakList, Condition
 from .nodes import Nodes, Object
 
 if TYPE_CHECKING:
@@ -22,15 +22,6 @@ if TYPE_CHECKING:
 
 # Of the last few conditions, none is put there twice.
 _NEAR = 4
-
-
-class Condition(NamedTuple):
-    """Who sees a directory that not everybody sees: its owner, and those of whom that is said."""
-
-    owner: int
-    group: int
-    in_group: bool
-    outside: bool
 
 
 class Passage:
@@ -58,10 +49,7 @@ class Passage:
         """May `who` see each directory on it?"""
         at = self
         while at.condition is not None:
-            owner, group, in_group, outside = at.condition
-            if who.uid != owner and not (
-                outside if in_group is outside else in_group if who.has_group(group) else outside
-            ):
+            if not at.condition.admits(who.uid, who.has_group):
                 return False
             assert at.above is not None
             at = at.above
@@ -123,9 +111,8 @@ class Passages:
         info = os.fstat(nodes.fd(directory))
         if directory.checked != info.st_ctime_ns and not nodes.is_child(directory, parent):
             return False
-        in_group, outside = cloak.verdict(info.st_mode, info.st_uid, info.st_gid)
-        seen_by_all = in_group and outside
-        directory.condition = None if seen_by_all else Condition(info.st_uid, info.st_gid, in_group, outside)
+        condition = cloak.condition(info.st_mode, info.st_uid, info.st_gid)
+        directory.condition = None if condition.admits_all else condition
         directory.trusted = nodes.trust
         directory.passage = None
         return True

@@ -217,8 +217,7 @@ class KernelCache:
 
     def _same_for_all(self, view: View, name: bytes, info: os.stat_result, fd: int) -> bool:
         if view.cloak is not None and view.plain_forward and view.below is None:
-            in_group, outside = view.cloak.verdict(info.st_mode, info.st_uid, info.st_gid)
-            return in_group and outside
+            return view.cloak.same_for_all(info.st_mode, info.st_uid, info.st_gid)
         return view.same_for_all(attrs_of(name, info, fd))
 
     def _same_by_name(self, view: View, obj: Object) -> bool:

@@ -188,13 +188,13 @@ def test_same_for_all(mode: int, uid: int, gid: int, same: bool) -> None:
 
 
 def test_what_is_remembered_of_files_has_a_bound_and_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cloak_module, "_MOST_VERDICTS", 3)
+    monkeypatch.setattr(cloak_module, "_MOST_CONDITIONS", 3)
     cloaks = CloakList([OWN, SHARED])
     files = [(mode, uid, gid) for mode in (0o600, 0o640, 0o604) for uid in (5, 700) for gid in (5, 150)]
     for file in (*files, *files):
-        assert cloaks.verdict(*file) == CloakList([OWN, SHARED]).verdict(*file)
-        assert file in cloaks._verdicts
-        assert len(cloaks._verdicts) <= 3
+        assert cloaks.condition(*file) == CloakList([OWN, SHARED]).condition(*file)
+        assert file in cloaks._conditions
+        assert len(cloaks._conditions) <= 3
 
 
 def test_shadowed_reports_definitions_without_any_file() -> None:
