@@ -16,7 +16,7 @@ from . import linux
 from .caller import Caller
 from .cloak import Verdict
 from .door import attrs_of, credentials, subject
-from .groups import ProcessGroups, group_source
+from .groups import group_source
 from .mapping import Kind
 from .policy import Attrs, Policy, is_built_in
 from .view import View
@@ -59,8 +59,8 @@ def identify(view: View, caller: Caller, groups: str | None) -> Identification:
         caller: client ids; its groups are what the option `groups=proc` would find.
         groups: the option `groups=` of the export.
     """
-    source = group_source(groups)
-    supplementary = caller.groups if isinstance(source, ProcessGroups) else source.of_request(0)
+    source = None if groups in (None, "proc") else group_source(groups)
+    supplementary = caller.groups if source is None else source.of_request(0)
     policy = view.policy
     server = view.identify(Caller(caller.uid, caller.gid, supplementary | {caller.gid}))
     if server is None:
@@ -75,7 +75,7 @@ def identify(view: View, caller: Caller, groups: str | None) -> Identification:
             mapped.append(MappedId(gid, next(iter(kept), None), forward_rule(policy, "gid", gid)))
     else:
         mapped += [MappedId(None, gid, _plugin(policy)) for gid in sorted(server.groups - {server.gid})]
-    more = trio.run(source.of_user, server.uid)
+    more = frozenset() if source is None else trio.run(source.of_user, server.uid)
     mapped += [MappedId(None, gid, "the server's user database") for gid in sorted(more - server.groups)]
     return Identification(
         server._replace(groups=server.groups | more),
