@@ -14,7 +14,7 @@ from cloakfs.caller import Caller
 from cloakfs.control import DaemonError
 
 from .common import console, fail, printable
-from .look import Look, find, parse_caller, tree_options
+from .look import Look, find, parse_caller, parse_client_caller, tree_options
 from .output import echo_json
 
 HIDDEN = 3
@@ -67,7 +67,7 @@ def _identify(look: Look, client_user: str | None, server_user: str | None) -> t
     if fixed is not None:
         if server_user:
             fail("--as-server: the path leads through a fixed view, which has its own identity", 2)
-        entering = parse_caller("--as", client_user) if client_user else None
+        entering = parse_client_caller(client_user) if client_user else None
         return why.as_given(fixed), entering is None or look.view.admits(entering.uid)
     if bool(client_user) == bool(server_user):
         fail("who looks? give either --as WHO (client ids) or --as-server WHO (server ids)", 2)
@@ -75,7 +75,7 @@ def _identify(look: Look, client_user: str | None, server_user: str | None) -> t
         return why.as_given(parse_caller("--as-server", server_user)), True
     if look.options.views:
         fail("--as: with fixed views, give --as-server WHO, or a path below the mount", 2)
-    return why.identify(look.view, parse_caller("--as", client_user or ""), look.options.groups), True
+    return why.identify(look.view, parse_client_caller(client_user or ""), look.options.groups), True
 
 
 def _mapped(entry: why.MappedId) -> dict[str, Any]:

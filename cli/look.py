@@ -9,13 +9,14 @@ from typing import TypeVar
 import click
 
 from cloakfs.below import find_below
-from cloakfs.caller import Caller
+from cloakfs.caller import Caller, ClientCaller
 from cloakfs.config import files
 from cloakfs.config.errors import ExportsError
 from cloakfs.config.options import Options
 from cloakfs.config.parse import parse_options
 from cloakfs.config.views import User, parse_view
 from cloakfs.control import Daemon, DaemonError
+from cloakfs.ids import ClientId
 from cloakfs.mounted import Mounted, dead, mounted
 from cloakfs.mountpoint import MountError, split_words
 from cloakfs.policy import Policy, PolicyError, load_policy
@@ -221,6 +222,12 @@ def _view(path: str, options: Options, names: list[str]) -> Caller:
         if identity.label == label and identity.who.uid in item:
             return identity.who
     raise FileNotFoundError(errno.ENOENT, "no such view", f"@{label}")
+
+
+def parse_client_caller(text: str) -> ClientCaller:
+    """Who `--as` means, in client ids: the numbers that a user has here, taken for a client's."""
+    who = parse_caller("--as", text)
+    return ClientCaller(ClientId(who.uid), ClientId(who.gid), frozenset(map(ClientId, who.groups)))
 
 
 def parse_caller(option: str, text: str) -> Caller:

@@ -11,10 +11,11 @@ from rich.text import Text
 from cloakfs import explain as why
 from cloakfs.caller import Caller
 from cloakfs.control import DaemonError
+from cloakfs.ids import ServerId
 from cloakfs.views import ViewError, user_identity
 
 from .common import console, fail, printable
-from .look import Look, find, parse_caller, tree_options
+from .look import Look, find, parse_caller, parse_client_caller, tree_options
 from .output import echo_json
 
 
@@ -86,11 +87,11 @@ def _columns(
         columns[text] = parse_caller("--as-server", text)
     for text in client_users:
         label = f"{text} (client)" if text in columns else text
-        columns[label] = why.identify(look.view, parse_caller("--as", text), look.options.groups).server
+        columns[label] = why.identify(look.view, parse_client_caller(text), look.options.groups).server
     return columns
 
 
-def _owner(uid: int, nogroup: int) -> tuple[str, Caller]:
+def _owner(uid: ServerId, nogroup: ServerId) -> tuple[str, Caller]:
     """An owner by the server's user database; one it does not know has no group but nobody's."""
     try:
         identity = user_identity(str(uid))

@@ -12,10 +12,13 @@ import os
 from collections.abc import Iterator
 
 from . import linux
+from .ids import ClientId, ServerId
 from .mapping import MAX_ID
 
-INSIDE = linux.Credentials(0, MAX_ID, ())
+INSIDE = linux.Credentials(ServerId(0), ServerId(MAX_ID), ())
 """As whom a daemon above acts when it acts for nobody; a caller of such ids is not served by it."""
+
+_IDS_BELOW = ClientId(INSIDE.uid), ClientId(INSIDE.gid)  # to the mount below, who acts is a client
 
 QUESTION = "security.cloakfs"
 """An extended attribute of whatever its reader may see: `UID GID`, as what the reader makes here would be shown.
@@ -46,9 +49,9 @@ class Above:
             del self._threads[fd]
             os.close(fd)
 
-    def asks(self, uid: int, gid: int, tid: int, *, for_attributes: bool) -> bool:
+    def asks(self, uid: ClientId, gid: ClientId, tid: int, *, for_attributes: bool) -> bool:
         """Is this a request that one of them makes for itself?"""
-        if not self._threads or not (for_attributes or (uid, gid) == INSIDE[:2]):
+        if not self._threads or not (for_attributes or (uid, gid) == _IDS_BELOW):
             return False
         for threads in self._threads:
             with contextlib.suppress(OSError):

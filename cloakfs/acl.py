@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Callable
+from typing import TypeVar
 
 XATTRS = frozenset({b"system.posix_acl_access", b"system.posix_acl_default"})
 
@@ -9,11 +10,17 @@ _VERSION = struct.pack("<I", 2)
 _ENTRY = struct.Struct("<HHI")
 _USER, _GROUP = 0x02, 0x08
 
-IdMapper = Callable[[int], int | None]
+_From = TypeVar("_From")
+_To = TypeVar("_To", bound=int)
 
 
 def translate(
-    value: bytes, uid: IdMapper, gid: IdMapper, *, distinct: bool = False, stranger: int | None = None
+    value: bytes,
+    uid: Callable[[_From], _To | None],
+    gid: Callable[[_From], _To | None],
+    *,
+    distinct: bool = False,
+    stranger: _To | None = None,
 ) -> bytes:
     """`value` with the ids of its named users and groups passed through `uid` and `gid`.
 

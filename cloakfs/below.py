@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from . import linux, mounts
 from .above import INSIDE, QUESTION
 from .control import Conversation, DaemonError
+from .ids import ServerId
 from .mounted import Mounted, all_mounted
 from .mountpoint import MountError
 from .unmount import KINDS
@@ -88,7 +89,7 @@ class Below:
         """
         return self._ask(who, fd) is not None
 
-    def makes(self, who: "Subject", fd: int) -> tuple[int, int]:
+    def makes(self, who: "Subject", fd: int) -> tuple[ServerId, ServerId]:
         """Owner and group, as the mount below shows them, of what `who` would make in the directory.
 
         Raises:
@@ -98,7 +99,7 @@ class Below:
         if answer is None:
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
         uid, gid = answer.split()
-        return int(uid), int(gid)
+        return ServerId(int(uid)), ServerId(int(gid))
 
     @staticmethod
     def _ask(who: "Subject", fd: int) -> bytes | None:

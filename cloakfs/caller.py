@@ -1,14 +1,21 @@
-"""Who asks."""
+"""Who asks, and as whom it is served."""
 
 from typing import NamedTuple
 
+from .ids import ClientId, ServerId
+
+
+class ClientCaller(NamedTuple):
+    """Who asks, in client ids: uid, primary gid, and all groups (the primary one included)."""
+
+    uid: ClientId
+    gid: ClientId
+    groups: frozenset[ClientId]
+
 
 class Caller(NamedTuple):
-    """One identity: uid, primary gid, and all groups (the primary one included).
+    """As whom it is served, in server ids: what `Policy.forward` makes of a `ClientCaller`."""
 
-    Ids are the client's before `Policy.forward`, the server's after it.
-    """
-
-    uid: int
-    gid: int
-    groups: frozenset[int]
+    uid: ServerId
+    gid: ServerId
+    groups: frozenset[ServerId]

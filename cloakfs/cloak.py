@@ -12,7 +12,8 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from cloakfs.mapping import DEFAULT_NOBODY, NOBODY, FirstMatch, Kind, check_range, format_range
+from .ids import ServerId
+from .mapping import DEFAULT_NOBODY, NOBODY, FirstMatch, Kind, check_range, format_range
 
 # Trees have few kinds of files; what is remembered must have a bound all the same.
 _MOST_CONDITIONS = 4096
@@ -73,8 +74,8 @@ class CloakDef:
 
     kind: Kind
     mask: Mask
-    lc_low: int
-    lc_high: int
+    lc_low: ServerId
+    lc_high: ServerId
 
     def __post_init__(self) -> None:
         if self.lc_low != NOBODY:
@@ -82,7 +83,7 @@ class CloakDef:
         elif self.lc_high != NOBODY:
             raise ValueError(f"{NOBODY} is a single id, no range can begin with it")
 
-    def server_range(self, nobody: int) -> tuple[int, int]:
+    def server_range(self, nobody: ServerId) -> tuple[ServerId, ServerId]:
         """Return the first and last server id this definition selects; nobody is what -2 stands for."""
         return (nobody, nobody) if self.lc_low == NOBODY else (self.lc_low, self.lc_high)
 
@@ -103,12 +104,12 @@ class Verdict(NamedTuple):
 class Condition(NamedTuple):
     """Who sees a file: its owner, and everybody in its group, or outside of it, if that is said of them."""
 
-    owner: int
-    group: int
+    owner: ServerId
+    group: ServerId
     in_group: bool
     outside: bool
 
-    def admits(self, uid: int, has_group: Callable[[int], bool]) -> bool:
+    def admits(self, uid: ServerId, has_group: Callable[[ServerId], bool]) -> bool:
         """Return whether a caller sees the file [SZ Figure 2]. Nobody else may decide that.
 
         has_group tells whether a gid is one of the caller's; it is only asked where that matters.
@@ -128,11 +129,11 @@ class Condition(NamedTuple):
 class _Table:
     """The definitions of one kind, found by the id they select."""
 
-    def __init__(self, defs: Sequence[CloakDef], kind: Kind, nobody: int) -> None:
+    def __init__(self, defs: Sequence[CloakDef], kind: Kind, nobody: ServerId) -> None:
         self.defs = [d for d in defs if d.kind == kind]
         self.match = FirstMatch([d.server_range(nobody) for d in self.defs])
 
-    def find(self, server_id: int) -> tuple[CloakDef, ...]:
+    def find(self, server_id: ServerId) -> tuple[CloakDef, ...]:
         at = self.match.find(server_id)
         return () if at < 0 else (self.defs[at],)
 
@@ -147,26 +148,28 @@ class CloakList:
     __slots__ = ("_conditions", "_gids", "_uids", "hides")
 
     def __init__(
-        self, defs: Sequence[CloakDef], *, nobody_uid: int = DEFAULT_NOBODY, nobody_gid: int = DEFAULT_NOBODY
+        self, defs: Sequence[CloakDef], *, nobody_uid: ServerId = DEFAULT_NOBODY, nobody_gid: ServerId = DEFAULT_NOBODY
     ) -> None:
         self.hides = bool(defs)
         """False if the list is empty and hides nothing from anybody."""
         self._uids = _Table(defs, "uid", nobody_uid)
         self._gids = _Table(defs, "gid", nobody_gid)
-        self._conditions: dict[tuple[int, int, int], Condition] = {}
+        self._conditions: dict[tuple[int, ServerId, ServerId], Condition] = {}
 
-    def selected(self, file_uid: int, file_gid: int) -> tuple[CloakDef, ...]:
+    def selected(self, file_uid: ServerId, file_gid: ServerId) -> tuple[CloakDef, ...]:
         """Return the definitions, at most one of each kind, that judge a file of this owner and group."""
         return self._uids.find(file_uid) + self._gids.find(file_gid)
 
-    def visible(self, mode: int, file_uid: int, file_gid: int, caller_uid: int, caller_gids: Container[int]) -> bool:
+    def visible(
+        self, mode: int, file_uid: ServerId, file_gid: ServerId, caller_uid: ServerId, caller_gids: Container[ServerId]
+    ) -> bool:
         """Return whether the caller sees a file with this st_mode, owner and group [SZ Figure 2].
 
         caller_gids are the caller's primary and supplementary groups.
         """
         return self.condition(mode, file_uid, file_gid).admits(caller_uid, caller_gids.__contains__)
 
-    def condition(self, mode: int, file_uid: int, file_gid: int) -> Condition:
+    def condition(self, mode: int, file_uid: ServerId, file_gid: ServerId) -> Condition:
         """Return who sees a file with this st_mode, owner and group."""
         key = (mode, file_uid, file_gid)
         condition = self._conditions.get(key)
@@ -184,7 +187,7 @@ class CloakList:
         return condition
 
     def judge(
-        self, mode: int, file_uid: int, file_gid: int, caller_uid: int, caller_gids: Container[int]
+        self, mode: int, file_uid: ServerId, file_gid: ServerId, caller_uid: ServerId, caller_gids: Container[ServerId]
     ) -> list[Verdict]:
         """Return what each selecting definition says, as if the caller did not own the file.
 
@@ -205,7 +208,7 @@ class CloakList:
             )
         return verdicts
 
-    def same_for_all(self, mode: int, file_uid: int, file_gid: int) -> bool:
+    def same_for_all(self, mode: int, file_uid: ServerId, file_gid: ServerId) -> bool:
         """Return whether every possible caller gets the same answer from visible().
 
         As the owner always sees the file, that means: visible in its group and outside of it.
@@ -214,7 +217,7 @@ class CloakList:
 
 
 def shadowed(
-    defs: Sequence[CloakDef], *, nobody_uid: int = DEFAULT_NOBODY, nobody_gid: int = DEFAULT_NOBODY
+    defs: Sequence[CloakDef], *, nobody_uid: ServerId = DEFAULT_NOBODY, nobody_gid: ServerId = DEFAULT_NOBODY
 ) -> list[tuple[CloakDef, CloakDef]]:
     """Return (later, earlier) for each definition that earlier ones leave nothing to select, for warnings.
 

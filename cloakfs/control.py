@@ -25,7 +25,7 @@ import trio
 
 from . import linux
 from .above import Above
-from .caller import Caller
+from .caller import Caller, ClientCaller
 from .config.parse import parse_options
 from .config.render import format_options
 from .mounted import RUN_DIR, Mounted, Told, mount_key
@@ -191,6 +191,8 @@ class Control:
             return bool(granted[text])
 
         arguments = [_restored(argument, accessible) for argument in request["arguments"]]
+        if method == "forward":
+            arguments = [ClientCaller(*who) for who in arguments]
         try:
             answer = getattr(policy, method)(*arguments)
             if method == "show":  # of which these three are heeded
@@ -310,7 +312,7 @@ class Daemon(Conversation):
 def _plain(value: object) -> object:
     """What a method takes or answers, for JSON; what is none of its answers anyway is told as text."""
     match value:
-        case Caller():
+        case Caller() | ClientCaller():
             return {"uid": value.uid, "gid": value.gid, "groups": sorted(value.groups)}
         case Attrs():
             return {name: getattr(value, name) for name in _ATTRS}

@@ -8,6 +8,7 @@ from functools import lru_cache, partial
 
 from . import linux
 from .caller import Caller
+from .ids import ClientId, ServerId
 from .nodes import Nodes, Object
 from .passages import Passages
 from .policy import Attrs
@@ -30,7 +31,7 @@ _credentials = lru_cache(_MOST_IDENTITIES)(_make_credentials)
 _long_credentials = lru_cache(linux.MOST_LONG)(_make_credentials)
 
 
-def with_group(groups: frozenset[int], gid: int) -> frozenset[int]:
+def with_group(groups: frozenset[ClientId], gid: ClientId) -> frozenset[ClientId]:
     """The groups and this one. Of many, the same object each time: to copy and hash them takes long."""
     if gid in groups:
         return groups
@@ -38,7 +39,7 @@ def with_group(groups: frozenset[int], gid: int) -> frozenset[int]:
 
 
 @lru_cache(linux.MOST_LONG)
-def _with_group(groups: frozenset[int], gid: int) -> frozenset[int]:
+def _with_group(groups: frozenset[ClientId], gid: ClientId) -> frozenset[ClientId]:
     return groups | {gid}
 
 
@@ -53,7 +54,7 @@ class Subject:
 
     __slots__ = ("_caller", "_find", "gid", "uid")
 
-    def __init__(self, uid: int, gid: int, find: Callable[[], Caller]) -> None:
+    def __init__(self, uid: ServerId, gid: ServerId, find: Callable[[], Caller]) -> None:
         self.uid = uid
         self.gid = gid
         self._find = find
@@ -66,7 +67,7 @@ class Subject:
             self._caller = self._find()
         return self._caller
 
-    def has_group(self, gid: int) -> bool:
+    def has_group(self, gid: ServerId) -> bool:
         """Is this one of the caller's groups?"""
         return gid == self.gid or gid in self.caller.groups
 
@@ -94,7 +95,9 @@ class _Insider(Subject):
         linux.assume(linux.ROOT)  # which in a mount below is more than a caller's root (`above`)
 
 
-INSIDER = _Insider(0, 0, lambda: Caller(0, 0, frozenset({0})))
+_ROOT = Caller(ServerId(0), ServerId(0), frozenset({ServerId(0)}))
+
+INSIDER = _Insider(_ROOT.uid, _ROOT.gid, lambda: _ROOT)
 """The daemon itself, looking through its own mount, or one above. It is told by identity (`is`), not by its ids."""
 
 
@@ -108,8 +111,7 @@ def attrs_of(name: bytes, info: os.stat_result, fd: int) -> Attrs:
     return Attrs(
         name.decode("utf-8", "surrogateescape"),
         info.st_mode,
-        info.st_uid,
-        info.st_gid,
+        *linux.owners(info),
         info.st_size,
         info.st_nlink,
         info.st_mtime_ns,
@@ -133,7 +135,7 @@ def _judged(view: View, who: Subject, name: bytes, info: os.stat_result, fd: int
     cloak = view.cloak
     if cloak is None:
         return view.visible(who.caller, attrs_of(name, info, fd))
-    return cloak.condition(info.st_mode, info.st_uid, info.st_gid).admits(who.uid, who.has_group)
+    return cloak.condition(info.st_mode, *linux.owners(info)).admits(who.uid, who.has_group)
 
 
 def everybody_may(bits: int, obj: Object, fd: int, info: os.stat_result) -> bool:
@@ -149,9 +151,10 @@ def surely_may(who: Subject, bits: int, obj: Object, fd: int, info: os.stat_resu
     """
     if not obj.filesystem.plain:
         return False
-    if who.uid == info.st_uid:
+    owner, group = linux.owners(info)
+    if who.uid == owner:
         return info.st_mode >> 6 & bits == bits
-    wanted = bits * (0o010 if who.gid == info.st_gid else 0o011)
+    wanted = bits * (0o010 if who.gid == group else 0o011)
     return info.st_mode & wanted == wanted and _has_no_acl(obj, fd, info)
 
 

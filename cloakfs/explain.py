@@ -13,10 +13,11 @@ from typing import NamedTuple
 import trio
 
 from . import linux
-from .caller import Caller
+from .caller import Caller, ClientCaller
 from .cloak import Verdict
 from .door import attrs_of, credentials, subject
 from .groups import group_source
+from .ids import ClientId, ServerId
 from .mapping import Kind
 from .policy import Attrs, Policy, is_built_in
 from .view import View
@@ -27,8 +28,8 @@ READ, WRITE, EXECUTE = 4, 2, 1
 class MappedId(NamedTuple):
     """An id on both sides (None: it has no counterpart there) and the rule that says so."""
 
-    client: int | None
-    server: int | None
+    client: ClientId | None
+    server: ServerId | None
     rule: str
 
 
@@ -51,18 +52,18 @@ class Identification:
     source: str
 
 
-def identify(view: View, caller: Caller, groups: str | None) -> Identification:
+def identify(view: View, caller: ClientCaller, groups: str | None) -> Identification:
     """The identity that a request is served as.
 
     Args:
         view: a caller view.
-        caller: client ids; its groups are what the option `groups=proc` would find.
+        caller: who asks; its groups are what the option `groups=proc` would find.
         groups: the option `groups=` of the export.
     """
     source = None if groups in (None, "proc") else group_source(groups)
     supplementary = caller.groups if source is None else source.of_request(0)
     policy = view.policy
-    server = view.identify(Caller(caller.uid, caller.gid, supplementary | {caller.gid}))
+    server = view.identify(ClientCaller(caller.uid, caller.gid, supplementary | {caller.gid}))
     if server is None:
         failed = "the plug-in failed"
         return Identification(
@@ -75,7 +76,7 @@ def identify(view: View, caller: Caller, groups: str | None) -> Identification:
             mapped.append(MappedId(gid, next(iter(kept), None), forward_rule(policy, "gid", gid)))
     else:
         mapped += [MappedId(None, gid, _plugin(policy)) for gid in sorted(server.groups - {server.gid})]
-    more = frozenset() if source is None else trio.run(source.of_user, server.uid)
+    more = frozenset[ServerId]() if source is None else trio.run(source.of_user, server.uid)
     mapped += [MappedId(None, gid, "the server's user database") for gid in sorted(more - server.groups)]
     return Identification(
         server._replace(groups=server.groups | more),
@@ -102,7 +103,7 @@ def _plugin(policy: Policy) -> str:
     return f"plug-in {policy.options.policy}"
 
 
-def forward_rule(policy: Policy, kind: Kind, client_id: int) -> str:
+def forward_rule(policy: Policy, kind: Kind, client_id: ClientId) -> str:
     """What decides the server id of a caller's `client_id`: a definition, or why none does."""
     if not is_built_in(policy, "forward"):
         return _plugin(policy)
@@ -116,7 +117,7 @@ def forward_rule(policy: Policy, kind: Kind, client_id: int) -> str:
     return "root_squash: nobody" if client_id == 0 and policy.options.squash == "root" else "unchanged"
 
 
-def reverse_rule(policy: Policy, kind: Kind, server_id: int) -> str:
+def reverse_rule(policy: Policy, kind: Kind, server_id: ServerId) -> str:
     """What decides the client id that stands for the `server_id` of a file."""
     if not (is_built_in(policy, "show") and is_built_in(policy, "client_id")):
         return _plugin(policy)
@@ -144,9 +145,9 @@ class Step:
 
     name: str
     mode: int
-    uid: int
-    gid: int
-    shown: tuple[int, int, int] | None
+    uid: ServerId
+    gid: ServerId
+    shown: tuple[int, ClientId, ClientId] | None
     verdicts: tuple[Verdict, ...]
     visible: bool
     reason: str
@@ -266,8 +267,8 @@ class Row(NamedTuple):
 
     name: str
     mode: int
-    uid: int
-    gid: int
+    uid: ServerId
+    gid: ServerId
     cells: tuple[str, ...]
 
 
@@ -297,13 +298,13 @@ def table(source: str, names: list[str], view: View, callers: list[Caller | None
                 ]
             finally:
                 os.close(fd)
-            rows.append(Row(name, info.st_mode, info.st_uid, info.st_gid, tuple(cells)))
+            rows.append(Row(name, info.st_mode, *linux.owners(info), tuple(cells)))
     finally:
         os.close(directory)
     return rows
 
 
-def owners(path: str) -> list[int]:
+def owners(path: str) -> list[ServerId]:
     """The uids that own something in a directory, in order.
 
     Raises:
@@ -313,7 +314,7 @@ def owners(path: str) -> list[int]:
     with os.scandir(path) as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):  # just deleted
-                uids.add(entry.stat(follow_symlinks=False).st_uid)
+                uids.add(linux.owners(entry.stat(follow_symlinks=False))[0])
     return sorted(uids)
 
 

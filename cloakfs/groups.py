@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import trio
 
 from . import linux
+from .ids import ClientId, ServerId
 
 log = logging.getLogger(__name__)
 
@@ -44,10 +45,10 @@ class GroupSource(Protocol):
 
     by_user: bool
 
-    def of_request(self, pid: int) -> frozenset[int]:
+    def of_request(self, pid: int) -> frozenset[ClientId]:
         """Client gids of the thread that made the request; they are mapped one by one."""
 
-    async def of_user(self, server_uid: int) -> frozenset[int]:
+    async def of_user(self, server_uid: ServerId) -> frozenset[ServerId]:
         """Server gids of the mapped user."""
 
 
@@ -65,11 +66,11 @@ class ProcessGroups:
 
     def __init__(self) -> None:
         self._kept: dict[int, int] = {}  # thread id -> descriptor
-        self._parsed: dict[bytes, frozenset[int]] = {}
+        self._parsed: dict[bytes, frozenset[ClientId]] = {}
         self._bytes = 0  # of the keys
         self._reserve = os.open("/proc", os.O_PATH | os.O_CLOEXEC)  # for when there is no other descriptor to be had
 
-    def of_request(self, pid: int) -> frozenset[int]:
+    def of_request(self, pid: int) -> frozenset[ClientId]:
         """See `GroupSource`."""
         if pid == 0:
             return frozenset()
@@ -135,7 +136,7 @@ class ProcessGroups:
             end = status.find(b"\n", start)
         return status[start:end]
 
-    async def of_user(self, server_uid: int) -> frozenset[int]:
+    async def of_user(self, server_uid: ServerId) -> frozenset[ServerId]:
         """No groups from here."""
         return frozenset()
 
@@ -145,14 +146,14 @@ class FixedGroups:
 
     by_user = False
 
-    def __init__(self, gids: frozenset[int]) -> None:
+    def __init__(self, gids: frozenset[ClientId]) -> None:
         self._gids = gids
 
-    def of_request(self, pid: int) -> frozenset[int]:
+    def of_request(self, pid: int) -> frozenset[ClientId]:
         """See `GroupSource`."""
         return self._gids
 
-    async def of_user(self, server_uid: int) -> frozenset[int]:
+    async def of_user(self, server_uid: ServerId) -> frozenset[ServerId]:
         """No groups from here."""
         return frozenset()
 
@@ -160,7 +161,7 @@ class FixedGroups:
 class _Answer(NamedTuple):
     """The groups of a user; times are trio's: when to ask again, and until when this is to be used."""
 
-    groups: frozenset[int]
+    groups: frozenset[ServerId]
     again: float
     until: float
 
@@ -179,16 +180,16 @@ class DatabaseGroups:
     by_user = True
 
     def __init__(self) -> None:
-        self._known: dict[int, _Answer] = {}
-        self._asked: dict[int, trio.Event] = {}  # uid -> set when there is an answer, or none is expected
+        self._known: dict[ServerId, _Answer] = {}
+        self._asked: dict[ServerId, trio.Event] = {}  # uid -> set when there is an answer, or none is expected
         self._threads = trio.CapacityLimiter(_THREADS)
         self._silent_until = -math.inf
 
-    def of_request(self, pid: int) -> frozenset[int]:
+    def of_request(self, pid: int) -> frozenset[ClientId]:
         """No groups from here."""
         return frozenset()
 
-    async def of_user(self, server_uid: int) -> frozenset[int]:
+    async def of_user(self, server_uid: ServerId) -> frozenset[ServerId]:
         """See `GroupSource`."""
         now = trio.current_time()
         answer = self._known.get(server_uid, _NONE)
@@ -206,7 +207,7 @@ class DatabaseGroups:
         # An answer that took very long is told too late.
         return answer.groups if trio.current_time() < answer.until else frozenset()
 
-    async def _ask(self, uid: int) -> None:
+    async def _ask(self, uid: ServerId) -> None:
         try:
             with trio.move_on_after(PATIENCE_SECONDS) as queueing:
                 async with self._threads:
@@ -222,7 +223,7 @@ class DatabaseGroups:
         finally:
             self._asked.pop(uid).set()
 
-    def _fail(self, uid: int, why: str) -> None:
+    def _fail(self, uid: ServerId, why: str) -> None:
         """Do not ask again at once. What is known stays in use while it is fresh; after that, there are no groups."""
         now = trio.current_time()
         known = self._known.get(uid, _NONE)
@@ -233,19 +234,19 @@ class DatabaseGroups:
             self._silent_until = now + _TELL_AGAIN_SECONDS
             log.warning("the user database does not tell the groups of uid %d: %s", uid, why)
 
-    def _remember(self, uid: int, answer: _Answer) -> None:
+    def _remember(self, uid: ServerId, answer: _Answer) -> None:
         if len(self._known) >= _MOST_KNOWN and uid not in self._known:
             self._known.clear()
         self._known[uid] = answer
 
 
-def _database_groups(uid: int) -> frozenset[int]:
+def _database_groups(uid: ServerId) -> frozenset[ServerId]:
     linux.assume(linux.ROOT)
     try:
         entry = pwd.getpwuid(uid)
     except KeyError:
         return frozenset()
-    return frozenset(os.getgrouplist(entry.pw_name, entry.pw_gid))
+    return frozenset(map(ServerId, os.getgrouplist(entry.pw_name, entry.pw_gid)))
 
 
 def group_source(words: str | None) -> GroupSource:
@@ -258,4 +259,4 @@ def group_source(words: str | None) -> GroupSource:
         case "none":
             return FixedGroups(frozenset())
         case _:
-            return FixedGroups(frozenset(int(gid) for gid in words.split(":")))
+            return FixedGroups(frozenset(ClientId(int(gid)) for gid in words.split(":")))

@@ -15,7 +15,10 @@ import threading
 from array import array
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
+
+from .ids import ServerId
 
 _T = TypeVar("_T")
 
@@ -67,13 +70,17 @@ def _check(result: int, *path: object) -> int:
 class Credentials(NamedTuple):
     """Who a system call is made as, in server ids: file-system uid and gid and supplementary groups."""
 
-    uid: int
-    gid: int
-    groups: tuple[int, ...]
+    uid: ServerId
+    gid: ServerId
+    groups: tuple[ServerId, ...]
 
 
-ROOT = Credentials(0, 0, ())
+ROOT = Credentials(ServerId(0), ServerId(0), ())
 """As whom a daemon acts when it acts for nobody. (One over another cloakfs mount is known by another group.)"""
+
+
+owners: Callable[[os.stat_result], tuple[ServerId, ServerId]] = attrgetter("st_uid", "st_gid")
+"""Owner and group of an object of the real tree; in this form, its types take no time."""
 
 
 class _Thread(threading.local):

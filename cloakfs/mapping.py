@@ -11,15 +11,17 @@ import heapq
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast, overload
+
+from .ids import ClientId, ServerId
 
 MAX_ID = 2**32 - 2
 """The largest id; configuration writes it as an upper bound of -1."""
 
-DEFAULT_NOBODY = 65534
+DEFAULT_NOBODY = ServerId(65534)
 """What nobody is unless anonuid= / anongid= say otherwise, as in exports(5)."""
 
-NOBODY = -2
+NOBODY = ServerId(-2)
 """How a definition writes "the export's nobody" [SZ §2.1.1]."""
 
 Kind = Literal["uid", "gid"]
@@ -58,10 +60,10 @@ class RangeDef:
     """
 
     kind: Kind
-    rm_low: int
-    rm_high: int
+    rm_low: ClientId
+    rm_high: ClientId
     action: Action
-    lc_low: int
+    lc_low: ServerId
 
     def __post_init__(self) -> None:
         check_range(self.rm_low, self.rm_high)
@@ -75,12 +77,12 @@ class RangeDef:
         if high > MAX_ID:
             raise ValueError(f"the server's range {low} {high} runs past the largest id, {MAX_ID}")
 
-    def server_range(self, nobody: int) -> tuple[int, int]:
+    def server_range(self, nobody: ServerId) -> tuple[ServerId, ServerId]:
         """Return the first and last server id this definition yields; nobody is what -2 stands for."""
         low = nobody if self.lc_low == NOBODY else self.lc_low
-        return low, low + self.rm_high - self.rm_low if self.action == "map" else low
+        return low, ServerId(low + self.rm_high - self.rm_low) if self.action == "map" else low
 
-    def makes_nobody(self, nobody: int) -> bool:
+    def makes_nobody(self, nobody: ServerId) -> bool:
         """Does it make nobody of whom it names? Then there is no way back: what nobody owns is nobody's."""
         return self.lc_low == NOBODY or (self.action == "squash" and self.lc_low == nobody)
 
@@ -152,42 +154,58 @@ class IdMap:
     export's anonuid or anongid, 0 to MAX_ID.
     """
 
-    __slots__ = ("_defs", "_forward", "_reverse", "_reversible", "_server_lows", "_squash", "closed", "nobody")
+    __slots__ = (
+        "_defs",
+        "_forward",
+        "_nobody_shown",
+        "_reverse",
+        "_reversible",
+        "_server_lows",
+        "_squash",
+        "closed",
+        "nobody",
+    )
 
-    def __init__(self, defs: Sequence[RangeDef], *, nobody: int = DEFAULT_NOBODY, squash: Squash = "root") -> None:
+    def __init__(self, defs: Sequence[RangeDef], *, nobody: ServerId = DEFAULT_NOBODY, squash: Squash = "root") -> None:
         self._defs = tuple(defs)
         self._squash = squash
         self.nobody = nobody
         self.closed = is_closed(self._defs)
+        self._nobody_shown = ClientId(nobody)  # the same number
         self._forward = FirstMatch([(d.rm_low, d.rm_high) for d in self._defs])
         self._server_lows = [d.server_range(nobody)[0] for d in self._defs]
         self._reversible = [d for d in self._defs if not d.makes_nobody(nobody)]
         self._reverse = FirstMatch([d.server_range(nobody) for d in self._reversible])
 
-    def forward(self, client_id: int) -> int:
+    def forward(self, client_id: ClientId) -> ServerId:
         """Return the server id a request from client_id is made with; nobody if there is none."""
         at = self._forward.find(client_id)
         if at >= 0:
             definition = self._defs[at]
-            return self._server_lows[at] + (client_id - definition.rm_low if definition.action == "map" else 0)
+            low = self._server_lows[at]
+            return ServerId(low + client_id - definition.rm_low) if definition.action == "map" else low
         if self.closed or self._squash == "all" or (client_id == 0 and self._squash == "root"):
             return self.nobody
-        return client_id if 0 <= client_id <= MAX_ID else self.nobody
+        return ServerId(client_id) if 0 <= client_id <= MAX_ID else self.nobody
 
-    def reverse(self, server_id: int) -> int:
+    def reverse(self, server_id: ServerId) -> ClientId:
         """Return the id that is shown for server_id: nobody's where none is.
 
         A squash shows the first client id of its range [SZ Figure 1]. Whose id this is on a client need not be
         server_id there, in an open table for example, or where definitions overlap: see `counterpart`.
         """
         if not self.closed:
-            return server_id if 0 <= server_id <= MAX_ID else self.nobody
+            return ClientId(server_id) if 0 <= server_id <= MAX_ID else self._nobody_shown
         definition = self.reverse_definition_of(server_id)
         if definition is None:
-            return self.nobody
+            return self._nobody_shown
         # A squash yields a single server id, so its offset here is 0.
-        return definition.rm_low + server_id - definition.server_range(self.nobody)[0]
+        return ClientId(definition.rm_low + server_id - definition.server_range(self.nobody)[0])
 
+    @overload
+    def counterpart(self, id_: ClientId, direction: Literal["forward"]) -> ServerId | None: ...
+    @overload
+    def counterpart(self, id_: ServerId, direction: Literal["reverse"]) -> ClientId | None: ...
     def counterpart(self, id_: int, direction: Direction) -> int | None:
         """Return the one id that is id_ in the other realm, or None.
 
@@ -197,18 +215,23 @@ class IdMap:
         a map names it, or where ids stay as they are. For a server id ("reverse") it is the client id that is shown
         for it, if that one's counterpart is server_id.
         """
-        if direction == "reverse":
-            client_id = self.reverse(id_)
-            return client_id if self.counterpart(client_id, "forward") == id_ else None
-        server_id = self.forward(id_)
+        return self._client_of(ServerId(id_)) if direction == "reverse" else self._server_of(ClientId(id_))
+
+    def _client_of(self, server_id: ServerId) -> ClientId | None:
+        client_id = self.reverse(server_id)
+        return client_id if self._server_of(client_id) == server_id else None
+
+    def _server_of(self, client_id: ClientId) -> ServerId | None:
+        server_id = self.forward(client_id)
         if server_id != self.nobody:
             return server_id
-        definition = self.definition_of(id_)
+        definition = self.definition_of(client_id)
         if definition is not None:
             return None if definition.makes_nobody(self.nobody) else server_id
-        return server_id if not self.closed and self._squash != "all" and id_ == self.nobody else None
+        stays = not self.closed and self._squash != "all" and client_id == self._nobody_shown
+        return server_id if stays else None
 
-    def is_sole(self, server_id: int) -> bool:
+    def is_sole(self, server_id: ServerId) -> bool:
         """Return whether server_id has a counterpart, and no other client id becomes server_id.
 
         False when that is not easily told.
@@ -226,7 +249,7 @@ class IdMap:
             if low <= server_id <= high:
                 if definition.action == "squash" and definition.rm_high > definition.rm_low:
                     return False
-                sources.add(definition.rm_low + server_id - low)
+                sources.add(ClientId(definition.rm_low + server_id - low))
         return all(source == shown or self.forward(source) != server_id for source in sources)
 
     def _makes_nobody(self) -> bool:
@@ -237,20 +260,21 @@ class IdMap:
             return self._squash != "none"
         return self._forward.starts[-1] <= MAX_ID or -1 in self._forward.owners[:-1]
 
-    def groups(self, ids: Iterable[int]) -> frozenset[int]:
+    def groups(self, ids: Iterable[ClientId]) -> frozenset[ServerId]:
         """Return the server groups for a client's supplementary groups; what becomes nobody is dropped."""
         ids = frozenset(ids)
         if not self._defs and self._squash != "all" and ids and min(ids) >= 0 and max(ids) <= MAX_ID:
             # The same as below, much faster: somebody may be in 65,536.
-            return ids - {0} if self._squash == "root" and self.nobody else ids
-        return frozenset(gid for id_ in ids if (gid := self.counterpart(id_, "forward")) is not None)
+            stay = cast(frozenset[ServerId], ids)
+            return stay - {0} if self._squash == "root" and self.nobody else stay
+        return frozenset(gid for id_ in ids if (gid := self._server_of(id_)) is not None)
 
-    def definition_of(self, client_id: int) -> RangeDef | None:
+    def definition_of(self, client_id: ClientId) -> RangeDef | None:
         """Return the definition that forward follows for client_id, None if there is none."""
         at = self._forward.find(client_id)
         return None if at < 0 else self._defs[at]
 
-    def reverse_definition_of(self, server_id: int) -> RangeDef | None:
+    def reverse_definition_of(self, server_id: ServerId) -> RangeDef | None:
         """Return the definition that reverse follows for server_id, None if there is none."""
         at = self._reverse.find(server_id)
         return None if at < 0 else self._reversible[at]
@@ -262,7 +286,7 @@ def is_closed(defs: Iterable[RangeDef]) -> bool:
 
 
 def shadowed(
-    defs: Sequence[RangeDef], nobody: int = DEFAULT_NOBODY
+    defs: Sequence[RangeDef], nobody: ServerId = DEFAULT_NOBODY
 ) -> list[tuple[RangeDef, RangeDef, Direction, bool]]:
     """Return the definitions that earlier ones make (partly) unreachable, for warnings.
 

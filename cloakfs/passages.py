@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from . import linux
 from .cloak import CloakList, Condition
 from .nodes import Nodes, Object
 
@@ -111,7 +112,7 @@ class Passages:
         info = os.fstat(nodes.fd(directory))
         if directory.checked != info.st_ctime_ns and not nodes.is_child(directory, parent):
             return False
-        condition = cloak.condition(info.st_mode, info.st_uid, info.st_gid)
+        condition = cloak.condition(info.st_mode, *linux.owners(info))
         directory.condition = None if condition.admits_all else condition
         directory.trusted = nodes.trust
         directory.passage = None

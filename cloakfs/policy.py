@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
-from .caller import Caller
+from .caller import Caller, ClientCaller
 from .cloak import CloakList
 from .config.options import Options
+from .ids import ClientId, ServerId
 from .mapping import IdMap, Kind
 
 
@@ -34,7 +35,7 @@ def _mode_bits(caller: Caller, attrs: "Attrs", mode: int) -> bool:
 # Not frozen: that would triple the price of one, and one is made for every name of every listing.
 @dataclass(slots=True)
 class Attrs:
-    """What a policy may know of one object of the real tree; ids are server ids.
+    """What a policy may know of one object of the real tree; ids are server ids, except in what `Policy.show` answers.
 
     Attributes:
         name: the last component of the path it was reached by ("" for the root of the export); bytes that
@@ -49,8 +50,8 @@ class Attrs:
 
     name: str
     mode: int
-    uid: int
-    gid: int
+    uid: ServerId
+    gid: ServerId
     size: int = 0
     nlink: int = 1
     mtime_ns: int = 0
@@ -95,8 +96,8 @@ class Policy:
         self.cloak = CloakList(options.cloak_list, nobody_uid=options.anonuid, nobody_gid=options.anongid)
         self.hides = self.cloak.hides or not is_built_in(self, "visible")
 
-    def forward(self, caller: Caller) -> Caller:
-        """The server's identity for a caller that comes with client ids."""
+    def forward(self, caller: ClientCaller) -> Caller:
+        """The server's identity for a caller."""
         gids = self.ids["gid"]
         gid = gids.forward(caller.gid)
         return Caller(self.ids["uid"].forward(caller.uid), gid, gids.groups(caller.groups - {caller.gid}) | {gid})
@@ -106,18 +107,19 @@ class Policy:
         return self.cloak.visible(attrs.mode, attrs.uid, attrs.gid, caller.uid, caller.groups)
 
     def show(self, attrs: Attrs) -> Attrs:
-        """The attributes as the client's world sees them; mode, uid and gid are heeded."""
-        return replace(attrs, uid=self.client_id("uid", attrs.uid), gid=self.client_id("gid", attrs.gid))
+        """The attributes as the client's world sees them; mode, uid and gid are heeded, and these are client ids."""
+        shown: dict[str, Any] = {"uid": self.client_id("uid", attrs.uid), "gid": self.client_id("gid", attrs.gid)}
+        return replace(attrs, **shown)
 
     def same_for_all(self, attrs: Attrs) -> bool:
         """Is the answer of `visible` the same for every caller? False when in doubt."""
         return is_built_in(self, "visible") and self.cloak.same_for_all(attrs.mode, attrs.uid, attrs.gid)
 
-    def server_id(self, kind: Kind, client_id: int) -> int | None:
+    def server_id(self, kind: Kind, client_id: ClientId) -> ServerId | None:
         """The server id for chown and ACL entries; None has the request refused with EINVAL."""
         return self.ids[kind].counterpart(client_id, "forward")
 
-    def client_id(self, kind: Kind, server_id: int) -> int:
+    def client_id(self, kind: Kind, server_id: ServerId) -> ClientId:
         """The client id that is shown for a server id in attributes and ACL entries; nobody's if there is none."""
         return self.ids[kind].reverse(server_id)
 

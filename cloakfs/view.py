@@ -8,10 +8,12 @@ import logging
 import stat
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from . import acl
-from .caller import Caller
+from .caller import Caller, ClientCaller
+from .ids import ClientId, ServerId
 from .mapping import MAX_ID, Kind
 from .policy import Attrs, Policy, is_built_in
 
@@ -21,18 +23,23 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
-_Ids = tuple[int, int]  # uid and gid
+# uid and gid
+_ClientIds = tuple[ClientId, ClientId]
+_ServerIds = tuple[ServerId, ServerId]
+_Key = TypeVar("_Key", _ClientIds, _ServerIds)
+_Ids = TypeVar("_Ids", _ClientIds, _ServerIds)
+_Id = TypeVar("_Id", ClientId, ServerId)
 
 
 class Asker(NamedTuple):
     """Whom attributes are shown to where the kernel checks permissions with them: ids of both worlds."""
 
-    client_uid: int
-    client_gid: int
-    server_uid: int
-    server_gid: int
+    client_uid: ClientId
+    client_gid: ClientId
+    server_uid: ServerId
+    server_gid: ServerId
 
-    def recognise(self, stored_uid: int, stored_gid: int, uid: int, gid: int) -> tuple[int, int]:
+    def recognise(self, stored_uid: ServerId, stored_gid: ServerId, uid: ClientId, gid: ClientId) -> _ClientIds:
         """The owner and group to show instead of `uid` and `gid`, so that the kernel knows the owner as we do.
 
         Several client ids may stand for one server id (squash), and one, nobody, for many. What is the asker's is
@@ -49,12 +56,13 @@ class Asker(NamedTuple):
         return uid, gid
 
 
-def _other_than(client_id: int) -> int:
-    return MAX_ID if client_id != MAX_ID else MAX_ID - 1
+def _other_than(client_id: ClientId) -> ClientId:
+    return STRANGER if client_id != STRANGER else _NEXT_STRANGER
 
 
-STRANGER = MAX_ID
+STRANGER = ClientId(MAX_ID)
 """Shown where the kernel checks with what is shown, for an id without a counterpart: on a client, 65534 is somebody."""
+_NEXT_STRANGER = ClientId(MAX_ID - 1)
 
 # Views must not keep state per failure for ever; after this many distinct causes they stop telling new ones.
 _MAX_CAUSES = 1000
@@ -80,7 +88,7 @@ class View:
         self,
         policy: Policy,
         fixed: Caller | None = None,
-        entrants: frozenset[int] = frozenset(),
+        entrants: frozenset[ClientId] = frozenset(),
         *,
         checked: bool = False,
         below: "Below | None" = None,
@@ -104,27 +112,27 @@ class View:
         self.plain_forward = is_built_in(policy, "forward")
         """Is the identity of a caller its ids, each mapped for itself?"""
         self._plain_ids = is_built_in(policy, "client_id")
-        self._shown: dict[_Ids, _Ids] = {}
-        self._alike: dict[_Ids, bool] = {}
-        self._forwarded: dict[_Ids, _Ids] = {}
-        self._identified: dict[Caller, Caller] = {}
+        self._shown: dict[_ServerIds, _ClientIds] = {}
+        self._alike: dict[_ServerIds, bool] = {}
+        self._forwarded: dict[_ClientIds, _ServerIds] = {}
+        self._identified: dict[ClientCaller, Caller] = {}
         self._groups = 0  # in all of these
 
-    def admits(self, client_uid: int) -> bool:
+    def admits(self, client_uid: ClientId) -> bool:
         """May a process with this (client) uid enter? Anybody may enter a caller view (their own)."""
         return self.fixed is None or client_uid == 0 or client_uid in self.entrants or client_uid == self._own_uid()
 
-    def _own_uid(self) -> int | None:
+    def _own_uid(self) -> ClientId | None:
         """The client's uid for the identity of a fixed view, if it has one."""
         assert self.fixed is not None
         uid = self.counterpart("uid", self.fixed.uid)
         if uid is None or self.plain_forward:
             return uid
-        who = self._forward(Caller(uid, uid, frozenset({uid})))
+        who = self._forward(ClientCaller(uid, uid, frozenset({uid})))
         return uid if who is not None and who.uid == self.fixed.uid else None
 
-    def identify(self, caller: Caller) -> Caller | None:
-        """The identity, in server ids, that a request by `caller` (client ids) is served as.
+    def identify(self, caller: ClientCaller) -> Caller | None:
+        """The identity, in server ids, that a request by `caller` is served as.
 
         None when the policy failed: such a caller sees nothing.
         """
@@ -143,19 +151,19 @@ class View:
                 self._identified[caller] = who
         return who
 
-    def _forward(self, caller: Caller) -> Caller | None:
+    def _forward(self, caller: ClientCaller) -> Caller | None:
         def forward() -> Caller:
             who = self.policy.forward(caller)
             return who if self.plain_forward else _checked_caller(who)  # each of perhaps 65,536 groups
 
         return self._ask("forward", None, forward, caller)
 
-    def server_ids(self, uid: int, gid: int) -> tuple[int, int]:
+    def server_ids(self, uid: ClientId, gid: ClientId) -> _ServerIds:
         """What `identify` makes of a caller's uid and primary gid, where `plain_forward` holds."""
         key = (uid, gid)
         ids = self._forwarded.get(key)
         if ids is None:
-            who = self.policy.forward(Caller(uid, gid, frozenset({gid})))
+            who = self.policy.forward(ClientCaller(uid, gid, frozenset({gid})))
             ids = _remember(self._forwarded, key, (who.uid, who.gid))
         return ids
 
@@ -181,7 +189,7 @@ class View:
             return False
         return self._ask("same_for_all", False, lambda: self.policy.same_for_all(attrs) is True, attrs)
 
-    def is_shown_alike(self, uid: int, gid: int) -> bool:
+    def is_shown_alike(self, uid: ServerId, gid: ServerId) -> bool:
         """Is everybody shown the same owner and group by `Asker.recognise`, too?"""
         alike = self._alike.get((uid, gid))
         if alike is None:
@@ -192,7 +200,7 @@ class View:
             self._alike[uid, gid] = alike
         return alike
 
-    def show(self, attrs: Attrs) -> tuple[int, int, int, int] | None:
+    def show(self, attrs: Attrs) -> tuple[int, ClientId, ClientId, int] | None:
         """(mode, uid, gid, nlink) as the client's world sees them; None when the policy failed: hide it.
 
         Directories have one link where files may be hidden: a real count tells of hidden subdirectories. The type
@@ -213,7 +221,7 @@ class View:
             gid = STRANGER if self._is_nobody("gid", attrs.gid, gid) else gid
         return mode, uid, gid, nlink
 
-    def shown_mode(self, mode: int, uid: int, gid: int, shown_uid: int, shown_gid: int) -> int:
+    def shown_mode(self, mode: int, uid: ServerId, gid: ServerId, shown_uid: ClientId, shown_gid: ClientId) -> int:
         """`mode` without set-id bits that would not mean on a client what they mean here.
 
         A program runs as whom it is shown to belong to. If that is not the one client id that becomes its owner,
@@ -225,13 +233,13 @@ class View:
             mode &= ~stat.S_ISGID
         return mode
 
-    def _is_only(self, kind: Kind, server_id: int, shown: int) -> bool:
+    def _is_only(self, kind: Kind, server_id: ServerId, shown: ClientId) -> bool:
         if not (self.plain_forward and self._plain_ids):
             return False
         ids = self.policy.ids[kind]
         return shown == ids.counterpart(server_id, "reverse") and ids.is_sole(server_id)
 
-    def client_ids(self, uid: int, gid: int) -> tuple[int, int]:
+    def client_ids(self, uid: ServerId, gid: ServerId) -> _ClientIds:
         """Owner and group as `show` shows them, where `plain_show` holds."""
         key = (uid, gid)
         ids = self._shown.get(key)
@@ -239,48 +247,48 @@ class View:
             ids = _remember(self._shown, key, (self.client_id("uid", uid), self.client_id("gid", gid)))
         return ids
 
-    def server_id(self, kind: Kind, client_id: int) -> int | None:
+    def server_id(self, kind: Kind, client_id: ClientId) -> ServerId | None:
         """The server id for a client id that is to be stored; None: refuse with EINVAL."""
 
-        def ask() -> int | None:
+        def ask() -> ServerId | None:
             answer = self.policy.server_id(kind, client_id)
-            return None if answer is None else _checked_id(answer)
+            return None if answer is None else _checked(answer)
 
         return self._ask("server_id", None, ask, kind, client_id)
 
-    def client_id(self, kind: Kind, server_id: int) -> int:
+    def client_id(self, kind: Kind, server_id: ServerId) -> ClientId:
         """The client id to show for a stored server id; nobody's if it has none, or the policy failed.
 
         Where the kernel checks with it, one that it does not take for anybody.
         """
         client_id = self._client_id(kind, server_id)
         if client_id is None:
-            return STRANGER if self.checked else self._nobody(kind)
+            return STRANGER if self.checked else ClientId(self._nobody(kind))
         if not self.checked or self.counterpart(kind, server_id) is not None:
             return client_id
         # root_squash leaves what is root's as it is. Root itself is let in, or kept out, by other means, and where it
         # is not root here, the kernel's NFS server has taken its group from everybody (`nfs.root`).
-        is_roots = client_id == server_id == 0 and (kind == "uid" or self.policy.ids["uid"].forward(0) != 0)
-        return 0 if is_roots else STRANGER
+        is_root_here = self.policy.ids["uid"].forward(ClientId(0)) == 0
+        is_roots = client_id == 0 and server_id == 0 and (kind == "uid" or not is_root_here)
+        return client_id if is_roots else STRANGER
 
-    def counterpart(self, kind: Kind, server_id: int) -> int | None:
+    def counterpart(self, kind: Kind, server_id: ServerId) -> ClientId | None:
         """The client id that *is* a server id; None, which is to match nobody at all, if there is none."""
         if self._plain_ids:
             return self.policy.ids[kind].counterpart(server_id, "reverse")
         client_id = self._client_id(kind, server_id)
         return None if client_id is None or self._is_nobody(kind, server_id, client_id) else client_id
 
-    def _is_nobody(self, kind: Kind, server_id: int, shown: int) -> bool:
+    def _is_nobody(self, kind: Kind, server_id: ServerId, shown: ClientId) -> bool:
         """Is `shown`, a plug-in's answer, nobody's number in place of a counterpart?"""
-        return shown == self._nobody(kind) != server_id
+        nobody = self._nobody(kind)
+        return shown == ClientId(nobody) and server_id != nobody
 
-    def _nobody(self, kind: Kind) -> int:
+    def _nobody(self, kind: Kind) -> ServerId:
         return self.policy.options.anonuid if kind == "uid" else self.policy.options.anongid
 
-    def _client_id(self, kind: Kind, server_id: int) -> int | None:
-        return self._ask(
-            "client_id", None, lambda: _checked_id(self.policy.client_id(kind, server_id)), kind, server_id
-        )
+    def _client_id(self, kind: Kind, server_id: ServerId) -> ClientId | None:
+        return self._ask("client_id", None, lambda: _checked(self.policy.client_id(kind, server_id)), kind, server_id)
 
     def acl_in(self, value: bytes) -> bytes:
         """A POSIX ACL to store, with server ids.
@@ -288,9 +296,7 @@ class View:
         Raises:
             ValueError: an entry cannot be mapped.
         """
-        return acl.translate(
-            value, lambda i: self.server_id("uid", i), lambda i: self.server_id("gid", i), distinct=True
-        )
+        return acl.translate(value, partial(self.server_id, "uid"), partial(self.server_id, "gid"), distinct=True)
 
     def acl_out(self, value: bytes) -> bytes:
         """A stored POSIX ACL, with client ids.
@@ -299,9 +305,9 @@ class View:
         """
         if self.checked:
             return acl.translate(
-                value, lambda i: self.counterpart("uid", i), lambda i: self.counterpart("gid", i), stranger=STRANGER
+                value, partial(self.counterpart, "uid"), partial(self.counterpart, "gid"), stranger=STRANGER
             )
-        return acl.translate(value, lambda i: self.client_id("uid", i), lambda i: self.client_id("gid", i))
+        return acl.translate(value, partial(self.client_id, "uid"), partial(self.client_id, "gid"))
 
     def _ask(self, what: str, otherwise: _T, question: Callable[[], _T], *args: object) -> _T:
         """The policy's answer, or `otherwise` if it raises anything at all, be it SystemExit."""
@@ -323,16 +329,15 @@ class View:
         return self.policy.options.policy or type(self.policy).__name__
 
 
-def _remember(
-    known: dict[tuple[int, int], tuple[int, int]], key: tuple[int, int], ids: tuple[int, int]
-) -> tuple[int, int]:
+def _remember(known: dict[_Key, _Ids], key: _Key, ids: _Ids) -> _Ids:
     if len(known) >= _MOST_KNOWN:
         known.clear()
     known[key] = ids
     return ids
 
 
-def _checked_id(answer: object) -> int:
+def _checked(answer: _Id) -> _Id:
+    """What a plug-in answered, which may be anything."""
     if isinstance(answer, int) and 0 <= answer <= MAX_ID:
         return answer
     raise ValueError(f"{answer!r} is not an id (0 to {MAX_ID})")
@@ -340,8 +345,8 @@ def _checked_id(answer: object) -> int:
 
 def _checked_caller(answer: Caller) -> Caller:
     uid, gid, groups = answer
-    return Caller(_checked_id(uid), _checked_id(gid), frozenset(map(_checked_id, {gid, *groups})))
+    return Caller(_checked(uid), _checked(gid), frozenset(map(_checked, {gid, *groups})))
 
 
-def _checked_show(answer: Attrs) -> tuple[int, int, int]:
-    return int(answer.mode), _checked_id(answer.uid), _checked_id(answer.gid)
+def _checked_show(answer: Attrs) -> tuple[int, ClientId, ClientId]:
+    return int(answer.mode), ClientId(_checked(answer.uid)), ClientId(_checked(answer.gid))

@@ -11,6 +11,7 @@ import trio
 from . import linux
 from .caller import Caller
 from .config.views import Ids, Range, User, ViewItem
+from .ids import ClientId, ServerId
 from .index import Index
 from .nodes import MAX_VIEWS
 from .policy import Policy
@@ -48,8 +49,9 @@ def user_identity(user: str) -> Identity:
         entry = pwd.getpwuid(int(user)) if user.isdecimal() else pwd.getpwnam(user)
     except KeyError:
         raise ViewError(f"view {user}: no such user in the user database (UID:GID[:GID,GID…] needs none)") from None
-    groups = frozenset(os.getgrouplist(entry.pw_name, entry.pw_gid))
-    return Identity(entry.pw_name, Caller(entry.pw_uid, entry.pw_gid, groups), by_user=True)
+    groups = frozenset(map(ServerId, os.getgrouplist(entry.pw_name, entry.pw_gid)))
+    who = Caller(ServerId(entry.pw_uid), ServerId(entry.pw_gid), groups)
+    return Identity(entry.pw_name, who, by_user=True)
 
 
 def resolve(item: ViewItem) -> Identity | Range:
@@ -70,7 +72,9 @@ def resolve(item: ViewItem) -> Identity | Range:
 def accounts_of(item: ViewItem) -> list[User | Ids]:
     """The single identities that an item of `views=` stands for: of a range, the accounts in it that there are."""
     if isinstance(item, Range):
-        return [User(name) for name in sorted({entry.pw_name for entry in pwd.getpwall() if entry.pw_uid in item})]
+        return [
+            User(name) for name in sorted({entry.pw_name for entry in pwd.getpwall() if ServerId(entry.pw_uid) in item})
+        ]
     try:
         resolve(item)
     except ViewError:
@@ -102,7 +106,7 @@ class Views:
         self,
         policy: Policy,
         items: tuple[ViewItem, ...],
-        entrants: frozenset[int],
+        entrants: frozenset[ClientId],
         index: Index,
         *,
         checked: bool = False,
@@ -119,7 +123,7 @@ class Views:
         self.top = bool(self._ranges) or len(identities) > 1
         self._numbers: dict[str, int] = {}
         self._views: dict[int, View] = {}
-        self._by_user: dict[int, int] = {}  # view number -> uid in the database
+        self._by_user: dict[int, ServerId] = {}  # view number -> uid in the database
         if not identities and not self._ranges:
             self._views[0] = self._view(None)
         for identity in identities:
@@ -149,7 +153,7 @@ class Views:
         self.policy = policy
         self._views = {number: self._view(view.fixed) for number, view in self._views.items()}
 
-    def labels(self, client_uid: int) -> list[str]:
+    def labels(self, client_uid: ClientId) -> list[str]:
         """The names (without @) of those views that a process with this uid may enter, sorted."""
         return sorted(label for label, number in self._numbers.items() if self._views[number].admits(client_uid))
 
@@ -157,7 +161,7 @@ class Views:
         """The number of a view that `labels` told."""
         return self._numbers[label]
 
-    async def find(self, label: str, client_uid: int) -> int | None:
+    async def find(self, label: str, client_uid: ClientId) -> int | None:
         """The number of the view called `label`, made on first access if a range allows it.
 
         None if there is none, or none that a process with this uid may enter.
@@ -183,7 +187,7 @@ class Views:
     async def revive(self, number: int) -> View | None:
         """The view with this number if an earlier run made it from a range that is still allowed."""
         label = self._index.view_label(number)
-        if label is not None and await self.find(label, 0) == number:
+        if label is not None and await self.find(label, ClientId(0)) == number:
             return self._views[number]
         return None
 

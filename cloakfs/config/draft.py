@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from ..cloak import CloakDef
+from ..ids import ClientId, ServerId
 from ..mapping import DEFAULT_NOBODY, RangeDef
 from ..prefetch import Limits
 from .errors import Location
@@ -19,14 +20,14 @@ class Draft:
     read_only: bool = True
     root_squash: bool = True
     all_squash: bool = False
-    ids: dict[str, int] = field(default_factory=dict)
+    ids: dict[str, ServerId] = field(default_factory=dict)
     range_map: list[tuple[RangeDef, Location]] = field(default_factory=list)
     cloak_list: list[tuple[CloakDef, Location]] = field(default_factory=list)
     no_client_cache: bool = False
     groups: str | None = None
     policy: str | None = None
     views: tuple[ViewItem, ...] = ()
-    view_access: tuple[int, ...] = ()
+    view_access: tuple[ClientId, ...] = ()
     prefetch: str = DEFAULT_PREFETCH
     limits: dict[str, int] = field(default_factory=dict)
     other: dict[str, tuple[str, str | None]] = field(default_factory=dict)

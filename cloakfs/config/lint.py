@@ -1,6 +1,7 @@
 """What is in the grammar but probably does not do what its author wants, and what becomes of ids that nobody names."""
 
 from .. import cloak, mapping
+from ..ids import ClientId, ServerId
 from ..mapping import DEFAULT_NOBODY, IdMap, Kind, RangeDef
 from .draft import Draft
 from .errors import ExportsWarning, Location
@@ -29,7 +30,7 @@ def warnings_about(draft: Draft) -> list[ExportsWarning]:
     return found
 
 
-def _mapped_ids(draft: Draft, kind: Kind, nobody: int, places: dict[int, Location]) -> list[ExportsWarning]:
+def _mapped_ids(draft: Draft, kind: Kind, nobody: ServerId, places: dict[int, Location]) -> list[ExportsWarning]:
     """What the definitions of one kind do to each other, to squash options, to nobody and to root."""
     defs = _definitions(draft, kind)
     if not defs:
@@ -67,7 +68,7 @@ def _claimed_gids(draft: Draft, places: dict[int, Location]) -> list[ExportsWarn
     uids, gids = _definitions(draft, "uid"), _definitions(draft, "gid")
     if not mapping.is_closed(uids) or mapping.is_closed(gids) or draft.all_squash or draft.views:
         return []
-    if not any(IdMap(gids).counterpart(gid, "forward") for gid in (1, *(d.rm_high + 1 for d in gids))):
+    if not any(IdMap(gids).counterpart(gid, "forward") for gid in map(ClientId, (1, *(d.rm_high + 1 for d in gids)))):
         return []
     message = (
         "uids are mapped but gids are not: whatever gid a client claims counts as the server's;"
@@ -80,7 +81,7 @@ def _definitions(draft: Draft, kind: Kind) -> list[RangeDef]:
     return [definition for definition, _ in draft.range_map if definition.kind == kind]
 
 
-def _makes_root(definition: RangeDef, nobody: int) -> bool:
+def _makes_root(definition: RangeDef, nobody: ServerId) -> bool:
     """Does it make root of a client id that is not root's?"""
     low, _ = definition.server_range(nobody)
     return low == 0 and (definition.rm_high if definition.action == "squash" else definition.rm_low) != 0

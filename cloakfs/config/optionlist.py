@@ -2,12 +2,13 @@
 
 import difflib
 
+from ..ids import ServerId
 from .draft import Draft
 from .errors import ExportsError, Location, shown
 from .names import FAMILY, FLAG_FAMILY, LIMITS, ONCE, PERHAPS_VALUES
 from .scanner import WORD, Scanner
 from .terms import Terms
-from .values import EXPECTED_ID, SINGLE_VALUES, amount_of, parse_id
+from .values import EXPECTED_ID, SINGLE_VALUES, amount_of, parse_client_id
 from .views import EXPECTED_VIEW, parse_view
 
 
@@ -107,9 +108,9 @@ class OptionList:
             case "views":
                 draft.views = self._terms.items(name, EXPECTED_VIEW, parse_view)
             case "view_access":
-                draft.view_access = self._terms.items(name, EXPECTED_ID, parse_id)
+                draft.view_access = self._terms.items(name, EXPECTED_ID, parse_client_id)
             case "anonuid" | "anongid":
-                draft.ids[name] = int(self._single(name))
+                draft.ids[name] = ServerId(int(self._single(name)))
             case "groups":
                 draft.groups = self._single(name)
             case "policy":

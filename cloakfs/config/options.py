@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from ..cloak import CloakDef
+from ..ids import ClientId, ServerId
 from ..mapping import DEFAULT_NOBODY, RangeDef, Squash
 from ..prefetch import Limits
 from .errors import Location
@@ -25,15 +26,15 @@ class Options:
 
     read_only: bool = True
     squash: Squash = "root"
-    anonuid: int = DEFAULT_NOBODY
-    anongid: int = DEFAULT_NOBODY
+    anonuid: ServerId = DEFAULT_NOBODY
+    anongid: ServerId = DEFAULT_NOBODY
     range_map: tuple[RangeDef, ...] = ()
     cloak_list: tuple[CloakDef, ...] = ()
     no_client_cache: bool = False
     groups: str | None = None
     policy: str | None = None
     views: tuple[ViewItem, ...] = ()
-    view_access: tuple[int, ...] = ()
+    view_access: tuple[ClientId, ...] = ()
     prefetch: str = DEFAULT_PREFETCH
     prefetch_limits: Limits = field(default_factory=Limits)
     other: tuple[tuple[str, str | None], ...] = ()

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from ..cloak import CloakDef, Mask
+from ..ids import ClientId, ServerId
 from ..mapping import KINDS, MAX_ID, NOBODY, Action, Kind, RangeDef
 from .errors import ExportsError, Location, shown
 from .scanner import BLANK, WORD, Scanner
@@ -16,7 +17,7 @@ _KINDS: dict[str, Kind] = {kind: kind for kind in KINDS}
 _ACTIONS: dict[str, Action] = {"map": "map", "squash": "squash"}
 _NUMERIC = "+-0123456789"  # what a number may begin with, well-formed or not
 _LARGEST = {"-1": MAX_ID}
-_NOBODY = {str(NOBODY): NOBODY}
+_NOBODY: dict[str, int] = {str(NOBODY): NOBODY}
 _EXPECTED_MASK = "a mask: + or - and three octal digits, such as +007"
 
 
@@ -59,7 +60,7 @@ class Terms:
                 raise ExportsError(place, f"unexpected {shown(word)}", "map or squash")
             server = self._number("lc-low, the first server id", _NOBODY)
             with _located(where):
-                defs.append((RangeDef(kind, low, high, action, server), where))
+                defs.append((RangeDef(kind, ClientId(low), ClientId(high), action, ServerId(server)), where))
         return defs
 
     def cloak_list(self) -> list[tuple[CloakDef, Location]]:
@@ -76,7 +77,7 @@ class Terms:
             if self._more(_NUMERIC):
                 high = self._number("lc-high, the last server id", _LARGEST)
             with _located(where):
-                defs.append((CloakDef(kind, mask, low, high), where))
+                defs.append((CloakDef(kind, mask, ServerId(low), ServerId(high)), where))
         return defs
 
     def _word(self, expected: str) -> tuple[str, Location]:

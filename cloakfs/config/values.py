@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 
+from ..ids import ClientId
 from ..mapping import MAX_ID
 from ..prefetch import HEURISTICS
 from .names import BYTES, COUNTS
@@ -40,9 +41,9 @@ def _is_groups(text: str) -> bool:
     return text in ("proc", "database", "none") or (_GIDS.fullmatch(text) is not None and are_ids(text))
 
 
-def parse_id(text: str) -> int | None:
-    """Return the id that this is the text of; None if it is of none."""
-    return int(text) if is_id(text) else None
+def parse_client_id(text: str) -> ClientId | None:
+    """Return the client id that this is the text of; None if it is of none."""
+    return ClientId(int(text)) if is_id(text) else None
 
 
 def amount_of(text: str) -> int:

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 
+from ..ids import ServerId
 from ..mapping import MAX_ID
 from .values import ID, are_ids, is_id
 
@@ -32,9 +33,9 @@ class User:
 class Ids:
     """An identity by its server ids, which needs no account; groups are the supplementary ones."""
 
-    uid: int
-    gid: int
-    groups: tuple[int, ...] = ()
+    uid: ServerId
+    gid: ServerId
+    groups: tuple[ServerId, ...] = ()
 
     @property
     def label(self) -> str:
@@ -50,10 +51,10 @@ class Ids:
 class Range:
     """The accounts with uids from low to high; each has a view of its own, made when it is first looked up."""
 
-    low: int
-    high: int
+    low: ServerId
+    high: ServerId
 
-    def __contains__(self, uid: int) -> bool:
+    def __contains__(self, uid: ServerId) -> bool:
         return self.low <= uid <= self.high
 
     def __str__(self) -> str:
@@ -67,9 +68,10 @@ def parse_view(text: str) -> ViewItem | None:
     """The item that this is the text of; None if it is of no item."""
     ends = _RANGE.fullmatch(text)
     if ends:
-        low, high = int(ends[1]), int(ends[2])
+        low, high = ServerId(int(ends[1])), ServerId(int(ends[2]))
         return Range(low, high) if low <= high <= MAX_ID else None
     ids = _IDS.fullmatch(text)
     if ids and are_ids(text):
-        return Ids(int(ids[1]), int(ids[2]), tuple(int(gid) for gid in (ids[3] or "").split("+") if gid))
+        groups = tuple(ServerId(int(gid)) for gid in (ids[3] or "").split("+") if gid)
+        return Ids(ServerId(int(ids[1])), ServerId(int(ids[2])), groups)
     return User(text) if _USER.fullmatch(text) or is_id(text) else None

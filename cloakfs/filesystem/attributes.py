@@ -20,6 +20,7 @@ from pyfuse3 import (
 
 from .. import linux
 from ..door import attrs_of
+from ..ids import ClientId, ServerId
 from .core import SET_ID, Core, Entered, answers, open_content
 from .names import Names
 
@@ -77,8 +78,8 @@ class Attributes(Names, Core):
         path = f"/proc/self/fd/{at.fd}"
         at.assume()
         if fields.update_uid or fields.update_gid:
-            uid = self._owner(at, attr.st_uid) if fields.update_uid else -1
-            gid = self._group(at, attr.st_gid) if fields.update_gid else -1
+            uid = self._owner(at, ClientId(attr.st_uid)) if fields.update_uid else -1
+            gid = self._group(at, ClientId(attr.st_gid)) if fields.update_gid else -1
             at.assume()
             os.chown(path, uid, gid)
         if fields.update_mode:
@@ -141,13 +142,13 @@ class Attributes(Names, Core):
         finally:
             os.close(fd)
 
-    def _owner(self, at: Entered, client_uid: int) -> int:
+    def _owner(self, at: Entered, client_uid: ClientId) -> ServerId:
         uid = at.view.server_id("uid", client_uid)
         if uid is None:
             raise FUSEError(errno.EINVAL)
         return uid
 
-    def _group(self, at: Entered, client_gid: int) -> int:
+    def _group(self, at: Entered, client_gid: ClientId) -> ServerId:
         gid = at.view.server_id("gid", client_gid)
         if gid is None:
             raise FUSEError(errno.EINVAL)

@@ -12,6 +12,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
+from operator import attrgetter
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
 import pyfuse3
@@ -20,9 +21,10 @@ from pyfuse3 import EntryAttributes, FileHandleT, FUSEError, InodeT, RequestCont
 
 from .. import linux
 from ..above import INSIDE, Above
-from ..caller import Caller
+from ..caller import Caller, ClientCaller
 from ..door import INSIDER, Door, Subject, attrs_of, credentials, everybody_may, sees, subject, surely_may, with_group
 from ..groups import GroupSource
+from ..ids import ClientId, ServerId
 from ..loop import SHARE
 from ..nodes import ROOT, Nodes, Object, Stale
 from ..reader import Reader
@@ -130,6 +132,9 @@ def open_content(fd: int, flags: int) -> int:
     if linux.in_main_thread():
         flags |= os.O_NONBLOCK
     return os.open(f"/proc/self/fd/{fd}", flags)
+
+
+_client_ids: Callable[[RequestContext], tuple[ClientId, ClientId]] = attrgetter("uid", "gid")
 
 
 class Entered(NamedTuple):
@@ -333,26 +338,27 @@ class Core(pyfuse3.Operations):
 
     def _is_inside(self, ctx: RequestContext, *, for_attributes: bool) -> bool:
         """Does a daemon ask for itself, this one or one above?"""
-        return ctx.pid in self._insiders or self.above.asks(ctx.uid, ctx.gid, ctx.pid, for_attributes=for_attributes)
+        return ctx.pid in self._insiders or self.above.asks(*_client_ids(ctx), ctx.pid, for_attributes=for_attributes)
 
     def _who(self, view: View, ctx: RequestContext) -> Subject | None:
         """The identity a request is served as, unless it depends on groups; EACCES at the gate of a fixed view."""
         if view.fixed is not None:
-            if not view.admits(ctx.uid):
+            uid, _ = _client_ids(ctx)
+            if not view.admits(uid):
                 raise FUSEError(errno.EACCES)
             return subject(view.fixed)
         if view.plain_forward and not self.groups.by_user:
-            uid, gid = ctx.uid, ctx.gid
+            uid, gid = _client_ids(ctx)
             return Subject(*view.server_ids(uid, gid), partial(self._identify, view, uid, gid, ctx.pid))
         return None
 
     async def _who_by_groups(self, view: View, ctx: RequestContext) -> Subject:
-        who = self._identify(view, ctx.uid, ctx.gid, ctx.pid)
+        who = self._identify(view, *_client_ids(ctx), ctx.pid)
         more = await self.groups.of_user(who.uid)
         return subject(who._replace(groups=who.groups | more) if more else who)
 
-    def _identify(self, view: View, uid: int, gid: int, pid: int) -> Caller:
-        who = view.identify(Caller(uid, gid, with_group(self.groups.of_request(pid), gid)))
+    def _identify(self, view: View, uid: ClientId, gid: ClientId, pid: int) -> Caller:
+        who = view.identify(ClientCaller(uid, gid, with_group(self.groups.of_request(pid), gid)))
         if who is None:
             raise FUSEError(errno.ENOENT)
         return who
@@ -389,7 +395,7 @@ class Core(pyfuse3.Operations):
 
     def _asker(self, view: View, who: Subject, ctx: RequestContext) -> Asker | None:
         if self.knfsd and view.fixed is None and who is not INSIDER:
-            return Asker(ctx.uid, ctx.gid, who.uid, who.gid)
+            return Asker(*_client_ids(ctx), who.uid, who.gid)
         return None
 
     async def _look(self, obj: Object, name: bytes | None = None) -> Mapping[tuple[int, bytes], tuple[int, int]]:
@@ -454,7 +460,7 @@ class Core(pyfuse3.Operations):
         return Entered(number, view, INSIDER, obj, fd, obj.filesystem.stat(fd))
 
     @staticmethod
-    def _maker(at: Entered) -> tuple[int, int]:
+    def _maker(at: Entered) -> tuple[ServerId, ServerId]:
         """Owner and group of what the caller would make in the directory: a mount below may squash them."""
         below = at.view.below
         return (at.who.uid, at.who.gid) if below is None else below.makes(at.who, at.fd)
@@ -632,10 +638,10 @@ class Core(pyfuse3.Operations):
             Stale: the policy failed to say.
         """
         if view.plain_show:
-            uid, gid = view.client_ids(info.st_uid, info.st_gid)
+            uid, gid = view.client_ids(*linux.owners(info))
             mode, nlink = info.st_mode, info.st_nlink
             if mode & SET_ID:
-                mode = view.shown_mode(mode, info.st_uid, info.st_gid, uid, gid)
+                mode = view.shown_mode(mode, *linux.owners(info), uid, gid)
             if view.hides and stat.S_ISDIR(mode):
                 nlink = 1
         else:
@@ -644,7 +650,7 @@ class Core(pyfuse3.Operations):
                 raise Stale
             mode, uid, gid, nlink = shown
         if asker is not None:
-            uid, gid = asker.recognise(info.st_uid, info.st_gid, uid, gid)
+            uid, gid = asker.recognise(*linux.owners(info), uid, gid)
         if self._gate and obj is self.nodes.root and view.fixed is not None:
             mode = stat.S_IFDIR | stat.S_IRWXU
             uid, gid = view.client_id("uid", view.fixed.uid), view.client_id("gid", view.fixed.gid)
@@ -797,7 +803,7 @@ class Core(pyfuse3.Operations):
         mountpoint = os.fsencode(self.mountpoint)
         if not self.views.top:
             return [mountpoint]
-        return [os.path.join(mountpoint, b"@" + os.fsencode(label)) for label in self.views.labels(0)]
+        return [os.path.join(mountpoint, b"@" + os.fsencode(label)) for label in self.views.labels(ClientId(0))]
 
     def check_from_inside(self) -> None:
         """Look at the own mount, in a thread: returns when it answers.

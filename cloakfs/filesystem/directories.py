@@ -15,6 +15,7 @@ from pyfuse3 import EntryAttributes, FileHandleT, InodeT, ModeT, ReaddirToken, R
 
 from .. import linux
 from ..door import INSIDER, sees
+from ..ids import ClientId
 from ..nodes import Nodes, Object, Stale, TooSoon
 from .core import Entered, OpenFile, answers
 from .names import Names
@@ -379,7 +380,7 @@ class Directories(Names):
         return self._attributes(at.number, at.view, obj, obj.name, fd, obj.filesystem.stat(fd))
 
     def _read_top(self, start_id: int, token: ReaddirToken, ctx: RequestContext) -> None:
-        labels = self.views.labels(ctx.uid)
+        labels = self.views.labels(ClientId(ctx.uid))
         names = [b".", b"..", *(b"@" + os.fsencode(label) for label in labels)]
         for cookie, name in enumerate(names[start_id:], start_id + 1):
             if name in (b".", b".."):

@@ -204,7 +204,7 @@ class KernelCache:
         # Of a hard link, another name may be hidden, and be the one that is left.
         if info.st_nlink > 1 and not is_directory:
             return self._brief
-        if self._exported and not view.is_shown_alike(info.st_uid, info.st_gid):
+        if self._exported and not view.is_shown_alike(*linux.owners(info)):
             return 0.0
         return seconds
 
@@ -217,7 +217,7 @@ class KernelCache:
 
     def _same_for_all(self, view: View, name: bytes, info: os.stat_result, fd: int) -> bool:
         if view.cloak is not None and view.plain_forward and view.below is None:
-            return view.cloak.same_for_all(info.st_mode, info.st_uid, info.st_gid)
+            return view.cloak.same_for_all(info.st_mode, *linux.owners(info))
         return view.same_for_all(attrs_of(name, info, fd))
 
     def _same_by_name(self, view: View, obj: Object) -> bool:

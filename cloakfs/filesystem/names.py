@@ -14,6 +14,7 @@ from pyfuse3 import EntryAttributes, FileInfo, FlagT, FUSEError, InodeT, ModeT, 
 
 from .. import linux
 from ..door import INSIDER, sees
+from ..ids import ClientId
 from ..nodes import ROOT, Stale, TooSoon
 from ..policy import Attrs
 from . import exactly
@@ -90,9 +91,9 @@ class Names(Core):
             return self._top_attributes()
         if not name.startswith(b"@"):
             raise FUSEError(errno.ENOENT)
-        number = await self.views.find(os.fsdecode(name[1:]), ctx.uid)
+        number = await self.views.find(os.fsdecode(name[1:]), ClientId(ctx.uid))
         if number is None:
-            if os.fsdecode(name[1:]) in self.views.labels(0):
+            if os.fsdecode(name[1:]) in self.views.labels(ClientId(0)):
                 self._repair(self.nodes.root)
             # The same answer whether there is such a view or not.
             raise FUSEError(errno.ENOENT if ctx.uid == 0 else errno.EACCES)
@@ -163,7 +164,7 @@ class Names(Core):
         at = await self._enter(inode, ctx)
         if at.view.judges and at.who is not INSIDER:
             uid, gid = self._maker(at)
-            gid = at.info.st_gid if at.info.st_mode & stat.S_ISGID else gid
+            gid = linux.owners(at.info)[1] if at.info.st_mode & stat.S_ISGID else gid
             new = Attrs(name.decode("utf-8", "surrogateescape"), mode & ~ctx.umask, uid, gid)
             if not at.view.visible(at.who.caller, new) and not await self._do(at, partial(self._exists, name=name)):
                 raise FUSEError(errno.EACCES)

@@ -5,7 +5,10 @@ it, uid 0 is root, whoever cloakfs makes of it. So root comes as root only if it
 """
 
 from ..config.options import Options
+from ..ids import ClientId
 from ..mapping import DEFAULT_NOBODY, MAX_ID, IdMap, Kind
+
+_ROOT = ClientId(0)
 
 
 def is_root(options: Options) -> bool:
@@ -16,7 +19,7 @@ def is_root(options: Options) -> bool:
     """
     if options.views:
         return True
-    return options.policy is None and _ids(options, "uid").forward(0) == 0
+    return options.policy is None and _ids(options, "uid").forward(_ROOT) == 0
 
 
 def words(options: Options) -> list[str]:
@@ -33,18 +36,18 @@ def keeps_identity(options: Options) -> bool:
     if options.policy is not None:
         return False
     uids = _ids(options, "uid")
-    return uids.forward(stand_in(options, "uid")) == uids.forward(0)
+    return uids.forward(stand_in(options, "uid")) == uids.forward(_ROOT)
 
 
-def stand_in(options: Options, kind: Kind) -> int:
+def stand_in(options: Options, kind: Kind) -> ClientId:
     """The client id that root's is replaced by: one that is the same here, or else a stranger's.
 
     A group that is root's here, too, stays what it is.
     """
     ids = _ids(options, kind)
-    server = ids.forward(0)
+    server = ids.forward(_ROOT)
     if kind == "gid" and server == 0 and options.policy is None:
-        return 0
+        return _ROOT
     # A run of client ids with one server id begins at 1, at nobody, or where a definition begins or ends. A map makes
     # no runs, but may hit the same server id as another definition.
     defs = [definition for definition in options.range_map if definition.kind == kind]
@@ -52,12 +55,12 @@ def stand_in(options: Options, kind: Kind) -> int:
     mapped = {d.rm_low + server - d.server_range(ids.nobody)[0] for d in defs}
     candidates = [
         id_
-        for id_ in (DEFAULT_NOBODY, ids.nobody, 1, *sorted(borders | mapped), MAX_ID)
+        for id_ in map(ClientId, (DEFAULT_NOBODY, ids.nobody, 1, *sorted(borders | mapped), MAX_ID))
         if 0 < id_ <= MAX_ID and ids.forward(id_) != 0
     ]
     alike = (id_ for id_ in candidates if ids.forward(id_) == server)
     nobody = (id_ for id_ in candidates if ids.counterpart(id_, "forward") is None)
-    return next((id_ for among in (alike, nobody) for id_ in among), DEFAULT_NOBODY)
+    return next((id_ for among in (alike, nobody) for id_ in among), ClientId(DEFAULT_NOBODY))
 
 
 def _ids(options: Options, kind: Kind) -> IdMap:

@@ -13,6 +13,7 @@ from cloakfs import door, groups, linux, mounts
 from cloakfs.caller import Caller
 from cloakfs.filesystem.core import HalfRead, OpenFile
 from cloakfs.groups import ProcessGroups
+from cloakfs.ids import ClientId
 from cloakfs.index import Index
 from cloakfs.nodes import Nodes, Object, Stale
 from cloakfs.policy import Policy
@@ -28,7 +29,7 @@ MakeUser = Callable[..., User]
 # -- groups ----------------------------------------------------------------------------------------
 
 
-def groups_without_descriptors(pids: list[int]) -> list[frozenset[int]]:
+def groups_without_descriptors(pids: list[int]) -> list[frozenset[ClientId]]:
     """Of several processes, when there is no descriptor to be had."""
     source = ProcessGroups()
     known = [source.of_request(pid) for pid in pids[:2]]

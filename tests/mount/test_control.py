@@ -15,6 +15,7 @@ import pytest
 
 from cloakfs import control
 from cloakfs.control import CONTROL_DIR, LONGEST_REQUEST, MOST_CONVERSATIONS, socket_of
+from cloakfs.ids import ClientId, ServerId
 from cloakfs.mounted import mounted as telling
 from tests.agents import User, names
 from tests.mount.conftest import Mount, mounted, run
@@ -123,9 +124,9 @@ def test_every_method_of_a_plug_in_is_asked_in_the_daemon(base: str, tree: str, 
     assert explained(m.at("file"), "--as-server", "11:11:0")["visible"] is True
     (daemon,) = [control.Daemon(mount) for mount in telling().values() if mount.target == m.path]
     with daemon:
-        assert daemon.policy.client_id("gid", 41) == 42
+        assert daemon.policy.client_id("gid", ServerId(41)) == 42
         with pytest.raises(control.PluginError, match=r"^SystemExit"):
-            daemon.policy.server_id("uid", 1)
+            daemon.policy.server_id("uid", ClientId(1))
 
 
 def test_a_plug_in_that_fails_in_the_daemon(base: str, tree: str, mount: MakeMount) -> None:

@@ -17,9 +17,10 @@ from typing import NamedTuple
 import pytest
 
 from cloakfs import explain
-from cloakfs.caller import Caller
+from cloakfs.caller import ClientCaller
 from cloakfs.config.options import Options
 from cloakfs.control import Daemon
+from cloakfs.ids import ClientId
 from cloakfs.mounted import mounted
 from cloakfs.view import View
 from tests.agents import User
@@ -86,7 +87,7 @@ def try_path(path: str) -> Met:
     return Met(0, (info.st_mode, info.st_uid, info.st_gid), bits)
 
 
-def explained(root: str, options: Options, view: View, who: Caller, path: str) -> Met:
+def explained(root: str, options: Options, view: View, who: ClientCaller, path: str) -> Met:
     """What the caller (client ids) is going to meet there, as the steps of an explanation say."""
     server = explain.identify(view, who, options.groups).server
     assert server is not None
@@ -112,7 +113,7 @@ def agree(m: Mount, chance: random.Random, trees: int = 1) -> Counter[int]:
             for uid, gid, groups in CALLERS:
                 with contextlib.closing(User(uid, gid, groups)) as user:
                     tried = user.do(try_it, m.path, paths)
-                who = Caller(uid, gid, frozenset(groups))
+                who = ClientCaller(ClientId(uid), ClientId(gid), frozenset(map(ClientId, groups)))
                 for path, met in zip(paths, tried, strict=True):
                     assert met == explained(m.source, daemon.options, view, who, path), (who, path)
                     met_by_error[met.error] += 1

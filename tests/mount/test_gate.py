@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from cloakfs import linux
+from cloakfs.ids import ServerId
 from tests.agents import User, read, write
 from tests.mount.conftest import Mount
 
@@ -237,7 +238,7 @@ def _state(tree: str) -> dict[str, tuple[object, ...]]:
 
 def _as_server(uid: int, gid: int, call: Callable[[], object]) -> str:
     """As a thread of a server: root's process, with somebody's file-system ids."""
-    linux.assume(linux.Credentials(uid, gid, ()))
+    linux.assume(linux.Credentials(ServerId(uid), ServerId(gid), ()))
     try:
         return _answer(call)
     finally:

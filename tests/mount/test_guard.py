@@ -12,6 +12,7 @@ import trio
 from cli.common import OWN_COMMAND
 from cloakfs.config.errors import Location
 from cloakfs.config.options import Options
+from cloakfs.ids import ServerId
 from cloakfs.mounted import mounted
 from cloakfs.nfs.ending import wait_for_end
 from cloakfs.nfs.guard import Guard, Watched
@@ -41,11 +42,11 @@ def test_a_daemon_that_refuses_to_reload_is_believed_at_once(base: str, tree: st
                     await guard._reload_daemon(watched, mount)
                 assert (mounted()[path].asked, mounted()[path].reloads) == (1, 0)
                 plug.write_text(code)
-                changed = replace(mount, options=replace(options, anonuid=7))
+                changed = replace(mount, options=replace(options, anonuid=ServerId(7)))
                 await guard._reload_daemon(watched, changed)
                 assert (mounted()[path].asked, mounted()[path].reloads) == (2, 1)
                 assert watched.mount == changed
-                assert "anonuid=7" in mounted()[path].options
+                assert "anonuid=ServerId(7)" in mounted()[path].options
                 # No plan has a daemon told this: it would be mounted anew.
                 with pytest.raises(ServerError, match="ro or rw: only a new mount changes that"):
                     await guard._reload_daemon(watched, replace(mount, options=replace(options, read_only=True)))
@@ -66,14 +67,14 @@ def test_a_reload_that_fails_half_way_is_taken_back(base: str, tree: str, first:
     plugs = [Path(base, f"plug{number}.py") for number in (0, 1)]
     for plug in plugs:
         plug.write_text(PLUG_IN)
-    before = Options(read_only=False, anonuid=5)
+    before = Options(read_only=False, anonuid=ServerId(5))
     plain = replace(before, policy=f"{plugs[0]}:P") if first == "plug-in" else before
     chosen = (plain, replace(before, policy=f"{plugs[1]}:P"))
     old = [
         Mount(f"it{number}", f"{base}/mnt{number}", tree, "*", "", options, Location("x.exports", 1, 1))
         for number, options in enumerate(chosen)
     ]
-    new = [replace(mount, options=replace(mount.options, anonuid=7)) for mount in old]
+    new = [replace(mount, options=replace(mount.options, anonuid=ServerId(7))) for mount in old]
     plan = Plan("knfsd", base, tuple(old), (), ())
     run_dir = os.path.join(base, "run")
     os.mkdir(run_dir)
@@ -96,11 +97,11 @@ def test_a_reload_that_fails_half_way_is_taken_back(base: str, tree: str, first:
             with pytest.raises(ServerError) as raised:
                 await guard._take_over(replace(plan, mounts=tuple(new)))
             if first != "dead":
-                assert "anonuid=5" in mounted()[old[0].path].options
+                assert "anonuid=ServerId(5)" in mounted()[old[0].path].options
             for mount in old:
                 assert guard._watched[mount.name].mount == mount
-                assert "anonuid=5" in Path(guard._entry_file(mount)).read_text()
-            assert "anonuid=5" in mounted()[old[1].path].options
+                assert "anonuid=ServerId(5)" in Path(guard._entry_file(mount)).read_text()
+            assert "anonuid=ServerId(5)" in mounted()[old[1].path].options
             return str(raised.value)
         finally:
             for mount in old:

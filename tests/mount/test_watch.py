@@ -17,6 +17,7 @@ import trio
 
 from cloakfs import fanotify, linux
 from cloakfs.fanotify import Event
+from cloakfs.ids import ServerId
 from cloakfs.watch import Watch
 from tests.agents import User, write
 from tests.mount.conftest import Mount
@@ -382,7 +383,7 @@ def test_privileges_are_raised_only_to_add(base: str, watch: Watch, other: User)
         fd = os.open(two, os.O_PATH)
         linux.set_effective_capabilities(without)
         try:
-            linux.assume(linux.Credentials(2001, 2001, ()))  # whom the daemon served last
+            linux.assume(linux.Credentials(ServerId(2001), ServerId(2001), ()))  # whom the daemon served last
             watch.add(fd)
             assert linux.effective_capabilities() == without
             other.do(os.chmod, one, 0o777)

@@ -7,6 +7,7 @@ from cloakfs.config.options import Export, Options
 from cloakfs.config.parse import parse, parse_all, parse_options
 from cloakfs.config.render import format_export, format_exports, format_options
 from cloakfs.config.views import Ids, Range, User
+from cloakfs.ids import ServerId
 from cloakfs.mapping import MAX_ID, NOBODY, RangeDef
 from cloakfs.prefetch import Limits
 
@@ -193,7 +194,7 @@ def test_words_of_cloakfs() -> None:
 
 
 def test_a_range_of_views_has_both_of_its_ends() -> None:
-    assert [uid for uid in range(10) if uid in Range(3, 5)] == [3, 4, 5]
+    assert [uid for uid in map(ServerId, range(10)) if uid in Range(3, 5)] == [3, 4, 5]
 
 
 @pytest.mark.parametrize("value", ["proc", "database", "none", "0", "1001:1002:4294967294"])

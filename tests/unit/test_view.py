@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cloakfs import view as view_module
-from cloakfs.caller import Caller
+from cloakfs.caller import Caller, ClientCaller
 from cloakfs.config.options import Options
 from cloakfs.config.parse import parse_options
 from cloakfs.mapping import MAX_ID
@@ -186,8 +186,8 @@ def test_what_is_remembered_of_ids_has_a_bound_and_changes_no_answer() -> None:
 def test_the_groups_of_all_who_are_remembered_have_a_bound() -> None:
     plain = view()
     for uid, amount in enumerate((4, 4, 4, 20, 1, 1, 9, 2), 1):
-        caller = Caller(uid, 1, frozenset(range(1, amount + 1)))
-        assert plain.identify(caller) == caller
+        caller = ClientCaller(uid, 1, frozenset(range(1, amount + 1)))
+        assert plain.identify(caller) == Caller(*caller)
         assert caller in plain._identified
         groups = [len(known.groups) for known in plain._identified]
         assert plain._groups == sum(groups)
