@@ -77,7 +77,7 @@ class Below:
         """It is a mount like any other again."""
         self._lower.close()
 
-    def has(self, info: os.stat_result) -> bool:
+    def has(self, info: linux.Stat) -> bool:
         """Is the object with this stat in it? (Something else may be mounted on top.)"""
         return info.st_dev == self._device
 

@@ -106,12 +106,13 @@ def _accessible(fd: int, who: Caller, mode: int) -> bool:
     return linux.may_access(fd, mode)
 
 
-def attrs_of(name: bytes, info: os.stat_result, fd: int) -> Attrs:
+def attrs_of(name: bytes, info: linux.Stat, fd: int) -> Attrs:
     """What a policy may know of the object that `fd` (O_PATH) refers to; valid as long as `fd` is."""
     return Attrs(
         name.decode("utf-8", "surrogateescape"),
         info.st_mode,
-        *linux.owners(info),
+        info.st_uid,
+        info.st_gid,
         info.st_size,
         info.st_nlink,
         info.st_mtime_ns,
@@ -119,7 +120,7 @@ def attrs_of(name: bytes, info: os.stat_result, fd: int) -> Attrs:
     )
 
 
-def sees(view: View, who: Subject, name: bytes, info: os.stat_result, fd: int) -> bool:
+def sees(view: View, who: Subject, name: bytes, info: linux.Stat, fd: int) -> bool:
     """May `who` see, in a directory that it sees, what is called `name` there? `fd` refers to it."""
     if not view.hides or who is INSIDER:
         return True
@@ -128,37 +129,36 @@ def sees(view: View, who: Subject, name: bytes, info: os.stat_result, fd: int) -
     return _judged(view, who, name, info, fd)
 
 
-def _judged(view: View, who: Subject, name: bytes, info: os.stat_result, fd: int) -> bool:
+def _judged(view: View, who: Subject, name: bytes, info: linux.Stat, fd: int) -> bool:
     """The same, as far as the own policy goes."""
     if not view.judges:
         return True
     cloak = view.cloak
     if cloak is None:
         return view.visible(who.caller, attrs_of(name, info, fd))
-    return cloak.condition(info.st_mode, *linux.owners(info)).admits(who.uid, who.has_group)
+    return cloak.condition(info.st_mode, info.st_uid, info.st_gid).admits(who.uid, who.has_group)
 
 
-def everybody_may(bits: int, obj: Object, fd: int, info: os.stat_result) -> bool:
+def everybody_may(bits: int, obj: Object, fd: int, info: linux.Stat) -> bool:
     """May any caller whatsoever do `bits` (4 read, 1 search) with what `fd` refers to? False when in doubt."""
     wanted = bits * 0o111
     return info.st_mode & wanted == wanted and obj.filesystem.plain and _has_no_acl(obj, fd, info)
 
 
-def surely_may(who: Subject, bits: int, obj: Object, fd: int, info: os.stat_result) -> bool:
+def surely_may(who: Subject, bits: int, obj: Object, fd: int, info: linux.Stat) -> bool:
     """May `who` do `bits` with it, as can be told without its supplementary groups? False when in doubt.
 
     An ACL says the same of the owner as the mode does; of everybody else it may say anything (acl(5)).
     """
     if not obj.filesystem.plain:
         return False
-    owner, group = linux.owners(info)
-    if who.uid == owner:
+    if who.uid == info.st_uid:
         return info.st_mode >> 6 & bits == bits
-    wanted = bits * (0o010 if who.gid == group else 0o011)
+    wanted = bits * (0o010 if who.gid == info.st_gid else 0o011)
     return info.st_mode & wanted == wanted and _has_no_acl(obj, fd, info)
 
 
-def _has_no_acl(obj: Object, fd: int, info: os.stat_result) -> bool:
+def _has_no_acl(obj: Object, fd: int, info: linux.Stat) -> bool:
     if obj.plain_at != info.st_ctime_ns:
         try:
             os.getxattr(f"/proc/self/fd/{fd}", "system.posix_acl_access")
@@ -180,7 +180,7 @@ class Door:
         self._nodes = nodes
         self.passages = Passages(nodes)
 
-    def visible(self, view: View, who: Subject, obj: Object, info: os.stat_result) -> bool:
+    def visible(self, view: View, who: Subject, obj: Object, info: linux.Stat) -> bool:
         """May `who` see `obj`, whose present stat is `info`, by at least one of its known names?"""
         nodes = self._nodes
         if not view.hides or who is INSIDER:
@@ -222,5 +222,5 @@ class Door:
                 obj = above[0]
             info = self._stat(obj)
 
-    def _stat(self, obj: Object) -> os.stat_result:
+    def _stat(self, obj: Object) -> linux.Stat:
         return obj.filesystem.stat(self._nodes.fd(obj))

@@ -156,7 +156,7 @@ class Step:
 
 def judge(view: View, who: Caller, name: str, fd: int, *, is_root: bool = False) -> Step:
     """How `who` (server ids) meets the object that `fd` (O_PATH) refers to."""
-    info = os.fstat(fd)
+    info = linux.fstat(fd)
     attrs = attrs_of(os.fsencode(name), info, fd)
     shown = view.show(attrs)
     policy = view.policy
@@ -289,7 +289,7 @@ def table(source: str, names: list[str], view: View, callers: list[Caller | None
             except FileNotFoundError:
                 continue  # just deleted
             try:
-                info = os.fstat(fd)
+                info = linux.fstat(fd)
                 cells = [
                     "-"
                     if who is None or steps is None
@@ -298,7 +298,7 @@ def table(source: str, names: list[str], view: View, callers: list[Caller | None
                 ]
             finally:
                 os.close(fd)
-            rows.append(Row(name, info.st_mode, *linux.owners(info), tuple(cells)))
+            rows.append(Row(name, info.st_mode, info.st_uid, info.st_gid, tuple(cells)))
     finally:
         os.close(directory)
     return rows
@@ -314,7 +314,7 @@ def owners(path: str) -> list[ServerId]:
     with os.scandir(path) as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):  # just deleted
-                uids.add(linux.owners(entry.stat(follow_symlinks=False))[0])
+                uids.add(ServerId(entry.stat(follow_symlinks=False).st_uid))
     return sorted(uids)
 
 

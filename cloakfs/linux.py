@@ -15,8 +15,7 @@ import threading
 from array import array
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from .ids import ServerId
 
@@ -79,8 +78,20 @@ ROOT = Credentials(ServerId(0), ServerId(0), ())
 """As whom a daemon acts when it acts for nobody. (One over another cloakfs mount is known by another group.)"""
 
 
-owners: Callable[[os.stat_result], tuple[ServerId, ServerId]] = attrgetter("st_uid", "st_gid")
-"""Owner and group of an object of the real tree; in this form, its types take no time."""
+if TYPE_CHECKING:
+
+    class Stat(os.stat_result):  # type: ignore[misc]  # which is final
+        """Of an object of the real tree. It is typed as a whole: to wrap each id would cost a call, for every name."""
+
+        st_uid: ServerId
+        st_gid: ServerId
+
+else:
+    Stat = os.stat_result
+
+
+fstat = cast(Callable[[int], Stat], os.fstat)
+"""fstat(2) of an object of the real tree."""
 
 
 class _Thread(threading.local):
@@ -406,7 +417,7 @@ _statx_buffer = _StatxBuffer()
 _statx: Callable[..., int] = _libc.statx
 
 
-def statx(fd: int, name: bytes = b"") -> tuple[os.stat_result, int]:
+def statx(fd: int, name: bytes = b"") -> tuple[Stat, int]:
     """lstat(2) of `name` in the directory `fd`, or of `fd` itself, and the id of the mount it was found on.
 
     Nobody who serves a file system is asked (AT_STATX_DONT_SYNC): of what is far, that is what the kernel remembers.
@@ -421,7 +432,7 @@ def statx(fd: int, name: bytes = b"") -> tuple[os.stat_result, int]:
         blksize, nlink, uid, gid, mode, ino, size, blocks, atime, atime_ns, ctime, ctime_ns, mtime, mtime_ns,
         rdev_major, rdev_minor, dev_major, dev_minor, mount_id,
     ) = _statx_answer.unpack_from(buffer.buf)  # fmt: skip
-    info = os.stat_result(
+    info = Stat(
         (
             mode, ino, os.makedev(dev_major, dev_minor), nlink, uid, gid, size, atime, mtime, ctime,
             atime, mtime, ctime,

@@ -154,24 +154,13 @@ class IdMap:
     export's anonuid or anongid, 0 to MAX_ID.
     """
 
-    __slots__ = (
-        "_defs",
-        "_forward",
-        "_nobody_shown",
-        "_reverse",
-        "_reversible",
-        "_server_lows",
-        "_squash",
-        "closed",
-        "nobody",
-    )
+    __slots__ = ("_defs", "_forward", "_reverse", "_reversible", "_server_lows", "_squash", "closed", "nobody")
 
     def __init__(self, defs: Sequence[RangeDef], *, nobody: ServerId = DEFAULT_NOBODY, squash: Squash = "root") -> None:
         self._defs = tuple(defs)
         self._squash = squash
         self.nobody = nobody
         self.closed = is_closed(self._defs)
-        self._nobody_shown = ClientId(nobody)  # the same number
         self._forward = FirstMatch([(d.rm_low, d.rm_high) for d in self._defs])
         self._server_lows = [d.server_range(nobody)[0] for d in self._defs]
         self._reversible = [d for d in self._defs if not d.makes_nobody(nobody)]
@@ -195,10 +184,10 @@ class IdMap:
         server_id there, in an open table for example, or where definitions overlap: see `counterpart`.
         """
         if not self.closed:
-            return ClientId(server_id) if 0 <= server_id <= MAX_ID else self._nobody_shown
+            return ClientId(server_id) if 0 <= server_id <= MAX_ID else ClientId(self.nobody)
         definition = self.reverse_definition_of(server_id)
         if definition is None:
-            return self._nobody_shown
+            return ClientId(self.nobody)
         # A squash yields a single server id, so its offset here is 0.
         return ClientId(definition.rm_low + server_id - definition.server_range(self.nobody)[0])
 
@@ -228,7 +217,7 @@ class IdMap:
         definition = self.definition_of(client_id)
         if definition is not None:
             return None if definition.makes_nobody(self.nobody) else server_id
-        stays = not self.closed and self._squash != "all" and client_id == self._nobody_shown
+        stays = not self.closed and self._squash != "all" and client_id == ClientId(self.nobody)
         return server_id if stays else None
 
     def is_sole(self, server_id: ServerId) -> bool:

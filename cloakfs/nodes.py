@@ -181,9 +181,9 @@ class Filesystem:
         """Is it better asked from a thread?"""
         return self.far or self.below_far or (self.slow_until > 0 and time.monotonic() < self.slow_until)
 
-    def stat(self, fd: int) -> os.stat_result:
+    def stat(self, fd: int) -> linux.Stat:
         """The stat of a descriptor on it. Of what is far, as the kernel remembers it: a thread has asked just now."""
-        return linux.statx(fd)[0] if self.far else os.fstat(fd)
+        return linux.statx(fd)[0] if self.far else linux.fstat(fd)
 
     def begin(self) -> tuple[float, int]:
         """Call before it is asked from the session loop; the result is for `took`."""
@@ -448,7 +448,7 @@ class Nodes:
         """
         return place.mounter != 0 or place.kind in KINDS or place.device == self._own_device
 
-    def stat(self, fd: int) -> os.stat_result:
+    def stat(self, fd: int) -> linux.Stat:
         """The stat of what was just found by its name, before anything else is done with it.
 
         `fd` (O_PATH) refers to it. A name leads nowhere if the mount that was found there must not be looked into.
@@ -689,7 +689,7 @@ class Nodes:
             os.close(fd)
         return obj
 
-    def at_place(self, parent: Object, name: bytes, info: os.stat_result) -> Object | None:
+    def at_place(self, parent: Object, name: bytes, info: linux.Stat) -> Object | None:
         """The object with this stat, if it is known to be what is called `name` in `parent`.
 
         Its descriptor tells: as long as that is open, no other object gets the inode number.
@@ -838,7 +838,7 @@ class Nodes:
         self._drop_if_unused(obj)
         return obj
 
-    def places(self, obj: Object, info: os.stat_result) -> Iterator[tuple[Object, bytes]]:
+    def places(self, obj: Object, info: linux.Stat) -> Iterator[tuple[Object, bytes]]:
         """Where in the tree `obj` is at this moment, as (directory, name): at least once for each hard link known.
 
         Nothing for what is not below the root any more. `info` is its present stat.
@@ -857,7 +857,7 @@ class Nodes:
                 yield parent, name
 
     @staticmethod
-    def is_settled(info: os.stat_result) -> bool:
+    def is_settled(info: linux.Stat) -> bool:
         """Would any further change show in another ctime?
 
         Some file systems keep whole seconds: ext2, ext3, and ext4 with inodes of 128 bytes.
@@ -865,11 +865,11 @@ class Nodes:
         tick = _TICK_NS if info.st_ctime_ns % _SECOND_NS else _SECOND_NS + _TICK_NS
         return time.time_ns() - info.st_ctime_ns > tick
 
-    def _checked(self, obj: Object, info: os.stat_result) -> None:
+    def _checked(self, obj: Object, info: linux.Stat) -> None:
         if obj.filesystem.tells_moves and self.is_settled(info):
             obj.checked = info.st_ctime_ns
 
-    def is_at(self, info: os.stat_result, parent: Object, name: bytes) -> bool:
+    def is_at(self, info: linux.Stat, parent: Object, name: bytes) -> bool:
         """Does `name` in the directory lead to what has this stat?
 
         Where something is far, that is so if a thread has just found it so: see `look`.
@@ -899,7 +899,7 @@ class Nodes:
         fd = self.fd(obj)
         return obj.inode or self._id(obj.filesystem.stat(fd))
 
-    def _find_directory(self, obj: Object, info: os.stat_result) -> None:
+    def _find_directory(self, obj: Object, info: linux.Stat) -> None:
         """Directories know where they are: follow "..", and ask the kernel for the name.
 
         Never by looking at what else is there: outside the tree, that may be the daemon's own mount.

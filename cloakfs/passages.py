@@ -10,7 +10,6 @@ whole way to it, who gets through, until a change of any directory is told: it t
 again.
 """
 
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -109,10 +108,10 @@ class Passages:
         nodes, parent = self._nodes, directory.parent
         if parent is None or not (directory.filesystem.told and directory.filesystem.plain):
             return False
-        info = os.fstat(nodes.fd(directory))
+        info = linux.fstat(nodes.fd(directory))
         if directory.checked != info.st_ctime_ns and not nodes.is_child(directory, parent):
             return False
-        condition = cloak.condition(info.st_mode, *linux.owners(info))
+        condition = cloak.condition(info.st_mode, info.st_uid, info.st_gid)
         directory.condition = None if condition.admits_all else condition
         directory.trusted = nodes.trust
         directory.passage = None

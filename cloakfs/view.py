@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
-# uid and gid
+# Pairs of a uid and a gid.
 _ClientIds = tuple[ClientId, ClientId]
 _ServerIds = tuple[ServerId, ServerId]
 _Key = TypeVar("_Key", _ClientIds, _ServerIds)

@@ -134,6 +134,7 @@ def open_content(fd: int, flags: int) -> int:
     return os.open(f"/proc/self/fd/{fd}", flags)
 
 
+# Of a request. (It is typed as a whole: to wrap each id would cost a call.)
 _client_ids: Callable[[RequestContext], tuple[ClientId, ClientId]] = attrgetter("uid", "gid")
 
 
@@ -148,7 +149,7 @@ class Entered(NamedTuple):
     who: Subject
     obj: Object
     fd: int
-    info: os.stat_result
+    info: linux.Stat
     asker: Asker | None = None  # where the kernel checks permissions with what is shown
     has_searched: bool = False  # the caller has just found something in this directory
 
@@ -470,7 +471,7 @@ class Core(pyfuse3.Operations):
         opened = (self._open[fd] for fd in obj.open_files or ())
         return any(not file.is_directory and file.uid == who.uid for file in opened)
 
-    def _find(self, at: Entered, name: bytes) -> tuple[int, os.stat_result]:
+    def _find(self, at: Entered, name: bytes) -> tuple[int, linux.Stat]:
         """Open (O_PATH) and stat what is called `name` in the directory, as the caller.
 
         Raises:
@@ -482,7 +483,7 @@ class Core(pyfuse3.Operations):
 
     async def _find_late(
         self, at: Entered, name: bytes, inode: InodeT, ctx: RequestContext
-    ) -> tuple[Entered, int, os.stat_result]:
+    ) -> tuple[Entered, int, linux.Stat]:
         """`_find`, by a thread where that may have to wait; and how to go on (`_again`)."""
         if not self.nodes.waits(at.obj):
             return at, *self._find(at, name)
@@ -527,7 +528,7 @@ class Core(pyfuse3.Operations):
             raise
         return fd
 
-    def _judge(self, at: Entered, name: bytes, fd: int) -> os.stat_result:
+    def _judge(self, at: Entered, name: bytes, fd: int) -> linux.Stat:
         """The stat of what was found by its name, and `fd` refers to, which is closed if the caller may not see it."""
         try:
             info = self.nodes.stat(fd)
@@ -541,7 +542,7 @@ class Core(pyfuse3.Operations):
         os.close(fd)
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
-    def _known_at(self, at: Entered, name: bytes) -> tuple[Object, os.stat_result] | None:
+    def _known_at(self, at: Entered, name: bytes) -> tuple[Object, linux.Stat] | None:
         """What is called `name` in the directory, with its stat, if the kernel knows it already; None: it may not.
 
         Raises:
@@ -629,7 +630,7 @@ class Core(pyfuse3.Operations):
         obj: Object,
         name: bytes,
         fd: int,
-        info: os.stat_result,
+        info: linux.Stat,
         asker: Asker | None = None,
     ) -> EntryAttributes:
         """The attributes of `obj` as `view` shows them (to `asker`).
@@ -638,10 +639,10 @@ class Core(pyfuse3.Operations):
             Stale: the policy failed to say.
         """
         if view.plain_show:
-            uid, gid = view.client_ids(*linux.owners(info))
+            uid, gid = view.client_ids(info.st_uid, info.st_gid)
             mode, nlink = info.st_mode, info.st_nlink
             if mode & SET_ID:
-                mode = view.shown_mode(mode, *linux.owners(info), uid, gid)
+                mode = view.shown_mode(mode, info.st_uid, info.st_gid, uid, gid)
             if view.hides and stat.S_ISDIR(mode):
                 nlink = 1
         else:
@@ -650,7 +651,7 @@ class Core(pyfuse3.Operations):
                 raise Stale
             mode, uid, gid, nlink = shown
         if asker is not None:
-            uid, gid = asker.recognise(*linux.owners(info), uid, gid)
+            uid, gid = asker.recognise(info.st_uid, info.st_gid, uid, gid)
         if self._gate and obj is self.nodes.root and view.fixed is not None:
             mode = stat.S_IFDIR | stat.S_IRWXU
             uid, gid = view.client_id("uid", view.fixed.uid), view.client_id("gid", view.fixed.gid)
@@ -678,17 +679,17 @@ class Core(pyfuse3.Operations):
         self._last_change = max(self._last_change + 1, time.time_ns())
         return self._last_change
 
-    def _hand_out(self, at: Entered, name: bytes, fd: int, info: os.stat_result) -> EntryAttributes:
+    def _hand_out(self, at: Entered, name: bytes, fd: int, info: linux.Stat) -> EntryAttributes:
         """Answer a request by name: the kernel now holds one more reference. Takes `fd` over."""
         return self._named(at, name, self.nodes.resolve(fd, at.obj, name), info)
 
-    def _named(self, at: Entered, name: bytes, obj: Object, info: os.stat_result) -> EntryAttributes:
+    def _named(self, at: Entered, name: bytes, obj: Object, info: linux.Stat) -> EntryAttributes:
         """Answer a request by name with what it leads to: the kernel now holds one more reference."""
         entry = self._entry(at, name, obj, info)
         obj.lookups += 1
         return entry
 
-    def _entry(self, at: Entered, name: bytes, obj: Object, info: os.stat_result) -> EntryAttributes:
+    def _entry(self, at: Entered, name: bytes, obj: Object, info: linux.Stat) -> EntryAttributes:
         """The attributes of what is called `name` in the directory, and how long to remember both."""
         fd = self.nodes.fd(obj)
         entry = self._attributes(at.number, at.view, obj, name, fd, info, at.asker)
@@ -696,7 +697,7 @@ class Core(pyfuse3.Operations):
             entry.entry_timeout, entry.attr_timeout = self.cache.of_name(at, obj, name, fd, info)
         return entry
 
-    def _object(self, at: Entered, info: os.stat_result) -> EntryAttributes:
+    def _object(self, at: Entered, info: linux.Stat) -> EntryAttributes:
         """The attributes of what was asked about by its nodeid, and how long to remember them."""
         entry = self._attributes(at.number, at.view, at.obj, at.obj.name, at.fd, info, at.asker)
         if at.who is not INSIDER:

@@ -362,7 +362,7 @@ class Directories(Names):
             raise
         return self._shown(at, name, self.nodes.resolve(fd, at.obj, name), info)
 
-    def _shown(self, at: Entered, name: bytes, obj: Object, info: os.stat_result) -> EntryAttributes | None:
+    def _shown(self, at: Entered, name: bytes, obj: Object, info: linux.Stat) -> EntryAttributes | None:
         try:
             return self._entry(at, name, obj, info)
         except Stale:

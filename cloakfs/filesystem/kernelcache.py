@@ -132,7 +132,7 @@ class KernelCache:
 
     # -- what may be remembered --------------------------------------------------------------------
 
-    def of_name(self, at: "Entered", obj: Object, name: bytes, fd: int, info: os.stat_result) -> tuple[float, float]:
+    def of_name(self, at: "Entered", obj: Object, name: bytes, fd: int, info: linux.Stat) -> tuple[float, float]:
         """How long to remember that `obj` is called `name` in a directory, and its attributes, in seconds.
 
         Only for an answer to somebody who is not the daemon itself.
@@ -153,7 +153,7 @@ class KernelCache:
         return seconds, self._of_attributes(view, obj, info, seconds)
 
     @staticmethod
-    def _may_search(who: Caller, obj: Object, fd: int, info: os.stat_result) -> bool:
+    def _may_search(who: Caller, obj: Object, fd: int, info: linux.Stat) -> bool:
         if everybody_may(os.X_OK, obj, fd, info):
             return True
         if obj.filesystem.far:
@@ -179,7 +179,7 @@ class KernelCache:
             self._absent[number, name] = trio.current_time()
         return min(ABSENT_SECONDS, self._seconds(parent))
 
-    def of_object(self, number: int, view: View, obj: Object, fd: int, info: os.stat_result) -> float:
+    def of_object(self, number: int, view: View, obj: Object, fd: int, info: linux.Stat) -> float:
         """How long to remember the attributes of an object that was asked about by its nodeid."""
         if obj is self._nodes.root:
             if view.below is not None or (view.fixed is not None and not self._gated):
@@ -194,7 +194,7 @@ class KernelCache:
         self._keep(number, obj)
         return self._of_attributes(view, obj, info, self._seconds(obj))
 
-    def _of_attributes(self, view: View, obj: Object, info: os.stat_result, seconds: float) -> float:
+    def _of_attributes(self, view: View, obj: Object, info: linux.Stat, seconds: float) -> float:
         is_directory = stat.S_ISDIR(info.st_mode)
         if is_directory and self._forgetful:
             return 0.0
@@ -204,7 +204,7 @@ class KernelCache:
         # Of a hard link, another name may be hidden, and be the one that is left.
         if info.st_nlink > 1 and not is_directory:
             return self._brief
-        if self._exported and not view.is_shown_alike(*linux.owners(info)):
+        if self._exported and not view.is_shown_alike(info.st_uid, info.st_gid):
             return 0.0
         return seconds
 
@@ -215,9 +215,9 @@ class KernelCache:
         """Does a fixed view change only when the tree, or its identity, does?"""
         return view.below is None and view.plain_show and (view.cloak is not None or not view.hides)
 
-    def _same_for_all(self, view: View, name: bytes, info: os.stat_result, fd: int) -> bool:
+    def _same_for_all(self, view: View, name: bytes, info: linux.Stat, fd: int) -> bool:
         if view.cloak is not None and view.plain_forward and view.below is None:
-            return view.cloak.same_for_all(info.st_mode, *linux.owners(info))
+            return view.cloak.same_for_all(info.st_mode, info.st_uid, info.st_gid)
         return view.same_for_all(attrs_of(name, info, fd))
 
     def _same_by_name(self, view: View, obj: Object) -> bool:
@@ -252,7 +252,7 @@ class KernelCache:
             self._keep(number, directory)
         return True
 
-    def _is_public_place(self, number: int, view: View, obj: Object, info: os.stat_result) -> bool:
+    def _is_public_place(self, number: int, view: View, obj: Object, info: linux.Stat) -> bool:
         if info.st_nlink > 1 and not stat.S_ISDIR(info.st_mode):
             return False
         places = list(self._nodes.places(obj, info))
@@ -262,7 +262,7 @@ class KernelCache:
         """Does the kernel remember it, so that nobody needs to be asked who may know of it?"""
         return number in obj.kept and obj.era == self._era and obj.filesystem.told
 
-    def keeps_content(self, number: int, obj: Object, info: os.stat_result) -> bool:
+    def keeps_content(self, number: int, obj: Object, info: linux.Stat) -> bool:
         """May the kernel go on with the pages that it has of a file which is being opened?
 
         If nothing tells of a change since the last time, as NFS clients have it (close-to-open).
@@ -552,7 +552,7 @@ class KernelCache:
         for wait in waits:
             await wait.wait()
 
-    def _tells_less(self, view: View, obj: Object, fd: int, info: os.stat_result) -> bool:
+    def _tells_less(self, view: View, obj: Object, fd: int, info: linux.Stat) -> bool:
         """Is there anybody who may not know (any more) what the kernel remembers of `obj`, or below?"""
         if view.fixed is not None:
             if not sees(view, subject(view.fixed), obj.name, info, fd):

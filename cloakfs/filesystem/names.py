@@ -164,7 +164,7 @@ class Names(Core):
         at = await self._enter(inode, ctx)
         if at.view.judges and at.who is not INSIDER:
             uid, gid = self._maker(at)
-            gid = linux.owners(at.info)[1] if at.info.st_mode & stat.S_ISGID else gid
+            gid = at.info.st_gid if at.info.st_mode & stat.S_ISGID else gid
             new = Attrs(name.decode("utf-8", "surrogateescape"), mode & ~ctx.umask, uid, gid)
             if not at.view.visible(at.who.caller, new) and not await self._do(at, partial(self._exists, name=name)):
                 raise FUSEError(errno.EACCES)
