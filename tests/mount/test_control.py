@@ -99,11 +99,12 @@ def test_every_method_of_a_plug_in_is_asked_in_the_daemon(base: str, tree: str, 
         "--policy",
         plugin(
             base,
-            "import os\nWHERE = os.getpid()\n"
+            "import os\nfrom cloakfs.caller import Caller, ClientCaller\nWHERE = os.getpid()\n"
             "class P(Policy):\n"
             "    def here(self):\n        assert os.getpid() == WHERE\n"
-            "    def forward(self, caller):\n        self.here()\n        return caller.uid + 5, 8, [9]\n"
-            "    def visible(self, caller, attrs):\n        self.here()\n"
+            "    def forward(self, caller):\n        self.here()\n        assert type(caller) is ClientCaller\n"
+            "        return caller.uid + 5, 8, [9]\n"
+            "    def visible(self, caller, attrs):\n        self.here()\n        assert type(caller) is Caller\n"
             "        return attrs.name == 'file' if caller.uid == 10 else attrs.accessible(caller, 4)\n"
             "    def show(self, attrs):\n        self.here()\n        return Attrs('', 0o604, attrs.size + 7, 12)\n"
             "    def client_id(self, kind, server_id):\n        self.here()\n        return server_id + 1\n"

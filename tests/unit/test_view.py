@@ -182,6 +182,12 @@ def test_what_is_remembered_of_ids_has_a_bound_and_changes_no_answer() -> None:
         assert all(1 <= len(memory) <= 3 for memory in memories)
 
 
+def test_a_plug_in_may_answer_what_it_was_asked_about() -> None:
+    for answer in (with_methods(forward=lambda caller: caller), with_methods(forward=lambda c: c._replace(uid=7))):
+        who = answer.identify(ClientCaller(5, 6, frozenset({6})))
+        assert type(who) is Caller, "as whom it is served, no longer who asks"
+
+
 @pytest.mark.usefixtures("little_memory")
 def test_the_groups_of_all_who_are_remembered_have_a_bound() -> None:
     plain = view()
