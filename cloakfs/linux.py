@@ -234,10 +234,10 @@ def set_effective_capabilities(mask: int) -> None:
 
 
 @contextlib.contextmanager
-def admin() -> Iterator[None]:
-    """With CAP_SYS_ADMIN, which the daemon has given up, but may raise again."""
+def raised(*capabilities: int) -> Iterator[None]:
+    """With these capabilities, which the daemon has given up, but may raise again."""
     before = effective_capabilities()
-    set_effective_capabilities(before | 1 << CAP_SYS_ADMIN)
+    set_effective_capabilities(before | sum(1 << number for number in capabilities))
     try:
         yield
     finally:
