@@ -74,6 +74,10 @@ _NEVER = -(1 << 80)
 # Their id (f_fsid) is their own, and stays.
 _KNOWN_BY_ID = ("ext2", "ext3", "ext4", "btrfs")
 
+# The id of a tmpfs (from Linux 5.13 on) is its own, too, but nothing of it is left when the machine was started again.
+_LOST_WITH_THE_BOOT = "tmpfs"
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
 # So many objects of the index are looked at at a time: some milliseconds in a thread.
 _SWEEP = 200
 
@@ -224,6 +228,9 @@ def _identity(fd: int, kind: str) -> int | str:
     """What tells the file system that `fd` (O_PATH) is on from another one mounted there later; 0 if nothing does."""
     if kind in _KNOWN_BY_ID:
         return os.fstatvfs(fd).f_fsid
+    if kind == _LOST_WITH_THE_BOOT:
+        number, boot = os.fstatvfs(fd).f_fsid, _boot_id()
+        return f"{number}@{boot}" if number and boot else 0
     if kind == "xfs":  # of which f_fsid is the number of the device
         with contextlib.suppress(OSError):
             opened = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -232,6 +239,21 @@ def _identity(fd: int, kind: str) -> int | str:
             finally:
                 os.close(opened)
     return 0
+
+
+def _boot_id() -> str:
+    """What names the time since the machine was started; "" if the kernel does not tell."""
+    with contextlib.suppress(OSError), open(_BOOT_ID, encoding="ascii") as file:
+        return file.read().strip()
+    return ""
+
+
+def _is_lost(key: str, boot: str) -> bool:
+    """Is a file system that the index knows by this key (`Nodes._new_filesystem`) gone for good?"""
+    _, _, known = key.partition("\0")
+    kind, _, identity = known.partition("\0")
+    _, at, its_boot = identity.partition("@")
+    return kind == _LOST_WITH_THE_BOOT and bool(at) and bool(boot) and its_boot != boot
 
 
 def _storable(text: str) -> str:
@@ -354,6 +376,8 @@ class Nodes:
         self._inside: set[tuple[int, int]] = set()  # directories seen below the root, good for a moment
         self._inside_until = 0.0
         self.trust = 0  # an `Object.trusted` that is not this is worth nothing
+        boot = _boot_id()
+        self._lost = {number for number, key in index.filesystems() if _is_lost(key, boot)}  # file systems
         self._swept = 0  # the last object that `sweep` has looked at
         self._transient = _TRANSIENT | int.from_bytes(os.urandom(5), "little")
         self._own_device: str | None = None
@@ -535,8 +559,8 @@ class Nodes:
         inside = os.path.relpath(path, self._source) if path.startswith(self._source.rstrip("/") + "/") else "."
         identity = _identity(fd, kind)
         key = partial("{}\0{}\0{}".format, inside, kind)
-        # In 0.1.0 an xfs had none: what is known from then is taken to be of the one that is there now.
-        former = _storable(key(0)) if kind == "xfs" else None
+        # In 0.1.0 these had none: what is known from then is taken to be of the one that is there now.
+        former = _storable(key(0)) if kind in ("xfs", _LOST_WITH_THE_BOOT) and identity else None
         number = self._index.filesystem(_storable(key(identity)), former)
         filesystem = Filesystem(number, kind, path, -1, is_certain=identity != 0)
         if self._by_mount and place is not None:
@@ -1248,15 +1272,17 @@ class Nodes:
         }
         rows = self._index.after(self._swept, _SWEEP)
         self._swept = rows[-1][0] if rows else 0
-        chosen = [
-            (number, sure[of], handle[4:])
+        unused = [
+            (number, int.from_bytes(handle[:4], "little"), handle[4:])
             for number, handle in rows
-            if number not in self._objects and (of := int.from_bytes(handle[:4], "little")) in sure
+            if number not in self._objects
         ]
+        lost = [number for number, of, _ in unused if of in self._lost]
+        chosen = [(number, sure[of], handle) for number, of, handle in unused if of in sure]
 
         def look() -> list[int]:
             linux.assume(linux.ROOT)
-            return [number for number, fd, handle in chosen if _is_gone(fd, handle)]
+            return lost + [number for number, fd, handle in chosen if _is_gone(fd, handle)]
 
         return look
 

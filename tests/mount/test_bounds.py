@@ -3,6 +3,8 @@
 import contextlib
 import os
 import resource
+import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,17 +12,20 @@ from typing import Any
 import pytest
 
 from cloakfs import door, groups, linux, mounts
+from cloakfs import nodes as nodes_module
 from cloakfs.caller import Caller
 from cloakfs.filesystem.core import HalfRead, OpenFile
 from cloakfs.groups import ProcessGroups
 from cloakfs.index import Index
+from cloakfs.mounted import STATE_DIR
 from cloakfs.nodes import Nodes, Object, Stale
 from cloakfs.policy import Policy
 from cloakfs.view import View
-from tests.agents import User
+from tests.agents import User, write
 from tests.mount import conftest
 from tests.mount.conftest import Mount, told
 from tests.mount.loopfs import attached, filesystem
+from tests.mount.test_trees import by_handle, handle_of, steady, wait_until
 
 MakeUser = Callable[..., User]
 
@@ -203,6 +208,78 @@ def test_what_was_deleted_on_xfs_leaves_the_index(base: str) -> None:
             sweep(nodes)
             assert index.find(deleted.number) is None
             assert index.find(kept.number) is not None
+
+
+def rows(m: Mount) -> set[bytes]:
+    """What is in the index, by name."""
+    path = os.path.join(STATE_DIR, m.key, "nodes.sqlite")
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+        return {row[0] for row in db.execute("SELECT name FROM objects")}
+
+
+@pytest.mark.usefixtures("figures_at_once")
+def test_what_was_deleted_on_tmpfs_leaves_the_index_and_nothing_else_does(base: str) -> None:
+    with filesystem("tmpfs", base) as tree, steady(tree, base) as mount:
+        with mount("-o", "no_root_squash") as m:
+            os.mkdir(m.at("directory"))
+            for name in ("deleted", "moved", "kept"):
+                write(m.at("directory", name), name.encode())
+            kept = {name: handle_of(m.at("directory", name)) for name in ("moved", "kept")}
+        # Another daemon, which has not met them: as after long idleness.
+        with mount("-o", "no_root_squash") as m:
+            assert {b"deleted", b"moved", b"kept"} <= rows(m)
+            os.unlink(f"{tree}/directory/deleted")
+            os.rename(f"{tree}/directory/moved", f"{tree}/moved")
+            wait_until(lambda: b"deleted" not in rows(m))
+            time.sleep(1)  # some rounds more
+            assert {b"moved", b"kept"} <= rows(m)
+            assert {name: by_handle(m.path, handle) for name, handle in kept.items()} == {
+                "moved": b"moved",
+                "kept": b"kept",
+            }
+
+
+@pytest.mark.usefixtures("figures_at_once")
+def test_of_another_tmpfs_at_the_same_place_nothing_is_taken_out(tree: str, base: str) -> None:
+    place = os.path.join(tree, "inside")
+    with steady(tree, base) as mount, attached("tmpfs", place, "-t", "tmpfs"):
+        os.mkdir(f"{place}/directory")
+        write(f"{place}/directory/file", b"content")
+        with mount("-o", "no_root_squash") as m:
+            handle = handle_of(m.at("inside", "directory", "file"))
+        with attached("tmpfs", place, "-t", "tmpfs"), mount("-o", "no_root_squash") as m:
+            time.sleep(2)  # some rounds
+            assert b"file" in rows(m)
+        with mount("-o", "no_root_squash") as m:
+            assert by_handle(m.path, handle) == b"content"
+
+
+def test_what_was_in_memory_before_the_machine_was_started_again(
+    base: str, tree: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = os.path.join(tree, "inside")
+    with contextlib.closing(Index(os.path.join(base, "nodes.sqlite"))) as index:
+        met = []
+        Path(base, "boot").write_text("the boot before\n")
+        for boot in (f"{base}/boot", nodes_module._BOOT_ID):
+            monkeypatch.setattr(nodes_module, "_BOOT_ID", boot)
+            with attached("tmpfs", place, "-t", "tmpfs"), contextlib.closing(Nodes(tree, index)) as nodes:
+                Path(place, "file").touch()
+                inside = meet(nodes, nodes.root, "inside")
+                met.append(meet(nodes, inside, "file").number)
+                nodes.forget(met[-1], 1)
+                sweep(nodes)
+        assert index.find(met[0]) is None
+        assert index.find(met[1]) is not None
+
+
+def test_an_index_of_0_1_0_knows_its_tmpfs_again(base: str) -> None:
+    with filesystem("tmpfs", base) as tree, contextlib.closing(Index(os.path.join(base, "nodes.sqlite"))) as index:
+        former = index.filesystem(".\0tmpfs\0000")
+        for _ in range(2):
+            with contextlib.closing(Nodes(tree, index)) as nodes:
+                assert nodes.root.filesystem.number == former
+                assert nodes.root.filesystem.is_certain
 
 
 def test_a_mount_point_with_any_name_is_a_file_system(nodes: Nodes, tree: str) -> None:
