@@ -232,20 +232,20 @@ def must_be_served(path: str, begun: str, ended: str) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_forgetting_everything_leaves_time_for_others(mount: MakeMount, user: MakeUser, tree: str, base: str) -> None:
-    """A directory is taken from the others while all of a large one is remembered."""
+def test_forgetting_much_leaves_time_for_others(mount: MakeMount, user: MakeUser, tree: str, base: str) -> None:
+    """A large directory, all of which is remembered, is taken from the others."""
     os.chmod(tree, 0o755)
-    many = put(os.path.join(tree, "many"), 0, stat.S_IFDIR | 0o755)
-    here = os.open(many, os.O_RDONLY | os.O_DIRECTORY)
+    taken = put(os.path.join(tree, "taken"), 0, stat.S_IFDIR | 0o755)
+    here = os.open(taken, os.O_RDONLY | os.O_DIRECTORY)
     for number in range(MANY):
         os.mknod(f"{number}", 0o644, dir_fd=here)
     os.close(here)
-    put(os.path.join(tree, "taken"), OWNER, stat.S_IFDIR | 0o755)
-    put(os.path.join(tree, "taken/file"), OWNER, 0o644)
+    put(os.path.join(taken, "file"), OWNER, 0o644)
+    os.chown(taken, OWNER, OWNER)
     told()
     m = mount("-o", CLOAKED)
     owner, other, stranger = user(OWNER), user(OTHER), user(STRANGER)
-    assert len(other.do(os.listdir, m.at("many"))) == MANY
+    assert len(other.do(os.listdir, m.at("taken"))) == MANY + 1
     fd = stranger.do(os.open, m.at("taken/file"), os.O_PATH)
     assert stranger.do(os.stat, m.at("taken/file")).st_size == 7
     begun, ended = Path(base, "begun"), Path(base, "ended")
