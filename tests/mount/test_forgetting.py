@@ -256,3 +256,52 @@ def test_forgetting_much_leaves_time_for_others(mount: MakeMount, user: MakeUser
     assert stranger.error(os.stat, m.at("taken/file")) == errno.ENOENT
     assert stranger.error(os.stat, f"/proc/self/fd/{fd}") == errno.ESTALE
     assert other.finish_within(SECONDS), "nobody else was served meanwhile"
+
+
+# -- the end of a daemon ---------------------------------------------------------------------------
+
+
+def error_in_the_end(fd: int) -> int:
+    try:
+        while True:
+            os.fsync(fd)
+            time.sleep(0.01)
+    except OSError as exc:
+        return exc.errno or -1
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM"])
+def test_a_daemon_ends_although_a_thread_of_it_waits_for_a_lock(
+    how: str, mount: MakeMount, user: MakeUser, tree: str, base: str, stalled: Far
+) -> None:
+    """Nothing gets that thread out of the kernel: its descriptor of the session must keep nobody waiting."""
+    held = put(os.path.join(tree, "held"), OWNER, stat.S_IFDIR | 0o755)
+    for number in range(5):
+        put(os.path.join(held, str(number)), OWNER, 0o644)
+    put(os.path.join(tree, "file"), OTHER, 0o600)
+    told()
+    m = mount("-o", CLOAKED)
+    attacker, other = user(OWNER), user(OTHER)
+    attacker.do(open_all, m.at("held"), 5)
+    fd = other.do(os.open, m.at("file"), os.O_RDWR)
+    attacker.do(hold, m.at("held"), os.path.join(stalled.path, "10000"))
+    wait_until(lambda: os.path.exists(os.path.join(base, "flag.asked")), SECONDS)
+    try:
+        attacker.start(chmod_all, 0o600)
+        assert attacker.finish_within(SECONDS)
+        pid, clean_up = m.pid, m.clean_up
+        if how == "SIGKILL":
+            os.kill(pid, signal.SIGKILL)
+        else:
+            os.kill(pid, signal.SIGTERM)
+            wait_until(lambda: "asked to stop" in m.log, SECONDS)
+            os.kill(pid, signal.SIGTERM)
+        other.start(error_in_the_end, fd)
+        assert other.answer_within(20) in {errno.ENOTCONN, errno.ECONNABORTED}
+        wait_until(lambda: not conftest.is_mounted(m.path), 20)
+        assert os.path.exists(f"/proc/{pid}"), "no thread was waiting"
+        assert not attacker.do(has_let_go), "nothing was held"
+    finally:
+        Path(base, "flag").touch()
+    wait_until(lambda: not os.path.exists(f"/proc/{pid}"), SECONDS)
+    wait_until(lambda: not os.path.exists(f"/proc/{clean_up}"), SECONDS)
