@@ -246,9 +246,9 @@ class Object:
     """One object of the real tree, as long as the kernel knows it or something below it."""
 
     __slots__ = (
-        "checked", "children", "condition", "content", "era", "ever_kept", "fd", "filesystem", "generation", "handle",
-        "inode", "kept", "lookups", "name", "number", "open_files", "others", "parent", "passage", "pins", "plain_at",
-        "strays", "told_size", "told_sizes", "trusted", "used",
+        "barrier", "checked", "children", "condition", "content", "era", "ever_kept", "fd", "filesystem", "generation",
+        "handle", "inode", "kept", "lookups", "name", "number", "open_files", "others", "parent", "passage", "pins",
+        "plain_at", "public", "strays", "told_size", "told_sizes", "trusted", "used",
     )  # fmt: skip
 
     def __init__(self, number: int, handle: bytes, filesystem: Filesystem) -> None:
@@ -269,7 +269,9 @@ class Object:
         self.condition: Condition | None = None
         self.passage: Passage | None = None
         self.kept = _NO_VIEWS  # numbers of the views in which the kernel remembers more than it asked for
-        self.era = 0  # of the kernel's cache, to which `kept` belongs
+        self.public = _NO_VIEWS  # of these, those in which everybody may search it, and all directories above
+        self.barrier: Object | None = None  # the directory, perhaps above, at which not everybody got through last
+        self.era = 0  # of the kernel's cache, to which `kept` and `public` belong
         # The same, but never forgotten, and of what is below as well: see `Nodes.hold`.
         self.ever_kept = _NO_VIEWS
         self.content: tuple[int, ...] | None = None  # what it looked like when it was opened last

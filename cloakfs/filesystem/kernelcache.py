@@ -252,26 +252,57 @@ class KernelCache:
     def _is_public(self, number: int, view: View, obj: Object) -> bool:
         """Does everybody see this directory and all above it, and may search them?
 
-        Then each of them has to be kept: what is remembered below is forgotten when that is not so any more.
+        Then each of them has to be kept: what is remembered below is forgotten when that is not so any more. So is
+        this answer, so that each directory is looked at but once, however deep the tree is.
         """
         nodes = self._nodes
-        above = []
-        while True:
+        above: list[Object] = []
+        while not (number in obj.public and self.is_known_to_all(number, obj)):
             above.append(obj)
+            if obj.barrier is not None and self._is_stopped(view, obj):
+                for directory in above:
+                    directory.barrier = obj.barrier
+                return False
             fd = nodes.fd(obj)
             info = obj.filesystem.stat(fd)
-            if not everybody_may(os.X_OK, obj, fd, info):
+            if not self._lets_all_through(view, obj, fd, info):
+                for directory in above:
+                    directory.barrier = obj
                 return False
             if obj is nodes.root:
                 break
             parent = obj.parent
-            if parent is None or not self._same_for_all(view, obj.name, info, fd):
+            if parent is None:
                 return False
             if obj.checked != info.st_ctime_ns and not nodes.is_child(obj, parent):
                 return False
             obj = parent
-        for directory in above:
+        is_told = True  # of those above
+        for directory in reversed(above):
             self._keep(number, directory)
+            is_told = is_told and directory.filesystem.told
+            if is_told and number not in directory.public:
+                public = directory.public | {number}
+                directory.public = self._sets.setdefault(public, public)
+        return True
+
+    def _lets_all_through(self, view: View, obj: Object, fd: int, info: os.stat_result) -> bool:
+        if not everybody_may(os.X_OK, obj, fd, info):
+            return False
+        return obj is self._nodes.root or self._same_for_all(view, obj.name, info, fd)
+
+    def _is_stopped(self, view: View, obj: Object) -> bool:
+        """Is not everybody let through where that was so the last time? It is one look, however deep the tree is."""
+        barrier, obj.barrier = obj.barrier, None
+        at: Object | None = obj
+        while at is not None and at is not barrier:
+            at = at.parent
+        if at is None:
+            return False
+        fd = self._nodes.fd(at)
+        if self._lets_all_through(view, at, fd, at.filesystem.stat(fd)):
+            return False
+        obj.barrier = barrier
         return True
 
     def _is_public_place(self, number: int, view: View, obj: Object, info: os.stat_result) -> bool:
@@ -347,7 +378,7 @@ class KernelCache:
                 wait = self.forgetter.name(self._nodes.nodeid(number, parent), name, nodeid)
                 if wait is not None:
                     waits[wait] = parent
-        obj.kept = _NOBODY
+        obj.kept = obj.public = _NOBODY
         return waits
 
     def _forget_below(self, directory: Object) -> _Below:
@@ -434,7 +465,7 @@ class KernelCache:
         if by_name:
             return set(self._forget_one(obj))
         self.forget_attributes(obj)
-        obj.kept = _NOBODY
+        obj.kept = obj.public = _NOBODY
         return set()
 
     async def _keep_sweeping(self) -> None:
@@ -686,10 +717,10 @@ class KernelCache:
 
     async def moved(self, number: int, view: View, obj: Object, parent: Object) -> None:
         """`obj` was renamed into `parent` by a request that has not been answered yet."""
+        for twin in self._nodes.twins(obj):
+            self.forget(twin)  # nothing tells where it is now
         if view.fixed is not None or (self._is_public(number, view, parent) and self._same_by_name(view, obj)):
             return
-        twins = [obj, *self._nodes.twins(obj)]
-        for twin in twins:
-            self._forget_one(twin)
-        for below in [self._forget_below(twin) for twin in twins]:
-            await below.done.wait()  # for names, the kernel waits for the answer
+        self._forget_one(obj)
+        for one in [obj, *self._nodes.twins(obj)]:
+            await self._forget_below(one).done.wait()  # for names, the kernel waits for the answer
