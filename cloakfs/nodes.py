@@ -269,9 +269,9 @@ class Object:
     """One object of the real tree, as long as the kernel knows it or something below it."""
 
     __slots__ = (
-        "checked", "children", "condition", "content", "era", "ever_kept", "fd", "filesystem", "generation", "handle",
-        "inode", "kept", "lookups", "name", "number", "open_files", "others", "parent", "passage", "pins", "plain_at",
-        "told_size", "told_sizes", "trusted", "used",
+        "barrier", "checked", "children", "condition", "content", "era", "ever_kept", "fd", "filesystem", "generation",
+        "handle", "inode", "kept", "lookups", "name", "number", "open_files", "others", "parent", "passage", "pins",
+        "plain_at", "public", "strays", "told_size", "told_sizes", "trusted", "used",
     )  # fmt: skip
 
     def __init__(self, number: int, handle: bytes, filesystem: Filesystem) -> None:
@@ -281,6 +281,7 @@ class Object:
         self.lookups = 0
         self.pins = 0  # children that are known, and open files
         self.children: dict[bytes, Object] | None = None  # those whose place this is
+        self.strays: set[Object] | None = None  # those with a name here that `children` does not lead to
         self.parent: Object | None = None
         self.name = b""
         self.others: list[tuple[Object, bytes]] | None = None  # further names of a hard link
@@ -291,8 +292,11 @@ class Object:
         self.condition: Condition | None = None
         self.passage: Passage | None = None
         self.kept = _NO_VIEWS  # numbers of the views in which the kernel remembers more than it asked for
-        self.era = 0  # of the kernel's cache, to which `kept` belongs
-        self.ever_kept = _NO_VIEWS  # the same, but never forgotten: of names that lead nowhere, nobody knows which
+        self.public = _NO_VIEWS  # of these, those in which everybody may search it, and all directories above
+        self.barrier: Object | None = None  # the directory, perhaps above, at which not everybody got through last
+        self.era = 0  # of the kernel's cache, to which `kept` and `public` belong
+        # The same, but never forgotten, and of what is below as well: see `Nodes.hold`.
+        self.ever_kept = _NO_VIEWS
         self.content: tuple[int, ...] | None = None  # what it looked like when it was opened last
         self.fd = -1
         self.inode: tuple[int, int] | None = None  # st_dev and st_ino, as long as `fd` holds them
@@ -363,6 +367,7 @@ class Nodes:
         self._by_handle: dict[bytes, Object] = {}
         self._by_mount: dict[int, Filesystem] = {}
         self._by_number: dict[int, Filesystem] = {}
+        self._held: dict[frozenset[int], frozenset[int]] = {}  # one of each, for `Object.ever_kept`
         self._beside: dict[tuple[int, int], set[bytes]] = {}  # where something far is mounted, and what it is called
         self.on_new_filesystem: Callable[[Filesystem], None] | None = None
         self._there: Mapping[tuple[int, bytes], tuple[int, int]] = {}
@@ -758,12 +763,13 @@ class Nodes:
             if obj.fd >= 0 and obj.number < _TRANSIENT and not obj.filesystem.far and os.fstat(obj.fd).st_nlink == 0:
                 self._index.remove(obj.number)
             self._close(obj)
-            for parent, _ in obj.others or ():
-                parent.pins -= 1
+            others, obj.others = obj.others, None
+            for parent, _ in others or ():
+                self._unpin(parent, obj)
                 self._drop_if_unused(parent)
             parent_ = self._leave(obj)
             if parent_ is not None:
-                parent_.pins -= 1
+                self._unpin(parent_, obj)
             obj = parent_
 
     def __len__(self) -> int:
@@ -807,9 +813,14 @@ class Nodes:
         obj.parent, obj.name, obj.checked = parent, name, _NEVER
         if parent.children is None:
             parent.children = {}
+        replaced = parent.children.get(name)
+        if replaced is not None:
+            self._stray(parent, replaced)  # until it is found elsewhere, or nowhere
         parent.children[name] = obj
+        if obj.ever_kept:
+            self.hold(parent, obj.ever_kept)
         if before is not None:
-            before.pins -= 1
+            self._unpin(before, obj)
             if before is not parent:
                 self._drop_if_unused(before)
 
@@ -828,8 +839,44 @@ class Nodes:
         while at is not None:
             if at.parent is obj:
                 self._leave(at)
-                obj.pins -= 1
+                self._unpin(obj, at)
             at = at.parent
+
+    @staticmethod
+    def _stray(parent: Object, obj: Object) -> None:
+        if parent.strays is None:
+            parent.strays = set()
+        parent.strays.add(obj)
+
+    @staticmethod
+    def _unpin(parent: Object, obj: Object) -> None:
+        """`obj` has one name less in this directory."""
+        parent.pins -= 1
+        if parent.strays and obj.parent is not parent and all(above is not parent for above, _ in obj.others or ()):
+            parent.strays.discard(obj)
+
+    def hold(self, obj: Object, numbers: frozenset[int]) -> None:
+        """The kernel may remember something of `obj` in the views with these numbers.
+
+        That is noted for everything above, too (`Object.ever_kept`): where nothing is noted, nothing below has to be
+        forgotten.
+        """
+        at: Object | None = obj
+        while at is not None and not numbers <= at.ever_kept:
+            ever = at.ever_kept | numbers
+            at.ever_kept = self._held.setdefault(ever, ever)
+            at = at.parent
+
+    @staticmethod
+    def within(directory: Object) -> list[Object]:
+        """What is known to have, or to have had, a name in this directory: more than there is, never less."""
+        return [*(directory.children or {}).values(), *(directory.strays or ())]
+
+    def twins(self, obj: Object) -> list[Object]:
+        """The same inode, where its file system is mounted more than once; it may be another one with this handle."""
+        handle = obj.handle[4:]
+        near = (self.by_handle(filesystem, handle) for filesystem in self.filesystems if filesystem.has_handles)
+        return [twin for twin in near if twin is not None and twin is not obj]
 
     def _found_again(self, obj: Object, parent: Object, name: bytes, fd: int) -> None:
         """A known object turned up under another name: moved, or one more hard link."""
@@ -838,9 +885,10 @@ class Nodes:
             others = obj.others = obj.others or []
             others.append((obj.parent, obj.name))
             obj.parent.pins += 1
+            self._stray(obj.parent, obj)
             outdated = others.index((parent, name)) if (parent, name) in others else 0
             if (parent, name) in others or len(others) > _MAX_OTHER_NAMES:
-                others.pop(outdated)[0].pins -= 1
+                self._unpin(others.pop(outdated)[0], obj)
         self._place(obj, parent, name)
         if obj.number < _TRANSIENT:
             self._index.moved(obj.number, parent.number, name)
@@ -943,7 +991,7 @@ class Nodes:
         """`obj` is nowhere in the tree."""
         parent = self._leave(obj)
         if parent is not None:
-            parent.pins -= 1
+            self._unpin(parent, obj)
             self._drop_if_unused(parent)
 
     def parent_directory(self, obj: Object) -> Object | None:

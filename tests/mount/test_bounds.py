@@ -1,6 +1,7 @@
 """What one caller makes the daemon keep is bounded in size, and what another one takes up is not missed."""
 
 import contextlib
+import errno
 import os
 import resource
 import sqlite3
@@ -366,3 +367,55 @@ def test_who_changes_many_hidden_directories_keeps_nobody_waiting(
     batches = [tuple(map(int, line.split())) for line in counts.read_text().splitlines()]
     assert max(events for events, _ in batches) > 100
     assert 0 < max(asked for _, asked in batches) <= 16
+
+
+# -- deep trees ------------------------------------------------------------------------------------
+
+_LOOKS = """
+from cloakfs.filesystem import kernelcache
+may, of_name = kernelcache.everybody_may, kernelcache.KernelCache.of_name
+looks = []
+kernelcache.everybody_may = lambda *args: looks.append(1) or may(*args)
+def counted(*args):
+    looks.clear()
+    answer = of_name(*args)
+    with open({path!r}, "a") as file:
+        print(len(looks), file=file)
+    return answer
+kernelcache.KernelCache.of_name = counted
+"""
+
+
+def stat_each(paths: list[str]) -> None:
+    for path in paths:
+        os.stat(path)
+
+
+@pytest.mark.parametrize("top", [0o755, 0o700])
+def test_looks_do_not_grow_with_depth(
+    top: int, tree: str, base: str, mount: Callable[..., Mount], user: MakeUser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To find out what everybody may know, each directory is looked at once, and not for each name below it."""
+    bottom = "/".join(["d"] * 100)
+    os.makedirs(os.path.join(tree, bottom))
+    files = [f"{bottom}/{number}" for number in range(10)]
+    for name in files:
+        Path(tree, name).touch()
+    os.chown(os.path.join(tree, "d"), 3001, 3001)
+    os.chmod(os.path.join(tree, "d"), top)
+    counts = Path(base, "counts")
+    counts.touch()
+    counts.chmod(0o666)  # the daemon writes there as whoever is served
+    monkeypatch.setattr(conftest, "COMMAND", conftest.command_with(_LOOKS.format(path=str(counts))))
+    made = mount("-o", "no_root_squash,cloak_list=uid +077 3000 3999")
+    told()
+    user(3001).do(stat_each, [made.at(name) for name in files])
+    looks = [int(line) for line in counts.read_text().splitlines()]
+    assert len(looks) >= 100
+    assert sum(looks) < 10 * len(looks), f"{sum(looks)} looks for {len(looks)} names"
+    # A directory on the way that is taken away takes all with it.
+    os.chmod(os.path.join(tree, "d/d/d"), 0o700)
+    os.chown(os.path.join(tree, "d/d/d"), 3002, 3002)
+    told()
+    told()
+    assert user(3001).error(os.stat, made.at(files[0])) in {errno.ENOENT, errno.EACCES}

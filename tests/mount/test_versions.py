@@ -294,7 +294,8 @@ def test_before_the_version_nothing_is_answered(mount: MakeMount) -> None:
 GUARD = """
 import os, sys
 import trio
-from cloakfs.exports import Location, Options
+from cloakfs.config.errors import Location
+from cloakfs.config.options import Options
 from cloakfs.nfs import guard, leftover
 from cloakfs.nfs.plan import Mount, Plan
 from cli.common import OWN_COMMAND
