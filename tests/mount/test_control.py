@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from cloakfs import control
-from cloakfs.control import CONTROL_DIR, LONGEST_REQUEST, MOST_CONVERSATIONS, socket_of
+from cloakfs.control import CONTROL_DIR, LONGEST_REQUEST, MOST_CONVERSATIONS, VERSION, socket_of
 from cloakfs.mounted import mounted as telling
 from tests.agents import User, names
 from tests.mount.conftest import Mount, mounted, run
@@ -45,6 +45,7 @@ def connected(m: Mount) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(30)
         connection.connect(socket_of(m.key))
+        assert asked(connection, json.dumps({"version": VERSION}).encode()) == {"version": VERSION}
         yield connection
 
 
