@@ -24,10 +24,11 @@ from cloakfs.config.options import Export
 from cloakfs.mounted import RUN_DIR, STATE_DIR
 from cloakfs.nfs import ganesha, knfsd, leftover
 from cloakfs.nfs.ganesha_server import GaneshaServer, exports_of
-from cloakfs.nfs.guard import Guard, control_path, take_down
+from cloakfs.nfs.guard import VERSION, Guard, control_path, take_down
 from cloakfs.nfs.plan import Plan, Remark, ServerKind, absolute, plan
 from cloakfs.nfs.server import Server, ServerError
 from cloakfs.refusals import refusals
+from cloakfs.versions import is_known, refusal
 from cloakfs.views import accounts_of
 
 from .background import in_background, in_foreground, open_for_us
@@ -298,16 +299,26 @@ def _run_dir(name: str) -> str:
 
 
 def _order(name: str, order: str) -> dict[str, Any]:
-    """What the guard of a service answers; the command ends if there is none."""
+    """What the guard of a service answers; the command ends if there is none, or if its answer is not understood."""
+    answer = _answer(name, order)
+    version = answer.pop("version", None)
+    if not is_known(version, VERSION):
+        who = f"service {name}: its guard (process {answer.get('pid')})"
+        way_out = f"use the cloakfs that runs it, or end it (kill {answer.get('pid')}), which takes all down"
+        fail(refusal(who, version, VERSION, way_out), 1)
+    return answer
+
+
+def _answer(name: str, order: str) -> dict[str, Any]:
     try:
         with socket.socket(socket.AF_UNIX) as control:
             control.settimeout(_ANSWER_SECONDS)
             control.connect(control_path(_run_dir(name)))
             control.sendall(order.encode() + b"\n")
             with control.makefile("rb") as answer:
-                return cast("dict[str, Any]", json.load(answer))
+                return dict(json.load(answer))
     except (FileNotFoundError, ConnectionRefusedError):
-        left = leftover.read(_run_dir(name))
+        left = _left(name)
         if left is None:
             fail(f"service {name} is not up (cloakfs export up)", 1)
         if left.is_watched:
@@ -317,8 +328,16 @@ def _order(name: str, order: str) -> dict[str, Any]:
             f"{', '.join(left.paths)} (cloakfs export up takes over, down ends it)",
             1,
         )
-    except (OSError, ValueError) as exc:
+    except (OSError, TypeError, ValueError) as exc:
         fail(f"service {name} does not answer: {exc}; see {_run_dir(name)}.log", 1)
+
+
+def _left(name: str) -> leftover.Record | None:
+    """What a guard of this service has written down; the command ends if it is not understood."""
+    try:
+        return leftover.read(_run_dir(name))
+    except ServerError as exc:
+        fail(f"service {name}: {exc}", 1)
 
 
 @export.command()
@@ -360,6 +379,7 @@ def reload(name: str) -> None:
     Exit status: 0 done, 1 the service is not up or cannot do it, 2 the files are wrong. If not 0, what was served is
     still served as it was.
     """
+    _order(name, "status")  # is it one whose answer will be understood?
     told = _order(name, "reload")
     for warning in told.get("warnings", ()):
         click.echo(printable(f"warning: {warning}"), err=True)
@@ -379,7 +399,9 @@ def down(name: str) -> None:
 
     Exit status: 0 it is down, 1 it was not up, or something is left.
     """
-    left = leftover.read(_run_dir(name))
+    left = None
+    with contextlib.suppress(ServerError):  # not understood: its guard may live and be asked
+        left = leftover.read(_run_dir(name))
     if left is not None and not left.is_watched:
         lock = _lock(_run_dir(name), name)
         _take_down(_run_dir(name))

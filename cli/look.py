@@ -144,6 +144,8 @@ def _find(
 
 def _in_force(mount: Mounted) -> tuple[Options, Policy]:
     """What a mount goes by now, whatever is on disk; ends the command if only its daemon could tell, and does not."""
+    if mount.unknown:
+        fail(f"{mount.target}: {mount.unknown}", 1)
     try:
         daemon = Daemon(mount)
     except DaemonError as exc:

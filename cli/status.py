@@ -28,7 +28,7 @@ def status(mountpoints: tuple[str, ...], *, as_json: bool) -> None:
 
     Figures are up to five seconds old. Mounts whose daemon has died are told last.
 
-    Exit status: 0 told, 1 a MOUNTPOINT is none that is served.
+    Exit status: 0 told, 1 a MOUNTPOINT is none that is served, or of a version that is not known.
     """
     if os.geteuid() != 0:
         fail("only root may know how others' views are made", 1)
@@ -37,14 +37,23 @@ def status(mountpoints: tuple[str, ...], *, as_json: bool) -> None:
     for path in wanted:
         if path not in there:
             fail(f"{path}: no cloakfs mount, or one whose daemon has died (cloakfs status lists all)", 1)
+        refusal = there[path].unknown
+        if mountpoints and refusal:
+            fail(f"{path}: {refusal}", 1)
     mounts = [there[path] for path in wanted]
     words = {place.device: place.words for place in mount_table.by_id().values()}
     left = [] if mountpoints else [place.path for place in dead()]
     if as_json:
-        told = [{**asdict(mount), "words": words.get(mount.device, "")} for mount in mounts]
+        told = [
+            {**asdict(mount), "failure": mount.unknown or mount.failure, "words": words.get(mount.device, "")}
+            for mount in mounts
+        ]
         echo_json([*told, *({"target": path, "pid": None, "failure": _DIED} for path in left)])
         return
     for mount in mounts:
+        if mount.unknown:
+            click.echo(printable(f"{mount.target}: {mount.unknown}"))
+            continue
         click.echo(printable(mount.target))
         for name, value in _lines(mount, words.get(mount.device, "")):
             click.echo(f" {name:9} {printable(value)}")
@@ -63,11 +72,11 @@ def _shortened(options: str) -> str:
 
 
 def _lines(mount: Mounted, words: str) -> list[tuple[str, str]]:
-    since = datetime.fromtimestamp(mount.since).isoformat(" ", "seconds")
+    since = f", since {datetime.fromtimestamp(mount.since).isoformat(' ', 'seconds')}" if mount.since else ""
     lines = [
         ("tree", mount.source),
         ("options", _shortened(mount.options)),
-        ("mounted", f"{words}, since {since}"),
+        ("mounted", words + since),
         ("daemon", f"process {mount.pid}, {mount.reloads} reloads"),
     ]
     if mount.failure:

@@ -9,7 +9,7 @@ from cloakfs import linux, mounts, process
 from cloakfs.mounted import Mounted, all_mounted
 from cloakfs.unmount import KINDS
 
-from .common import fail, printable
+from .common import fail, note, printable
 
 _SILENCE_SECONDS = 1.0
 _WAIT_SECONDS = 30.0
@@ -31,6 +31,11 @@ def umount(mountpoint: str, *, lazy: bool) -> None:
     if top is None or top.kind not in KINDS:
         fail(f"{mountpoint}: not a cloakfs mount", 1)
     daemon = next((mount for mount in all_mounted() if mount.device == top.device), None)
+    if daemon is not None and daemon.unknown:
+        note(
+            f"{top.path}: what its daemon (process {daemon.pid}) tells is of version {daemon.version}, which is not "
+            "known to this cloakfs; unmounting is the same in every version"
+        )
     # Opened before the unmount: afterwards the pid may be somebody else's.
     held = process.held(daemon.pid) if daemon else None
     try:

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 
-from . import mounts, process
+from . import connection, mounts, process
 from .unmount import KINDS, detach_dead
 
 NAME = "cloakfs-cleanup"
@@ -26,7 +26,8 @@ def main() -> None:
     # What ends all processes of a terminal or a service ends the daemon as well, and then this one.
     for ignored in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
-    process.call_this_process(NAME, target, str(os.getppid()))
+    pid = os.getppid()
+    process.call_this_process(NAME, target, str(pid))
     if os.fork():
         os._exit(0)
     mount = os.read(0, 100).decode().split()
@@ -34,16 +35,33 @@ def main() -> None:
     if not mount:
         return
     number, device = mount
-    process.ends(int(daemon))
+    process.dies(int(daemon), pid)
+    if not process.ends(int(daemon), 0):  # it still has the session, and the device is no other's
+        _abort(int(number), device)
     _take_off(int(number), device)
+    process.ends(int(daemon))
     _forget(state, told)
+
+
+def _abort(number: int, device: str) -> None:
+    """End the connection, unless the mount is off the tree already, and so cannot be told from another one."""
+    with contextlib.suppress(OSError):
+        abort = connection.open_abort(device)
+        if _place(number, device) is not None:
+            connection.abort(abort)
+        os.close(abort)
 
 
 def _take_off(number: int, device: str) -> None:
     """If something is mounted on top, it stays."""
-    place = mounts.by_id().get(number)
-    if place is not None and place.device == device and place.kind in KINDS:
+    place = _place(number, device)
+    if place is not None:
         detach_dead(place.path, number)
+
+
+def _place(number: int, device: str) -> mounts.Place | None:
+    place = mounts.by_id().get(number)
+    return place if place is not None and place.device == device and place.kind in KINDS else None
 
 
 def _forget(state: str, told: list[str]) -> None:

@@ -1,7 +1,11 @@
 """What a running daemon says when it is asked, for `cloakfs explain` and `table`.
 
 What is on disk may have changed since: the options, the plug-in. So each daemon listens at a unix stream socket, which
-is root's alone, and answers a line of JSON with another:
+is root's alone, and answers a line of JSON with another. The first one is about the version, which has to be the same:
+
+    {"version": 1}                               {"version": 1}, from another version with "refused"
+
+Then:
 
     {}                                           {"options": …, "groups": …, "plugin": null or {…}}
     {"method": "visible", "arguments": […]}      {"answer": …}, {"failed": why}, or {"access": [caller, mode]}
@@ -34,6 +38,9 @@ from .tasks import Tasks, cause
 from .views import Views
 
 CONTROL_DIR = os.path.join(RUN_DIR, "control")
+
+VERSION = 1
+"""Of the control protocol. The first line and its answer have a "version" in every later one, too."""
 
 MOST_CONVERSATIONS = 16
 """With so many going on, whoever has been silent longest makes room for the next one."""
@@ -149,6 +156,7 @@ class Control:
         self, stream: trio.SocketStream, scope: trio.CancelScope, let_in: Callable[[], None]
     ) -> None:
         received = bytearray()
+        greeted = False
         async for data in stream:
             received += data
             *lines, rest = received.split(b"\n")
@@ -156,7 +164,11 @@ class Control:
                 if scope in self._conversations:
                     self._conversations[scope] = self._conversations.pop(scope)
                 # Nobody else waits for one who does not read.
-                await stream.send_all(self._answer(line, let_in))
+                if greeted:
+                    await stream.send_all(self._answer(line, let_in))
+                else:
+                    greeted, answer = _greeted(line)
+                    await stream.send_all(answer)
             received = rest
             if len(received) > LONGEST_REQUEST:
                 return
@@ -203,6 +215,18 @@ class Control:
         return {"access": asked_back[0]} if asked_back else told
 
 
+def _greeted(line: bytes | bytearray) -> tuple[bool, bytes]:
+    """Is this a first line of the same version? And the answer to it."""
+    version = None
+    with contextlib.suppress(ValueError, RecursionError, AttributeError):
+        version = json.loads(line).get("version")
+    answer: dict[str, object] = {"version": VERSION}
+    is_same = type(version) is int and version == VERSION
+    if not is_same:
+        answer["refused"] = f"it was asked in version {version!r} of the control protocol, and speaks {VERSION}"
+    return is_same, json.dumps(answer).encode() + b"\n"
+
+
 def _described(policy: Policy) -> dict[str, Any] | None:
     """What it takes to stand in for a plug-in; None of the built-in policy."""
     if type(policy) is Policy and not vars(policy).keys() & set(METHODS):
@@ -218,7 +242,7 @@ class Conversation:
     """A connection to the daemon of a mount; a context manager, which closes it.
 
     Raises:
-        DaemonError: there is none.
+        DaemonError: there is none, or it is of another version.
     """
 
     def __init__(self, mount: Mounted) -> None:
@@ -234,6 +258,19 @@ class Conversation:
         except OSError as exc:
             self.close()
             raise DaemonError(f"{self._who} cannot be asked: {exc.strerror or exc}") from exc
+        try:
+            self._greet()
+        except DaemonError:
+            self.close()
+            raise
+
+    def _greet(self) -> None:
+        version = self._said({"version": VERSION}).get("version")
+        if version != VERSION:
+            raise DaemonError(
+                f"{self._who} cannot be asked: it speaks version {version!r} of the control protocol, and this cloakfs "
+                f"{VERSION}; use the cloakfs that mounted it, or mount it anew"
+            )
 
     def close(self) -> None:
         """Nobody asks any more."""
@@ -252,14 +289,20 @@ class Conversation:
         Raises:
             DaemonError: there is none.
         """
-        try:
-            self._socket.sendall(json.dumps(request).encode() + b"\n")
-            answer = json.loads(self._answers.readline() or '{"refused": "it has ended"}')
-        except (OSError, ValueError) as exc:
-            raise DaemonError(f"{self._who} does not answer: {exc}") from exc
+        answer = self._said(request)
         if "refused" in answer:
             raise DaemonError(f"{self._who} does not answer: {answer['refused']}")
-        return dict(answer)
+        return answer
+
+    def _said(self, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            self._socket.sendall(json.dumps(request).encode() + b"\n")
+            line = self._answers.readline()
+            if not line:
+                raise OSError("it has ended")
+            return dict(json.loads(line))
+        except (OSError, ValueError, TypeError) as exc:
+            raise DaemonError(f"{self._who} does not answer: {exc}") from exc
 
 
 class Daemon(Conversation):
@@ -271,7 +314,7 @@ class Daemon(Conversation):
             `DaemonError` and `PluginError`.
 
     Raises:
-        DaemonError: it cannot be asked.
+        DaemonError: it cannot be asked, or is of another version.
     """
 
     def __init__(self, mount: Mounted) -> None:

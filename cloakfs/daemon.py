@@ -18,7 +18,7 @@ from typing import TextIO
 import pyfuse3
 import trio
 
-from . import linux, loop, mountpoint, mounts
+from . import connection, linux, loop, mountpoint, mounts
 from .below import find_below
 from .cleanup import CleanUp
 from .config.errors import ExportsError
@@ -173,6 +173,10 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             attached.detach()
             raise
         stack.enter_context(_late_answers_untold(attached.session))
+        abort = -1
+        with contextlib.suppress(OSError):
+            abort = connection.open_abort(attached.device)
+            stack.callback(os.close, abort)
         # Root's own privileges would lift quotas and reserved blocks for everybody, open `trusted.` names, and let
         # everybody give programs capabilities. (Those that setfsuid(2) takes away are not among these.)
         given_up = 1 << linux.CAP_SYS_ADMIN | 1 << linux.CAP_SYS_RESOURCE | 1 << linux.CAP_SETFCAP
@@ -181,6 +185,8 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             trio.run(_Daemon(settings, filesystem, index, told, control, watch, attached, ready).run)
         finally:
             linux.assume(linux.ROOT)
+            if abort >= 0:
+                connection.abort(abort)  # a thread may still have the session, and wait in the kernel
             # In this order: the last one to let go of a mount with a block device waits for an answer of the session.
             pyfuse3.close(unmount=False)
             attached.detach_dead()

@@ -151,6 +151,10 @@ class Index:
             self._db.execute("UPDATE OR IGNORE filesystems SET key = ? WHERE key = ?", (key, former))
         return self._number("filesystems", "key", key)
 
+    def filesystems(self) -> list[tuple[int, str]]:
+        """(number, key) of every file system that ever got a number."""
+        return self._db.execute("SELECT number, key FROM filesystems").fetchall()
+
     def view(self, label: str) -> int:
         """The number (from 1) of the view called `label`."""
         return self._number("views", "label", label)

@@ -30,12 +30,14 @@ _NUMBERS = {
     "x86_64": {
         "setgroups": 116, "setfsuid": 122, "setfsgid": 123, "capget": 125, "capset": 126,
         "getdents64": 217, "name_to_handle_at": 303, "open_by_handle_at": 304, "renameat2": 316,
-        "unshare": 272, "open_tree": 428, "close_range": 436, "faccessat2": 439, "mount_setattr": 442,
+        "unshare": 272, "open_tree": 428, "fsopen": 430, "fsconfig": 431, "fsmount": 432,
+        "close_range": 436, "faccessat2": 439, "mount_setattr": 442,
     },
     "aarch64": {
         "setgroups": 159, "setfsuid": 151, "setfsgid": 152, "capget": 90, "capset": 91,
         "getdents64": 61, "name_to_handle_at": 264, "open_by_handle_at": 265, "renameat2": 276,
-        "unshare": 97, "open_tree": 428, "close_range": 436, "faccessat2": 439, "mount_setattr": 442,
+        "unshare": 97, "open_tree": 428, "fsopen": 430, "fsconfig": 431, "fsmount": 432,
+        "close_range": 436, "faccessat2": 439, "mount_setattr": 442,
     },
 }  # fmt: skip
 _NR = {name: ctypes.c_long(nr) for name, nr in _NUMBERS[os.uname().machine].items()}
@@ -252,10 +254,10 @@ def set_effective_capabilities(mask: int) -> None:
 
 
 @contextlib.contextmanager
-def admin() -> Iterator[None]:
-    """With CAP_SYS_ADMIN, which the daemon has given up, but may raise again."""
+def raised(*capabilities: int) -> Iterator[None]:
+    """With these capabilities, which the daemon has given up, but may raise again."""
     before = effective_capabilities()
-    set_effective_capabilities(before | 1 << CAP_SYS_ADMIN)
+    set_effective_capabilities(before | sum(1 << number for number in capabilities))
     try:
         yield
     finally:
@@ -363,6 +365,24 @@ def umount(target: str, flags: int = 0) -> None:
 def detach_mount(fd: int) -> None:
     """Take the very mount off whose top `fd` refers to, wherever it is and whatever its path leads to by now."""
     _check(_libc.umount2(b"/proc/self/fd/%d" % fd, ctypes.c_int(MNT_DETACH)))
+
+
+_FSCONFIG_CMD_CREATE = 6
+
+
+def mount_apart(kind: str) -> int:
+    """Mount a file system that needs no device, at no place: a descriptor of its top, which it lasts as long as.
+
+    See fsopen(2) and fsmount(2), since Linux 5.2.
+    """
+    closed_on_exec = ctypes.c_uint(1)
+    context = _check(_syscall(_NR["fsopen"], kind.encode(), closed_on_exec), kind)
+    try:
+        create = ctypes.c_uint(_FSCONFIG_CMD_CREATE)
+        _check(_syscall(_NR["fsconfig"], ctypes.c_long(context), create, None, None, ctypes.c_long(0)), kind)
+        return _check(_syscall(_NR["fsmount"], ctypes.c_long(context), closed_on_exec, ctypes.c_uint(0)), kind)
+    finally:
+        os.close(context)
 
 
 _AT_FDCWD = -100

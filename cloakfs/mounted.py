@@ -18,11 +18,17 @@ from . import files, linux, mounts
 from .config.options import Options
 from .config.render import format_options
 from .unmount import KINDS
+from .versions import is_known, refusal
 
 log = logging.getLogger(__name__)
 
 STATE_DIR = "/var/lib/cloakfs"
 RUN_DIR = "/run/cloakfs"
+
+VERSION = 1
+"""Of what daemons tell. `version`, `pid`, `source`, `target` and `device` mean the same in every later one."""
+
+_IN_EVERY_VERSION = {"version": int, "pid": int, "source": str, "target": str, "device": str}
 
 
 def mount_key(source: str, target: str) -> str:
@@ -48,6 +54,7 @@ class Mounted:
         requests: how many of each kind it was asked, by the name of the operation; some seconds old.
         prefetch: what reading has come to (`Reader.state`); some seconds old.
         since: when it was mounted, in seconds since 1970; 0 is not told.
+        version: of what is told; if it is not known, there is no more than what is in every version (`unknown`).
     """
 
     pid: int
@@ -62,6 +69,15 @@ class Mounted:
     requests: Mapping[str, int] = field(default_factory=dict)
     prefetch: Mapping[str, Any] = field(default_factory=dict)
     since: float = 0
+    version: int = 0
+
+    @property
+    def unknown(self) -> str | None:
+        """Why no more is known than which mount it is, in one line; None if it is known."""
+        if is_known(self.version, VERSION):
+            return None
+        place = told_path(mount_key(self.source, self.target))
+        return refusal(place, self.version, VERSION, f"use the cloakfs that mounted it (process {self.pid})")
 
 
 def told_path(key: str) -> str:
@@ -74,7 +90,8 @@ class Told:
 
     def __init__(self, key: str, source: str, target: str, options: Options, policy_dir: str, device: str = "") -> None:
         self._path = told_path(key)
-        self._now = Mounted(os.getpid(), source, target, format_options(options), policy_dir, device, since=time.time())
+        text = format_options(options)
+        self._now = Mounted(os.getpid(), source, target, text, policy_dir, device, since=time.time(), version=VERSION)
 
     def __enter__(self) -> None:
         os.makedirs(RUN_DIR, mode=0o755, exist_ok=True)
@@ -130,15 +147,29 @@ def all_mounted() -> list[Mounted]:
         try:
             with open(path, encoding="utf-8") as file:
                 told = json.load(file)
-            mount = Mounted(**{name: told[name] for name in Mounted.__dataclass_fields__ if name in told})
-        except (ValueError, TypeError):
+            mount = _restored(told)
+        except (ValueError, TypeError, AttributeError, KeyError):
             continue  # it just ended
         except OSError as exc:
             _raise_if_full(exc)
             continue
         if _is_served(os.path.basename(path).removesuffix(".json")):
-            found.append(mount)
+            found.append(mount if mount.device else replace(mount, device=_device_at(mount.target)))
     return found
+
+
+def _restored(told: dict[str, Any]) -> Mounted:
+    if is_known(told.get("version"), VERSION):
+        return Mounted(**{name: told[name] for name in Mounted.__dataclass_fields__ if name in told})
+    sure = {name: told[name] for name in _IN_EVERY_VERSION}
+    if any(type(sure[name]) is not kind for name, kind in _IN_EVERY_VERSION.items()):
+        raise TypeError
+    return Mounted(**sure, options="", policy_dir="")
+
+
+def _device_at(target: str) -> str:
+    """The device of the mount of ours that is on top there, for daemons of 0.1.0, which do not tell it."""
+    return {place.path: place.device for place in mounts.by_id().values() if place.kind in KINDS}.get(target, "")
 
 
 def mounted() -> dict[str, Mounted]:

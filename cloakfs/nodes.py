@@ -74,6 +74,10 @@ _NEVER = -(1 << 80)
 # Their id (f_fsid) is their own, and stays.
 _KNOWN_BY_ID = ("ext2", "ext3", "ext4", "btrfs")
 
+# The id of a tmpfs (from Linux 5.13 on) is its own, too, but nothing of it is left when the machine was started again.
+_LOST_WITH_THE_BOOT = "tmpfs"
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
 # So many objects of the index are looked at at a time: some milliseconds in a thread.
 _SWEEP = 200
 
@@ -224,6 +228,9 @@ def _identity(fd: int, kind: str) -> int | str:
     """What tells the file system that `fd` (O_PATH) is on from another one mounted there later; 0 if nothing does."""
     if kind in _KNOWN_BY_ID:
         return os.fstatvfs(fd).f_fsid
+    if kind == _LOST_WITH_THE_BOOT:
+        number, boot = os.fstatvfs(fd).f_fsid, _boot_id()
+        return f"{number}@{boot}" if number and boot else 0
     if kind == "xfs":  # of which f_fsid is the number of the device
         with contextlib.suppress(OSError):
             opened = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -232,6 +239,21 @@ def _identity(fd: int, kind: str) -> int | str:
             finally:
                 os.close(opened)
     return 0
+
+
+def _boot_id() -> str:
+    """What names the time since the machine was started; "" if the kernel does not tell."""
+    with contextlib.suppress(OSError), open(_BOOT_ID, encoding="ascii") as file:
+        return file.read().strip()
+    return ""
+
+
+def _is_lost(key: str, boot: str) -> bool:
+    """Is a file system that the index knows by this key (`Nodes._new_filesystem`) gone for good?"""
+    _, _, known = key.partition("\0")
+    kind, _, identity = known.partition("\0")
+    _, at, its_boot = identity.partition("@")
+    return kind == _LOST_WITH_THE_BOOT and bool(at) and bool(boot) and its_boot != boot
 
 
 def _storable(text: str) -> str:
@@ -247,9 +269,9 @@ class Object:
     """One object of the real tree, as long as the kernel knows it or something below it."""
 
     __slots__ = (
-        "checked", "children", "condition", "content", "era", "ever_kept", "fd", "filesystem", "generation", "handle",
-        "inode", "kept", "lookups", "name", "number", "open_files", "others", "parent", "passage", "pins", "plain_at",
-        "told_size", "told_sizes", "trusted", "used",
+        "barrier", "checked", "children", "condition", "content", "era", "ever_kept", "fd", "filesystem", "generation",
+        "handle", "inode", "kept", "lookups", "name", "number", "open_files", "others", "parent", "passage", "pins",
+        "plain_at", "public", "strays", "told_size", "told_sizes", "trusted", "used",
     )  # fmt: skip
 
     def __init__(self, number: int, handle: bytes, filesystem: Filesystem) -> None:
@@ -259,6 +281,7 @@ class Object:
         self.lookups = 0
         self.pins = 0  # children that are known, and open files
         self.children: dict[bytes, Object] | None = None  # those whose place this is
+        self.strays: set[Object] | None = None  # those with a name here that `children` does not lead to
         self.parent: Object | None = None
         self.name = b""
         self.others: list[tuple[Object, bytes]] | None = None  # further names of a hard link
@@ -269,8 +292,11 @@ class Object:
         self.condition: Condition | None = None
         self.passage: Passage | None = None
         self.kept = _NO_VIEWS  # numbers of the views in which the kernel remembers more than it asked for
-        self.era = 0  # of the kernel's cache, to which `kept` belongs
-        self.ever_kept = _NO_VIEWS  # the same, but never forgotten: of names that lead nowhere, nobody knows which
+        self.public = _NO_VIEWS  # of these, those in which everybody may search it, and all directories above
+        self.barrier: Object | None = None  # the directory, perhaps above, at which not everybody got through last
+        self.era = 0  # of the kernel's cache, to which `kept` and `public` belong
+        # The same, but never forgotten, and of what is below as well: see `Nodes.hold`.
+        self.ever_kept = _NO_VIEWS
         self.content: tuple[int, ...] | None = None  # what it looked like when it was opened last
         self.fd = -1
         self.inode: tuple[int, int] | None = None  # st_dev and st_ino, as long as `fd` holds them
@@ -341,6 +367,7 @@ class Nodes:
         self._by_handle: dict[bytes, Object] = {}
         self._by_mount: dict[int, Filesystem] = {}
         self._by_number: dict[int, Filesystem] = {}
+        self._held: dict[frozenset[int], frozenset[int]] = {}  # one of each, for `Object.ever_kept`
         self._beside: dict[tuple[int, int], set[bytes]] = {}  # where something far is mounted, and what it is called
         self.on_new_filesystem: Callable[[Filesystem], None] | None = None
         self._there: Mapping[tuple[int, bytes], tuple[int, int]] = {}
@@ -354,6 +381,8 @@ class Nodes:
         self._inside: set[tuple[int, int]] = set()  # directories seen below the root, good for a moment
         self._inside_until = 0.0
         self.trust = 0  # an `Object.trusted` that is not this is worth nothing
+        boot = _boot_id()
+        self._lost = {number for number, key in index.filesystems() if _is_lost(key, boot)}  # file systems
         self._swept = 0  # the last object that `sweep` has looked at
         self._transient = _TRANSIENT | int.from_bytes(os.urandom(5), "little")
         self._own_device: str | None = None
@@ -535,8 +564,8 @@ class Nodes:
         inside = os.path.relpath(path, self._source) if path.startswith(self._source.rstrip("/") + "/") else "."
         identity = _identity(fd, kind)
         key = partial("{}\0{}\0{}".format, inside, kind)
-        # In 0.1.0 an xfs had none: what is known from then is taken to be of the one that is there now.
-        former = _storable(key(0)) if kind == "xfs" else None
+        # In 0.1.0 these had none: what is known from then is taken to be of the one that is there now.
+        former = _storable(key(0)) if kind in ("xfs", _LOST_WITH_THE_BOOT) and identity else None
         number = self._index.filesystem(_storable(key(identity)), former)
         filesystem = Filesystem(number, kind, path, -1, is_certain=identity != 0)
         if self._by_mount and place is not None:
@@ -734,12 +763,13 @@ class Nodes:
             if obj.fd >= 0 and obj.number < _TRANSIENT and not obj.filesystem.far and os.fstat(obj.fd).st_nlink == 0:
                 self._index.remove(obj.number)
             self._close(obj)
-            for parent, _ in obj.others or ():
-                parent.pins -= 1
+            others, obj.others = obj.others, None
+            for parent, _ in others or ():
+                self._unpin(parent, obj)
                 self._drop_if_unused(parent)
             parent_ = self._leave(obj)
             if parent_ is not None:
-                parent_.pins -= 1
+                self._unpin(parent_, obj)
             obj = parent_
 
     def __len__(self) -> int:
@@ -783,9 +813,14 @@ class Nodes:
         obj.parent, obj.name, obj.checked = parent, name, _NEVER
         if parent.children is None:
             parent.children = {}
+        replaced = parent.children.get(name)
+        if replaced is not None:
+            self._stray(parent, replaced)  # until it is found elsewhere, or nowhere
         parent.children[name] = obj
+        if obj.ever_kept:
+            self.hold(parent, obj.ever_kept)
         if before is not None:
-            before.pins -= 1
+            self._unpin(before, obj)
             if before is not parent:
                 self._drop_if_unused(before)
 
@@ -804,8 +839,44 @@ class Nodes:
         while at is not None:
             if at.parent is obj:
                 self._leave(at)
-                obj.pins -= 1
+                self._unpin(obj, at)
             at = at.parent
+
+    @staticmethod
+    def _stray(parent: Object, obj: Object) -> None:
+        if parent.strays is None:
+            parent.strays = set()
+        parent.strays.add(obj)
+
+    @staticmethod
+    def _unpin(parent: Object, obj: Object) -> None:
+        """`obj` has one name less in this directory."""
+        parent.pins -= 1
+        if parent.strays and obj.parent is not parent and all(above is not parent for above, _ in obj.others or ()):
+            parent.strays.discard(obj)
+
+    def hold(self, obj: Object, numbers: frozenset[int]) -> None:
+        """The kernel may remember something of `obj` in the views with these numbers.
+
+        That is noted for everything above, too (`Object.ever_kept`): where nothing is noted, nothing below has to be
+        forgotten.
+        """
+        at: Object | None = obj
+        while at is not None and not numbers <= at.ever_kept:
+            ever = at.ever_kept | numbers
+            at.ever_kept = self._held.setdefault(ever, ever)
+            at = at.parent
+
+    @staticmethod
+    def within(directory: Object) -> list[Object]:
+        """What is known to have, or to have had, a name in this directory: more than there is, never less."""
+        return [*(directory.children or {}).values(), *(directory.strays or ())]
+
+    def twins(self, obj: Object) -> list[Object]:
+        """The same inode, where its file system is mounted more than once; it may be another one with this handle."""
+        handle = obj.handle[4:]
+        near = (self.by_handle(filesystem, handle) for filesystem in self.filesystems if filesystem.has_handles)
+        return [twin for twin in near if twin is not None and twin is not obj]
 
     def _found_again(self, obj: Object, parent: Object, name: bytes, fd: int) -> None:
         """A known object turned up under another name: moved, or one more hard link."""
@@ -814,9 +885,10 @@ class Nodes:
             others = obj.others = obj.others or []
             others.append((obj.parent, obj.name))
             obj.parent.pins += 1
+            self._stray(obj.parent, obj)
             outdated = others.index((parent, name)) if (parent, name) in others else 0
             if (parent, name) in others or len(others) > _MAX_OTHER_NAMES:
-                others.pop(outdated)[0].pins -= 1
+                self._unpin(others.pop(outdated)[0], obj)
         self._place(obj, parent, name)
         if obj.number < _TRANSIENT:
             self._index.moved(obj.number, parent.number, name)
@@ -919,7 +991,7 @@ class Nodes:
         """`obj` is nowhere in the tree."""
         parent = self._leave(obj)
         if parent is not None:
-            parent.pins -= 1
+            self._unpin(parent, obj)
             self._drop_if_unused(parent)
 
     def parent_directory(self, obj: Object) -> Object | None:
@@ -1248,15 +1320,17 @@ class Nodes:
         }
         rows = self._index.after(self._swept, _SWEEP)
         self._swept = rows[-1][0] if rows else 0
-        chosen = [
-            (number, sure[of], handle[4:])
+        unused = [
+            (number, int.from_bytes(handle[:4], "little"), handle[4:])
             for number, handle in rows
-            if number not in self._objects and (of := int.from_bytes(handle[:4], "little")) in sure
+            if number not in self._objects
         ]
+        lost = [number for number, of, _ in unused if of in self._lost]
+        chosen = [(number, sure[of], handle) for number, of, handle in unused if of in sure]
 
         def look() -> list[int]:
             linux.assume(linux.ROOT)
-            return [number for number, fd, handle in chosen if _is_gone(fd, handle)]
+            return lost + [number for number, fd, handle in chosen if _is_gone(fd, handle)]
 
         return look
 

@@ -8,6 +8,8 @@ import ctypes
 import os
 import select
 
+_LOOK_SECONDS = 1.0
+
 
 def held(pid: int) -> int | None:
     """A descriptor of a process; None if there is none (any more).
@@ -28,6 +30,17 @@ def ends(process: int, seconds: float | None = None) -> bool:
     end = select.poll()
     end.register(process, select.POLLIN)
     return bool(end.poll(None if seconds is None else seconds * 1000))
+
+
+def dies(process: int, pid: int) -> None:
+    """Wait until a process that is `held`, and has this id, was ended.
+
+    One of its threads may wait in the kernel, for as long as it likes: until then the process does not end, and of its
+    descriptors none is closed.
+    """
+    while not ends(process, _LOOK_SECONDS):
+        if start_time(pid) is None:
+            return
 
 
 def start_time(pid: int) -> int | None:

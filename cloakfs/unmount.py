@@ -26,7 +26,7 @@ def detach_dead(path: str, mount_id: int | None = None) -> bool:
             return False
         if not _is_dead(fd):
             return False
-        with linux.admin(), contextlib.suppress(OSError):  # somebody else unmounted it
+        with linux.raised(linux.CAP_SYS_ADMIN), contextlib.suppress(OSError):  # somebody else unmounted it
             linux.detach_mount(fd)
         return True
     finally:
@@ -44,5 +44,5 @@ def _is_dead(fd: int) -> bool:
 
 def detach(target: str) -> None:
     """Take what is mounted at `target` off the tree at once; who has it open keeps it until they close it."""
-    with linux.admin(), contextlib.suppress(OSError):  # somebody else unmounted it
+    with linux.raised(linux.CAP_SYS_ADMIN), contextlib.suppress(OSError):  # somebody else unmounted it
         linux.umount(target, linux.MNT_DETACH)

@@ -106,7 +106,7 @@ class Watch:
         self._more = False
         self._rest_until = 0.0
         self._queue = select.poll()
-        with linux.admin():
+        with linux.raised(linux.CAP_SYS_ADMIN):
             try:
                 self._fd = fanotify.init(flags | fanotify.FAN_REPORT_DFID_NAME_TARGET)
             except OSError as exc:
@@ -129,7 +129,7 @@ class Watch:
         if magic not in _LOCAL:
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
         linux.assume(linux.ROOT)
-        with linux.admin():
+        with linux.raised(linux.CAP_SYS_ADMIN):
             try:
                 self._mark(fd)
             except OSError as exc:

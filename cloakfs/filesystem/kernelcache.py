@@ -88,6 +88,24 @@ class _Sweep:
         self.names = trio.Event()  # done
 
 
+class _Below:
+    """What was remembered below a directory is being forgotten.
+
+    Attributes:
+        todo: where to go on.
+        again: once more from the beginning, for the directory has changed again.
+        names: each is set when a name is forgotten; without those in the directory itself, which the kernel may hold.
+        done: no attributes are remembered any more, and nothing is relied on.
+    """
+
+    def __init__(self, directory: Object, todo: list[Object]) -> None:
+        self.directory = directory
+        self.todo = todo
+        self.again = False
+        self.names: set[trio.Event] = set()
+        self.done = trio.Event()
+
+
 class KernelCache:
     """Decides for one mount what may be remembered how long.
 
@@ -124,6 +142,9 @@ class KernelCache:
         self._era = 0
         self._sweeps: list[_Sweep] = []
         self._sweep_wanted = trio.Event()
+        # The directories below which there is so much to forget that others are given time in between.
+        self._below: dict[Object, _Below] = {}
+        self._below_wanted = trio.Event()
         # View, and a name that is remembered to lead nowhere in its top; since when.
         self._absent: dict[tuple[int, bytes], float] = {}
         self._to_look_up = 0  # so many more of this batch of events
@@ -230,26 +251,57 @@ class KernelCache:
     def _is_public(self, number: int, view: View, obj: Object) -> bool:
         """Does everybody see this directory and all above it, and may search them?
 
-        Then each of them has to be kept: what is remembered below is forgotten when that is not so any more.
+        Then each of them has to be kept: what is remembered below is forgotten when that is not so any more. So is
+        this answer, so that each directory is looked at but once, however deep the tree is.
         """
         nodes = self._nodes
-        above = []
-        while True:
+        above: list[Object] = []
+        while not (number in obj.public and self.is_known_to_all(number, obj)):
             above.append(obj)
+            if obj.barrier is not None and self._is_stopped(view, obj):
+                for directory in above:
+                    directory.barrier = obj.barrier
+                return False
             fd = nodes.fd(obj)
             info = obj.filesystem.stat(fd)
-            if not everybody_may(os.X_OK, obj, fd, info):
+            if not self._lets_all_through(view, obj, fd, info):
+                for directory in above:
+                    directory.barrier = obj
                 return False
             if obj is nodes.root:
                 break
             parent = obj.parent
-            if parent is None or not self._same_for_all(view, obj.name, info, fd):
+            if parent is None:
                 return False
             if obj.checked != info.st_ctime_ns and not nodes.is_child(obj, parent):
                 return False
             obj = parent
-        for directory in above:
+        is_told = True  # of those above
+        for directory in reversed(above):
             self._keep(number, directory)
+            is_told = is_told and directory.filesystem.told
+            if is_told and number not in directory.public:
+                public = directory.public | {number}
+                directory.public = self._sets.setdefault(public, public)
+        return True
+
+    def _lets_all_through(self, view: View, obj: Object, fd: int, info: linux.Stat) -> bool:
+        if not everybody_may(os.X_OK, obj, fd, info):
+            return False
+        return obj is self._nodes.root or self._same_for_all(view, obj.name, info, fd)
+
+    def _is_stopped(self, view: View, obj: Object) -> bool:
+        """Is not everybody let through where that was so the last time? It is one look, however deep the tree is."""
+        barrier, obj.barrier = obj.barrier, None
+        at: Object | None = obj
+        while at is not None and at is not barrier:
+            at = at.parent
+        if at is None:
+            return False
+        fd = self._nodes.fd(at)
+        if self._lets_all_through(view, at, fd, at.filesystem.stat(fd)):
+            return False
+        obj.barrier = barrier
         return True
 
     def _is_public_place(self, number: int, view: View, obj: Object, info: linux.Stat) -> bool:
@@ -260,7 +312,17 @@ class KernelCache:
 
     def is_known_to_all(self, number: int, obj: Object) -> bool:
         """Does the kernel remember it, so that nobody needs to be asked who may know of it?"""
-        return number in obj.kept and obj.era == self._era and obj.filesystem.told
+        is_kept = number in obj.kept and obj.era == self._era and obj.filesystem.told
+        return is_kept and not (self._below and self._is_being_forgotten(obj))
+
+    def _is_being_forgotten(self, obj: Object) -> bool:
+        for parent, _ in self._names(obj):
+            at: Object | None = parent
+            while at is not None:
+                if at in self._below:
+                    return True
+                at = at.parent
+        return False
 
     def keeps_content(self, number: int, obj: Object, info: linux.Stat) -> bool:
         """May the kernel go on with the pages that it has of a file which is being opened?
@@ -279,8 +341,7 @@ class KernelCache:
         if number not in obj.kept:
             kept = obj.kept | {number}
             obj.kept = self._sets.setdefault(kept, kept)
-            ever = obj.ever_kept | kept
-            obj.ever_kept = self._sets.setdefault(ever, ever)
+            self._nodes.hold(obj, obj.kept)
 
     # -- forgetting --------------------------------------------------------------------------------
 
@@ -295,13 +356,18 @@ class KernelCache:
         for number in numbers:
             self.forgetter.name(self._nodes.nodeid(number, parent), name)
 
-    def forget(self, obj: Object) -> set[trio.Event]:
-        """Neither its names nor its attributes are to be relied on.
+    def forget(self, obj: Object) -> None:
+        """Neither its names nor its attributes are to be relied on, nor anything below."""
+        self._forget_one(obj)
+        self._forget_below(obj)
+
+    def _forget_one(self, obj: Object) -> dict[trio.Event, Object]:
+        """Forget it alone.
 
         Returns:
-            each is set when a name of it is forgotten.
+            events, each set when a name of it is forgotten, and the directory of that name.
         """
-        waits: set[trio.Event] = set()
+        waits: dict[trio.Event, Object] = {}
         if not obj.kept:
             return waits
         self.forget_attributes(obj)
@@ -310,9 +376,65 @@ class KernelCache:
                 nodeid = self._nodes.nodeid(number, obj)
                 wait = self.forgetter.name(self._nodes.nodeid(number, parent), name, nodeid)
                 if wait is not None:
-                    waits.add(wait)
-        obj.kept = _NOBODY
+                    waits[wait] = parent
+        obj.kept = obj.public = _NOBODY
         return waits
+
+    def _forget_below(self, directory: Object) -> _Below:
+        """Forget what is below it; what takes long goes on in the background.
+
+        Nobody makes others wait for this: whoever has it done again has made the kernel remember it again before.
+        """
+        if directory is self._nodes.root:
+            self._forget_absences()
+        below = self._below.get(directory)
+        if below is not None:
+            below.again = True
+            return below
+        below = _Below(directory, self._nodes.within(directory))
+        if self._forget_some(below):
+            below.done.set()
+        else:
+            self._below[directory] = below
+            self._below_wanted.set()
+        return below
+
+    def _forget_some(self, below: _Below) -> bool:
+        """Forget a part of it; True if nothing is left."""
+        for _ in range(AT_ONCE):
+            if not below.todo:
+                break
+            obj = below.todo[-1]
+            inside: list[Object] = []
+            if obj.ever_kept:
+                for wait, parent in self._forget_one(obj).items():
+                    if parent is not below.directory:
+                        below.names.add(wait)
+                inside = self._nodes.within(obj)
+            below.todo.pop()
+            below.todo += inside
+        return not below.todo
+
+    async def _keep_forgetting_below(self) -> None:
+        while True:
+            if not self._below:
+                self._below_wanted = trio.Event()
+                await self._below_wanted.wait()
+            for below in list(self._below.values()):
+                if self._forget_some(below):
+                    if below.again:
+                        below.again = False
+                        below.todo = self._nodes.within(below.directory)
+                    else:
+                        del self._below[below.directory]
+                        below.done.set()
+                await trio.sleep(0)
+
+    def _forget_absences(self) -> None:
+        """Of the top there is no name to forget, with which all that is absent in it would be forgotten."""
+        absent, self._absent = self._absent, {}
+        for number, name in absent:
+            self.forget_name(self._nodes.root, name, (number,))
 
     @staticmethod
     def _names(obj: Object) -> list[tuple[Object, bytes]]:
@@ -330,19 +452,19 @@ class KernelCache:
             self._sweeps.append(_Sweep())
             self._sweep_wanted.set()
         sweep = self._sweeps[-1]
-        absent, self._absent = self._absent, {}
-        if not self.forgetter.every_name():
+        if self.forgetter.every_name():
+            self._absent = {}
+        else:
             sweep.by_name = True
-            for number, name in absent:
-                self.forget_name(self._nodes.root, name, (number,))
+            self._forget_absences()
         return sweep
 
     def _forget_era(self, obj: Object, *, by_name: bool) -> set[trio.Event]:
         """Forget what was remembered of it before this era."""
         if by_name:
-            return self.forget(obj)
+            return set(self._forget_one(obj))
         self.forget_attributes(obj)
-        obj.kept = _NOBODY
+        obj.kept = obj.public = _NOBODY
         return set()
 
     async def _keep_sweeping(self) -> None:
@@ -392,6 +514,7 @@ class KernelCache:
             tasks = Tasks(nursery)
             tasks.keep("having the kernel forget names", self.forgetter.run)
             tasks.keep("having the kernel forget everything", self._keep_sweeping)
+            tasks.keep("having the kernel forget what is below", self._keep_forgetting_below)
             while True:
                 await trio.sleep(1)
                 expired = trio.current_time() - ABSENT_SECONDS
@@ -514,8 +637,10 @@ class KernelCache:
                 self._forget_absence(filesystem, event.target)
             return not event.target and bool(event.mask & FAN_ONDIR) and is_name
         if event.mask & FAN_ONDIR and event.mask & OF_ITSELF:
-            self.forget(target)
-            return True  # below, too, everything may be for others now
+            if is_name or self._tells_anybody_less(target):
+                self.forget(target)  # below, too, everything may be for others now
+            self._forget_absence_of(target)
+            return not event.target  # of a kernel that does not tell whom, nobody knows whether it was this one
         if event.mask & (_NAMES | FAN_ATTRIB):
             self.forget(target)
         if event.mask & (FAN_MODIFY | FAN_CLOSE_WRITE):
@@ -532,6 +657,26 @@ class KernelCache:
                 parent, name = place
                 self.forget_name(parent, name, parent.ever_kept)
 
+    def _forget_absence_of(self, directory: Object) -> None:
+        """A directory has changed: it may be visible where it has been absent, which only fixed views remember."""
+        for parent, name in self._names(directory):
+            for number in parent.ever_kept - directory.kept:
+                view = self._views.get(number)
+                if view is None or view.fixed is not None:
+                    self.forget_name(parent, name, (number,))
+
+    def _tells_anybody_less(self, directory: Object) -> bool:
+        """As `_tells_less`, of a directory, in all views: as it is now, for whatever is done to it later is told."""
+        try:
+            for number in directory.ever_kept:
+                view = self._views.get(number)
+                fd = self._nodes.fd(directory)
+                if view is None or self._tells_less(view, directory, fd, directory.filesystem.stat(fd)):
+                    return True
+        except OSError:
+            return True
+        return False
+
     # -- changes made through the mount ------------------------------------------------------------
 
     async def changed(self, number: int, view: View, obj: Object) -> None:
@@ -539,16 +684,18 @@ class KernelCache:
 
         Must not be called while the kernel holds the directory that `obj` is in for this request.
         """
-        if not obj.kept:
+        if not obj.ever_kept:
             return
         fd = self._nodes.fd(obj)
         info = obj.filesystem.stat(fd)
         if not self._tells_less(view, obj, fd, info):
             return
-        waits = self.forget(obj)
-        if stat.S_ISDIR(info.st_mode):
-            sweep = self._begin_era()
-            waits |= {sweep.attributes, sweep.names}
+        twins = [obj, *self._nodes.twins(obj)]
+        waits = {wait for twin in twins for wait in self._forget_one(twin)}
+        belows = [self._forget_below(twin) for twin in twins]
+        for below in belows:
+            await below.done.wait()
+            waits |= below.names
         for wait in waits:
             await wait.wait()
 
@@ -569,8 +716,10 @@ class KernelCache:
 
     async def moved(self, number: int, view: View, obj: Object, parent: Object) -> None:
         """`obj` was renamed into `parent` by a request that has not been answered yet."""
+        for twin in self._nodes.twins(obj):
+            self.forget(twin)  # nothing tells where it is now
         if view.fixed is not None or (self._is_public(number, view, parent) and self._same_by_name(view, obj)):
             return
-        self.forget(obj)
-        if obj.pins:
-            await self._begin_era().attributes.wait()  # for names, the kernel waits for the answer
+        self._forget_one(obj)
+        for one in [obj, *self._nodes.twins(obj)]:
+            await self._forget_below(one).done.wait()  # for names, the kernel waits for the answer

@@ -16,8 +16,6 @@ from .core import Core, Entered, answers
 
 _T = TypeVar("_T")
 
-_PRIVILEGES = 1 << linux.CAP_SYS_ADMIN | 1 << linux.CAP_SETFCAP
-
 
 def _as_caller(at: Entered, call: Callable[..., _T], *args: Any) -> _T:
     """Make a call on the object, as the caller, who has the privileges over `trusted.` and `security.` names only as
@@ -26,12 +24,8 @@ def _as_caller(at: Entered, call: Callable[..., _T], *args: Any) -> _T:
     path = f"/proc/self/fd/{at.fd}"
     if at.who.uid != 0:
         return call(path, *args)
-    before = linux.effective_capabilities()
-    linux.set_effective_capabilities(before | _PRIVILEGES)
-    try:
+    with linux.raised(linux.CAP_SYS_ADMIN, linux.CAP_SETFCAP):
         return call(path, *args)
-    finally:
-        linux.set_effective_capabilities(before)
 
 
 def _capability(at: Entered) -> bytes:

@@ -6,11 +6,18 @@ import os
 from collections.abc import Sequence
 
 from .. import files
+from ..versions import is_known, refusal
 from .ganesha import Ganesha, GaneshaExport
 from .plan import Mount
 from .server import ServerError
 
+VERSION = 1
+"""Of the file that keeps the numbers of exports."""
+
 _MOST_EXPORTS = 65535
+
+# Stands among the exports, whose names all have zero bytes in them, so that 0.1.0 can read the file, too.
+_VERSION_KEY = "version"
 
 
 class GaneshaServer:
@@ -60,14 +67,11 @@ def exports_of(mounts: Sequence[Mount], ids: str, *, keep: bool = True) -> list[
     """What nfs-ganesha is to export of these mounts; new ones get numbers, which the file `ids` keeps.
 
     Raises:
-        ServerError: there are too many.
+        ServerError: there are too many, or the file is of a version that is not known.
         OSError: the file cannot be written.
     """
-    known: dict[str, int] = {}
-    if os.path.exists(ids):
-        with open(ids, encoding="utf-8") as file:
-            known = json.load(file)
-    before = dict(known)
+    before = _read(ids)
+    known = dict(before)
     exports = []
     for mount in mounts:
         key = "\0".join((mount.source, mount.client, mount.view))
@@ -89,8 +93,20 @@ def exports_of(mounts: Sequence[Mount], ids: str, *, keep: bool = True) -> list[
         )
     if keep and known != before:
         os.makedirs(os.path.dirname(ids), mode=0o700, exist_ok=True)
-        files.replace(ids, json.dumps(known).encode(), durable=True)
+        files.replace(ids, json.dumps({_VERSION_KEY: VERSION, **known}).encode(), durable=True)
     return exports
+
+
+def _read(ids: str) -> dict[str, int]:
+    if not os.path.exists(ids):
+        return {}
+    with open(ids, encoding="utf-8") as file:
+        known: dict[str, int] = json.load(file)
+    version = known.pop(_VERSION_KEY, None)
+    if not is_known(version, VERSION):
+        way_out = "use the cloakfs that wrote it, or remove it (clients then have to mount anew)"
+        raise ServerError(refusal(ids, version, VERSION, way_out))
+    return known
 
 
 def pseudo_path(mount: Mount) -> str:

@@ -32,6 +32,9 @@ from .server import Server, ServerError
 
 log = logging.getLogger(__name__)
 
+VERSION = 1
+"""Of what a guard answers. The orders `status`, `reload` and `down`, and `pid` in the status, stay the same in all."""
+
 _CHECK_SECONDS = 5.0
 _RELOAD_SECONDS = 30.0
 _END_STEPS = ((0, 0.5), (signal.SIGTERM, 2.0), (signal.SIGTERM, 5.0), (signal.SIGKILL, math.inf))
@@ -366,6 +369,8 @@ class Guard:
         before = self._daemon(mount)
         if before is None:
             raise ServerError(f"{mount.path}: {old.complaint or 'its daemon has just died'}; try again")
+        if before.unknown:
+            raise ServerError(f"{mount.path}: {before.unknown}, or cloakfs export down and up")
         self._write_entry(mount)
         try:
             os.kill(before.pid, signal.SIGHUP)
@@ -440,7 +445,7 @@ class Guard:
                         answer = {"errors": []}
                     case _:
                         answer = {"errors": [f"{order}: no such order"]}
-                await stream.send_all(json.dumps(answer).encode() + b"\n")
+                await stream.send_all(json.dumps({"version": VERSION, **answer}).encode() + b"\n")
                 if order == "down":
                     self._end.set()
 
@@ -509,7 +514,7 @@ async def take_down(run_dir: str) -> None:
     """End what is left of a service whose guard was killed: its exports, then its mounts and their daemons.
 
     Raises:
-        ServerError: something else is mounted on top of a mount.
+        ServerError: something else is mounted on top of a mount, or nobody knows what there is to end.
     """
     record = leftover.read(run_dir)
     if record is not None:

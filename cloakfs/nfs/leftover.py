@@ -10,9 +10,14 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from .. import files, process
+from ..versions import is_known, refusal
 from .ganesha import Ganesha
 from .knfsd import unexport
 from .plan import Mount, ServerKind
+from .server import ServerError
+
+VERSION = 1
+"""Of what is written down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +60,26 @@ def write(run_dir: str, server: ServerKind, state_dir: str, mounts: Iterable[Mou
     exports = tuple(dict.fromkeys((mount.path, mount.client) for mount in mounts))
     pid = os.getpid()
     record = Record(pid, process.start_time(pid), server, state_dir, exports, tuple(sorted(made)))
-    files.replace(_path(run_dir), json.dumps(asdict(record)).encode())
+    files.replace(_path(run_dir), json.dumps({"version": VERSION, **asdict(record)}).encode())
 
 
 def read(run_dir: str) -> Record | None:
-    """What was written down; None if there is nothing (any more)."""
+    """What was written down; None if there is nothing (any more).
+
+    Raises:
+        ServerError: it is of a version that is not known.
+    """
     try:
         with open(_path(run_dir), encoding="utf-8") as file:
             told = json.load(file)
+        version = told.pop("version", None)
+        if not is_known(version, VERSION):
+            way_out = "export status and down take the cloakfs that wrote it"
+            raise ServerError(refusal(_path(run_dir), version, VERSION, way_out))
         told["exports"] = tuple((path, client) for path, client in told["exports"])
         told["made"] = tuple(told["made"])
         return Record(**told)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 

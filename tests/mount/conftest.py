@@ -120,10 +120,10 @@ def is_mounted(path: str) -> bool:
 def mounted(source: str, path: str, *arguments: str) -> Iterator[Mount]:
     """Mount for the length of a with block; the daemon must end cleanly and must not have logged an error."""
     mount = Mount(source, path)
-    run("mount", source, path, *arguments)
     try:
+        run("mount", source, path, *arguments)
         yield mount
-    finally:
+    finally:  # also if somebody interrupts the mount
         # A process that was just ended may still have a file open.
         deadline = time.monotonic() + 10
         while is_mounted(path) and run("umount", path, check=False).returncode and time.monotonic() < deadline:

@@ -1,8 +1,11 @@
 """What one caller makes the daemon keep is bounded in size, and what another one takes up is not missed."""
 
 import contextlib
+import errno
 import os
 import resource
+import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,18 +13,21 @@ from typing import Any
 import pytest
 
 from cloakfs import door, groups, linux, mounts
+from cloakfs import nodes as nodes_module
 from cloakfs.caller import Caller
 from cloakfs.filesystem.core import HalfRead, OpenFile
 from cloakfs.groups import ProcessGroups
 from cloakfs.ids import ClientId
 from cloakfs.index import Index
+from cloakfs.mounted import STATE_DIR
 from cloakfs.nodes import Nodes, Object, Stale
 from cloakfs.policy import Policy
 from cloakfs.view import View
-from tests.agents import User
+from tests.agents import User, write
 from tests.mount import conftest
 from tests.mount.conftest import Mount, told
 from tests.mount.loopfs import attached, filesystem
+from tests.mount.test_trees import by_handle, handle_of, steady, wait_until
 
 MakeUser = Callable[..., User]
 
@@ -206,6 +212,78 @@ def test_what_was_deleted_on_xfs_leaves_the_index(base: str) -> None:
             assert index.find(kept.number) is not None
 
 
+def rows(m: Mount) -> set[bytes]:
+    """What is in the index, by name."""
+    path = os.path.join(STATE_DIR, m.key, "nodes.sqlite")
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+        return {row[0] for row in db.execute("SELECT name FROM objects")}
+
+
+@pytest.mark.usefixtures("figures_at_once")
+def test_what_was_deleted_on_tmpfs_leaves_the_index_and_nothing_else_does(base: str) -> None:
+    with filesystem("tmpfs", base) as tree, steady(tree, base) as mount:
+        with mount("-o", "no_root_squash") as m:
+            os.mkdir(m.at("directory"))
+            for name in ("deleted", "moved", "kept"):
+                write(m.at("directory", name), name.encode())
+            kept = {name: handle_of(m.at("directory", name)) for name in ("moved", "kept")}
+        # Another daemon, which has not met them: as after long idleness.
+        with mount("-o", "no_root_squash") as m:
+            assert {b"deleted", b"moved", b"kept"} <= rows(m)
+            os.unlink(f"{tree}/directory/deleted")
+            os.rename(f"{tree}/directory/moved", f"{tree}/moved")
+            wait_until(lambda: b"deleted" not in rows(m))
+            time.sleep(1)  # some rounds more
+            assert {b"moved", b"kept"} <= rows(m)
+            assert {name: by_handle(m.path, handle) for name, handle in kept.items()} == {
+                "moved": b"moved",
+                "kept": b"kept",
+            }
+
+
+@pytest.mark.usefixtures("figures_at_once")
+def test_of_another_tmpfs_at_the_same_place_nothing_is_taken_out(tree: str, base: str) -> None:
+    place = os.path.join(tree, "inside")
+    with steady(tree, base) as mount, attached("tmpfs", place, "-t", "tmpfs"):
+        os.mkdir(f"{place}/directory")
+        write(f"{place}/directory/file", b"content")
+        with mount("-o", "no_root_squash") as m:
+            handle = handle_of(m.at("inside", "directory", "file"))
+        with attached("tmpfs", place, "-t", "tmpfs"), mount("-o", "no_root_squash") as m:
+            time.sleep(2)  # some rounds
+            assert b"file" in rows(m)
+        with mount("-o", "no_root_squash") as m:
+            assert by_handle(m.path, handle) == b"content"
+
+
+def test_what_was_in_memory_before_the_machine_was_started_again(
+    base: str, tree: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = os.path.join(tree, "inside")
+    with contextlib.closing(Index(os.path.join(base, "nodes.sqlite"))) as index:
+        met = []
+        Path(base, "boot").write_text("the boot before\n")
+        for boot in (f"{base}/boot", nodes_module._BOOT_ID):
+            monkeypatch.setattr(nodes_module, "_BOOT_ID", boot)
+            with attached("tmpfs", place, "-t", "tmpfs"), contextlib.closing(Nodes(tree, index)) as nodes:
+                Path(place, "file").touch()
+                inside = meet(nodes, nodes.root, "inside")
+                met.append(meet(nodes, inside, "file").number)
+                nodes.forget(met[-1], 1)
+                sweep(nodes)
+        assert index.find(met[0]) is None
+        assert index.find(met[1]) is not None
+
+
+def test_an_index_of_0_1_0_knows_its_tmpfs_again(base: str) -> None:
+    with filesystem("tmpfs", base) as tree, contextlib.closing(Index(os.path.join(base, "nodes.sqlite"))) as index:
+        former = index.filesystem(".\0tmpfs\0000")
+        for _ in range(2):
+            with contextlib.closing(Nodes(tree, index)) as nodes:
+                assert nodes.root.filesystem.number == former
+                assert nodes.root.filesystem.is_certain
+
+
 def test_a_mount_point_with_any_name_is_a_file_system(nodes: Nodes, tree: str) -> None:
     path = os.fsencode(tree) + b"/x\xff"
     os.mkdir(path)
@@ -290,3 +368,55 @@ def test_who_changes_many_hidden_directories_keeps_nobody_waiting(
     batches = [tuple(map(int, line.split())) for line in counts.read_text().splitlines()]
     assert max(events for events, _ in batches) > 100
     assert 0 < max(asked for _, asked in batches) <= 16
+
+
+# -- deep trees ------------------------------------------------------------------------------------
+
+_LOOKS = """
+from cloakfs.filesystem import kernelcache
+may, of_name = kernelcache.everybody_may, kernelcache.KernelCache.of_name
+looks = []
+kernelcache.everybody_may = lambda *args: looks.append(1) or may(*args)
+def counted(*args):
+    looks.clear()
+    answer = of_name(*args)
+    with open({path!r}, "a") as file:
+        print(len(looks), file=file)
+    return answer
+kernelcache.KernelCache.of_name = counted
+"""
+
+
+def stat_each(paths: list[str]) -> None:
+    for path in paths:
+        os.stat(path)
+
+
+@pytest.mark.parametrize("top", [0o755, 0o700])
+def test_looks_do_not_grow_with_depth(
+    top: int, tree: str, base: str, mount: Callable[..., Mount], user: MakeUser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To find out what everybody may know, each directory is looked at once, and not for each name below it."""
+    bottom = "/".join(["d"] * 100)
+    os.makedirs(os.path.join(tree, bottom))
+    files = [f"{bottom}/{number}" for number in range(10)]
+    for name in files:
+        Path(tree, name).touch()
+    os.chown(os.path.join(tree, "d"), 3001, 3001)
+    os.chmod(os.path.join(tree, "d"), top)
+    counts = Path(base, "counts")
+    counts.touch()
+    counts.chmod(0o666)  # the daemon writes there as whoever is served
+    monkeypatch.setattr(conftest, "COMMAND", conftest.command_with(_LOOKS.format(path=str(counts))))
+    made = mount("-o", "no_root_squash,cloak_list=uid +077 3000 3999")
+    told()
+    user(3001).do(stat_each, [made.at(name) for name in files])
+    looks = [int(line) for line in counts.read_text().splitlines()]
+    assert len(looks) >= 100
+    assert sum(looks) < 10 * len(looks), f"{sum(looks)} looks for {len(looks)} names"
+    # A directory on the way that is taken away takes all with it.
+    os.chmod(os.path.join(tree, "d/d/d"), 0o700)
+    os.chown(os.path.join(tree, "d/d/d"), 3002, 3002)
+    told()
+    told()
+    assert user(3001).error(os.stat, made.at(files[0])) in {errno.ENOENT, errno.EACCES}

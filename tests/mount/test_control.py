@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from cloakfs import control
-from cloakfs.control import CONTROL_DIR, LONGEST_REQUEST, MOST_CONVERSATIONS, socket_of
+from cloakfs.control import CONTROL_DIR, LONGEST_REQUEST, MOST_CONVERSATIONS, VERSION, socket_of
 from cloakfs.ids import ClientId, ServerId
 from cloakfs.mounted import mounted as telling
 from tests.agents import User, names
@@ -46,6 +46,7 @@ def connected(m: Mount) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(30)
         connection.connect(socket_of(m.key))
+        assert asked(connection, json.dumps({"version": VERSION}).encode()) == {"version": VERSION}
         yield connection
 
 

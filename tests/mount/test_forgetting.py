@@ -232,20 +232,20 @@ def must_be_served(path: str, begun: str, ended: str) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_forgetting_everything_leaves_time_for_others(mount: MakeMount, user: MakeUser, tree: str, base: str) -> None:
-    """A directory is taken from the others while all of a large one is remembered."""
+def test_forgetting_much_leaves_time_for_others(mount: MakeMount, user: MakeUser, tree: str, base: str) -> None:
+    """A large directory, all of which is remembered, is taken from the others."""
     os.chmod(tree, 0o755)
-    many = put(os.path.join(tree, "many"), 0, stat.S_IFDIR | 0o755)
-    here = os.open(many, os.O_RDONLY | os.O_DIRECTORY)
+    taken = put(os.path.join(tree, "taken"), 0, stat.S_IFDIR | 0o755)
+    here = os.open(taken, os.O_RDONLY | os.O_DIRECTORY)
     for number in range(MANY):
         os.mknod(f"{number}", 0o644, dir_fd=here)
     os.close(here)
-    put(os.path.join(tree, "taken"), OWNER, stat.S_IFDIR | 0o755)
-    put(os.path.join(tree, "taken/file"), OWNER, 0o644)
+    put(os.path.join(taken, "file"), OWNER, 0o644)
+    os.chown(taken, OWNER, OWNER)
     told()
     m = mount("-o", CLOAKED)
     owner, other, stranger = user(OWNER), user(OTHER), user(STRANGER)
-    assert len(other.do(os.listdir, m.at("many"))) == MANY
+    assert len(other.do(os.listdir, m.at("taken"))) == MANY + 1
     fd = stranger.do(os.open, m.at("taken/file"), os.O_PATH)
     assert stranger.do(os.stat, m.at("taken/file")).st_size == 7
     begun, ended = Path(base, "begun"), Path(base, "ended")
@@ -256,3 +256,52 @@ def test_forgetting_everything_leaves_time_for_others(mount: MakeMount, user: Ma
     assert stranger.error(os.stat, m.at("taken/file")) == errno.ENOENT
     assert stranger.error(os.stat, f"/proc/self/fd/{fd}") == errno.ESTALE
     assert other.finish_within(SECONDS), "nobody else was served meanwhile"
+
+
+# -- the end of a daemon ---------------------------------------------------------------------------
+
+
+def error_in_the_end(fd: int) -> int:
+    try:
+        while True:
+            os.fsync(fd)
+            time.sleep(0.01)
+    except OSError as exc:
+        return exc.errno or -1
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM"])
+def test_a_daemon_ends_although_a_thread_of_it_waits_for_a_lock(
+    how: str, mount: MakeMount, user: MakeUser, tree: str, base: str, stalled: Far
+) -> None:
+    """Nothing gets that thread out of the kernel: its descriptor of the session must keep nobody waiting."""
+    held = put(os.path.join(tree, "held"), OWNER, stat.S_IFDIR | 0o755)
+    for number in range(5):
+        put(os.path.join(held, str(number)), OWNER, 0o644)
+    put(os.path.join(tree, "file"), OTHER, 0o600)
+    told()
+    m = mount("-o", CLOAKED)
+    attacker, other = user(OWNER), user(OTHER)
+    attacker.do(open_all, m.at("held"), 5)
+    fd = other.do(os.open, m.at("file"), os.O_RDWR)
+    attacker.do(hold, m.at("held"), os.path.join(stalled.path, "10000"))
+    wait_until(lambda: os.path.exists(os.path.join(base, "flag.asked")), SECONDS)
+    try:
+        attacker.start(chmod_all, 0o600)
+        assert attacker.finish_within(SECONDS)
+        pid, clean_up = m.pid, m.clean_up
+        if how == "SIGKILL":
+            os.kill(pid, signal.SIGKILL)
+        else:
+            os.kill(pid, signal.SIGTERM)
+            wait_until(lambda: "asked to stop" in m.log, SECONDS)
+            os.kill(pid, signal.SIGTERM)
+        other.start(error_in_the_end, fd)
+        assert other.answer_within(20) in {errno.ENOTCONN, errno.ECONNABORTED}
+        wait_until(lambda: not conftest.is_mounted(m.path), 20)
+        assert os.path.exists(f"/proc/{pid}"), "no thread was waiting"
+        assert not attacker.do(has_let_go), "nothing was held"
+    finally:
+        Path(base, "flag").touch()
+    wait_until(lambda: not os.path.exists(f"/proc/{pid}"), SECONDS)
+    wait_until(lambda: not os.path.exists(f"/proc/{clean_up}"), SECONDS)

@@ -122,6 +122,13 @@ chmod 700 /home/ann /home/ben; chmod 770 /home/project; touch /home/project/minu
 printf '/home 10.1.0.0/16(rw, cloak_list = uid +077 0 -1)\\n' >/etc/cloakfs/exports.d/home.exports
 """
 
+WORK = """
+mkdir -p /srv/work/real/{ann,ben,project} /srv/work/export; cd /srv/work/real
+echo 'my diary' >ann/diary; echo 'pay slip' >ben/payslip; echo minutes >project/minutes
+chown -R 101:101 ann; chown -R 102:102 ben; chown -R 103:100 project
+chmod 700 ann ben; chmod 770 project; chmod 660 project/minutes; cd ..
+"""
+
 BUSY = """
 (cd /mnt/demo; exec sleep 1000) >&- 2>&- & busy=$!
 until [ "$(readlink /proc/$busy/cwd)" = /mnt/demo ]; do sleep .1; done
@@ -147,12 +154,8 @@ class Scene:
 
 
 SCENES = {
-    ("README.md", "ls -ln real"): Scene(
-        "mkdir -p /srv/work/real/{ann,ben,project} /srv/work/export; cd /srv/work/real\n"
-        "echo 'my diary' >ann/diary; echo 'pay slip' >ben/payslip; echo minutes >project/minutes\n"
-        "chown -R 101:101 ann; chown -R 102:102 ben; chown -R 103:100 project\n"
-        "chmod 700 ann ben; chmod 770 project; chmod 660 project/minutes; cd .."
-    ),
+    ("README.md", "cloakfs mount real export -o 'cloak_list = uid +077 0 -1'"): Scene(WORK),
+    ("README.md", "ls -ln real"): Scene(WORK),
     ("commands.md", "cloakfs mount /srv/demo /mnt/demo --exports lab.exports"): Scene(DEMO),
     ("commands.md", "cloakfs umount /mnt/demo"): Scene(MOUNTED, {"cloakfs umount /mnt/demo": BUSY}),
     ("commands.md", "cloakfs export plan"): Scene(

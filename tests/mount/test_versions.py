@@ -1,19 +1,32 @@
 """What an earlier cloakfs left is taken over; what a newer one left, or a process of another version, is refused."""
 
 import contextlib
+import json
 import os
+import secrets
+import signal
+import socket
 import sqlite3
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cloakfs import index
+from cloakfs import control, index, mounted
+from cloakfs.nfs import guard, leftover
 from tests.agents import write
-from tests.mount.conftest import Mount, is_mounted, run
+from tests.mount import conftest
+from tests.mount.conftest import Mount, command_with, is_mounted, run
 from tests.mount.loopfs import attached, require
-from tests.mount.test_trees import NULL, by_handle, handle_of, index_of, steady
+from tests.mount.test_control import asked as answered
+from tests.mount.test_plugins import plugin
+from tests.mount.test_trees import NULL, by_handle, handle_of, index_of, steady, wait_until
+from tests.processes import kill
+
+MakeMount = Callable[..., Mount]
 
 DATA = Path(__file__).parent.parent / "data"
 VIEWS = ("-o", "view_access=0", "--view", "1:1", "--view", "2:2")
@@ -138,3 +151,230 @@ def test_a_migration_is_done_as_a_whole_or_not_at_all(base: str) -> None:
     with contextlib.closing(sqlite3.connect(path)) as db:
         assert db.execute("PRAGMA user_version").fetchone() == (0,)
         assert db.execute("SELECT name FROM sqlite_master").fetchall() == [("other",), ("objects",)]
+
+
+# -- what daemons tell -----------------------------------------------------------------------------
+
+TELLS_OTHERWISE = """
+import json
+from cloakfs import files, mounted
+
+def write(told):
+    now = told._now
+    sure = {"version": 7, "pid": now.pid, "source": now.source, "target": now.target, "device": now.device}
+    files.replace(told._path, json.dumps({**sure, "options": {"of": "another kind"}}).encode(), mode=0o600)
+
+mounted.Told._write = write
+"""
+
+
+@contextlib.contextmanager
+def commands_of(monkeypatch: pytest.MonkeyPatch, patch: str) -> Iterator[None]:
+    """Commands that are run meanwhile, and daemons that they start, have run this code before."""
+    with monkeypatch.context() as patched:
+        patched.setattr(conftest, "COMMAND", command_with(patch))
+        yield
+
+
+def refused(*command: str, status: int = 1) -> str:
+    done = run(*command, check=False)
+    assert (done.returncode, done.stdout) == (status, ""), done
+    assert done.stderr.startswith("cloakfs: ")
+    assert done.stderr.count("\n") == 1, done.stderr
+    return done.stderr.removeprefix("cloakfs: ").rstrip()
+
+
+def test_a_daemon_that_tells_in_a_newer_version(tree: str, base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(f"{tree}/file", b"x")
+    with steady(tree, base) as mount, contextlib.ExitStack() as stack:
+        with commands_of(monkeypatch, TELLS_OTHERWISE):
+            m = stack.enter_context(mount("-o", NULL))
+        line = (
+            f"{m.path}: {mounted.told_path(m.key)}: version 7 is not known to this cloakfs, whose own is "
+            f"{mounted.VERSION}; use the cloakfs that mounted it (process {m.pid})"
+        )
+        assert refused("status", m.path) == line
+        assert line in run("status").stdout.splitlines()
+        assert f"{m.path}: its daemon has died" not in run("status").stdout
+        (told,) = (told for told in json.loads(run("status", "--json").stdout) if told["target"] == m.path)
+        assert (told["version"], told["pid"], f"{m.path}: {told['failure']}") == (7, m.pid, line)
+        assert refused("explain", m.at("file"), "--as", "5:5") == line
+        assert refused("table", m.path, "--as", "5:5") == line
+        assert "Visible" in run("explain", m.at("file"), "--as", "5:5", "-o", "ro").stdout
+        assert refused("mount", tree, m.path, "-o", NULL).startswith(f"{m.path}: {tree} is mounted there already")
+        pid = m.pid
+        done = run("umount", m.path)
+        assert done.stderr == (
+            f"cloakfs: {m.path}: what its daemon (process {pid}) tells is of version 7, which is not known to this "
+            "cloakfs; unmounting is the same in every version\n"
+        )
+        assert not is_mounted(m.path)
+        wait_until(lambda: not os.path.exists(f"/proc/{pid}/fd"))
+
+
+def test_a_daemon_of_0_1_0_is_one_that_lives(tree: str, mount: MakeMount) -> None:
+    """It tells neither a version nor the device of its mount."""
+    m = mount("-o", NULL)
+    place = mounted.told_path(m.key)
+    told = json.loads(Path(place).read_text())
+    assert told["version"] == mounted.VERSION
+    for name in ("version", "device", "asked", "since"):
+        del told[name]
+    Path(place).write_text(json.dumps(told))
+    said = run("status", m.path).stdout
+    assert f"process {m.pid}, 0 reloads" in said
+    assert "1970" not in said
+    assert f"{m.path}: its daemon has died" not in run("status").stdout
+    assert run("explain", m.path, "--as", "5:5").stderr == ""
+    # The command knows for whose end it has to wait.
+    pid = m.pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        waiting = subprocess.Popen([*conftest.COMMAND, "umount", m.path], stderr=subprocess.PIPE, text=True)
+        wait_until(lambda: not is_mounted(m.path))
+        assert waiting.stderr is not None
+        assert waiting.stderr.readline().endswith(f"waiting for its daemon (process {pid}) to end\n")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert waiting.wait(60) == 0
+    waiting.stderr.close()
+
+
+# -- the control protocol --------------------------------------------------------------------------
+
+OTHER_PROTOCOL = "from cloakfs import control; control.VERSION += 1"
+NONE_HIDDEN = "class P:\n    def visible(self, caller, attrs):\n        return True\n"
+
+
+@pytest.mark.parametrize("newer", ["daemon", "command"])
+def test_a_command_and_a_daemon_of_other_protocols(
+    newer: str, base: str, mount: MakeMount, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs, ours = (OTHER_PROTOCOL, "pass") if newer == "daemon" else ("pass", OTHER_PROTOCOL)
+    with commands_of(monkeypatch, theirs):
+        plain = mount("-o", "cloak_list=uid +007 5")
+        plugged = mount("--policy", plugin(base, NONE_HIDDEN))
+    spoken, known = (control.VERSION + (which == newer) for which in ("daemon", "command"))
+
+    def line(m: Mount) -> str:
+        return (
+            f"{m.path}: its daemon (process {m.pid}) cannot be asked: it speaks version {spoken} of the control "
+            f"protocol, and this cloakfs {known}; use the cloakfs that mounted it, or mount it anew"
+        )
+
+    with commands_of(monkeypatch, ours):
+        for command in ("explain", "table"):
+            done = run(command, plain.path, "--as", "5:5")
+            assert done.stdout
+            assert done.stderr == f"cloakfs: {line(plain)}; these are the options it wrote down\n"
+            said = refused(command, plugged.path, "--as", "5:5")
+            assert said == f"{line(plugged)}; only it knows its plug-in (-o policy=… asks the one on disk)"
+        os.mkdir(f"{base}/upper")
+        assert refused("mount", plain.path, f"{base}/upper") == f"{plain.path}: {line(plain)}"
+        run("umount", plain.path)
+
+
+def test_before_the_version_nothing_is_answered(mount: MakeMount) -> None:
+    m = mount()
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(30)
+        connection.connect(control.socket_of(m.key))
+        odd: tuple[Any, ...] = ({}, [], None, {"version": None}, {"version": True}, {"method": "lie over"}, "x")
+        for request in odd:
+            answer = answered(connection, json.dumps(request).encode())
+            assert answer.keys() == {"version", "refused"}, request
+        for request in (b"\xff", b"[" * 100_000, b""):
+            assert answered(connection, request).keys() == {"version", "refused"}
+        assert answered(connection, b'{"version": %d}' % control.VERSION) == {"version": control.VERSION}
+        assert "options" in answered(connection, b"{}")
+
+
+# -- the guard of an export ------------------------------------------------------------------------
+
+GUARD = """
+import os, sys
+import trio
+from cloakfs.config.errors import Location
+from cloakfs.config.options import Options
+from cloakfs.nfs import guard, leftover
+from cloakfs.nfs.plan import Mount, Plan
+from cli.common import OWN_COMMAND
+
+class NoServer:
+    async def start(self, mounts): pass
+    async def change(self, mounts, renewed): pass
+    async def check(self): pass
+    async def stop(self): pass
+
+tree, root, run_dir, guard.VERSION, leftover.VERSION = *sys.argv[1:4], *map(int, sys.argv[4:])
+mount = Mount("it", root + "/it", tree, "*", "", Options(), Location("x.exports", 1, 1))
+plan = Plan("knfsd", root, (mount,), (), ())
+service = guard.Guard(plan, lambda: plan, NoServer(), run_dir, [*OWN_COMMAND, "mount"])
+trio.run(service.run, lambda: print("ready", flush=True))
+"""
+
+
+@contextlib.contextmanager
+def guarded(tree: str, base: str, name: str, answers: int, writes: int) -> Iterator[subprocess.Popen[str]]:
+    """A service with a real guard of these versions, and no NFS server."""
+    run_dir = os.path.join(mounted.RUN_DIR, f"export-{name}")
+    os.makedirs(run_dir, 0o700)
+    words = [sys.executable, "-c", GUARD, tree, f"{base}/root", run_dir, str(answers), str(writes)]
+    try:
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "ready\n"
+                yield process
+            finally:
+                process.terminate()
+    finally:
+        if is_mounted(f"{base}/root/it"):
+            run("umount", "--lazy", f"{base}/root/it")
+        for left in (run_dir, f"{run_dir}.lock"):
+            subprocess.run(["rm", "-rf", left], check=True)
+
+
+@pytest.fixture
+def name() -> str:
+    return f"test-{secrets.token_hex(4)}"
+
+
+def test_a_guard_that_answers_in_a_newer_version(tree: str, base: str, name: str) -> None:
+    with guarded(tree, base, name, guard.VERSION + 6, leftover.VERSION + 6) as process:
+        pid = process.pid
+        for order in ("status", "reload", "down"):
+            assert refused("export", order, "--name", name) == (
+                f"service {name}: its guard (process {pid}): version 7 is not known to this cloakfs, whose own is "
+                f"{guard.VERSION}; use the cloakfs that runs it, or end it (kill {pid}), which takes all down"
+            )
+        assert is_mounted(f"{base}/root/it")
+        process.terminate()
+        assert process.wait(60) == 0
+        assert not is_mounted(f"{base}/root/it")
+
+
+def test_what_a_killed_guard_of_a_newer_version_wrote_down(tree: str, base: str, name: str) -> None:
+    with guarded(tree, base, name, guard.VERSION, leftover.VERSION + 6) as process:
+        kill(process.pid)
+        place = os.path.join(mounted.RUN_DIR, f"export-{name}", "service.json")
+        line = f"{place}: version 7 is not known to this cloakfs, whose own is {leftover.VERSION}; "
+        Path(base, "x.exports").write_text(f"{tree} *(rw)\n")
+        up = ("export", "up", f"{base}/x.exports", "--name", name, "--root", f"{base}/root")
+        for command in (("export", "status", "--name", name), ("export", "down", "--name", name), up):
+            said = refused(*command)
+            assert line in said
+            assert "take the cloakfs that wrote it" in said
+        assert is_mounted(f"{base}/root/it")
+        # The one that wrote it takes it down.
+        told = json.loads(Path(place).read_text())
+        Path(place).write_text(json.dumps({**told, "version": leftover.VERSION}))
+        run("export", "down", "--name", name)
+        assert not is_mounted(f"{base}/root/it")
+
+
+def test_a_guard_that_lives_is_taken_down_whatever_it_wrote_down(tree: str, base: str, name: str) -> None:
+    with guarded(tree, base, name, guard.VERSION, leftover.VERSION + 6) as process:
+        run("export", "down", "--name", name)
+        assert process.wait(60) == 0
+        assert not is_mounted(f"{base}/root/it")

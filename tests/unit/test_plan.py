@@ -1,5 +1,6 @@
 """What is mounted and exported for which entries, and what speaks against it."""
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +10,10 @@ import pytest
 from cloakfs.config.parse import parse
 from cloakfs.config.render import format_options
 from cloakfs.config.views import Ids, Range, User, ViewItem
-from cloakfs.nfs import ganesha, knfsd
+from cloakfs.nfs import ganesha, ganesha_server, knfsd
 from cloakfs.nfs.ganesha_server import exports_of, pseudo_path
 from cloakfs.nfs.plan import Plan, ServerKind, absolute, mount_name, plan
+from cloakfs.nfs.server import ServerError
 
 GOLDEN = Path(__file__).parent / "golden"
 EXAMPLES = Path(__file__).parents[2] / "examples" / "exports.d"
@@ -212,6 +214,33 @@ def test_ganesha_has_a_mount_for_each_view() -> None:
     ]
     (warning,) = made.warnings
     assert "one export for each account" in str(warning)
+
+
+def test_numbers_of_exports_that_0_1_0_gave_stay_and_it_can_read_the_file_again(tmp_path: Path) -> None:
+    ids = tmp_path / "ids.json"
+    (mount,) = planned("/y 10.1.0.0/16(all_squash,anonuid=5,anongid=6)\n", "ganesha").mounts
+    (added,) = planned("/new *(views = 7:7)\n", "ganesha").mounts
+    key = "\0".join((mount.source, mount.client, mount.view))
+    ids.write_text(json.dumps({key: 41}))
+    assert [export.export_id for export in exports_of([mount, added], str(ids))] == [41, 42]
+    written = json.loads(ids.read_text())
+    assert (written[key], written["version"]) == (41, ganesha_server.VERSION)
+    assert max(written.values()) == 42  # as 0.1.0 finds the next one
+    assert all(type(number) is int for number in written.values())
+
+
+def test_numbers_of_exports_in_an_unknown_version_are_refused(tmp_path: Path) -> None:
+    ids = tmp_path / "ids.json"
+    made = planned("/y 10.1.0.0/16(all_squash,anonuid=5,anongid=6)\n", "ganesha")
+    ids.write_text(json.dumps({"version": ganesha_server.VERSION + 1, "exports": []}))
+    before = ids.read_bytes()
+    with pytest.raises(ServerError) as raised:
+        exports_of(made.mounts, str(ids))
+    assert str(raised.value) == (
+        f"{ids}: version {ganesha_server.VERSION + 1} is not known to this cloakfs, whose own is "
+        f"{ganesha_server.VERSION}; use the cloakfs that wrote it, or remove it (clients then have to mount anew)"
+    )
+    assert ids.read_bytes() == before
 
 
 def test_ganesha_configuration(tmp_path: Path) -> None:

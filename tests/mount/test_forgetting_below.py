@@ -1,0 +1,207 @@
+"""A directory is taken from the others: what lies below it is forgotten, and nothing else."""
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+
+import pytest
+
+from tests.agents import User
+from tests.mount.conftest import Mount, told
+from tests.mount.loopfs import attached
+from tests.mount.test_caching import ACL_FOR_NOBODY, CLOAKED, OTHER, OWNER, STRANGER, put, requests
+from tests.mount.test_limits import wait_until
+
+MakeMount = Callable[..., Mount]
+MakeUser = Callable[..., User]
+
+GONE = {errno.ENOENT, errno.ESTALE, errno.EACCES}
+
+ACL = "system.posix_acl_access"
+
+
+def make_many(directory: str, count: int, owner: int) -> None:
+    os.mkdir(directory)
+    for number in range(count):
+        put(os.path.join(directory, str(number)), owner, 0o644)
+    os.chown(directory, owner, owner)
+    os.chmod(directory, 0o755)
+
+
+def stat_all(directory: str, count: int) -> None:
+    for number in range(count):
+        os.stat(f"{directory}/{number}")
+
+
+def hold_all(directory: str, count: int) -> list[int]:
+    return [os.open(f"{directory}/{number}", os.O_PATH) for number in range(count)]
+
+
+def errors_of(fds: list[int]) -> set[int]:
+    found = set()
+    for fd in fds:
+        try:
+            os.fstat(fd)
+        except OSError as exc:
+            found.add(exc.errno or -1)
+        else:
+            found.add(0)
+    return found
+
+
+# -- nothing else ----------------------------------------------------------------------------------
+
+
+def by_mode(directory: str) -> None:
+    os.chmod(directory, 0o700)
+    os.chmod(directory, 0o755)
+
+
+def by_acl(directory: str) -> None:
+    os.setxattr(directory, ACL, ACL_FOR_NOBODY)
+    os.removexattr(directory, ACL)
+    os.chmod(directory, 0o755)
+
+
+def by_moving(directory: str) -> None:
+    os.rename(directory, os.path.join(os.path.dirname(directory), "private/moved"))
+    os.rename(os.path.join(os.path.dirname(directory), "private/moved"), directory)
+
+
+CHANGES: dict[str, Callable[[str], None]] = {"chmod": by_mode, "setfacl": by_acl, "rename": by_moving}
+
+
+def change_again_and_again(change: Callable[[str], None], directory: str, shown: str, times: int) -> None:
+    """Each time when the kernel remembers it, so that there is something to forget."""
+    for _ in range(times):
+        change(directory)
+        os.stat(os.path.join(shown, "0"))
+
+
+ROUNDS, TIMES, WARM = 5, 100, 20
+
+
+@pytest.mark.parametrize("where", ["through the mount", "behind the mount"])
+@pytest.mark.parametrize("how", CHANGES)
+@pytest.mark.usefixtures("figures_at_once")
+def test_who_changes_his_own_directory_makes_nobody_else_ask(
+    how: str, where: str, tree: str, mount: MakeMount, user: MakeUser
+) -> None:
+    os.chmod(tree, 0o755)
+    top = put(os.path.join(tree, "top"), OWNER, stat.S_IFDIR | 0o755)
+    put(os.path.join(top, "private"), OWNER, stat.S_IFDIR | 0o700)
+    make_many(os.path.join(top, "mine"), 5, OWNER)
+    make_many(os.path.join(tree, "theirs"), WARM, OTHER)
+    m = mount("-o", CLOAKED)
+    owner, other = user(OWNER), user(STRANGER)
+    changed = (m.at if where == "through the mount" else m.real)("top", "mine")
+    told()
+    for _ in range(3):
+        other.do(stat_all, m.at("theirs"), WARM)
+    asked = 0
+    for _ in range(ROUNDS):
+        owner.do(change_again_and_again, CHANGES[how], changed, m.at("top/mine"), TIMES)
+        told()
+        before = requests(m)
+        other.do(stat_all, m.at("theirs"), WARM)
+        made = requests(m) - before
+        asked += made["lookup"] + made["getattr"]
+    assert asked <= 2, f"{asked} requests"
+
+
+@pytest.mark.usefixtures("figures_at_once")
+def test_what_changes_nothing_for_anybody_makes_nobody_ask(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    """Who may write in a directory may set its times: behind the mount, too."""
+    make_many(os.path.join(tree, "shared"), WARM, OTHER)
+    os.chmod(os.path.join(tree, "shared"), 0o777)
+    m = mount("-o", CLOAKED)
+    owner, other = user(OWNER), user(STRANGER)
+    told()
+    for _ in range(3):
+        other.do(stat_all, m.at("shared"), WARM)
+    asked = 0
+    for _ in range(ROUNDS):
+        owner.do(os.utime, m.real("shared"))
+        told()
+        before = requests(m)
+        other.do(stat_all, m.at("shared"), WARM)
+        made = requests(m) - before
+        asked += made["lookup"] + made["getattr"]
+    assert asked <= 2 * ROUNDS, f"{asked} requests"  # of the directory itself there is something new
+
+
+# -- all of that -----------------------------------------------------------------------------------
+
+MANY = 3000
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("where", ["through the mount", "behind the mount"])
+@pytest.mark.parametrize("how", ["chmod", "rename"])
+def test_all_that_is_below_is_forgotten(how: str, where: str, tree: str, mount: MakeMount, user: MakeUser) -> None:
+    """Also what lies deeper, is held by those who lose it, and takes longer than others may be kept waiting."""
+    put(os.path.join(tree, "private"), OWNER, stat.S_IFDIR | 0o700)
+    above = put(os.path.join(tree, "above"), OWNER, stat.S_IFDIR | 0o755)
+    make_many(os.path.join(above, "many"), MANY, OWNER)
+    deep = put(os.path.join(above, "many/deep"), OWNER, stat.S_IFDIR | 0o755)
+    put(os.path.join(deep, "file"), OWNER, 0o644)
+    m = mount("-o", CLOAKED)
+    owner, stranger = user(OWNER), user(STRANGER)
+    told()
+    stranger.do(os.chdir, m.at("above/many/deep"))
+    fds = stranger.do(hold_all, m.at("above/many"), MANY)
+    for _ in range(2):
+        assert stranger.do(errors_of, fds) == {0}
+        stranger.do(os.stat, "file")
+    at = m.at if where == "through the mount" else m.real
+    if how == "chmod":
+        owner.do(os.chmod, at("above"), 0o700)
+    else:
+        owner.do(os.rename, at("above"), at("private/above"))
+    if where == "behind the mount":
+        # Soon; how soon, depends on how busy the machine is.
+        wait_until(lambda: stranger.do(errors_of, fds) == {errno.ESTALE}, 10)
+    assert stranger.error(os.stat, "file") in GONE
+    assert stranger.do(errors_of, fds[-1:]) == {errno.ESTALE}
+    assert stranger.do(errors_of, fds) == {errno.ESTALE}
+    told()
+    assert stranger.error(os.open, "file", os.O_PATH) in GONE
+    assert stranger.error(os.open, f"/proc/self/fd/{fds[0]}", os.O_RDONLY) in GONE
+
+
+@pytest.mark.parametrize("where", ["through the mount", "behind the mount"])
+def test_each_name_of_a_hard_link_is_forgotten(where: str, tree: str, mount: MakeMount, user: MakeUser) -> None:
+    here = put(os.path.join(tree, "here"), OWNER, stat.S_IFDIR | 0o755)
+    put(os.path.join(tree, "there"), OWNER, stat.S_IFDIR | 0o755)
+    os.link(put(os.path.join(here, "first"), OWNER, 0o644), os.path.join(tree, "there/second"))
+    m = mount("-o", CLOAKED)
+    owner, stranger = user(OWNER), user(STRANGER)
+    told()
+    stranger.do(os.chdir, m.at("here"))
+    stranger.do(os.open, "first", os.O_PATH)
+    stranger.do(os.open, m.at("there/second"), os.O_PATH)
+    for _ in range(3):
+        stranger.do(os.stat, m.at("there/second"))
+    owner.do(os.chmod, (m.at if where == "through the mount" else m.real)("here"), 0o700)
+    told()
+    assert stranger.error(os.open, "first", os.O_PATH) in GONE
+    assert stranger.do(os.stat, m.at("there/second")).st_size == 7
+
+
+def test_a_directory_that_is_mounted_twice_is_forgotten_twice(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    put(os.path.join(tree, "open"), OWNER, stat.S_IFDIR | 0o755)
+    directory = put(os.path.join(tree, "open/directory"), OWNER, stat.S_IFDIR | 0o755)
+    put(os.path.join(directory, "file"), OWNER, 0o644)
+    with attached(os.path.join(tree, "open"), os.path.join(tree, "twin"), "--bind"):
+        m = mount("-o", CLOAKED)
+        owner, stranger = user(OWNER), user(STRANGER)
+        told()
+        for place in ("open", "twin"):
+            for _ in range(3):
+                stranger.do(os.stat, m.at(place, "directory/file"))
+        fd = stranger.do(os.open, m.at("twin/directory/file"), os.O_PATH)
+        owner.do(os.chmod, m.at("open/directory"), 0o700)
+        for place in ("open", "twin"):
+            assert stranger.error(os.stat, m.at(place, "directory/file")) == errno.ENOENT
+        assert stranger.do(errors_of, [fd]) == {errno.ESTALE}
