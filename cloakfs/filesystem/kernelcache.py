@@ -391,12 +391,10 @@ class KernelCache:
         if below is not None:
             below.again = True
             return below
-        below = _Below(directory, self._nodes.within(directory))
-        if self._forget_some(below):
-            below.done.set()
-        else:
-            self._below[directory] = below
-            self._below_wanted.set()
+        # Noted first: whatever happens to who does this part, the rest goes on.
+        below = self._below[directory] = _Below(directory, self._nodes.within(directory))
+        self._below_wanted.set()
+        self._go_on_below(below)
         return below
 
     def _forget_some(self, below: _Below) -> bool:
@@ -420,15 +418,22 @@ class KernelCache:
             if not self._below:
                 self._below_wanted = trio.Event()
                 await self._below_wanted.wait()
-            for below in list(self._below.values()):
-                if self._forget_some(below):
-                    if below.again:
-                        below.again = False
-                        below.todo = self._nodes.within(below.directory)
-                    else:
-                        del self._below[below.directory]
-                        below.done.set()
+            for below in self._unfinished():
+                self._go_on_below(below)
                 await trio.sleep(0)
+
+    def _unfinished(self) -> list[_Below]:
+        return list(self._below.values())
+
+    def _go_on_below(self, below: _Below) -> None:
+        if not self._forget_some(below):
+            return
+        if below.again:
+            below.again = False
+            below.todo = self._nodes.within(below.directory)
+        else:
+            del self._below[below.directory]
+            below.done.set()
 
     def _forget_absences(self) -> None:
         """Of the top there is no name to forget, with which all that is absent in it would be forgotten."""

@@ -31,6 +31,7 @@ POINTS: dict[str, tuple[object, str]] = {
     "forget names": (forgetter, "_forget_names"),
     "forget pages": (forgetter, "_forget_pages"),
     "forget everything": (kernelcache.KernelCache, "_sweep"),
+    "forget below": (kernelcache.KernelCache, "_unfinished"),
     "mounts": (nodes.Nodes, "mounts_below"),
     "changes": (watch.Watch, "read"),
     "signals": (daemon._Daemon, "_reload"),

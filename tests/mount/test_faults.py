@@ -16,7 +16,7 @@ import pytest
 from cloakfs import control, linux
 from cloakfs.mounted import mounted
 from tests.agents import User, names, read
-from tests.mount.conftest import Mount, is_mounted, run
+from tests.mount.conftest import Mount, is_mounted, run, told
 from tests.mount.faults import FAULTS
 from tests.mount.test_limits import wait_until
 from tests.mount.usersmounts import as_users_mount
@@ -99,7 +99,13 @@ def test_each_task_with_each_fault(
 
     def take_behind() -> None:
         ann.do(os.stat, served.at("open", "file"))
-        os.utime(f"{tree}/open", (next(count), 1))
+        os.chmod(f"{tree}/open", 0o700)
+        told()
+        os.chmod(f"{tree}/open", 0o755)
+
+    def reload() -> None:
+        ann.do(os.stat, served.at("open", "file"))
+        os.kill(pid, signal.SIGHUP)
 
     def mount_something() -> None:
         linux.mount("none", f"{base}/beside", "tmpfs", 0, "size=4k")
@@ -132,7 +138,8 @@ def test_each_task_with_each_fault(
         "forget": change_behind,
         "forget names": change_behind,
         "forget pages": write_behind,
-        "forget everything": take_behind,
+        "forget everything": reload,
+        "forget below": take_behind,
         "mounts": mount_something,
         "signals": lambda: os.kill(pid, signal.SIGHUP),
         "look up again": refuse,
