@@ -115,9 +115,8 @@ def nodes(tree: str, base: str) -> Iterator[Nodes]:
 
 @pytest.fixture
 def known_by_id(nodes: Nodes) -> None:
-    kind = nodes.root.filesystem.kind
-    if kind not in ("ext2", "ext3", "ext4", "btrfs"):
-        pytest.skip(f"{kind} does not say for certain which file system a handle is of")
+    if not nodes.root.filesystem.is_certain:
+        pytest.skip(f"{nodes.root.filesystem.kind} does not say for certain which file system a handle is of")
 
 
 def meet(nodes: Nodes, parent: Object, name: str) -> Object:
@@ -256,11 +255,9 @@ def test_of_another_tmpfs_at_the_same_place_nothing_is_taken_out(tree: str, base
             assert by_handle(m.path, handle) == b"content"
 
 
-def test_what_was_in_memory_before_the_machine_was_started_again(
-    base: str, tree: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = os.path.join(tree, "inside")
-    with contextlib.closing(Index(os.path.join(base, "nodes.sqlite"))) as index:
+def test_what_was_in_memory_before_the_machine_was_started_again(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with filesystem("ext4", base) as tree, contextlib.closing(Index(os.path.join(base, "nodes.sqlite"))) as index:
+        place = os.path.join(tree, "inside")
         met = []
         Path(base, "boot").write_text("the boot before\n")
         for boot in (f"{base}/boot", nodes_module._BOOT_ID):
