@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cloakfs import linux
 from cloakfs.caller import Caller
 from cloakfs.config.parse import parse_options
 from cloakfs.door import Door, subject
@@ -170,8 +171,8 @@ class Looks:
         self._nodes = nodes
         self._view = View(POLICY)
         self._count = 0
-        for name in ("stat", "fstat"):
-            monkeypatch.setattr(os, name, self._counted(getattr(os, name)))
+        for module, name in ((os, "stat"), (os, "fstat"), (linux, "fstat")):
+            monkeypatch.setattr(module, name, self._counted(getattr(module, name)))
 
     def _counted(self, call: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
         def counted(*args: Any, **kwargs: Any) -> os.stat_result:
