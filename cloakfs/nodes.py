@@ -763,6 +763,7 @@ class Nodes:
             if obj.fd >= 0 and obj.number < _TRANSIENT and not obj.filesystem.far and os.fstat(obj.fd).st_nlink == 0:
                 self._index.remove(obj.number)
             self._close(obj)
+            obj.barrier = None  # which may be this object: nothing but the garbage collector would free it
             others, obj.others = obj.others, None
             for parent, _ in others or ():
                 self._unpin(parent, obj)

@@ -391,8 +391,12 @@ class KernelCache:
         if below is not None:
             below.again = True
             return below
-        # Noted first: whatever happens to who does this part, the rest goes on.
-        below = self._below[directory] = _Below(directory, self._nodes.within(directory))
+        below = _Below(directory, self._nodes.within(directory))
+        if not below.todo:  # a file, mostly
+            below.done.set()
+            return below
+        # Noted first: if this part fails, the background task goes on with it.
+        self._below[directory] = below
         self._below_wanted.set()
         self._go_on_below(below)
         return below
