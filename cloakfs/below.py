@@ -10,6 +10,7 @@ from .control import Conversation, DaemonError
 from .ids import ServerId
 from .mounted import Mounted, all_mounted
 from .mountpoint import MountError
+from .tree import calls
 from .unmount import KINDS
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def _lie_over(mount: Mounted, source: int) -> "Below":
                 f"{mount.target} does without extended attributes (noxattr), by which it would be asked what it shows; "
                 f"mount {mount.source} instead"
             )
-        linux.ROOT = INSIDE
+        linux.act_for_nobody_as(INSIDE)
         linux.assume(linux.ROOT)
         return Below(mount.target, lower, os.fstat(source).st_dev)
     except BaseException:
@@ -103,9 +104,8 @@ class Below:
 
     @staticmethod
     def _ask(who: "Subject", fd: int) -> bytes | None:
-        who.assume()
         try:
-            return os.getxattr(f"/proc/self/fd/{fd}", QUESTION)
+            return calls.peek_xattr(who.credentials, fd, QUESTION)
         except OSError as exc:
             if exc.errno in _HIDDEN:
                 return None

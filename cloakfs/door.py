@@ -1,7 +1,6 @@
 """Asks a view about an object and everything above it."""
 
 import errno
-import os
 import stat
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -12,6 +11,7 @@ from .ids import ClientId, ServerId
 from .nodes import Nodes, Object
 from .passages import Passages
 from .policy import Attrs
+from .tree import calls
 from .view import View
 
 # So many identities are kept ready for use; clients choose theirs.
@@ -71,9 +71,14 @@ class Subject:
         """Is this one of the caller's groups?"""
         return gid == self.gid or gid in self.caller.groups
 
+    @property
+    def credentials(self) -> linux.Credentials:
+        """What system calls for this caller are made with."""
+        return credentials(self.caller)
+
     def assume(self) -> None:
         """Run what follows as this caller."""
-        linux.assume(credentials(self.caller))
+        linux.assume(self.credentials)
 
 
 def subject(who: Caller) -> Subject:
@@ -91,8 +96,9 @@ _subject = lru_cache(_MOST_IDENTITIES)(_make_subject)
 class _Insider(Subject):
     __slots__ = ()
 
-    def assume(self) -> None:
-        linux.assume(linux.ROOT)  # which in a mount below is more than a caller's root (`above`)
+    @property
+    def credentials(self) -> linux.Credentials:
+        return linux.ROOT  # which in a mount below is more than a caller's root (`above`)
 
 
 _ROOT = Caller(ServerId(0), ServerId(0), frozenset({ServerId(0)}))
@@ -102,8 +108,7 @@ INSIDER = _Insider(_ROOT.uid, _ROOT.gid, lambda: _ROOT)
 
 
 def _accessible(fd: int, who: Caller, mode: int) -> bool:
-    linux.assume(credentials(who))
-    return linux.may_access(fd, mode)
+    return calls.access(credentials(who), fd, mode)
 
 
 def attrs_of(name: bytes, info: linux.Stat, fd: int) -> Attrs:
@@ -161,7 +166,7 @@ def surely_may(who: Subject, bits: int, obj: Object, fd: int, info: linux.Stat) 
 def _has_no_acl(obj: Object, fd: int, info: linux.Stat) -> bool:
     if obj.plain_at != info.st_ctime_ns:
         try:
-            os.getxattr(f"/proc/self/fd/{fd}", "system.posix_acl_access")
+            calls.peek_xattr(linux.ROOT, fd, "system.posix_acl_access")
         except OSError as exc:
             if exc.errno not in (errno.ENODATA, errno.EOPNOTSUPP):
                 return False

@@ -77,7 +77,18 @@ class Credentials(NamedTuple):
 
 
 ROOT = Credentials(ServerId(0), ServerId(0), ())
-"""As whom a daemon acts when it acts for nobody. (One over another cloakfs mount is known by another group.)"""
+"""The daemon, when it acts for nobody. It is told by identity (`is`) from a caller with the same ids."""
+
+_of_daemon = ROOT
+
+
+def act_for_nobody_as(who: Credentials) -> None:
+    """From now on, `ROOT` means these credentials: so a daemon is known to the cloakfs mount that it lies over.
+
+    Call it before there are other threads.
+    """
+    global _of_daemon  # noqa: PLW0603 (as all the process's credentials)
+    _of_daemon = who
 
 
 if TYPE_CHECKING:
@@ -150,6 +161,8 @@ def assume(who: Credentials) -> None:
     Raises:
         PermissionError: the kernel refused one of the ids (for example, one not mapped in a user namespace).
     """
+    if who is ROOT:
+        who = _of_daemon
     before = _thread.who
     if before is who or before == who:
         return

@@ -1,0 +1,282 @@
+"""Every system call on the real tree, each made as somebody.
+
+The first argument, `who`, says as whom: the kernel decides what that one may. `linux.ROOT` is the daemon itself. To
+switch costs up to four system calls and is done only when the thread acts as somebody else already.
+
+Calls on an open descriptor for which the kernel checks no permission (fstat(2), dup(2), close(2), pread(2) and the
+like) are the same for everybody, and take no `who`.
+
+All raise `OSError`, as the system call that they are named after.
+"""
+
+import contextlib
+import os
+from collections.abc import Sequence
+
+from .. import linux
+from ..ids import ServerId
+from ..linux import ROOT, Credentials, Stat, assume
+
+close = os.close
+dup = os.dup
+fadvise = os.posix_fadvise
+fdatasync = os.fdatasync
+fstat = linux.fstat
+fstatvfs = os.fstatvfs
+fsync = os.fsync
+lseek = os.lseek
+name_to_handle = linux.name_to_handle
+pread = os.pread
+preadv = os.preadv
+
+_FOUND = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def _path(fd: int) -> str:
+    """What leads to whatever `fd` refers to, also if that is O_PATH."""
+    return f"/proc/self/fd/{fd}"
+
+
+# -- finding ---------------------------------------------------------------------------------------
+
+
+def find(who: Credentials, at: int, name: bytes | str, flags: int = 0) -> int:
+    """A descriptor (O_PATH) for what is called `name` in the directory `at`; symbolic links are not followed."""
+    assume(who)
+    return os.open(name, _FOUND | flags, dir_fd=at)
+
+
+def find_top(path: str) -> int:
+    """A descriptor (O_PATH) for the directory at `path`, which is the administrator's."""
+    assume(ROOT)
+    return os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def copy_top(path: str) -> int:
+    """The same of a copy of the mounts there; see `linux.clone_tree`."""
+    assume(ROOT)
+    return linux.clone_tree(path)
+
+
+def find_above(fd: int) -> int:
+    """A descriptor (O_PATH) for "..", as the daemon."""
+    assume(ROOT)
+    return os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
+
+
+def find_handle(mount_fd: int, handle: bytes, flags: int = 0) -> int:
+    """A descriptor (O_PATH) for what a file handle names: for the daemon alone (CAP_DAC_READ_SEARCH)."""
+    assume(ROOT)
+    return linux.open_by_handle(mount_fd, handle, os.O_PATH | os.O_NOFOLLOW | flags)
+
+
+def statx(who: Credentials, at: int, name: bytes) -> tuple[Stat, int]:
+    """The stat of what is called `name` in the directory `at`, and the id of its mount; see `linux.statx`."""
+    assume(who)
+    return linux.statx(at, name)
+
+
+def statx_fd(fd: int) -> tuple[Stat, int]:
+    """The same of what `fd` refers to, for which no permission is needed."""
+    return linux.statx(fd)
+
+
+def ask(who: Credentials, fd: int) -> None:
+    """Have whoever serves a far file system tell about what `fd` refers to: a daemon may want to know who asks."""
+    assume(who)
+    os.fstat(fd)
+
+
+def path_of(fd: int) -> bytes:
+    """Where the kernel says that it is, on this machine; something else may be there by now."""
+    assume(ROOT)
+    return os.readlink(_path(fd).encode())
+
+
+def access(who: Credentials, fd: int, mode: int) -> bool:
+    """See `linux.may_access`."""
+    assume(who)
+    return linux.may_access(fd, mode)
+
+
+def getdents(who: Credentials, fd: int, size: int = 32768) -> list[tuple[bytes, int, int]]:
+    """See `linux.getdents`."""
+    assume(who)
+    return list(linux.getdents(fd, size))
+
+
+def is_empty(who: Credentials, fd: int) -> bool:
+    """Has the directory that `fd` (O_PATH) refers to no entries?"""
+    assume(who)
+    with os.scandir(_path(fd)) as entries:
+        return next(entries, None) is None
+
+
+def readlink(who: Credentials, fd: int) -> bytes:
+    """The text of the symbolic link that `fd` (O_PATH) refers to."""
+    assume(who)
+    return os.readlink(b"", dir_fd=fd)
+
+
+# -- opening ---------------------------------------------------------------------------------------
+
+
+def open(who: Credentials, fd: int, flags: int) -> int:
+    """Open what `fd` (O_PATH) refers to.
+
+    Raises:
+        BlockingIOError: there is a lease on it (fcntl(2)), which only threads can wait for to be given up.
+    """
+    assume(who)
+    if linux.in_main_thread():
+        flags |= os.O_NONBLOCK
+    return os.open(_path(fd), flags | os.O_CLOEXEC)
+
+
+def find_again(fd: int) -> int:
+    """A descriptor (O_PATH) for what `fd` refers to."""
+    assume(ROOT)
+    return os.open(_path(fd), os.O_PATH | os.O_CLOEXEC)
+
+
+# -- making ----------------------------------------------------------------------------------------
+
+
+def create(who: Credentials, at: int, name: bytes, flags: int, mode: int, umask: int) -> int:
+    """open(2) with O_CREAT and O_EXCL."""
+    linux.umask(umask)
+    assume(who)
+    return os.open(name, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=at)
+
+
+def mkdir(who: Credentials, at: int, name: bytes, mode: int, umask: int) -> None:
+    """See mkdir(2)."""
+    linux.umask(umask)
+    assume(who)
+    os.mkdir(name, mode, dir_fd=at)
+
+
+def mknod(who: Credentials, at: int, name: bytes, mode: int, rdev: int, umask: int) -> None:
+    """See mknod(2)."""
+    linux.umask(umask)
+    assume(who)
+    os.mknod(name, mode, rdev, dir_fd=at)
+
+
+def symlink(who: Credentials, at: int, name: bytes, target: bytes) -> None:
+    """See symlink(2)."""
+    assume(who)
+    os.symlink(target, name, dir_fd=at)
+
+
+def link(who: Credentials, fd: int, at: int, name: bytes) -> None:
+    """Give what `fd` (O_PATH) refers to one more name; see link(2)."""
+    assume(who)
+    os.link(_path(fd), name, dst_dir_fd=at, follow_symlinks=True)
+
+
+# -- renaming and removing -------------------------------------------------------------------------
+
+
+def rename(who: Credentials, old: int, name_old: bytes, new: int, name_new: bytes, flags: int = 0) -> None:
+    """See renameat2(2)."""
+    assume(who)
+    if flags:
+        linux.renameat2(old, name_old, new, name_new, flags)
+    else:
+        os.rename(name_old, name_new, src_dir_fd=old, dst_dir_fd=new)
+
+
+def unlink(who: Credentials, at: int, name: bytes) -> None:
+    """See unlink(2)."""
+    assume(who)
+    os.unlink(name, dir_fd=at)
+
+
+def rmdir(who: Credentials, at: int, name: bytes) -> None:
+    """See rmdir(2)."""
+    assume(who)
+    os.rmdir(name, dir_fd=at)
+
+
+# -- changing --------------------------------------------------------------------------------------
+
+
+def chown(who: Credentials, fd: int, uid: ServerId | None, gid: ServerId | None) -> None:
+    """See chown(2); None leaves it alone."""
+    assume(who)
+    os.chown(_path(fd), -1 if uid is None else uid, -1 if gid is None else gid)
+
+
+def chmod(who: Credentials, fd: int, mode: int) -> None:
+    """See chmod(2)."""
+    assume(who)
+    os.chmod(_path(fd), mode)
+
+
+def truncate(who: Credentials, fd: int, size: int) -> None:
+    """See truncate(2): it waits for whoever has a lease on the file."""
+    assume(who)
+    os.truncate(_path(fd), size)
+
+
+def ftruncate(who: Credentials, fd: int, size: int) -> None:
+    """See ftruncate(2): `fd` is open for writing, and who truncates decides which set-id bits go."""
+    assume(who)
+    os.ftruncate(fd, size)
+
+
+def utimens(who: Credentials, fd: int, ns: tuple[int, int] | None) -> None:
+    """See utimensat(2): last access and change in nanoseconds; None is now, which needs fewer rights."""
+    assume(who)
+    os.utime(_path(fd), ns=ns) if ns is not None else os.utime(_path(fd))
+
+
+def pwrite(who: Credentials, fd: int, data: bytes | memoryview, offset: int, flags: int = 0) -> int:
+    """See pwritev2(2): whose quota it counts for, and which set-id bits go, depends on who writes."""
+    assume(who)
+    return os.pwritev(fd, [data], offset, flags)
+
+
+# -- extended attributes ---------------------------------------------------------------------------
+
+
+def _with_privileges(who: Credentials) -> contextlib.AbstractContextManager[None]:
+    """The privileges over `trusted.` and `security.` names: uid 0 alone has them."""
+    if who.uid != 0:
+        return contextlib.nullcontext()
+    return linux.raised(linux.CAP_SYS_ADMIN, linux.CAP_SETFCAP)
+
+
+def peek_xattr(who: Credentials, fd: int, name: bytes | str) -> bytes:
+    """getxattr(2) of what no privilege is needed for."""
+    assume(who)
+    return os.getxattr(_path(fd), name)
+
+
+def getxattr(who: Credentials, fd: int, name: bytes) -> bytes:
+    """See getxattr(2)."""
+    assume(who)
+    with _with_privileges(who):
+        return os.getxattr(_path(fd), name)
+
+
+def setxattr(who: Credentials, fd: int, name: bytes, value: bytes) -> None:
+    """See setxattr(2)."""
+    assume(who)
+    with _with_privileges(who):
+        os.setxattr(_path(fd), name, value)
+
+
+def listxattr(who: Credentials, fd: int) -> Sequence[str]:
+    """See listxattr(2)."""
+    assume(who)
+    with _with_privileges(who):
+        return os.listxattr(_path(fd))
+
+
+def removexattr(who: Credentials, fd: int, name: bytes) -> None:
+    """See removexattr(2)."""
+    assume(who)
+    with _with_privileges(who):
+        os.removexattr(_path(fd), name)
