@@ -52,6 +52,9 @@ FIXED_BY_THE_MOUNT = {
 """Fields of `Options` that a reload cannot change, and the option to name; what is not in here it takes over."""
 
 _IDLE_SECONDS = 5.0
+
+# What is killed loses the nodeids of so many seconds, on local mounts.
+_COMMIT_SECONDS = 1.0
 _ATTEMPTS = 20
 _ATTEMPT_SECONDS = 0.02
 
@@ -110,7 +113,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             stack.callback(below.close)
         try:
             policy = load_policy(settings.options.policy, settings.options, settings.policy_dir)
-            index = Index(os.path.join(state, "nodes.sqlite"))
+            index = Index(os.path.join(state, "nodes.sqlite"), behind=not settings.words.is_exported)
             stack.callback(index.close)
             nodes = _nodes(settings, index, min(most // 4, 4096))
             stack.callback(nodes.close)
@@ -384,6 +387,7 @@ class _Daemon:
                 tasks.keep("obeying signals", self._obey, signals, tasks)
                 nursery.start_soon(self._say_ready)  # a mount that cannot say so was not made
                 tasks.keep("keeping house", self._keep_house)
+                tasks.keep("making nodeids durable", self._keep_index)
                 cache, views = self._filesystem.cache, self._filesystem.views
                 tasks.keep("following the user database", views.keep_fresh, cache.forget_everything)
                 tasks.keep("having the kernel forget", cache.keep_forgetting)
@@ -406,6 +410,13 @@ class _Daemon:
         await trio.to_thread.run_sync(linux.apart, self._filesystem.check_from_inside, abandon_on_cancel=True)
         log.info("%s: serving %s", self._settings.target, self._settings.source)
         self._ready()
+
+    async def _keep_index(self) -> None:
+        while True:
+            await trio.sleep(_COMMIT_SECONDS)
+            linux.assume(linux.ROOT)
+            with contextlib.suppress(sqlite3.Error):  # which is logged, and told whoever asks for a number next
+                self._index.commit()
 
     async def _keep_house(self) -> None:
         while True:

@@ -4,6 +4,9 @@ One SQLite database per mount, in WAL mode: a commit survives the daemon's death
 costs the last numbers at most. A number that was lost so may name another object later, but with another
 generation (`nodes`), so that an old handle is refused rather than misdirected.
 
+What an NFS server exports must be committed before a client gets a handle. On local mounts the commit comes up to a
+second after the answer (`behind`): when the daemon is killed in between, a handle from that second is ESTALE.
+
 The database has a version (`PRAGMA user_version`). That of an earlier cloakfs is made into the present one when it is
 opened, and keeps every number, key and secret, so that handles stay valid.
 """
@@ -47,14 +50,16 @@ class Index:
 
     Args:
         path: of the database file; made if missing, readable by root alone.
+        behind: numbers of objects are made durable by the next `commit`, not before they are given.
 
     Raises:
         sqlite3.Error: the file is no database, or cannot be written.
         VersionError: it is of a version that is not known; it is left as it is.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, behind: bool = False) -> None:
         self._path = path
+        self._behind = behind
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.close(fd)
         self._db = sqlite3.connect(path, isolation_level=None, timeout=10)
@@ -107,6 +112,7 @@ class Index:
             self._change("DELETE FROM sqlite_sequence WHERE name = 'objects'")
             self._change("UPDATE secret SET key = ?", (secrets.token_bytes(32),))
             self._change("INSERT INTO objects VALUES (?, ?, 0, x'')", (number, handle))
+        self.commit()
         self.secret = self._secret()
         self._last = self._last_given()
         return row is None
@@ -118,6 +124,8 @@ class Index:
     def close(self) -> None:
         """Write everything back into the one file."""
         self.tidy()
+        with contextlib.suppress(sqlite3.Error):  # which `commit` has logged
+            self.commit()
         self._db.close()
 
     @contextmanager
@@ -132,16 +140,30 @@ class Index:
             yield
         finally:
             self._batching = False
-            if self._db.in_transaction:  # SQLite ends one by itself when the disk is full
-                try:
-                    self._db.execute("COMMIT")
-                except sqlite3.Error:
-                    if self._db.in_transaction:
-                        self._db.execute("ROLLBACK")
-                    raise
+            if not self._behind:
+                self.commit()
+
+    def commit(self) -> None:
+        """Make durable what is not yet.
+
+        Raises:
+            sqlite3.Error: it cannot be, and lasts only as long as this process. From now on, numbers are made durable
+                before they are given: who asks for one is to know.
+        """
+        if not self._db.in_transaction:  # SQLite ends one by itself when the disk is full
+            return
+        try:
+            self._db.execute("COMMIT")
+        except sqlite3.Error as exc:
+            self._behind = False
+            log.warning("%s: %s; handles of what was just found do not outlive the daemon", self._path, exc)
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
 
     def _change(self, statement: str, values: tuple[object, ...] = ()) -> sqlite3.Cursor:
-        if self._batching and not self._db.in_transaction:  # not before: most listings change nothing
+        # No transaction before: most listings change nothing.
+        if (self._batching or self._behind) and not self._db.in_transaction:
             self._db.execute("BEGIN IMMEDIATE")
         return self._db.execute(statement, values)
 
@@ -167,6 +189,7 @@ class Index:
     def _number(self, table: str, column: str, value: str) -> int:
         self._db.execute(f"INSERT OR IGNORE INTO {table} ({column}) VALUES (?)", (value,))
         row = self._db.execute(f"SELECT number FROM {table} WHERE {column} = ?", (value,)).fetchone()
+        self.commit()
         return int(row[0])
 
     def object(self, handle: bytes, parent: int, name: bytes) -> int:

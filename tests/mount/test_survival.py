@@ -263,6 +263,41 @@ def test_a_number_is_given_once_also_when_it_could_not_be_stored(base: str) -> N
         assert 0 < failed < 100
 
 
+def test_what_is_not_committed_yet_is_known_all_the_same(base: str) -> None:
+    path = os.path.join(base, "nodes.sqlite")
+    with contextlib.closing(Index(path, behind=True)) as index, contextlib.closing(sqlite3.connect(path)) as other:
+
+        def stored() -> int:
+            return int(other.execute("SELECT count(*) FROM objects").fetchone()[0])
+
+        number = index.object(b"handle", 1, b"name")
+        assert stored() == 0
+        assert index.find(number) == (b"handle", 1, b"name")
+        assert index.object(b"handle", 1, b"name") == number
+        index.commit()
+        assert stored() == 1
+        index.object(b"another", 1, b"name")
+        index.view("alice")  # numbers of views are durable before they are given, and with them whatever is not yet
+        assert stored() == 2
+
+
+def test_after_a_failed_commit_numbers_are_durable_before_they_are_given(base: str) -> None:
+    with attached("tmpfs", os.path.join(base, "state"), "-t", "tmpfs", "-o", "size=300k") as state:
+        index = Index(os.path.join(state, "nodes.sqlite"), behind=True)
+        for number in range(5000):
+            index.object(b"%d" % number * 10, 1, b"name")
+        with pytest.raises(sqlite3.Error):
+            index.commit()
+        with pytest.raises(sqlite3.Error):
+            fill(index)
+        index.close()
+
+
+def fill(index: Index) -> None:
+    for number in range(10000):
+        index.object(b"new %d" % number * 10, 1, b"name")
+
+
 # -- places ----------------------------------------------------------------------------------------
 
 
