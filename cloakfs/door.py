@@ -76,10 +76,6 @@ class Subject:
         """What system calls for this caller are made with."""
         return credentials(self.caller)
 
-    def assume(self) -> None:
-        """Run what follows as this caller."""
-        linux.assume(self.credentials)
-
 
 def subject(who: Caller) -> Subject:
     """A caller that is known already."""

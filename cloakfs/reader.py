@@ -21,6 +21,7 @@ from . import linux
 from .nodes import Filesystem
 from .prefetch import HEURISTICS, Ask, Limits, Prefetcher
 from .tasks import Tasks
+from .tree import calls
 
 log = logging.getLogger(__name__)
 
@@ -133,9 +134,9 @@ class Reader:
         if not filesystem.far:
             how = 0 if filesystem.in_memory else linux.RWF_NOWAIT
             with contextlib.suppress(OSError):  # not in memory, or a file system that cannot say
-                count = os.preadv(fd, [buffer], offset, how)
+                count = calls.preadv(fd, [buffer], offset, how)
         # What was read may end where the page cache does, not where the file does.
-        missed = count < 0 or (count < size and offset + count < os.fstat(fd).st_size)
+        missed = count < 0 or (count < size and offset + count < calls.fstat(fd).st_size)
         self.counts["misses" if missed else "hits"] += 1
         device = self._device(filesystem)
         if not filesystem.far:
@@ -166,18 +167,17 @@ class Reader:
         """
         flags = os.RWF_APPEND if append else 0
         if filesystem.in_memory:
-            return _pwrite(fd, who, data, offset, flags)
+            return calls.pwrite(who, fd, data, offset, flags)
         device = self._device(filesystem)
         done = 0
         if device.writes_at_once:
-            linux.assume(who)
             try:
-                done = os.pwritev(fd, [data], offset, linux.RWF_NOWAIT | flags)
+                done = calls.pwrite(who, fd, data, offset, linux.RWF_NOWAIT | flags)
             except OSError as exc:  # what else it says, it says again in the thread
                 device.writes_at_once = exc.errno not in (errno.EOPNOTSUPP, errno.EINVAL)
         if done == len(data):
             return done
-        rest = partial(_pwrite, fd, who, memoryview(data)[done:], offset + done, flags)
+        rest = partial(calls.pwrite, who, fd, memoryview(data)[done:], offset + done, flags)
         try:
             return done + await trio.to_thread.run_sync(rest, abandon_on_cancel=True)
         except OSError:
@@ -207,7 +207,7 @@ class Reader:
         if prefetcher is None or self.tasks is None or not (device.pays or not prefetcher.heuristic.frugal):
             return
         if end is None:
-            end = os.fstat(fd).st_size
+            end = calls.fstat(fd).st_size
         length = min(size, end - offset)
         if length <= 0:
             return
@@ -215,7 +215,7 @@ class Reader:
         if ask is None:
             return
         try:
-            own = os.dup(fd)  # the client may close its file meanwhile
+            own = calls.dup(fd)  # the client may close its file meanwhile
         except OSError:
             return  # too many are open
         self.counts["asked"] += ask.end - ask.start
@@ -226,27 +226,22 @@ class Reader:
         try:
             await trio.to_thread.run_sync(_advise, fd, ask, chunk, limiter=self._limiter, abandon_on_cancel=True)
         except RuntimeError as exc:  # no more threads: nobody has to read ahead
-            os.close(fd)
+            calls.close(fd)
             log.debug("read-ahead: %s", exc)
 
 
 def _pread(fd: int, size: int, offset: int) -> tuple[bytes, float, int]:
     """What is read, how many seconds it took, and where the file ends."""
     began = time.monotonic()
-    data = os.pread(fd, size, offset)
-    return data, time.monotonic() - began, os.fstat(fd).st_size
-
-
-def _pwrite(fd: int, who: linux.Credentials, data: bytes | memoryview, offset: int, flags: int) -> int:
-    linux.assume(who)
-    return os.pwritev(fd, [data], offset, flags)
+    data = calls.pread(fd, size, offset)
+    return data, time.monotonic() - began, calls.fstat(fd).st_size
 
 
 def _advise(fd: int, ask: Ask, chunk: int) -> None:
     try:
         for start in range(ask.start, ask.end, chunk):
-            os.posix_fadvise(fd, start, min(chunk, ask.end - start), os.POSIX_FADV_WILLNEED)
+            calls.fadvise(fd, start, min(chunk, ask.end - start), os.POSIX_FADV_WILLNEED)
     except OSError as exc:
         log.debug("read-ahead: %s", exc)  # whoever reads there will be told
     finally:
-        os.close(fd)
+        calls.close(fd)

@@ -21,7 +21,8 @@ from pyfuse3 import (
 from .. import linux
 from ..door import attrs_of
 from ..ids import ClientId, ServerId
-from .core import SET_ID, Core, Entered, answers, open_content
+from ..tree import calls
+from .core import SET_ID, Core, Entered, answers
 from .names import Names
 
 # pyfuse3 turns "set to now" into a time; one this close to now is taken to have been it.
@@ -29,13 +30,11 @@ _NOW_NS = 1_000_000_000
 
 
 def _target(at: Entered) -> bytes:
-    at.assume()
-    return os.readlink(b"", dir_fd=at.fd)
+    return calls.readlink(at.credentials, at.fd)
 
 
 def _may(at: Entered, mode: int) -> bool:
-    at.assume()
-    return linux.may_access(at.fd, mode)
+    return calls.access(at.credentials, at.fd, mode)
 
 
 class Attributes(Names, Core):
@@ -75,27 +74,24 @@ class Attributes(Names, Core):
     def _change_attributes(
         self, at: Entered, attr: EntryAttributes, fields: SetattrFields, fh: FileHandleT | None
     ) -> None:
-        path = f"/proc/self/fd/{at.fd}"
-        at.assume()
         if fields.update_uid or fields.update_gid:
-            uid = self._owner(at, ClientId(attr.st_uid)) if fields.update_uid else -1
-            gid = self._group(at, ClientId(attr.st_gid)) if fields.update_gid else -1
-            at.assume()
-            os.chown(path, uid, gid)
+            uid = self._owner(at, ClientId(attr.st_uid)) if fields.update_uid else None
+            gid = self._group(at, ClientId(attr.st_gid)) if fields.update_gid else None
+            calls.chown(at.credentials, at.fd, uid, gid)
         if fields.update_mode:
-            self._change_mode(at, path, attr, fields)
+            self._change_mode(at, attr, fields)
         if fields.update_size:
             if fh is not None:
-                os.ftruncate(fh, attr.st_size)
+                calls.ftruncate(at.credentials, fh, attr.st_size)
             else:
-                self._truncate(at, path, attr.st_size)
+                self._truncate(at, attr.st_size)
             if fields.update_mode:
-                self._drop_set_id(at, path, stat.S_IMODE(attr.st_mode) | self._hidden_set_id(at))
+                self._drop_set_id(at, stat.S_IMODE(attr.st_mode) | self._hidden_set_id(at))
         if fields.update_atime or fields.update_mtime:
-            self._utimens(at, path, attr, fields)
+            self._utimens(at, attr, fields)
         self.nodes.ask(at.fd)
 
-    def _change_mode(self, at: Entered, path: str, attr: EntryAttributes, fields: SetattrFields) -> None:
+    def _change_mode(self, at: Entered, attr: EntryAttributes, fields: SetattrFields) -> None:
         mode, before = stat.S_IMODE(attr.st_mode), stat.S_IMODE(at.info.st_mode)
         owner_too = fields.update_uid or fields.update_gid
         if not owner_too:  # a chown(2) drops them
@@ -104,14 +100,14 @@ class Attributes(Names, Core):
         # sticky bit along, of which it knows nothing without default_permissions.
         dropped = before & ~mode if mode & ~before == 0 else 0
         if not (owner_too or fields.update_size) or not dropped or dropped & 0o777:
-            self._chmod(at, path, mode)
+            self._chmod(at, mode)
 
-    def _drop_set_id(self, at: Entered, path: str, mode: int) -> None:
+    def _drop_set_id(self, at: Entered, mode: int) -> None:
         """After a truncate(2), drop the set-id bits that are not in `mode`: the real tree leaves them to root."""
-        now = stat.S_IMODE(os.fstat(at.fd).st_mode)
+        now = stat.S_IMODE(calls.fstat(at.fd).st_mode)
         dropped = now & ~mode & SET_ID
         if dropped:
-            self._chmod(at, path, now & ~dropped)
+            self._chmod(at, now & ~dropped)
 
     @staticmethod
     def _hidden_set_id(at: Entered) -> int:
@@ -122,25 +118,24 @@ class Attributes(Names, Core):
         shown = at.view.show(attrs_of(at.obj.name, at.info, at.fd))
         return real & ~shown[0] if shown is not None else real
 
-    def _truncate(self, at: Entered, path: str, size: int) -> None:
+    def _truncate(self, at: Entered, size: int) -> None:
         try:
-            self._truncate_file(at, path, size)
+            self._truncate_as(at.credentials, at, size)
         except PermissionError:
             if not self._has_nfs_right(at, os.O_WRONLY):
                 raise
-            linux.assume(linux.ROOT)
-            self._truncate_file(at, path, size)
+            self._truncate_as(linux.ROOT, at, size)
 
-    def _truncate_file(self, at: Entered, path: str, size: int) -> None:
+    def _truncate_as(self, who: linux.Credentials, at: Entered, size: int) -> None:
         if not linux.in_main_thread() or not stat.S_ISREG(at.info.st_mode):
-            os.truncate(path, size)
+            calls.truncate(who, at.fd, size)
             return
         # truncate(2) waits for whoever has a lease on the file, ftruncate(2) does not.
-        fd = self._with_room(open_content, at.fd, os.O_WRONLY | os.O_CLOEXEC)
+        fd = self._with_room(calls.open, who, at.fd, os.O_WRONLY)
         try:
-            os.ftruncate(fd, size)
+            calls.ftruncate(who, fd, size)
         finally:
-            os.close(fd)
+            calls.close(fd)
 
     def _owner(self, at: Entered, client_uid: ClientId) -> ServerId:
         uid = at.view.server_id("uid", client_uid)
@@ -154,31 +149,30 @@ class Attributes(Names, Core):
             raise FUSEError(errno.EINVAL)
         return gid
 
-    def _chmod(self, at: Entered, path: str, mode: int) -> None:
+    def _chmod(self, at: Entered, mode: int) -> None:
         try:
-            os.chmod(path, mode)
+            calls.chmod(at.credentials, at.fd, mode)
         except PermissionError:
             # A write by somebody else than the owner drops the set-id bits. The kernel asks for that by SETATTR (and
             # for the sticky bit with them, see `_change_mode`); who may write could have had it by writing.
             before = stat.S_IMODE(at.info.st_mode)
             dropped = before & ~mode
             drops_set_id = dropped & SET_ID and not dropped & 0o777 and not mode & ~before
-            if not drops_set_id or not stat.S_ISREG(at.info.st_mode) or not linux.may_access(at.fd, os.W_OK):
+            if not drops_set_id or not stat.S_ISREG(at.info.st_mode) or not _may(at, os.W_OK):
                 raise
-            linux.assume(linux.ROOT)
-            os.chmod(path, mode | before & stat.S_ISVTX)
+            calls.chmod(linux.ROOT, at.fd, mode | before & stat.S_ISVTX)
 
-    def _utimens(self, at: Entered, path: str, attr: EntryAttributes, fields: SetattrFields) -> None:
+    def _utimens(self, at: Entered, attr: EntryAttributes, fields: SetattrFields) -> None:
         atime = attr.st_atime_ns if fields.update_atime else at.info.st_atime_ns
         mtime = attr.st_mtime_ns if fields.update_mtime else at.info.st_mtime_ns
         try:
-            os.utime(path, ns=(atime, mtime))
+            calls.utimens(at.credentials, at.fd, (atime, mtime))
         except PermissionError:
             # Only the owner may set any time, but who may write may set it to now.
             now = time.time_ns()
             if not (fields.update_atime and fields.update_mtime and abs(now - atime) < _NOW_NS > abs(now - mtime)):
                 raise
-            os.utime(path)
+            calls.utimens(at.credentials, at.fd, None)
 
     @answers
     async def access(self, inode: InodeT, mode: int, ctx: RequestContext) -> bool:
@@ -199,9 +193,9 @@ class Attributes(Names, Core):
         """statvfs(3) of the file system that the root of the tree is on."""
         root = self.nodes.root
         if root.filesystem.far:
-            real = await trio.to_thread.run_sync(os.fstatvfs, root.fd, abandon_on_cancel=True)
+            real = await trio.to_thread.run_sync(calls.fstatvfs, root.fd, abandon_on_cancel=True)
         else:
-            real = os.fstatvfs(self.nodes.fd(root))
+            real = calls.fstatvfs(self.nodes.fd(root))
         shown = pyfuse3.StatvfsData()
         shown.f_bsize = real.f_bsize
         shown.f_frsize = real.f_frsize

@@ -29,6 +29,7 @@ from ..loop import SHARE
 from ..nodes import ROOT, Nodes, Object, Stale
 from ..reader import Reader
 from ..tasks import Tasks
+from ..tree import calls
 from ..view import Asker, View
 from ..views import Views
 from .kernelcache import KernelCache
@@ -123,17 +124,6 @@ def _errno_to_pass_on(exc: OSError) -> int:
     return code if 0 < code < _FIRST_KERNEL_ERRNO else errno.EIO
 
 
-def open_content(fd: int, flags: int) -> int:
-    """Open what `fd` (O_PATH) refers to, as the thread's identity.
-
-    Raises:
-        BlockingIOError: only in a thread can it be waited for that somebody gives up a lease on it (fcntl(2)).
-    """
-    if linux.in_main_thread():
-        flags |= os.O_NONBLOCK
-    return os.open(f"/proc/self/fd/{fd}", flags)
-
-
 # Of a request. (It is typed as a whole: to wrap each id would cost a call.)
 _client_ids: Callable[[RequestContext], tuple[ClientId, ClientId]] = attrgetter("uid", "gid")
 
@@ -153,9 +143,10 @@ class Entered(NamedTuple):
     asker: Asker | None = None  # where the kernel checks permissions with what is shown
     has_searched: bool = False  # the caller has just found something in this directory
 
-    def assume(self) -> None:
-        """Run what follows as the caller."""
-        self.who.assume()
+    @property
+    def credentials(self) -> linux.Credentials:
+        """What system calls for the caller are made with."""
+        return self.who.credentials
 
 
 class OpenFile:
@@ -435,13 +426,13 @@ class Core(pyfuse3.Operations):
             return await self._do_in_thread(at._replace(who=who, fd=self.nodes.fd(at.obj)), call)
 
     async def _do_in_thread(self, at: Entered, call: Callable[[Entered], _T]) -> _T:
-        own = at._replace(fd=self._with_room(os.dup, at.fd))
+        own = at._replace(fd=self._with_room(calls.dup, at.fd))
 
         def work() -> _T:
             try:
                 return call(own)
             finally:
-                os.close(own.fd)
+                calls.close(own.fd)
 
         return await trio.to_thread.run_sync(work, abandon_on_cancel=True)
 
@@ -490,41 +481,40 @@ class Core(pyfuse3.Operations):
         fd = await self._do(at, partial(self._open_named, name=name))
         if not self.nodes.is_name_far(at.obj, name):
             # It is in memory now. Changes may have been told meanwhile: what the kernel is to remember, is found after.
-            os.close(fd)
+            calls.close(fd)
             at = await self._again(at, inode, ctx)
             return at, *self._find(at, name)
         try:
             at = await self._again(at, inode, ctx)
         except BaseException:
-            os.close(fd)
+            calls.close(fd)
             raise
         return at._replace(has_searched=True), fd, self._judge(at, name, fd)
 
     @staticmethod
-    def _assume_for(at: Entered, bits: int) -> None:
-        """Run what follows, which needs no more than `bits` of the object, as somebody who may, if the caller may.
+    def _credentials_for(at: Entered, bits: int) -> linux.Credentials:
+        """As whom to make a call that needs no more than `bits` of the object: the daemon, if the caller surely may.
 
         To act as the caller takes its groups, which are not cheap to find out. By the time that a thread gets to it,
         `at` may be outdated: there the kernel decides.
         """
         if everybody_may(bits, at.obj, at.fd, at.info):
-            return
+            return linux.ROOT
         if linux.in_main_thread() and surely_may(at.who, bits, at.obj, at.fd, at.info):
-            linux.assume(linux.ROOT)
-        else:
-            at.assume()
+            return linux.ROOT
+        return at.credentials
 
     def _open_named(self, at: Entered, name: bytes) -> int:
         """Open (O_PATH) what is called `name` in the directory, as the caller; it has yet to be judged."""
-        self._assume_for(at, os.X_OK)
-        return self._open_as_it_is(at.fd, name)
+        return self._open_as(self._credentials_for(at, os.X_OK), at.fd, name)
 
-    def _open_as_it_is(self, directory: int, name: bytes) -> int:
-        fd = self._with_room(os.open, name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    def _open_as(self, who: linux.Credentials, directory: int, name: bytes) -> int:
+        """The same as `who`."""
+        fd = self._with_room(calls.find, who, directory, name)
         try:
             self.nodes.ask(fd)
         except BaseException:
-            os.close(fd)
+            calls.close(fd)
             raise
         return fd
 
@@ -537,9 +527,9 @@ class Core(pyfuse3.Operations):
             if stat.S_ISDIR(info.st_mode) and linux.in_main_thread():
                 self._repair(self.nodes.known(fd, at.obj))
         except BaseException:
-            os.close(fd)
+            calls.close(fd)
             raise
-        os.close(fd)
+        calls.close(fd)
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
     def _known_at(self, at: Entered, name: bytes) -> tuple[Object, linux.Stat] | None:
@@ -548,10 +538,10 @@ class Core(pyfuse3.Operations):
         Raises:
             FileNotFoundError: there is nothing, or nothing for this caller.
         """
-        self._assume_for(at, os.X_OK)
+        who = self._credentials_for(at, os.X_OK)
         began = at.obj.filesystem.begin()
         try:
-            info, _ = linux.statx(at.fd, name)
+            info, _ = calls.statx(who, at.fd, name)
         finally:
             at.obj.filesystem.took(began)
         obj = self.nodes.at_place(at.obj, name, info)
@@ -567,15 +557,14 @@ class Core(pyfuse3.Operations):
         """Is there something called `name` that the caller may not know of?"""
         if not at.view.hides or at.who is INSIDER:
             return False
-        linux.assume(linux.ROOT)
         try:
-            fd = self._open_as_it_is(at.fd, name)
+            fd = self._open_as(linux.ROOT, at.fd, name)
         except OSError:
             return False
         try:
             return not sees(at.view, at.who, name, self.nodes.stat(fd), fd)
         finally:
-            os.close(fd)
+            calls.close(fd)
 
     def _with_room(self, call: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
         """Make a call that needs a descriptor; once more after closing some if there are too many."""
@@ -602,8 +591,7 @@ class Core(pyfuse3.Operations):
             return False
         if at.who.uid == at.info.st_uid:
             return True
-        at.assume()
-        return flags & os.O_ACCMODE == os.O_RDONLY and linux.may_access(at.fd, os.X_OK)
+        return flags & os.O_ACCMODE == os.O_RDONLY and calls.access(at.credentials, at.fd, os.X_OK)
 
     def _open_to_look(self, at: Entered, ctx: RequestContext) -> FileHandleT:
         """nfs-ganesha opens files and directories for reading to get their attributes, and takes it that root may.
@@ -613,7 +601,7 @@ class Core(pyfuse3.Operations):
         """
         if not self.ganesha or ctx.uid != 0:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        fh = self._opened(self._with_room(os.dup, at.fd), at, as_opener=True)
+        fh = self._opened(self._with_room(calls.dup, at.fd), at, as_opener=True)
         self._open[fh].unreadable = True
         return fh
 
@@ -736,9 +724,9 @@ class Core(pyfuse3.Operations):
         file = self._open.pop(fh)
         self.nodes.closed(file.obj, fh)
         if file.obj.filesystem.far:
-            await trio.to_thread.run_sync(os.close, fh, abandon_on_cancel=True)
+            await trio.to_thread.run_sync(calls.close, fh, abandon_on_cancel=True)
         else:
-            os.close(fh)
+            calls.close(fh)
 
     # -- the permitted caller's working directory --------------------------------------------------
 
@@ -764,13 +752,12 @@ class Core(pyfuse3.Operations):
 
     def _repair_entry(self, parent_inode: InodeT, name: bytes) -> None:
         """Somebody was refused this name before it was looked at: see `_repair`."""
-        linux.assume(linux.ROOT)
         try:
             parent = self.nodes.get(parent_inode)
             if self.nodes.waits(parent):
                 self._repair((parent.children or {}).get(name))
                 return
-            fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.nodes.fd(parent))
+            fd = calls.find(linux.ROOT, self.nodes.fd(parent), name, os.O_DIRECTORY)
         except OSError:
             return
         try:
@@ -778,7 +765,7 @@ class Core(pyfuse3.Operations):
         except OSError:
             return
         finally:
-            os.close(fd)
+            calls.close(fd)
         self._repair(known)
 
     async def _look_up_again(self, number: int, names: list[bytes]) -> None:

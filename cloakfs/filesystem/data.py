@@ -10,7 +10,8 @@ import trio
 from pyfuse3 import FileHandleT, FileInfo, FlagT, FUSEError, InodeT, RequestContext
 
 from .. import linux
-from .core import Core, Entered, answers, open_content
+from ..tree import calls
+from .core import Core, Entered, answers
 
 # The kernel has dealt with these; O_DIRECT would ask for aligned buffers, which requests do not have.
 _NOT_AGAIN = os.O_CREAT | os.O_EXCL | os.O_NOCTTY | os.O_NOFOLLOW | os.O_DIRECT | linux.FMODE_EXEC
@@ -22,27 +23,26 @@ def reopen_flags(flags: int) -> int:
     Without O_APPEND: with it pwrite(2) goes to the end whatever its offset, and so would what is written after
     fcntl(F_SETFL), or to a mapping. See `Data.write`.
     """
-    return flags & ~(_NOT_AGAIN | os.O_APPEND) | os.O_CLOEXEC
+    return flags & ~(_NOT_AGAIN | os.O_APPEND)
 
 
-def open_again(fd: int, flags: int) -> int:
-    """Open what `fd` (O_PATH) refers to for a client that used `flags`.
+def open_again(who: linux.Credentials, fd: int, flags: int) -> int:
+    """Open what `fd` (O_PATH) refers to, as `who`, for a client that used `flags`.
 
     Raises:
         OSError: what the real file system says.
     """
     try:
-        return open_content(fd, reopen_flags(flags))
+        return calls.open(who, fd, reopen_flags(flags))
     except PermissionError as exc:
         if exc.errno != errno.EPERM or not flags & os.O_APPEND:
             raise
-        return open_content(fd, reopen_flags(flags) | os.O_APPEND)  # chattr +a allows nothing else
+        return calls.open(who, fd, reopen_flags(flags) | os.O_APPEND)  # chattr +a allows nothing else
 
 
 def _refuses(fd: int, who: linux.Credentials | None, mode: int) -> bool:
     assert who is not None
-    linux.assume(who)
-    return not linux.may_access(fd, mode) and os.fstat(fd).st_uid != who.uid
+    return not calls.access(who, fd, mode) and calls.fstat(fd).st_uid != who.uid
 
 
 class Data(Core):
@@ -71,25 +71,19 @@ class Data(Core):
 
     def _reopen(self, at: Entered, flags: int) -> int:
         only_reads = not flags & (os.O_ACCMODE | os.O_TRUNC | os.O_NOATIME) and stat.S_ISREG(at.info.st_mode)
-        if only_reads:
-            self._assume_for(at, os.R_OK)
-        else:
-            at.assume()
+        who = self._credentials_for(at, os.R_OK) if only_reads else at.credentials
         try:
-            return self._with_room(open_again, at.fd, flags)
+            return self._with_room(open_again, who, at.fd, flags)
         except PermissionError:
             if not self._has_nfs_right(at, flags):
                 raise
-            linux.assume(linux.ROOT)
-            return self._with_room(open_again, at.fd, flags)
+            return self._with_room(open_again, linux.ROOT, at.fd, flags)
 
     def _open_to_execute(self, at: Entered) -> int:
         """execve(2): the right to execute is what counts, and the kernel reads on the caller's behalf."""
-        at.assume()
-        if not linux.may_access(at.fd, os.X_OK):
+        if not calls.access(at.credentials, at.fd, os.X_OK):
             raise FUSEError(errno.EACCES)
-        linux.assume(linux.ROOT)
-        return self._with_room(open_content, at.fd, os.O_RDONLY | os.O_CLOEXEC)
+        return self._with_room(calls.open, linux.ROOT, at.fd, os.O_RDONLY)
 
     @answers
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
@@ -128,7 +122,7 @@ class Data(Core):
         done = await self.reader.write(fh, opener, obj.filesystem, off, buf, append=appends)
         if off + done > obj.believed_size(file.number):
             obj.tell_size(file.number, off + done)
-        if appends and not obj.filesystem.far and os.fstat(fh).st_size != off + done:
+        if appends and not obj.filesystem.far and calls.fstat(fh).st_size != off + done:
             self.cache.forget_pages(file.number, obj)  # at `off` is what others wrote
         return done
 
@@ -140,12 +134,12 @@ class Data(Core):
         """
         if all(filesystem.plain for filesystem in self.nodes.filesystems):
             raise FUSEError(errno.ENOSYS)
-        await trio.to_thread.run_sync(os.close, self._with_room(os.dup, fh), abandon_on_cancel=True)
+        await trio.to_thread.run_sync(calls.close, self._with_room(calls.dup, fh), abandon_on_cancel=True)
 
     @answers
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
         """See fsync(2) and fdatasync(2)."""
-        await trio.to_thread.run_sync(os.fdatasync if datasync else os.fsync, fh, abandon_on_cancel=True)
+        await trio.to_thread.run_sync(calls.fdatasync if datasync else calls.fsync, fh, abandon_on_cancel=True)
 
     @answers
     async def release(self, fh: FileHandleT) -> None:

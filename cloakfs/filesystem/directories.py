@@ -17,6 +17,7 @@ from .. import linux
 from ..door import INSIDER, sees
 from ..ids import ClientId
 from ..nodes import Nodes, Object, Stale, TooSoon
+from ..tree import calls
 from .core import Entered, OpenFile, answers
 from .names import Names
 
@@ -86,8 +87,7 @@ _name_only = _NameOnly()
 
 def _read_names(nodes: Nodes, fd: int, far: Set[bytes], *, all_of_them: bool) -> list[tuple[bytes, int, int]]:
     """A batch of names, as `linux.getdents` has them, each of which (but those in `far`) takes no time to look at."""
-    linux.assume(linux.ROOT)
-    entries = list(linux.getdents(fd))
+    entries = calls.getdents(linux.ROOT, fd)
     names = [name for name, _, _ in entries if name not in far]
     some = names if all_of_them else names[:: len(names) // _SAMPLES + 1]
     began = time.monotonic()
@@ -123,8 +123,7 @@ class Directories(Names):
         return fh
 
     def _open_directory(self, at: Entered) -> int:
-        self._assume_for(at, os.R_OK)
-        return self._with_room(os.open, f"/proc/self/fd/{at.fd}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return self._with_room(calls.open, self._credentials_for(at, os.R_OK), at.fd, os.O_RDONLY | os.O_DIRECTORY)
 
     @answers
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
@@ -149,7 +148,7 @@ class Directories(Names):
         try:
             # From the start as of now (rewinddir(3p)): btrfs tells what there was when it was opened, or rewound.
             if start_id != directory.cookie or not start_id:
-                os.lseek(fh, start_id, os.SEEK_SET)
+                calls.lseek(fh, start_id, os.SEEK_SET)
                 directory.cookie = start_id
                 directory.pending = []
             while True:
@@ -162,7 +161,7 @@ class Directories(Names):
                     if directory.obj.filesystem.far:
                         told = directory.cookie
                         self._let_go(directory)
-                        os.lseek(fh, told, os.SEEK_SET)
+                        calls.lseek(fh, told, os.SEEK_SET)
                         directory.cookie = told
         finally:
             if directory.obj.filesystem.far:
@@ -172,7 +171,7 @@ class Directories(Names):
     def _let_go(self, directory: OpenFile) -> None:
         """Of what is far and was not told, nothing is kept: it is looked at again."""
         for fd in directory.found.values():
-            os.close(fd)
+            calls.close(fd)
         directory.found = {}
         if directory.pending:
             directory.pending = []
@@ -182,8 +181,7 @@ class Directories(Names):
         """Read more of the names; False at the end. Afterwards, looking at them takes no time."""
         filesystem = directory.obj.filesystem
         if filesystem.in_memory and not self.nodes.waits(directory.obj):
-            linux.assume(linux.ROOT)
-            directory.pending = list(linux.getdents(fh))
+            directory.pending = calls.getdents(linux.ROOT, fh)
         elif filesystem.far:
             return await self._read_far(fh, directory)
         else:
@@ -203,7 +201,7 @@ class Directories(Names):
         try:
             names, directory.found = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
         except OSError as exc:
-            os.lseek(fh, max(directory.cookie, 0), os.SEEK_SET)
+            calls.lseek(fh, max(directory.cookie, 0), os.SEEK_SET)
             if not self._makes_room(exc):
                 raise
             names, directory.found = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
@@ -216,8 +214,7 @@ class Directories(Names):
         return bool(names)
 
     def _read_some(self, fh: int, far: Set[bytes]) -> tuple[list[tuple[bytes, int, int]], dict[bytes, int]]:
-        linux.assume(linux.ROOT)
-        names = list(linux.getdents(fh, _FAR_BATCH))
+        names = calls.getdents(linux.ROOT, fh, _FAR_BATCH)
         found: dict[bytes, int] = {}
         try:
             for name, _, _ in names:
@@ -230,13 +227,12 @@ class Directories(Names):
                         raise
         except BaseException:
             for fd in found.values():
-                os.close(fd)
+                calls.close(fd)
             raise
         return names, found
 
     def _open_to_list(self, fh: int, name: bytes) -> int:
-        linux.assume(linux.ROOT)
-        return self._open_as_it_is(fh, name)
+        return self._open_as(linux.ROOT, fh, name)
 
     async def _answers(self, obj: Object, name: bytes) -> bool:
         """Does what is mounted at `name` answer within a moment? Nobody may have to wait for it to list a directory."""
@@ -332,16 +328,15 @@ class Directories(Names):
         if name == b"..":
             return self._above(at)
         # The right to list is enough for names; attributes are asked for again before anybody gets them.
-        linux.assume(linux.ROOT)
         if at.obj.filesystem.far:
             found = directory.found.pop(name, -1)
             return self._entry_found(at, name, found) if found >= 0 else None
         try:
-            info, _ = linux.statx(at.fd, name)
+            info, _ = calls.statx(linux.ROOT, at.fd, name)
             obj = self.nodes.at_place(at.obj, name, info)
             if obj is not None:
                 return self._shown(at, name, obj, info) if sees(at.view, at.who, name, info, obj.fd) else None
-            fd = self._with_room(os.open, name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at.fd)
+            fd = self._with_room(calls.find, linux.ROOT, at.fd, name)
         except OSError as exc:
             if exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
                 raise
@@ -353,10 +348,10 @@ class Directories(Names):
         try:
             info = self.nodes.stat(fd)
             if not sees(at.view, at.who, name, info, fd):
-                os.close(fd)
+                calls.close(fd)
                 return None
         except BaseException as exc:
-            os.close(fd)
+            calls.close(fd)
             if isinstance(exc, PermissionError) and not isinstance(exc, TooSoon):
                 return None  # see `Nodes.stat`
             raise
@@ -407,4 +402,4 @@ class Directories(Names):
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
         """See fsync(2)."""
         if fh != _TOP:
-            await trio.to_thread.run_sync(os.fdatasync if datasync else os.fsync, fh, abandon_on_cancel=True)
+            await trio.to_thread.run_sync(calls.fdatasync if datasync else calls.fsync, fh, abandon_on_cancel=True)

@@ -17,7 +17,9 @@ import stat
 from collections.abc import Callable
 
 from .. import linux
+from ..linux import ROOT, Credentials
 from ..nodes import Stale
+from ..tree import calls
 
 log = logging.getLogger(__name__)
 
@@ -38,17 +40,17 @@ class Elsewhere(OSError):
         super().__init__(errno.ESTALE, os.strerror(errno.ESTALE))
 
 
-def leads_to(directory: int, name: bytes, seen: int) -> bool:
+def leads_to(who: Credentials, directory: int, name: bytes, seen: int) -> bool:
     """Does the name lead to what `seen` (O_PATH) refers to? (As long as that is open, its number is nobody else's.)"""
     try:
-        there, _ = linux.statx(directory, name)
+        there, _ = calls.statx(who, directory, name)
     except FileNotFoundError:
         return False
-    info = os.fstat(seen)
+    info = calls.fstat(seen)
     return (there.st_dev, there.st_ino) == (info.st_dev, info.st_ino)
 
 
-def _put_aside(directory: int, name: bytes, seen: int) -> bytes:
+def _put_aside(who: Credentials, directory: int, name: bytes, seen: int) -> bytes:
     """Give what `seen` refers to, and is called `name`, a name that nobody can guess, and return it.
 
     Raises:
@@ -56,16 +58,16 @@ def _put_aside(directory: int, name: bytes, seen: int) -> bytes:
         OSError: renameat2(2) failed.
     """
     aside = b".cloakfs-" + secrets.token_hex(16).encode()
-    linux.renameat2(directory, name, directory, aside, linux.RENAME_NOREPLACE)
-    if leads_to(directory, aside, seen):
+    calls.rename(who, directory, name, directory, aside, linux.RENAME_NOREPLACE)
+    if leads_to(who, directory, aside, seen):
         return aside
-    _put_back(directory, aside, name)
+    _put_back(who, directory, aside, name)
     raise Elsewhere
 
 
-def _put_back(directory: int, aside: bytes, name: bytes) -> None:
+def _put_back(who: Credentials, directory: int, aside: bytes, name: bytes) -> None:
     try:
-        linux.renameat2(directory, aside, directory, name, linux.RENAME_NOREPLACE)
+        calls.rename(who, directory, aside, directory, name, linux.RENAME_NOREPLACE)
     except OSError as exc:
         log.warning("%r is called %r now: its name was taken meanwhile (%s)", name, aside, exc.strerror)
 
@@ -73,66 +75,65 @@ def _put_back(directory: int, aside: bytes, name: bytes) -> None:
 def _is_empty(seen: int) -> bool:
     """Is this directory empty? False when in doubt."""
     try:
-        with os.scandir(f"/proc/self/fd/{seen}") as entries:
-            return next(entries, None) is None
+        return calls.is_empty(ROOT, seen)
     except OSError:
         return False
 
 
-def remove(directory: int, name: bytes, seen: int, assume: Callable[[], None], call: Callable[..., None]) -> None:
-    """Remove what `seen` (O_PATH) refers to and is called `name`, by `call` (os.unlink or os.rmdir).
+def remove(
+    who: Credentials, directory: int, name: bytes, seen: int, call: Callable[[Credentials, int, bytes], None]
+) -> None:
+    """Remove what `seen` (O_PATH) refers to and is called `name`, by `call` (`calls.unlink` or `calls.rmdir`).
 
     Args:
+        who: the caller.
         directory: where it is.
         name: what it is called.
         seen: the object.
-        assume: makes what follows run as the caller.
         call: removes a name.
 
     Raises:
         Elsewhere: it is not called so any more, and nothing was removed.
         OSError: what the system calls say.
     """
-    linux.assume(linux.ROOT)
     # What is to fail, fails at once: nobody is to miss a directory meanwhile.
-    can_be = not stat.S_ISDIR(os.fstat(seen).st_mode) if call is os.unlink else _is_empty(seen)
-    assume()
+    can_be = not stat.S_ISDIR(calls.fstat(seen).st_mode) if call is calls.unlink else _is_empty(seen)
     aside = name
     if can_be:
         try:
-            aside = _put_aside(directory, name, seen)
+            aside = _put_aside(who, directory, name, seen)
         except Elsewhere:
             raise
         except OSError as exc:
             if exc.errno not in (*_UNABLE, *_NO_SPACE):
                 raise
     try:
-        call(aside, dir_fd=directory)
+        call(who, directory, aside)
     except BaseException:
         if aside is not name:
-            _put_back(directory, aside, name)
+            _put_back(who, directory, aside, name)
         raise
 
 
 def rename(
+    who: Credentials,
     old: int,
     name_old: bytes,
     new: int,
     name_new: bytes,
     source: int,
     look: Callable[[], int | None],
-    assume: Callable[[], None],
 ) -> int | None:
     """Rename onto nothing, or onto something that the caller sees.
 
     Args:
+        who: the caller.
         old: the directory of the source.
         name_old: what that is called.
         new: the directory of the target.
         name_new: its name.
         source: refers (O_PATH) to what is renamed.
         look: opens (O_PATH) what bears the target's name; None if there is nothing; raises if it is hidden.
-        assume: makes what follows run as the caller.
 
     Returns:
         what was replaced, open (O_PATH).
@@ -143,66 +144,61 @@ def rename(
     for _ in range(TRIES):
         target = look()
         if target is None:
-            assume()
             try:
-                linux.renameat2(old, name_old, new, name_new, linux.RENAME_NOREPLACE)
+                calls.rename(who, old, name_old, new, name_new, linux.RENAME_NOREPLACE)
             except FileExistsError:
                 continue  # it has just come into being
             except OSError as exc:
                 if exc.errno not in _UNABLE:
                     raise
-                os.rename(name_old, name_new, src_dir_fd=old, dst_dir_fd=new)
+                calls.rename(who, old, name_old, new, name_new)
             return None
         try:
-            if _replace(old, name_old, new, name_new, source, target, assume):
+            if _replace(who, old, name_old, new, name_new, source, target):
                 return target
         except BaseException:
-            os.close(target)
+            calls.close(target)
             raise
-        os.close(target)
+        calls.close(target)
     raise Stale
 
 
-def _replace(
-    old: int, name_old: bytes, new: int, name_new: bytes, source: int, target: int, assume: Callable[[], None]
-) -> bool:
+def _replace(who: Credentials, old: int, name_old: bytes, new: int, name_new: bytes, source: int, target: int) -> bool:
     """Rename onto what `target` refers to; False if that is not what bears the name."""
-    ours, theirs = os.fstat(source), os.fstat(target)
+    ours, theirs = calls.fstat(source), calls.fstat(target)
     onto_directory = stat.S_ISDIR(theirs.st_mode)
     if stat.S_ISDIR(ours.st_mode) is not onto_directory:
         code = errno.EISDIR if onto_directory else errno.ENOTDIR
         raise OSError(code, os.strerror(code))
-    assume()
     if onto_directory or (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino):
         # Onto a directory only if it is empty; two names of one file both stay (rename(2)).
-        os.rename(name_old, name_new, src_dir_fd=old, dst_dir_fd=new)
+        calls.rename(who, old, name_old, new, name_new)
         return True
     try:
-        linux.renameat2(old, name_old, new, name_new, linux.RENAME_EXCHANGE)
+        calls.rename(who, old, name_old, new, name_new, linux.RENAME_EXCHANGE)
     except FileNotFoundError:
-        if leads_to(old, name_old, source):
+        if leads_to(who, old, name_old, source):
             return False  # the target has gone
         raise
     except OSError as exc:
         if exc.errno not in _UNABLE:
             raise
-        os.rename(name_old, name_new, src_dir_fd=old, dst_dir_fd=new)
+        calls.rename(who, old, name_old, new, name_new)
         return True
     # The caller might do all that has been done. What is left to do may not be its right in the source's directory.
-    linux.assume(linux.ROOT)
     try:
-        aside = _put_aside(old, name_old, target)
+        aside = _put_aside(ROOT, old, name_old, target)
     except Elsewhere:
-        if leads_to(new, name_new, source):
+        if leads_to(ROOT, new, name_new, source):
             with contextlib.suppress(FileNotFoundError):
-                linux.renameat2(old, name_old, new, name_new, linux.RENAME_EXCHANGE)
+                calls.rename(ROOT, old, name_old, new, name_new, linux.RENAME_EXCHANGE)
         return False
     except FileNotFoundError:
         return True  # others have removed it
     except OSError as exc:
         if exc.errno not in _NO_SPACE:
             raise
-        assume()
-        aside = name_old
-    os.unlink(aside, dir_fd=old)
+        calls.unlink(who, old, name_old)
+    else:
+        calls.unlink(ROOT, old, aside)
     return True

@@ -22,7 +22,7 @@ import trio
 
 from .. import linux
 from ..caller import Caller
-from ..door import attrs_of, everybody_may, sees, subject
+from ..door import attrs_of, credentials, everybody_may, sees, subject
 from ..fanotify import (
     FAN_ATTRIB,
     FAN_CLOSE_WRITE,
@@ -39,6 +39,7 @@ from ..fanotify import (
 from ..nodes import Filesystem, Nodes, Object
 from ..passages import Passages
 from ..tasks import Tasks
+from ..tree import calls
 from ..view import View
 from ..views import Views
 from ..watch import Watch, mounts_changed
@@ -179,8 +180,7 @@ class KernelCache:
             return True
         if obj.filesystem.far:
             return False  # only a thread may ask
-        subject(who).assume()
-        return linux.may_access(fd, os.X_OK)
+        return calls.access(credentials(who), fd, os.X_OK)
 
     def of_absence(self, number: int, view: View, parent: Object, name: bytes) -> float:
         """How long to remember that `name` leads nowhere in `parent`.

@@ -6,7 +6,6 @@ import os
 import stat
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
 
 import pyfuse3
 import trio
@@ -17,11 +16,12 @@ from ..door import INSIDER, sees
 from ..ids import ClientId
 from ..nodes import ROOT, Stale, TooSoon
 from ..policy import Attrs
+from ..tree import calls
 from . import exactly
 from .core import Core, Entered, answers
 from .data import open_again, reopen_flags
 
-_T = TypeVar("_T")
+_Remove = Callable[[linux.Credentials, int, bytes], None]  # `calls.unlink` or `calls.rmdir`
 
 _NO_ROOM = (errno.EMFILE, errno.ENFILE)
 
@@ -29,13 +29,12 @@ _NO_ROOM = (errno.EMFILE, errno.ENFILE)
 _TRIES = 20
 
 
-def _removed(at: Entered, call: Callable[..., Any], name: bytes) -> None:
-    at.assume()
-    call(name, dir_fd=at.fd)
+def _removed(at: Entered, call: _Remove, name: bytes) -> None:
+    call(at.credentials, at.fd, name)
 
 
-def _removed_exactly(at: Entered, call: Callable[..., Any], name: bytes, seen: int) -> None:
-    exactly.remove(at.fd, name, seen, at.assume, call)
+def _removed_exactly(at: Entered, call: _Remove, name: bytes, seen: int) -> None:
+    exactly.remove(at.credentials, at.fd, name, seen, call)
 
 
 class Names(Core):
@@ -170,20 +169,10 @@ class Names(Core):
                 raise FUSEError(errno.EACCES)
         return at
 
-    async def _make(self, at: Entered, ctx: RequestContext, call: Callable[[Entered], _T]) -> _T:
-        """Make something as the caller."""
-
-        def work(at: Entered) -> _T:
-            linux.umask(ctx.umask)
-            at.assume()
-            return call(at)
-
-        return await self._do(at, work)
-
-    def _exists(self, at: Entered, name: bytes) -> bool:
-        at.assume()
+    @staticmethod
+    def _exists(at: Entered, name: bytes) -> bool:
         try:
-            linux.statx(at.fd, name)
+            calls.statx(at.credentials, at.fd, name)
         except FileNotFoundError:
             return False
         return True
@@ -208,7 +197,7 @@ class Names(Core):
                     raise
                 return -1  # only the session loop can make room, and this is not to be done twice
 
-        fd = await self._make(at, ctx, work)
+        fd = await self._do(at, work)
         try:
             at = await self._again(at, inode, ctx)
             if fd < 0:
@@ -218,7 +207,7 @@ class Names(Core):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         except BaseException:
             if fd >= 0:
-                os.close(fd)
+                calls.close(fd)
             raise
         return self._hand_out(at, name, fd, info)
 
@@ -240,8 +229,11 @@ class Names(Core):
     async def mkdir(self, parent_inode: InodeT, name: bytes, mode: ModeT, ctx: RequestContext) -> EntryAttributes:
         """See mkdir(2); EEXIST over a hidden name, from the real tree."""
         at = await self._enter_to_make(parent_inode, name, mode, ctx)
-        make = partial(os.mkdir, name, stat.S_IMODE(mode))
-        return await self._make_named(at, name, parent_inode, ctx, lambda at: make(dir_fd=at.fd))
+
+        def make(at: Entered) -> None:
+            calls.mkdir(at.credentials, at.fd, name, stat.S_IMODE(mode), ctx.umask)
+
+        return await self._make_named(at, name, parent_inode, ctx, make)
 
     @answers
     async def mknod(
@@ -249,15 +241,21 @@ class Names(Core):
     ) -> EntryAttributes:
         """See mknod(2)."""
         at = await self._enter_to_make(parent_inode, name, mode, ctx)
-        make = partial(os.mknod, name, mode, rdev)
-        return await self._make_named(at, name, parent_inode, ctx, lambda at: make(dir_fd=at.fd))
+
+        def make(at: Entered) -> None:
+            calls.mknod(at.credentials, at.fd, name, mode, rdev, ctx.umask)
+
+        return await self._make_named(at, name, parent_inode, ctx, make)
 
     @answers
     async def symlink(self, parent_inode: InodeT, name: bytes, target: bytes, ctx: RequestContext) -> EntryAttributes:
         """See symlink(2)."""
         at = await self._enter_to_make(parent_inode, name, stat.S_IFLNK | 0o777, ctx)
-        make = partial(os.symlink, target, name)
-        return await self._make_named(at, name, parent_inode, ctx, lambda at: make(dir_fd=at.fd))
+
+        def make(at: Entered) -> None:
+            calls.symlink(at.credentials, at.fd, name, target)
+
+        return await self._make_named(at, name, parent_inode, ctx, make)
 
     @answers
     async def create(
@@ -271,36 +269,36 @@ class Names(Core):
         at = await self._enter_to_make(parent_inode, name, mode, ctx)
 
         def work(at: Entered) -> tuple[int, int, bool]:
-            fd = self._create(at, name, mode, flags)
+            fd = self._create(at, name, mode, flags, ctx.umask)
             path_fd, is_there = -1, False
             if at.obj.filesystem.far:
                 with contextlib.suppress(OSError):  # as in `_make_named`
-                    path_fd = os.open(f"/proc/self/fd/{fd}", os.O_PATH | os.O_CLOEXEC)
+                    path_fd = calls.find_again(fd)
                     self.nodes.ask(path_fd)
-                    is_there = exactly.leads_to(at.fd, name, path_fd)
+                    is_there = exactly.leads_to(at.credentials, at.fd, name, path_fd)
             return fd, path_fd, is_there
 
-        fd, path_fd, is_there = await self._make(at, ctx, work)
+        fd, path_fd, is_there = await self._do(at, work)
         try:
             at = await self._again(at, parent_inode, ctx)
             if path_fd < 0:
-                path_fd = self._with_room(os.open, f"/proc/self/fd/{fd}", os.O_PATH | os.O_CLOEXEC)
+                path_fd = self._with_room(calls.find_again, fd)
             taken, path_fd = path_fd, -1
             entry = self._made_as(at, name, taken, is_there=is_there)
         except BaseException:
-            os.close(fd)
+            calls.close(fd)
             if path_fd >= 0:
-                os.close(path_fd)
+                calls.close(path_fd)
             raise
         obj = self.nodes.get(entry.st_ino)
         made = at._replace(obj=obj, info=obj.filesystem.stat(fd))
         fh = self._opened(fd, made, as_opener=True, flags=flags)
         return FileInfo(fh=fh, keep_cache=False), entry
 
-    def _create(self, at: Entered, name: bytes, mode: int, flags: int) -> int:
+    def _create(self, at: Entered, name: bytes, mode: int, flags: int, umask: int) -> int:
         how = reopen_flags(flags)
         try:
-            return self._with_room(os.open, name, how | os.O_CREAT | os.O_EXCL, stat.S_IMODE(mode), dir_fd=at.fd)
+            return self._with_room(calls.create, at.credentials, at.fd, name, how, stat.S_IMODE(mode), umask)
         except FileExistsError:
             if flags & os.O_EXCL:
                 raise
@@ -308,14 +306,13 @@ class Names(Core):
             if self._is_hidden(at, name):
                 raise FUSEError(errno.EACCES) from None
             path_fd, info = self._find(at, name)
-            at.assume()
             try:
                 if not stat.S_ISREG(info.st_mode):
                     # Opening a FIFO would wait, with everybody; at this error the kernel looks the name up again.
                     raise Stale from None
-                return self._with_room(open_again, path_fd, flags)
+                return self._with_room(open_again, at.credentials, path_fd, flags)
             finally:
-                os.close(path_fd)
+                calls.close(path_fd)
 
     @answers
     async def link(
@@ -329,28 +326,28 @@ class Names(Core):
         await self._enter(inode, ctx)
         at = await self._enter(new_parent_inode, ctx)
         obj = self.nodes.get(inode)
-        source = self._with_room(os.dup, self.nodes.fd(obj))
+        source = self._with_room(calls.dup, self.nodes.fd(obj))
 
         def work(at: Entered) -> bool:
-            os.link(f"/proc/self/fd/{source}", new_name, dst_dir_fd=at.fd, follow_symlinks=True)
+            calls.link(at.credentials, source, at.fd, new_name)
             if not at.obj.filesystem.far:
                 return False
             with contextlib.suppress(OSError):  # the link is there
                 self.nodes.ask(source)
-                return exactly.leads_to(at.fd, new_name, source)
+                return exactly.leads_to(at.credentials, at.fd, new_name, source)
             return False
 
         try:
-            is_there = await self._make(at, ctx, work)
+            is_there = await self._do(at, work)
         finally:
-            os.close(source)
+            calls.close(source)
         self.cache.forget(obj)  # all may know it by the old name; of the new one, a policy may think otherwise
         at = await self._again(at, new_parent_inode, ctx)
-        return self._made_as(at, new_name, self._with_room(os.dup, self.nodes.fd(obj)), is_there=is_there)
+        return self._made_as(at, new_name, self._with_room(calls.dup, self.nodes.fd(obj)), is_there=is_there)
 
     # -- removing ----------------------------------------------------------------------------------
 
-    async def _remove(self, call: Callable[..., Any], inode: InodeT, name: bytes, ctx: RequestContext) -> None:
+    async def _remove(self, call: _Remove, inode: InodeT, name: bytes, ctx: RequestContext) -> None:
         if self._is_top(inode):
             raise FUSEError(errno.EROFS)
         at = await self._enter(inode, ctx)
@@ -367,18 +364,18 @@ class Names(Core):
                 self.cache.removed(self.nodes.known(seen, at.obj))
                 return
             finally:
-                os.close(seen)
+                calls.close(seen)
         raise Stale
 
     @answers
     async def unlink(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
         """See unlink(2); ENOENT for a hidden name."""
-        await self._remove(os.unlink, parent_inode, name, ctx)
+        await self._remove(calls.unlink, parent_inode, name, ctx)
 
     @answers
     async def rmdir(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
         """See rmdir(2); ENOENT for a hidden name, ENOTEMPTY where only hidden entries are left."""
-        await self._remove(os.rmdir, parent_inode, name, ctx)
+        await self._remove(calls.rmdir, parent_inode, name, ctx)
 
     @answers
     async def rename(
@@ -407,18 +404,18 @@ class Names(Core):
         old_fd = self.nodes.fd(old_obj)
         old = new._replace(obj=old_obj, fd=old_fd, info=old_obj.filesystem.stat(old_fd))
         with contextlib.ExitStack() as stack:
-            source = self._with_room(os.dup, old.fd)
-            stack.callback(os.close, source)
+            source = self._with_room(calls.dup, old.fd)
+            stack.callback(calls.close, source)
             if not new.view.judges or new.who is INSIDER:
                 await self._do(new, lambda new: self._rename(source, name_old, new, name_new, flags))
             else:
                 old, seen, _ = await self._find_late(old, name_old, parent_inode_old, ctx)
-                stack.callback(os.close, seen)
+                stack.callback(calls.close, seen)
                 new = await self._again(new, parent_inode_new, ctx)
                 exactly_ = partial(self._rename_exactly, source, name_old, seen, name_new=name_new, flags=flags)
                 replaced = await self._do(new, exactly_)
                 if replaced is not None:
-                    stack.callback(os.close, replaced)
+                    stack.callback(calls.close, replaced)
                     self.cache.removed(self.nodes.known(replaced, new.obj))
         new = await self._again(new, parent_inode_new, ctx)
         await self._moved(new, name_new)
@@ -427,11 +424,7 @@ class Names(Core):
 
     @staticmethod
     def _rename(source: int, name_old: bytes, new: Entered, name_new: bytes, flags: int) -> None:
-        new.assume()
-        if flags:
-            linux.renameat2(source, name_old, new.fd, name_new, flags)
-        else:
-            os.rename(name_old, name_new, src_dir_fd=source, dst_dir_fd=new.fd)
+        calls.rename(new.credentials, source, name_old, new.fd, name_new, flags)
 
     def _rename_exactly(
         self, source: int, name_old: bytes, seen: int, new: Entered, *, name_new: bytes, flags: int
@@ -439,10 +432,10 @@ class Names(Core):
         """Rename, and replace nothing but what the caller sees, which is returned (O_PATH)."""
         if not flags:
             look = partial(self._look_at_target, new, name_new, errno.EACCES)
-            return exactly.rename(source, name_old, new.fd, name_new, seen, look, new.assume)
+            return exactly.rename(new.credentials, source, name_old, new.fd, name_new, seen, look)
         there = self._look_at_target(new, name_new, errno.EEXIST if flags & linux.RENAME_NOREPLACE else errno.ENOENT)
         if there is not None:
-            os.close(there)
+            calls.close(there)
         self._rename(source, name_old, new, name_new, flags)
         return None
 
@@ -452,22 +445,20 @@ class Names(Core):
         Raises:
             FUSEError: it is hidden: `if_hidden`.
         """
-        linux.assume(linux.ROOT)
         try:
-            fd = self._open_as_it_is(at.fd, name)
+            fd = self._open_as(linux.ROOT, at.fd, name)
         except FileNotFoundError:
             return None
         try:
             if not sees(at.view, at.who, name, self.nodes.stat(fd), fd):
                 raise FUSEError(if_hidden)
         except BaseException:
-            os.close(fd)
+            calls.close(fd)
             raise
         return fd
 
     def _open_as_root(self, at: Entered, name: bytes) -> int:
-        linux.assume(linux.ROOT)
-        return self._open_as_it_is(at.fd, name)
+        return self._open_as(linux.ROOT, at.fd, name)
 
     async def _moved(self, to: Entered, name: bytes) -> None:
         try:

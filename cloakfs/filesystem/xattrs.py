@@ -3,8 +3,7 @@
 import errno
 import os
 import stat
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 from pyfuse3 import FUSEError, InodeT, RequestContext, XAttrNameT
 
@@ -12,25 +11,14 @@ from .. import acl, linux
 from ..above import QUESTION
 from ..nodes import Stale
 from ..policy import Attrs
+from ..tree import calls
 from .core import Core, Entered, answers
-
-_T = TypeVar("_T")
-
-
-def _as_caller(at: Entered, call: Callable[..., _T], *args: Any) -> _T:
-    """Make a call on the object, as the caller, who has the privileges over `trusted.` and `security.` names only as
-    uid 0."""
-    at.assume()
-    path = f"/proc/self/fd/{at.fd}"
-    if at.who.uid != 0:
-        return call(path, *args)
-    with linux.raised(linux.CAP_SYS_ADMIN, linux.CAP_SETFCAP):
-        return call(path, *args)
 
 
 def _capability(at: Entered) -> bytes:
-    at.assume()
-    return os.getxattr(f"/proc/self/fd/{at.fd}", "security.capability")
+    # No permission is needed for it (xattr(7)), where nobody but this machine's kernel is asked.
+    who = linux.ROOT if at.obj.filesystem.plain else at.credentials
+    return calls.peek_xattr(who, at.fd, "security.capability")
 
 
 class ExtendedAttributes(Core):
@@ -67,7 +55,7 @@ class ExtendedAttributes(Core):
             if name == b"security.capability":
                 # The kernel asks before every write. Everybody may know.
                 return await self._do(at, _capability)
-            value = await self._do(at, lambda at: _as_caller(at, os.getxattr, name))
+            value = await self._do(at, lambda at: calls.getxattr(at.credentials, at.fd, name))
         except OSError as exc:
             if exc.errno != errno.EOPNOTSUPP or name not in acl.XATTRS:
                 raise
@@ -98,21 +86,21 @@ class ExtendedAttributes(Core):
                 value = at.view.acl_in(value)
             except ValueError:
                 raise FUSEError(errno.EINVAL) from None
-        await self._do(at, lambda at: _as_caller(at, os.setxattr, name, value))
+        await self._do(at, lambda at: calls.setxattr(at.credentials, at.fd, name, value))
         await self._changed(at)
 
     @answers
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:
         """See listxattr(2)."""
         at = await self._enter_object(inode, ctx)
-        names = await self._do(at, lambda at: _as_caller(at, os.listxattr))
+        names = await self._do(at, lambda at: calls.listxattr(at.credentials, at.fd))
         return [XAttrNameT(os.fsencode(name)) for name in names]
 
     @answers
     async def removexattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> None:
         """See removexattr(2)."""
         at = await self._enter_object(inode, ctx)
-        await self._do(at, lambda at: _as_caller(at, os.removexattr, name))
+        await self._do(at, lambda at: calls.removexattr(at.credentials, at.fd, name))
         await self._changed(at)
 
     async def _changed(self, at: Entered) -> None:
