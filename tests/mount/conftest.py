@@ -94,12 +94,16 @@ def figures_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[__name__], "COMMAND", command_with(patch))
 
 
-def told() -> None:
+def told(mount: str | None = None) -> None:
     """Let the daemon hear of a change behind the mount, and attributes expire that are remembered for an instant.
 
-    In an idle daemon it takes 5 ms at most; the machine may have other things to do.
+    In an idle daemon it takes 5 ms at most; the machine may have other things to do. With a `mount`, the time passes
+    only as its daemon gets to run: it answers a request now and then.
     """
-    time.sleep(0.05)
+    for _ in range(10):
+        time.sleep(0.005)
+        if mount is not None:
+            os.statvfs(mount)
 
 
 def run(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:

@@ -196,7 +196,7 @@ class TwoTrees(RuleBasedStateMachine):
         self.held: list[Held] = []
         self.looks = 0
         if world.views:
-            told()
+            told(world.mount.path)
 
     def top(self, party: Party) -> str:
         """Where the caller finds the tree."""
@@ -235,7 +235,7 @@ class TwoTrees(RuleBasedStateMachine):
             f"{party.ids}: {request}: {_said(got)}, expected {_said(expected)}"
         )
         if self.world.views:
-            told()  # what one view changed is behind the others' backs
+            told(self.world.mount.path)  # what one view changed is behind the others' backs
 
     def _is_fifo(self, party: Party, request: Request) -> bool:
         try:
@@ -369,7 +369,7 @@ class TwoTrees(RuleBasedStateMachine):
     def behind(self, request: Request) -> None:
         """The server's root changes something on the real tree itself."""
         assert oracle.outcome(self.real, request) == oracle.outcome(self.model, request)
-        told()
+        told(self.world.mount.path)
 
     @rule(path=st.sampled_from("ab"), ids=owners)
     def give_away_the_top(self, path: str, ids: tuple[int, int]) -> None:
