@@ -4,10 +4,11 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
-from . import linux, mounts
+from . import linux
 from .above import INSIDE, QUESTION
 from .control import Conversation, DaemonError
 from .ids import ServerId
+from .linux import mountinfo
 from .mounted import Mounted, all_mounted
 from .mountpoint import MountError
 from .tree import calls
@@ -31,7 +32,7 @@ def find_below(source: str) -> "Below | None":
     except OSError as exc:
         raise MountError(f"{source}: {exc.strerror}") from exc
     try:
-        place = mounts.by_id().get(mounts.id_of(fd))
+        place = mountinfo.by_id().get(mountinfo.id_of(fd))
         if place is None or place.kind not in KINDS:
             return None
         mount = next((mount for mount in all_mounted() if mount.device == place.device), None)

@@ -18,7 +18,7 @@ from typing import TextIO
 import pyfuse3
 import trio
 
-from . import connection, linux, loop, mountpoint, mounts
+from . import linux, loop, mountpoint
 from .below import find_below
 from .cleanup import CleanUp
 from .config.errors import ExportsError
@@ -27,6 +27,7 @@ from .control import Control, socket_of
 from .filesystem import Filesystem, kernelcache
 from .groups import group_source
 from .index import Index
+from .linux import fuseconnection, mountinfo
 from .mounted import STATE_DIR, Told, all_mounted, mount_key
 from .mountpoint import Attached, MountError, MountWords
 from .nodes import Nodes
@@ -178,7 +179,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         stack.enter_context(_late_answers_untold(attached.session))
         abort = -1
         with contextlib.suppress(OSError):
-            abort = connection.open_abort(attached.device)
+            abort = fuseconnection.open_abort(attached.device)
             stack.callback(os.close, abort)
         # Root's own privileges would lift quotas and reserved blocks for everybody, open `trusted.` names, and let
         # everybody give programs capabilities. (Those that setfsuid(2) takes away are not among these.)
@@ -189,7 +190,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         finally:
             linux.assume(linux.ROOT)
             if abort >= 0:
-                connection.abort(abort)  # a thread may still have the session, and wait in the kernel
+                fuseconnection.abort(abort)  # a thread may still have the session, and wait in the kernel
             # In this order: the last one to let go of a mount with a block device waits for an answer of the session.
             pyfuse3.close(unmount=False)
             attached.detach_dead()
@@ -240,7 +241,9 @@ def _served_already(settings: Settings) -> str:
     """Why there can be no second mount of the same tree at the same place."""
     pair = settings.source, settings.target
     daemon = next((mount for mount in all_mounted() if (mount.source, mount.target) == pair), None)
-    places = {place.path for place in mounts.by_id().values() if daemon is not None and place.device == daemon.device}
+    places = {
+        place.path for place in mountinfo.by_id().values() if daemon is not None and place.device == daemon.device
+    }
     if daemon is None or settings.target in places:
         return f"{settings.target}: {settings.source} is mounted there already (cloakfs umount {settings.target})"
     if places:
@@ -326,7 +329,7 @@ def _refuse_to_serve_itself(settings: Settings) -> None:
     Raises:
         MountError: the new mount is to be seen below the source.
     """
-    places = [(place.device, place.path) for place in mounts.by_id().values()]
+    places = [(place.device, place.path) for place in mountinfo.by_id().values()]
     device = next((device for device, path in reversed(places) if path == settings.target), None)
     inside = settings.source.rstrip("/") + "/"
     for other, path in places:

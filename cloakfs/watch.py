@@ -44,8 +44,9 @@ from collections.abc import AsyncGenerator, Callable
 
 import trio
 
-from . import fanotify, linux, mounts
-from .fanotify import Event
+from . import linux
+from .linux import fanotify, mountinfo
+from .linux.fanotify import Event
 
 _MASK = (
     fanotify.FAN_ATTRIB
@@ -190,7 +191,7 @@ class Watch:
 
 async def mounts_changed() -> AsyncGenerator[None, None]:
     """Something was mounted or unmounted somewhere, for ever (proc_pid_mounts(5)); the first time at once."""
-    with open(mounts.TABLE, "rb") as table, select.epoll() as poll:
+    with open(mountinfo.TABLE, "rb") as table, select.epoll() as poll:
         poll.register(table, select.EPOLLPRI)
         yield
         while True:

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 import trio
 
-from cloakfs import fanotify, linux
-from cloakfs.fanotify import Event
+from cloakfs import linux
 from cloakfs.ids import ServerId
+from cloakfs.linux import fanotify
+from cloakfs.linux.fanotify import Event
 from cloakfs.watch import Watch
 from tests.agents import User, write
 from tests.mount.conftest import Mount
