@@ -28,7 +28,7 @@ def find_below(source: str) -> "Below | None":
         MountError: it does not.
     """
     try:
-        fd = os.open(source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = calls.find_top(source)
     except OSError as exc:
         raise MountError(f"{source}: {exc.strerror}") from exc
     try:
@@ -42,7 +42,7 @@ def find_below(source: str) -> "Below | None":
     except (DaemonError, OSError) as exc:
         raise MountError(f"{source}: {exc.strerror if isinstance(exc, OSError) else exc}") from exc
     finally:
-        os.close(fd)
+        calls.close(fd)
 
 
 def _lie_over(mount: Mounted, source: int) -> "Below":
@@ -54,8 +54,8 @@ def _lie_over(mount: Mounted, source: int) -> "Below":
                 f"mount {mount.source} instead"
             )
         linux.act_for_nobody_as(INSIDE)
-        linux.assume(linux.ROOT)
-        return Below(mount.target, lower, os.fstat(source).st_dev)
+        linux.act_as_daemon()
+        return Below(mount.target, lower, calls.fstat(source).st_dev)
     except BaseException:
         lower.close()
         raise

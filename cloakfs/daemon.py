@@ -188,7 +188,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         try:
             trio.run(_Daemon(settings, filesystem, index, told, control, watch, attached, ready).run)
         finally:
-            linux.assume(linux.ROOT)
+            linux.act_as_daemon()
             if abort >= 0:
                 fuseconnection.abort(abort)  # a thread may still have the session, and wait in the kernel
             # In this order: the last one to let go of a mount with a block device waits for an answer of the session.
@@ -426,10 +426,10 @@ class _Daemon:
             await trio.sleep(_IDLE_SECONDS)
             nodes = self._filesystem.nodes
             nodes.close_idle()
-            linux.assume(linux.ROOT)
+            linux.act_as_daemon()
             look = nodes.sweep()
             nodes.swept(await trio.to_thread.run_sync(look, abandon_on_cancel=True))
-            linux.assume(linux.ROOT)
+            linux.act_as_daemon()
             self._index.tidy()
             self._told.work(self._filesystem.requests, self._filesystem.reader.state())
             try:
@@ -438,7 +438,7 @@ class _Daemon:
                 log.exception("the index could not be tidied; it grows until it can")
 
     def _checkpoint(self) -> None:
-        linux.assume(linux.ROOT)
+        linux.act_as_daemon()
         self._index.checkpoint()
 
     async def _obey(self, signals: AsyncIterator[int], tasks: Tasks) -> None:
@@ -463,12 +463,12 @@ class _Daemon:
         pyfuse3.terminate()
 
     def _detach(self) -> None:
-        linux.assume(linux.ROOT)  # a new thread begins as whoever was served last, who may not get to the mount point
+        linux.act_as_daemon()  # a new thread begins as whoever was served last, who may not get to the mount point
         self._attached.detach()
 
     def _reload(self) -> None:
         """Take over changed options and a changed plug-in, all of it or, if anything is wrong, nothing."""
-        linux.assume(linux.ROOT)
+        linux.act_as_daemon()
         reread = self._settings.reread
         if reread is None and not is_in_file(self._settings.options.policy):
             log.warning("%s: nothing to reload: the options came from the command line", self._settings.target)

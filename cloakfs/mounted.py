@@ -99,7 +99,7 @@ class Told:
         self._write()
 
     def __exit__(self, *exc: object) -> None:
-        linux.assume(linux.ROOT)
+        linux.act_as_daemon()
         with contextlib.suppress(OSError):
             os.unlink(self._path)
 

@@ -101,6 +101,11 @@ def filesystem(fd: int) -> tuple[int, int]:
     return magic, fsid
 
 
+def read(group: int, size: int) -> bytes:
+    """What has happened, as the kernel tells it, for `parse`; BlockingIOError if nothing has."""
+    return os.read(group, size)
+
+
 def parse(raw: bytes, own: int) -> list[Event]:
     """The events that were read; of those caused by the process `own`, only changes of directories themselves.
 

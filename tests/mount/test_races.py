@@ -45,7 +45,7 @@ def race(module, call):
         before = linux.credentials._thread.who
         if {first}:
             result = real(*args, **kwargs)
-        linux.assume(linux.ROOT)
+        linux.act_as_daemon()
         change({tree!r})
         if before is not None:
             linux.assume(before)

@@ -392,7 +392,7 @@ def test_privileges_are_raised_only_to_add(base: str, watch: Watch, other: User)
             write(f"{two}/own", b"")
             assert [(event.mask, event.name) for event in watch.read()] == [(ATTRIB | ONDIR, b".")] * 2
         finally:
-            linux.assume(linux.ROOT)
+            linux.act_as_daemon()
             linux.set_effective_capabilities(before)
             os.close(fd)
 
