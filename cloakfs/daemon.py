@@ -417,7 +417,7 @@ class _Daemon:
     async def _keep_index(self) -> None:
         while True:
             await trio.sleep(_COMMIT_SECONDS)
-            linux.assume(linux.ROOT)
+            linux.act_as_daemon()
             with contextlib.suppress(sqlite3.Error):  # which is logged, and told whoever asks for a number next
                 self._index.commit()
 
