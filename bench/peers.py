@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cloakfs import mounts
 from cloakfs.control import socket_of
+from cloakfs.linux import mountinfo
 from cloakfs.mounted import RUN_DIR, STATE_DIR, mount_key
 
 from .cli import OWN_COMMAND
@@ -200,7 +200,7 @@ VARIANTS = {"cloakfs map", "cloakfs cloak", FEW, f"{BOTH} 100"}
 
 def is_mounted(path: str) -> bool:
     """Is something mounted right there?"""
-    return path in mounts.by_path()
+    return path in mountinfo.by_path()
 
 
 def unmount(path: str) -> None:

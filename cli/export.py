@@ -17,10 +17,10 @@ import click
 import trio
 from rich.table import Table
 
-from cloakfs import process
 from cloakfs.config.errors import Location
 from cloakfs.config.files import files_of, read_all
 from cloakfs.config.options import Export
+from cloakfs.linux import process
 from cloakfs.mounted import RUN_DIR, STATE_DIR
 from cloakfs.nfs import ganesha, knfsd, leftover
 from cloakfs.nfs.ganesha_server import GaneshaServer, exports_of

@@ -8,7 +8,7 @@ from datetime import datetime
 import click
 from rich.filesize import decimal
 
-from cloakfs import mounts as mount_table
+from cloakfs.linux import mountinfo
 from cloakfs.mounted import Mounted, dead, mounted
 
 from .common import fail, printable
@@ -41,7 +41,7 @@ def status(mountpoints: tuple[str, ...], *, as_json: bool) -> None:
         if mountpoints and refusal:
             fail(f"{path}: {refusal}", 1)
     mounts = [there[path] for path in wanted]
-    words = {place.device: place.words for place in mount_table.by_id().values()}
+    words = {place.device: place.words for place in mountinfo.by_id().values()}
     left = [] if mountpoints else [place.path for place in dead()]
     if as_json:
         told = [

@@ -80,7 +80,7 @@ def _columns(
     if only and not (client_users or server_users):
         fail("--only: of whom? name somebody with --as or --as-server", 2)
     if not only:
-        for uid in why.owners(look.path):
+        for uid in why.owners(look.source, look.names):
             label, who = _owner(uid, look.options.anongid)
             columns[label] = who
     for text in server_users:

@@ -5,7 +5,8 @@ import os
 
 import click
 
-from cloakfs import linux, mounts, process
+from cloakfs import linux
+from cloakfs.linux import mountinfo, process
 from cloakfs.mounted import Mounted, all_mounted
 from cloakfs.unmount import KINDS
 
@@ -43,7 +44,7 @@ def umount(mountpoint: str, *, lazy: bool) -> None:
     except OSError as exc:
         hint = "; who uses it? (fuser -vm), or --lazy" if exc.errno == errno.EBUSY else ""
         fail(f"{top.path}: {exc.strerror}{hint}", 1)
-    others = [place.path for place in mounts.by_id().values() if place.device == top.device and place.kind in KINDS]
+    others = [place.path for place in mountinfo.by_id().values() if place.device == top.device and place.kind in KINDS]
     if daemon is not None and others:
         fail(
             f"{top.path}: unmounted, but its daemon (process {daemon.pid}) goes on: the same view is mounted at "
@@ -54,9 +55,9 @@ def umount(mountpoint: str, *, lazy: bool) -> None:
         _wait(top.path, daemon, held, lazy=lazy)
 
 
-def _mounted_at(path: str) -> mounts.Place | None:
+def _mounted_at(path: str) -> mountinfo.Place | None:
     """What is mounted at `path`, on top of what may be mounted there as well."""
-    return next((place for place in reversed(mounts.by_id().values()) if place.path == path), None)
+    return next((place for place in reversed(mountinfo.by_id().values()) if place.path == path), None)
 
 
 def _wait(path: str, daemon: Mounted, held: int, *, lazy: bool) -> None:

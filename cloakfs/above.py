@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from . import linux
 from .ids import ClientId, ServerId
+from .linux import process
 from .mapping import MAX_ID
 
 INSIDE = linux.Credentials(ServerId(0), ServerId(MAX_ID), ())
@@ -31,7 +32,7 @@ class Above:
     """Who is let in."""
 
     def __init__(self) -> None:
-        self._threads: dict[int, int] = {}  # /proc/PID/task, open: it never tells of another process with the same id
+        self._threads: set[int] = set()  # as from `process.open_threads`
 
     @contextlib.contextmanager
     def let_in(self, pid: int) -> Iterator[None]:
@@ -40,21 +41,16 @@ class Above:
         Raises:
             OSError: it has ended.
         """
-        linux.assume(linux.ROOT)  # /proc may be mounted with hidepid
-        fd = os.open(f"/proc/{pid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._threads[fd] = pid
+        fd = process.open_threads(pid)
+        self._threads.add(fd)
         try:
             yield
         finally:
-            del self._threads[fd]
+            self._threads.remove(fd)
             os.close(fd)
 
     def asks(self, uid: ClientId, gid: ClientId, tid: int, *, for_attributes: bool) -> bool:
         """Is this a request that one of them makes for itself?"""
         if not self._threads or not (for_attributes or (uid, gid) == _IDS_BELOW):
             return False
-        for threads in self._threads:
-            with contextlib.suppress(OSError):
-                os.stat(str(tid), dir_fd=threads)
-                return True
-        return False
+        return any(process.has_thread(threads, tid) for threads in self._threads)

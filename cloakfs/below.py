@@ -4,10 +4,11 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
-from . import linux, mounts
+from . import linux
 from .above import INSIDE, QUESTION
 from .control import Conversation, DaemonError
 from .ids import ServerId
+from .linux import mountinfo
 from .mounted import Mounted, all_mounted
 from .mountpoint import MountError
 from .tree import calls
@@ -27,11 +28,11 @@ def find_below(source: str) -> "Below | None":
         MountError: it does not.
     """
     try:
-        fd = os.open(source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = calls.find_top(source)
     except OSError as exc:
         raise MountError(f"{source}: {exc.strerror}") from exc
     try:
-        place = mounts.by_id().get(mounts.id_of(fd))
+        place = mountinfo.by_id().get(mountinfo.id_of(fd))
         if place is None or place.kind not in KINDS:
             return None
         mount = next((mount for mount in all_mounted() if mount.device == place.device), None)
@@ -41,7 +42,7 @@ def find_below(source: str) -> "Below | None":
     except (DaemonError, OSError) as exc:
         raise MountError(f"{source}: {exc.strerror if isinstance(exc, OSError) else exc}") from exc
     finally:
-        os.close(fd)
+        calls.close(fd)
 
 
 def _lie_over(mount: Mounted, source: int) -> "Below":
@@ -53,8 +54,8 @@ def _lie_over(mount: Mounted, source: int) -> "Below":
                 f"mount {mount.source} instead"
             )
         linux.act_for_nobody_as(INSIDE)
-        linux.assume(linux.ROOT)
-        return Below(mount.target, lower, os.fstat(source).st_dev)
+        linux.act_as_daemon()
+        return Below(mount.target, lower, calls.fstat(source).st_dev)
     except BaseException:
         lower.close()
         raise

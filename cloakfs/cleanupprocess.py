@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 
-from . import connection, mounts, process
+from .linux import fuseconnection, mountinfo, process
 from .unmount import KINDS, detach_dead
 
 NAME = "cloakfs-cleanup"
@@ -46,9 +46,9 @@ def main() -> None:
 def _abort(number: int, device: str) -> None:
     """End the connection, unless the mount is off the tree already, and so cannot be told from another one."""
     with contextlib.suppress(OSError):
-        abort = connection.open_abort(device)
+        abort = fuseconnection.open_abort(device)
         if _place(number, device) is not None:
-            connection.abort(abort)
+            fuseconnection.abort(abort)
         os.close(abort)
 
 
@@ -59,8 +59,8 @@ def _take_off(number: int, device: str) -> None:
         detach_dead(place.path, number)
 
 
-def _place(number: int, device: str) -> mounts.Place | None:
-    place = mounts.by_id().get(number)
+def _place(number: int, device: str) -> mountinfo.Place | None:
+    place = mountinfo.by_id().get(number)
     return place if place is not None and place.device == device and place.kind in KINDS else None
 
 

@@ -18,7 +18,7 @@ from typing import TextIO
 import pyfuse3
 import trio
 
-from . import connection, linux, loop, mountpoint, mounts
+from . import linux, loop, mountpoint
 from .below import find_below
 from .cleanup import CleanUp
 from .config.errors import ExportsError
@@ -27,6 +27,7 @@ from .control import Control, socket_of
 from .filesystem import Filesystem, kernelcache
 from .groups import group_source
 from .index import Index
+from .linux import fuseconnection, mountinfo
 from .mounted import STATE_DIR, Told, all_mounted, mount_key
 from .mountpoint import Attached, MountError, MountWords
 from .nodes import Nodes
@@ -178,7 +179,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         stack.enter_context(_late_answers_untold(attached.session))
         abort = -1
         with contextlib.suppress(OSError):
-            abort = connection.open_abort(attached.device)
+            abort = fuseconnection.open_abort(attached.device)
             stack.callback(os.close, abort)
         # Root's own privileges would lift quotas and reserved blocks for everybody, open `trusted.` names, and let
         # everybody give programs capabilities. (Those that setfsuid(2) takes away are not among these.)
@@ -187,9 +188,9 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         try:
             trio.run(_Daemon(settings, filesystem, index, told, control, watch, attached, ready).run)
         finally:
-            linux.assume(linux.ROOT)
+            linux.act_as_daemon()
             if abort >= 0:
-                connection.abort(abort)  # a thread may still have the session, and wait in the kernel
+                fuseconnection.abort(abort)  # a thread may still have the session, and wait in the kernel
             # In this order: the last one to let go of a mount with a block device waits for an answer of the session.
             pyfuse3.close(unmount=False)
             attached.detach_dead()
@@ -240,7 +241,9 @@ def _served_already(settings: Settings) -> str:
     """Why there can be no second mount of the same tree at the same place."""
     pair = settings.source, settings.target
     daemon = next((mount for mount in all_mounted() if (mount.source, mount.target) == pair), None)
-    places = {place.path for place in mounts.by_id().values() if daemon is not None and place.device == daemon.device}
+    places = {
+        place.path for place in mountinfo.by_id().values() if daemon is not None and place.device == daemon.device
+    }
     if daemon is None or settings.target in places:
         return f"{settings.target}: {settings.source} is mounted there already (cloakfs umount {settings.target})"
     if places:
@@ -326,7 +329,7 @@ def _refuse_to_serve_itself(settings: Settings) -> None:
     Raises:
         MountError: the new mount is to be seen below the source.
     """
-    places = [(place.device, place.path) for place in mounts.by_id().values()]
+    places = [(place.device, place.path) for place in mountinfo.by_id().values()]
     device = next((device for device, path in reversed(places) if path == settings.target), None)
     inside = settings.source.rstrip("/") + "/"
     for other, path in places:
@@ -414,7 +417,7 @@ class _Daemon:
     async def _keep_index(self) -> None:
         while True:
             await trio.sleep(_COMMIT_SECONDS)
-            linux.assume(linux.ROOT)
+            linux.act_as_daemon()
             with contextlib.suppress(sqlite3.Error):  # which is logged, and told whoever asks for a number next
                 self._index.commit()
 
@@ -423,10 +426,10 @@ class _Daemon:
             await trio.sleep(_IDLE_SECONDS)
             nodes = self._filesystem.nodes
             nodes.close_idle()
-            linux.assume(linux.ROOT)
+            linux.act_as_daemon()
             look = nodes.sweep()
             nodes.swept(await trio.to_thread.run_sync(look, abandon_on_cancel=True))
-            linux.assume(linux.ROOT)
+            linux.act_as_daemon()
             self._index.tidy()
             self._told.work(self._filesystem.requests, self._filesystem.reader.state())
             try:
@@ -435,7 +438,7 @@ class _Daemon:
                 log.exception("the index could not be tidied; it grows until it can")
 
     def _checkpoint(self) -> None:
-        linux.assume(linux.ROOT)
+        linux.act_as_daemon()
         self._index.checkpoint()
 
     async def _obey(self, signals: AsyncIterator[int], tasks: Tasks) -> None:
@@ -460,12 +463,12 @@ class _Daemon:
         pyfuse3.terminate()
 
     def _detach(self) -> None:
-        linux.assume(linux.ROOT)  # a new thread begins as whoever was served last, who may not get to the mount point
+        linux.act_as_daemon()  # a new thread begins as whoever was served last, who may not get to the mount point
         self._attached.detach()
 
     def _reload(self) -> None:
         """Take over changed options and a changed plug-in, all of it or, if anything is wrong, nothing."""
-        linux.assume(linux.ROOT)
+        linux.act_as_daemon()
         reread = self._settings.reread
         if reread is None and not is_in_file(self._settings.options.policy):
             log.warning("%s: nothing to reload: the options came from the command line", self._settings.target)

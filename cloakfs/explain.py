@@ -4,22 +4,23 @@ The steps are asked of the same view that a mount would ask, so that they cannot
 kernel is asked for permissions as somebody else.
 """
 
-import contextlib
 import os
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import trio
 
-from . import linux
 from .caller import Caller, ClientCaller
 from .cloak import Verdict
 from .door import attrs_of, credentials, subject
 from .groups import group_source
 from .ids import ClientId, ServerId
+from .linux import ROOT, act_as_daemon
 from .mapping import Kind
 from .policy import Attrs, Policy, is_built_in
+from .tree import calls
 from .view import View
 
 READ, WRITE, EXECUTE = 4, 2, 1
@@ -156,7 +157,7 @@ class Step:
 
 def judge(view: View, who: Caller, name: str, fd: int, *, is_root: bool = False) -> Step:
     """How `who` (server ids) meets the object that `fd` (O_PATH) refers to."""
-    info = linux.fstat(fd)
+    info = calls.fstat(fd)
     attrs = attrs_of(os.fsencode(name), info, fd)
     shown = view.show(attrs)
     policy = view.policy
@@ -167,9 +168,9 @@ def judge(view: View, who: Caller, name: str, fd: int, *, is_root: bool = False)
     reason = _reason(policy, who, attrs, verdicts, is_root=is_root, is_shown=shown is not None)
     if below is not None and not is_shown_below:
         reason = f"hidden by the mount below, {below.path}"
-    linux.assume(credentials(who))
-    permissions = sum(mode for mode in (READ, WRITE, EXECUTE) if linux.may_access(fd, mode))
-    linux.assume(linux.ROOT)
+    asks = credentials(who)
+    permissions = sum(mode for mode in (READ, WRITE, EXECUTE) if calls.access(asks, fd, mode))
+    act_as_daemon()  # whoever wants to know goes on in this thread
     return Step(
         name,
         attrs.mode,
@@ -214,11 +215,6 @@ def describe(verdict: Verdict) -> str:
     return f"{verdict.definition} {does} it ({', '.join(met) or 'no bit of the mask'} met)"
 
 
-def _open(name: str, directory: int | None = None) -> int:
-    linux.assume(linux.ROOT)
-    return os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-
-
 def walk(source: str, names: list[str], view: View, who: Caller) -> list[Step]:
     """How `who` (server ids) meets the root of the export at `source`, and each component of a path below it.
 
@@ -227,17 +223,17 @@ def walk(source: str, names: list[str], view: View, who: Caller) -> list[Step]:
     Raises:
         OSError: there is no such path.
     """
-    fd = _open(source)
+    fd = calls.find_top(source)
     try:
         steps = [judge(view, who, "", fd, is_root=True)]
         for name in names:
-            below = _open(name, fd)
-            os.close(fd)
+            below = calls.find(ROOT, fd, name)
+            calls.close(fd)
             fd = below
             steps.append(judge(view, who, name, fd))
         return steps
     finally:
-        os.close(fd)
+        calls.close(fd)
 
 
 def visible(steps: list[Step]) -> bool:
@@ -278,44 +274,53 @@ def table(source: str, names: list[str], view: View, callers: list[Caller | None
     Raises:
         OSError: there is no such directory.
     """
-    path = os.path.join(source, *names)
     above = [None if who is None else walk(source, names, view, who) for who in callers]
     rows = []
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        for name in sorted(os.listdir(directory)):
-            try:
-                fd = _open(name, directory)
-            except FileNotFoundError:
-                continue  # just deleted
-            try:
-                info = linux.fstat(fd)
-                cells = [
-                    "-"
-                    if who is None or steps is None
-                    else cell([*steps, judge(view, who, name, fd)], read_only=read_only)
-                    for who, steps in zip(callers, above, strict=True)
-                ]
-            finally:
-                os.close(fd)
-            rows.append(Row(name, info.st_mode, info.st_uid, info.st_gid, tuple(cells)))
-    finally:
-        os.close(directory)
-    return rows
+    for name, fd in _entries(source, names):
+        info = calls.fstat(fd)
+        cells = [
+            "-" if who is None or steps is None else cell([*steps, judge(view, who, name, fd)], read_only=read_only)
+            for who, steps in zip(callers, above, strict=True)
+        ]
+        rows.append(Row(name, info.st_mode, info.st_uid, info.st_gid, tuple(cells)))
+    return sorted(rows)
 
 
-def owners(path: str) -> list[ServerId]:
+def owners(source: str, names: list[str]) -> list[ServerId]:
     """The uids that own something in a directory, in order.
 
     Raises:
         OSError: there is no such directory.
     """
-    uids = set()
-    with os.scandir(path) as entries:
-        for entry in entries:
-            with contextlib.suppress(FileNotFoundError):  # just deleted
-                uids.add(ServerId(entry.stat(follow_symlinks=False).st_uid))
-    return sorted(uids)
+    return sorted({calls.fstat(fd).st_uid for _, fd in _entries(source, names)})
+
+
+def _entries(source: str, names: list[str]) -> Iterator[tuple[str, int]]:
+    """What is in a directory: its names, each with a descriptor (O_PATH) that is open until the next one."""
+    fd = calls.find_top(source)
+    try:
+        for name in names:
+            below = calls.find(ROOT, fd, name)
+            calls.close(fd)
+            fd = below
+        directory = calls.open(ROOT, fd, os.O_RDONLY | os.O_DIRECTORY)
+    finally:
+        calls.close(fd)
+    try:
+        while batch := calls.getdents(ROOT, directory):
+            for entry, _, _ in batch:
+                if entry in (b".", b".."):
+                    continue
+                try:
+                    fd = calls.find(ROOT, directory, entry)
+                except FileNotFoundError:
+                    continue  # just deleted
+                try:
+                    yield os.fsdecode(entry), fd
+                finally:
+                    calls.close(fd)
+    finally:
+        calls.close(directory)
 
 
 def kind_of(mode: int) -> str:

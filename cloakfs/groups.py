@@ -13,6 +13,7 @@ import trio
 
 from . import linux
 from .ids import ClientId, ServerId
+from .linux import process
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +59,7 @@ class ProcessGroups:
     The thread waits for its answer, so its id cannot be reused meanwhile. A caller in a foreign pid namespace
     (pid 0), or one that is gone, has no groups: when in doubt, less.
 
-    Descriptors of the last threads are kept: to read again costs half of opening anew. Such a descriptor never tells
-    of another thread that got the same id (ESRCH).
+    Descriptors of the last threads are kept: to read again costs half of opening anew.
     """
 
     by_user = False
@@ -68,14 +68,14 @@ class ProcessGroups:
         self._kept: dict[int, int] = {}  # thread id -> descriptor
         self._parsed: dict[bytes, frozenset[ClientId]] = {}
         self._bytes = 0  # of the keys
-        self._reserve = os.open("/proc", os.O_PATH | os.O_CLOEXEC)  # for when there is no other descriptor to be had
+        self._reserve = os.eventfd(0)  # for when there is no other descriptor to be had
 
     def of_request(self, pid: int) -> frozenset[ClientId]:
         """See `GroupSource`."""
         if pid == 0:
             return frozenset()
         try:
-            line = self._line(self._kept[pid])
+            line = process.groups_in(self._kept[pid])
         except KeyError:
             line = None
         except ProcessLookupError:
@@ -98,7 +98,7 @@ class ProcessGroups:
 
     def _line_anew(self, pid: int) -> bytes:
         try:
-            return self._line(self._open(pid))
+            return process.groups_in(self._open(pid))
         except OSError as exc:
             if exc.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
@@ -109,32 +109,19 @@ class ProcessGroups:
             os.close(self._reserve)
             self._reserve = -1
         try:
-            return self._line(self._open(pid))
+            return process.groups_in(self._open(pid))
         finally:
             if pid in self._kept:
                 os.close(self._kept.pop(pid))
             with contextlib.suppress(OSError):
-                self._reserve = os.open("/proc", os.O_PATH | os.O_CLOEXEC)
+                self._reserve = os.eventfd(0)
 
     def _open(self, pid: int) -> int:
-        linux.assume(linux.ROOT)  # /proc may be mounted with hidepid
-        fd = os.open(f"/proc/{pid}/status", os.O_RDONLY | os.O_CLOEXEC)
+        fd = process.open_status(pid)
         if len(self._kept) >= _MOST_KEPT:
             os.close(self._kept.pop(next(iter(self._kept))))
         self._kept[pid] = fd
         return fd
-
-    @staticmethod
-    def _line(fd: int) -> bytes:
-        status = os.pread(fd, 1024, 0)
-        start = status.find(b"\nGroups:") + 8
-        if start < 8:
-            return b""
-        end = status.find(b"\n", start)
-        while end < 0 and (more := os.pread(fd, 65536, len(status))):
-            status += more  # somebody in a great many groups
-            end = status.find(b"\n", start)
-        return status[start:end]
 
     async def of_user(self, server_uid: ServerId) -> frozenset[ServerId]:
         """No groups from here."""
@@ -241,7 +228,7 @@ class DatabaseGroups:
 
 
 def _database_groups(uid: ServerId) -> frozenset[ServerId]:
-    linux.assume(linux.ROOT)
+    linux.act_as_daemon()
     try:
         entry = pwd.getpwuid(uid)
     except KeyError:

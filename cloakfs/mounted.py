@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from . import files, linux, mounts
+from . import files, linux
 from .config.options import Options
 from .config.render import format_options
+from .linux import mountinfo
 from .unmount import KINDS
 from .versions import is_known, refusal
 
@@ -47,7 +48,7 @@ class Mounted:
         target: the mount point.
         options: in force, as for `mount -o`.
         policy_dir: what a relative `policy=` file is relative to.
-        device: st_dev of its file system as `mounts.Place` has it; "" is not told.
+        device: st_dev of its file system as `mountinfo.Place` has it; "" is not told.
         reloads: how often the daemon took over what it was told to reload.
         asked: how often it was told to, and answered, one way or the other.
         failure: why it refused the last time; None if it did not.
@@ -98,7 +99,7 @@ class Told:
         self._write()
 
     def __exit__(self, *exc: object) -> None:
-        linux.assume(linux.ROOT)
+        linux.act_as_daemon()
         with contextlib.suppress(OSError):
             os.unlink(self._path)
 
@@ -169,7 +170,7 @@ def _restored(told: dict[str, Any]) -> Mounted:
 
 def _device_at(target: str) -> str:
     """The device of the mount of ours that is on top there, for daemons of 0.1.0, which do not tell it."""
-    return {place.path: place.device for place in mounts.by_id().values() if place.kind in KINDS}.get(target, "")
+    return {place.path: place.device for place in mountinfo.by_id().values() if place.kind in KINDS}.get(target, "")
 
 
 def mounted() -> dict[str, Mounted]:
@@ -182,14 +183,14 @@ def mounted() -> dict[str, Mounted]:
     tops: dict[str, str] = {}
     for mount in all_mounted():
         if mount.target in found:
-            tops = tops or {place.path: place.device for place in mounts.by_id().values()}
+            tops = tops or {place.path: place.device for place in mountinfo.by_id().values()}
             if tops.get(mount.target) != mount.device:
                 continue
         found[mount.target] = mount
     return found
 
 
-def dead() -> list[mounts.Place]:
+def dead() -> list[mountinfo.Place]:
     """Mounts of cloakfs that no daemon of this machine serves, in the order of mounting.
 
     Nobody gets an answer there. (Of one that is just coming up it is not known yet either.)
@@ -197,7 +198,7 @@ def dead() -> list[mounts.Place]:
     Raises:
         OSError: there is no descriptor, or no memory, to find out.
     """
-    there = [place for place in mounts.by_id().values() if place.kind in KINDS and place.mounter == 0]
+    there = [place for place in mountinfo.by_id().values() if place.kind in KINDS and place.mounter == 0]
     served = {mount.device for mount in all_mounted()}
     return [place for place in there if place.device not in served]
 

@@ -12,7 +12,8 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from . import blockdevice, linux, mounts
+from . import linux
+from .linux import loopdevice, mountinfo
 from .unmount import KINDS, detach, detach_dead
 
 log = logging.getLogger(__name__)
@@ -140,7 +141,7 @@ class Attached:
         session: the descriptor of its FUSE session.
         target: where it was mounted.
         mount_id: the mount's number; the kernel uses the numbers of mounts that are gone again.
-        device: st_dev of its file system as `mounts.Place` has it, which is no other's until the session has ended.
+        device: st_dev of its file system as `mountinfo.Place` has it, which is no other's until the session has ended.
     """
 
     session: int
@@ -171,16 +172,16 @@ class Attached:
         else:
             detach_dead(place.path, self.mount_id)
 
-    def _place(self) -> mounts.Place | None:
-        place = mounts.by_id().get(self.mount_id)
+    def _place(self) -> mountinfo.Place | None:
+        place = mountinfo.by_id().get(self.mount_id)
         return place if place is not None and place.device == self.device and place.kind in KINDS else None
 
-    def _cover(self, place: mounts.Place) -> mounts.Place | None:
+    def _cover(self, place: mountinfo.Place) -> mountinfo.Place | None:
         """What is mounted right on top of it."""
-        others = mounts.by_id().values()
+        others = mountinfo.by_id().values()
         return next((other for other in others if (other.parent, other.path) == (self.mount_id, place.path)), None)
 
-    def _detach(self, place: mounts.Place | None) -> None:
+    def _detach(self, place: mountinfo.Place | None) -> None:
         if place is None:
             return  # somebody else unmounted it
         cover = self._cover(place)
@@ -225,7 +226,7 @@ def attach(source: str, target: str, words: MountWords, *, read_only: bool, imag
         data += ",default_permissions"
     flags = words.flags | linux.MS_POSIXACL | (linux.MS_RDONLY if read_only else 0)
     device = _identity(image) if words.ganesha else None
-    before = mounts.by_id()
+    before = mountinfo.by_id()
     try:
         if device is None:
             linux.mount(source, target, KINDS[0], flags, data)
@@ -244,21 +245,21 @@ def attach(source: str, target: str, words: MountWords, *, read_only: bool, imag
     return Attached(session, target, number, place.device)
 
 
-def _top(target: str) -> tuple[int, mounts.Place | None]:
+def _top(target: str) -> tuple[int, mountinfo.Place | None]:
     """The mount that one gets to at `target`; its file system is not asked anything."""
     fd = os.open(target, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        number = mounts.id_of(fd)
+        number = mountinfo.id_of(fd)
     finally:
         os.close(fd)
-    return number, mounts.by_id().get(number)
+    return number, mountinfo.by_id().get(number)
 
 
 def _identity(image: str) -> tuple[str, int] | None:
     """A block device for the mount and a descriptor of it; None if there are no loop devices."""
     try:
-        blockdevice.identify(image)
-        return blockdevice.attach(image)
+        loopdevice.identify(image)
+        return loopdevice.attach(image)
     except OSError as exc:
         log.warning(
             "no loop device (%s; modprobe loop?): clients of nfs-ganesha have to mount anew after a restart",

@@ -29,8 +29,9 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from . import linux, mounts
+from . import linux
 from .index import Index
+from .linux import mountinfo as mounts
 from .unmount import KINDS
 
 if TYPE_CHECKING:

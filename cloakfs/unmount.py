@@ -4,7 +4,8 @@ import contextlib
 import errno
 import os
 
-from . import linux, mounts
+from . import linux
+from .linux import mountinfo
 
 KINDS = ("fuse.cloakfs", "fuseblk.cloakfs")
 """The types of our mounts: without and with a block device."""
@@ -20,8 +21,8 @@ def detach_dead(path: str, mount_id: int | None = None) -> bool:
     except OSError:
         return False
     try:
-        number = mounts.id_of(fd)
-        place = mounts.by_id().get(number)
+        number = mountinfo.id_of(fd)
+        place = mountinfo.by_id().get(number)
         if place is None or place.path != path or place.kind not in KINDS or mount_id not in (None, number):
             return False
         if not _is_dead(fd):

@@ -44,7 +44,7 @@ def user_identity(user: str) -> Identity:
         ViewError: there is no such user.
     """
     if os.geteuid() == 0:  # in the daemon, whose threads act for callers
-        linux.assume(linux.ROOT)
+        linux.act_as_daemon()
     try:
         entry = pwd.getpwuid(int(user)) if user.isdecimal() else pwd.getpwnam(user)
     except KeyError:
@@ -178,7 +178,7 @@ class Views:
                 return None
             number = self._numbers.get(label)  # somebody may have been faster
             if number is None:
-                linux.assume(linux.ROOT)
+                linux.act_as_daemon()
                 number = self._add(identity)
         if number is None or not self._views[number].admits(client_uid):
             return None

@@ -44,8 +44,10 @@ from collections.abc import AsyncGenerator, Callable
 
 import trio
 
-from . import fanotify, linux, mounts
-from .fanotify import Event
+from . import linux
+from .linux import fanotify, mountinfo
+from .linux.fanotify import Event
+from .tree import calls
 
 _MASK = (
     fanotify.FAN_ATTRIB
@@ -128,7 +130,7 @@ class Watch:
         magic, fsid = fanotify.filesystem(fd)
         if magic not in _LOCAL:
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-        linux.assume(linux.ROOT)
+        linux.act_as_daemon()
         with linux.raised(linux.CAP_SYS_ADMIN):
             try:
                 self._mark(fd)
@@ -142,10 +144,10 @@ class Watch:
     def _add_top(self, fd: int) -> int:
         """From within a subvolume of btrfs: the kernel wants to be shown the top, which need not be mounted."""
         with contextlib.ExitStack() as stack:
-            here = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            stack.callback(os.close, here)
-            top = linux.open_by_handle(here, _BTRFS_TOP, os.O_PATH)
-            stack.callback(os.close, top)
+            here = calls.open(linux.ROOT, fd, os.O_RDONLY | os.O_NONBLOCK)
+            stack.callback(calls.close, here)
+            top = calls.find_handle(here, _BTRFS_TOP)
+            stack.callback(calls.close, top)
             self._mark(top)
             return fanotify.filesystem(top)[1]
 
@@ -166,7 +168,7 @@ class Watch:
     def read(self) -> list[Event]:
         """The same without waiting, perhaps nothing: about 800 events at most, which takes a millisecond."""
         try:
-            raw = os.read(self._fd, _BATCH)
+            raw = fanotify.read(self._fd, _BATCH)
         except BlockingIOError:
             self._more = False
             return []
@@ -190,7 +192,7 @@ class Watch:
 
 async def mounts_changed() -> AsyncGenerator[None, None]:
     """Something was mounted or unmounted somewhere, for ever (proc_pid_mounts(5)); the first time at once."""
-    with open(mounts.TABLE, "rb") as table, select.epoll() as poll:
+    with open(mountinfo.TABLE, "rb") as table, select.epoll() as poll:
         poll.register(table, select.EPOLLPRI)
         yield
         while True:

@@ -3,7 +3,7 @@
 import os
 import signal
 
-from cloakfs import process
+from cloakfs.linux import process
 
 
 def kill(pid: int, seconds: float = 30) -> None:

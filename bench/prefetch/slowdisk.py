@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cloakfs import mounts
+from cloakfs.linux import mountinfo
 
 from ..peers import unmount
 from ..workers import undisturbed
@@ -130,7 +130,7 @@ def require_disk(directory: str) -> None:
 
 def kind_of(directory: str) -> str:
     """The type of the file system that a directory is on, such as `ext4`."""
-    known = mounts.by_path()
+    known = mountinfo.by_path()
     at = os.path.realpath(directory)
     while at not in known:
         at = os.path.dirname(at)

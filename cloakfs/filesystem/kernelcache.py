@@ -23,7 +23,7 @@ import trio
 from .. import linux
 from ..caller import Caller
 from ..door import attrs_of, credentials, everybody_may, sees, subject
-from ..fanotify import (
+from ..linux.fanotify import (
     FAN_ATTRIB,
     FAN_CLOSE_WRITE,
     FAN_CREATE,

@@ -9,6 +9,7 @@ from pyfuse3 import FUSEError, InodeT, RequestContext, XAttrNameT
 
 from .. import acl, linux
 from ..above import QUESTION
+from ..linux import process
 from ..nodes import Stale
 from ..policy import Attrs
 from ..tree import calls
@@ -41,8 +42,7 @@ class ExtendedAttributes(Core):
         """
         if not self.exported or not ctx.pid or ctx.pid in self._insiders:
             return
-        linux.assume(linux.ROOT)  # /proc may be mounted with hidepid
-        if not linux.has_only_root_ids(ctx.pid):
+        if not process.has_only_root_ids(ctx.pid):
             raise FUSEError(errno.EACCES)
 
     @answers

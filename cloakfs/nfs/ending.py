@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import trio
 
-from .. import process
+from ..linux import process
 
 
 async def wait_for_end(pid: int) -> None:

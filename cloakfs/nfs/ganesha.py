@@ -32,7 +32,8 @@ from dataclasses import dataclass, replace
 
 import trio
 
-from .. import files, linux, mounts
+from .. import files, linux
+from ..linux import mountinfo
 from ..unmount import KINDS
 from .ending import end
 from .rpc import MOUNT, NFS, RPCBIND, null_call
@@ -278,7 +279,7 @@ def _clients(text: str) -> list[str] | None:
 
 def _require_cloakfs(path: str) -> None:
     """Raise ServerError unless a living cloakfs mount is what is at `path`: anything else is never exported."""
-    there = mounts.by_path()
+    there = mountinfo.by_path()
     at = path.rstrip("/")
     while at and at not in there:
         at = os.path.dirname(at).rstrip("/")
@@ -648,7 +649,9 @@ class Ganesha:
     def _rooms(self) -> set[int]:
         """Export ids for which something is mounted."""
         prefix = f"{self._room}/"
-        return {int(path[len(prefix) :]) for path in mounts.by_path() if re.fullmatch(rf"{re.escape(prefix)}\d+", path)}
+        return {
+            int(path[len(prefix) :]) for path in mountinfo.by_path() if re.fullmatch(rf"{re.escape(prefix)}\d+", path)
+        }
 
     def _make_room(self) -> None:
         self._clear_room()
@@ -659,7 +662,7 @@ class Ganesha:
     def _clear_room(self) -> None:
         for export_id in self._rooms():
             linux.umount(self._room_of(export_id), linux.MNT_DETACH)
-        while self._room in mounts.by_path():
+        while self._room in mountinfo.by_path():
             linux.umount(self._room, linux.MNT_DETACH)
 
     def _bind(self, export: GaneshaExport) -> None:

@@ -19,9 +19,10 @@ from typing import Any
 
 import trio
 
-from .. import files, mounts, tasks
+from .. import files, tasks
 from ..config.options import Export, Options
 from ..config.render import format_exports, format_options
+from ..linux import mountinfo
 from ..mounted import Mounted, mounted
 from ..policy import is_in_file
 from ..unmount import KINDS, detach
@@ -186,7 +187,7 @@ class Guard:
     async def _mount(self, mount: Mount) -> Watched:
         if mount.condition is not None:
             place = await trio.to_thread.run_sync(os.path.realpath, mount.condition)
-            if place not in mounts.by_path():
+            if place not in mountinfo.by_path():
                 raise NotMountedYet(f"{mount.path}: waits for something to be mounted on {mount.condition} (mp)")
         self._write_entry(mount)
         await _clear(mount.path)
@@ -500,7 +501,7 @@ async def _clear(path: str) -> None:
     """
     daemon = mounted().get(path)
     for _ in range(_MOST_LAYERS):
-        kind = mounts.by_path().get(path)
+        kind = mountinfo.by_path().get(path)
         if kind is None:
             break
         if kind not in KINDS:

@@ -9,7 +9,8 @@ import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from .. import files, process
+from .. import files
+from ..linux import process
 from ..versions import is_known, refusal
 from .ganesha import Ganesha
 from .knfsd import unexport

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from cloakfs import mounts
+from cloakfs.linux import mountinfo
 from cloakfs.mounted import RUN_DIR, STATE_DIR
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -121,7 +121,7 @@ def known_differences(suite: str | None = None) -> list[Difference]:
 
 def mount_points(below: Path) -> list[Path]:
     """List what is mounted at or below a path; asks the kernel, as a dead mount answers no stat."""
-    points = [Path(place.path) for place in mounts.by_id().values()]
+    points = [Path(place.path) for place in mountinfo.by_id().values()]
     return [point for point in points if below in (point, *point.parents)]
 
 

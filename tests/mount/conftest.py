@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from cloakfs import mounts
 from cloakfs.cleanupprocess import NAME
+from cloakfs.linux import mountinfo
 from cloakfs.mounted import RUN_DIR, STATE_DIR, mount_key
 from tests.agents import User
 from tests.processes import kill
@@ -117,7 +117,7 @@ def run(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]
 
 
 def is_mounted(path: str) -> bool:
-    return path in mounts.by_path()
+    return path in mountinfo.by_path()
 
 
 @contextlib.contextmanager

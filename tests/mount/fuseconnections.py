@@ -6,14 +6,15 @@ import subprocess
 import threading
 from collections.abc import Iterator
 
-from cloakfs import linux, mounts
+from cloakfs import linux
+from cloakfs.linux import mountinfo
 
 _CONNECTIONS = "/sys/fs/fuse/connections"
 
 
 def abort_below(directory: str) -> None:
     """End every FUSE session that is mounted below `directory`, and take all mounts there off."""
-    there = [place for place in mounts.by_id().values() if place.path.startswith(directory + "/")]
+    there = [place for place in mountinfo.by_id().values() if place.path.startswith(directory + "/")]
     for place in there:
         if place.kind.startswith("fuse"):
             with (

@@ -15,7 +15,7 @@ import pytest
 
 from bench.peers import BARE, FIXED, MANY, PEERS, PLAIN, VARIANTS
 from bench.work import all_work
-from cloakfs import mounts
+from cloakfs.linux import mountinfo
 from cloakfs.mounted import RUN_DIR, STATE_DIR, mounted
 
 BENCH = (sys.executable, "-m", "cloakfs_cli.main", "bench")
@@ -23,7 +23,7 @@ WORKS = all_work(1)
 
 
 def mounts_below(place: Path) -> list[str]:
-    return [path for path in mounts.by_path() if path.startswith(f"{place}/")]
+    return [path for path in mountinfo.by_path() if path.startswith(f"{place}/")]
 
 
 @pytest.fixture

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from cloakfs import door, groups, linux, mounts
+from cloakfs import door, groups, linux
 from cloakfs import nodes as nodes_module
 from cloakfs.caller import Caller
 from cloakfs.filesystem.core import HalfRead, OpenFile
 from cloakfs.groups import ProcessGroups
 from cloakfs.ids import ClientId
 from cloakfs.index import Index
+from cloakfs.linux import credentials, mountinfo
 from cloakfs.mounted import STATE_DIR
 from cloakfs.nodes import Nodes, Object, Stale
 from cloakfs.policy import Policy
@@ -82,7 +83,7 @@ def test_identities_with_many_groups_are_bounded_in_size() -> None:
         assert door.subject(who).caller == who
     assert sum(len(caller.groups) for caller in view._identified) <= 200_000
     assert door._long_credentials.cache_info().currsize <= linux.MOST_LONG
-    assert len(linux._long) <= linux.MOST_LONG
+    assert len(credentials._long) <= linux.MOST_LONG
     small = Caller(1, 1, frozenset({1, 2}))
     assert view.identify(small) is view.identify(small)
     assert door.subject(small) is door.subject(small)
@@ -96,11 +97,11 @@ def test_many_groups_are_neither_copied_nor_hashed_again() -> None:
     first, second = (door.credentials(view.identify(caller) or caller) for caller in callers)
     assert first is second
     assert first.groups == tuple(range(100_000, 165_536))
-    assert linux._long_arguments(first) is linux._long_arguments(first)
+    assert credentials._long_arguments(first) is credentials._long_arguments(first)
     # Another identity at the same address is another.
     for number in range(20):
         other = linux.Credentials(1, 1, tuple(range(number, number + 100)))
-        assert list(linux._long_arguments(other).groups) == list(other.groups)
+        assert list(credentials._long_arguments(other).groups) == list(other.groups)
 
 
 # -- the index -------------------------------------------------------------------------------------
@@ -287,7 +288,7 @@ def test_a_mount_point_with_any_name_is_a_file_system(nodes: Nodes, tree: str) -
     linux.mount("none", os.fsdecode(path), "tmpfs", 0, "size=4k")
     try:
         assert meet(nodes, nodes.root, "x\udcff").filesystem.kind == "tmpfs"
-        assert os.fsdecode(path) in mounts.by_path()
+        assert os.fsdecode(path) in mountinfo.by_path()
     finally:
         linux.umount(os.fsdecode(path), linux.MNT_DETACH)
 

@@ -242,7 +242,7 @@ def _as_server(uid: int, gid: int, call: Callable[[], object]) -> str:
     try:
         return _answer(call)
     finally:
-        linux.assume(linux.ROOT)
+        linux.act_as_daemon()
 
 
 def test_the_server_gets_in(mount: Callable[..., Mount], diary: str, user: Callable[..., User]) -> None:

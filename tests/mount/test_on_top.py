@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cloakfs import mounts
+from cloakfs.linux import mountinfo
 from tests.agents import User, names, read, write
 
 from .conftest import Mount, is_mounted, run
@@ -30,7 +30,7 @@ def _released(base: str) -> Iterator[None]:
 
 
 def kinds_at(path: str) -> list[str]:
-    return [place.kind for place in mounts.by_id().values() if place.path == path]
+    return [place.kind for place in mountinfo.by_id().values() if place.path == path]
 
 
 def ended(pid: int) -> bool:

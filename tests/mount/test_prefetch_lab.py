@@ -18,7 +18,7 @@ from bench.prefetch.live import Files, read_all
 from bench.prefetch.slowdisk import SlowDisk, SlowDiskError, slow_disk
 from bench.prefetch.streams import Read, generate, parse
 from bench.workers import fork
-from cloakfs import mounts
+from cloakfs.linux import mountinfo
 from tests.mount.conftest import COMMAND, Mount
 
 M = 1 << 20
@@ -26,7 +26,7 @@ PREFETCH = (*COMMAND, "prefetch")
 
 
 def left_behind(place: Path) -> list[str]:
-    names = [path for path in mounts.by_path() if path.startswith(f"{place}/")]
+    names = [path for path in mountinfo.by_path() if path.startswith(f"{place}/")]
     names += [str(path) for path in place.iterdir()]
     with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:
         roots = [line.split()[1] for line in file if line.split()[2] in ("cgroup", "cgroup2")]
@@ -247,7 +247,7 @@ def test_interrupted_they_leave_nothing_behind(place: Path, number: signal.Signa
     process = start(place, "--figure", "8", "--size", "64M")
     try:
         deadline = time.monotonic() + 60
-        while sum(path.startswith(f"{place}/") for path in mounts.by_path()) < when:
+        while sum(path.startswith(f"{place}/") for path in mountinfo.by_path()) < when:
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.01)

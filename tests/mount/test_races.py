@@ -42,10 +42,10 @@ def race(module, call):
         if done or not {{b"x", b"y"}} & set(args) or not {condition}:
             return real(*args, **kwargs)
         done = True
-        before = linux._thread.who
+        before = linux.credentials._thread.who
         if {first}:
             result = real(*args, **kwargs)
-        linux.assume(linux.ROOT)
+        linux.act_as_daemon()
         change({tree!r})
         if before is not None:
             linux.assume(before)

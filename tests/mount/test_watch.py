@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 import trio
 
-from cloakfs import fanotify, linux
-from cloakfs.fanotify import Event
+from cloakfs import linux
 from cloakfs.ids import ServerId
+from cloakfs.linux import fanotify
+from cloakfs.linux.fanotify import Event
 from cloakfs.watch import Watch
 from tests.agents import User, write
 from tests.mount.conftest import Mount
@@ -391,7 +392,7 @@ def test_privileges_are_raised_only_to_add(base: str, watch: Watch, other: User)
             write(f"{two}/own", b"")
             assert [(event.mask, event.name) for event in watch.read()] == [(ATTRIB | ONDIR, b".")] * 2
         finally:
-            linux.assume(linux.ROOT)
+            linux.act_as_daemon()
             linux.set_effective_capabilities(before)
             os.close(fd)
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 
 from cloakfs import linux
+from cloakfs.linux.libc import libc
 
 
 @contextlib.contextmanager
@@ -19,12 +20,12 @@ def as_users_mount(
     session = os.open("/dev/fuse", os.O_RDWR)
     data = b"fd=%d,rootmode=40000,user_id=%d,group_id=%d%s" % (session, uid, uid, words)
     try:
-        if linux._libc.mount(name, path, b"fuse." + subtype, linux.MS_NOSUID | linux.MS_NODEV, data):
+        if libc.mount(name, path, b"fuse." + subtype, linux.MS_NOSUID | linux.MS_NODEV, data):
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), path)
         try:
             yield session
         finally:
-            linux._libc.umount2(path, linux.MNT_DETACH)
+            libc.umount2(path, linux.MNT_DETACH)
     finally:
         os.close(session)

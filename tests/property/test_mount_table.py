@@ -5,7 +5,7 @@ import os
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cloakfs import mounts
+from cloakfs.linux import mountinfo
 
 FIELD = st.binary(max_size=12).map(lambda field: field.replace(b"\n", b"").replace(b" ", b""))
 LINE = st.lists(FIELD, max_size=14).map(b" ".join)
@@ -22,12 +22,12 @@ NAME = st.binary(min_size=1, max_size=20).filter(lambda name: not set(name) & {0
 @given(st.binary(max_size=300))
 @example(b"1 2 0:1 / /x\\777 rw - fuse.\xff x rw,user_id=9999999999999")
 def test_any_bytes(table: bytes) -> None:
-    mounts.parse(table)
+    mountinfo.parse(table)
 
 
 @given(st.lists(LINE, max_size=5))
 def test_any_fields(lines: list[bytes]) -> None:
-    mounts.parse(b"\n".join(lines))
+    mountinfo.parse(b"\n".join(lines))
 
 
 @given(name=NAME, kind=NAME, source=NAME, uid=st.integers(0, 2**32 - 2), odd=LINE)
@@ -37,7 +37,7 @@ def test_what_is_mounted_is_found_beside_it(name: bytes, kind: bytes, source: by
         escaped(name), escaped(kind), escaped(source), uid,
     )  # fmt: skip
     odd = odd if not odd.startswith(b"42") else b""
-    place = mounts.parse(b"\n".join([odd, line, odd, b""]))[42]
+    place = mountinfo.parse(b"\n".join([odd, line, odd, b""]))[42]
     assert os.fsencode(place.path) == b"/mnt/" + name
     assert os.fsencode(place.kind) == b"fuse." + kind
     assert (place.parent, place.device, place.mounter, place.words) == (7, "0:33", uid, "rw,nosuid")
@@ -46,4 +46,4 @@ def test_what_is_mounted_is_found_beside_it(name: bytes, kind: bytes, source: by
 @given(st.text(max_size=20))
 def test_who_mounts_something_else_does_not_answer_for_it(options: str) -> None:
     line = f"42 7 0:33 / /mnt rw - ext4 /dev/sda rw,user_id=1000,{options}"
-    assert all(place.mounter == 0 for place in mounts.parse(line.encode("utf-8", "replace")).values())
+    assert all(place.mounter == 0 for place in mountinfo.parse(line.encode("utf-8", "replace")).values())

@@ -26,7 +26,7 @@ def directory(tmp_path: os.PathLike[str]) -> Iterator[int]:
     os.mkdir(path)
     fd = os.open(path, os.O_PATH)
     yield fd
-    linux.assume(linux.ROOT)
+    linux.act_as_daemon()
     os.close(fd)
 
 
@@ -55,7 +55,7 @@ def test_nobody_is_believed_to_have_a_permission_that_the_kernel_denies(
     directory: int, owner: int, group: int, mode: int, named: tuple[int, int], perms: tuple[int, ...],
     uid: int, gid: int, groups: frozenset[int], bits: int,
 ) -> None:  # fmt: skip
-    linux.assume(linux.ROOT)
+    linux.act_as_daemon()
     path = f"/proc/self/fd/{directory}"
     if ACL in os.listxattr(path):
         os.removexattr(path, ACL)
@@ -70,7 +70,7 @@ def test_nobody_is_believed_to_have_a_permission_that_the_kernel_denies(
     for_all = everybody_may(bits, obj, directory, info)
     linux.assume(credentials(who))
     may = linux.may_access(directory, bits)
-    linux.assume(linux.ROOT)
+    linux.act_as_daemon()
     if surely or for_all:
         assert may
     if uid == owner and uid:

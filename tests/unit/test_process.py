@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from cloakfs import process
+from cloakfs.linux import process
 from cloakfs.nfs.ending import end, wait_for_end
 
 FOREVER = ("sleep", "60")

@@ -1,4 +1,4 @@
-"""Processes that are not our children: since when they are there, and their end.
+"""Processes and threads of others: since when they are there, what /proc tells of them, and their end.
 
 A process id is given to others afterwards. What names a process for ever is the id with the time at which it began, or
 a descriptor of it (a pidfd, pidfd_open(2)). (The clean-up process has this module, so it imports next to nothing.)
@@ -7,6 +7,8 @@ a descriptor of it (a pidfd, pidfd_open(2)). (The clean-up process has this modu
 import ctypes
 import os
 import select
+
+from .credentials import act_as_daemon
 
 _LOOK_SECONDS = 1.0
 
@@ -50,6 +52,67 @@ def start_time(pid: int) -> int | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     return None if words[0] in (b"Z", b"X") else int(words[19])
+
+
+def open_threads(pid: int) -> int:
+    """A descriptor of the directory of a process's threads; it never tells of another process with the same id.
+
+    Raises:
+        OSError: there is no such process, or no descriptor to be had.
+    """
+    act_as_daemon()  # /proc may be mounted with hidepid
+    return os.open(f"/proc/{pid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def has_thread(threads: int, tid: int) -> bool:
+    """Is there a thread with this id in the process whose threads (`open_threads`) these are?"""
+    try:
+        os.stat(str(tid), dir_fd=threads)
+    except OSError:
+        return False
+    return True
+
+
+def open_status(tid: int) -> int:
+    """A descriptor of what proc_pid_status(5) tells; it never tells of another thread with the same id (ESRCH).
+
+    Raises:
+        OSError: there is no such thread, or no descriptor to be had.
+    """
+    act_as_daemon()  # /proc may be mounted with hidepid
+    return os.open(f"/proc/{tid}/status", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def groups_in(status: int) -> bytes:
+    """The supplementary groups of the thread whose status (`open_status`) this is, with blanks between them.
+
+    Raises:
+        ProcessLookupError: it has ended.
+    """
+    text = os.pread(status, 1024, 0)
+    start = text.find(b"\nGroups:") + 8
+    if start < 8:
+        return b""
+    end = text.find(b"\n", start)
+    while end < 0 and (more := os.pread(status, 65536, len(text))):
+        text += more  # somebody in a great many groups
+        end = text.find(b"\n", start)
+    return text[start:end]
+
+
+def has_only_root_ids(tid: int) -> bool:
+    """Are the real, effective and saved ids of this thread all root's? (Whatever its file-system ids are; proc(5).)
+
+    It is how the kernel tells who may enter a FUSE mount without `allow_other`.
+    """
+    act_as_daemon()  # /proc may be mounted with hidepid
+    try:
+        with open(f"/proc/{tid}/status", "rb") as file:
+            lines = file.read().split(b"\n")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    ids = [line.split()[1:4] for line in lines if line.startswith((b"Uid:", b"Gid:"))]
+    return ids == [[b"0"] * 3] * 2
 
 
 def call_this_process(*words: str) -> None:

@@ -12,7 +12,7 @@ import os
 import struct
 import uuid
 
-from . import files
+from .. import files
 
 _SIZE = 64 * 1024
 _UUID_AT = 1024 + 104

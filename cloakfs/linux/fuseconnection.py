@@ -8,13 +8,13 @@ end of its process gets it out of there. Whoever asks the mount for anything wou
 import contextlib
 import os
 
-from . import linux
+from .mounting import mount_apart
 
 _MINOR_BITS = 20
 
 
 def open_abort(device: str) -> int:
-    """A descriptor for `abort`, of the connection whose file system has this device (`mounts.Place`).
+    """A descriptor for `abort`, of the connection whose file system has this device (`mountinfo.Place`).
 
     It is good for this connection and no later one, and keeps nothing of it.
 
@@ -23,7 +23,7 @@ def open_abort(device: str) -> int:
     """
     major, _, minor = device.partition(":")
     number = int(major) << _MINOR_BITS | int(minor)
-    connections = linux.mount_apart("fusectl")
+    connections = mount_apart("fusectl")
     try:
         return os.open(f"{number}/abort", os.O_WRONLY | os.O_CLOEXEC, dir_fd=connections)
     finally:

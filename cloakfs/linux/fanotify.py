@@ -1,7 +1,7 @@
 """fanotify(7): what others change on a whole file system, told by file handles and names.
 
-A thin binding, like `linux`. There is none to be had that fits: pyfanotify 0.3 (PyPI) runs a process of its own, wants
-an unlimited queue, does not know FAN_REPORT_TARGET_FID, and turns handles into paths.
+A thin binding, like `syscalls`. There is none to be had that fits: pyfanotify 0.3 (PyPI) runs a process of its own,
+wants an unlimited queue, does not know FAN_REPORT_TARGET_FID, and turns handles into paths.
 """
 
 import ctypes
@@ -11,10 +11,11 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_fanotify_init: Callable[..., int] = _libc.fanotify_init
-_fanotify_mark: Callable[..., int] = _libc.fanotify_mark
-_fstatfs: Callable[..., int] = _libc.fstatfs
+from .libc import check, libc
+
+_fanotify_init: Callable[..., int] = libc.fanotify_init
+_fanotify_mark: Callable[..., int] = libc.fanotify_mark
+_fstatfs: Callable[..., int] = libc.fstatfs
 
 # fanotify_init(2)
 FAN_CLOEXEC = 0x1
@@ -63,7 +64,7 @@ class Event(NamedTuple):
     Attributes:
         mask: FAN_… bits; several, if the same process did more with the same name before anybody read it.
         fsid: the file system's, as in `os.fstatvfs`.
-        directory: handle of the directory in which it happened, as from `linux.name_to_handle`; b"" if not told.
+        directory: handle of the directory in which it happened, as from `syscalls.name_to_handle`; b"" if not told.
         name: in that directory; b"." if it happened to the directory itself, b"" if not told.
         target: handle of the object that it happened to, which the name leads, or led, to; b"" if not told.
         own: this process did it.
@@ -77,16 +78,9 @@ class Event(NamedTuple):
     own: bool = False
 
 
-def _check(result: int) -> int:
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return result
-
-
 def init(flags: int) -> int:
     """A new group of marks, as a descriptor that events are read from (fanotify_init(2))."""
-    return _check(_fanotify_init(ctypes.c_uint(flags), ctypes.c_uint(os.O_RDONLY)))
+    return check(_fanotify_init(ctypes.c_uint(flags), ctypes.c_uint(os.O_RDONLY)))
 
 
 def mark(group: int, flags: int, mask: int, fd: int) -> None:
@@ -96,15 +90,20 @@ def mark(group: int, flags: int, mask: int, fd: int) -> None:
         OSError: ENODEV or EOPNOTSUPP if the file system has no id or no handles, EXDEV in a subvolume of btrfs.
     """
     place = f"/proc/self/fd/{fd}".encode()
-    _check(_fanotify_mark(group, ctypes.c_uint(flags), ctypes.c_uint64(mask), _AT_FDCWD, place))
+    check(_fanotify_mark(group, ctypes.c_uint(flags), ctypes.c_uint64(mask), _AT_FDCWD, place))
 
 
 def filesystem(fd: int) -> tuple[int, int]:
     """The magic number (statfs(2) f_type) and the id, as in events, of the file system that `fd` is on."""
     buf = ctypes.create_string_buffer(_FRESH_STATFS)
-    _check(_fstatfs(fd, buf))
+    check(_fstatfs(fd, buf))
     magic, fsid = _statfs.unpack_from(buf)
     return magic, fsid
+
+
+def read(group: int, size: int) -> bytes:
+    """What has happened, as the kernel tells it, for `parse`; BlockingIOError if nothing has."""
+    return os.read(group, size)
 
 
 def parse(raw: bytes, own: int) -> list[Event]:

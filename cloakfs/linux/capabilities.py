@@ -1,0 +1,43 @@
+"""What root may do beside what others may: the calling thread's capabilities (capabilities(7))."""
+
+import contextlib
+import ctypes
+import struct
+from collections.abc import Iterator
+
+from .libc import NR, check, syscall
+
+_CAP_HEADER = struct.pack("Ii", 0x20080522, 0)
+CAP_SYS_ADMIN = 21
+CAP_SYS_RESOURCE = 24
+CAP_SETFCAP = 31
+
+
+def effective_capabilities() -> int:
+    """The calling thread's effective capabilities, as a bit mask (capabilities(7))."""
+    data = ctypes.create_string_buffer(24)
+    check(syscall(NR["capget"], ctypes.create_string_buffer(_CAP_HEADER), data))
+    words = struct.unpack("6I", data.raw)
+    return int(words[0] | words[3] << 32)
+
+
+def set_effective_capabilities(mask: int) -> None:
+    """Set the calling thread's effective capabilities; the permitted and inheritable sets stay."""
+    header = ctypes.create_string_buffer(_CAP_HEADER)
+    data = ctypes.create_string_buffer(24)
+    check(syscall(NR["capget"], header, data))
+    words = list(struct.unpack("6I", data.raw))
+    words[0] = mask & words[1]
+    words[3] = mask >> 32 & words[4]
+    check(syscall(NR["capset"], header, ctypes.create_string_buffer(struct.pack("6I", *words))))
+
+
+@contextlib.contextmanager
+def raised(*capabilities: int) -> Iterator[None]:
+    """With these capabilities, which the daemon has given up, but may raise again."""
+    before = effective_capabilities()
+    set_effective_capabilities(before | sum(1 << number for number in capabilities))
+    try:
+        yield
+    finally:
+        set_effective_capabilities(before)

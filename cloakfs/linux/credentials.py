@@ -1,0 +1,116 @@
+"""Who the calling thread makes system calls on files as."""
+
+import ctypes
+import errno
+import threading
+from array import array
+from functools import lru_cache
+from typing import NamedTuple
+
+from ..ids import ServerId
+from .libc import NR, check, syscall
+
+_INVALID = ctypes.c_uint32(0xFFFFFFFF)
+
+
+class Credentials(NamedTuple):
+    """Who a system call is made as, in server ids: file-system uid and gid and supplementary groups."""
+
+    uid: ServerId
+    gid: ServerId
+    groups: tuple[ServerId, ...]
+
+
+ROOT = Credentials(ServerId(0), ServerId(0), ())
+"""The daemon, when it acts for nobody. It is told by identity (`is`) from a caller with the same ids."""
+
+_of_daemon = ROOT
+
+
+def act_for_nobody_as(who: Credentials) -> None:
+    """From now on, `ROOT` means these credentials: so a daemon is known to the cloakfs mount that it lies over.
+
+    Call it before there are other threads.
+    """
+    global _of_daemon  # noqa: PLW0603 (as all the process's credentials)
+    _of_daemon = who
+
+
+class _Thread(threading.local):
+    who: Credentials | None = None  # nobody known: a new thread begins as the one that made it
+
+
+_thread = _Thread()
+
+
+class _Arguments:
+    """A caller's ids, ready for the system calls."""
+
+    __slots__ = ("count", "gid", "groups", "proven", "uid")
+
+    def __init__(self, who: Credentials) -> None:
+        self.count = ctypes.c_long(len(who.groups))
+        self.groups = (ctypes.c_uint32 * len(who.groups)).from_buffer(array("I", who.groups))
+        self.gid = ctypes.c_uint32(who.gid)
+        self.uid = ctypes.c_uint32(who.uid)
+        self.proven = False
+
+
+FEW_GROUPS = 64
+"""Of identities with more groups only a few are remembered: any user can be in 65,536."""
+
+MOST_LONG = 8
+"""So many."""
+
+_arguments = lru_cache(1024)(_Arguments)  # clients choose ids: there must be a bound
+_long: dict[int, tuple[Credentials, _Arguments]] = {}  # by id()
+
+
+def _long_arguments(who: Credentials) -> _Arguments:
+    """The same for many groups, without so much as hashing them each time."""
+    known, ready = _long.get(id(who), (None, None))
+    if ready is None or known is not who:
+        if len(_long) >= MOST_LONG:
+            _long.clear()
+        ready = _Arguments(who)
+        _long[id(who)] = who, ready
+    return ready
+
+
+_SETGROUPS, _SETFSUID, _SETFSGID = NR["setgroups"], NR["setfsuid"], NR["setfsgid"]
+
+
+def assume(who: Credentials) -> None:
+    """Make the calling thread's file-system operations run as `who`, until it assumes somebody else.
+
+    Only this thread changes (raw system calls; libc's wrappers would change all). Leaving uid 0 drops the
+    file-related capabilities from the effective set, coming back raises them (capabilities(7)).
+
+    Raises:
+        PermissionError: the kernel refused one of the ids (for example, one not mapped in a user namespace).
+    """
+    if who is ROOT:
+        who = _of_daemon
+    before = _thread.who
+    if before is who or before == who:
+        return
+    _thread.who = None
+    ready = _arguments(who) if len(who.groups) <= FEW_GROUPS else _long_arguments(who)
+    if before is None or before.groups != who.groups:
+        check(syscall(_SETGROUPS, ready.count, ready.groups))
+    syscall(_SETFSGID, ready.gid)
+    syscall(_SETFSUID, ready.uid)
+    if not ready.proven:
+        # setfsuid(2) reports no errors: it has to be asked what is in force now. What worked once works again.
+        if syscall(_SETFSUID, _INVALID) & 0xFFFFFFFF != who.uid or syscall(_SETFSGID, _INVALID) & 0xFFFFFFFF != who.gid:
+            raise PermissionError(errno.EPERM, f"cannot act as {who.uid}:{who.gid}")
+        ready.proven = True
+    _thread.who = who
+
+
+def act_as_daemon() -> None:
+    """Make what this thread does next with the daemon's own things - /proc, sockets, its database - run as the daemon.
+
+    The source files that a traceback reads count among them. A thread acts as whoever it made its last call for.
+    """
+    assume(ROOT)

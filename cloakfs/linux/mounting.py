@@ -1,0 +1,77 @@
+"""mount(2), umount(2), and mounts that are at no place."""
+
+import ctypes
+import os
+import struct
+
+from .libc import AT_EMPTY_PATH, NR, check, libc, syscall
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_SYNCHRONOUS = 1, 2, 4, 8, 16
+MS_DIRSYNC, MS_NOATIME, MS_NODIRATIME, MS_POSIXACL, MS_RELATIME = 128, 1024, 2048, 1 << 16, 1 << 21
+MNT_DETACH = 2
+UMOUNT_NOFOLLOW = 8
+
+
+def mount(source: str, target: str, kind: str, flags: int, data: str) -> None:
+    """mount(2)."""
+    check(
+        libc.mount(os.fsencode(source), os.fsencode(target), kind.encode(), ctypes.c_ulong(flags), data.encode()),
+        target,
+    )
+
+
+def umount(target: str, flags: int = 0) -> None:
+    """umount2(2); never follows a symbolic link at the end of `target`."""
+    check(libc.umount2(os.fsencode(target), ctypes.c_int(flags | UMOUNT_NOFOLLOW)), target)
+
+
+def detach_mount(fd: int) -> None:
+    """Take the very mount off whose top `fd` refers to, wherever it is and whatever its path leads to by now."""
+    check(libc.umount2(b"/proc/self/fd/%d" % fd, ctypes.c_int(MNT_DETACH)))
+
+
+_FSCONFIG_CMD_CREATE = 6
+
+
+def mount_apart(kind: str) -> int:
+    """Mount a file system that needs no device, at no place: a descriptor of its top, which it lasts as long as.
+
+    See fsopen(2) and fsmount(2), since Linux 5.2.
+    """
+    closed_on_exec = ctypes.c_uint(1)
+    context = check(syscall(NR["fsopen"], kind.encode(), closed_on_exec), kind)
+    try:
+        create = ctypes.c_uint(_FSCONFIG_CMD_CREATE)
+        check(syscall(NR["fsconfig"], ctypes.c_long(context), create, None, None, ctypes.c_long(0)), kind)
+        return check(syscall(NR["fsmount"], ctypes.c_long(context), closed_on_exec, ctypes.c_uint(0)), kind)
+    finally:
+        os.close(context)
+
+
+_AT_FDCWD = -100
+_AT_RECURSIVE = 0x8000
+_OPEN_TREE_CLONE = 1
+_MS_PRIVATE = 1 << 18
+
+
+def clone_tree(path: str) -> int:
+    """A copy of the mounts at and below `path` that hangs nowhere: the descriptor (O_PATH) of its top.
+
+    What is mounted or unmounted later, it does not show. It lasts until the descriptor is closed. See open_tree(2).
+    """
+    flags = _OPEN_TREE_CLONE | _AT_RECURSIVE | os.O_CLOEXEC
+    fd = check(
+        syscall(NR["open_tree"], ctypes.c_long(_AT_FDCWD), os.fsencode(path), ctypes.c_uint(flags)),
+        path,
+    )
+    attributes = struct.pack("QQQQ", 0, 0, _MS_PRIVATE, 0)
+    # Best effort: where there is no such call (before Linux 5.12), nothing is propagated to what hangs nowhere.
+    syscall(
+        NR["mount_setattr"],
+        ctypes.c_long(fd),
+        b"",
+        ctypes.c_uint(AT_EMPTY_PATH | _AT_RECURSIVE),
+        attributes,
+        ctypes.c_size_t(len(attributes)),
+    )
+    return fd

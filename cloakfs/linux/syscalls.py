@@ -1,0 +1,185 @@
+"""System calls on files that Python's `os` lacks: file handles, directory cookies, statx(2).
+
+Everything here is a thin, typed wrapper that raises `OSError`; `tree.calls` makes them as somebody.
+"""
+
+import ctypes
+import fcntl
+import os
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, cast
+
+from ..ids import ServerId
+from .libc import AT_EMPTY_PATH, NR, check, libc, syscall
+
+AT_EACCESS = 0x200
+AT_HANDLE_FID = 0x200  # Linux 6.5: an identifier that need not be decodable
+RENAME_NOREPLACE = 1
+RENAME_EXCHANGE = 2
+RWF_NOWAIT = os.RWF_NOWAIT
+FMODE_EXEC = 0x20  # what execve(2) adds to the flags of a FUSE OPEN
+
+if TYPE_CHECKING:
+
+    class Stat(os.stat_result):  # type: ignore[misc]  # which is final
+        """Of an object of the real tree. It is typed as a whole: to wrap each id would cost a call, for every name."""
+
+        st_uid: ServerId
+        st_gid: ServerId
+
+else:
+    Stat = os.stat_result
+
+
+fstat = cast(Callable[[int], Stat], os.fstat)
+"""fstat(2) of an object of the real tree."""
+
+
+_MAX_HANDLE = 128
+_fresh_handle = struct.pack("Ii", _MAX_HANDLE, 0)
+
+
+def name_to_handle(fd: int, flags: int = 0) -> tuple[bytes, int]:
+    """The file handle of what `fd` refers to, and the id of the mount it lies on (name_to_handle_at(2)).
+
+    The handle is the type (4 bytes, native order) followed by the opaque bytes.
+
+    Raises:
+        OSError: EOPNOTSUPP when the file system has no handles.
+    """
+    buf = ctypes.create_string_buffer(_fresh_handle, 8 + _MAX_HANDLE)
+    mount_id = ctypes.c_int()
+    check(
+        syscall(
+            NR["name_to_handle_at"],
+            ctypes.c_long(fd),
+            b"",
+            buf,
+            ctypes.byref(mount_id),
+            ctypes.c_long(AT_EMPTY_PATH | flags),
+        )
+    )
+    raw = buf.raw
+    return raw[4 : 8 + int.from_bytes(raw[:4], "little")], mount_id.value
+
+
+def open_by_handle(mount_fd: int, handle: bytes, flags: int) -> int:
+    """A new descriptor for the object that `handle` (from `name_to_handle`) names (open_by_handle_at(2)).
+
+    Raises:
+        OSError: ESTALE when the object is gone.
+    """
+    buf = ctypes.create_string_buffer(struct.pack("I", len(handle) - 4) + handle)
+    return check(syscall(NR["open_by_handle_at"], ctypes.c_long(mount_fd), buf, ctypes.c_long(flags | os.O_CLOEXEC)))
+
+
+def renameat2(src_dir: int, src: bytes, dst_dir: int, dst: bytes, flags: int) -> None:
+    """rename(2) relative to descriptors, with `RENAME_NOREPLACE` or `RENAME_EXCHANGE`."""
+    check(
+        syscall(
+            NR["renameat2"],
+            ctypes.c_long(src_dir),
+            src,
+            ctypes.c_long(dst_dir),
+            dst,
+            ctypes.c_long(flags),
+        )
+    )
+
+
+def may_access(fd: int, mode: int) -> bool:
+    """May the thread's file-system identity access what `fd` refers to (faccessat2(2), AT_EACCESS)?"""
+    return (
+        syscall(
+            NR["faccessat2"],
+            ctypes.c_long(fd),
+            b"",
+            ctypes.c_long(mode),
+            ctypes.c_long(AT_EMPTY_PATH | AT_EACCESS),
+        )
+        == 0
+    )
+
+
+_dirent = struct.Struct("=QqHB")
+
+
+def getdents(fd: int, size: int = 32768) -> Iterator[tuple[bytes, int, int]]:
+    """One batch of directory entries: (name, cookie of the position after it, DT_…); empty at the end.
+
+    The cookies are the file system's own (getdents64(2) d_off): they survive deletions and a re-open, and
+    `os.lseek(fd, cookie, os.SEEK_SET)` goes back to one.
+    """
+    buf = ctypes.create_string_buffer(size)
+    filled = check(syscall(NR["getdents64"], ctypes.c_long(fd), buf, ctypes.c_long(size)))
+    raw = ctypes.string_at(buf, filled)
+    at = 0
+    while at < filled:
+        _ino, cookie, length, kind = _dirent.unpack_from(raw, at)
+        yield raw[at + 19 : raw.index(b"\0", at + 19)], cookie, kind
+        at += length
+
+
+_AT_SYMLINK_NOFOLLOW = 0x100
+_AT_NO_AUTOMOUNT = 0x800
+_AT_STATX_DONT_SYNC = 0x4000
+_STATX_BASIC_STATS, _STATX_MNT_ID = 0x7FF, 0x1000
+_STATX_NAME = ctypes.c_int(_AT_SYMLINK_NOFOLLOW | _AT_NO_AUTOMOUNT | _AT_STATX_DONT_SYNC)
+_STATX_FD = ctypes.c_int(AT_EMPTY_PATH | _AT_NO_AUTOMOUNT | _AT_STATX_DONT_SYNC)
+_STATX_WANTED = ctypes.c_uint(_STATX_BASIC_STATS | _STATX_MNT_ID)
+
+# struct statx: blksize, nlink, uid, gid, mode, ino, size, blocks, atime, ctime, mtime, rdev, dev, mnt_id.
+_statx_answer = struct.Struct("=4xI8xIIIH2xQQQ8xqI4x16xqI4xqI4xIIIIQ")
+_STATX_SIZE = 256
+
+
+class _StatxBuffer(threading.local):
+    def __init__(self) -> None:
+        self.buf = ctypes.create_string_buffer(_STATX_SIZE)
+        self.address = ctypes.byref(self.buf)
+
+
+_statx_buffer = _StatxBuffer()
+_statx: Callable[..., int] = libc.statx
+
+
+def statx(fd: int, name: bytes = b"") -> tuple[Stat, int]:
+    """lstat(2) of `name` in the directory `fd`, or of `fd` itself, and the id of the mount it was found on.
+
+    Nobody who serves a file system is asked (AT_STATX_DONT_SYNC): of what is far, that is what the kernel remembers.
+    The way to `name` in a directory that is far itself may have to be asked for all the same. Fractions of seconds are
+    in the fields `…_ns` alone.
+    """
+    buffer = _statx_buffer
+    if _statx(fd, name, _STATX_NAME if name else _STATX_FD, _STATX_WANTED, buffer.address) < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), *((name,) if name else ()))
+    (
+        blksize, nlink, uid, gid, mode, ino, size, blocks, atime, atime_ns, ctime, ctime_ns, mtime, mtime_ns,
+        rdev_major, rdev_minor, dev_major, dev_minor, mount_id,
+    ) = _statx_answer.unpack_from(buffer.buf)  # fmt: skip
+    info = Stat(
+        (
+            mode, ino, os.makedev(dev_major, dev_minor), nlink, uid, gid, size, atime, mtime, ctime,
+            atime, mtime, ctime,
+            atime * 1_000_000_000 + atime_ns, mtime * 1_000_000_000 + mtime_ns, ctime * 1_000_000_000 + ctime_ns,
+            blksize, blocks, rdev_major and os.makedev(rdev_major, rdev_minor),
+        )
+    )  # fmt: skip
+    return info, mount_id
+
+
+# XFS_IOC_FSGEOMETRY_V1, a struct xfs_fsop_geom_v1; the UUID comes after eight 32-bit and four 64-bit numbers.
+_XFS_GEOMETRY, _XFS_GEOMETRY_SIZE = 0x80705864, 112
+_XFS_UUID = slice(64, 80)
+
+
+def xfs_uuid(fd: int) -> bytes:
+    """The UUID of the xfs that `fd` is on, which must not be O_PATH (ioctl_xfs_fsgeometry(2)).
+
+    Raises:
+        OSError: ENOTTY if it is no xfs.
+    """
+    return fcntl.ioctl(fd, _XFS_GEOMETRY, bytes(_XFS_GEOMETRY_SIZE))[_XFS_UUID]

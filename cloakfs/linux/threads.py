@@ -1,0 +1,66 @@
+"""Threads: which one this is, and calls in one of their own."""
+
+import ctypes
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from .libc import NR, check, syscall
+
+_T = TypeVar("_T")
+
+_CLOSE_RANGE_UNSHARE = 2
+_CLONE_FS = 0x200
+
+
+class _Thread(threading.local):
+    has_own_umask = False
+
+
+_thread = _Thread()
+
+
+def in_main_thread() -> bool:
+    """Is this the thread of the session loop?"""
+    return threading.get_ident() == threading.main_thread().ident
+
+
+def umask(mask: int) -> None:
+    """umask(2) for the calling thread alone, unless it is the main one."""
+    if not in_main_thread() and not _thread.has_own_umask:
+        check(syscall(NR["unshare"], ctypes.c_long(_CLONE_FS)))
+        _thread.has_own_umask = True
+    os.umask(mask)
+
+
+def apart(call: Callable[..., _T], *args: Any) -> _T:
+    """The result of `call`, made in a thread of its own that has none of the process's descriptors.
+
+    For calls that have to wait for the daemon itself, as a client of its own mount. A thread that waits so cannot be
+    killed, and would keep the session open that the daemon is killed with: all clients would wait for ever.
+
+    It takes no signals: Python's handler writes to a descriptor, which there is somebody else's, or nobody's.
+    """
+    answer: list[_T] = []
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
+            check(
+                syscall(
+                    NR["close_range"], ctypes.c_uint(3), ctypes.c_uint(0xFFFFFFFF), ctypes.c_uint(_CLOSE_RANGE_UNSHARE)
+                )
+            )
+            answer.append(call(*args))
+        except BaseException as exc:
+            failure.append(exc)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+    return answer[0]
