@@ -84,6 +84,9 @@ _LARGEST = 1024  # more than one event can take
 # At most this often is the daemon woken: its own changes wake it as well.
 _PAUSE = 0.002
 
+# So often it is asked for mounts that nobody was woken for.
+_MOUNTS_SECONDS = 1.0
+
 
 class Watch:
     """A queue of what other processes change on the file systems that were added.
@@ -191,11 +194,22 @@ class Watch:
 
 
 async def mounts_changed() -> AsyncGenerator[None, None]:
-    """Something was mounted or unmounted somewhere, for ever (proc_pid_mounts(5)); the first time at once."""
-    with open(mountinfo.TABLE, "rb") as table, select.epoll() as poll:
+    """Something was mounted or unmounted somewhere, for ever (proc_pid_mounts(5)); the first time at once.
+
+    The kernel tells of a change once to each open file, whoever asks about it: trio's epoll does so twice before it
+    tells anybody, and a change that came while nobody waited would be lost. So that file only wakes, and another one
+    says whether there was a change; it is asked every now and then, too.
+    """
+    with (
+        contextlib.closing(mountinfo.Changes()) as changes,
+        open(mountinfo.TABLE, "rb") as table,
+        select.epoll() as poll,
+    ):
         poll.register(table, select.EPOLLPRI)
         yield
         while True:
-            await trio.lowlevel.wait_readable(poll.fileno())
-            poll.poll(0)
+            while not changes.seen():
+                with trio.move_on_after(_MOUNTS_SECONDS):
+                    await trio.lowlevel.wait_readable(poll.fileno())
+                poll.poll(0)
             yield

@@ -19,7 +19,7 @@ from cloakfs import linux
 from cloakfs.ids import ServerId
 from cloakfs.linux import fanotify
 from cloakfs.linux.fanotify import Event
-from cloakfs.watch import Watch
+from cloakfs.watch import Watch, mounts_changed
 from tests.agents import User, write
 from tests.mount.conftest import Mount
 from tests.mount.loopfs import attached, filesystem, require
@@ -513,3 +513,26 @@ def test_own_changes_wake_nobody_and_cost_little(base: str, watch: Watch, monkey
         changes = trio.run(main, top)
     assert 0 < reads <= 0.5 / 0.002 + 1
     assert changes > reads
+
+
+def test_what_is_mounted_while_nobody_waits_is_told(base: str) -> None:
+    """Whoever is told goes away for a while to look at the table of mounts."""
+    place = os.path.join(base, "place")
+    os.mkdir(place)
+
+    async def main() -> None:
+        async with contextlib.aclosing(mounts_changed()) as changes:
+            await anext(changes)
+            for _ in range(3):
+                linux.mount("none", place, "tmpfs", 0, "size=1m")
+                with trio.fail_after(10):
+                    await anext(changes)
+                linux.umount(place)
+                with trio.fail_after(10):
+                    await anext(changes)
+
+    try:
+        trio.run(main)
+    finally:
+        with contextlib.suppress(OSError):
+            linux.umount(place)
