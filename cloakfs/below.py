@@ -1,11 +1,11 @@
 """The cloakfs mount that a daemon's tree lies in, if it does (`above` says what the two have to do with each other)."""
 
 import errno
-import os
 from typing import TYPE_CHECKING
 
 from . import linux
 from .above import INSIDE, QUESTION
+from .asked import Asked, NotAsked
 from .control import Conversation, DaemonError
 from .ids import ServerId
 from .linux import mountinfo
@@ -83,31 +83,47 @@ class Below:
         """Is the object with this stat in it? (Something else may be mounted on top.)"""
         return info.st_dev == self._device
 
-    def shows(self, who: "Subject", fd: int) -> bool:
-        """May `who` know of what `fd` (O_PATH) refers to, an object of the mount below?
+    def shows(self, who: "Subject", fd: int, info: linux.Stat) -> bool:
+        """May `who` know of what `fd` (O_PATH) refers to, an object of the mount below with this stat?
+
+        The session loop must not wait for the mount below, nor for whatever that waits for: there, `who` is `Asked`.
 
         Raises:
             OSError: it does not answer.
+            NotAsked: this is the session loop, and no thread has asked. That is a fault, and not the same as hidden:
+                of what is told to be absent, a caller may make another one, or believe it lost.
         """
-        return self._ask(who, fd) is not None
+        if not linux.in_main_thread():
+            try:
+                self.ask(who.credentials, fd)
+            except OSError as exc:
+                return _is_shown(exc)
+            return True
+        answer = who.answer(info) if isinstance(who, Asked) else None
+        if answer is None:
+            raise NotAsked(f"nobody has asked {self.path} about its inode {info.st_ino}")
+        return isinstance(answer, bytes) or _is_shown(answer)
 
-    def makes(self, who: "Subject", fd: int) -> tuple[ServerId, ServerId]:
-        """Owner and group, as the mount below shows them, of what `who` would make in the directory.
+    def makes(self, who: linux.Credentials, fd: int) -> tuple[ServerId, ServerId]:
+        """In a thread: owner and group, as the mount below shows them, of what `who` would make in the directory.
 
         Raises:
             OSError: it does not answer, or shows `who` no such directory.
         """
-        answer = self._ask(who, fd)
-        if answer is None:
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-        uid, gid = answer.split()
+        uid, gid = self.ask(who, fd).split()
         return ServerId(int(uid)), ServerId(int(gid))
 
     @staticmethod
-    def _ask(who: "Subject", fd: int) -> bytes | None:
-        try:
-            return calls.peek_xattr(who.credentials, fd, QUESTION)
-        except OSError as exc:
-            if exc.errno in _HIDDEN:
-                return None
-            raise
+    def ask(who: linux.Credentials, fd: int) -> bytes:
+        """In a thread: what the mount below says to `who` of what `fd` (O_PATH) refers to; see `above.QUESTION`.
+
+        Raises:
+            OSError: it does not answer, or does not show it.
+        """
+        return calls.peek_xattr(who, fd, QUESTION)
+
+
+def _is_shown(exc: OSError) -> bool:
+    if exc.errno in _HIDDEN:
+        return False
+    raise exc

@@ -125,7 +125,7 @@ def sees(view: View, who: Subject, name: bytes, info: linux.Stat, fd: int) -> bo
     """May `who` see, in a directory that it sees, what is called `name` there? `fd` refers to it."""
     if not view.hides or who is INSIDER:
         return True
-    if view.below is not None and view.below.has(info) and not view.below.shows(who, fd):
+    if view.below is not None and view.below.has(info) and not view.below.shows(who, fd, info):
         return False
     return _judged(view, who, name, info, fd)
 
@@ -192,7 +192,7 @@ class Door:
         to_ask = view.below
         while True:
             if to_ask is not None and to_ask.has(info):
-                if not to_ask.shows(who, nodes.fd(obj)):
+                if not to_ask.shows(who, nodes.fd(obj), info):
                     return False
                 to_ask = None  # it has looked at everything above
             if obj is nodes.root or not (to_ask or view.judges):

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import trio
 
+from .asked import Asked, ask
 from .caller import Caller, ClientCaller
 from .cloak import Verdict
 from .door import attrs_of, credentials, subject
@@ -163,7 +164,7 @@ def judge(view: View, who: Caller, name: str, fd: int, *, is_root: bool = False)
     policy = view.policy
     verdicts = policy.cloak.judge(attrs.mode, attrs.uid, attrs.gid, who.uid, who.groups)
     below = view.below if view.below is not None and view.below.has(info) else None
-    is_shown_below = below is None or below.shows(subject(who), fd)
+    is_shown_below = below is None or below.shows(Asked(subject(who), ask(below, credentials(who), [fd])), fd, info)
     visible = shown is not None and is_shown_below and (is_root or view.visible(who, attrs))
     reason = _reason(policy, who, attrs, verdicts, is_root=is_root, is_shown=shown is not None)
     if below is not None and not is_shown_below:

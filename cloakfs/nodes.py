@@ -570,8 +570,9 @@ class Nodes:
         number = self._index.filesystem(_storable(key(identity)), former)
         filesystem = Filesystem(number, kind, path, -1, is_certain=identity != 0)
         if self._by_mount and place is not None:
-            above_it = self._by_mount.get(place.parent)
-            filesystem.below_far = above_it is not None and above_it.by_threads
+            # What it is mounted on may have been covered before it was ever met; that is in the root's, or below.
+            above_it = self._by_mount.get(place.parent) or next(iter(self._by_mount.values()))
+            filesystem.below_far = above_it.by_threads
         if filesystem.far:
             self._ask_far(filesystem, fd)
             with contextlib.suppress(OSError):

@@ -10,10 +10,10 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from functools import partial
 from operator import attrgetter
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
 import pyfuse3
 import trio
@@ -21,6 +21,7 @@ from pyfuse3 import EntryAttributes, FileHandleT, FUSEError, InodeT, RequestCont
 
 from .. import linux
 from ..above import INSIDE, Above
+from ..asked import Answers, Asked, Asking, ask
 from ..caller import Caller, ClientCaller
 from ..door import INSIDER, Door, Subject, attrs_of, credentials, everybody_may, sees, subject, surely_may, with_group
 from ..groups import GroupSource
@@ -34,6 +35,9 @@ from ..view import Asker, View
 from ..views import Views
 from .kernelcache import KernelCache
 from .reconnect import Reconnecting
+
+if TYPE_CHECKING:
+    from ..below import Below
 
 log = logging.getLogger(__name__)
 
@@ -368,10 +372,10 @@ class Core(pyfuse3.Operations):
         if self.knfsd:
             self.reconnecting.end(ctx.pid)
         obj = self.nodes.get(inode)
-        seen = await self._look(obj) if self.nodes.waits(obj) else None
-        number, view, who = await self._served(inode, ctx, for_attributes=for_attributes)
-        if seen is not None:
-            self.nodes.recall(seen)
+        if self.nodes.waits(obj):
+            number, view, who = await self._served_late(obj, inode, ctx, for_attributes=for_attributes)
+        else:
+            number, view, who = await self._served(inode, ctx, for_attributes=for_attributes)
         fd = self.nodes.fd(obj)
         info = obj.filesystem.stat(fd)
         if (
@@ -385,19 +389,54 @@ class Core(pyfuse3.Operations):
             raise Stale
         return Entered(number, view, who, obj, self.nodes.fd(obj), info, self._asker(view, who, ctx))
 
+    async def _served_late(
+        self,
+        obj: Object,
+        inode: InodeT,
+        ctx: RequestContext,
+        *,
+        for_attributes: bool = False,
+        listed: Collection[int] = (),
+    ) -> tuple[int, View, Subject]:
+        """`_served`, where it has to be waited for what it takes to judge `obj`: until the next await, it is known.
+
+        So it is for what `listed` (O_PATH) refer to, as far as the mount below is concerned.
+        """
+        below = self.views.below
+        if below is None:
+            seen = await self._look(obj)
+            served = await self._served(inode, ctx, for_attributes=for_attributes)
+        else:
+            while True:
+                number, view, who = served = await self._served(inode, ctx, for_attributes=for_attributes)
+                asking = None if who is INSIDER else Asking(below, who, listed)
+                seen = await self._look(obj, asking=asking)
+                if self.views.get(number) is view:
+                    break
+            if asking is not None:
+                served = number, view, Asked(who, asking.answers)
+        self.nodes.recall(seen)
+        return served
+
     def _asker(self, view: View, who: Subject, ctx: RequestContext) -> Asker | None:
         if self.knfsd and view.fixed is None and who is not INSIDER:
             return Asker(*_client_ids(ctx), who.uid, who.gid)
         return None
 
-    async def _look(self, obj: Object, name: bytes | None = None) -> Mapping[tuple[int, bytes], tuple[int, int]]:
+    async def _look(
+        self, obj: Object, name: bytes | None = None, asking: Asking | None = None
+    ) -> Mapping[tuple[int, bytes], tuple[int, int]]:
         """Return when looking at the object, and at `name` in it, takes no time; with what is for `Nodes.recall`.
+
+        With `asking`, the same thread asks the mount below about it.
 
         Raises:
             Stale: directories move about faster than one can look.
         """
         for _ in range(_MOST_LOOKS):
             look = self._with_room(self.nodes.look, obj, name)
+            if asking is not None:
+                look = asking.after(look, obj, self.nodes.root)
             found = await trio.to_thread.run_sync(look, abandon_on_cancel=True)
             if not self.nodes.looked(found):
                 return found.there
@@ -442,6 +481,29 @@ class Core(pyfuse3.Operations):
             return at._replace(fd=self.nodes.fd(at.obj))
         return await self._enter(inode, ctx)
 
+    async def _again_asked(
+        self, at: Entered, fd: int, inode: InodeT, ctx: RequestContext, answers: Answers | None = None
+    ) -> Entered:
+        """`_again`, to judge what `fd` (O_PATH) refers to: what the mount below says of it is known afterwards.
+
+        `answers` is what it has said already; a reload may have made another identity of the caller.
+        """
+        while True:
+            at = await self._again(at, inode, ctx)
+            below = at.view.below
+            if below is None or at.who is INSIDER:
+                return at
+            if answers is not None and answers.who == at.who.credentials:
+                return at._replace(who=Asked(at.who, answers))
+            of_it = at._replace(fd=fd, who=subject(at.who.caller))
+            answers = await self._do_in_thread(of_it, self._ask_below)
+
+    @staticmethod
+    def _ask_below(at: Entered) -> Answers | None:
+        """In a thread: what the mount below says to the caller of what `at.fd` refers to."""
+        below = at.view.below
+        return None if below is None or at.who is INSIDER else ask(below, at.who.credentials, [at.fd])
+
     async def _let_kernel_in(self, inode: InodeT) -> Entered:
         """For the kernel itself, which reconnects a handle: nobody is asked."""
         number, view = await self._view(inode)
@@ -451,11 +513,23 @@ class Core(pyfuse3.Operations):
         fd = self.nodes.fd(obj)
         return Entered(number, view, INSIDER, obj, fd, obj.filesystem.stat(fd))
 
+    async def _maker(
+        self, at: Entered, inode: InodeT, ctx: RequestContext
+    ) -> tuple[Entered, tuple[ServerId, ServerId]]:
+        """Owner and group of what the caller would make in the directory: a mount below may squash them.
+
+        And how to go on (`_again`).
+        """
+        while (below := at.view.below) is not None and below.has(at.info):
+            made = await self._do(at, partial(self._made_below, below))
+            before, at = at, await self._again(at, inode, ctx)
+            if at.view is before.view:
+                return at, made
+        return at, (at.who.uid, at.who.gid)
+
     @staticmethod
-    def _maker(at: Entered) -> tuple[ServerId, ServerId]:
-        """Owner and group of what the caller would make in the directory: a mount below may squash them."""
-        below = at.view.below
-        return (at.who.uid, at.who.gid) if below is None else below.makes(at.who, at.fd)
+    def _made_below(below: "Below", at: Entered) -> tuple[ServerId, ServerId]:
+        return below.makes(at.credentials, at.fd)
 
     def _has_open(self, who: Subject, obj: Object) -> bool:
         """Did `who` open this file while it was visible? (Directories do not count: nothing is read from them.)"""
@@ -478,14 +552,14 @@ class Core(pyfuse3.Operations):
         """`_find`, by a thread where that may have to wait; and how to go on (`_again`)."""
         if not self.nodes.waits(at.obj):
             return at, *self._find(at, name)
-        fd = await self._do(at, partial(self._open_named, name=name))
+        fd, answers = await self._do(at, partial(self._open_and_ask, name=name))
         if not self.nodes.is_name_far(at.obj, name):
             # It is in memory now. Changes may have been told meanwhile: what the kernel is to remember, is found after.
             calls.close(fd)
             at = await self._again(at, inode, ctx)
             return at, *self._find(at, name)
         try:
-            at = await self._again(at, inode, ctx)
+            at = await self._again_asked(at, fd, inode, ctx, answers)
         except BaseException:
             calls.close(fd)
             raise
@@ -507,6 +581,15 @@ class Core(pyfuse3.Operations):
     def _open_named(self, at: Entered, name: bytes) -> int:
         """Open (O_PATH) what is called `name` in the directory, as the caller; it has yet to be judged."""
         return self._open_as(self._credentials_for(at, os.X_OK), at.fd, name)
+
+    def _open_and_ask(self, at: Entered, name: bytes) -> tuple[int, Answers | None]:
+        """In a thread: the same, and what the mount below says of it."""
+        fd = self._open_named(at, name)
+        try:
+            return fd, self._ask_below(at._replace(fd=fd))
+        except BaseException:
+            calls.close(fd)
+            raise
 
     def _open_as(self, who: linux.Credentials, directory: int, name: bytes) -> int:
         """The same as `who`."""

@@ -31,6 +31,9 @@ _FAR_BATCH = 4096
 # So long a listing waits for what is far and mounted in the directory; then it is left out.
 _ANSWER_SECONDS = 0.5
 
+# The mount below is asked about so many entries at a time: a reply of a page (fs/fuse/readdir.c) has not room for more.
+_MOST_ASKED = 32
+
 _TOP = FileHandleT(2**62)  # no descriptor has this number
 
 
@@ -258,17 +261,21 @@ class Directories(Names):
     async def _tell(self, fh: FileHandleT, directory: OpenFile, token: ReaddirToken, ctx: RequestContext) -> bool:
         """Report the names that were read; False when the reply is full."""
         obj = directory.obj
-        seen = await self._look(obj) if self.nodes.waits(obj) else None
-        number, view, who = await self._served(self._nodeid(directory), ctx)
-        if seen is not None:
-            self.nodes.recall(seen)
+        most = len(directory.pending)
+        if self.nodes.waits(obj):
+            if self.views.below is not None and directory.found:
+                most = _MOST_ASKED
+            found = [directory.found[name] for name, _, _ in directory.pending[:most] if name in directory.found]
+            number, view, who = await self._served_late(obj, self._nodeid(directory), ctx, listed=found)
+        else:
+            number, view, who = await self._served(self._nodeid(directory), ctx)
         info = obj.filesystem.stat(fh)
         if view.hides and not self.door.visible(view, who, obj, info):
             raise Stale
         at = Entered(number, view, who, obj, fh, info, self._asker(view, who, ctx))
         linux.act_as_daemon()
         with self.nodes.batch():
-            return self._fill(at, directory, token)
+            return self._fill(at, directory, token, most)
 
     def _tell_name(
         self, directory: OpenFile, sought: int, start_id: int, token: ReaddirToken, ctx: RequestContext
@@ -290,10 +297,10 @@ class Directories(Names):
     def _nodeid(self, directory: OpenFile) -> InodeT:
         return InodeT(self.nodes.nodeid(directory.number, directory.obj))
 
-    def _fill(self, at: Entered, directory: OpenFile, token: ReaddirToken) -> bool:
-        """Report the pending entries; False when the reply is full."""
+    def _fill(self, at: Entered, directory: OpenFile, token: ReaddirToken, most: int) -> bool:
+        """Report so many of the pending entries; False when the reply is full."""
         known = at.obj.children or {}
-        for done, (name, cookie, kind) in enumerate(directory.pending):
+        for done, (name, cookie, kind) in enumerate(directory.pending[:most]):
             obj = known.get(name)
             entry: EntryAttributes | None
             if (
@@ -318,7 +325,7 @@ class Directories(Names):
                 if is_reference:
                     self.nodes.get(entry.st_ino).lookups += 1
             directory.cookie = cookie
-        directory.pending = []
+        del directory.pending[:most]
         return True
 
     def _entry_of(self, at: Entered, directory: OpenFile, name: bytes) -> EntryAttributes | None:

@@ -710,6 +710,8 @@ class KernelCache:
 
     def _tells_less(self, view: View, obj: Object, fd: int, info: linux.Stat) -> bool:
         """Is there anybody who may not know (any more) what the kernel remembers of `obj`, or below?"""
+        if view.below is not None:
+            return True  # it does not tell; nothing is remembered for long there
         if view.fixed is not None:
             if not sees(view, subject(view.fixed), obj.name, info, fd):
                 return True

@@ -162,7 +162,7 @@ class Names(Core):
             raise FUSEError(errno.EROFS)
         at = await self._enter(inode, ctx)
         if at.view.judges and at.who is not INSIDER:
-            uid, gid = self._maker(at)
+            at, (uid, gid) = await self._maker(at, inode, ctx)
             gid = at.info.st_gid if at.info.st_mode & stat.S_ISGID else gid
             new = Attrs(name.decode("utf-8", "surrogateescape"), mode & ~ctx.umask, uid, gid)
             if not at.view.visible(at.who.caller, new) and not await self._do(at, partial(self._exists, name=name)):
@@ -203,8 +203,10 @@ class Names(Core):
             if fd < 0:
                 fd = self._open_named(at, name)
             info = self.nodes.stat(fd)
-            if info.st_uid != at.who.uid and not sees(at.view, at.who, name, info, fd):
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            if info.st_uid != at.who.uid:
+                at = await self._again_asked(at, fd, inode, ctx)
+                if not sees(at.view, at.who, name, info, fd):
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         except BaseException:
             if fd >= 0:
                 calls.close(fd)

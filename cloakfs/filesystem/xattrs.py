@@ -71,7 +71,7 @@ class ExtendedAttributes(Core):
         if self._is_top(inode):
             return b"0 0"  # everybody may know of it, and make nothing in it
         at = await self._enter(inode, ctx)
-        uid, gid = self._maker(at)
+        at, (uid, gid) = await self._maker(at, inode, ctx)
         shown = at.view.show(Attrs("", stat.S_IFREG, uid, gid))
         if shown is None:
             raise Stale

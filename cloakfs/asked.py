@@ -1,0 +1,103 @@
+"""What the mount below has answered a caller: found out by a thread, for the session loop, which must not wait for it.
+
+An answer is good for one request, one caller and one object: it is kept with the caller that the request is served as
+(`Asked`), by st_dev and st_ino, and no other request ever gets to see it.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+from . import linux
+from .door import Subject
+from .nodes import Looked, Object
+from .tree import calls
+
+if TYPE_CHECKING:
+    from .below import Below
+
+
+class Answers(NamedTuple):
+    """What the mount below answered a caller: of each object, its words, or why there are none."""
+
+    who: linux.Credentials
+    of: dict[tuple[int, int], bytes | OSError]
+
+
+class Asked(Subject):
+    """A caller that a thread has asked for."""
+
+    __slots__ = ("_answers",)
+
+    def __init__(self, who: Subject, answers: Answers) -> None:
+        caller = who.caller
+        super().__init__(caller.uid, caller.gid, lambda: caller)
+        self._answers = answers
+
+    def answer(self, info: linux.Stat) -> bytes | OSError | None:
+        """About the object with this stat; None if nobody has asked, or not for this caller."""
+        return self._answers.of.get((info.st_dev, info.st_ino)) if self._answers.who == self.credentials else None
+
+
+class NotAsked(Exception):
+    """The session loop would have to ask: nothing is shown, and the fault is logged."""
+
+
+def ask(below: "Below", who: linux.Credentials, fds: Iterable[int]) -> Answers:
+    """In a thread: ask for this caller about what `fds` (O_PATH) refer to, as far as that is in the mount below."""
+    answers = Answers(who, {})
+    for fd in fds:
+        try:
+            info, _ = calls.statx_fd(fd)
+        except OSError:
+            continue  # the session loop will meet with the same
+        if below.has(info):
+            try:
+                answers.of[info.st_dev, info.st_ino] = below.ask(who, fd)
+            except OSError as exc:
+                answers.of[info.st_dev, info.st_ino] = exc
+    return answers
+
+
+class Asking:
+    """The questions that the thread asks which looks at an object (`Nodes.look`).
+
+    Args:
+        below: the mount below.
+        who: the caller; its groups are found out here, as only the session loop may.
+        listed: refer (O_PATH) to further objects; they stay open as long as the request is being served.
+    """
+
+    def __init__(self, below: "Below", who: Subject, listed: Collection[int]) -> None:
+        self._below = below
+        self._who = who.credentials
+        self._listed = listed
+        self.answers = Answers(self._who, {})
+
+    def after(self, look: Callable[[], Looked], obj: Object, root: Object) -> Callable[[], Looked]:
+        """Look, and ask about whatever the door asks about to judge `obj`."""
+        numbers = _asked_about(obj, root)
+
+        def work() -> Looked:
+            found = look()
+            opened = [found.opened[number][1] for number in numbers if number in found.opened]
+            self.answers = ask(self._below, self._who, [*opened, *self._listed])
+            return found
+
+        return work
+
+
+def _asked_about(obj: Object, root: Object) -> list[int]:
+    """Numbers of the objects that `Door.visible` asks the mount below about. `root` is the tree's, which is in it.
+
+    The mount below knows what is above its objects. Of a hard link, the directories are judged one by one.
+    """
+    numbers: list[int] = []
+    todo = [obj]
+    while todo:
+        at = todo.pop()
+        is_in_it = at.filesystem is root.filesystem
+        if is_in_it and at.number not in numbers:
+            numbers.append(at.number)
+        if at.parent is not None and (at.others or not is_in_it):
+            todo += [at.parent, *(parent for parent, _ in at.others or ())]
+    return numbers
