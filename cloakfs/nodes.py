@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from . import linux
 from .index import Index
 from .linux import mountinfo as mounts
+from .tree import calls
 from .unmount import KINDS
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ class Filesystem:
 
     def stat(self, fd: int) -> linux.Stat:
         """The stat of a descriptor on it. Of what is far, as the kernel remembers it: a thread has asked just now."""
-        return linux.statx(fd)[0] if self.far else linux.fstat(fd)
+        return calls.statx_fd(fd)[0] if self.far else calls.fstat(fd)
 
     def begin(self) -> tuple[float, int]:
         """Call before it is asked from the session loop; the result is for `took`."""
@@ -219,7 +220,7 @@ def _waits_of_this_thread() -> int:
 
 def _is_gone(mount_fd: int, handle: bytes) -> bool:
     try:
-        os.close(linux.open_by_handle(mount_fd, handle, os.O_PATH | os.O_NOFOLLOW))
+        calls.close(calls.find_handle(mount_fd, handle))
     except OSError as exc:
         return exc.errno == errno.ESTALE
     return False
@@ -228,17 +229,17 @@ def _is_gone(mount_fd: int, handle: bytes) -> bool:
 def _identity(fd: int, kind: str) -> int | str:
     """What tells the file system that `fd` (O_PATH) is on from another one mounted there later; 0 if nothing does."""
     if kind in _KNOWN_BY_ID:
-        return os.fstatvfs(fd).f_fsid
+        return calls.fstatvfs(fd).f_fsid
     if kind == _LOST_WITH_THE_BOOT:
-        number, boot = os.fstatvfs(fd).f_fsid, _boot_id()
+        number, boot = calls.fstatvfs(fd).f_fsid, _boot_id()
         return f"{number}@{boot}" if number and boot else 0
     if kind == "xfs":  # of which f_fsid is the number of the device
         with contextlib.suppress(OSError):
-            opened = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            opened = calls.open(linux.ROOT, fd, os.O_RDONLY | os.O_NONBLOCK)
             try:
-                return linux.xfs_uuid(opened).hex()
+                return calls.xfs_uuid(opened).hex()
             finally:
-                os.close(opened)
+                calls.close(opened)
     return 0
 
 
@@ -388,12 +389,11 @@ class Nodes:
         self._transient = _TRANSIENT | int.from_bytes(os.urandom(5), "little")
         self._own_device: str | None = None
         self._copied: dict[int, mounts.Place] | None = None
-        linux.assume(linux.ROOT)
         if covered:
-            fd = linux.clone_tree(source)
+            fd = calls.copy_top(source)
             self._copied = self._find_copies(fd)
         else:
-            fd = os.open(source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            fd = calls.find_top(source)
         top = mounts.id_of(fd)
         filesystem = self._new_filesystem(top, fd, self._table().get(top))
         handle, _ = self._identify(fd, None)
@@ -429,11 +429,11 @@ class Nodes:
 
     def _find_copies(self, top: int) -> dict[int, mounts.Place]:
         """The mounts of a copy of the tree, told as the ones that they are copies of."""
-        fd = os.open(self._source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = calls.find_top(self._source)
         try:
             original = mounts.id_of(fd)
         finally:
-            os.close(fd)
+            calls.close(fd)
         table = mounts.by_id()
         copies = {mounts.id_of(top): original}
         inside = self._source.rstrip("/") + "/"
@@ -444,11 +444,11 @@ class Nodes:
             if place.mounter:
                 not_to_pass.append(place.path + "/")
             with contextlib.suppress(OSError):
-                fd = os.open(place.path.removeprefix(inside), os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top)
+                fd = calls.find(linux.ROOT, top, place.path.removeprefix(inside))
                 try:
                     copy = mounts.id_of(fd)
                 finally:
-                    os.close(fd)
+                    calls.close(fd)
                 if (
                     copy not in copies or table[copies[copy]].path == place.path
                 ):  # of several at a place, the one on top
@@ -487,7 +487,7 @@ class Nodes:
             PermissionError: it must not.
             TooSoon: perhaps it must not.
         """
-        info, mount_id = linux.statx(fd)
+        info, mount_id = calls.statx_fd(fd)
         if mount_id not in self._by_mount:
             self._meet(mount_id, fd)
         return info
@@ -547,7 +547,7 @@ class Nodes:
         """Know the mount at `path` before anybody crosses it, so that old handles on it can be decoded."""
         try:
             inside = os.path.relpath(path, self._source)
-            fd = os.open(inside, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.root.fd)
+            fd = calls.find(linux.ROOT, self.root.fd, inside)
         except OSError as exc:
             log.warning("%s: %s; handles below it are not decoded", path, exc.strerror)
             return
@@ -557,11 +557,11 @@ class Nodes:
             if mount_id not in self._by_mount and place is not None and not self._leads_nowhere(place):
                 self._new_filesystem(mount_id, fd, place)
         finally:
-            os.close(fd)
+            calls.close(fd)
 
     def _new_filesystem(self, mount_id: int, fd: int, place: mounts.Place | None) -> Filesystem:
         linux.assume(linux.ROOT)
-        path, kind = (place.path, place.kind) if place else (os.readlink(f"/proc/self/fd/{fd}"), "unknown")
+        path, kind = (place.path, place.kind) if place else (os.fsdecode(calls.path_of(fd)), "unknown")
         inside = os.path.relpath(path, self._source) if path.startswith(self._source.rstrip("/") + "/") else "."
         identity = _identity(fd, kind)
         key = partial("{}\0{}\0{}".format, inside, kind)
@@ -576,11 +576,11 @@ class Nodes:
             self._ask_far(filesystem, fd)
             with contextlib.suppress(OSError):
                 above, name = os.path.split(os.fsencode(path))
-                self._beside.setdefault(self._id(os.stat(above)), set()).add(name)
+                self._beside.setdefault(self._id(calls.stat_path(above)), set()).add(name)
         else:
             self._describe(filesystem, fd)
         if filesystem.fd < 0:
-            filesystem.pin = os.dup(fd)
+            filesystem.pin = calls.dup(fd)
         self._by_mount[mount_id] = filesystem
         self._by_number[filesystem.number] = filesystem
         if self.on_new_filesystem is not None:
@@ -590,19 +590,19 @@ class Nodes:
     @staticmethod
     def _describe(filesystem: Filesystem, fd: int) -> None:
         """Find out what file handles it has. `fd` refers to where it is mounted."""
-        filesystem.device = os.fstat(fd).st_dev
+        filesystem.device = calls.fstat(fd).st_dev
         try:
-            filesystem.fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            filesystem.fd = calls.open(linux.ROOT, fd, os.O_RDONLY | os.O_NONBLOCK)
         except OSError:
             filesystem.decodable = False  # a device or socket that is a mount point itself
         for flags in (0, linux.AT_HANDLE_FID):
             try:
-                handle, _ = linux.name_to_handle(fd, flags)
+                handle, _ = calls.name_to_handle(fd, flags)
             except OSError:
                 continue
             filesystem.flags = flags
             try:
-                os.close(linux.open_by_handle(filesystem.fd, handle, os.O_PATH))
+                calls.close(calls.find_handle(filesystem.fd, handle))
             except OSError:
                 filesystem.decodable = False
             break
@@ -612,10 +612,9 @@ class Nodes:
     def _ask_far(self, filesystem: Filesystem, fd: int) -> None:
         """The same, of what may never answer: for a moment everything waits for it, but no longer."""
         answer = Filesystem(filesystem.number, filesystem.kind, filesystem.path, -1)
-        own = os.dup(fd)
+        own = calls.dup(fd)
 
         def ask() -> None:
-            linux.assume(linux.ROOT)
             with contextlib.suppress(OSError):
                 self._describe(answer, own)
                 done.set()
@@ -623,7 +622,7 @@ class Nodes:
         done = threading.Event()
         threading.Thread(target=ask, daemon=True).start()
         if done.wait(_MEET_SECONDS):
-            os.close(own)
+            calls.close(own)
             for name in ("device", "fd", "flags", "has_handles", "decodable"):
                 setattr(filesystem, name, getattr(answer, name))
         else:
@@ -711,12 +710,12 @@ class Nodes:
             elif parent is not None and (obj.parent is not parent or obj.name != name):
                 self._found_again(obj, parent, name, fd)
         except BaseException:
-            os.close(fd)
+            calls.close(fd)
             raise
         if obj.fd < 0:
             self._keep(obj, fd)
         else:
-            os.close(fd)
+            calls.close(fd)
         return obj
 
     def at_place(self, parent: Object, name: bytes, info: linux.Stat) -> Object | None:
@@ -733,16 +732,16 @@ class Nodes:
         near = parent.filesystem if parent is not None else next(iter(self._by_mount.values()))
         flags = near.flags
         try:
-            handle, mount_id = linux.name_to_handle(fd, flags)
+            handle, mount_id = calls.name_to_handle(fd, flags)
         except OSError:
             handle, mount_id = b"", mounts.id_of(fd)
         filesystem = self._by_mount.get(mount_id) or self._meet(mount_id, fd)
         if not filesystem.has_handles:
             # Good as long as a descriptor is kept open: until then the inode number is not used again.
-            info, _ = linux.statx(fd)
+            info, _ = calls.statx_fd(fd)
             return struct.pack("<IQQ", filesystem.number, info.st_dev, info.st_ino), filesystem
         if not handle or filesystem.flags != flags:
-            handle, _ = linux.name_to_handle(fd, filesystem.flags)
+            handle, _ = calls.name_to_handle(fd, filesystem.flags)
         return filesystem.number.to_bytes(4, "little") + handle, filesystem
 
     def _remember(self, obj: Object) -> None:
@@ -761,7 +760,7 @@ class Nodes:
             if self._objects.pop(obj.number, None) is None:
                 return
             self._by_handle.pop(obj.handle, None)
-            if obj.fd >= 0 and obj.number < _TRANSIENT and not obj.filesystem.far and os.fstat(obj.fd).st_nlink == 0:
+            if obj.fd >= 0 and obj.number < _TRANSIENT and not obj.filesystem.far and calls.fstat(obj.fd).st_nlink == 0:
                 self._index.remove(obj.number)
             self._close(obj)
             obj.barrier = None  # which may be this object: nothing but the garbage collector would free it
@@ -787,9 +786,8 @@ class Nodes:
 
     def place_of(self, filesystem: Filesystem, handle: bytes) -> tuple[Object, bytes] | None:
         """Where a directory is that a local file system knows by this handle, if the kernel knows what is above it."""
-        linux.assume(linux.ROOT)
         try:
-            fd = linux.open_by_handle(filesystem.fd, handle, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+            fd = calls.find_handle(filesystem.fd, handle, os.O_DIRECTORY)
         except OSError:
             return None
         try:
@@ -797,12 +795,12 @@ class Nodes:
             try:
                 parent = self._by_handle.get(self._identify(above, None)[0])
             finally:
-                os.close(above)
-            return (parent, os.path.basename(os.readlink(f"/proc/self/fd/{fd}".encode()))) if parent else None
+                calls.close(above)
+            return (parent, os.path.basename(calls.path_of(fd))) if parent else None
         except OSError:
             return None
         finally:
-            os.close(fd)
+            calls.close(fd)
 
     # -- places ------------------------------------------------------------------------------------
 
@@ -897,7 +895,6 @@ class Nodes:
 
     def known(self, fd: int, parent: Object) -> Object | None:
         """The object that `fd` (O_PATH) refers to, if the kernel knows it already."""
-        linux.assume(linux.ROOT)
         return self._by_handle.get(self._identify(fd, parent)[0])
 
     def moved(self, fd: int, parent: Object, name: bytes) -> Object | None:
@@ -950,9 +947,8 @@ class Nodes:
         """
         if self.is_name_far(parent, name):
             return self._there.get((parent.number, name)) == self._id(info)
-        linux.assume(linux.ROOT)
         try:
-            there, _ = linux.statx(self.fd(parent), name)
+            there, _ = calls.statx(linux.ROOT, self.fd(parent), name)
         except OSError:
             return False
         return (there.st_dev, there.st_ino) == (info.st_dev, info.st_ino)
@@ -962,11 +958,7 @@ class Nodes:
         fd = self.fd(obj)
         if obj.filesystem.far or parent.filesystem.far:
             return self._there.get((parent.number, obj.name)) == self._inode_of(obj)
-        try:
-            above, _ = linux.statx(fd, b"..")
-        except PermissionError:  # for whoever was served last
-            linux.assume(linux.ROOT)
-            above, _ = linux.statx(fd, b"..")
+        above, _ = calls.statx(linux.ROOT, fd, b"..")
         return self._id(above) == self._inode_of(parent)
 
     def _inode_of(self, obj: Object) -> tuple[int, int]:
@@ -978,7 +970,7 @@ class Nodes:
 
         Never by looking at what else is there: outside the tree, that may be the daemon's own mount.
         """
-        name = os.path.basename(os.readlink(f"/proc/self/fd/{self.fd(obj)}".encode()))
+        name = os.path.basename(calls.path_of(self.fd(obj)))
         parent = self._above(obj) if self._was_inside(obj) else None
         if parent is None or not self.is_at(info, parent, name):
             self._displace(obj)
@@ -1005,11 +997,10 @@ class Nodes:
         return self._above(obj) if self._is_inside(obj) else None
 
     def _above(self, obj: Object) -> Object:
-        linux.assume(linux.ROOT)
         fd, _ = self._open_above(self.fd(obj))
         known = self.known(fd, obj)
         if known is not None:
-            os.close(fd)
+            calls.close(fd)
             return known
         return self.resolve(fd, None, b"")
 
@@ -1019,10 +1010,10 @@ class Nodes:
         Raises:
             Stale: it is on a mount that was not met: outside of the tree, or on top of what was above.
         """
-        above = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
-        info, mount_id = linux.statx(above)
+        above = calls.find_above(fd)
+        info, mount_id = calls.statx_fd(above)
         if mount_id not in self._by_mount:
-            os.close(above)
+            calls.close(above)
             raise Stale
         return above, self._id(info)
 
@@ -1044,10 +1035,9 @@ class Nodes:
 
     def _is_inside(self, obj: Object) -> bool:
         """Is this directory still below the root of the tree?"""
-        linux.assume(linux.ROOT)
         root = self._inode_of(self.root)
         passed: list[tuple[int, int]] = []
-        fd = os.dup(self.fd(obj))
+        fd = calls.dup(self.fd(obj))
         try:
             here = self._inode_of(obj)
             for _ in range(_MAX_DEPTH):
@@ -1059,12 +1049,12 @@ class Nodes:
                     above, here = self._open_above(fd)
                 except Stale:
                     return False
-                os.close(fd)
+                calls.close(fd)
                 fd = above
                 if here == passed[-1]:
                     return False  # "/"
         finally:
-            os.close(fd)
+            calls.close(fd)
         return False
 
     # -- what has to be waited for -----------------------------------------------------------------
@@ -1078,7 +1068,6 @@ class Nodes:
         Raises:
             OSError: there are too many descriptors.
         """
-        linux.assume(linux.ROOT)
         links: dict[int, _Link] = {}
         todo = [obj]
         try:
@@ -1089,25 +1078,24 @@ class Nodes:
                 if at.number in links or is_trusted or not self.waits(at):
                     continue
                 # What is not open has to be opened by its handle, or its name, first.
-                fd = os.dup(at.fd) if at.fd >= 0 else -1
+                fd = calls.dup(at.fd) if at.fd >= 0 else -1
                 places = [*([(at.parent, at.name)] if at.parent is not None else []), *(at.others or [])]
                 links[at.number] = _Link(at, fd, [(parent.number, name) for parent, name in places])
                 todo += [parent for parent, _ in places]
         except OSError:
             for link in links.values():
                 if link.fd >= 0:
-                    os.close(link.fd)
+                    calls.close(link.fd)
             raise
 
         def work() -> Looked:
-            linux.assume(linux.ROOT)
             found = Looked({}, [], {})
             for link in reversed(links.values()):
                 with contextlib.suppress(OSError):
                     self._look_at_link(link, found)
             if name is not None and obj.number in found.opened:
                 with contextlib.suppress(OSError):
-                    self.look_at(found.opened[obj.number][1], name)
+                    self.look_at(linux.ROOT, found.opened[obj.number][1], name)
             return found
 
         return work
@@ -1117,40 +1105,40 @@ class Nodes:
         obj = link.obj
         fd = link.fd if link.fd >= 0 else self._open_late(link, found)
         found.opened[obj.number] = obj, fd
-        info = os.fstat(fd)
+        info = calls.fstat(fd)
         for number, name in link.places:
             if number in found.opened:
                 with contextlib.suppress(OSError):
-                    found.there[number, name] = self._id(linux.statx(found.opened[number][1], name)[0])
+                    found.there[number, name] = self._id(calls.statx(linux.ROOT, found.opened[number][1], name)[0])
         if obj is self.root or not stat.S_ISDIR(info.st_mode) or not obj.filesystem.by_threads:
             return
         if any(found.there.get(place) == self._id(info) for place in link.places):
             return
-        name = os.path.basename(os.readlink(f"/proc/self/fd/{fd}".encode()))
+        name = os.path.basename(calls.path_of(fd))
         above, here = self._open_above(fd)
         try:
             # What is at the top of a mount that was taken off lies in itself, and has no name.
-            is_there = here != self._id(info) and self._id(linux.statx(above, name)[0]) == self._id(info)
+            is_there = here != self._id(info) and self._id(calls.statx(linux.ROOT, above, name)[0]) == self._id(info)
         except OSError:
             is_there = False
         if is_there:
             found.moved.append((obj, above, name))
         else:
-            os.close(above)
+            calls.close(above)
 
     @staticmethod
     def _open_late(link: _Link, found: Looked) -> int:
         obj = link.obj
         if obj.filesystem.decodable:
-            return linux.open_by_handle(obj.filesystem.fd, obj.handle[4:], os.O_PATH | os.O_NOFOLLOW)
+            return calls.find_handle(obj.filesystem.fd, obj.handle[4:])
         for number, name in link.places:
             if number in found.opened:
                 above = found.opened[number][1]
-                fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+                fd = calls.find(linux.ROOT, above, name)
                 with contextlib.suppress(OSError):
-                    if linux.name_to_handle(fd, obj.filesystem.flags)[0] == obj.handle[4:]:
+                    if calls.name_to_handle(fd, obj.filesystem.flags)[0] == obj.handle[4:]:
                         return fd
-                os.close(fd)
+                calls.close(fd)
         raise Stale
 
     def looked(self, found: Looked) -> bool:
@@ -1163,7 +1151,7 @@ class Nodes:
             if obj.fd < 0 and self._objects.get(obj.number) is obj:
                 self._keep(obj, fd)
             else:
-                os.close(fd)
+                calls.close(fd)
         for obj, above, name in found.moved:
             try:
                 parent = self.resolve(above, None, b"")
@@ -1182,26 +1170,26 @@ class Nodes:
         """What `Looked.there` says is so, for the request that is being served."""
         self._there = there
 
-    def look_at(self, directory: int, name: bytes) -> None:
+    def look_at(self, who: linux.Credentials, directory: int, name: bytes) -> None:
         """In a thread: have the kernel find out what is called `name`, unless that must not be looked into.
 
         Raises:
             OSError: there is nothing, for example.
         """
-        if self._is_far(linux.statx(directory, name)[1]):
-            fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+        if self._is_far(calls.statx(who, directory, name)[1]):
+            fd = calls.find(who, directory, name)
             try:
-                self.ask(fd)
+                self.ask(who, fd)
             finally:
-                os.close(fd)
+                calls.close(fd)
 
-    def ask(self, fd: int) -> None:
+    def ask(self, who: linux.Credentials, fd: int) -> None:
         """If this is a thread, have the kernel ask what there is to know of what was found, and `fd` refers to.
 
         Not if it is local; nor if it must not be looked into.
         """
-        if not linux.in_main_thread() and self._is_far(linux.statx(fd)[1]):
-            os.fstat(fd)
+        if not linux.in_main_thread() and self._is_far(calls.statx_fd(fd)[1]):
+            calls.ask(who, fd)
 
     def _is_far(self, mount_id: int) -> bool:
         filesystem = self._by_mount.get(mount_id)
@@ -1220,10 +1208,9 @@ class Nodes:
             return obj.fd
         if obj.open_files:
             return obj.open_files[-1]
-        linux.assume(linux.ROOT)
         try:
             if obj.filesystem.decodable:
-                fd = linux.open_by_handle(obj.filesystem.fd, obj.handle[4:], os.O_PATH | os.O_NOFOLLOW)
+                fd = calls.find_handle(obj.filesystem.fd, obj.handle[4:])
             else:
                 fd = self._open_by_name(obj)
         except OSError as exc:
@@ -1247,7 +1234,7 @@ class Nodes:
                 self.fd(above)
         for parent, name in [*([(obj.parent, obj.name)] if obj.parent else []), *(obj.others or [])]:
             try:
-                fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.fd(parent))
+                fd = calls.find(linux.ROOT, self.fd(parent), name)
             except OSError as exc:
                 if exc.errno in _NO_ROOM:
                     raise
@@ -1257,7 +1244,7 @@ class Nodes:
                     return fd
             except PermissionError:
                 pass  # see `stat`
-            os.close(fd)
+            calls.close(fd)
         raise Stale
 
     def _keep(self, obj: Object, fd: int) -> None:
@@ -1291,7 +1278,7 @@ class Nodes:
 
     def _close(self, obj: Object) -> None:
         if obj.fd >= 0:
-            os.close(obj.fd)
+            calls.close(obj.fd)
             obj.fd = -1
             self._open.pop(obj.number, None)
             if obj.inode is not None and self._by_inode.get(obj.inode) is obj:  # a bind mount may show it twice
@@ -1331,7 +1318,6 @@ class Nodes:
         chosen = [(number, sure[of], handle) for number, of, handle in unused if of in sure]
 
         def look() -> list[int]:
-            linux.assume(linux.ROOT)
             return lost + [number for number, fd, handle in chosen if _is_gone(fd, handle)]
 
         return look
@@ -1368,4 +1354,4 @@ class Nodes:
         for filesystem in {*self._by_mount.values(), *self._by_number.values()}:
             for fd in (filesystem.fd, filesystem.pin):
                 if fd >= 0:
-                    os.close(fd)
+                    calls.close(fd)

@@ -13,9 +13,9 @@ again.
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from . import linux
 from .cloak import CloakList, Condition
 from .nodes import Nodes, Object
+from .tree import calls
 
 if TYPE_CHECKING:
     from .door import Subject
@@ -108,7 +108,7 @@ class Passages:
         nodes, parent = self._nodes, directory.parent
         if parent is None or not (directory.filesystem.told and directory.filesystem.plain):
             return False
-        info = linux.fstat(nodes.fd(directory))
+        info = calls.fstat(nodes.fd(directory))
         if directory.checked != info.st_ctime_ns and not nodes.is_child(directory, parent):
             return False
         condition = cloak.condition(info.st_mode, info.st_uid, info.st_gid)

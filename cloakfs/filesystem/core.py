@@ -512,7 +512,7 @@ class Core(pyfuse3.Operations):
         """The same as `who`."""
         fd = self._with_room(calls.find, who, directory, name)
         try:
-            self.nodes.ask(fd)
+            self.nodes.ask(who, fd)
         except BaseException:
             calls.close(fd)
             raise

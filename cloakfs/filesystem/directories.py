@@ -100,7 +100,7 @@ def _read_names(nodes: Nodes, fd: int, far: Set[bytes], *, all_of_them: bool) ->
 def _look_at_all(nodes: Nodes, fd: int, names: list[bytes]) -> None:
     for name in names:
         with contextlib.suppress(OSError):
-            nodes.look_at(fd, name)
+            nodes.look_at(linux.ROOT, fd, name)
 
 
 class Directories(Names):

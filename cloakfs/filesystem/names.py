@@ -274,7 +274,7 @@ class Names(Core):
             if at.obj.filesystem.far:
                 with contextlib.suppress(OSError):  # as in `_make_named`
                     path_fd = calls.find_again(fd)
-                    self.nodes.ask(path_fd)
+                    self.nodes.ask(at.credentials, path_fd)
                     is_there = exactly.leads_to(at.credentials, at.fd, name, path_fd)
             return fd, path_fd, is_there
 
@@ -333,7 +333,7 @@ class Names(Core):
             if not at.obj.filesystem.far:
                 return False
             with contextlib.suppress(OSError):  # the link is there
-                self.nodes.ask(source)
+                self.nodes.ask(at.credentials, source)
                 return exactly.leads_to(at.credentials, at.fd, new_name, source)
             return False
 
