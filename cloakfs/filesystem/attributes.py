@@ -19,9 +19,9 @@ from pyfuse3 import (
 )
 
 from .. import linux
-from ..door import attrs_of
 from ..ids import ClientId, ServerId
 from ..tree import calls
+from ..tree.door import attrs_of
 from .core import SET_ID, Core, Entered, answers
 from .names import Names
 

@@ -12,11 +12,12 @@ import trio
 from pyfuse3 import EntryAttributes, FileInfo, FlagT, FUSEError, InodeT, ModeT, RequestContext
 
 from .. import linux
-from ..door import INSIDER, sees
 from ..ids import ClientId
-from ..nodes import ROOT, Stale, TooSoon
 from ..policy import Attrs
 from ..tree import calls
+from ..tree.door import INSIDER, sees
+from ..tree.knownmounts import TooSoon
+from ..tree.objects import ROOT, Stale
 from . import exactly
 from .core import Core, Entered, answers
 from .data import open_again, reopen_flags
