@@ -78,7 +78,7 @@ class Descriptors:
                 if self._mounts.identify(fd, parent)[0] == obj.handle:
                     return fd
             except PermissionError:
-                pass  # see `stat`
+                pass  # see `KnownMounts.stat`
             calls.close(fd)
         raise Stale
 
