@@ -8,9 +8,10 @@ from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from . import linux
-from .door import Subject
-from .nodes import Looked, Object
 from .tree import calls
+from .tree.door import Subject
+from .tree.look import Looked
+from .tree.objects import Object
 
 if TYPE_CHECKING:
     from .below import Below

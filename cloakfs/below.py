@@ -15,7 +15,7 @@ from .tree import calls
 from .unmount import KINDS
 
 if TYPE_CHECKING:
-    from .door import Subject
+    from .tree.door import Subject
 
 # What a mount says of what it does not show, and at its gate.
 _HIDDEN = (errno.ESTALE, errno.ENOENT, errno.EACCES)

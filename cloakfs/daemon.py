@@ -26,14 +26,14 @@ from .config.options import Options
 from .control import Control, socket_of
 from .filesystem import Filesystem, kernelcache
 from .groups import group_source
-from .index import Index
 from .linux import fuseconnection, mountinfo
 from .mounted import STATE_DIR, Told, all_mounted, mount_key
 from .mountpoint import Attached, MountError, MountWords
-from .nodes import Nodes
 from .policy import PolicyError, is_in_file, load_policy
 from .reader import Reader
 from .tasks import Tasks
+from .tree.index import Index
+from .tree.nodes import Nodes
 from .versions import VersionError
 from .views import ViewError, Views
 from .watch import Watch
@@ -161,7 +161,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         )
         try:
             _refuse_to_serve_itself(settings)
-            nodes.served_at(attached.device)
+            nodes.mounts.served_at(attached.device)
             pyfuse3.init(filesystem, f"/dev/fd/{attached.session}", {"fsname=cloakfs"})
             filesystem.cache.forgetter.session = attached.session
             told = Told(key, settings.source, settings.target, settings.options, settings.policy_dir, attached.device)
@@ -341,7 +341,7 @@ def _refuse_to_serve_itself(settings: Settings) -> None:
 
 
 def _warn_of_handles(nodes: Nodes) -> None:
-    for filesystem in nodes.filesystems:
+    for filesystem in nodes.mounts.filesystems:
         if not filesystem.has_handles:
             log.warning(
                 "%s (%s) has no file handles: nodeids last only as long as the kernel remembers a file, "
@@ -425,10 +425,10 @@ class _Daemon:
         while True:
             await trio.sleep(_IDLE_SECONDS)
             nodes = self._filesystem.nodes
-            nodes.close_idle()
+            nodes.descriptors.close_idle()
             linux.act_as_daemon()
-            look = nodes.sweep()
-            nodes.swept(await trio.to_thread.run_sync(look, abandon_on_cancel=True))
+            look = nodes.sweeper.sweep()
+            nodes.sweeper.swept(await trio.to_thread.run_sync(look, abandon_on_cancel=True))
             linux.act_as_daemon()
             self._index.tidy()
             self._told.work(self._filesystem.requests, self._filesystem.reader.state())

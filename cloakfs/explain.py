@@ -15,13 +15,13 @@ import trio
 from .asked import Asked, ask
 from .caller import Caller, ClientCaller
 from .cloak import Verdict
-from .door import attrs_of, credentials, subject
 from .groups import group_source
 from .ids import ClientId, ServerId
 from .linux import ROOT, act_as_daemon
 from .mapping import Kind
 from .policy import Attrs, Policy, is_built_in
 from .tree import calls
+from .tree.door import attrs_of, credentials, subject
 from .view import View
 
 READ, WRITE, EXECUTE = 4, 2, 1

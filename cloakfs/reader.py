@@ -18,10 +18,10 @@ from typing import Any, TextIO
 import trio
 
 from . import linux
-from .nodes import Filesystem
 from .prefetch import HEURISTICS, Ask, Limits, Prefetcher
 from .tasks import Tasks
 from .tree import calls
+from .tree.filesystems import Filesystem
 
 log = logging.getLogger(__name__)
 

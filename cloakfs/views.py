@@ -12,9 +12,9 @@ from . import linux
 from .caller import Caller
 from .config.views import Ids, Range, User, ViewItem
 from .ids import ClientId, ServerId
-from .index import Index
-from .nodes import MAX_VIEWS
 from .policy import Policy
+from .tree.index import Index
+from .tree.nodes import MAX_VIEWS
 from .view import View
 
 if TYPE_CHECKING:

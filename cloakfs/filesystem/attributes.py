@@ -19,9 +19,9 @@ from pyfuse3 import (
 )
 
 from .. import linux
-from ..door import attrs_of
 from ..ids import ClientId, ServerId
 from ..tree import calls
+from ..tree.door import attrs_of
 from .core import SET_ID, Core, Entered, answers
 from .names import Names
 
@@ -89,7 +89,7 @@ class Attributes(Names, Core):
                 self._drop_set_id(at, stat.S_IMODE(attr.st_mode) | self._hidden_set_id(at))
         if fields.update_atime or fields.update_mtime:
             self._utimens(at, attr, fields)
-        self.nodes.ask(at.fd)
+        self.nodes.ask(at.credentials, at.fd)
 
     def _change_mode(self, at: Entered, attr: EntryAttributes, fields: SetattrFields) -> None:
         mode, before = stat.S_IMODE(attr.st_mode), stat.S_IMODE(at.info.st_mode)

@@ -23,14 +23,26 @@ from .. import linux
 from ..above import INSIDE, Above
 from ..asked import Answers, Asked, Asking, ask
 from ..caller import Caller, ClientCaller
-from ..door import INSIDER, Door, Subject, attrs_of, credentials, everybody_may, sees, subject, surely_may, with_group
 from ..groups import GroupSource
 from ..ids import ClientId, ServerId
 from ..loop import SHARE
-from ..nodes import ROOT, Nodes, Object, Stale
 from ..reader import Reader
 from ..tasks import Tasks
 from ..tree import calls
+from ..tree.door import (
+    INSIDER,
+    Door,
+    Subject,
+    attrs_of,
+    credentials,
+    everybody_may,
+    sees,
+    subject,
+    surely_may,
+    with_group,
+)
+from ..tree.nodes import Nodes
+from ..tree.objects import ROOT, Object, Stale
 from ..view import Asker, View
 from ..views import Views
 from .kernelcache import KernelCache
@@ -595,7 +607,7 @@ class Core(pyfuse3.Operations):
         """The same as `who`."""
         fd = self._with_room(calls.find, who, directory, name)
         try:
-            self.nodes.ask(fd)
+            self.nodes.ask(who, fd)
         except BaseException:
             calls.close(fd)
             raise

@@ -132,7 +132,7 @@ class Data(Core):
 
         Those of this machine have nothing to say. If there are no others, the kernel is told not to ask again.
         """
-        if all(filesystem.plain for filesystem in self.nodes.filesystems):
+        if all(filesystem.plain for filesystem in self.nodes.mounts.filesystems):
             raise FUSEError(errno.ENOSYS)
         await trio.to_thread.run_sync(calls.close, self._with_room(calls.dup, fh), abandon_on_cancel=True)
 

@@ -14,10 +14,12 @@ import trio
 from pyfuse3 import EntryAttributes, FileHandleT, InodeT, ModeT, ReaddirToken, RequestContext
 
 from .. import linux
-from ..door import INSIDER, sees
 from ..ids import ClientId
-from ..nodes import Nodes, Object, Stale, TooSoon
 from ..tree import calls
+from ..tree.door import INSIDER, sees
+from ..tree.knownmounts import TooSoon
+from ..tree.nodes import Nodes
+from ..tree.objects import Object, Stale
 from .core import Entered, OpenFile, answers
 from .names import Names
 
@@ -103,7 +105,7 @@ def _read_names(nodes: Nodes, fd: int, far: Set[bytes], *, all_of_them: bool) ->
 def _look_at_all(nodes: Nodes, fd: int, names: list[bytes]) -> None:
     for name in names:
         with contextlib.suppress(OSError):
-            nodes.look_at(fd, name)
+            nodes.look_at(linux.ROOT, fd, name)
 
 
 class Directories(Names):

@@ -18,8 +18,8 @@ from collections.abc import Callable
 
 from .. import linux
 from ..linux import ROOT, Credentials
-from ..nodes import Stale
 from ..tree import calls
+from ..tree.objects import Stale
 
 log = logging.getLogger(__name__)
 

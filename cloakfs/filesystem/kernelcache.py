@@ -22,7 +22,6 @@ import trio
 
 from .. import linux
 from ..caller import Caller
-from ..door import attrs_of, credentials, everybody_may, sees, subject
 from ..linux.fanotify import (
     FAN_ATTRIB,
     FAN_CLOSE_WRITE,
@@ -36,10 +35,14 @@ from ..linux.fanotify import (
     OF_ITSELF,
     Event,
 )
-from ..nodes import Filesystem, Nodes, Object
-from ..passages import Passages
 from ..tasks import Tasks
 from ..tree import calls
+from ..tree.door import attrs_of, credentials, everybody_may, sees, subject
+from ..tree.filesystems import Filesystem
+from ..tree.locate import is_settled
+from ..tree.nodes import Nodes
+from ..tree.objects import Object
+from ..tree.passages import Passages
 from ..view import View
 from ..views import Views
 from ..watch import Watch, mounts_changed
@@ -150,7 +153,7 @@ class KernelCache:
         self._absent: dict[tuple[int, bytes], float] = {}
         self._to_look_up = 0  # so many more of this batch of events
         self._has_followed = False  # if it is begun again, changes behind the mount may have been read and not heeded
-        self._mounts = nodes.mounts_below()
+        self._mounts = nodes.mounts.mounts_below()
 
     # -- what may be remembered --------------------------------------------------------------------
 
@@ -331,7 +334,7 @@ class KernelCache:
         """
         stamp = (number, info.st_mtime_ns, info.st_ctime_ns, info.st_size)
         same = obj.content == stamp
-        obj.content = stamp if self._nodes.is_settled(info) and obj.filesystem.plain else None
+        obj.content = stamp if is_settled(info) and obj.filesystem.plain else None
         return same
 
     def _keep(self, number: int, obj: Object) -> None:
@@ -536,9 +539,9 @@ class KernelCache:
 
     def watch(self, watch: Watch) -> None:
         """Have changes told, on the file systems that do that."""
-        for filesystem in self._nodes.filesystems:
+        for filesystem in self._nodes.mounts.filesystems:
             self._add(watch, filesystem)
-        self._nodes.on_new_filesystem = partial(self._add, watch)
+        self._nodes.mounts.on_new_filesystem = partial(self._add, watch)
         watch.on_own = self._heed_own
         self._passages.is_all_told = partial(self._is_all_heeded, watch)
 
@@ -618,10 +621,10 @@ class KernelCache:
         async with contextlib.aclosing(mounts_changed()) as changes:
             async for _ in changes:
                 began = trio.current_time()
-                before, shunned = shunned, self._nodes.shunned_places()
+                before, shunned = shunned, self._nodes.mounts.shunned_places()
                 for _, path in shunned - before:
                     self._forget_shunned(path)
-                now = self._nodes.mounts_below()
+                now = self._nodes.mounts.mounts_below()
                 if now != self._mounts:
                     self.forget_everything()
                     self._mounts = now

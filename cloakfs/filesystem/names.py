@@ -12,11 +12,12 @@ import trio
 from pyfuse3 import EntryAttributes, FileInfo, FlagT, FUSEError, InodeT, ModeT, RequestContext
 
 from .. import linux
-from ..door import INSIDER, sees
 from ..ids import ClientId
-from ..nodes import ROOT, Stale, TooSoon
 from ..policy import Attrs
 from ..tree import calls
+from ..tree.door import INSIDER, sees
+from ..tree.knownmounts import TooSoon
+from ..tree.objects import ROOT, Stale
 from . import exactly
 from .core import Core, Entered, answers
 from .data import open_again, reopen_flags
@@ -276,7 +277,7 @@ class Names(Core):
             if at.obj.filesystem.far:
                 with contextlib.suppress(OSError):  # as in `_make_named`
                     path_fd = calls.find_again(fd)
-                    self.nodes.ask(path_fd)
+                    self.nodes.ask(at.credentials, path_fd)
                     is_there = exactly.leads_to(at.credentials, at.fd, name, path_fd)
             return fd, path_fd, is_there
 
@@ -335,7 +336,7 @@ class Names(Core):
             if not at.obj.filesystem.far:
                 return False
             with contextlib.suppress(OSError):  # the link is there
-                self.nodes.ask(source)
+                self.nodes.ask(at.credentials, source)
                 return exactly.leads_to(at.credentials, at.fd, new_name, source)
             return False
 

@@ -10,9 +10,9 @@ from pyfuse3 import FUSEError, InodeT, RequestContext, XAttrNameT
 from .. import acl, linux
 from ..above import QUESTION
 from ..linux import process
-from ..nodes import Stale
 from ..policy import Attrs
 from ..tree import calls
+from ..tree.objects import Stale
 from .core import Core, Entered, answers
 
 

@@ -11,7 +11,7 @@ All raise `OSError`, as the system call that they are named after.
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .. import linux
 from ..ids import ServerId
@@ -28,6 +28,8 @@ lseek = os.lseek
 name_to_handle = linux.name_to_handle
 pread = os.pread
 preadv = os.preadv
+statx_fd: Callable[[int], tuple[Stat, int]] = linux.statx
+xfs_uuid = linux.xfs_uuid
 
 _FOUND = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -76,15 +78,16 @@ def statx(who: Credentials, at: int, name: bytes) -> tuple[Stat, int]:
     return linux.statx(at, name)
 
 
-def statx_fd(fd: int) -> tuple[Stat, int]:
-    """The same of what `fd` refers to, for which no permission is needed."""
-    return linux.statx(fd)
+def stat_path(path: bytes) -> os.stat_result:
+    """The stat of the directory at `path`, in which the administrator mounted something."""
+    assume(ROOT)
+    return os.stat(path)
 
 
-def ask(who: Credentials, fd: int) -> None:
-    """Have whoever serves a far file system tell about what `fd` refers to: a daemon may want to know who asks."""
+def ask(who: Credentials, fd: int) -> Stat:
+    """fstat(2), where a daemon serves the file system, and may want to know who asks."""
     assume(who)
-    os.fstat(fd)
+    return fstat(fd)
 
 
 def path_of(fd: int) -> bytes:

@@ -12,9 +12,10 @@ from typing import Any
 
 import trio
 
-from cloakfs import control, daemon, groups, nodes, reader, views, watch
+from cloakfs import control, daemon, groups, reader, views, watch
 from cloakfs.filesystem import core, forgetter, kernelcache
 from cloakfs.policy import Policy
+from cloakfs.tree import descriptors, knownmounts
 
 FAULTS: dict[str, Callable[[], BaseException]] = {
     "EMFILE": lambda: OSError(errno.EMFILE, os.strerror(errno.EMFILE)),
@@ -25,14 +26,14 @@ FAULTS: dict[str, Callable[[], BaseException]] = {
 }
 
 POINTS: dict[str, tuple[object, str]] = {
-    "house": (nodes.Nodes, "close_idle"),
+    "house": (descriptors.Descriptors, "close_idle"),
     "user database": (views, "user_identity"),
     "forget": (forgetter.Forgetter, "_find_late"),
     "forget names": (forgetter, "_forget_names"),
     "forget pages": (forgetter, "_forget_pages"),
     "forget everything": (kernelcache.KernelCache, "_sweep"),
     "forget below": (kernelcache.KernelCache, "_unfinished"),
-    "mounts": (nodes.Nodes, "mounts_below"),
+    "mounts": (knownmounts.KnownMounts, "mounts_below"),
     "changes": (watch.Watch, "read"),
     "signals": (daemon._Daemon, "_reload"),
     "stop": (daemon._Daemon, "_detach"),

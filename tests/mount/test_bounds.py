@@ -12,17 +12,18 @@ from typing import Any
 
 import pytest
 
-from cloakfs import door, groups, linux
-from cloakfs import nodes as nodes_module
+from cloakfs import groups, linux
 from cloakfs.caller import Caller
 from cloakfs.filesystem.core import HalfRead, OpenFile
 from cloakfs.groups import ProcessGroups
 from cloakfs.ids import ClientId
-from cloakfs.index import Index
 from cloakfs.linux import credentials, mountinfo
 from cloakfs.mounted import STATE_DIR
-from cloakfs.nodes import Nodes, Object, Stale
 from cloakfs.policy import Policy
+from cloakfs.tree import door, filesystems
+from cloakfs.tree.index import Index
+from cloakfs.tree.nodes import Nodes
+from cloakfs.tree.objects import Object, Stale
 from cloakfs.view import View
 from tests.agents import User, write
 from tests.mount import conftest
@@ -130,14 +131,14 @@ def meet(nodes: Nodes, parent: Object, name: str) -> Object:
 
 def grow_idle_and_forget(nodes: Nodes, *objects: Object) -> None:
     for _ in range(2):
-        nodes.close_idle()
+        nodes.descriptors.close_idle()
     for obj in objects:
         nodes.forget(obj.number, 1)
 
 
 def sweep(nodes: Nodes) -> None:
     for _ in range(3):
-        nodes.swept(nodes.sweep()())
+        nodes.sweeper.swept(nodes.sweeper.sweep()())
     nodes._index.tidy()
 
 
@@ -147,7 +148,7 @@ def test_what_was_idle_when_it_was_deleted_leaves_no_row(nodes: Nodes, tree: str
         Path(tree, name).touch()
     deleted, kept, known = (meet(nodes, nodes.root, name) for name in ("deleted", "kept", "known"))
     for _ in range(2):
-        nodes.close_idle()
+        nodes.descriptors.close_idle()
     os.unlink(f"{tree}/deleted")
     os.unlink(f"{tree}/known")
     grow_idle_and_forget(nodes, deleted, kept)
@@ -204,7 +205,7 @@ def test_what_was_deleted_on_xfs_leaves_the_index(base: str) -> None:
                 Path(tree, name).touch()
             deleted, kept = (meet(nodes, nodes.root, name) for name in ("deleted", "kept"))
             for _ in range(2):
-                nodes.close_idle()
+                nodes.descriptors.close_idle()
             os.unlink(f"{tree}/deleted")
             grow_idle_and_forget(nodes, deleted, kept)
             sweep(nodes)
@@ -261,8 +262,8 @@ def test_what_was_in_memory_before_the_machine_was_started_again(base: str, monk
         place = os.path.join(tree, "inside")
         met = []
         Path(base, "boot").write_text("the boot before\n")
-        for boot in (f"{base}/boot", nodes_module._BOOT_ID):
-            monkeypatch.setattr(nodes_module, "_BOOT_ID", boot)
+        for boot in (f"{base}/boot", filesystems._BOOT_ID):
+            monkeypatch.setattr(filesystems, "_BOOT_ID", boot)
             with attached("tmpfs", place, "-t", "tmpfs"), contextlib.closing(Nodes(tree, index)) as nodes:
                 Path(place, "file").touch()
                 inside = meet(nodes, nodes.root, "inside")
@@ -336,11 +337,11 @@ def test_a_listing_goes_on_where_it_was_dropped(
 # -- changes behind the mount ----------------------------------------------------------------------
 
 _COUNTS = """
-from cloakfs import nodes
+from cloakfs.tree import locate
 from cloakfs.filesystem import kernelcache
-place_of, heed_all = nodes.Nodes.place_of, kernelcache.KernelCache._heed_all
+place_of, heed_all = locate.Locator.place_of, kernelcache.KernelCache._heed_all
 asked = []
-nodes.Nodes.place_of = lambda *args: asked.append(1) or place_of(*args)
+locate.Locator.place_of = lambda *args: asked.append(1) or place_of(*args)
 def heed(self, events):
     asked.clear()
     heed_all(self, events)

@@ -13,11 +13,13 @@ import pytest
 from cloakfs import linux
 from cloakfs.caller import Caller
 from cloakfs.config.parse import parse_options
-from cloakfs.door import Door, subject
 from cloakfs.filesystem.kernelcache import KernelCache
-from cloakfs.index import Index
-from cloakfs.nodes import Nodes, Object
 from cloakfs.policy import Policy
+from cloakfs.tree import calls
+from cloakfs.tree.door import Door, subject
+from cloakfs.tree.index import Index
+from cloakfs.tree.nodes import Nodes
+from cloakfs.tree.objects import Object
 from cloakfs.view import View
 from cloakfs.views import Views
 from cloakfs.watch import Watch
@@ -171,7 +173,7 @@ class Looks:
         self._nodes = nodes
         self._view = View(POLICY)
         self._count = 0
-        for module, name in ((os, "stat"), (os, "fstat"), (linux, "fstat")):
+        for module, name in ((os, "stat"), (os, "fstat"), (linux, "fstat"), (calls, "fstat")):
             monkeypatch.setattr(module, name, self._counted(getattr(module, name)))
 
     def _counted(self, call: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:

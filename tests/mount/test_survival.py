@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from cloakfs import linux
-from cloakfs.index import Index
 from cloakfs.mounted import STATE_DIR, mount_key
+from cloakfs.tree.index import Index
 from tests.agents import User, names, read, write
 from tests.mount.conftest import Mount, is_mounted, mounted
 from tests.mount.loopfs import attached, filesystem

@@ -316,10 +316,11 @@ def test_a_deleted_file_leaves_the_index(tree: str, mount: Callable[..., Mount])
             return int(db.execute("SELECT count(*) FROM objects").fetchone()[0])
 
     os.listdir(m.path)
+    time.sleep(2)  # it is committed once a second
     before = known()
     for number in range(20):
         write(m.at(str(number)), b"")
-    assert known() == before + 20
+    wait_until(lambda: known() == before + 20)
     for number in range(20):
         os.unlink(m.at(str(number)))
     wait_until(lambda: known() == before)

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from cloakfs import control, index, mounted
+from cloakfs import control, mounted
 from cloakfs.nfs import guard, leftover
+from cloakfs.tree import index
 from tests.agents import write
 from tests.mount import conftest
 from tests.mount.conftest import Mount, command_with, is_mounted, run
@@ -297,6 +298,7 @@ import trio
 from cloakfs.config.errors import Location
 from cloakfs.config.options import Options
 from cloakfs.nfs import guard, leftover
+from cloakfs.tree import index
 from cloakfs.nfs.plan import Mount, Plan
 from cli.common import OWN_COMMAND
 

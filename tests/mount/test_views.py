@@ -17,8 +17,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from cloakfs import linux
 from cloakfs.config.options import Options
 from cloakfs.config.views import User as UserItem
-from cloakfs.index import Index
 from cloakfs.policy import Policy
+from cloakfs.tree.index import Index
 from cloakfs.views import REFRESH_SECONDS, Views
 from tests.agents import User, names, read, write
 from tests.mount import conftest

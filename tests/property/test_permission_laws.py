@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, example, given, settings
 
 from cloakfs import linux
 from cloakfs.caller import Caller
-from cloakfs.door import credentials, everybody_may, subject, surely_may
-from cloakfs.nodes import Filesystem, Object
+from cloakfs.tree.door import credentials, everybody_may, subject, surely_may
+from cloakfs.tree.filesystems import Filesystem
+from cloakfs.tree.objects import Object
 
 ACL = "system.posix_acl_access"
 IDS = st.sampled_from([0, 2001, 2002, 2003])

@@ -12,8 +12,8 @@ from cloakfs.config.options import Options
 from cloakfs.daemon import FIXED_BY_THE_MOUNT
 from cloakfs.filesystem.core import Core
 from cloakfs.nfs.guard import _RELOADABLE
-from cloakfs.nodes import Stale
 from cloakfs.policy import Policy
+from cloakfs.tree.objects import Stale
 from cloakfs.view import View
 
 

@@ -2,7 +2,7 @@
 
 import time
 
-from cloakfs.nodes import Filesystem
+from cloakfs.tree.filesystems import Filesystem
 
 
 def wait(filesystem: Filesystem) -> None:

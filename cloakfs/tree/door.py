@@ -5,14 +5,16 @@ import stat
 from collections.abc import Callable
 from functools import lru_cache, partial
 
-from . import linux
-from .caller import Caller
-from .ids import ClientId, ServerId
-from .nodes import Nodes, Object
+from .. import linux
+from ..caller import Caller
+from ..ids import ClientId, ServerId
+from ..policy import Attrs
+from ..view import View
+from . import calls
+from .locate import is_settled
+from .nodes import Nodes
+from .objects import Object
 from .passages import Passages
-from .policy import Attrs
-from .tree import calls
-from .view import View
 
 # So many identities are kept ready for use; clients choose theirs.
 _MOST_IDENTITIES = 1024
@@ -166,7 +168,7 @@ def _has_no_acl(obj: Object, fd: int, info: linux.Stat) -> bool:
         except OSError as exc:
             if exc.errno not in (errno.ENODATA, errno.EOPNOTSUPP):
                 return False
-            if not Nodes.is_settled(info):
+            if not is_settled(info):
                 return True
             obj.plain_at = info.st_ctime_ns
         else:

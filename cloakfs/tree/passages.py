@@ -13,9 +13,10 @@ again.
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from . import linux
-from .cloak import CloakList, Condition
-from .nodes import Nodes, Object
+from ..cloak import CloakList, Condition
+from . import calls
+from .nodes import Nodes
+from .objects import Object
 
 if TYPE_CHECKING:
     from .door import Subject
@@ -66,6 +67,7 @@ class Passages:
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
+        self._registry = nodes.registry
         self._cloak: CloakList | None = None
         self._beginning = Passage(None, None)
         self.is_all_told: Callable[[], bool] = lambda: False
@@ -77,7 +79,7 @@ class Passages:
 
     def forget(self) -> None:
         """Nobody knows what has changed."""
-        self._nodes.trust += 1
+        self._registry.trust += 1
         self._beginning = Passage(None, None)
 
     def to(self, cloak: CloakList, directory: Object) -> Passage | None:
@@ -87,7 +89,7 @@ class Passages:
         if cloak is not self._cloak:
             self._cloak = cloak
             self.forget()
-        beginning, root, trust = self._beginning, self._nodes.root, self._nodes.trust
+        beginning, root, trust = self._beginning, self._nodes.root, self._registry.trust
         passage = beginning
         not_yet: list[Object] = []
         at: Object | None = directory
@@ -108,11 +110,11 @@ class Passages:
         nodes, parent = self._nodes, directory.parent
         if parent is None or not (directory.filesystem.told and directory.filesystem.plain):
             return False
-        info = linux.fstat(nodes.fd(directory))
+        info = calls.fstat(nodes.fd(directory))
         if directory.checked != info.st_ctime_ns and not nodes.is_child(directory, parent):
             return False
         condition = cloak.condition(info.st_mode, info.st_uid, info.st_gid)
         directory.condition = None if condition.admits_all else condition
-        directory.trusted = nodes.trust
+        directory.trusted = self._registry.trust
         directory.passage = None
         return True

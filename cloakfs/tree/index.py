@@ -19,7 +19,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .versions import VersionError, is_known, refusal
+from ..versions import VersionError, is_known, refusal
 
 log = logging.getLogger(__name__)
 

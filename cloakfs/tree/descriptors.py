@@ -1,0 +1,153 @@
+"""Descriptors of objects: a cache. What falls out is opened again by its handle, or else by its last known name."""
+
+import contextlib
+import errno
+import itertools
+
+from .. import linux
+from ..linux import Stat
+from . import calls
+from .knownmounts import KnownMounts
+from .objects import ROOT, Object, Stale, dev_ino
+
+# So many of the descriptors used last may be in use by the request that is being served.
+_IN_USE = 8
+
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+class Descriptors:
+    """The descriptors (O_PATH) kept of the objects of one tree.
+
+    Args:
+        mounts: tells objects apart where a name may lead to another one by now.
+        max_fds: how many to keep at most.
+    """
+
+    def __init__(self, mounts: KnownMounts, max_fds: int) -> None:
+        self._mounts = mounts
+        self._max_fds = max_fds
+        self._open: dict[int, Object] = {}
+        self._by_inode: dict[tuple[int, int], Object] = {}  # of those in `_open`
+        self._uses = 0
+        self._uses_before = 0  # when the idle ones were closed last
+
+    def fd(self, obj: Object) -> int:
+        """A descriptor (O_PATH, or one that a client has open) for `obj`, good until the next await.
+
+        Raises:
+            Stale: the object is gone.
+        """
+        if obj.fd >= 0:
+            obj.used = self._uses = self._uses + 1
+            return obj.fd
+        if obj.open_files:
+            return obj.open_files[-1]
+        try:
+            if obj.filesystem.decodable:
+                fd = calls.find_handle(obj.filesystem.fd, obj.handle[4:])
+            else:
+                fd = self._open_by_name(obj)
+        except OSError as exc:
+            if exc.errno not in _NO_ROOM:
+                raise Stale from None
+            if not self.shed():
+                raise
+            return self.fd(obj)
+        self.keep(obj, fd)
+        return fd
+
+    def _open_by_name(self, obj: Object) -> int:
+        # From above, so that there is no recursion through many levels.
+        closed = []
+        above = obj.parent
+        while above is not None and above.fd < 0 and not above.filesystem.decodable:
+            closed.append(above)
+            above = above.parent
+        for above in reversed(closed):
+            with contextlib.suppress(Stale):
+                self.fd(above)
+        for parent, name in [*([(obj.parent, obj.name)] if obj.parent else []), *(obj.others or [])]:
+            try:
+                fd = calls.find(linux.ROOT, self.fd(parent), name)
+            except OSError as exc:
+                if exc.errno in _NO_ROOM:
+                    raise
+                continue
+            try:
+                if self._mounts.identify(fd, parent)[0] == obj.handle:
+                    return fd
+            except PermissionError:
+                pass  # see `KnownMounts.stat`
+            calls.close(fd)
+        raise Stale
+
+    def keep(self, obj: Object, fd: int) -> None:
+        """Take over a descriptor (O_PATH) for `obj`, which has none."""
+        obj.fd = fd
+        obj.used = self._uses = self._uses + 1
+        self._open[obj.number] = obj
+        obj.inode = dev_ino(obj.filesystem.stat(fd))
+        self._by_inode[obj.inode] = obj
+        if len(self._open) > self._max_fds:
+            self._close_oldest(self._max_fds // 8)
+
+    def inode_of(self, obj: Object) -> tuple[int, int]:
+        """`dev_ino` of the object."""
+        fd = self.fd(obj)
+        return obj.inode or dev_ino(obj.filesystem.stat(fd))
+
+    def at_place(self, parent: Object, name: bytes, info: Stat) -> Object | None:
+        """The object with this stat, if it is known to be what is called `name` in `parent`.
+
+        Its descriptor tells: as long as that is open, no other object gets the inode number.
+        """
+        obj = self._by_inode.get((info.st_dev, info.st_ino))
+        if obj is None or obj.parent is not parent or obj.name != name:
+            return None
+        return obj
+
+    def _close_oldest(self, count: int) -> int:
+        """Close up to `count` descriptors, least recently used first; those a request works with stay."""
+        old = sorted(self._open.values(), key=lambda obj: obj.used)[:-_IN_USE]
+        closable = (obj for obj in old if self._reopenable(obj))
+        oldest = list(itertools.islice(closable, count))
+        for obj in oldest:
+            self.close(obj)
+        return len(oldest)
+
+    def shed(self) -> int:
+        """There are too many descriptors: close half of those kept.
+
+        Returns:
+            how many were closed.
+        """
+        return self._close_oldest(len(self._open) // 2)
+
+    def _reopenable(self, obj: Object) -> bool:
+        return obj.number != ROOT and obj.filesystem.has_handles
+
+    def close(self, obj: Object) -> None:
+        """Close what is kept of `obj`, if anything is."""
+        if obj.fd >= 0:
+            calls.close(obj.fd)
+            obj.fd = -1
+            self._open.pop(obj.number, None)
+            if obj.inode is not None and self._by_inode.get(obj.inode) is obj:  # a bind mount may show it twice
+                del self._by_inode[obj.inode]
+            obj.inode = None
+
+    def close_idle(self) -> None:
+        """Close descriptors not used since the last call: a deleted file's space is free only then.
+
+        Only between requests.
+        """
+        for obj in [obj for obj in self._open.values() if self._reopenable(obj)]:
+            if obj.used <= self._uses_before:
+                self.close(obj)
+        self._uses_before = self._uses
+
+    def close_all(self) -> None:
+        """Close every one, the root's as well."""
+        for obj in list(self._open.values()):
+            self.close(obj)

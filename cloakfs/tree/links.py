@@ -1,0 +1,83 @@
+"""The last known names of objects: which directory each is in, and what each directory has in it.
+
+Nobody is asked here whether that is still so (`locate` does). Each name pins the directory that it is in; a directory
+that has lost one may be without use, and it is `registry` that drops it then.
+"""
+
+from .objects import NEVER, Object
+
+# Names of a hard link to remember; a file with more may have to be looked up again to be used by handle.
+_MAX_OTHER_NAMES = 16
+
+
+def place(obj: Object, parent: Object, name: bytes) -> Object | None:
+    """`obj` is (now) `name` in `parent`; returns where it was, which has one name less."""
+    if obj.pins:
+        _part(obj, parent)
+    before = leave(obj)
+    parent.pins += 1
+    obj.parent, obj.name, obj.checked = parent, name, NEVER
+    if parent.children is None:
+        parent.children = {}
+    replaced = parent.children.get(name)
+    if replaced is not None:
+        _stray(parent, replaced)  # until it is found elsewhere, or nowhere
+    parent.children[name] = obj
+    if before is not None:
+        unpin(before, obj)
+    return before
+
+
+def leave(obj: Object) -> Object | None:
+    """`obj` has no place now; returns where it was."""
+    obj.trusted = -1
+    parent, obj.parent = obj.parent, None
+    if parent is not None and parent.children is not None and parent.children.get(obj.name) is obj:
+        del parent.children[obj.name]
+    return parent
+
+
+def _part(obj: Object, parent: Object) -> None:
+    """Where `parent` was thought to be below `obj`, that is outdated: nothing may be below itself."""
+    at: Object | None = parent
+    while at is not None:
+        if at.parent is obj:
+            leave(at)
+            unpin(obj, at)
+        at = at.parent
+
+
+def _stray(parent: Object, obj: Object) -> None:
+    if parent.strays is None:
+        parent.strays = set()
+    parent.strays.add(obj)
+
+
+def unpin(parent: Object, obj: Object) -> None:
+    """`obj` has one name less in this directory."""
+    parent.pins -= 1
+    if parent.strays and obj.parent is not parent and all(above is not parent for above, _ in obj.others or ()):
+        parent.strays.discard(obj)
+
+
+def within(directory: Object) -> list[Object]:
+    """What is known to have, or to have had, a name in this directory: more than there is, never less."""
+    return [*(directory.children or {}).values(), *(directory.strays or ())]
+
+
+def add_name(obj: Object) -> None:
+    """The file `obj` is about to get another place: where it is now becomes one of its further names."""
+    assert obj.parent is not None
+    if obj.others is None:
+        obj.others = []
+    obj.others.append((obj.parent, obj.name))
+    obj.parent.pins += 1
+    _stray(obj.parent, obj)
+
+
+def drop_name(obj: Object, parent: Object, name: bytes) -> None:
+    """This is about to be its place, and so is no further name of it. If those are too many, the oldest goes."""
+    others = obj.others or []
+    outdated = others.index((parent, name)) if (parent, name) in others else 0
+    if (parent, name) in others or len(others) > _MAX_OTHER_NAMES:
+        unpin(others.pop(outdated)[0], obj)

@@ -1,0 +1,193 @@
+"""Where an object is at this moment: what is known of its place is verified before anybody relies on it."""
+
+import os
+import stat
+import time
+from collections.abc import Iterator, Mapping
+
+from .. import linux
+from ..linux import Stat
+from . import calls
+from .descriptors import Descriptors
+from .filesystems import Filesystem
+from .knownmounts import KnownMounts
+from .objects import Object, Stale, dev_ino
+from .registry import Registry
+
+# More levels than a path can have.
+_MAX_DEPTH = 4096
+
+# How long a directory that was below the root counts as being there, in seconds.
+_MOMENT = 0.02
+
+# A change within the clock tick (at most 10 ms) in which a place was checked would not show in the ctime.
+_TICK_NS = 20_000_000
+_SECOND_NS = 1_000_000_000
+
+
+def is_settled(info: linux.Stat) -> bool:
+    """Would any further change show in another ctime?
+
+    Some file systems keep whole seconds: ext2, ext3, and ext4 with inodes of 128 bytes.
+    """
+    tick = _TICK_NS if info.st_ctime_ns % _SECOND_NS else _SECOND_NS + _TICK_NS
+    return time.time_ns() - info.st_ctime_ns > tick
+
+
+class Locator:
+    """Finds the objects of one tree in it."""
+
+    def __init__(self, source: str, mounts: KnownMounts, descriptors: Descriptors, registry: Registry) -> None:
+        self._source = source
+        self._mounts = mounts
+        self._descriptors = descriptors
+        self._registry = registry
+        self._there: Mapping[tuple[int, bytes], tuple[int, int]] = {}
+        self._inside: set[tuple[int, int]] = set()  # directories seen below the root, good for a moment
+        self._inside_until = 0.0
+
+    def at_path(self, path: str) -> tuple[Object, bytes] | None:
+        """The directory, and the name in it, that a path in the tree leads to, if that is known; nobody is asked."""
+        inside = os.path.relpath(path, self._source)
+        *above, name = os.fsencode(inside).split(b"/")
+        at = self._registry.root
+        for level in above:
+            below = (at.children or {}).get(level)
+            if below is None:
+                return None
+            at = below
+        return at, name
+
+    def place_of(self, filesystem: Filesystem, handle: bytes) -> tuple[Object, bytes] | None:
+        """Where a directory is that a local file system knows by this handle, if the kernel knows what is above it."""
+        try:
+            fd = calls.find_handle(filesystem.fd, handle, os.O_DIRECTORY)
+        except OSError:
+            return None
+        try:
+            above, _ = self._mounts.open_above(fd)
+            try:
+                parent = self._registry.known(above, None)
+            finally:
+                calls.close(above)
+            return (parent, os.path.basename(calls.path_of(fd))) if parent else None
+        except OSError:
+            return None
+        finally:
+            calls.close(fd)
+
+    def places(self, obj: Object, info: Stat) -> Iterator[tuple[Object, bytes]]:
+        """Where in the tree `obj` is at this moment, as (directory, name): at least once for each hard link known.
+
+        Nothing for what is not below the root any more. `info` is its present stat.
+        """
+        if obj.parent is not None and (info.st_ctime_ns == obj.checked or info.st_nlink == 0):
+            yield obj.parent, obj.name
+        elif stat.S_ISDIR(info.st_mode) and not obj.filesystem.by_threads:
+            self._find_directory(obj, info)
+            if obj.parent is not None:
+                yield obj.parent, obj.name
+        elif obj.parent is not None and self.is_at(info, obj.parent, obj.name):
+            self._checked(obj, info)
+            yield obj.parent, obj.name
+        for parent, name in list(obj.others or ()):
+            if self.is_at(info, parent, name):
+                yield parent, name
+
+    @staticmethod
+    def _checked(obj: Object, info: Stat) -> None:
+        # No ctime shows that something was unmounted.
+        is_mounted_there = obj.parent is not None and obj.parent.filesystem is not obj.filesystem
+        if obj.filesystem.tells_moves and is_settled(info) and not is_mounted_there:
+            obj.checked = info.st_ctime_ns
+
+    def is_at(self, info: Stat, parent: Object, name: bytes) -> bool:
+        """Does `name` in the directory lead to what has this stat?
+
+        Where something is far, that is so if a thread has just found it so: see `look`.
+        """
+        if self._mounts.is_name_far(parent, name):
+            return self._there.get((parent.number, name)) == dev_ino(info)
+        try:
+            there, _ = calls.statx(linux.ROOT, self._descriptors.fd(parent), name)
+        except OSError:
+            return False
+        return (there.st_dev, there.st_ino) == (info.st_dev, info.st_ino)
+
+    def is_child(self, obj: Object, parent: Object) -> bool:
+        """Is this directory (still) in that one?"""
+        fd = self._descriptors.fd(obj)
+        if obj.filesystem.far or parent.filesystem.far:
+            return self._there.get((parent.number, obj.name)) == self._descriptors.inode_of(obj)
+        above, _ = calls.statx(linux.ROOT, fd, b"..")
+        return dev_ino(above) == self._descriptors.inode_of(parent)
+
+    def recall(self, there: Mapping[tuple[int, bytes], tuple[int, int]]) -> None:
+        """What `Looked.there` says is so, for the request that is being served."""
+        self._there = there
+
+    def _find_directory(self, obj: Object, info: Stat) -> None:
+        """Directories know where they are: follow "..", and ask the kernel for the name.
+
+        Never by looking at what else is there: outside the tree, that may be the daemon's own mount.
+        """
+        name = os.path.basename(calls.path_of(self._descriptors.fd(obj)))
+        parent = self._above(obj) if self._was_inside(obj) else None
+        if parent is None or not self.is_at(info, parent, name):
+            self._registry.displace(obj)
+            return
+        if parent is not obj.parent or name != obj.name:
+            self._registry.move(obj, parent, name)
+        self._checked(obj, info)
+
+    def parent_directory(self, obj: Object) -> Object | None:
+        """What ".." of a directory is; the root is its own, and None is for what is no longer below the root."""
+        if obj is self._registry.root:
+            return obj
+        if obj.filesystem.by_threads:
+            return obj.parent if obj.parent is not None and self.is_child(obj, obj.parent) else None
+        return self._above(obj) if self._is_inside(obj) else None
+
+    def _above(self, obj: Object) -> Object:
+        fd, _ = self._mounts.open_above(self._descriptors.fd(obj))
+        known = self._registry.known(fd, obj)
+        if known is not None:
+            calls.close(fd)
+            return known
+        return self._registry.resolve(fd, None, b"")
+
+    def _was_inside(self, obj: Object) -> bool:
+        """Was this directory below the root a moment ago?
+
+        For who goes on to the top anyway, level by level: to walk all the way at each would take a deep path's
+        requests minutes, and everybody else with them.
+        """
+        now = time.monotonic()
+        if now > self._inside_until:
+            self._inside.clear()
+            self._inside_until = now + _MOMENT
+        return self._descriptors.inode_of(obj) in self._inside or self._is_inside(obj)
+
+    def _is_inside(self, obj: Object) -> bool:
+        """Is this directory still below the root of the tree?"""
+        root = self._descriptors.inode_of(self._registry.root)
+        passed: list[tuple[int, int]] = []
+        fd = calls.dup(self._descriptors.fd(obj))
+        try:
+            here = self._descriptors.inode_of(obj)
+            for _ in range(_MAX_DEPTH):
+                if here == root:
+                    self._inside.update(passed)
+                    return True
+                passed.append(here)
+                try:
+                    above, here = self._mounts.open_above(fd)
+                except Stale:
+                    return False
+                calls.close(fd)
+                fd = above
+                if here == passed[-1]:
+                    return False  # "/"
+        finally:
+            calls.close(fd)
+        return False

@@ -1,0 +1,178 @@
+"""What may have to be waited for is looked at by a thread first: after that, the kernel has it in memory.
+
+So it is with what is far, and with disks that were slow lately. Only the session loop's thread touches objects: a
+thread gets descriptors of its own, and brings back what it found.
+"""
+
+import contextlib
+import os
+import stat
+from collections.abc import Callable
+from typing import NamedTuple
+
+from .. import linux
+from ..linux import Credentials
+from . import calls
+from .descriptors import Descriptors
+from .knownmounts import KnownMounts
+from .locate import Locator
+from .objects import ROOT, Object, Stale, dev_ino
+from .registry import Registry
+
+
+class _Link(NamedTuple):
+    """An object to look at: its descriptor, or -1, and where it may be, by number of a directory and name in it."""
+
+    obj: Object
+    fd: int
+    places: list[tuple[int, bytes]]
+
+
+class Looked(NamedTuple):
+    """What a thread found.
+
+    Attributes:
+        opened: objects and their descriptors, by number.
+        moved: directories that are not where they were; what is above now, and what they are called there.
+        there: st_dev and st_ino of what was found, by number of the directory, and name.
+    """
+
+    opened: dict[int, tuple[Object, int]]
+    moved: list[tuple[Object, int, bytes]]
+    there: dict[tuple[int, bytes], tuple[int, int]]
+
+
+class Lookout:
+    """Looks at objects of one tree from threads."""
+
+    def __init__(self, mounts: KnownMounts, descriptors: Descriptors, registry: Registry, locator: Locator) -> None:
+        self._mounts = mounts
+        self._descriptors = descriptors
+        self._registry = registry
+        self._locator = locator
+
+    def look(self, obj: Object, name: bytes | None = None) -> Callable[[], Looked]:
+        """What a thread has to do so that looking at `obj`, its places, and `name` in it, takes no time afterwards.
+
+        Returns:
+            to be called in a thread; its result is for `looked`.
+
+        Raises:
+            OSError: there are too many descriptors.
+        """
+        links: dict[int, _Link] = {}
+        todo = [obj]
+        try:
+            while todo:
+                at = todo.pop()
+                # What is known of a directory need not be looked at, nor, mostly, what is above (see `passages`).
+                is_trusted = at is not obj and at.trusted == self._registry.trust and not at.filesystem.by_threads
+                if at.number in links or is_trusted or not self._mounts.waits(at):
+                    continue
+                # What is not open has to be opened by its handle, or its name, first.
+                fd = calls.dup(at.fd) if at.fd >= 0 else -1
+                places = [*([(at.parent, at.name)] if at.parent is not None else []), *(at.others or [])]
+                links[at.number] = _Link(at, fd, [(parent.number, name) for parent, name in places])
+                todo += [parent for parent, _ in places]
+        except OSError:
+            for link in links.values():
+                if link.fd >= 0:
+                    calls.close(link.fd)
+            raise
+
+        def work() -> Looked:
+            found = Looked({}, [], {})
+            for link in reversed(links.values()):
+                with contextlib.suppress(OSError):
+                    self._look_at_link(link, found)
+            if name is not None and obj.number in found.opened:
+                with contextlib.suppress(OSError):
+                    self.look_at(linux.ROOT, found.opened[obj.number][1], name)
+            return found
+
+        return work
+
+    def _look_at_link(self, link: _Link, found: Looked) -> None:
+        """In a thread: look at an object and, by its names, in the directories above."""
+        obj = link.obj
+        fd = link.fd if link.fd >= 0 else self._open_late(link, found)
+        found.opened[obj.number] = obj, fd
+        info = calls.ask(linux.ROOT, fd)
+        for number, name in link.places:
+            if number in found.opened:
+                with contextlib.suppress(OSError):
+                    found.there[number, name] = dev_ino(calls.statx(linux.ROOT, found.opened[number][1], name)[0])
+        if obj.number == ROOT or not stat.S_ISDIR(info.st_mode) or not obj.filesystem.by_threads:
+            return
+        if any(found.there.get(place) == dev_ino(info) for place in link.places):
+            return
+        name = os.path.basename(calls.path_of(fd))
+        above, here = self._mounts.open_above(fd)
+        try:
+            # What is at the top of a mount that was taken off lies in itself, and has no name.
+            is_there = here != dev_ino(info) and dev_ino(calls.statx(linux.ROOT, above, name)[0]) == dev_ino(info)
+        except OSError:
+            is_there = False
+        if is_there:
+            found.moved.append((obj, above, name))
+        else:
+            calls.close(above)
+
+    @staticmethod
+    def _open_late(link: _Link, found: Looked) -> int:
+        obj = link.obj
+        if obj.filesystem.decodable:
+            return calls.find_handle(obj.filesystem.fd, obj.handle[4:])
+        for number, name in link.places:
+            if number in found.opened:
+                above = found.opened[number][1]
+                fd = calls.find(linux.ROOT, above, name)
+                with contextlib.suppress(OSError):
+                    if calls.name_to_handle(fd, obj.filesystem.flags)[0] == obj.handle[4:]:
+                        return fd
+                calls.close(fd)
+        raise Stale
+
+    def looked(self, found: Looked) -> bool:
+        """Keep what a thread had to open, and what it found (see `Locator.recall`).
+
+        Returns:
+            True if a directory is somewhere else than it was: then it has to be looked at what is above it now.
+        """
+        for obj, fd in found.opened.values():
+            if obj.fd < 0 and self._registry.by_number.get(obj.number) is obj:
+                self._descriptors.keep(obj, fd)
+            else:
+                calls.close(fd)
+        for obj, above, name in found.moved:
+            try:
+                parent = self._registry.resolve(above, None, b"")
+            except OSError:
+                continue
+            if self._registry.by_number.get(obj.number) is not obj:
+                self._registry.drop_if_unused(parent)
+                continue
+            self._registry.move(obj, parent, name)
+        self._locator.recall(found.there)
+        return bool(found.moved)
+
+    def look_at(self, who: Credentials, directory: int, name: bytes) -> None:
+        """In a thread: have the kernel find out what is called `name`, unless that must not be looked into.
+
+        Raises:
+            OSError: there is nothing, for example.
+        """
+        if self._mounts.is_far(calls.statx(who, directory, name)[1]):
+            fd = calls.find(who, directory, name)
+            try:
+                self.ask(who, fd)
+            finally:
+                calls.close(fd)
+
+    def ask(self, who: Credentials, fd: int) -> None:
+        """If this is a thread, have the kernel ask what there is to know of what was found, and `fd` refers to.
+
+        Not if it is local; nor if it must not be looked into.
+        """
+        if not linux.in_main_thread() and self._mounts.is_far(calls.statx_fd(fd)[1]):
+            calls.ask(who, fd)

@@ -1,0 +1,142 @@
+"""Nodeids: which (view, object) the kernel means by a number, also after FORGET and after a restart.
+
+    nodeid (63 bits)  =  view number (15 bits)  |  object number (48 bits)
+    generation (32)   =  keyed hash of (nodeid, file handle), with a secret of the mount
+
+The object number comes from the index; the root of the tree is object 1, a caller view has the number 0, so that
+nodeid 1 is the root of a plain mount, as FUSE wants it. An object is known by the file handle that its file system
+gives it (name_to_handle_at(2)), prefixed with the number of the mount it lies on: the same inode below two
+bind mounts is two objects, because a directory can have but one place in the kernel's cache.
+"""
+
+import hashlib
+import logging
+
+from . import links
+from .descriptors import Descriptors
+from .index import Index
+from .knownmounts import KnownMounts
+from .locate import Locator
+from .look import Lookout
+from .objects import ROOT, Object
+from .registry import Registry
+from .sweep import Sweeper
+
+log = logging.getLogger(__name__)
+
+_OBJECT_BITS = 48
+_OBJECT_MASK = (1 << _OBJECT_BITS) - 1
+MAX_VIEWS = (1 << 15) - 1
+
+
+class Nodes:
+    """All objects of one tree that the kernel may ask about.
+
+    What requests need of the parts is found here as well, and is the part's own method: one call, not two.
+
+    Args:
+        source: the root of the real tree.
+        index: where numbers are kept.
+        max_fds: how many descriptors to keep open at most.
+        covered: the tree is going to lie below the daemon's own mount. Then a copy of its mounts is served, which hangs
+            nowhere: ".." leads to the own mount from nowhere in it.
+
+    Attributes:
+        mounts: which mounts names may lead to.
+        descriptors: the descriptors that are kept.
+        registry: the objects, their numbers and names.
+        locator: where they are.
+        sweeper: takes deleted objects out of the index.
+        root: the root of the tree.
+
+    Raises:
+        OSError: `source` cannot be opened.
+    """
+
+    def __init__(self, source: str, index: Index, max_fds: int = 1024, *, covered: bool = False) -> None:
+        self._index = index
+        self.mounts = mounts = KnownMounts(source, index, covered=covered)
+        self.descriptors = descriptors = Descriptors(mounts, max_fds)
+        self.registry = registry = Registry(index, mounts, descriptors)
+        if registry.is_replaced:
+            log.warning("%s is another directory than it was: old file handles are stale", source)
+        self.locator = locator = Locator(source, mounts, descriptors, registry)
+        self.sweeper = Sweeper(index, mounts, registry)
+        lookout = Lookout(mounts, descriptors, registry, locator)
+        self.root = registry.root
+        self._by_number = registry.by_number
+
+        self.stat = mounts.stat
+        self.waits = mounts.waits
+        self.is_name_far = mounts.is_name_far
+        self.far_names = mounts.far_names
+
+        self.fd = descriptors.fd
+        self.shed = descriptors.shed
+        self.at_place = descriptors.at_place
+
+        self.resolve = registry.resolve
+        self.known = registry.known
+        self.moved = registry.moved
+        self.opened = registry.opened
+        self.closed = registry.closed
+        self.objects = registry.objects
+        self.by_handle = registry.by_handle
+        self.twins = registry.twins
+        self.hold = registry.hold
+        self.within = links.within
+
+        self.places = locator.places
+        self.is_at = locator.is_at
+        self.is_child = locator.is_child
+        self.parent_directory = locator.parent_directory
+        self.at_path = locator.at_path
+        self.place_of = locator.place_of
+        self.recall = locator.recall
+
+        self.look = lookout.look
+        self.looked = lookout.looked
+        self.look_at = lookout.look_at
+        self.ask = lookout.ask
+
+        self.batch = index.batch
+
+    @staticmethod
+    def nodeid(view: int, obj: Object) -> int:
+        """The number by which the kernel knows `obj` in the view with number `view`."""
+        return view << _OBJECT_BITS | obj.number
+
+    @staticmethod
+    def view_of(nodeid: int) -> int:
+        """The number of the view that a nodeid belongs to."""
+        return nodeid >> _OBJECT_BITS
+
+    def generation(self, nodeid: int, obj: Object) -> int:
+        """The 32 bits that make a file handle unguessable and tell the object from a later one."""
+        if nodeid == ROOT:
+            return 0  # the kernel's own choice for the root of a mount
+        view = nodeid >> _OBJECT_BITS
+        if obj.generation >> 32 != view:
+            digest = hashlib.blake2b(
+                nodeid.to_bytes(8, "little") + obj.handle, key=self._index.secret, digest_size=4
+            ).digest()
+            obj.generation = view << 32 | int.from_bytes(digest, "little")
+        return obj.generation & 0xFFFFFFFF
+
+    def get(self, nodeid: int) -> Object:
+        """The object that a nodeid names.
+
+        Raises:
+            Stale: the number was never given, or names what only an earlier run could reach.
+        """
+        number = nodeid & _OBJECT_MASK
+        return self._by_number.get(number) or self.registry.restore(number)
+
+    def forget(self, nodeid: int, count: int) -> None:
+        """The kernel dropped `count` references."""
+        self.registry.forget(nodeid & _OBJECT_MASK, count)
+
+    def close(self) -> None:
+        """Close every descriptor."""
+        self.descriptors.close_all()
+        self.mounts.close()

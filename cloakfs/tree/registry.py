@@ -1,0 +1,212 @@
+"""The objects that the kernel knows: found by number or handle, and kept for as long as anything refers to them.
+
+The kernel refers to an object by lookups that it has not forgotten yet; what is below it and the files that clients
+have open pin it. What is dropped here can be had again from the index.
+"""
+
+import os
+import stat
+
+from .. import linux
+from . import calls, links
+from .descriptors import Descriptors
+from .filesystems import Filesystem
+from .index import Index
+from .knownmounts import KnownMounts
+from .objects import ROOT, TRANSIENT, Object, Stale
+
+
+class Registry:
+    """The objects of one tree.
+
+    Attributes:
+        by_number: all of them.
+        root: the root of the tree, which is never dropped.
+        is_replaced: the tree had another root when the index was used last.
+        trust: an `Object.trusted` that is not this is worth nothing.
+    """
+
+    def __init__(self, index: Index, mounts: KnownMounts, descriptors: Descriptors) -> None:
+        self._index = index
+        self._mounts = mounts
+        self._descriptors = descriptors
+        self.by_number: dict[int, Object] = {}
+        self._by_handle: dict[bytes, Object] = {}
+        self._held: dict[frozenset[int], frozenset[int]] = {}  # one of each, for `Object.ever_kept`
+        self._transient = TRANSIENT | int.from_bytes(os.urandom(5), "little")
+        self.trust = 0
+        handle, filesystem = mounts.identify(mounts.top, None)
+        self.is_replaced = not index.claim(ROOT, handle)
+        self.root = Object(ROOT, handle, filesystem)
+        self._remember(self.root)
+        descriptors.keep(self.root, mounts.top)
+
+    def _remember(self, obj: Object) -> None:
+        self.by_number[obj.number] = obj
+        self._by_handle[obj.handle] = obj
+
+    def restore(self, number: int) -> Object:
+        """Take an object, and what is above it, from the index."""
+        linux.act_as_daemon()
+        rows: dict[int, tuple[bytes, bytes, Filesystem]] = {}
+        # No recursion: a path may have more levels than Python allows.
+        while number and number not in self.by_number and number not in rows:
+            row = self._index.find(number)
+            if row is None:
+                if not rows:
+                    raise Stale
+                break  # the directory that it was in is gone: it may be somewhere else
+            handle, above, name = row
+            filesystem = self._mounts.by_number.get(int.from_bytes(handle[:4], "little"))
+            if filesystem is None:
+                raise Stale
+            rows[number] = handle, name, filesystem
+            number = above
+        parent = self.by_number.get(number)  # none if that is gone
+        for number, (handle, name, filesystem) in reversed(rows.items()):
+            obj = Object(number, handle, filesystem)
+            if parent is not None:
+                self._place(obj, parent, name)
+            self._remember(obj)
+            parent = obj
+        assert parent is not None
+        return parent
+
+    def resolve(self, fd: int, parent: Object | None, name: bytes) -> Object:
+        """The object that `fd` (O_PATH) refers to, which was just found as `name` in `parent`.
+
+        Takes `fd` over, also when it raises.
+        """
+        try:
+            handle, filesystem = self._mounts.identify(fd, parent)
+            obj = self._by_handle.get(handle)
+            if obj is None:
+                linux.act_as_daemon()
+                if filesystem.has_handles:
+                    number = self._index.object(handle, parent.number if parent is not None else 0, name)
+                else:
+                    number = self._transient = self._transient + 1
+                obj = Object(number, handle, filesystem)
+                self._remember(obj)
+                if parent is not None:
+                    self._place(obj, parent, name)
+            elif parent is not None and (obj.parent is not parent or obj.name != name):
+                self._found_again(obj, parent, name, fd)
+        except BaseException:
+            calls.close(fd)
+            raise
+        if obj.fd < 0:
+            self._descriptors.keep(obj, fd)
+        else:
+            calls.close(fd)
+        return obj
+
+    def known(self, fd: int, parent: Object | None) -> Object | None:
+        """The object that `fd` (O_PATH) refers to, if the kernel knows it already."""
+        return self._by_handle.get(self._mounts.identify(fd, parent)[0])
+
+    def moved(self, fd: int, parent: Object, name: bytes) -> Object | None:
+        """What `fd` (O_PATH) refers to was renamed to `name` in `parent`: remember where it is now. Takes `fd` over.
+
+        None if it cannot be known.
+        """
+        try:
+            obj = self.resolve(fd, parent, name)
+        except OSError:
+            return None  # looked for when it is asked about
+        self.drop_if_unused(obj)
+        return obj
+
+    def by_handle(self, filesystem: Filesystem, handle: bytes) -> Object | None:
+        """The object that a file system knows by this handle, if the kernel knows it."""
+        return self._by_handle.get(filesystem.number.to_bytes(4, "little") + handle)
+
+    def twins(self, obj: Object) -> list[Object]:
+        """The same inode, where its file system is mounted more than once; it may be another one with this handle."""
+        handle = obj.handle[4:]
+        near = (self.by_handle(filesystem, handle) for filesystem in self._mounts.filesystems if filesystem.has_handles)
+        return [twin for twin in near if twin is not None and twin is not obj]
+
+    def _found_again(self, obj: Object, parent: Object, name: bytes, fd: int) -> None:
+        """A known object turned up under another name: moved, or one more hard link."""
+        info = obj.filesystem.stat(fd)
+        if not stat.S_ISDIR(info.st_mode) and info.st_nlink > 1 and obj.parent is not None:
+            links.add_name(obj)
+            links.drop_name(obj, parent, name)
+        self.move(obj, parent, name)
+
+    def move(self, obj: Object, parent: Object, name: bytes) -> None:
+        """`obj` is `name` in `parent` now, also after a restart."""
+        self._place(obj, parent, name)
+        if obj.number < TRANSIENT:
+            self._index.moved(obj.number, parent.number, name)
+
+    def _place(self, obj: Object, parent: Object, name: bytes) -> None:
+        before = links.place(obj, parent, name)
+        if obj.ever_kept:
+            self.hold(parent, obj.ever_kept)
+        if before is not None and before is not parent:
+            self.drop_if_unused(before)
+
+    def displace(self, obj: Object) -> None:
+        """`obj` is nowhere in the tree."""
+        parent = links.leave(obj)
+        if parent is not None:
+            links.unpin(parent, obj)
+            self.drop_if_unused(parent)
+
+    def hold(self, obj: Object, numbers: frozenset[int]) -> None:
+        """The kernel may remember something of `obj` in the views with these numbers.
+
+        That is noted for everything above, too (`Object.ever_kept`): where nothing is noted, nothing below has to be
+        forgotten.
+        """
+        at: Object | None = obj
+        while at is not None and not numbers <= at.ever_kept:
+            ever = at.ever_kept | numbers
+            at.ever_kept = self._held.setdefault(ever, ever)
+            at = at.parent
+
+    def forget(self, number: int, count: int) -> None:
+        """The kernel dropped `count` references."""
+        obj = self.by_number.get(number)
+        if obj is not None and obj is not self.root:
+            obj.lookups -= count
+            self.drop_if_unused(obj)
+
+    def opened(self, obj: Object, fd: int) -> None:
+        """A client opened the object: while it has it open, it stays reachable through `fd`."""
+        if obj.open_files is None:
+            obj.open_files = []
+        obj.open_files.append(fd)
+        obj.pins += 1
+
+    def closed(self, obj: Object, fd: int) -> None:
+        """The counterpart of `opened`; `fd` is the caller's to close."""
+        assert obj.open_files is not None
+        obj.open_files.remove(fd)
+        obj.pins -= 1
+        self.drop_if_unused(obj)
+
+    def drop_if_unused(self, obj: Object | None) -> None:
+        """Forget `obj`, and what is above it, unless somebody refers to it: the one place where objects end."""
+        while obj is not None and obj is not self.root and obj.lookups <= 0 and not obj.pins:
+            if self.by_number.pop(obj.number, None) is None:
+                return
+            self._by_handle.pop(obj.handle, None)
+            if obj.fd >= 0 and obj.number < TRANSIENT and not obj.filesystem.far and calls.fstat(obj.fd).st_nlink == 0:
+                self._index.remove(obj.number)
+            self._descriptors.close(obj)
+            obj.barrier = None  # which may be this object: nothing but the garbage collector would free it
+            others, obj.others = obj.others, None
+            for parent, _ in others or ():
+                links.unpin(parent, obj)
+                self.drop_if_unused(parent)
+            parent_ = links.leave(obj)
+            if parent_ is not None:
+                links.unpin(parent_, obj)
+            obj = parent_
+
+    def objects(self) -> list[Object]:
+        """All that are known."""
+        return list(self.by_number.values())
