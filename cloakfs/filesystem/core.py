@@ -584,9 +584,8 @@ class Core(pyfuse3.Operations):
         To act as the caller takes its groups, which are not cheap to find out. By the time that a thread gets to it,
         `at` may be outdated: there the kernel decides.
         """
-        if everybody_may(bits, at.obj, at.fd, at.info):
-            return linux.ROOT
-        if linux.in_main_thread() and surely_may(at.who, bits, at.obj, at.fd, at.info):
+        what = bits, at.obj, at.fd, at.info
+        if linux.in_main_thread() and (everybody_may(*what) or surely_may(at.who, *what)):
             return linux.ROOT
         return at.credentials
 
