@@ -15,7 +15,7 @@ import trio
 from cloakfs import control, daemon, groups, reader, views, watch
 from cloakfs.filesystem import core, forgetter, kernelcache
 from cloakfs.policy import Policy
-from cloakfs.tree import descriptors, knownmounts
+from cloakfs.tree import descriptors, index, knownmounts
 
 FAULTS: dict[str, Callable[[], BaseException]] = {
     "EMFILE": lambda: OSError(errno.EMFILE, os.strerror(errno.EMFILE)),
@@ -27,6 +27,7 @@ FAULTS: dict[str, Callable[[], BaseException]] = {
 
 POINTS: dict[str, tuple[object, str]] = {
     "house": (descriptors.Descriptors, "close_idle"),
+    "nodeids": (index.Index, "commit"),
     "user database": (views, "user_identity"),
     "forget": (forgetter.Forgetter, "_find_late"),
     "forget names": (forgetter, "_forget_names"),

@@ -134,6 +134,7 @@ def test_each_task_with_each_fault(
     os.mkdir(f"{base}/beside")
     for point, trigger in {
         "house": lambda: None,
+        "nodeids": lambda: None,
         "changes": change_behind,
         "forget": change_behind,
         "forget names": change_behind,
