@@ -18,7 +18,7 @@ from cloakfs.config.views import User, parse_view
 from cloakfs.control import Daemon, DaemonError
 from cloakfs.ids import ClientId
 from cloakfs.mounted import Mounted, dead, mounted
-from cloakfs.mountpoint import MountError, split_words
+from cloakfs.mountpoint import MountError, split_mount_options
 from cloakfs.policy import Policy, PolicyError, load_policy
 from cloakfs.view import View
 from cloakfs.views import Identity, ViewError, resolve, user_identity
@@ -119,7 +119,7 @@ def _find(
             root = max(sources, key=len)
         options = entry_for(entries, exports, root, client)
     elif mount is None or words:
-        options, _ = parse_options(split_words(",".join(words))[1])
+        options, _ = parse_options(split_mount_options(",".join(words))[1])
     else:
         options, policy = _in_force(mount)
     assert root is not None

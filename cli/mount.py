@@ -18,7 +18,7 @@ from cloakfs.config.parse import parse_options
 from cloakfs.config.render import format_options
 from cloakfs.daemon import Settings, serve
 from cloakfs.mounted import RUN_DIR, dead, mount_key
-from cloakfs.mountpoint import MountError, split_words
+from cloakfs.mountpoint import MountError, split_mount_options
 from cloakfs.unmount import detach_dead
 
 from .background import in_background, in_foreground, remember_inherited
@@ -63,7 +63,7 @@ def mount(
     source, mountpoint = os.path.realpath(source), os.path.realpath(mountpoint)
     if mountpoint.startswith(source.rstrip("/") + "/"):
         fail(f"{mountpoint}: inside of {source}, where the daemon would wait for itself; mount it elsewhere", 1)
-    mount_words, text = split_words(",".join(words))
+    mount_options, text = split_mount_options(",".join(words))
     given = _given(views, policy, groups)
 
     def read_options() -> Options:
@@ -84,17 +84,17 @@ def mount(
         fail(str(exc), 2)
     except OSError as exc:
         fail(f"{exports}: {exc.strerror}", 1)
-    if mount_words.dev_refused:
+    if mount_options.dev_refused:
         click.echo("cloakfs: warning: dev has no effect without default_permissions", err=True)
     if exports:
         exports = os.path.abspath(exports)  # the daemon, which reads it again, works in another directory
-    if mount_words.record:
-        mount_words = replace(mount_words, record=os.path.abspath(mount_words.record))
+    if mount_options.record:
+        mount_options = replace(mount_options, record=os.path.abspath(mount_options.record))
     settings = Settings(
         source,
         mountpoint,
         options,
-        mount_words,
+        mount_options,
         policy_dir=files.policy_dir(exports) if exports else os.getcwd(),
         reread=read_options if exports else None,
     )

@@ -11,7 +11,7 @@ import sys
 
 from .control import socket_of
 from .files import beside
-from .mounted import STATE_DIR, told_path
+from .mounted import STATE_DIR, state_path
 from .mountpoint import Attached
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class CleanUp:
     def __init__(self, key: str, target: str) -> None:
         told, tell = os.pipe()
         self._tell = open(tell, "wb", buffering=0)  # noqa: SIM115  (until the mount is made, or is not)
-        words = (os.path.join(STATE_DIR, key), told_path(key), beside(told_path(key)), socket_of(key))
+        words = (os.path.join(STATE_DIR, key), state_path(key), beside(state_path(key)), socket_of(key))
         silent = subprocess.DEVNULL
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, told)

@@ -32,7 +32,7 @@ from .above import Above
 from .caller import Caller, ClientCaller
 from .config.parse import parse_options
 from .config.render import format_options
-from .mounted import RUN_DIR, Mounted, Told, mount_key
+from .mounted import RUN_DIR, Mounted, PublishedState, mount_key
 from .policy import METHODS, Attrs, Policy, is_built_in
 from .tasks import Tasks, cause
 from .views import Views
@@ -85,10 +85,17 @@ class Control:
     """
 
     def __init__(
-        self, key: str, told: Told, groups: str | None, views: Views, above: Above, *, xattrs: bool = True
+        self,
+        key: str,
+        published: PublishedState,
+        groups: str | None,
+        views: Views,
+        above: Above,
+        *,
+        xattrs: bool = True,
     ) -> None:
         self._path = socket_of(key)
-        self._told = told
+        self._published = published
         self._groups = groups
         self._views = views
         self._above = above
@@ -188,7 +195,7 @@ class Control:
             let_in()
             return {"xattrs": self._xattrs}
         if method is None:
-            return {"options": self._told.options, "groups": self._groups, "plugin": _described(policy)}
+            return {"options": self._published.options, "groups": self._groups, "plugin": _described(policy)}
         if method not in METHODS:
             raise ValueError(f"{method!r} is no method of a policy")
         granted = {json.dumps(question): answer for *question, answer in request.get("access", ())}

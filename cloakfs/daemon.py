@@ -27,8 +27,8 @@ from .control import Control, socket_of
 from .filesystem import Filesystem, kernelcache
 from .groups import group_source
 from .linux import fuseconnection, mountinfo
-from .mounted import STATE_DIR, Told, all_mounted, mount_key
-from .mountpoint import Attached, MountError, MountWords
+from .mounted import STATE_DIR, PublishedState, all_mounted, mount_key
+from .mountpoint import Attached, MountError, MountOptions
 from .policy import PolicyError, is_in_file, load_policy
 from .reader import Reader
 from .tasks import Tasks
@@ -71,7 +71,7 @@ class Settings:
         source: absolute path of the real tree.
         target: absolute path of the mount point.
         options: the export's.
-        words: mount(8)'s.
+        mount_options: those of mount(8).
         policy_dir: what a relative `policy=` file is relative to.
         reread: reads the options again from where they came, for SIGHUP; None if there is no such place (a plug-in
             is read again all the same).
@@ -80,7 +80,7 @@ class Settings:
     source: str
     target: str
     options: Options
-    words: MountWords
+    mount_options: MountOptions
     policy_dir: str = "."
     reread: Callable[[], Options] | None = None
 
@@ -114,7 +114,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             stack.callback(below.close)
         try:
             policy = load_policy(settings.options.policy, settings.options, settings.policy_dir)
-            index = Index(os.path.join(state, "nodes.sqlite"), behind=not settings.words.is_exported)
+            index = Index(os.path.join(state, "nodes.sqlite"), behind=not settings.mount_options.is_exported)
             stack.callback(index.close)
             nodes = _nodes(settings, index, min(most // 4, 4096))
             stack.callback(nodes.close)
@@ -123,7 +123,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
                 settings.options.views,
                 frozenset(settings.options.view_access),
                 index,
-                checked=settings.words.default_permissions,
+                checked=settings.mount_options.default_permissions,
                 below=below,
             )
         except (PolicyError, VersionError, ViewError) as exc:
@@ -140,22 +140,22 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             Reader(settings.options.prefetch, settings.options.prefetch_limits, _record(settings, stack)),
             settings.target,
             no_client_cache=settings.options.no_client_cache,
-            knfsd=settings.words.knfsd,
-            ganesha=settings.words.ganesha,
-            default_permissions=settings.words.default_permissions,
-            xattrs=settings.words.xattrs,
+            knfsd=settings.mount_options.knfsd,
+            ganesha=settings.mount_options.ganesha,
+            default_permissions=settings.mount_options.default_permissions,
+            xattrs=settings.mount_options.xattrs,
             max_open=most - min(most // 4, _SPARE_DESCRIPTORS),
         )
         watch = _watch(filesystem)
         # A server would export what is below; and where that is the tree itself, everybody would see all of it.
-        must_stay = settings.words.is_exported or _lies_over_the_tree(settings)
+        must_stay = settings.mount_options.is_exported or _lies_over_the_tree(settings)
         clean_up = None if must_stay else CleanUp(key, settings.target)
         if clean_up is not None:
             stack.callback(clean_up.close)
         attached = mountpoint.attach(
             settings.source,
             settings.target,
-            settings.words,
+            settings.mount_options,
             read_only=settings.options.read_only,
             image=os.path.join(state, "identity"),
         )
@@ -164,10 +164,14 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             nodes.mounts.served_at(attached.device)
             pyfuse3.init(filesystem, f"/dev/fd/{attached.session}", {"fsname=cloakfs"})
             filesystem.cache.forgetter.session = attached.session
-            told = Told(key, settings.source, settings.target, settings.options, settings.policy_dir, attached.device)
-            control = Control(key, told, _groups_of(settings), views, filesystem.above, xattrs=settings.words.xattrs)
+            published = PublishedState(
+                key, settings.source, settings.target, settings.options, settings.policy_dir, attached.device
+            )
+            control = Control(
+                key, published, _groups_of(settings), views, filesystem.above, xattrs=settings.mount_options.xattrs
+            )
             try:
-                stack.enter_context(told)
+                stack.enter_context(published)
                 stack.enter_context(control)
             except OSError as exc:
                 raise MountError(f"{exc.filename or socket_of(key)}: {exc.strerror}") from exc
@@ -186,7 +190,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         given_up = 1 << linux.CAP_SYS_ADMIN | 1 << linux.CAP_SYS_RESOURCE | 1 << linux.CAP_SETFCAP
         linux.set_effective_capabilities(linux.effective_capabilities() & ~given_up)
         try:
-            trio.run(_Daemon(settings, filesystem, index, told, control, watch, attached, ready).run)
+            trio.run(_Daemon(settings, filesystem, index, published, control, watch, attached, ready).run)
         finally:
             linux.act_as_daemon()
             if abort >= 0:
@@ -277,12 +281,12 @@ def _record(settings: Settings, stack: contextlib.ExitStack) -> TextIO | None:
     Raises:
         MountError: it cannot be written.
     """
-    if settings.words.record is None:
+    if settings.mount_options.record is None:
         return None
     try:
-        fd = os.open(settings.words.record, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        fd = os.open(settings.mount_options.record, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     except OSError as exc:
-        raise MountError(f"record={settings.words.record}: {exc.strerror}") from exc
+        raise MountError(f"record={settings.mount_options.record}: {exc.strerror}") from exc
     return stack.enter_context(open(fd, "w", encoding="ascii"))
 
 
@@ -293,9 +297,9 @@ def _groups_of(settings: Settings) -> str | None:
         MountError: they are to come from there all the same.
     """
     words = settings.options.groups
-    if settings.words.knfsd and words == "proc":
+    if settings.mount_options.knfsd and words == "proc":
         raise MountError("groups=proc: the kernel's NFS server shows no groups; use groups=database, none or gids")
-    return "database" if settings.words.knfsd and words is None else words
+    return "database" if settings.mount_options.knfsd and words is None else words
 
 
 @contextlib.contextmanager
@@ -364,7 +368,7 @@ class _Daemon:
         settings: Settings,
         filesystem: Filesystem,
         index: Index,
-        told: Told,
+        published: PublishedState,
         control: Control,
         watch: Watch | None,
         attached: Attached,
@@ -374,7 +378,7 @@ class _Daemon:
         self._filesystem = filesystem
         self._index = index
         self._ready = ready
-        self._told = told
+        self._published = published
         self._control = control
         self._watch = watch
         self._asked_to_stop = False
@@ -403,7 +407,7 @@ class _Daemon:
 
     async def _answer_requests(self) -> None:
         try:
-            await loop.serve(stock=self._settings.words.stock_loop)
+            await loop.serve(stock=self._settings.mount_options.stock_loop)
         except* ConnectionAbortedError:
             # The session ended while a request was being read: of that the kernel says ECONNABORTED, and pyfuse3 takes
             # only ENODEV for the end. There is nobody left to answer.
@@ -431,7 +435,7 @@ class _Daemon:
             nodes.sweeper.swept(await trio.to_thread.run_sync(look, abandon_on_cancel=True))
             linux.act_as_daemon()
             self._index.tidy()
-            self._told.work(self._filesystem.requests, self._filesystem.reader.state())
+            self._published.work(self._filesystem.requests, self._filesystem.reader.state())
             try:
                 await trio.to_thread.run_sync(self._checkpoint)
             except sqlite3.Error:
@@ -479,13 +483,13 @@ class _Daemon:
             policy = load_policy(options.policy, options, self._settings.policy_dir)
         except (ExportsError, MountError, PolicyError, OSError) as exc:
             log.error("not reloaded, the old configuration stays in force: %s", exc)  # noqa: TRY400  (one line)
-            self._told.not_reloaded(str(exc))
+            self._published.not_reloaded(str(exc))
             return
         self._filesystem.views.use(policy)
         self._filesystem.reader.use(options.prefetch, options.prefetch_limits)
         self._filesystem.cache.forget_everything()
         log.info("%s: reloaded", self._settings.target)
-        self._told.reloaded(options)
+        self._published.reloaded(options)
 
     def _refuse_what_takes_a_new_mount(self, options: Options) -> None:
         """Half of a change is never in force.

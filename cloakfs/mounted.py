@@ -77,20 +77,20 @@ class Mounted:
         """Why no more is known than which mount it is, in one line; None if it is known."""
         if is_known(self.version, VERSION):
             return None
-        place = told_path(mount_key(self.source, self.target))
+        place = state_path(mount_key(self.source, self.target))
         return refusal(place, self.version, VERSION, f"use the cloakfs that mounted it (process {self.pid})")
 
 
-def told_path(key: str) -> str:
-    """The file in which the daemon of a mount tells of it."""
+def state_path(key: str) -> str:
+    """The file in which the daemon of a mount publishes its state."""
     return os.path.join(RUN_DIR, f"{key}.json")
 
 
-class Told:
-    """What the daemon of a mount tells others; a context manager, after which it tells nothing."""
+class PublishedState:
+    """Publishes the state of a mount for other commands; as a context manager, removes it on exit."""
 
     def __init__(self, key: str, source: str, target: str, options: Options, policy_dir: str, device: str = "") -> None:
-        self._path = told_path(key)
+        self._path = state_path(key)
         text = format_options(options)
         self._now = Mounted(os.getpid(), source, target, text, policy_dir, device, since=time.time(), version=VERSION)
 

@@ -39,7 +39,7 @@ class MountError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class MountWords:
+class MountOptions:
     """The words of `-o` that are mount(8)'s, not an export's.
 
     Attributes:
@@ -68,7 +68,7 @@ class MountWords:
         return self.knfsd or self.ganesha
 
 
-def split_words(text: str) -> tuple[MountWords, str]:
+def split_mount_options(text: str) -> tuple[MountOptions, str]:
     """Take mount(8)'s words out of an option string.
 
     Returns:
@@ -116,7 +116,7 @@ def split_words(text: str) -> tuple[MountWords, str]:
     flags = 0
     for name in names:
         flags |= _FLAGS[name]
-    return MountWords(
+    return MountOptions(
         flags, default_permissions, knfsd, ganesha, stock_loop, xattrs or knfsd, record, dev_refused
     ), left
 
@@ -197,7 +197,7 @@ class Attached:
             )
 
 
-def attach(source: str, target: str, words: MountWords, *, read_only: bool, image: str) -> Attached:
+def attach(source: str, target: str, words: MountOptions, *, read_only: bool, image: str) -> Attached:
     """Mount a new FUSE session on `target`.
 
     Without `allow_other` the kernel refuses every process with a real, effective or saved id that is not root's. So

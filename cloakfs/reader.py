@@ -40,7 +40,7 @@ _THREADS = 16
 _DEFAULT_CHUNK = 128 << 10
 
 
-class Device:
+class Storage:
     """What one file system of the tree lies on.
 
     Attributes:
@@ -54,7 +54,7 @@ class Device:
     def __init__(self, filesystem: Filesystem) -> None:
         self.path = filesystem.path
         self.chunk = _chunk(filesystem.device)
-        self.writes_at_once = not filesystem.far
+        self.writes_at_once = not filesystem.remote
         self._waits: deque[float] = deque(maxlen=_MISSES)
         self.wait: float | None = None
         self.pays = False
@@ -103,7 +103,7 @@ class Reader:
     def __init__(self, heuristic: str, limits: Limits, record: TextIO | None = None) -> None:
         self.use(heuristic, limits)
         self._record = record
-        self._devices: dict[Filesystem, Device] = {}
+        self._storages: dict[Filesystem, Storage] = {}
         self._limiter = trio.CapacityLimiter(_THREADS)
         self.tasks: Tasks | None = None
         self.counts: Counter[str] = Counter()
@@ -131,21 +131,21 @@ class Reader:
             self._record.write(f"{time.monotonic():.6f} {key} {offset} {size}\n")
         buffer = bytearray(size)
         count = -1
-        if not filesystem.far:
+        if not filesystem.remote:
             how = 0 if filesystem.in_memory else linux.RWF_NOWAIT
             with contextlib.suppress(OSError):  # not in memory, or a file system that cannot say
                 count = calls.preadv(fd, [buffer], offset, how)
         # What was read may end where the page cache does, not where the file does.
         missed = count < 0 or (count < size and offset + count < calls.fstat(fd).st_size)
         self.counts["misses" if missed else "hits"] += 1
-        device = self._device(filesystem)
-        if not filesystem.far:
-            self._look_ahead(fd, key, device, offset, size, missed=missed)
+        storage = self._storage(filesystem)
+        if not filesystem.remote:
+            self._look_ahead(fd, key, storage, offset, size, missed=missed)
         if missed:
             data, took, end = await trio.to_thread.run_sync(_pread, fd, size, offset, abandon_on_cancel=True)
-            device.missed(took)
-            if filesystem.far:
-                self._look_ahead(fd, key, device, offset, size, missed=True, end=end)
+            storage.missed(took)
+            if filesystem.remote:
+                self._look_ahead(fd, key, storage, offset, size, missed=True, end=end)
             return data
         del buffer[count:]
         return buffer
@@ -168,13 +168,13 @@ class Reader:
         flags = os.RWF_APPEND if append else 0
         if filesystem.in_memory:
             return calls.pwrite(who, fd, data, offset, flags)
-        device = self._device(filesystem)
+        storage = self._storage(filesystem)
         done = 0
-        if device.writes_at_once:
+        if storage.writes_at_once:
             try:
                 done = calls.pwrite(who, fd, data, offset, linux.RWF_NOWAIT | flags)
             except OSError as exc:  # what else it says, it says again in the thread
-                device.writes_at_once = exc.errno not in (errno.EOPNOTSUPP, errno.EINVAL)
+                storage.writes_at_once = exc.errno not in (errno.EOPNOTSUPP, errno.EINVAL)
         if done == len(data):
             return done
         rest = partial(calls.pwrite, who, fd, memoryview(data)[done:], offset + done, flags)
@@ -190,21 +190,21 @@ class Reader:
         return {
             "heuristic": self._name,
             **{name: self.counts[name] for name in ("hits", "misses", "asked")},
-            "devices": [str(device) for device in self._devices.values()],
+            "devices": [str(storage) for storage in self._storages.values()],
         }
 
-    def _device(self, filesystem: Filesystem) -> Device:
-        device = self._devices.get(filesystem)
-        if device is None:
-            device = self._devices[filesystem] = Device(filesystem)
-        return device
+    def _storage(self, filesystem: Filesystem) -> Storage:
+        storage = self._storages.get(filesystem)
+        if storage is None:
+            storage = self._storages[filesystem] = Storage(filesystem)
+        return storage
 
     def _look_ahead(
-        self, fd: int, key: Hashable, device: Device, offset: int, size: int, *, missed: bool, end: int | None = None
+        self, fd: int, key: Hashable, storage: Storage, offset: int, size: int, *, missed: bool, end: int | None = None
     ) -> None:
         """Read ahead of this read, if that is worth it; `end` is the file's."""
         prefetcher = self._prefetcher
-        if prefetcher is None or self.tasks is None or not (device.pays or not prefetcher.heuristic.frugal):
+        if prefetcher is None or self.tasks is None or not (storage.pays or not prefetcher.heuristic.frugal):
             return
         if end is None:
             end = calls.fstat(fd).st_size
@@ -219,7 +219,7 @@ class Reader:
         except OSError:
             return  # too many are open
         self.counts["asked"] += ask.end - ask.start
-        self.tasks.once("reading ahead", self._fetch, own, ask, device.chunk)
+        self.tasks.once("reading ahead", self._fetch, own, ask, storage.chunk)
 
     async def _fetch(self, fd: int, ask: Ask, chunk: int) -> None:
         # What is left when the daemon ends, goes with it.

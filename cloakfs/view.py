@@ -100,16 +100,16 @@ class View:
         self.entrants = entrants
         self.checked = checked
         self.below = below
-        self._told: set[tuple[str, type[BaseException], int]] = set()
+        self._logged: set[tuple[str, type[BaseException], int]] = set()
         self._no_answers: set[str] = set()  # methods that answered what is no answer
         # The built-in show() only maps ids; saying so saves an object per answer. A plug-in that shows may fail.
-        self.plain_show = is_built_in(policy, "show") and is_built_in(policy, "client_id")
-        self.judges = policy.hides or not self.plain_show
+        self.shows_by_mapping = is_built_in(policy, "show") and is_built_in(policy, "client_id")
+        self.judges = policy.hides or not self.shows_by_mapping
         """May the policy hide something?"""
         self.hides = self.judges or below is not None
-        self.cloak = policy.cloak if is_built_in(policy, "visible") and self.plain_show else None
+        self.cloak = policy.cloak if is_built_in(policy, "visible") and self.shows_by_mapping else None
         """What decides alone who sees what, if it does: nobody else has to be asked."""
-        self.plain_forward = is_built_in(policy, "forward")
+        self.forwards_by_mapping = is_built_in(policy, "forward")
         """Is the identity of a caller its ids, each mapped for itself?"""
         self._plain_ids = is_built_in(policy, "client_id")
         self._shown: dict[_ServerIds, _ClientIds] = {}
@@ -126,7 +126,7 @@ class View:
         """The client's uid for the identity of a fixed view, if it has one."""
         assert self.fixed is not None
         uid = self.counterpart("uid", self.fixed.uid)
-        if uid is None or self.plain_forward:
+        if uid is None or self.forwards_by_mapping:
             return uid
         who = self._forward(ClientCaller(uid, uid, frozenset({uid})))
         return uid if who is not None and who.uid == self.fixed.uid else None
@@ -138,7 +138,7 @@ class View:
         """
         if self.fixed is not None:
             return self.fixed
-        if not self.plain_forward:
+        if not self.forwards_by_mapping:
             return self._forward(caller)
         who = self._identified.get(caller)
         if who is None:
@@ -154,12 +154,12 @@ class View:
     def _forward(self, caller: ClientCaller) -> Caller | None:
         def forward() -> Caller:
             who = self.policy.forward(caller)
-            return who if self.plain_forward else _checked_caller(who)  # each of perhaps 65,536 groups
+            return who if self.forwards_by_mapping else _checked_caller(who)  # each of perhaps 65,536 groups
 
         return self._ask("forward", None, forward, caller)
 
     def server_ids(self, uid: ClientId, gid: ClientId) -> _ServerIds:
-        """What `identify` makes of a caller's uid and primary gid, where `plain_forward` holds."""
+        """What `identify` makes of a caller's uid and primary gid, where `forwards_by_mapping` holds."""
         key = (uid, gid)
         ids = self._forwarded.get(key)
         if ids is None:
@@ -181,7 +181,7 @@ class View:
                 self._no_answers.add("visible")
                 log.error("policy %s: visible answered %r, neither True nor False: hidden", self._policy_name, answer)
             return False
-        return self.plain_show or self.show(attrs) is not None
+        return self.shows_by_mapping or self.show(attrs) is not None
 
     def same_for_all(self, attrs: Attrs) -> bool:
         """Does a plug-in promise that every caller, at any time, gets the same answer of `visible` for this object?"""
@@ -194,7 +194,12 @@ class View:
         alike = self._alike.get((uid, gid))
         if alike is None:
             ids = self.policy.ids
-            alike = self.plain_forward and self.plain_show and ids["uid"].is_sole(uid) and ids["gid"].is_sole(gid)
+            alike = (
+                self.forwards_by_mapping
+                and self.shows_by_mapping
+                and ids["uid"].is_sole(uid)
+                and ids["gid"].is_sole(gid)
+            )
             if len(self._alike) >= _MOST_KNOWN:
                 self._alike.clear()
             self._alike[uid, gid] = alike
@@ -207,7 +212,7 @@ class View:
         of an object is not the policy's to change.
         """
         nlink = 1 if self.hides and stat.S_ISDIR(attrs.mode) else attrs.nlink
-        if self.plain_show:
+        if self.shows_by_mapping:
             uid, gid = self.client_ids(attrs.uid, attrs.gid)
             return self.shown_mode(attrs.mode, attrs.uid, attrs.gid, uid, gid), uid, gid, nlink
         shown = self._ask("show", None, lambda: _checked_show(self.policy.show(attrs)), attrs)
@@ -234,13 +239,13 @@ class View:
         return mode
 
     def _is_only(self, kind: Kind, server_id: ServerId, shown: ClientId) -> bool:
-        if not (self.plain_forward and self._plain_ids):
+        if not (self.forwards_by_mapping and self._plain_ids):
             return False
         ids = self.policy.ids[kind]
         return shown == ids.counterpart(server_id, "reverse") and ids.is_sole(server_id)
 
     def client_ids(self, uid: ServerId, gid: ServerId) -> _ClientIds:
-        """Owner and group as `show` shows them, where `plain_show` holds."""
+        """Owner and group as `show` shows them, where `shows_by_mapping` holds."""
         key = (uid, gid)
         ids = self._shown.get(key)
         if ids is None:
@@ -319,8 +324,8 @@ class View:
             # Not by text: that may name a different file every time.
             where = [line for _, line in traceback.walk_tb(exc.__traceback__)]
             cause = (what, type(exc), where[-1])
-            if cause not in self._told and len(self._told) < _MAX_CAUSES:
-                self._told.add(cause)
+            if cause not in self._logged and len(self._logged) < _MAX_CAUSES:
+                self._logged.add(cause)
                 log.exception("policy %s: %s%r failed: hidden", self._policy_name, what, args)
             return otherwise
 

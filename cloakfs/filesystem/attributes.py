@@ -131,7 +131,7 @@ class Attributes(Names, Core):
             calls.truncate(who, at.fd, size)
             return
         # truncate(2) waits for whoever has a lease on the file, ftruncate(2) does not.
-        fd = self._with_room(calls.open, who, at.fd, os.O_WRONLY)
+        fd = self._with_descriptor(calls.open, who, at.fd, os.O_WRONLY)
         try:
             calls.ftruncate(who, fd, size)
         finally:
@@ -192,7 +192,7 @@ class Attributes(Names, Core):
     async def statfs(self, ctx: RequestContext) -> StatvfsData:
         """statvfs(3) of the file system that the root of the tree is on."""
         root = self.nodes.root
-        if root.filesystem.far:
+        if root.filesystem.remote:
             real = await trio.to_thread.run_sync(calls.fstatvfs, root.fd, abandon_on_cancel=True)
         else:
             real = calls.fstatvfs(self.nodes.fd(root))

@@ -62,7 +62,7 @@ _REPAIR_DELAYS = (0.0, 0.02, 0.1, 0.4)
 
 _FIRST_KERNEL_ERRNO = 512
 
-# After a rename behind the mount, what is above a far directory is found level by level.
+# After a rename behind the mount, what is above a remote directory is found level by level.
 _MOST_LOOKS = 100
 
 SET_ID = stat.S_ISUID | stat.S_ISGID
@@ -184,7 +184,7 @@ class OpenFile:
         # Directories: where `pending`, the entries read ahead, begin.
         self.cookie = 0
         self.pending: list[tuple[bytes, int, int]] = []
-        # Of far ones: what is called so (O_PATH), as long as a request is being served.
+        # Of remote ones: what is called so (O_PATH), as long as a request is being served.
         self.found: dict[bytes, int] = {}
         self.sought: int | None = None  # the nodeid for whose name alone the kernel reads this
 
@@ -296,9 +296,11 @@ class Core(pyfuse3.Operations):
         self._insiders: set[int] = set()
         self._repairing: dict[int, int] = {}  # object number -> refusals while it is going on
         self.last_reader = 0
-        self._asking: dict[tuple[int, bytes], trio.Event] = {}  # far mounts that were asked and have not answered yet
+        self._asking: dict[
+            tuple[int, bytes], trio.Event
+        ] = {}  # remote mounts that were asked and have not answered yet
         self._one_repair = trio.CapacityLimiter(1)
-        self._told: dict[tuple[str, type[Exception], int], float] = {}  # cause -> when
+        self._logged: dict[tuple[str, type[Exception], int], float] = {}  # cause -> when
 
     def _opener(self, fh: Any) -> int:
         """Who answers for a request without a caller: the server uid of who opened the file, as a number below 0."""
@@ -309,9 +311,9 @@ class Core(pyfuse3.Operations):
         """Is this failure to be logged, or was it just now?"""
         cause = (what, type(exc), [line for _, line in traceback.walk_tb(exc.__traceback__)][-1])
         now = time.monotonic()
-        if now < self._told.get(cause, -_TELL_AGAIN_SECONDS) + _TELL_AGAIN_SECONDS:
+        if now < self._logged.get(cause, -_TELL_AGAIN_SECONDS) + _TELL_AGAIN_SECONDS:
             return False
-        self._told[cause] = now
+        self._logged[cause] = now
         return True
 
     # -- coming in ---------------------------------------------------------------------------------
@@ -355,7 +357,7 @@ class Core(pyfuse3.Operations):
             if not view.admits(uid):
                 raise FUSEError(errno.EACCES)
             return subject(view.fixed)
-        if view.plain_forward and not self.groups.by_user:
+        if view.forwards_by_mapping and not self.groups.by_user:
             uid, gid = _client_ids(ctx)
             return Subject(*view.server_ids(uid, gid), partial(self._identify, view, uid, gid, ctx.pid))
         return None
@@ -446,7 +448,7 @@ class Core(pyfuse3.Operations):
             Stale: directories move about faster than one can look.
         """
         for _ in range(_MOST_LOOKS):
-            look = self._with_room(self.nodes.look, obj, name)
+            look = self._with_descriptor(self.nodes.look, obj, name)
             if asking is not None:
                 look = asking.after(look, obj, self.nodes.root)
             found = await trio.to_thread.run_sync(look, abandon_on_cancel=True)
@@ -472,12 +474,12 @@ class Core(pyfuse3.Operations):
         try:
             return await self._do_in_thread(at._replace(who=who), call)
         except OSError as exc:
-            if not self._makes_room(exc):
+            if not self._frees_descriptors(exc):
                 raise
             return await self._do_in_thread(at._replace(who=who, fd=self.nodes.fd(at.obj)), call)
 
     async def _do_in_thread(self, at: Entered, call: Callable[[Entered], _T]) -> _T:
-        own = at._replace(fd=self._with_room(calls.dup, at.fd))
+        own = at._replace(fd=self._with_descriptor(calls.dup, at.fd))
 
         def work() -> _T:
             try:
@@ -565,7 +567,7 @@ class Core(pyfuse3.Operations):
         if not self.nodes.waits(at.obj):
             return at, *self._find(at, name)
         fd, answers = await self._do(at, partial(self._open_and_ask, name=name))
-        if not self.nodes.is_name_far(at.obj, name):
+        if not self.nodes.is_name_remote(at.obj, name):
             # It is in memory now. Changes may have been told meanwhile: what the kernel is to remember, is found after.
             calls.close(fd)
             at = await self._again(at, inode, ctx)
@@ -604,7 +606,7 @@ class Core(pyfuse3.Operations):
 
     def _open_as(self, who: linux.Credentials, directory: int, name: bytes) -> int:
         """The same as `who`."""
-        fd = self._with_room(calls.find, who, directory, name)
+        fd = self._with_descriptor(calls.find, who, directory, name)
         try:
             self.nodes.ask(who, fd)
         except BaseException:
@@ -660,17 +662,17 @@ class Core(pyfuse3.Operations):
         finally:
             calls.close(fd)
 
-    def _with_room(self, call: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
+    def _with_descriptor(self, call: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
         """Make a call that needs a descriptor; once more after closing some if there are too many."""
         try:
             return call(*args, **kwargs)
         except OSError as exc:
             # Which descriptors are in use, only the session loop knows.
-            if not linux.in_main_thread() or not self._makes_room(exc):
+            if not linux.in_main_thread() or not self._frees_descriptors(exc):
                 raise
             return call(*args, **kwargs)
 
-    def _makes_room(self, exc: OSError) -> bool:
+    def _frees_descriptors(self, exc: OSError) -> bool:
         """If there were too many descriptors, there are fewer now: the call is worth another try."""
         return exc.errno in (errno.EMFILE, errno.ENFILE) and self.nodes.shed() > 0
 
@@ -695,7 +697,7 @@ class Core(pyfuse3.Operations):
         """
         if not self.ganesha or ctx.uid != 0:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        fh = self._opened(self._with_room(calls.dup, at.fd), at, as_opener=True)
+        fh = self._opened(self._with_descriptor(calls.dup, at.fd), at, as_opener=True)
         self._open[fh].unreadable = True
         return fh
 
@@ -720,7 +722,7 @@ class Core(pyfuse3.Operations):
         Raises:
             Stale: the policy failed to say.
         """
-        if view.plain_show:
+        if view.shows_by_mapping:
             uid, gid = view.client_ids(info.st_uid, info.st_gid)
             mode, nlink = info.st_mode, info.st_nlink
             if mode & SET_ID:
@@ -745,7 +747,7 @@ class Core(pyfuse3.Operations):
         entry.st_mode, entry.st_uid, entry.st_gid, entry.st_nlink = mode, uid, gid, nlink
         entry.st_rdev = info.st_rdev
         entry.st_size = info.st_size
-        obj.tell_size(number, info.st_size)
+        obj.report_size(number, info.st_size)
         entry.st_blksize = info.st_blksize
         entry.st_blocks = info.st_blocks
         entry.st_atime_ns = info.st_atime_ns
@@ -788,7 +790,7 @@ class Core(pyfuse3.Operations):
 
     # -- what is open ------------------------------------------------------------------------------
 
-    def _require_room(self) -> None:
+    def _require_descriptor(self) -> None:
         """Before anything is opened for a client. What is left is for other requests: close(2) may need a descriptor.
 
         Raises:
@@ -809,15 +811,15 @@ class Core(pyfuse3.Operations):
         file = self._open[fd] = OpenFile(at, credentials(at.who.caller) if as_opener else None)
         file.appends = bool(flags & os.O_APPEND)
         if flags & os.O_TRUNC:
-            at.obj.tell_size(at.number, 0)
+            at.obj.report_size(at.number, 0)
         self.nodes.opened(at.obj, fd)
         return FileHandleT(fd)
 
     async def _closed(self, fh: FileHandleT) -> None:
-        """Close a client's file, which for a far one means to tell its server."""
+        """Close a client's file, which for a remote one means to tell its server."""
         file = self._open.pop(fh)
         self.nodes.closed(file.obj, fh)
-        if file.obj.filesystem.far:
+        if file.obj.filesystem.remote:
             await trio.to_thread.run_sync(calls.close, fh, abandon_on_cancel=True)
         else:
             calls.close(fh)

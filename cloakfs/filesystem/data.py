@@ -51,7 +51,7 @@ class Data(Core):
     @answers
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
         """Open the real file as the caller: its permissions and ACLs decide, at this moment."""
-        self._require_room()
+        self._require_descriptor()
         at = await self._enter(inode, ctx)
         try:
             if flags & linux.FMODE_EXEC:
@@ -73,17 +73,17 @@ class Data(Core):
         only_reads = not flags & (os.O_ACCMODE | os.O_TRUNC | os.O_NOATIME) and stat.S_ISREG(at.info.st_mode)
         who = self._credentials_for(at, os.R_OK) if only_reads else at.credentials
         try:
-            return self._with_room(open_again, who, at.fd, flags)
+            return self._with_descriptor(open_again, who, at.fd, flags)
         except PermissionError:
             if not self._has_nfs_right(at, flags):
                 raise
-            return self._with_room(open_again, linux.ROOT, at.fd, flags)
+            return self._with_descriptor(open_again, linux.ROOT, at.fd, flags)
 
     def _open_to_execute(self, at: Entered) -> int:
         """execve(2): the right to execute is what counts, and the kernel reads on the caller's behalf."""
         if not calls.access(at.credentials, at.fd, os.X_OK):
             raise FUSEError(errno.EACCES)
-        return self._with_room(calls.open, linux.ROOT, at.fd, os.O_RDONLY)
+        return self._with_descriptor(calls.open, linux.ROOT, at.fd, os.O_RDONLY)
 
     @answers
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
@@ -104,7 +104,7 @@ class Data(Core):
             return
         file = self._open[fh]
         refused = partial(_refuses, fh, file.opener, mode)
-        if await trio.to_thread.run_sync(refused, abandon_on_cancel=True) if file.obj.filesystem.far else refused():
+        if await trio.to_thread.run_sync(refused, abandon_on_cancel=True) if file.obj.filesystem.remote else refused():
             raise FUSEError(errno.EACCES)
 
     @answers
@@ -118,11 +118,11 @@ class Data(Core):
         file = self._open[fh]
         obj, opener = file.obj, file.opener
         assert opener is not None
-        appends = file.appends and off == obj.believed_size(file.number)
+        appends = file.appends and off == obj.size_in_kernel(file.number)
         done = await self.reader.write(fh, opener, obj.filesystem, off, buf, append=appends)
-        if off + done > obj.believed_size(file.number):
-            obj.tell_size(file.number, off + done)
-        if appends and not obj.filesystem.far and calls.fstat(fh).st_size != off + done:
+        if off + done > obj.size_in_kernel(file.number):
+            obj.report_size(file.number, off + done)
+        if appends and not obj.filesystem.remote and calls.fstat(fh).st_size != off + done:
             self.cache.forget_pages(file.number, obj)  # at `off` is what others wrote
         return done
 
@@ -132,9 +132,9 @@ class Data(Core):
 
         Those of this machine have nothing to say. If there are no others, the kernel is told not to ask again.
         """
-        if all(filesystem.plain for filesystem in self.nodes.mounts.filesystems):
+        if all(filesystem.has_posix_rules for filesystem in self.nodes.mounts.filesystems):
             raise FUSEError(errno.ENOSYS)
-        await trio.to_thread.run_sync(calls.close, self._with_room(calls.dup, fh), abandon_on_cancel=True)
+        await trio.to_thread.run_sync(calls.close, self._with_descriptor(calls.dup, fh), abandon_on_cancel=True)
 
     @answers
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:

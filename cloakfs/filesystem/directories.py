@@ -27,10 +27,10 @@ from .names import Names
 _SAMPLES = 16
 _WARM_SECONDS = 0.0001
 
-# Of what is far, so many bytes of names are read at a time: for each of some hundred, a descriptor is open meanwhile.
-_FAR_BATCH = 4096
+# Names in a remote directory are read in batches of so many bytes: each of some hundred takes a descriptor meanwhile.
+_REMOTE_BATCH = 4096
 
-# So long a listing waits for what is far and mounted in the directory; then it is left out.
+# So long a listing waits for what is remote and mounted in the directory; then it is left out.
 _ANSWER_SECONDS = 0.5
 
 # The mount below is asked about so many entries at a time: a reply of a page (fs/fuse/readdir.c) has not room for more.
@@ -116,7 +116,7 @@ class Directories(Names):
         """Open the real directory as the caller."""
         if self._is_top(inode):
             return _TOP
-        self._require_room()
+        self._require_descriptor()
         sought = self.reconnecting.seeks_in(ctx.pid, inode) if self.knfsd else None
         at = await (self._enter(inode, ctx) if sought is None else self._let_kernel_in(inode))
         try:
@@ -128,7 +128,9 @@ class Directories(Names):
         return fh
 
     def _open_directory(self, at: Entered) -> int:
-        return self._with_room(calls.open, self._credentials_for(at, os.R_OK), at.fd, os.O_RDONLY | os.O_DIRECTORY)
+        return self._with_descriptor(
+            calls.open, self._credentials_for(at, os.R_OK), at.fd, os.O_RDONLY | os.O_DIRECTORY
+        )
 
     @answers
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
@@ -163,18 +165,18 @@ class Directories(Names):
                         break
                 except TooSoon as exc:
                     await trio.sleep(exc.seconds)
-                    if directory.obj.filesystem.far:
+                    if directory.obj.filesystem.remote:
                         told = directory.cookie
                         self._let_go(directory)
                         calls.lseek(fh, told, os.SEEK_SET)
                         directory.cookie = told
         finally:
-            if directory.obj.filesystem.far:
+            if directory.obj.filesystem.remote:
                 self._let_go(directory)
             self.half_read.put(directory)
 
     def _let_go(self, directory: OpenFile) -> None:
-        """Of what is far and was not told, nothing is kept: it is looked at again."""
+        """Of what is remote and was not told, nothing is kept: it is looked at again."""
         for fd in directory.found.values():
             calls.close(fd)
         directory.found = {}
@@ -187,10 +189,10 @@ class Directories(Names):
         filesystem = directory.obj.filesystem
         if filesystem.in_memory and not self.nodes.waits(directory.obj):
             directory.pending = calls.getdents(linux.ROOT, fh)
-        elif filesystem.far:
-            return await self._read_far(fh, directory)
+        elif filesystem.remote:
+            return await self._read_remote(fh, directory)
         else:
-            far = self.nodes.far_names(directory.obj)
+            far = self.nodes.remote_names(directory.obj)
             read = partial(_read_names, self.nodes, fh, far, all_of_them=filesystem.waits)
             names = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
             silent = {name for name, _, _ in names if name in far and not await self._answers(directory.obj, name)}
@@ -198,16 +200,16 @@ class Directories(Names):
             return bool(names)
         return bool(directory.pending)
 
-    async def _read_far(self, fh: FileHandleT, directory: OpenFile) -> bool:
+    async def _read_remote(self, fh: FileHandleT, directory: OpenFile) -> bool:
         """The same where each name may have to be asked for: some of them, and what they lead to."""
         assert not directory.found
-        far = self.nodes.far_names(directory.obj)
+        far = self.nodes.remote_names(directory.obj)
         read = partial(self._read_some, fh, far)
         try:
             names, directory.found = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
         except OSError as exc:
             calls.lseek(fh, max(directory.cookie, 0), os.SEEK_SET)
-            if not self._makes_room(exc):
+            if not self._frees_descriptors(exc):
                 raise
             names, directory.found = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
         for name in {name for name, _, _ in names} & far:
@@ -219,7 +221,7 @@ class Directories(Names):
         return bool(names)
 
     def _read_some(self, fh: int, far: Set[bytes]) -> tuple[list[tuple[bytes, int, int]], dict[bytes, int]]:
-        names = calls.getdents(linux.ROOT, fh, _FAR_BATCH)
+        names = calls.getdents(linux.ROOT, fh, _REMOTE_BATCH)
         found: dict[bytes, int] = {}
         try:
             for name, _, _ in names:
@@ -337,7 +339,7 @@ class Directories(Names):
         if name == b"..":
             return self._above(at)
         # The right to list is enough for names; attributes are asked for again before anybody gets them.
-        if at.obj.filesystem.far:
+        if at.obj.filesystem.remote:
             found = directory.found.pop(name, -1)
             return self._entry_found(at, name, found) if found >= 0 else None
         try:
@@ -345,7 +347,7 @@ class Directories(Names):
             obj = self.nodes.at_place(at.obj, name, info)
             if obj is not None:
                 return self._shown(at, name, obj, info) if sees(at.view, at.who, name, info, obj.fd) else None
-            fd = self._with_room(calls.find, linux.ROOT, at.fd, name)
+            fd = self._with_descriptor(calls.find, linux.ROOT, at.fd, name)
         except OSError as exc:
             if exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
                 raise

@@ -139,7 +139,7 @@ class KernelCache:
         self._exported = exported
         self._forgetful = forgetful
         self._gated = gated or views.top
-        self._told: dict[int, list[Filesystem]] = {}  # by the id that events bear
+        self._watched: dict[int, list[Filesystem]] = {}  # by the id that events bear
         self._sets: dict[frozenset[int], frozenset[int]] = {}  # one of each, for `Object.kept`
         self.forgetter = Forgetter()
         # What was remembered in an earlier era (`Object.era`) is not relied on any more; a sweep tells the kernel.
@@ -181,7 +181,7 @@ class KernelCache:
     def _may_search(who: Caller, obj: Object, fd: int, info: linux.Stat) -> bool:
         if everybody_may(os.X_OK, obj, fd, info):
             return True
-        if obj.filesystem.far:
+        if obj.filesystem.remote:
             return False  # only a thread may ask
         return calls.access(credentials(who), fd, os.X_OK)
 
@@ -233,14 +233,14 @@ class KernelCache:
         return seconds
 
     def _seconds(self, obj: Object) -> float:
-        return LONG_SECONDS if obj.filesystem.told else SHORT_SECONDS
+        return LONG_SECONDS if obj.filesystem.watched else SHORT_SECONDS
 
     def _is_steady(self, view: View) -> bool:
         """Does a fixed view change only when the tree, or its identity, does?"""
-        return view.below is None and view.plain_show and (view.cloak is not None or not view.hides)
+        return view.below is None and view.shows_by_mapping and (view.cloak is not None or not view.hides)
 
     def _same_for_all(self, view: View, name: bytes, info: linux.Stat, fd: int) -> bool:
-        if view.cloak is not None and view.plain_forward and view.below is None:
+        if view.cloak is not None and view.forwards_by_mapping and view.below is None:
             return view.cloak.same_for_all(info.st_mode, info.st_uid, info.st_gid)
         return view.same_for_all(attrs_of(name, info, fd))
 
@@ -282,7 +282,7 @@ class KernelCache:
         is_told = True  # of those above
         for directory in reversed(above):
             self._keep(number, directory)
-            is_told = is_told and directory.filesystem.told
+            is_told = is_told and directory.filesystem.watched
             if is_told and number not in directory.public:
                 public = directory.public | {number}
                 directory.public = self._sets.setdefault(public, public)
@@ -315,7 +315,7 @@ class KernelCache:
 
     def is_known_to_all(self, number: int, obj: Object) -> bool:
         """Does the kernel remember it, so that nobody needs to be asked who may know of it?"""
-        is_kept = number in obj.kept and obj.era == self._era and obj.filesystem.told
+        is_kept = number in obj.kept and obj.era == self._era and obj.filesystem.watched
         return is_kept and not (self._below and self._is_being_forgotten(obj))
 
     def _is_being_forgotten(self, obj: Object) -> bool:
@@ -334,7 +334,7 @@ class KernelCache:
         """
         stamp = (number, info.st_mtime_ns, info.st_ctime_ns, info.st_size)
         same = obj.content == stamp
-        obj.content = stamp if is_settled(info) and obj.filesystem.plain else None
+        obj.content = stamp if is_settled(info) and obj.filesystem.has_posix_rules else None
         return same
 
     def _keep(self, number: int, obj: Object) -> None:
@@ -543,11 +543,11 @@ class KernelCache:
             self._add(watch, filesystem)
         self._nodes.mounts.on_new_filesystem = partial(self._add, watch)
         watch.on_own = self._heed_own
-        self._passages.is_all_told = partial(self._is_all_heeded, watch)
+        self._passages.is_up_to_date = partial(self._is_all_heeded, watch)
 
     def _add(self, watch: Watch, filesystem: Filesystem) -> None:
         try:
-            if filesystem.far:
+            if filesystem.remote:
                 raise OSError(errno.EOPNOTSUPP, "what others do, they do elsewhere")
             fsid = watch.add(filesystem.fd)
         except OSError as exc:
@@ -559,8 +559,8 @@ class KernelCache:
                 SHORT_SECONDS,
             )
             return
-        self._told.setdefault(fsid, []).append(filesystem)
-        filesystem.told = True
+        self._watched.setdefault(fsid, []).append(filesystem)
+        filesystem.watched = True
 
     async def follow(self, watch: Watch) -> None:
         """Have the kernel forget, for ever, what others change."""
@@ -587,14 +587,14 @@ class KernelCache:
         for event in events:
             if event.mask & FAN_Q_OVERFLOW:
                 self.forget_everything()
-            for filesystem in self._told.get(event.fsid, ()):
+            for filesystem in self._watched.get(event.fsid, ()):
                 forgotten |= self._heed(event, filesystem)
         if forgotten:
             self._begin_era()
 
     def _heed_own(self, event: Event) -> None:
         """This process changed a directory itself, for whomever."""
-        for filesystem in self._told.get(event.fsid, ()):
+        for filesystem in self._watched.get(event.fsid, ()):
             self._heed_passages(event, filesystem)
 
     def _heed_passages(self, event: Event, filesystem: Filesystem) -> None:

@@ -24,7 +24,7 @@ from .data import open_again, reopen_flags
 
 _Remove = Callable[[linux.Credentials, int, bytes], None]  # `calls.unlink` or `calls.rmdir`
 
-_NO_ROOM = (errno.EMFILE, errno.ENFILE)
+_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 # So often is a name looked at again at which something is mounted.
 _TRIES = 20
@@ -189,12 +189,12 @@ class Names(Core):
 
         def work(at: Entered) -> int:
             call(at)
-            if not at.obj.filesystem.far:
+            if not at.obj.filesystem.remote:
                 return -1
             try:
                 return self._open_named(at, name)
             except OSError as exc:
-                if exc.errno not in _NO_ROOM:
+                if exc.errno not in _NO_DESCRIPTORS:
                     raise
                 return -1  # only the session loop can make room, and this is not to be done twice
 
@@ -217,11 +217,11 @@ class Names(Core):
     def _made_as(self, at: Entered, name: bytes, fd: int, *, is_there: bool) -> EntryAttributes:
         """Answer with what `fd` (O_PATH) refers to, whatever bears its name now. Takes `fd` over.
 
-        `is_there` is what a thread has found: where something is far.
+        `is_there` is what a thread has found: where something is remote.
         """
         info = at.obj.filesystem.stat(fd)
         obj = self.nodes.resolve(fd, at.obj, name)
-        if is_there if at.obj.filesystem.far else self.nodes.is_at(info, at.obj, name):
+        if is_there if at.obj.filesystem.remote else self.nodes.is_at(info, at.obj, name):
             return self._named(at, name, obj, info)
         # Somebody was quicker: nothing to remember.
         entry = self._attributes(at.number, at.view, obj, name, self.nodes.fd(obj), info, at.asker)
@@ -268,13 +268,13 @@ class Names(Core):
 
         A hidden file of that name is not touched: EEXIST with O_EXCL, else EACCES.
         """
-        self._require_room()
+        self._require_descriptor()
         at = await self._enter_to_make(parent_inode, name, mode, ctx)
 
         def work(at: Entered) -> tuple[int, int, bool]:
             fd = self._create(at, name, mode, flags, ctx.umask)
             path_fd, is_there = -1, False
-            if at.obj.filesystem.far:
+            if at.obj.filesystem.remote:
                 with contextlib.suppress(OSError):  # as in `_make_named`
                     path_fd = calls.find_again(fd)
                     self.nodes.ask(at.credentials, path_fd)
@@ -285,7 +285,7 @@ class Names(Core):
         try:
             at = await self._again(at, parent_inode, ctx)
             if path_fd < 0:
-                path_fd = self._with_room(calls.find_again, fd)
+                path_fd = self._with_descriptor(calls.find_again, fd)
             taken, path_fd = path_fd, -1
             entry = self._made_as(at, name, taken, is_there=is_there)
         except BaseException:
@@ -301,7 +301,7 @@ class Names(Core):
     def _create(self, at: Entered, name: bytes, mode: int, flags: int, umask: int) -> int:
         how = reopen_flags(flags)
         try:
-            return self._with_room(calls.create, at.credentials, at.fd, name, how, stat.S_IMODE(mode), umask)
+            return self._with_descriptor(calls.create, at.credentials, at.fd, name, how, stat.S_IMODE(mode), umask)
         except FileExistsError:
             if flags & os.O_EXCL:
                 raise
@@ -313,7 +313,7 @@ class Names(Core):
                 if not stat.S_ISREG(info.st_mode):
                     # Opening a FIFO would wait, with everybody; at this error the kernel looks the name up again.
                     raise Stale from None
-                return self._with_room(open_again, at.credentials, path_fd, flags)
+                return self._with_descriptor(open_again, at.credentials, path_fd, flags)
             finally:
                 calls.close(path_fd)
 
@@ -329,11 +329,11 @@ class Names(Core):
         await self._enter(inode, ctx)
         at = await self._enter(new_parent_inode, ctx)
         obj = self.nodes.get(inode)
-        source = self._with_room(calls.dup, self.nodes.fd(obj))
+        source = self._with_descriptor(calls.dup, self.nodes.fd(obj))
 
         def work(at: Entered) -> bool:
             calls.link(at.credentials, source, at.fd, new_name)
-            if not at.obj.filesystem.far:
+            if not at.obj.filesystem.remote:
                 return False
             with contextlib.suppress(OSError):  # the link is there
                 self.nodes.ask(at.credentials, source)
@@ -346,7 +346,7 @@ class Names(Core):
             calls.close(source)
         self.cache.forget(obj)  # all may know it by the old name; of the new one, a policy may think otherwise
         at = await self._again(at, new_parent_inode, ctx)
-        return self._made_as(at, new_name, self._with_room(calls.dup, self.nodes.fd(obj)), is_there=is_there)
+        return self._made_as(at, new_name, self._with_descriptor(calls.dup, self.nodes.fd(obj)), is_there=is_there)
 
     # -- removing ----------------------------------------------------------------------------------
 
@@ -407,7 +407,7 @@ class Names(Core):
         old_fd = self.nodes.fd(old_obj)
         old = new._replace(obj=old_obj, fd=old_fd, info=old_obj.filesystem.stat(old_fd))
         with contextlib.ExitStack() as stack:
-            source = self._with_room(calls.dup, old.fd)
+            source = self._with_descriptor(calls.dup, old.fd)
             stack.callback(calls.close, source)
             if not new.view.judges or new.who is INSIDER:
                 await self._do(new, lambda new: self._rename(source, name_old, new, name_new, flags))

@@ -18,7 +18,7 @@ from .core import Core, Entered, answers
 
 def _capability(at: Entered) -> bytes:
     # No permission is needed for it (xattr(7)), where nobody but this machine's kernel is asked.
-    who = linux.ROOT if at.obj.filesystem.plain else at.credentials
+    who = linux.ROOT if at.obj.filesystem.has_posix_rules else at.credentials
     return calls.peek_xattr(who, at.fd, "security.capability")
 
 

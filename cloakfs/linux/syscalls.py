@@ -148,9 +148,9 @@ _statx: Callable[..., int] = libc.statx
 def statx(fd: int, name: bytes = b"") -> tuple[Stat, int]:
     """lstat(2) of `name` in the directory `fd`, or of `fd` itself, and the id of the mount it was found on.
 
-    Nobody who serves a file system is asked (AT_STATX_DONT_SYNC): of what is far, that is what the kernel remembers.
-    The way to `name` in a directory that is far itself may have to be asked for all the same. Fractions of seconds are
-    in the fields `…_ns` alone.
+    No server is asked (AT_STATX_DONT_SYNC): of a remote file system, the answer is what the kernel remembers. The
+    lookup of `name` in a remote directory may have to ask the server all the same. Fractions of seconds are only in the
+    fields `…_ns`.
     """
     buffer = _statx_buffer
     if _statx(fd, name, _STATX_NAME if name else _STATX_FD, _STATX_WANTED, buffer.address) < 0:

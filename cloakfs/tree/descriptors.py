@@ -13,7 +13,7 @@ from .objects import ROOT, Object, Stale, dev_ino
 # So many of the descriptors used last may be in use by the request that is being served.
 _IN_USE = 8
 
-_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class Descriptors:
@@ -49,7 +49,7 @@ class Descriptors:
             else:
                 fd = self._open_by_name(obj)
         except OSError as exc:
-            if exc.errno not in _NO_ROOM:
+            if exc.errno not in _NO_DESCRIPTORS:
                 raise Stale from None
             if not self.shed():
                 raise
@@ -71,7 +71,7 @@ class Descriptors:
             try:
                 fd = calls.find(linux.ROOT, self.fd(parent), name)
             except OSError as exc:
-                if exc.errno in _NO_ROOM:
+                if exc.errno in _NO_DESCRIPTORS:
                     raise
                 continue
             try:

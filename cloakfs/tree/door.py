@@ -145,7 +145,7 @@ def _judged(view: View, who: Subject, name: bytes, info: linux.Stat, fd: int) ->
 def everybody_may(bits: int, obj: Object, fd: int, info: linux.Stat) -> bool:
     """May any caller whatsoever do `bits` (4 read, 1 search) with what `fd` refers to? False when in doubt."""
     wanted = bits * 0o111
-    return info.st_mode & wanted == wanted and obj.filesystem.plain and _has_no_acl(obj, fd, info)
+    return info.st_mode & wanted == wanted and obj.filesystem.has_posix_rules and _has_no_acl(obj, fd, info)
 
 
 def surely_may(who: Subject, bits: int, obj: Object, fd: int, info: linux.Stat) -> bool:
@@ -153,7 +153,7 @@ def surely_may(who: Subject, bits: int, obj: Object, fd: int, info: linux.Stat) 
 
     An ACL says the same of the owner as the mode does; of everybody else it may say anything (acl(5)).
     """
-    if not obj.filesystem.plain:
+    if not obj.filesystem.has_posix_rules:
         return False
     if who.uid == info.st_uid:
         return info.st_mode >> 6 & bits == bits
@@ -162,7 +162,7 @@ def surely_may(who: Subject, bits: int, obj: Object, fd: int, info: linux.Stat) 
 
 
 def _has_no_acl(obj: Object, fd: int, info: linux.Stat) -> bool:
-    if obj.plain_at != info.st_ctime_ns:
+    if obj.no_acl_at != info.st_ctime_ns:
         try:
             calls.peek_xattr(linux.ROOT, fd, "system.posix_acl_access")
         except OSError as exc:
@@ -170,7 +170,7 @@ def _has_no_acl(obj: Object, fd: int, info: linux.Stat) -> bool:
                 return False
             if not is_settled(info):
                 return True
-            obj.plain_at = info.st_ctime_ns
+            obj.no_acl_at = info.st_ctime_ns
         else:
             return False  # what the ACL says is not worth finding out
     return True

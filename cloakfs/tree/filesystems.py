@@ -22,14 +22,14 @@ _KNOWN_BY_ID = ("ext2", "ext3", "ext4", "btrfs")
 _LOST_WITH_THE_BOOT = "tmpfs"
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
-# A rename leaves the ctime of what is renamed alone. (Of what is far, nobody knows: with sshfs it is the mtime.)
+# A rename leaves the ctime of what is renamed alone. (Of what is remote, nobody knows: with sshfs it is the mtime.)
 _SILENT_KINDS = frozenset({"vfat", "msdos", "exfat"})
 
 _MEMORY_KINDS = frozenset({"tmpfs", "ramfs"})
 _PLAIN_KINDS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", *_MEMORY_KINDS})
 
 # Kinds that begin so: networks, and daemons such as FUSE's. (autofs mounts something when it is looked at.)
-_FAR_KINDS = (
+_REMOTE_KINDS = (
     "nfs",
     "cifs",
     "smb",
@@ -65,16 +65,16 @@ class Filesystem:
     flags: int = 0
     has_handles: bool = True
     decodable: bool = True
-    told: bool = False  # are changes behind the mount told?
+    watched: bool = False  # does fanotify report changes behind the mount?
     device: int = 0  # st_dev
     slow_until: float = 0.0  # by time.monotonic()
     suspect_until: float = 0.0  # the same
-    below_far: bool = False  # is it mounted inside of what is far?
+    below_remote: bool = False  # is it mounted inside of what is remote?
     pin: int = -1  # refers to the mount where `fd` does not, so that no other one is given its id
     is_certain: bool = False  # is its number that of no other one that is mounted at the same place later?
 
     @property
-    def plain(self) -> bool:
+    def has_posix_rules(self) -> bool:
         """Do mode bits and POSIX ACLs alone decide, on this machine, and does every change show in the ctime?"""
         return self.kind in _PLAIN_KINDS
 
@@ -84,28 +84,28 @@ class Filesystem:
         return self.kind in _MEMORY_KINDS
 
     @cached_property
-    def far(self) -> bool:
+    def remote(self) -> bool:
         """May any call wait for another machine or process, perhaps for ever?"""
-        return self.kind.startswith(_FAR_KINDS)
+        return self.kind.startswith(_REMOTE_KINDS)
 
     @property
     def by_threads(self) -> bool:
         """Is what is above an object found out by threads alone (`look`)?"""
-        return self.far or self.below_far
+        return self.remote or self.below_remote
 
     @property
     def tells_moves(self) -> bool:
         """Does the ctime of an object show that it was renamed?"""
-        return not self.far and self.kind not in _SILENT_KINDS
+        return not self.remote and self.kind not in _SILENT_KINDS
 
     @property
     def waits(self) -> bool:
         """Is it better asked from a thread?"""
-        return self.far or self.below_far or (self.slow_until > 0 and time.monotonic() < self.slow_until)
+        return self.remote or self.below_remote or (self.slow_until > 0 and time.monotonic() < self.slow_until)
 
     def stat(self, fd: int) -> Stat:
-        """The stat of a descriptor on it. Of what is far, as the kernel remembers it: a thread has asked just now."""
-        return calls.statx_fd(fd)[0] if self.far else calls.fstat(fd)
+        """The stat of a descriptor on it; if it is remote, as the kernel remembers it: a thread has just asked."""
+        return calls.statx_fd(fd)[0] if self.remote else calls.fstat(fd)
 
     def begin(self) -> tuple[float, int]:
         """Call before it is asked from the session loop; the result is for `took`."""
@@ -149,7 +149,7 @@ class Filesystem:
         else:
             self.has_handles = self.decodable = False
 
-    def describe_far(self, fd: int) -> None:
+    def describe_remote(self, fd: int) -> None:
         """The same, of what may never answer: for a moment everything waits for it, but no longer."""
         answer = Filesystem(self.number, self.kind, self.path, -1)
         own = calls.dup(fd)

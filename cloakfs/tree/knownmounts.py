@@ -62,7 +62,7 @@ class KnownMounts:
         self._index = index
         self._by_mount: dict[int, Filesystem] = {}
         self.by_number: dict[int, Filesystem] = {}
-        self._beside: dict[tuple[int, int], set[bytes]] = {}  # where something far is mounted, and what it is called
+        self._beside: dict[tuple[int, int], set[bytes]] = {}  # where something remote is mounted, and what it is called
         self.on_new_filesystem: Callable[[Filesystem], None] | None = None
         self._changes = mounts.Changes()
         self._again = 0.0  # before that, the table of mounts is not read for a request
@@ -191,14 +191,14 @@ class KnownMounts:
 
     def waits(self, obj: Object) -> bool:
         """Is it better to ask about this object, or a name in it, from a thread?"""
-        return obj.filesystem.waits or bool(self.far_names(obj))
+        return obj.filesystem.waits or bool(self.remote_names(obj))
 
-    def is_name_far(self, parent: Object, name: bytes) -> bool:
+    def is_name_remote(self, parent: Object, name: bytes) -> bool:
         """May whoever follows this name have to wait for another machine or process?"""
-        return parent.filesystem.far or name in self.far_names(parent)
+        return parent.filesystem.remote or name in self.remote_names(parent)
 
-    def far_names(self, obj: Object) -> Set[bytes]:
-        """The names in this directory at which something far is mounted."""
+    def remote_names(self, obj: Object) -> Set[bytes]:
+        """The names in this directory at which something remote is mounted."""
         if not self._beside or obj.inode is None:
             return frozenset()
         return self._beside.get(obj.inode, frozenset())
@@ -230,9 +230,9 @@ class KnownMounts:
         if self._by_mount and place is not None:
             # What it is mounted on may have been covered before it was ever met; that is in the root's, or below.
             above_it = self._by_mount.get(place.parent) or next(iter(self._by_mount.values()))
-            filesystem.below_far = above_it.by_threads
-        if filesystem.far:
-            filesystem.describe_far(fd)
+            filesystem.below_remote = above_it.by_threads
+        if filesystem.remote:
+            filesystem.describe_remote(fd)
             with contextlib.suppress(OSError):
                 above, name = os.path.split(os.fsencode(path))
                 self._beside.setdefault(dev_ino(calls.stat_path(above)), set()).add(name)
@@ -280,10 +280,10 @@ class KnownMounts:
             raise Stale
         return above, dev_ino(info)
 
-    def is_far(self, mount_id: int) -> bool:
-        """Is this a known mount of what is far? (Nobody is to look into one that is not known.)"""
+    def is_remote(self, mount_id: int) -> bool:
+        """Is this a known mount of what is remote? (Nobody is to look into one that is not known.)"""
         filesystem = self._by_mount.get(mount_id)
-        return filesystem is not None and filesystem.far
+        return filesystem is not None and filesystem.remote
 
     def close(self) -> None:
         """Close every descriptor."""

@@ -104,9 +104,9 @@ class Locator:
     def is_at(self, info: Stat, parent: Object, name: bytes) -> bool:
         """Does `name` in the directory lead to what has this stat?
 
-        Where something is far, that is so if a thread has just found it so: see `look`.
+        Where something is remote, that is so if a thread has just found it so: see `look`.
         """
-        if self._mounts.is_name_far(parent, name):
+        if self._mounts.is_name_remote(parent, name):
             return self._there.get((parent.number, name)) == dev_ino(info)
         try:
             there, _ = calls.statx(linux.ROOT, self._descriptors.fd(parent), name)
@@ -117,7 +117,7 @@ class Locator:
     def is_child(self, obj: Object, parent: Object) -> bool:
         """Is this directory (still) in that one?"""
         fd = self._descriptors.fd(obj)
-        if obj.filesystem.far or parent.filesystem.far:
+        if obj.filesystem.remote or parent.filesystem.remote:
             return self._there.get((parent.number, obj.name)) == self._descriptors.inode_of(obj)
         above, _ = calls.statx(linux.ROOT, fd, b"..")
         return dev_ino(above) == self._descriptors.inode_of(parent)

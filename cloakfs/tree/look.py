@@ -1,6 +1,6 @@
 """What may have to be waited for is looked at by a thread first: after that, the kernel has it in memory.
 
-So it is with what is far, and with disks that were slow lately. Only the session loop's thread touches objects: a
+So it is with what is remote, and with disks that were slow lately. Only the session loop's thread touches objects: a
 thread gets descriptors of its own, and brings back what it found.
 """
 
@@ -162,7 +162,7 @@ class Lookout:
         Raises:
             OSError: there is nothing, for example.
         """
-        if self._mounts.is_far(calls.statx(who, directory, name)[1]):
+        if self._mounts.is_remote(calls.statx(who, directory, name)[1]):
             fd = calls.find(who, directory, name)
             try:
                 self.ask(who, fd)
@@ -174,5 +174,5 @@ class Lookout:
 
         Not if it is local; nor if it must not be looked into.
         """
-        if not linux.in_main_thread() and self._mounts.is_far(calls.statx_fd(fd)[1]):
+        if not linux.in_main_thread() and self._mounts.is_remote(calls.statx_fd(fd)[1]):
             calls.ask(who, fd)

@@ -68,8 +68,8 @@ class Nodes:
 
         self.stat = mounts.stat
         self.waits = mounts.waits
-        self.is_name_far = mounts.is_name_far
-        self.far_names = mounts.far_names
+        self.is_name_remote = mounts.is_name_remote
+        self.remote_names = mounts.remote_names
 
         self.fd = descriptors.fd
         self.shed = descriptors.shed

@@ -39,8 +39,8 @@ class Object:
 
     __slots__ = (
         "barrier", "checked", "children", "condition", "content", "era", "ever_kept", "fd", "filesystem", "generation",
-        "handle", "inode", "kept", "lookups", "name", "number", "open_files", "others", "parent", "passage", "pins",
-        "plain_at", "public", "strays", "told_size", "told_sizes", "trusted", "used",
+        "handle", "inode", "kept", "lookups", "name", "no_acl_at", "number", "open_files", "others", "parent",
+        "passage", "pins", "public", "reported_size", "reported_sizes", "strays", "trusted", "used",
     )  # fmt: skip
 
     def __init__(self, number: int, handle: bytes, filesystem: Filesystem) -> None:
@@ -72,7 +72,7 @@ class Object:
         self.trusted = -1  # of a directory, whether it is known to be in its place, and who sees it
         self.condition: Condition | None = None
         self.passage: Passage | None = None  # who gets there
-        self.plain_at = NEVER  # the ctime at which it had no ACL
+        self.no_acl_at = NEVER  # the ctime at which it had no ACL
 
         # What the kernel remembers of it: see `filesystem.kernelcache`.
         self.kept = _NO_VIEWS  # numbers of the views in which the kernel remembers more than it asked for
@@ -83,20 +83,20 @@ class Object:
         self.ever_kept = _NO_VIEWS
         self.content: tuple[int, ...] | None = None  # what it looked like when it was opened last
         # Where the kernel believes that a file ends: in the view with number 0, and in others.
-        self.told_size = 0
-        self.told_sizes: dict[int, int] | None = None
+        self.reported_size = 0
+        self.reported_sizes: dict[int, int] | None = None
 
-    def tell_size(self, view: int, size: int) -> None:
+    def report_size(self, view: int, size: int) -> None:
         """The kernel is told, or found by writing, that the file ends there."""
         if not view:
-            self.told_size = size
-        elif self.told_sizes is None:
-            self.told_sizes = {view: size}
+            self.reported_size = size
+        elif self.reported_sizes is None:
+            self.reported_sizes = {view: size}
         else:
-            self.told_sizes[view] = size
+            self.reported_sizes[view] = size
 
-    def believed_size(self, view: int) -> int:
+    def size_in_kernel(self, view: int) -> int:
         """Where the kernel believes that the file ends, unless two answers have just crossed."""
         if not view:
-            return self.told_size
-        return self.told_sizes.get(view, 0) if self.told_sizes else 0
+            return self.reported_size
+        return self.reported_sizes.get(view, 0) if self.reported_sizes else 0

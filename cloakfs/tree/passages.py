@@ -61,7 +61,7 @@ class Passages:
     """The passages of one tree.
 
     Attributes:
-        is_all_told: has everything been told here (`changed`, `forget`) that was changed until now? Only asked where
+        is_up_to_date: has everything been told here (`changed`, `forget`) that was changed until now? Only asked where
             there is a use for the answer.
     """
 
@@ -70,7 +70,7 @@ class Passages:
         self._registry = nodes.registry
         self._cloak: CloakList | None = None
         self._beginning = Passage(None, None)
-        self.is_all_told: Callable[[], bool] = lambda: False
+        self.is_up_to_date: Callable[[], bool] = lambda: False
 
     def changed(self, directory: Object) -> None:
         """Who may see it has changed, or where it is."""
@@ -84,7 +84,7 @@ class Passages:
 
     def to(self, cloak: CloakList, directory: Object) -> Passage | None:
         """The way to `directory`; None: it has to be looked at each time, or something on it has to be found first."""
-        if not directory.filesystem.told or not self.is_all_told():
+        if not directory.filesystem.watched or not self.is_up_to_date():
             return None
         if cloak is not self._cloak:
             self._cloak = cloak
@@ -108,7 +108,7 @@ class Passages:
     def _look(self, cloak: CloakList, directory: Object) -> bool:
         """Look who sees this directory; False if it must not be remembered, or is not known to be in its place."""
         nodes, parent = self._nodes, directory.parent
-        if parent is None or not (directory.filesystem.told and directory.filesystem.plain):
+        if parent is None or not (directory.filesystem.watched and directory.filesystem.has_posix_rules):
             return False
         info = calls.fstat(nodes.fd(directory))
         if directory.checked != info.st_ctime_ns and not nodes.is_child(directory, parent):

@@ -194,7 +194,12 @@ class Registry:
             if self.by_number.pop(obj.number, None) is None:
                 return
             self._by_handle.pop(obj.handle, None)
-            if obj.fd >= 0 and obj.number < TRANSIENT and not obj.filesystem.far and calls.fstat(obj.fd).st_nlink == 0:
+            if (
+                obj.fd >= 0
+                and obj.number < TRANSIENT
+                and not obj.filesystem.remote
+                and calls.fstat(obj.fd).st_nlink == 0
+            ):
                 self._index.remove(obj.number)
             self._descriptors.close(obj)
             obj.barrier = None  # which may be this object: nothing but the garbage collector would free it

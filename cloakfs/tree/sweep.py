@@ -33,7 +33,7 @@ class Sweeper:
         sure = {
             filesystem.number: filesystem.fd
             for filesystem in self._mounts.by_number.values()
-            if filesystem.decodable and not filesystem.far and filesystem.is_certain
+            if filesystem.decodable and not filesystem.remote and filesystem.is_certain
         }
         rows = self._index.after(self._last, _SWEEP)
         self._last = rows[-1][0] if rows else 0

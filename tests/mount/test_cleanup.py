@@ -13,7 +13,7 @@ import pytest
 
 from cloakfs.cleanupprocess import NAME
 from cloakfs.control import socket_of
-from cloakfs.mounted import told_path
+from cloakfs.mounted import state_path
 
 from .conftest import COMMAND, Mount, is_mounted, run
 from .fuseconnections import nobody_waits_for_ever
@@ -61,7 +61,7 @@ def test_a_daemon_that_dies_leaves_nothing(killable: Mount, tree: str, number: s
     assert ended(pid)
     assert ended(clean_up)
     assert not is_mounted(m.path)
-    assert not os.path.exists(told_path(m.key))
+    assert not os.path.exists(state_path(m.key))
     assert not os.path.exists(socket_of(m.key))
     assert os.listdir(m.path) == ["below"]
     os.mkdir(m.at("usable"))
@@ -96,7 +96,7 @@ def test_a_mount_that_is_refused_leaves_no_process(base: str, tree: str) -> None
     path = os.path.join(base, "view")
     os.mkdir(path)
     # A file in the place of the directory for what daemons tell; the mount itself has been made by then.
-    told = told_path(Mount(tree, path).key)
+    told = state_path(Mount(tree, path).key)
     os.makedirs(f"{told}.new")
     try:
         assert run("mount", tree, path, check=False).returncode == 1
@@ -190,7 +190,7 @@ def test_what_is_mounted_on_top_stays(killable: Mount) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "none", m.path], check=True)
     kill(m)
     assert kinds_at(m.path) == ["fuse.cloakfs", "tmpfs"]
-    assert not os.path.exists(told_path(m.key))
+    assert not os.path.exists(state_path(m.key))
 
 
 def test_what_lies_below_stays(base: str, tree: str, killable: Mount) -> None:
@@ -216,7 +216,7 @@ def test_what_is_mounted_there_instead_stays(base: str, tree: str, killable: Mou
         kill(m)
         assert kinds_at(m.path) == ["fuse.cloakfs"]
         assert os.listdir(m.path) == []
-        assert os.path.exists(told_path(Mount(other, m.path).key))
+        assert os.path.exists(state_path(Mount(other, m.path).key))
     finally:
         os.close(fd)
         run("umount", m.path)

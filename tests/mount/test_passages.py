@@ -160,7 +160,7 @@ def go_down(door: Door, nodes: Nodes, depth: int) -> list[Object]:
         obj = nodes.resolve(os.open(name, os.O_PATH, dir_fd=above), way[-1], name)
         obj.lookups += 1
         way.append(obj)
-    while not door.passages.is_all_told():
+    while not door.passages.is_up_to_date():
         pass
     return way
 
@@ -226,7 +226,7 @@ def test_what_is_lost_is_looked_at_again(door: Door, nodes: Nodes, monkeypatch: 
     os.chown(f"/proc/self/fd/{nodes.fd(way[3])}", OWNER, OWNER)
     os.chown(f"/proc/self/fd/{nodes.fd(way[4])}", OTHER, OTHER)  # this is not told
     looks.of(OWNER, way[-1], seen=False)  # while there is more to be heeded
-    while not door.passages.is_all_told():
+    while not door.passages.is_up_to_date():
         pass
     looks.of(OWNER, way[-1], seen=False)
     assert looks.of(OWNER, way[-1], seen=False) < 20

@@ -19,7 +19,7 @@ import pytest
 
 from cloakfs.caller import Caller
 from cloakfs.config.parse import parse_options
-from cloakfs.mountpoint import split_words
+from cloakfs.mountpoint import split_mount_options
 from cloakfs.policy import Attrs, load_policy
 from cloakfs.view import View
 from cloakfs.views import Identity, resolve
@@ -88,7 +88,7 @@ class Side(NamedTuple):
 
 def side(base: str, text: str) -> Side:
     text = text.format(base=base)
-    words, rest = split_words(text)
+    words, rest = split_mount_options(text)
     options = parse_options(rest)[0]
     policy = load_policy(options.policy, options)
     items = [resolve(item) for item in options.views]

@@ -165,7 +165,7 @@ def write(told):
     sure = {"version": 7, "pid": now.pid, "source": now.source, "target": now.target, "device": now.device}
     files.replace(told._path, json.dumps({**sure, "options": {"of": "another kind"}}).encode(), mode=0o600)
 
-mounted.Told._write = write
+mounted.PublishedState._write = write
 """
 
 
@@ -191,7 +191,7 @@ def test_a_daemon_that_tells_in_a_newer_version(tree: str, base: str, monkeypatc
         with commands_of(monkeypatch, TELLS_OTHERWISE):
             m = stack.enter_context(mount("-o", NULL))
         line = (
-            f"{m.path}: {mounted.told_path(m.key)}: version 7 is not known to this cloakfs, whose own is "
+            f"{m.path}: {mounted.state_path(m.key)}: version 7 is not known to this cloakfs, whose own is "
             f"{mounted.VERSION}; use the cloakfs that mounted it (process {m.pid})"
         )
         assert refused("status", m.path) == line
@@ -216,7 +216,7 @@ def test_a_daemon_that_tells_in_a_newer_version(tree: str, base: str, monkeypatc
 def test_a_daemon_of_0_1_0_is_one_that_lives(tree: str, mount: MakeMount) -> None:
     """It tells neither a version nor the device of its mount."""
     m = mount("-o", NULL)
-    place = mounted.told_path(m.key)
+    place = mounted.state_path(m.key)
     told = json.loads(Path(place).read_text())
     assert told["version"] == mounted.VERSION
     for name in ("version", "device", "asked", "since"):

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloakfs import loop
-from cloakfs.mountpoint import split_words
+from cloakfs.mountpoint import split_mount_options
 
 Handler = Callable[[int], Awaitable[None]]
 
@@ -493,7 +493,7 @@ def test_pyfuse3_gets_its_trio_back() -> None:
 
 
 def test_the_stock_loop_is_a_word_of_mount() -> None:
-    words, rest = split_words("ro,stock_loop,groups=none")
+    words, rest = split_mount_options("ro,stock_loop,groups=none")
     assert words.stock_loop
     assert "".join(rest.split()) == "ro,groups=none"
-    assert not split_words("ro")[0].stock_loop
+    assert not split_mount_options("ro")[0].stock_loop

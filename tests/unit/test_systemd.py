@@ -11,7 +11,7 @@ import pytest
 
 from cli.main import cloakfs
 from cloakfs.config.parse import parse_options
-from cloakfs.mountpoint import split_words
+from cloakfs.mountpoint import split_mount_options
 
 TOP = Path(__file__).parents[2]
 UNITS = sorted((TOP / "examples" / "systemd").glob("*.service"))
@@ -90,7 +90,7 @@ def test_the_mount_unit_and_the_line_of_fstab_mean_the_same() -> None:
     unit = {name.partition(".")[2]: values for name, values in settings(mount_unit()).items()}
     assert ([source], [target], [kind]) == (unit["What"], unit["Where"], unit["Type"])
     unescaped = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), words)
-    of_fstab, of_unit = (parse_options(split_words(each)[1])[0] for each in (unescaped, unit["Options"][0]))
+    of_fstab, of_unit = (parse_options(split_mount_options(each)[1])[0] for each in (unescaped, unit["Options"][0]))
     assert of_fstab == of_unit
     assert of_unit.cloak_list
 

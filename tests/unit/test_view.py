@@ -307,7 +307,7 @@ def test_a_plug_in_that_breaks_the_built_in_mapping_hides_all_until_it_works() -
     policy = type("P", (Policy,), {})()
     good, policy.ids = policy.ids, {}
     broken = View(policy)
-    assert broken.plain_forward
+    assert broken.forwards_by_mapping
     assert broken.identify(ANN) is None
     assert broken.identify(ANN) is None
     policy.ids = good

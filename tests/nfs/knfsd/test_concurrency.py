@@ -173,7 +173,11 @@ def test_a_client_for_each(
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_mount_for_each(
-    version: str, share: Callable[..., Share], mount_nfs: Callable[..., str], user: Callable[..., User], tell: Told
+    version: str,
+    share: Callable[..., Share],
+    mount_nfs: Callable[..., str],
+    user: Callable[..., User],
+    tell: Told,
 ) -> None:
     tree = share(CLOAKED, fill)
     jobs = []
