@@ -24,7 +24,7 @@ from .cleanup import CleanUp
 from .config.errors import ExportsError
 from .config.options import Options
 from .control import Control, socket_of
-from .filesystem import Filesystem, kernelcache
+from .filesystem import Filesystem, kernelcache, pyfuse3memory
 from .groups import group_source
 from .linux import fuseconnection, mountinfo
 from .mounted import STATE_DIR, PublishedState, all_mounted, mount_key
@@ -95,6 +95,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
     Raises:
         MountError: the mount could not be made.
     """
+    pyfuse3memory.check()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -191,6 +192,11 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         linux.set_effective_capabilities(linux.effective_capabilities() & ~given_up)
         try:
             trio.run(_Daemon(settings, filesystem, index, published, control, watch, attached, ready).run)
+        except BaseExceptionGroup as group:
+            refused = group.subgroup(MountError)
+            if refused is None:
+                raise
+            raise _only_one(refused) from None
         finally:
             linux.act_as_daemon()
             if abort >= 0:
@@ -199,6 +205,11 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             pyfuse3.close(unmount=False)
             attached.detach_dead()
     log.info("%s: unmounted", settings.target)
+
+
+def _only_one(group: BaseExceptionGroup[MountError]) -> MountError:
+    exc = group.exceptions[0]
+    return _only_one(exc) if isinstance(exc, BaseExceptionGroup) else exc
 
 
 def _locked(state: int) -> bool:

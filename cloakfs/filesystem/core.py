@@ -45,6 +45,7 @@ from ..tree.nodes import Nodes
 from ..tree.objects import ROOT, Object, Stale
 from ..view import Asker, View
 from ..views import Views
+from . import pyfuse3memory
 from .kernelcache import KernelCache
 from .reconnect import Reconnecting
 
@@ -894,7 +895,7 @@ class Core(pyfuse3.Operations):
 
         Raises:
             OSError: it does not.
-            RuntimeError: a listing would not know who reads it (see `directories.requester`).
+            MountError: a listing does not know who reads it.
         """
         linux.act_as_daemon()
         me = threading.get_native_id()
@@ -905,7 +906,7 @@ class Core(pyfuse3.Operations):
         finally:
             self._insiders.discard(me)
         if self.last_reader != me:
-            raise RuntimeError("pyfuse3 hides who reads a directory: is this an untested version?")
+            raise pyfuse3memory.unsupported("a listing does not know who reads it")
 
     def _stat_from_inside(self, path: bytes) -> None:
         linux.act_as_daemon()

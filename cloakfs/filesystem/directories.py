@@ -1,7 +1,6 @@
 """Operations on directories as lists of names."""
 
 import contextlib
-import ctypes
 import errno
 import logging
 import os
@@ -11,7 +10,7 @@ from functools import partial
 
 import pyfuse3
 import trio
-from pyfuse3 import EntryAttributes, FileHandleT, InodeT, ModeT, ReaddirToken, RequestContext
+from pyfuse3 import EntryAttributes, FileHandleT, InodeT, ReaddirToken, RequestContext
 
 from .. import linux
 from ..ids import ClientId
@@ -22,6 +21,7 @@ from ..tree.nodes import Nodes
 from ..tree.objects import Object, Stale
 from .core import Entered, OpenFile, answers
 from .names import Names
+from .pyfuse3memory import name_only, requester
 
 # Of so many names in a batch the time is taken that stat(2) takes. In memory it is less than this, for each:
 _SAMPLES = 16
@@ -39,55 +39,7 @@ _MOST_ASKED = 32
 _TOP = FileHandleT(2**62)  # no descriptor has this number
 
 
-class _FuseContext(ctypes.Structure):
-    _fields_ = (
-        ("uid", ctypes.c_uint),
-        ("gid", ctypes.c_uint),
-        ("pid", ctypes.c_int),
-        ("umask", ctypes.c_uint),
-    )
-
-
 log = logging.getLogger(__name__)
-
-_libfuse = ctypes.CDLL("libfuse3.so.3")
-_libfuse.fuse_req_ctx.restype = ctypes.POINTER(_FuseContext)
-_libfuse.fuse_req_ctx.argtypes = (ctypes.c_void_p,)
-
-
-def requester(token: ReaddirToken) -> RequestContext:
-    """Who reads a directory; pyfuse3 does not say.
-
-    A directory that one user opened and another inherited must be filtered for the other. The token's first field is
-    libfuse's request (pyfuse3 3.4 to 3.5), from which libfuse tells the caller; the daemon checks at mount time that
-    this holds (`Core.check_from_inside`).
-    """
-    request = ctypes.c_void_p.from_address(id(token) + object.__basicsize__)
-    return _libfuse.fuse_req_ctx(request).contents  # type: ignore[no-any-return]
-
-
-class _NameOnly:
-    """An entry that bears no nodeid, so that the kernel takes nothing but the name (fs/fuse/readdir.c).
-
-    pyfuse3 lets nodeid and inode number be set only together; the nodeid is what an entry's memory begins with.
-    """
-
-    def __init__(self) -> None:
-        self._entry = EntryAttributes()
-        self._nodeid = ctypes.c_uint64.from_address(id(self._entry) + object.__basicsize__)
-        self._entry.st_ino = InodeT(0x123456789A)
-        if self._nodeid.value != 0x123456789A:
-            raise RuntimeError("pyfuse3 hides the nodeid of an entry: is this an untested version?")
-
-    def entry_of(self, ino: int, kind: int) -> EntryAttributes:
-        """The entry of something with this inode number and type (DT_…), good until the next one."""
-        self._entry.st_ino = InodeT(ino)
-        self._entry.st_mode = ModeT(kind << 12)
-        self._nodeid.value = 0
-        return self._entry
-
-
-_name_only = _NameOnly()
 
 
 def _read_names(nodes: Nodes, fd: int, far: Set[bytes], *, all_of_them: bool) -> list[tuple[bytes, int, int]]:
@@ -313,7 +265,7 @@ class Directories(Names):
                 and self.cache.is_known_to_all(at.number, obj)
                 and at.who is not INSIDER
             ):
-                entry = _name_only.entry_of(self.nodes.nodeid(at.number, obj), kind)
+                entry = name_only(self.nodes.nodeid(at.number, obj), kind)
                 is_reference = False
             else:
                 try:

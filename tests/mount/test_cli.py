@@ -24,6 +24,7 @@ from cloakfs.config.render import format_exports
 from cloakfs.config.views import User as UserItem
 from cloakfs.mounted import mounted as telling
 from tests.agents import User, read
+from tests.mount import conftest
 from tests.mount.conftest import COMMAND, Mount, is_mounted, mounted, run
 from tests.processes import kill
 
@@ -618,6 +619,34 @@ def test_check_tells_every_error_and_warning_with_its_place(base: str, tree: str
     text_only = run("check", "--text-only", str(bad), check=False)
     assert text_only.returncode == 1
     assert text_only.stdout.splitlines() == lines[:3]
+
+
+@pytest.mark.parametrize(
+    ("patch", "problem"),
+    [
+        (
+            "from types import SimpleNamespace as Reader\n"
+            "from cloakfs.filesystem import directories\n"
+            "directories.requester = lambda token: Reader(uid=0, gid=0, pid=1, umask=0)",
+            "a listing does not know who reads it",
+        ),
+        (
+            "from cloakfs.filesystem import pyfuse3memory as memory\n"
+            "memory.check.__defaults__ = (memory.ReaddirToken, type('Entry', (), {'__slots__': ('st_ino',)}))",
+            "a listing could not leave out nodeids",
+        ),
+    ],
+)
+def test_a_pyfuse3_with_other_objects_is_refused(
+    tree: str, target: str, monkeypatch: pytest.MonkeyPatch, patch: str, problem: str
+) -> None:
+    monkeypatch.setattr(conftest, "COMMAND", conftest.command_with(patch))
+    done = run("mount", tree, target, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("cloakfs: pyfuse3 ")
+    assert f": {problem}, because its objects are laid out otherwise " in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not is_mounted(target)
 
 
 def test_check_of_what_is_right_says_nothing(base: str, tree: str, user: MakeUser) -> None:

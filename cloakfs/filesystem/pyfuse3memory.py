@@ -1,0 +1,92 @@
+"""What a listing needs of pyfuse3 and pyfuse3 does not offer: who reads, and entries without a nodeid.
+
+The patch in contrib/pyfuse3 has pyfuse3 offer both, as `ReaddirToken.ctx` and `EntryAttributes.nodeid`. Where these
+exist, they are used. Otherwise both are in the memory of pyfuse3's objects, right behind what every object of CPython
+begins with: libfuse's request in a `ReaddirToken`, and the nodeid in an `EntryAttributes`. That holds for pyfuse3 3.4.0
+to 3.5.0, and is checked before anything is mounted (`check`) and, of the request, by the first listing
+(`Core.check_from_inside`).
+"""
+
+import ctypes
+from collections.abc import Callable
+from operator import attrgetter
+
+import pyfuse3
+from pyfuse3 import EntryAttributes, InodeT, ModeT, ReaddirToken, RequestContext
+
+from ..mountpoint import MountError
+
+_WHERE = object.__basicsize__
+_TOKEN_SIZE = _WHERE + 3 * ctypes.sizeof(ctypes.c_void_p) + ctypes.sizeof(ctypes.c_size_t)
+_UNUSUAL = InodeT(0x123456789A)  # no other field of an entry has such a value
+
+
+class _FuseContext(ctypes.Structure):
+    _fields_ = (
+        ("uid", ctypes.c_uint),
+        ("gid", ctypes.c_uint),
+        ("pid", ctypes.c_int),
+        ("umask", ctypes.c_uint),
+    )
+
+
+_libfuse = ctypes.CDLL(pyfuse3.__file__)  # and with it the libfuse that it uses
+_libfuse.fuse_req_ctx.restype = ctypes.POINTER(_FuseContext)
+_libfuse.fuse_req_ctx.argtypes = (ctypes.c_void_p,)
+
+
+def _from_request(token: ReaddirToken) -> RequestContext:
+    request = ctypes.c_void_p.from_address(id(token) + _WHERE)
+    return _libfuse.fuse_req_ctx(request).contents  # type: ignore[no-any-return]
+
+
+requester: Callable[[ReaddirToken], RequestContext] = (
+    attrgetter("ctx") if hasattr(ReaddirToken, "ctx") else _from_request
+)
+"""Who reads a directory: one that a user opened and another inherited must be filtered for the other."""
+
+
+def _nodeid_of(entry: object) -> ctypes.c_uint64:
+    return ctypes.c_uint64.from_address(id(entry) + _WHERE)
+
+
+_offers_nodeid = hasattr(EntryAttributes, "nodeid")
+_entry = EntryAttributes()
+_nodeid = _nodeid_of(_entry)
+
+
+def name_only(ino: int, kind: int) -> EntryAttributes:
+    """An entry with this inode number and type (DT_…), good until the next one.
+
+    It bears no nodeid, so that the kernel takes nothing but the name, and holds no reference (fs/fuse/readdir.c).
+    """
+    _entry.st_ino = InodeT(ino)
+    _entry.st_mode = ModeT(kind << 12)
+    if _offers_nodeid:
+        _entry.nodeid = 0  # type: ignore[attr-defined]
+    else:
+        _nodeid.value = 0
+    return _entry
+
+
+def unsupported(problem: str) -> MountError:
+    """What to tell the user if this pyfuse3 is none of those that cloakfs can use."""
+    return MountError(
+        f"pyfuse3 {pyfuse3.__version__} ({pyfuse3.__file__}): {problem}, because its objects are laid out otherwise "
+        "than in the versions that cloakfs knows; install one of these (pip install 'pyfuse3>=3.4,<3.6')"
+    )
+
+
+def check(token_type: type = ReaddirToken, entry_type: type = EntryAttributes) -> None:
+    """To be called before anything is mounted: is what is needed where it is looked for?
+
+    Raises:
+        MountError: it is not.
+    """
+    if not hasattr(token_type, "ctx") and token_type.__basicsize__ != _TOKEN_SIZE:
+        raise unsupported("a listing would not know who reads it")
+    if not hasattr(entry_type, "nodeid"):
+        entry = entry_type()
+        entry.st_ino = _UNUSUAL
+        if entry_type.__basicsize__ < _WHERE + ctypes.sizeof(ctypes.c_uint64) or _nodeid_of(entry).value != _UNUSUAL:
+            raise unsupported("a listing could not leave out nodeids")

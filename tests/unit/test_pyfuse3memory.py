@@ -1,0 +1,73 @@
+"""Is what cloakfs takes from the memory of pyfuse3's objects where it looks for it?"""
+
+import ctypes
+
+import pyfuse3
+import pytest
+from pyfuse3 import EntryAttributes, ReaddirToken
+
+from cloakfs.filesystem import pyfuse3memory
+from cloakfs.mountpoint import MountError
+
+
+class Elsewhere(ctypes.Structure):
+    """An entry with the same fields, which lie where a pointer leads to."""
+
+    _fields_ = (("st_ino", ctypes.c_uint64), ("st_mode", ctypes.c_uint32))
+
+
+class Small:
+    """An entry that has no memory for fields at all."""
+
+    __slots__ = ()
+    st_ino = property(lambda _: 0, lambda _, value: None)
+
+
+class Token:
+    """As large as nothing that is known."""
+
+    __slots__ = ("buf", "buf_start", "more", "req", "size")
+
+
+class EntryThatOffers(Small):
+    """As of pyfuse3 with the patch in contrib/pyfuse3."""
+
+    __slots__ = ()
+    nodeid = 0
+
+
+class TokenThatOffers(Token):
+    """The same."""
+
+    __slots__ = ()
+    ctx = None
+
+
+def test_this_pyfuse3_is_supported() -> None:
+    pyfuse3memory.check()
+
+
+@pytest.mark.parametrize(
+    ("token", "entry", "problem"),
+    [
+        (ReaddirToken, Elsewhere, "a listing could not leave out nodeids"),
+        (ReaddirToken, Small, "a listing could not leave out nodeids"),
+        (Token, EntryAttributes, "a listing would not know who reads it"),
+    ],
+)
+def test_another_layout_is_refused(token: type, entry: type, problem: str) -> None:
+    with pytest.raises(MountError) as caught:
+        pyfuse3memory.check(token, entry)
+    said = str(caught.value)
+    assert said.startswith(f"pyfuse3 {pyfuse3.__version__} ({pyfuse3.__file__}): {problem}, because ")
+    assert said.endswith("install one of these (pip install 'pyfuse3>=3.4,<3.6')")
+
+
+def test_what_pyfuse3_offers_is_not_looked_for_in_its_memory() -> None:
+    pyfuse3memory.check(TokenThatOffers, EntryThatOffers)
+
+
+def test_an_entry_that_is_only_a_name_bears_no_nodeid() -> None:
+    entry = pyfuse3memory.name_only(77, 4)
+    assert pyfuse3memory._nodeid_of(entry).value == 0
+    assert entry.st_mode == 0o040000
