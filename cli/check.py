@@ -62,17 +62,11 @@ def _check_file(path: str, *, text_only: bool) -> list[Finding]:
         entries, warnings, errors = read_all(path)
     except OSError as exc:
         return [Finding(path, None, None, "error", exc.strerror or str(exc))]
-    findings = [_finding(e.location, "error", f"{e.problem}; expected {e.expected}") for e in errors]
+    findings = [_finding(e.location, "error", e.message) for e in errors]
     findings += [_finding(w.location, "warning", w.message) for w in warnings]
     findings += [_finding(e.location, "note", describe_kinds(e.options)) for e in entries if e.options.range_map]
     if not text_only:
-        said = set()
-        for entry in entries:
-            for text in refusals(entry):
-                # What is wrong with a directory is said once, however many clients it is for.
-                if (place := (entry.location.line, text)) not in said:
-                    said.add(place)
-                    findings.append(_finding(entry.location, "error", text))
+        findings += [_finding(refusal.location, "error", refusal.message) for refusal in refusals(entries)]
     return sorted(findings, key=lambda finding: (finding.line or 0, finding.column or 0))
 
 

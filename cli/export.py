@@ -17,7 +17,7 @@ import click
 import trio
 from rich.table import Table
 
-from cloakfs.config.errors import Location
+from cloakfs.config.errors import Location, Remark
 from cloakfs.config.files import files_of, read_all
 from cloakfs.config.options import Export
 from cloakfs.linux import process
@@ -25,7 +25,7 @@ from cloakfs.mounted import RUN_DIR, STATE_DIR
 from cloakfs.nfs import ganesha, knfsd, leftover
 from cloakfs.nfs.ganesha_server import GaneshaServer, exports_of
 from cloakfs.nfs.guard import VERSION, Guard, control_path, take_down
-from cloakfs.nfs.plan import Plan, Remark, ServerKind, absolute, plan
+from cloakfs.nfs.plan import Plan, ServerKind, absolute, plan
 from cloakfs.nfs.server import Server, ServerError
 from cloakfs.refusals import refusals
 from cloakfs.versions import is_known, refusal
@@ -148,10 +148,9 @@ def _read_plan(paths: tuple[str, ...], server: ServerKind, root: str) -> Plan:
         for file in files:
             found, said, errors = read_all(file)
             entries += [absolute(entry) for entry in found]
-            problems += [Remark(error.location, f"{error.problem}; expected {error.expected}") for error in errors]
+            problems += [Remark(error.location, error.message) for error in errors]
             warnings += [Remark(warning.location, warning.message) for warning in said]
-    for entry in entries:
-        problems += [Remark(entry.location, text) for text in refusals(entry)]
+    problems += refusals(entries)
     return plan(entries, server, root, problems, warnings, accounts_of)
 
 

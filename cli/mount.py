@@ -125,7 +125,7 @@ def _read(option: str, text: str) -> Options:
     try:
         return parse_options(text)[0]
     except ExportsError as exc:
-        fail(f"--{option}: {exc.problem}; expected {exc.expected}", 2)
+        fail(f"--{option}: {exc.message}", 2)
 
 
 def _take_off_dead(mountpoint: str) -> None:

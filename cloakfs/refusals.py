@@ -1,15 +1,26 @@
-"""Why this machine would refuse to mount an entry of exports.d."""
+"""Why this machine would refuse to mount entries of exports.d."""
 
 import os
+from collections.abc import Iterable
 
+from .config.errors import Remark
 from .config.files import policy_dir
 from .config.options import Export
 from .policy import PolicyError, load_policy
 from .views import ViewError, resolve
 
 
-def refusals(entry: Export) -> list[str]:
-    """What is not there: the directory, the plug-in, a user. (A plug-in is run.)"""
+def refusals(entries: Iterable[Export]) -> list[Remark]:
+    """What is not there: directories, plug-ins, users. (Plug-ins are run.)"""
+    # What is wrong with a directory is said once, however many clients it is for.
+    said: dict[tuple[str, int, str], Remark] = {}
+    for entry in entries:
+        for text in _refusals(entry):
+            said.setdefault((entry.location.file, entry.location.line, text), Remark(entry.location, text))
+    return list(said.values())
+
+
+def _refusals(entry: Export) -> list[str]:
     said = []
     if not os.path.isdir(entry.path):
         said.append(f"{entry.path}: not a directory")

@@ -15,14 +15,26 @@ class Location:
         return f"{self.file}:{self.line}:{self.column}"
 
 
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """Something to say about an entry: why it cannot be served, or what may not be meant."""
+
+    location: Location
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.location}: {self.message}"
+
+
 class ExportsError(ValueError):
     """A text that is not in the grammar: where, what is wrong, and what was expected instead."""
 
     def __init__(self, location: Location, problem: str, expected: str) -> None:
-        super().__init__(f"{location}: {problem}; expected {expected}")
         self.location = location
         self.problem = problem
         self.expected = expected
+        self.message = f"{problem}; expected {expected}"
+        super().__init__(f"{location}: {self.message}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 
 import trio
 
+from ..config.errors import Remark
 from . import root
-from .plan import CONDITIONS, Mount, Remark
+from .plan import CONDITIONS, Mount
 from .rpc import null_call
 from .server import ServerError, run
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Literal
 
-from ..config.errors import Location
+from ..config.errors import Location, Remark
 from ..config.options import Export, Options
 from ..config.views import Ids, Range, User, ViewItem
 from . import root
@@ -27,17 +27,6 @@ CONDITIONS = frozenset({"mountpoint", "mp"})
 
 # What exportfs(8) takes for one value, and exports(5) reads as such.
 _TELLABLE = re.compile(r"[^\s,()\"#\\\x00-\x1f\x7f]+")
-
-
-@dataclass(frozen=True, slots=True)
-class Remark:
-    """Something to say about an entry: why it cannot be served, or what may not be meant."""
-
-    location: Location
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.location}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -621,6 +621,17 @@ def test_check_tells_every_error_and_warning_with_its_place(base: str, tree: str
     assert text_only.stdout.splitlines() == lines[:3]
 
 
+def test_what_is_not_there_is_said_once_for_all_clients(base: str) -> None:
+    file = Path(base) / "a.exports"
+    file.write_text(f"{base}/absent one(rw) two(rw)\n")
+    said = f"{base}/absent: not a directory"
+    checked = run("check", str(file), check=False)
+    planned = run("export", "plan", str(file), check=False)
+    assert (checked.returncode, planned.returncode) == (1, 2)
+    assert checked.stdout.count(said) == 1
+    assert planned.stderr.count(said) == 1
+
+
 @pytest.mark.parametrize(
     ("patch", "problem"),
     [
