@@ -7,6 +7,7 @@ import os
 import random
 import stat
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -400,3 +401,18 @@ def test_nothing_is_believed_while_not_all_is_told(tree: str, door: Door, nodes:
     door.passages.is_all_told = lambda: False
     os.chown(f"{tree}/0", OTHER, OTHER)
     assert not door.visible(view, who, deep, os.fstat(nodes.fd(deep)))
+
+
+def test_no_way_leads_through_what_is_nowhere_or_not_told(door: Door, nodes: Nodes) -> None:
+    way = go_down(door, nodes, 4)
+    filesystem = way[2].filesystem
+    assert door.passages.to(POLICY.cloak, way[-1])
+    for other in (replace(filesystem, told=False), replace(filesystem, kind="nfs4")):
+        way[2].filesystem = other
+        door.passages.changed(way[2])
+        assert door.passages.to(POLICY.cloak, way[-1]) is None
+    way[2].filesystem = filesystem
+    assert door.passages.to(POLICY.cloak, way[-1])
+    nodes.registry.displace(way[2])
+    door.passages.changed(way[2])
+    assert door.passages.to(POLICY.cloak, way[-1]) is None
