@@ -394,11 +394,11 @@ def test_the_daemon_itself_sees_all(tree: str, door: Door, nodes: Nodes) -> None
 
 
 def test_nothing_is_believed_while_not_all_is_told(tree: str, door: Door, nodes: Nodes) -> None:
-    assert not Door(nodes).passages.is_all_told()
+    assert not Door(nodes).passages.is_up_to_date()
     *_, deep = go_down(door, nodes, 3)
     view, who = View(POLICY), subject(Caller(OWNER, OWNER, frozenset({OWNER})))
     assert door.visible(view, who, deep, os.fstat(nodes.fd(deep)))
-    door.passages.is_all_told = lambda: False
+    door.passages.is_up_to_date = lambda: False
     os.chown(f"{tree}/0", OTHER, OTHER)
     assert not door.visible(view, who, deep, os.fstat(nodes.fd(deep)))
 
@@ -407,7 +407,7 @@ def test_no_way_leads_through_what_is_nowhere_or_not_told(door: Door, nodes: Nod
     way = go_down(door, nodes, 4)
     filesystem = way[2].filesystem
     assert door.passages.to(POLICY.cloak, way[-1])
-    for other in (replace(filesystem, told=False), replace(filesystem, kind="nfs4")):
+    for other in (replace(filesystem, watched=False), replace(filesystem, kind="nfs4")):
         way[2].filesystem = other
         door.passages.changed(way[2])
         assert door.passages.to(POLICY.cloak, way[-1]) is None
