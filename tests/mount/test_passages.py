@@ -416,3 +416,14 @@ def test_no_way_leads_through_what_is_nowhere_or_not_told(door: Door, nodes: Nod
     nodes.registry.displace(way[2])
     door.passages.changed(way[2])
     assert door.passages.to(POLICY.cloak, way[-1]) is None
+
+
+def test_the_mount_below_is_asked_before_a_remembered_way_is_taken(tree: str, door: Door, nodes: Nodes) -> None:
+    """What is asked about lies on a file system that is mounted inside of the mount below."""
+    *_, deep = go_down(door, nodes, 3)
+    lower: Any = Lower(tree)
+    lower.has = lambda info: info.st_ino == os.stat(f"{tree}/0").st_ino
+    lower.shows = lambda *_: False
+    who, info = subject(Caller(OWNER, OWNER, frozenset({OWNER}))), os.fstat(nodes.fd(deep))
+    assert door.visible(View(POLICY), who, deep, info)
+    assert not door.visible(View(POLICY, below=lower), who, deep, info)
