@@ -2,9 +2,12 @@
 
 import contextlib
 import errno
+import itertools
 import os
 import random
+import stat
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +17,10 @@ from cloakfs import linux
 from cloakfs.caller import Caller
 from cloakfs.config.parse import parse_options
 from cloakfs.filesystem.kernelcache import KernelCache
-from cloakfs.policy import Policy
+from cloakfs.policy import Attrs, Policy
 from cloakfs.tree import calls
-from cloakfs.tree.door import Door, subject
+from cloakfs.tree.door import INSIDER, Door, Subject, subject
+from cloakfs.tree.door import sees as door_sees
 from cloakfs.tree.index import Index
 from cloakfs.tree.nodes import Nodes
 from cloakfs.tree.objects import Object
@@ -232,3 +236,194 @@ def test_what_is_lost_is_looked_at_again(door: Door, nodes: Nodes, monkeypatch: 
     assert looks.of(OWNER, way[-1], seen=False) < 20
     os.chown(f"/proc/self/fd/{nodes.fd(way[4])}", OWNER, OWNER)
     assert looks.of(OWNER, way[-1], seen=True)
+
+
+# -- what it answers -------------------------------------------------------------------------------
+
+MASKS = Policy(parse_options("cloak_list=uid +007 1 4001 gid -020 7001 uid +075 4002 9999")[0])
+CALLERS = [
+    Caller(uid, gid, frozenset({gid, *groups}))
+    for uid, gid, groups in ((OWNER, OWNER, ()), (OTHER, OTHER, ()), (OTHER + 1000, OTHER, (GROUP,)), (9000, GROUP, ()))
+]
+
+
+class ByName(Policy):
+    """A policy that has to be asked about every name, since it hides some."""
+
+    def visible(self, caller: Caller, attrs: Attrs) -> bool:
+        return not attrs.name.startswith("hidden") and super().visible(caller, attrs)
+
+
+class Lower:
+    """What the daemon of a cloakfs mount below says: it has all directories, and some files."""
+
+    policy = Policy(parse_options("cloak_list=gid -055 7001 uid +005 0")[0])
+
+    def __init__(self, top: str) -> None:
+        self._top = top
+        self._seen: dict[int, set[int]] = {}
+
+    def has(self, info: os.stat_result) -> bool:
+        return stat.S_ISDIR(info.st_mode) or info.st_ino % 3 > 0
+
+    def shows(self, who: Subject, fd: int, info: os.stat_result) -> bool:
+        assert os.fstat(fd).st_ino == info.st_ino
+        if who.uid not in self._seen:
+            self._seen[who.uid] = seen_by_a_walk(self._top, who.caller, View(self.policy))
+        return info.st_ino in self._seen[who.uid]
+
+    def changed(self) -> None:
+        self._seen.clear()
+
+
+def is_seen_there(entry: os.DirEntry[str], who: Caller, policy: Policy) -> bool:
+    """May this caller see it, in a directory that it sees, as far as the policy goes?"""
+    info = os.stat(entry.path)
+    is_hidden = isinstance(policy, ByName) and entry.name.startswith("hidden")
+    return not is_hidden and policy.cloak.visible(info.st_mode, info.st_uid, info.st_gid, who.uid, who.groups)
+
+
+def seen_by_a_walk(top: str, who: Caller, view: View) -> set[int]:
+    """The inodes that this caller may see by one of their names at least: top, and what is below."""
+    seen = {os.stat(top).st_ino}
+    for entry in os.scandir(top):
+        is_below = view.below is not None and view.below.has(os.stat(entry.path))
+        if is_seen_there(entry, who, view.policy) and (not is_below or is_seen_there(entry, who, Lower.policy)):
+            seen |= seen_by_a_walk(entry.path, who, view) if entry.is_dir() else {entry.inode()}
+    return seen
+
+
+class Changing:
+    """A tree that changes, whose objects are known by all their names."""
+
+    def __init__(self, top: str, nodes: Nodes) -> None:
+        self.top = top
+        self.nodes = nodes
+        self.known: dict[int, Object] = {os.stat(top).st_ino: nodes.root}
+        self._choice = random.Random(1)
+        for directory in ("a", "a/b", "a/b/hidden", "a/c", "d", "d/e", "d/e/f", "d/e/f/g"):
+            os.mkdir(f"{top}/{directory}")
+            self._look_up(f"{top}/{directory}")
+            for name in ("file", "hidden-file"):
+                path = f"{top}/{directory}/{name}"
+                Path(path).touch()
+                self._look_up(path)
+
+    def _look_up(self, path: str) -> None:
+        above, name = os.path.split(path)
+        parent = self.known[os.stat(above).st_ino]
+        obj = self.nodes.resolve(os.open(path, os.O_PATH), parent, os.fsencode(name))
+        obj.lookups += 1
+        self.known[os.stat(path).st_ino] = obj
+
+    def change(self, number: int) -> None:
+        choice = self._choice
+        walk = list(os.walk(self.top))
+        directories = [above for above, _, _ in walk]
+        files = [f"{above}/{name}" for above, _, names in walk for name in names]
+        file = choice.choice(files)
+        path = choice.choice((choice.choice(directories[1:]), file))
+        to = f"{choice.choice(directories)}/{choice.choice(('', 'hidden'))}{number}"
+        match choice.randrange(6):
+            case 0 | 1:
+                os.chmod(path, choice.choice((0o755, 0o705, 0o750, 0o700)))
+            case 2 | 3:
+                os.chown(path, choice.choice((0, OWNER, OTHER)), choice.choice((0, OWNER, GROUP)))
+            case 4 if not to.startswith(f"{path}/"):
+                os.rename(path, to)
+                if os.path.isfile(to):
+                    self._look_up(to)
+            case 5 if os.stat(file).st_nlink > 2:
+                os.unlink(file)
+            case 5:
+                os.link(file, to)
+                self._look_up(to)
+
+
+def test_the_answer_is_that_of_a_walk(tree: str, door: Door, nodes: Nodes) -> None:
+    """Told of changes or not, asked of a directory or of a file with several names, by mask or by name."""
+    lower: Any = Lower(tree)
+    views = [View(MASKS), View(ByName(MASKS.options)), View(MASKS, below=lower), View(Policy(), below=lower)]
+    views.append(View(Lower.policy))
+    untold = Door(nodes)
+    changing = Changing(tree, nodes)
+    answers = []
+    for number in range(100):
+        changing.change(number)
+        lower.changed()
+        for who, view in itertools.product(CALLERS, views):
+            seen = seen_by_a_walk(tree, who, view)
+            for ino, obj in changing.known.items():
+                info = os.fstat(nodes.fd(obj))
+                for asked in (door, untold):
+                    answer = asked.visible(view, subject(who), obj, info)
+                    assert answer is (ino in seen), (number, who, views.index(view), asked is door, obj.name)
+                    answers.append(answer)
+    assert 0.2 < sum(answers) / len(answers) < 0.8
+
+
+def test_what_is_seen_in_a_directory_is_said_by_the_policy_and_the_mount_below(tree: str, nodes: Nodes) -> None:
+    lower: Any = Lower(tree)
+    views = [View(MASKS), View(ByName(MASKS.options)), View(MASKS, below=lower), View(Policy(), below=lower)]
+    changing = Changing(tree, nodes)
+    for number in range(100):
+        changing.change(number)
+    for who, view, above in itertools.product(CALLERS, views, [above for above, _, _ in os.walk(tree)]):
+        for entry in os.scandir(above):
+            info = os.stat(entry.path)
+            fd = nodes.fd(changing.known[info.st_ino])
+            is_shown = view.below is None or not lower.has(info) or lower.shows(subject(who), fd, info)
+            answer = door_sees(view, subject(who), os.fsencode(entry.name), info, fd)
+            assert answer is (is_shown and is_seen_there(entry, who, view.policy)), (who, views.index(view), entry)
+
+
+def test_the_daemon_itself_sees_all(tree: str, door: Door, nodes: Nodes) -> None:
+    """Unlike a caller with its ids."""
+    changing = Changing(tree, nodes)
+    os.chown(f"{tree}/a", OTHER, OTHER)
+    os.chmod(f"{tree}/a", 0o700)
+    info = os.stat(f"{tree}/a")
+    obj = changing.known[info.st_ino]
+    lower: Any = Lower(tree)
+    lower.shows = lambda *_: False
+    for view in (View(MASKS), View(MASKS, below=lower)):
+        for who in (INSIDER, subject(INSIDER.caller)):
+            is_insider = who is INSIDER
+            assert door.visible(view, who, obj, info) is is_insider
+            assert door_sees(view, who, b"a", info, nodes.fd(obj)) is is_insider
+
+
+def test_nothing_is_believed_while_not_all_is_told(tree: str, door: Door, nodes: Nodes) -> None:
+    assert not Door(nodes).passages.is_up_to_date()
+    *_, deep = go_down(door, nodes, 3)
+    view, who = View(POLICY), subject(Caller(OWNER, OWNER, frozenset({OWNER})))
+    assert door.visible(view, who, deep, os.fstat(nodes.fd(deep)))
+    door.passages.is_up_to_date = lambda: False
+    os.chown(f"{tree}/0", OTHER, OTHER)
+    assert not door.visible(view, who, deep, os.fstat(nodes.fd(deep)))
+
+
+def test_no_way_leads_through_what_is_nowhere_or_not_told(door: Door, nodes: Nodes) -> None:
+    way = go_down(door, nodes, 4)
+    filesystem = way[2].filesystem
+    assert door.passages.to(POLICY.cloak, way[-1])
+    for other in (replace(filesystem, watched=False), replace(filesystem, kind="nfs4")):
+        way[2].filesystem = other
+        door.passages.changed(way[2])
+        assert door.passages.to(POLICY.cloak, way[-1]) is None
+    way[2].filesystem = filesystem
+    assert door.passages.to(POLICY.cloak, way[-1])
+    nodes.registry.displace(way[2])
+    door.passages.changed(way[2])
+    assert door.passages.to(POLICY.cloak, way[-1]) is None
+
+
+def test_the_mount_below_is_asked_before_a_remembered_way_is_taken(tree: str, door: Door, nodes: Nodes) -> None:
+    """What is asked about lies on a file system that is mounted inside of the mount below."""
+    *_, deep = go_down(door, nodes, 3)
+    lower: Any = Lower(tree)
+    lower.has = lambda info: info.st_ino == os.stat(f"{tree}/0").st_ino
+    lower.shows = lambda *_: False
+    who, info = subject(Caller(OWNER, OWNER, frozenset({OWNER}))), os.fstat(nodes.fd(deep))
+    assert door.visible(View(POLICY), who, deep, info)
+    assert not door.visible(View(POLICY, below=lower), who, deep, info)
