@@ -24,7 +24,7 @@ from .cleanup import CleanUp
 from .config.errors import ExportsError
 from .config.options import Options
 from .control import Control, socket_of
-from .filesystem import Filesystem, kernelcache, pyfuse3memory
+from .filesystem import Filesystem, pyfuse3memory, remember
 from .groups import group_source
 from .linux import fuseconnection, mountinfo
 from .mounted import STATE_DIR, PublishedState, all_mounted, mount_key
@@ -279,7 +279,7 @@ def _watch(filesystem: Filesystem) -> Watch | None:
         watch = Watch(own=filesystem.views.top)
     except OSError as exc:
         log.warning(
-            "no fanotify (%s): changes behind the mount are seen within %g s", exc.strerror, kernelcache.SHORT_SECONDS
+            "no fanotify (%s): changes behind the mount are seen within %g s", exc.strerror, remember.SHORT_SECONDS
         )
         return None
     filesystem.cache.watch(watch)
@@ -397,7 +397,8 @@ class _Daemon:
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            tasks = self._filesystem.tasks = self._filesystem.reader.tasks = Tasks(nursery)
+            filesystem = self._filesystem
+            tasks = filesystem.tasks = filesystem.repair.tasks = filesystem.reader.tasks = Tasks(nursery)
             # What comes again while it is ending must not keep it from leaving everything tidy.
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)
@@ -406,7 +407,7 @@ class _Daemon:
                 nursery.start_soon(self._say_ready)  # a mount that cannot say so was not made
                 tasks.keep("keeping house", self._keep_house)
                 tasks.keep("making nodeids durable", self._keep_index)
-                cache, views = self._filesystem.cache, self._filesystem.views
+                cache, views = filesystem.cache, filesystem.views
                 tasks.keep("following the user database", views.keep_fresh, cache.forget_everything)
                 tasks.keep("having the kernel forget", cache.keep_forgetting)
                 tasks.keep("following mounts", cache.follow_mounts)
@@ -425,7 +426,7 @@ class _Daemon:
             log.debug("%s: the session ended in the middle of a request", self._settings.target)
 
     async def _say_ready(self) -> None:
-        await trio.to_thread.run_sync(linux.apart, self._filesystem.check_from_inside, abandon_on_cancel=True)
+        await trio.to_thread.run_sync(linux.apart, self._filesystem.inside.check, abandon_on_cancel=True)
         log.info("%s: serving %s", self._settings.target, self._settings.source)
         self._ready()
 
@@ -446,7 +447,7 @@ class _Daemon:
             nodes.sweeper.swept(await trio.to_thread.run_sync(look, abandon_on_cancel=True))
             linux.act_as_daemon()
             self._index.tidy()
-            self._published.work(self._filesystem.requests, self._filesystem.reader.state())
+            self._published.work(self._filesystem.requests.counts, self._filesystem.reader.state())
             try:
                 await trio.to_thread.run_sync(self._checkpoint)
             except sqlite3.Error:

@@ -24,7 +24,7 @@ class Filesystem(Attributes, Directories, Data, ExtendedAttributes):
                 self.nodes.forget(inode, count)
             except Exception as exc:
                 linux.act_as_daemon()
-                if self.is_news("forget", exc):
+                if self.requests.is_news("forget", exc):
                     log.exception("forget(%r, %r) failed", inode, count)
 
 

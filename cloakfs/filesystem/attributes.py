@@ -22,8 +22,11 @@ from .. import linux
 from ..ids import ClientId, ServerId
 from ..tree import calls
 from ..tree.door import attrs_of
-from .core import SET_ID, Core, Entered, answers
+from .core import Core
+from .entered import Entered
 from .names import Names
+from .replies import SET_ID
+from .request import answers
 
 # pyfuse3 turns "set to now" into a time; one this close to now is taken to have been it.
 _NOW_NS = 1_000_000_000
@@ -44,13 +47,13 @@ class Attributes(Names, Core):
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
         """See stat(2)."""
         if self._is_top(inode):
-            return self._top_attributes()
+            return self.replies.top()
         if self.knfsd and self.reconnecting.looks_at(ctx.pid, inode):
             at = await self._let_kernel_in(inode)
         else:
             # read(2) has the kernel ask, too. nfs-ganesha keeps files open that no client has open.
             at = await self._enter(inode, ctx, or_open=not self.ganesha, for_attributes=True)
-        return self._object(at, at.info)
+        return self.replies.of_object(at, at.info)
 
     @answers
     async def setattr(
@@ -69,7 +72,7 @@ class Attributes(Names, Core):
         if fields.update_uid or fields.update_gid or fields.update_mode:
             await self.cache.changed(at.number, at.view, at.obj)
         at = await self._again(at, inode, ctx)
-        return self._object(at, at.obj.filesystem.stat(at.fd))
+        return self.replies.of_object(at, at.obj.filesystem.stat(at.fd))
 
     def _change_attributes(
         self, at: Entered, attr: EntryAttributes, fields: SetattrFields, fh: FileHandleT | None

@@ -11,7 +11,9 @@ from pyfuse3 import FileHandleT, FileInfo, FlagT, FUSEError, InodeT, RequestCont
 
 from .. import linux
 from ..tree import calls
-from .core import Core, Entered, answers
+from .core import Core
+from .entered import Entered
+from .request import answers
 
 # The kernel has dealt with these; O_DIRECT would ask for aligned buffers, which requests do not have.
 _NOT_AGAIN = os.O_CREAT | os.O_EXCL | os.O_NOCTTY | os.O_NOFOLLOW | os.O_DIRECT | linux.FMODE_EXEC
@@ -51,7 +53,7 @@ class Data(Core):
     @answers
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
         """Open the real file as the caller: its permissions and ACLs decide, at this moment."""
-        self._require_descriptor()
+        self.files.require_descriptor()
         at = await self._enter(inode, ctx)
         try:
             if flags & linux.FMODE_EXEC:
@@ -66,7 +68,7 @@ class Data(Core):
             return FileInfo(fh=self._open_to_look(at, ctx), keep_cache=False, direct_io=True)
         as_opener = self.ganesha or flags & os.O_ACCMODE != os.O_RDONLY
         keeps = self.cache.keeps_content(at.number, at.obj, at.info)
-        fh = self._opened(fd, at, as_opener=as_opener, flags=flags)
+        fh = self.files.opened(fd, at, as_opener=as_opener, flags=flags)
         return FileInfo(fh=fh, keep_cache=keeps, direct_io=self.ganesha)
 
     def _reopen(self, at: Entered, flags: int) -> int:
@@ -88,9 +90,9 @@ class Data(Core):
     @answers
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
         """Up to `size` bytes from `off`."""
-        self._require_readable(fh)
+        self.files.require_readable(fh)
         await self._check_again(fh, os.R_OK)
-        obj = self._open[fh].obj
+        obj = self.files.by_fd[fh].obj
         content = await self.reader.read(fh, obj.number, obj.filesystem, off, size)
         return cast("bytes", content)  # pyfuse3 takes any buffer; a copy would be waste
 
@@ -102,7 +104,7 @@ class Data(Core):
         """
         if not self.ganesha:
             return
-        file = self._open[fh]
+        file = self.files.by_fd[fh]
         refused = partial(_refuses, fh, file.opener, mode)
         if await trio.to_thread.run_sync(refused, abandon_on_cancel=True) if file.obj.filesystem.remote else refused():
             raise FUSEError(errno.EACCES)
@@ -115,7 +117,7 @@ class Data(Core):
         the mount or in another view. So what a file opened with O_APPEND gets at just that offset goes to the real end.
         """
         await self._check_again(fh, os.W_OK)
-        file = self._open[fh]
+        file = self.files.by_fd[fh]
         obj, opener = file.obj, file.opener
         assert opener is not None
         appends = file.appends and off == obj.size_in_kernel(file.number)
@@ -144,4 +146,4 @@ class Data(Core):
     @answers
     async def release(self, fh: FileHandleT) -> None:
         """The last of the client's descriptors is gone."""
-        await self._closed(fh)
+        await self.files.closed(fh)

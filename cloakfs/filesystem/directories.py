@@ -19,9 +19,11 @@ from ..tree.door import INSIDER, sees
 from ..tree.knownmounts import TooSoon
 from ..tree.nodes import Nodes
 from ..tree.objects import Object, Stale
-from .core import Entered, OpenFile, answers
+from .entered import Entered
+from .handles import OpenFile
 from .names import Names
 from .pyfuse3memory import name_only, requester
+from .request import answers
 
 # Of so many names in a batch the time is taken that stat(2) takes. In memory it is less than this, for each:
 _SAMPLES = 16
@@ -68,15 +70,15 @@ class Directories(Names):
         """Open the real directory as the caller."""
         if self._is_top(inode):
             return _TOP
-        self._require_descriptor()
+        self.files.require_descriptor()
         sought = self.reconnecting.seeks_in(ctx.pid, inode) if self.knfsd else None
         at = await (self._enter(inode, ctx) if sought is None else self._let_kernel_in(inode))
         try:
             fd = await self._do(at, self._open_directory)
         except PermissionError:
             return self._open_to_look(await self._again(at, inode, ctx), ctx)
-        fh = self._opened(fd, at)
-        self._open[fh].sought = sought
+        fh = self.files.opened(fd, at)
+        self.files.by_fd[fh].sought = sought
         return fh
 
     def _open_directory(self, at: Entered) -> int:
@@ -91,12 +93,12 @@ class Directories(Names):
         Positions are the real directory's own (getdents64(2)), so that they outlive deletions and a re-open.
         """
         ctx = requester(token)
-        self.last_reader = ctx.pid
+        self.inside.last_reader = ctx.pid
         if fh == _TOP:
             self._read_top(start_id, token, ctx)
             return
-        self._require_readable(fh)
-        directory = self._open[fh]
+        self.files.require_readable(fh)
+        directory = self.files.by_fd[fh]
         if directory.sought is not None:
             sought = self.nodes.get(directory.sought)
             if self.nodes.waits(sought):
@@ -224,11 +226,11 @@ class Directories(Names):
             found = [directory.found[name] for name, _, _ in directory.pending[:most] if name in directory.found]
             number, view, who = await self._served_late(obj, self._nodeid(directory), ctx, listed=found)
         else:
-            number, view, who = await self._served(self._nodeid(directory), ctx)
+            number, view, who = await self.callers.served(self._nodeid(directory), ctx)
         info = obj.filesystem.stat(fh)
         if view.hides and not self.door.visible(view, who, obj, info):
             raise Stale
-        at = Entered(number, view, who, obj, fh, info, self._asker(view, who, ctx))
+        at = Entered(number, view, who, obj, fh, info, self.callers.asker(view, who, ctx))
         linux.act_as_daemon()
         with self.nodes.batch():
             return self._fill(at, directory, token, most)
@@ -247,7 +249,7 @@ class Directories(Names):
         if name is None:
             return
         self.reconnecting.found(ctx.pid, name)
-        if pyfuse3.readdir_reply(token, name, self._attributes(directory.number, view, obj, name, fd, info), 1):
+        if pyfuse3.readdir_reply(token, name, self.replies.attributes(directory.number, view, obj, name, fd, info), 1):
             obj.lookups += 1
 
     def _nodeid(self, directory: OpenFile) -> InodeT:
@@ -287,7 +289,7 @@ class Directories(Names):
     def _entry_of(self, at: Entered, directory: OpenFile, name: bytes) -> EntryAttributes | None:
         """The attributes to report for an entry; None if it is hidden or gone."""
         if name == b".":
-            return self._attributes(at.number, at.view, at.obj, at.obj.name, at.fd, at.info, at.asker)
+            return self.replies.attributes(at.number, at.view, at.obj, at.obj.name, at.fd, at.info, at.asker)
         if name == b"..":
             return self._above(at)
         # The right to list is enough for names; attributes are asked for again before anybody gets them.
@@ -322,7 +324,7 @@ class Directories(Names):
 
     def _shown(self, at: Entered, name: bytes, obj: Object, info: linux.Stat) -> EntryAttributes | None:
         try:
-            return self._entry(at, name, obj, info)
+            return self.replies.entry(at, name, obj, info)
         except Stale:
             return None
 
@@ -331,25 +333,25 @@ class Directories(Names):
         obj = at.obj
         if obj is self.nodes.root:
             if self.views.top:
-                return self._top_attributes()
+                return self.replies.top()
         elif obj.parent is not None:
             obj = obj.parent
         fd = self.nodes.fd(obj)
-        return self._attributes(at.number, at.view, obj, obj.name, fd, obj.filesystem.stat(fd))
+        return self.replies.attributes(at.number, at.view, obj, obj.name, fd, obj.filesystem.stat(fd))
 
     def _read_top(self, start_id: int, token: ReaddirToken, ctx: RequestContext) -> None:
         labels = self.views.labels(ClientId(ctx.uid))
         names = [b".", b"..", *(b"@" + os.fsencode(label) for label in labels)]
         for cookie, name in enumerate(names[start_id:], start_id + 1):
             if name in (b".", b".."):
-                entry = self._top_attributes()
+                entry = self.replies.top()
             else:
                 number = self.views.number(os.fsdecode(name[1:]))
                 view = self.views.get(number)
                 assert view is not None
                 root = self.nodes.root
                 fd = self.nodes.fd(root)
-                entry = self._attributes(number, view, root, b"", fd, root.filesystem.stat(fd))
+                entry = self.replies.attributes(number, view, root, b"", fd, root.filesystem.stat(fd))
                 root.lookups += 1
             if not pyfuse3.readdir_reply(token, name, entry, cookie):
                 return
@@ -358,8 +360,8 @@ class Directories(Names):
     async def releasedir(self, fh: FileHandleT) -> None:
         """Nobody reads it any more."""
         if fh != _TOP:
-            self.half_read.take(self._open[fh])
-            await self._closed(fh)
+            self.half_read.take(self.files.by_fd[fh])
+            await self.files.closed(fh)
 
     @answers
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:

@@ -7,7 +7,6 @@ import stat
 from collections.abc import Callable
 from functools import partial
 
-import pyfuse3
 import trio
 from pyfuse3 import EntryAttributes, FileInfo, FlagT, FUSEError, InodeT, ModeT, RequestContext
 
@@ -19,8 +18,10 @@ from ..tree.door import INSIDER, sees
 from ..tree.knownmounts import TooSoon
 from ..tree.objects import ROOT, Stale
 from . import exactly
-from .core import Core, Entered, answers
+from .core import Core
 from .data import open_again, reopen_flags
+from .entered import Entered
+from .request import answers
 
 _Remove = Callable[[linux.Credentials, int, bytes], None]  # `calls.unlink` or `calls.rmdir`
 
@@ -66,11 +67,11 @@ class Names(Core):
                 # Not there, or hidden: `_find` has seen to that.
                 return self._absent(at, name, exc)
             except (OSError, FUSEError):
-                self._repair_entry(parent_inode, name)
+                self.repair.name_refused(parent_inode, name)
                 raise
             if known is None:
-                return self._hand_out(at, name, fd, info)
-            return self._named(at, name, *known)
+                return self.replies.hand_out(at, name, fd, info)
+            return self.replies.named(at, name, *known)
         raise TooSoon(0.0)
 
     def _absent(self, at: Entered, name: bytes, exc: FileNotFoundError) -> EntryAttributes:
@@ -88,13 +89,13 @@ class Names(Core):
 
     async def _lookup_view(self, name: bytes, ctx: RequestContext) -> EntryAttributes:
         if name in (b".", b".."):
-            return self._top_attributes()
+            return self.replies.top()
         if not name.startswith(b"@"):
             raise FUSEError(errno.ENOENT)
         number = await self.views.find(os.fsdecode(name[1:]), ClientId(ctx.uid))
         if number is None:
             if os.fsdecode(name[1:]) in self.views.labels(ClientId(0)):
-                self._repair(self.nodes.root)
+                self.repair.refused(self.nodes.root)
             # The same answer whether there is such a view or not.
             raise FUSEError(errno.ENOENT if ctx.uid == 0 else errno.EACCES)
         view = self.views.get(number)
@@ -106,7 +107,7 @@ class Names(Core):
             if view is None:
                 raise Stale
         fd = self.nodes.fd(root)
-        entry = self._attributes(number, view, root, b"", fd, root.filesystem.stat(fd))
+        entry = self.replies.attributes(number, view, root, b"", fd, root.filesystem.stat(fd))
         root.lookups += 1
         return entry
 
@@ -119,11 +120,11 @@ class Names(Core):
         obj = self.nodes.get(inode)
         if self.nodes.waits(obj):
             await self._look(obj)
-        number, view = await self._view(inode)
+        number, view = await self.callers.view(inode)
         if name == b"..":
             if obj is self.nodes.root:
                 if self.views.top:
-                    return self._top_attributes()
+                    return self.replies.top()
             else:
                 parent = self.nodes.parent_directory(obj)
                 if parent is None:
@@ -135,21 +136,8 @@ class Names(Core):
         info = obj.filesystem.stat(fd)
         if info.st_nlink == 0 and not obj.open_files:
             raise Stale
-        entry = self._attributes(number, view, obj, obj.name, fd, info)
+        entry = self.replies.attributes(number, view, obj, obj.name, fd, info)
         obj.lookups += 1
-        return entry
-
-    def _top_attributes(self) -> EntryAttributes:
-        root = self.nodes.root
-        info = root.filesystem.stat(self.nodes.fd(root))
-        entry = EntryAttributes()
-        entry.st_ino = pyfuse3.ROOT_INODE
-        entry.generation = 0
-        entry.entry_timeout = entry.attr_timeout = 0
-        entry.st_mode = ModeT(stat.S_IFDIR | 0o555)
-        entry.st_nlink = 1
-        entry.st_atime_ns = info.st_ctime_ns
-        entry.st_mtime_ns = entry.st_ctime_ns = self._change() if self._no_client_cache else info.st_ctime_ns
         return entry
 
     # -- making ------------------------------------------------------------------------------------
@@ -212,7 +200,7 @@ class Names(Core):
             if fd >= 0:
                 calls.close(fd)
             raise
-        return self._hand_out(at, name, fd, info)
+        return self.replies.hand_out(at, name, fd, info)
 
     def _made_as(self, at: Entered, name: bytes, fd: int, *, is_there: bool) -> EntryAttributes:
         """Answer with what `fd` (O_PATH) refers to, whatever bears its name now. Takes `fd` over.
@@ -222,9 +210,9 @@ class Names(Core):
         info = at.obj.filesystem.stat(fd)
         obj = self.nodes.resolve(fd, at.obj, name)
         if is_there if at.obj.filesystem.remote else self.nodes.is_at(info, at.obj, name):
-            return self._named(at, name, obj, info)
+            return self.replies.named(at, name, obj, info)
         # Somebody was quicker: nothing to remember.
-        entry = self._attributes(at.number, at.view, obj, name, self.nodes.fd(obj), info, at.asker)
+        entry = self.replies.attributes(at.number, at.view, obj, name, self.nodes.fd(obj), info, at.asker)
         obj.lookups += 1
         return entry
 
@@ -268,7 +256,7 @@ class Names(Core):
 
         A hidden file of that name is not touched: EEXIST with O_EXCL, else EACCES.
         """
-        self._require_descriptor()
+        self.files.require_descriptor()
         at = await self._enter_to_make(parent_inode, name, mode, ctx)
 
         def work(at: Entered) -> tuple[int, int, bool]:
@@ -295,7 +283,7 @@ class Names(Core):
             raise
         obj = self.nodes.get(entry.st_ino)
         made = at._replace(obj=obj, info=obj.filesystem.stat(fd))
-        fh = self._opened(fd, made, as_opener=True, flags=flags)
+        fh = self.files.opened(fd, made, as_opener=True, flags=flags)
         return FileInfo(fh=fh, keep_cache=False), entry
 
     def _create(self, at: Entered, name: bytes, mode: int, flags: int, umask: int) -> int:

@@ -4,7 +4,7 @@ The patch in contrib/pyfuse3 has pyfuse3 offer both, as `ReaddirToken.ctx` and `
 exist, they are used. Otherwise both are in the memory of pyfuse3's objects, right behind what every object of CPython
 begins with: libfuse's request in a `ReaddirToken`, and the nodeid in an `EntryAttributes`. That holds for pyfuse3 3.4.0
 to 3.5.0, and is checked before anything is mounted (`check`) and, of the request, by the first listing
-(`Core.check_from_inside`).
+(`Inside.check`).
 """
 
 import ctypes

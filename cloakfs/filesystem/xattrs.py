@@ -13,7 +13,9 @@ from ..linux import process
 from ..policy import Attrs
 from ..tree import calls
 from ..tree.objects import Stale
-from .core import Core, Entered, answers
+from .core import Core
+from .entered import Entered
+from .request import answers
 
 
 def _capability(at: Entered) -> bytes:
@@ -40,7 +42,7 @@ class ExtendedAttributes(Core):
         one can get hold of without a search: the root of the mount. A process in a pid namespace that is not below the
         daemon's (0) is a thread of the kernel's server, when the daemon runs in a container.
         """
-        if not self.exported or not ctx.pid or ctx.pid in self._insiders:
+        if not self.exported or not ctx.pid or ctx.pid in self.inside.threads:
             return
         if not process.has_only_root_ids(ctx.pid):
             raise FUSEError(errno.EACCES)

@@ -74,7 +74,7 @@ class Object:
         self.passage: Passage | None = None  # who gets there
         self.no_acl_at = NEVER  # the ctime at which it had no ACL
 
-        # What the kernel remembers of it: see `filesystem.kernelcache`.
+        # What the kernel remembers of it: see `filesystem.remember`.
         self.kept = _NO_VIEWS  # numbers of the views in which the kernel remembers more than it asked for
         self.public = _NO_VIEWS  # of these, those in which everybody may search it, and all directories above
         self.barrier: Object | None = None  # the directory, perhaps above, at which not everybody got through last

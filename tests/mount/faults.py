@@ -13,7 +13,7 @@ from typing import Any
 import trio
 
 from cloakfs import control, daemon, groups, reader, views, watch
-from cloakfs.filesystem import core, forgetter, kernelcache
+from cloakfs.filesystem import forget, forgetter, inside
 from cloakfs.policy import Policy
 from cloakfs.tree import descriptors, index, knownmounts
 
@@ -32,13 +32,13 @@ POINTS: dict[str, tuple[object, str]] = {
     "forget": (forgetter.Forgetter, "_find_late"),
     "forget names": (forgetter, "_forget_names"),
     "forget pages": (forgetter, "_forget_pages"),
-    "forget everything": (kernelcache.KernelCache, "_sweep"),
-    "forget below": (kernelcache.KernelCache, "_unfinished"),
+    "forget everything": (forget.Forgetting, "_sweep"),
+    "forget below": (forget.Forgetting, "_unfinished"),
     "mounts": (knownmounts.KnownMounts, "mounts_below"),
     "changes": (watch.Watch, "read"),
     "signals": (daemon._Daemon, "_reload"),
     "stop": (daemon._Daemon, "_detach"),
-    "look up again": (core.Core, "_stat_from_inside"),
+    "look up again": (inside.Inside, "stat"),
     "ahead": (reader, "_advise"),
     "groups": (groups, "_database_groups"),
     "connection": (control.Control, "_admit"),

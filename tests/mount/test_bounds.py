@@ -14,7 +14,7 @@ import pytest
 
 from cloakfs import groups, linux
 from cloakfs.caller import Caller
-from cloakfs.filesystem.core import HalfRead, OpenFile
+from cloakfs.filesystem.handles import HalfRead, OpenFile
 from cloakfs.groups import ProcessGroups
 from cloakfs.ids import ClientId
 from cloakfs.linux import credentials, mountinfo
@@ -338,8 +338,8 @@ def test_a_listing_goes_on_where_it_was_dropped(
 
 _COUNTS = """
 from cloakfs.tree import locate
-from cloakfs.filesystem import kernelcache
-place_of, heed_all = locate.Locator.place_of, kernelcache.KernelCache._heed_all
+from cloakfs.filesystem import changes
+place_of, heed_all = locate.Locator.place_of, changes.Changes._heed_all
 asked = []
 locate.Locator.place_of = lambda *args: asked.append(1) or place_of(*args)
 def heed(self, events):
@@ -347,7 +347,7 @@ def heed(self, events):
     heed_all(self, events)
     with open({path!r}, "a") as file:
         print(len(events), len(asked), file=file)
-kernelcache.KernelCache._heed_all = heed
+changes.Changes._heed_all = heed
 """
 
 
@@ -372,17 +372,17 @@ def test_who_changes_many_hidden_directories_keeps_nobody_waiting(
 # -- deep trees ------------------------------------------------------------------------------------
 
 _LOOKS = """
-from cloakfs.filesystem import kernelcache
-may, of_name = kernelcache.everybody_may, kernelcache.KernelCache.of_name
+from cloakfs.filesystem import remember
+may, of_name = remember.everybody_may, remember.Remembering.of_name
 looks = []
-kernelcache.everybody_may = lambda *args: looks.append(1) or may(*args)
+remember.everybody_may = lambda *args: looks.append(1) or may(*args)
 def counted(*args):
     looks.clear()
     answer = of_name(*args)
     with open({path!r}, "a") as file:
         print(len(looks), file=file)
     return answer
-kernelcache.KernelCache.of_name = counted
+remember.Remembering.of_name = counted
 """
 
 

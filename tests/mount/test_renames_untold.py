@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 
 from cloakfs import linux
-from cloakfs.filesystem.kernelcache import SHORT_SECONDS
+from cloakfs.filesystem.remember import SHORT_SECONDS
 from tests.agents import User, write
 from tests.mount.conftest import Mount, is_mounted
 from tests.mount.test_limits import wait_until

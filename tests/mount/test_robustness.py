@@ -352,7 +352,7 @@ async def readlink(self, inode, ctx):
     raise LookupError("the surprise of inode %d" % inode)
 
 # What a bug in an operation would do: below its boundary, above the system calls.
-from cloakfs.filesystem.core import answers
+from cloakfs.filesystem.request import answers
 Attributes.readlink = answers(readlink)
 """
 

@@ -157,7 +157,7 @@ def test_a_daemon_that_cannot_go_on_takes_its_mount_along(
 
 STRANGE = """
 from cloakfs.filesystem.attributes import Attributes
-from cloakfs.filesystem.core import answers
+from cloakfs.filesystem.request import answers
 
 class P(Policy):
     pass

@@ -10,7 +10,7 @@ from pyfuse3 import InodeT
 
 from cloakfs.config.options import Options
 from cloakfs.daemon import FIXED_BY_THE_MOUNT
-from cloakfs.filesystem.core import Core
+from cloakfs.filesystem.callers import Callers
 from cloakfs.nfs.guard import _RELOADABLE
 from cloakfs.policy import Policy
 from cloakfs.tree.objects import Stale
@@ -18,7 +18,7 @@ from cloakfs.view import View
 
 
 def served(later: View | None) -> tuple[Any, list[View]]:
-    """What `_served` says, and whom it asked, if the view becomes `later` while the user database is asked."""
+    """What `Callers.served` says, and whom it asked, if the view becomes `later` while the user database is asked."""
     now: list[View | None] = [View(Policy())]
     asked = []
 
@@ -28,13 +28,13 @@ def served(later: View | None) -> tuple[Any, list[View]]:
         now[0] = later
         return f"by {len(asked)}"
 
-    core: Any = Core.__new__(Core)
-    core.views = SimpleNamespace(get=lambda number: now[0], top=False)
-    core.nodes = SimpleNamespace(view_of=lambda inode: 0)
-    core._is_inside = lambda ctx, for_attributes: False
-    core._who = lambda view, ctx: None
-    core._who_by_groups = who
-    return trio.run(core._served, InodeT(1), SimpleNamespace()), asked
+    callers: Any = Callers.__new__(Callers)
+    callers._views = SimpleNamespace(get=lambda number: now[0], top=False)
+    callers._nodes = SimpleNamespace(view_of=lambda inode: 0)
+    callers._is_inside = lambda ctx, for_attributes: False
+    callers._who = lambda view, ctx: None
+    callers._who_by_groups = who
+    return trio.run(callers.served, InodeT(1), SimpleNamespace()), asked
 
 
 def test_the_new_policy_decides() -> None:

@@ -1,0 +1,109 @@
+"""Who asks: the view of a request, and the identity that it is served as."""
+
+import errno
+from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
+
+from pyfuse3 import FUSEError, InodeT, RequestContext
+
+from ..above import INSIDE, Above
+from ..caller import Caller, ClientCaller
+from ..groups import GroupSource
+from ..ids import ClientId
+from ..tree.door import INSIDER, Subject, subject, with_group
+from ..tree.nodes import Nodes
+from ..tree.objects import Stale
+from ..view import Asker, View
+from ..views import Views
+from .inside import Inside
+
+# Of a request. (It is typed as a whole: to wrap each id would cost a call.)
+_client_ids: Callable[[RequestContext], tuple[ClientId, ClientId]] = attrgetter("uid", "gid")
+
+
+class Callers:
+    """Tells as whom the requests of one mount are served.
+
+    Args:
+        nodes: knows the view of a nodeid.
+        views: what is offered.
+        groups: where callers' supplementary groups come from.
+        inside: the daemon's own threads.
+        above: the daemons of mounts above.
+        knfsd: the kernel's NFS server exports the mount.
+    """
+
+    def __init__(
+        self, nodes: Nodes, views: Views, groups: GroupSource, inside: Inside, above: Above, *, knfsd: bool
+    ) -> None:
+        self._nodes = nodes
+        self._views = views
+        self._groups = groups
+        self._inside = inside
+        self._above = above
+        self._knfsd = knfsd
+
+    async def view(self, inode: InodeT) -> tuple[int, View]:
+        """The view that a nodeid belongs to, and its number."""
+        number = self._nodes.view_of(inode)
+        return number, self._views.get(number) or await self._revived(number)
+
+    async def _revived(self, number: int) -> View:
+        view = await self._views.revive(number) if self._views.top and number else None
+        if view is None:
+            raise Stale
+        return view
+
+    async def served(
+        self, inode: InodeT, ctx: RequestContext, *, for_attributes: bool = False
+    ) -> tuple[int, View, Subject]:
+        """The view, its number, and who the request is served as; nothing of a policy that is not in force any more."""
+        number = self._nodes.view_of(inode)
+        view = self._views.get(number) or await self._revived(number)
+        if self._is_inside(ctx, for_attributes=for_attributes):
+            return number, view, INSIDER
+        who = self._who(view, ctx) or await self._who_by_groups(view, ctx)
+        while (now := self._views.get(number)) is not view:  # a reload came while the user database was asked
+            if now is None:
+                raise Stale
+            view = now
+            who = self._who(view, ctx) or await self._who_by_groups(view, ctx)
+        if view.below is not None and (who.uid, who.gid) == INSIDE[:2]:
+            raise FUSEError(errno.EACCES)
+        return number, view, who
+
+    def _is_inside(self, ctx: RequestContext, *, for_attributes: bool) -> bool:
+        """Does a daemon ask for itself, this one or one above?"""
+        return ctx.pid in self._inside.threads or self._above.asks(
+            *_client_ids(ctx), ctx.pid, for_attributes=for_attributes
+        )
+
+    def _who(self, view: View, ctx: RequestContext) -> Subject | None:
+        """The identity a request is served as, unless it depends on groups; EACCES at the gate of a fixed view."""
+        if view.fixed is not None:
+            uid, _ = _client_ids(ctx)
+            if not view.admits(uid):
+                raise FUSEError(errno.EACCES)
+            return subject(view.fixed)
+        if view.forwards_by_mapping and not self._groups.by_user:
+            uid, gid = _client_ids(ctx)
+            return Subject(*view.server_ids(uid, gid), partial(self._identify, view, uid, gid, ctx.pid))
+        return None
+
+    async def _who_by_groups(self, view: View, ctx: RequestContext) -> Subject:
+        who = self._identify(view, *_client_ids(ctx), ctx.pid)
+        more = await self._groups.of_user(who.uid)
+        return subject(who._replace(groups=who.groups | more) if more else who)
+
+    def _identify(self, view: View, uid: ClientId, gid: ClientId, pid: int) -> Caller:
+        who = view.identify(ClientCaller(uid, gid, with_group(self._groups.of_request(pid), gid)))
+        if who is None:
+            raise FUSEError(errno.ENOENT)
+        return who
+
+    def asker(self, view: View, who: Subject, ctx: RequestContext) -> Asker | None:
+        """The caller, where the kernel checks permissions with what is shown."""
+        if self._knfsd and view.fixed is None and who is not INSIDER:
+            return Asker(*_client_ids(ctx), who.uid, who.gid)
+        return None

@@ -1,0 +1,276 @@
+"""What changes, behind the mount or through it, and what the kernel has to forget for that."""
+
+import contextlib
+import errno
+import logging
+import os
+import stat
+from functools import partial
+
+import trio
+
+from .. import linux
+from ..linux.fanotify import (
+    FAN_ATTRIB,
+    FAN_CLOSE_WRITE,
+    FAN_CREATE,
+    FAN_DELETE,
+    FAN_MODIFY,
+    FAN_MOVED_FROM,
+    FAN_MOVED_TO,
+    FAN_ONDIR,
+    FAN_Q_OVERFLOW,
+    OF_ITSELF,
+    Event,
+)
+from ..tree.door import everybody_may, sees, subject
+from ..tree.filesystems import Filesystem
+from ..tree.nodes import Nodes
+from ..tree.objects import Object
+from ..tree.passages import Passages
+from ..view import View
+from ..views import Views
+from ..watch import Watch, mounts_changed
+from .forget import Forgetting
+from .remember import SHORT_SECONDS, Remembering, may_search
+
+log = logging.getLogger(__name__)
+
+# Of one batch of events, the names of so many hidden directories are looked up, which takes half a millisecond. Anybody
+# can change directories all the time; of what is more, the absence is remembered for ABSENT_SECONDS at most.
+_MOST_LOOKED_UP = 16
+
+# After looking at what is mounted, so many times as long it is not looked at.
+_SHARE_OF_MOUNTS = 20
+
+_NAMES = FAN_CREATE | FAN_DELETE | FAN_MOVED_FROM | FAN_MOVED_TO
+
+
+class Changes:
+    """Has the kernel forget what stops being true.
+
+    Args:
+        nodes: the objects.
+        views: what is offered.
+        passages: what is told of directories that change.
+        forgetting: has the kernel forget.
+        remembering: knows what everybody may be told.
+    """
+
+    def __init__(
+        self, nodes: Nodes, views: Views, passages: Passages, forgetting: Forgetting, remembering: Remembering
+    ) -> None:
+        self._nodes = nodes
+        self._views = views
+        self._passages = passages
+        self._forgetting = forgetting
+        self._remembering = remembering
+        self._watched: dict[int, list[Filesystem]] = {}  # by the id that events bear
+        self._to_look_up = 0  # so many more of this batch of events
+        self._has_followed = False  # if it is begun again, changes behind the mount may have been read and not heeded
+        self._mounts = nodes.mounts.mounts_below()
+
+    # -- made behind the mount ---------------------------------------------------------------------
+
+    def watch(self, watch: Watch) -> None:
+        """Have changes told, on the file systems that do that."""
+        for filesystem in self._nodes.mounts.filesystems:
+            self._add(watch, filesystem)
+        self._nodes.mounts.on_new_filesystem = partial(self._add, watch)
+        watch.on_own = self._heed_own
+        self._passages.is_up_to_date = partial(self._is_all_heeded, watch)
+
+    def _add(self, watch: Watch, filesystem: Filesystem) -> None:
+        try:
+            if filesystem.remote:
+                raise OSError(errno.EOPNOTSUPP, "what others do, they do elsewhere")
+            fsid = watch.add(filesystem.fd)
+        except OSError as exc:
+            log.info(
+                "%s (%s): changes behind the mount are not told (%s); they are seen within %g s",
+                filesystem.path,
+                filesystem.kind,
+                exc.strerror,
+                SHORT_SECONDS,
+            )
+            return
+        self._watched.setdefault(fsid, []).append(filesystem)
+        filesystem.watched = True
+
+    async def follow(self, watch: Watch) -> None:
+        """Have the kernel forget, for ever, what others change."""
+        if self._has_followed:
+            self._forgetting.forget_everything()
+        self._has_followed = True
+        while True:
+            self._heed_all(await watch.changes())
+
+    def _is_all_heeded(self, watch: Watch) -> bool:
+        """Is nothing of what was changed until now still to be heeded? What can be at once, is."""
+        if watch.is_silent():
+            return True
+        try:
+            self._heed_all(watch.read())
+        except BaseException:
+            self._forgetting.forget_everything()
+            raise
+        return watch.is_silent()
+
+    def _heed_all(self, events: list[Event]) -> None:
+        forgotten = False
+        self._to_look_up = _MOST_LOOKED_UP
+        for event in events:
+            if event.mask & FAN_Q_OVERFLOW:
+                self._forgetting.forget_everything()
+            for filesystem in self._watched.get(event.fsid, ()):
+                forgotten |= self._heed(event, filesystem)
+        if forgotten:
+            self._forgetting.begin_era()
+
+    def _heed_own(self, event: Event) -> None:
+        """This process changed a directory itself, for whomever."""
+        for filesystem in self._watched.get(event.fsid, ()):
+            self._heed_passages(event, filesystem)
+
+    def _heed_passages(self, event: Event, filesystem: Filesystem) -> None:
+        if event.mask & FAN_ONDIR and event.mask & OF_ITSELF:
+            if not event.target:  # before Linux 5.17
+                self._passages.forget()
+            elif (directory := self._nodes.by_handle(filesystem, event.target)) is not None:
+                self._passages.changed(directory)
+
+    def _heed(self, event: Event, filesystem: Filesystem) -> bool:
+        """Something happened on this file system. True if everything has to be forgotten for it."""
+        self._heed_passages(event, filesystem)
+        parent = self._nodes.by_handle(filesystem, event.directory)
+        is_name = bool(event.mask & _NAMES)
+        if event.target:
+            target = self._nodes.by_handle(filesystem, event.target)
+        else:  # before Linux 5.17
+            target = (parent.children or {}).get(event.name) if parent is not None else None
+        if parent is not None and event.mask & (_NAMES | FAN_ATTRIB):
+            self._forgetting.forget_attributes(parent)
+            if event.name != b".":
+                self._forgetting.forget_name(parent, event.name, parent.ever_kept)
+        if target is None:
+            if event.mask & FAN_ONDIR and event.mask & OF_ITSELF and event.name == b".":
+                self._forget_absence(filesystem, event.target)
+            return not event.target and bool(event.mask & FAN_ONDIR) and is_name
+        if event.mask & FAN_ONDIR and event.mask & OF_ITSELF:
+            if is_name or self._tells_anybody_less(target):
+                self._forgetting.forget(target)  # below, too, everything may be for others now
+            self._forget_absence_of(target)
+            return not event.target  # of a kernel that does not tell whom, nobody knows whether it was this one
+        if event.mask & (_NAMES | FAN_ATTRIB):
+            self._forgetting.forget(target)
+        if event.mask & (FAN_MODIFY | FAN_CLOSE_WRITE):
+            self._forgetting.forget_content(target)
+        return False
+
+    def _forget_absence(self, filesystem: Filesystem, handle: bytes) -> None:
+        """A directory that nobody was shown has changed itself, which the kernel tells without its name."""
+        own = self._views.get(0)
+        if self._to_look_up and (own is None or own.fixed is not None):  # in a caller view no absence is remembered
+            self._to_look_up -= 1
+            place = self._nodes.place_of(filesystem, handle)
+            if place is not None:
+                parent, name = place
+                self._forgetting.forget_name(parent, name, parent.ever_kept)
+
+    def _forget_absence_of(self, directory: Object) -> None:
+        """A directory has changed: it may be visible where it has been absent, which only fixed views remember."""
+        for parent, name in self._forgetting.names_of(directory):
+            for number in parent.ever_kept - directory.kept:
+                view = self._views.get(number)
+                if view is None or view.fixed is not None:
+                    self._forgetting.forget_name(parent, name, (number,))
+
+    def _tells_anybody_less(self, directory: Object) -> bool:
+        """As `_tells_less`, of a directory, in all views: as it is now, for whatever is done to it later is told."""
+        try:
+            for number in directory.ever_kept:
+                view = self._views.get(number)
+                fd = self._nodes.fd(directory)
+                if view is None or self._tells_less(view, directory, fd, directory.filesystem.stat(fd)):
+                    return True
+        except OSError:
+            return True
+        return False
+
+    async def follow_mounts(self) -> None:
+        """Have the kernel forget, for ever, what others mount over."""
+        shunned: set[tuple[int, str]] = set()
+        async with contextlib.aclosing(mounts_changed()) as changes:
+            async for _ in changes:
+                began = trio.current_time()
+                before, shunned = shunned, self._nodes.mounts.shunned_places()
+                for _, path in shunned - before:
+                    self._forget_shunned(path)
+                now = self._nodes.mounts.mounts_below()
+                if now != self._mounts:
+                    self._forgetting.forget_everything()
+                    self._mounts = now
+                # Whoever mounts and unmounts all the time is not to keep others waiting.
+                await trio.sleep(_SHARE_OF_MOUNTS * (trio.current_time() - began))
+
+    def _forget_shunned(self, path: str) -> None:
+        """A user has mounted something there: what was seen below is not to be seen on."""
+        place = self._nodes.at_path(path)
+        if place is None:
+            return
+        parent, name = place
+        self._forgetting.forget_name(parent, name, parent.ever_kept)
+        child = (parent.children or {}).get(name)
+        if child is not None:
+            self._forgetting.forget(child)
+
+    # -- made through the mount --------------------------------------------------------------------
+
+    async def changed(self, number: int, view: View, obj: Object) -> None:
+        """Mode, owner or ACL of `obj` were changed by a request that has not been answered yet.
+
+        Must not be called while the kernel holds the directory that `obj` is in for this request.
+        """
+        if not obj.ever_kept:
+            return
+        fd = self._nodes.fd(obj)
+        info = obj.filesystem.stat(fd)
+        if not self._tells_less(view, obj, fd, info):
+            return
+        twins = [obj, *self._nodes.twins(obj)]
+        waits = {wait for twin in twins for wait in self._forgetting.forget_one(twin)}
+        belows = [self._forgetting.forget_below(twin) for twin in twins]
+        for below in belows:
+            await below.done.wait()
+            waits |= below.names
+        for wait in waits:
+            await wait.wait()
+
+    def _tells_less(self, view: View, obj: Object, fd: int, info: linux.Stat) -> bool:
+        """Is there anybody who may not know (any more) what the kernel remembers of `obj`, or below?"""
+        if view.below is not None:
+            return True  # it does not tell; nothing is remembered for long there
+        if view.fixed is not None:
+            if not sees(view, subject(view.fixed), obj.name, info, fd):
+                return True
+            return stat.S_ISDIR(info.st_mode) and not may_search(view.fixed, obj, fd, info)
+        if obj is not self._nodes.root and not self._remembering.same_for_all(view, obj.name, info, fd):
+            return True
+        return stat.S_ISDIR(info.st_mode) and not everybody_may(os.X_OK, obj, fd, info)
+
+    def removed(self, obj: Object | None) -> None:
+        """A name of `obj` is gone, by a request that is not answered yet: it may have been the one that all knew."""
+        if obj is not None and obj.kept and obj.filesystem.stat(self._nodes.fd(obj)).st_nlink > 0:
+            self._forgetting.forget(obj)
+
+    async def moved(self, number: int, view: View, obj: Object, parent: Object) -> None:
+        """`obj` was renamed into `parent` by a request that has not been answered yet."""
+        for twin in self._nodes.twins(obj):
+            self._forgetting.forget(twin)  # nothing tells where it is now
+        if view.fixed is not None or (
+            self._remembering.is_public(number, view, parent) and self._remembering.same_by_name(view, obj)
+        ):
+            return
+        self._forgetting.forget_one(obj)
+        for one in [obj, *self._nodes.twins(obj)]:
+            await self._forgetting.forget_below(one).done.wait()  # for names, the kernel waits for the answer

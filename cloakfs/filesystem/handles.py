@@ -1,0 +1,148 @@
+"""What clients have open, and what was read ahead of it."""
+
+import errno
+import os
+import stat
+from collections import Counter
+from typing import Any
+
+import trio
+from pyfuse3 import FileHandleT, FUSEError
+
+from .. import linux
+from ..tree import calls
+from ..tree.door import Subject, credentials
+from ..tree.nodes import Nodes
+from ..tree.objects import Object
+from .entered import Entered
+
+MOST_ENTRIES = 20_000
+"""So many entries of directories are read ahead for one caller at most, some 3 MB."""
+
+
+class OpenFile:
+    """A file or directory that a client has open; its number is the descriptor's."""
+
+    __slots__ = (
+        "appends", "cookie", "found", "is_directory", "number", "obj", "opener", "pending", "sought", "uid",
+        "unreadable",
+    )  # fmt: skip
+
+    def __init__(self, at: Entered, opener: linux.Credentials | None = None) -> None:
+        self.obj = at.obj
+        self.number = at.number  # of the view, which a reload may replace
+        self.uid = at.who.uid
+        self.opener = opener  # as whom to go on, where that matters
+        self.unreadable = False  # opened to be looked at alone
+        self.appends = False  # opened with O_APPEND
+        self.is_directory = stat.S_ISDIR(at.info.st_mode)
+        # Directories: where `pending`, the entries read ahead, begin.
+        self.cookie = 0
+        self.pending: list[tuple[bytes, int, int]] = []
+        # Of remote ones: what is called so (O_PATH), as long as a request is being served.
+        self.found: dict[bytes, int] = {}
+        self.sought: int | None = None  # the nodeid for whose name alone the kernel reads this
+
+
+class HalfRead:
+    """What was read ahead of directories and not told yet, by who opened them: bounded in size.
+
+    What is too much is dropped, and read again from the position where it began.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[int, dict[OpenFile, int]] = {}  # numbers of entries, of who read last at the end
+        self._totals: Counter[int] = Counter()
+
+    def take(self, file: OpenFile) -> None:
+        """Somebody reads on, or has closed it: it is not to be dropped meanwhile."""
+        files = self._of.get(file.uid)
+        if files is None or file not in files:
+            return
+        self._totals[file.uid] -= files.pop(file)
+        if not files:
+            del self._of[file.uid], self._totals[file.uid]
+
+    def put(self, file: OpenFile) -> None:
+        """Nobody reads it for now."""
+        self.take(file)
+        if not file.pending:
+            return
+        files = self._of.setdefault(file.uid, {})
+        files[file] = len(file.pending)
+        self._totals[file.uid] += len(file.pending)
+        while self._totals[file.uid] > MOST_ENTRIES and len(files) > 1:
+            oldest = next(iter(files))
+            self._totals[file.uid] -= files.pop(oldest)
+            oldest.pending = []
+            oldest.cookie = -1  # whatever the position that is asked for next, the descriptor is not there
+
+
+class OpenFiles:
+    """The files and directories that clients have open.
+
+    Args:
+        nodes: the objects.
+        most: how many there may be.
+
+    Attributes:
+        by_fd: all of them.
+    """
+
+    def __init__(self, nodes: Nodes, most: int) -> None:
+        self._nodes = nodes
+        self._most = most
+        self.by_fd: dict[int, OpenFile] = {}
+
+    def require_descriptor(self) -> None:
+        """Before anything is opened for a client. What is left is for other requests: close(2) may need a descriptor.
+
+        Raises:
+            OSError: EMFILE.
+        """
+        if len(self.by_fd) >= self._most:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def opened(self, fd: int, at: Entered, *, as_opener: bool = False, flags: int = 0) -> FileHandleT:
+        """Keep `fd`, which refers to what `at` says, for a client.
+
+        Args:
+            fd: the descriptor.
+            at: object and stat are those of what was opened.
+            as_opener: what follows is done as who opened it.
+            flags: the client's, of open(2).
+        """
+        file = self.by_fd[fd] = OpenFile(at, credentials(at.who.caller) if as_opener else None)
+        file.appends = bool(flags & os.O_APPEND)
+        if flags & os.O_TRUNC:
+            at.obj.report_size(at.number, 0)
+        self._nodes.opened(at.obj, fd)
+        return FileHandleT(fd)
+
+    async def closed(self, fh: FileHandleT) -> None:
+        """Close a client's file, which for a remote one means to tell its server."""
+        file = self.by_fd.pop(fh)
+        self._nodes.closed(file.obj, fh)
+        if file.obj.filesystem.remote:
+            await trio.to_thread.run_sync(calls.close, fh, abandon_on_cancel=True)
+        else:
+            calls.close(fh)
+
+    def has_open(self, who: Subject, obj: Object) -> bool:
+        """Did `who` open this file while it was visible? (Directories do not count: nothing is read from them.)"""
+        opened = (self.by_fd[fd] for fd in obj.open_files or ())
+        return any(not file.is_directory and file.uid == who.uid for file in opened)
+
+    def opener(self, fh: Any) -> int:
+        """Who answers for a request without a caller: the server uid of who opened the file, as a number below 0."""
+        file = self.by_fd.get(fh)
+        return -1 if file is None else -2 - file.uid
+
+    def require_readable(self, fh: FileHandleT) -> None:
+        """Before anything is read.
+
+        Raises:
+            FUSEError: EACCES: it was opened to be looked at alone.
+        """
+        if self.by_fd[fh].unreadable:
+            raise FUSEError(errno.EACCES)

@@ -1,0 +1,57 @@
+"""The daemon looks at its own mount, in threads of its own, whose requests it recognises."""
+
+import logging
+import os
+import threading
+
+from .. import linux
+from . import pyfuse3memory
+
+log = logging.getLogger(__name__)
+
+
+class Inside:
+    """Looking at the own mount.
+
+    Args:
+        mountpoint: where it is.
+
+    Attributes:
+        threads: the threads that are looking now.
+        last_reader: the thread whose request to read a directory came last, whoever that is.
+    """
+
+    def __init__(self, mountpoint: str) -> None:
+        self.mountpoint = mountpoint
+        self.threads: set[int] = set()
+        self.last_reader = 0
+
+    def check(self) -> None:
+        """Look at the own mount, in a thread: returns when it answers.
+
+        Raises:
+            OSError: it does not.
+            MountError: a listing does not know who reads it (`pyfuse3memory`).
+        """
+        linux.act_as_daemon()
+        me = threading.get_native_id()
+        self.threads.add(me)
+        try:
+            with os.scandir(self.mountpoint) as entries:  # noqa: TID251  (the mount, not the tree)
+                next(entries, None)  # all of a large directory would take time and memory
+        finally:
+            self.threads.discard(me)
+        if self.last_reader != me:
+            raise pyfuse3memory.unsupported("a listing does not know who reads it")
+
+    def stat(self, path: bytes) -> None:
+        """Look up `path`, which lies in the own mount, in a thread."""
+        linux.act_as_daemon()
+        me = threading.get_native_id()
+        self.threads.add(me)
+        try:
+            os.stat(path)  # noqa: TID251  (the mount, not the tree)
+        except OSError as exc:
+            log.debug("%s: %s", path, exc)
+        finally:
+            self.threads.discard(me)

@@ -1,0 +1,101 @@
+"""Who stands in a directory does not suffer from others being refused it."""
+
+import os
+
+import trio
+
+from .. import linux
+from ..ids import ClientId
+from ..tasks import Tasks
+from ..tree import calls
+from ..tree.nodes import Nodes
+from ..tree.objects import Object
+from ..views import Views
+from .inside import Inside
+
+# When to look up a refused directory again, in seconds after the last refusal and after each other.
+_REPAIR_DELAYS = (0.0, 0.02, 0.1, 0.4)
+
+
+class Repair:
+    """Has the daemon look up again, from inside of the own mount, what somebody was refused.
+
+    Args:
+        nodes: the objects.
+        views: what is offered.
+        inside: looks at the own mount.
+
+    Attributes:
+        tasks: where that runs; None: not yet.
+    """
+
+    def __init__(self, nodes: Nodes, views: Views, inside: Inside) -> None:
+        self._nodes = nodes
+        self._views = views
+        self._inside = inside
+        self.tasks: Tasks | None = None
+        self._repairing: dict[int, int] = {}  # object number -> refusals while it is going on
+        self._one_repair = trio.CapacityLimiter(1)
+
+    def refused(self, obj: Object | None) -> None:
+        """Somebody was refused this directory: see to it that those standing in it do not suffer.
+
+        The kernel unhashes the dentry of a name that anybody was refused, for whatever reason, and getcwd(2) fails for
+        everybody in it until somebody permitted looks it up again. The daemon does so at once, and a few times more:
+        the kernel may get to the unhashing late.
+        """
+        if obj is None or (obj.lookups <= 0 and obj is not self._nodes.root) or self.tasks is None:
+            return
+        if obj.number in self._repairing:
+            self._repairing[obj.number] += 1
+            return
+        names = []
+        at: Object | None = obj
+        while at is not None and at is not self._nodes.root:
+            names.append(at.name)
+            at = at.parent
+        self._repairing[obj.number] = 0
+        self.tasks.once("looking up again", self._look_up_again, obj.number, names[::-1])
+
+    def name_refused(self, parent_inode: int, name: bytes) -> None:
+        """Somebody was refused this name before it was looked at: see `refused`."""
+        try:
+            parent = self._nodes.get(parent_inode)
+            if self._nodes.waits(parent):
+                self.refused((parent.children or {}).get(name))
+                return
+            fd = calls.find(linux.ROOT, self._nodes.fd(parent), name, os.O_DIRECTORY)
+        except OSError:
+            return
+        try:
+            known = self._nodes.known(fd, parent)
+        except OSError:
+            return
+        finally:
+            calls.close(fd)
+        self.refused(known)
+
+    async def _look_up_again(self, number: int, names: list[bytes]) -> None:
+        try:
+            delays = iter(_REPAIR_DELAYS)
+            while (delay := next(delays, None)) is not None:
+                refusals = self._repairing[number]
+                await trio.sleep(delay)
+                for top in self._tops():
+                    await trio.to_thread.run_sync(
+                        linux.apart,
+                        self._inside.stat,
+                        os.path.join(top, *names),
+                        limiter=self._one_repair,
+                        abandon_on_cancel=True,
+                    )
+                if self._repairing[number] != refusals:
+                    delays = iter(_REPAIR_DELAYS)
+        finally:
+            del self._repairing[number]
+
+    def _tops(self) -> list[bytes]:
+        mountpoint = os.fsencode(self._inside.mountpoint)
+        if not self._views.top:
+            return [mountpoint]
+        return [os.path.join(mountpoint, b"@" + os.fsencode(label)) for label in self._views.labels(ClientId(0))]

@@ -1,0 +1,131 @@
+"""What goes out: the attributes of an object as a view shows them, and how long the kernel may keep them."""
+
+import stat
+import time
+
+import pyfuse3
+from pyfuse3 import EntryAttributes, InodeT, ModeT
+
+from .. import linux
+from ..tree.door import INSIDER, attrs_of
+from ..tree.nodes import Nodes
+from ..tree.objects import Object, Stale
+from ..view import Asker, View
+from .entered import Entered
+from .kernelcache import KernelCache
+
+SET_ID = stat.S_ISUID | stat.S_ISGID
+"""The bits of a mode that make a program run as its owner, or its group."""
+
+
+class Replies:
+    """Makes the answers that tell of objects.
+
+    Args:
+        nodes: the objects.
+        cache: says how long the kernel may keep an answer.
+        gated: the kernel keeps others out of a mount that is one fixed view: the top is shown as its identity's alone.
+        no_client_cache: show every directory as changed just now [SZ §3.2].
+    """
+
+    def __init__(self, nodes: Nodes, cache: KernelCache, *, gated: bool, no_client_cache: bool) -> None:
+        self._nodes = nodes
+        self._cache = cache
+        self._gated = gated
+        self._no_client_cache = no_client_cache
+        self._last_change = 0
+
+    def attributes(
+        self,
+        number: int,
+        view: View,
+        obj: Object,
+        name: bytes,
+        fd: int,
+        info: linux.Stat,
+        asker: Asker | None = None,
+    ) -> EntryAttributes:
+        """The attributes of `obj` as `view` shows them (to `asker`).
+
+        Raises:
+            Stale: the policy failed to say.
+        """
+        if view.shows_by_mapping:
+            uid, gid = view.client_ids(info.st_uid, info.st_gid)
+            mode, nlink = info.st_mode, info.st_nlink
+            if mode & SET_ID:
+                mode = view.shown_mode(mode, info.st_uid, info.st_gid, uid, gid)
+            if view.hides and stat.S_ISDIR(mode):
+                nlink = 1
+        else:
+            shown = view.show(attrs_of(name, info, fd))
+            if shown is None:
+                raise Stale
+            mode, uid, gid, nlink = shown
+        if asker is not None:
+            uid, gid = asker.recognise(info.st_uid, info.st_gid, uid, gid)
+        if self._gated and obj is self._nodes.root and view.fixed is not None:
+            mode = stat.S_IFDIR | stat.S_IRWXU
+            uid, gid = view.client_id("uid", view.fixed.uid), view.client_id("gid", view.fixed.gid)
+        entry = EntryAttributes()
+        nodeid = self._nodes.nodeid(number, obj)
+        entry.st_ino = InodeT(nodeid)
+        entry.generation = self._nodes.generation(nodeid, obj)
+        entry.entry_timeout = entry.attr_timeout = 0  # until somebody proves that the kernel may remember it
+        entry.st_mode, entry.st_uid, entry.st_gid, entry.st_nlink = mode, uid, gid, nlink
+        entry.st_rdev = info.st_rdev
+        entry.st_size = info.st_size
+        obj.report_size(number, info.st_size)
+        entry.st_blksize = info.st_blksize
+        entry.st_blocks = info.st_blocks
+        entry.st_atime_ns = info.st_atime_ns
+        if self._no_client_cache and stat.S_ISDIR(info.st_mode):
+            entry.st_mtime_ns = entry.st_ctime_ns = self._change()
+        else:
+            entry.st_mtime_ns = info.st_mtime_ns
+            entry.st_ctime_ns = info.st_ctime_ns
+        return entry
+
+    def _change(self) -> int:
+        """The time of a change that nobody was told before, for no_client_cache."""
+        self._last_change = max(self._last_change + 1, time.time_ns())
+        return self._last_change
+
+    def hand_out(self, at: Entered, name: bytes, fd: int, info: linux.Stat) -> EntryAttributes:
+        """Answer a request by name: the kernel now holds one more reference. Takes `fd` over."""
+        return self.named(at, name, self._nodes.resolve(fd, at.obj, name), info)
+
+    def named(self, at: Entered, name: bytes, obj: Object, info: linux.Stat) -> EntryAttributes:
+        """Answer a request by name with what it leads to: the kernel now holds one more reference."""
+        entry = self.entry(at, name, obj, info)
+        obj.lookups += 1
+        return entry
+
+    def entry(self, at: Entered, name: bytes, obj: Object, info: linux.Stat) -> EntryAttributes:
+        """The attributes of what is called `name` in the directory, and how long to remember both."""
+        fd = self._nodes.fd(obj)
+        entry = self.attributes(at.number, at.view, obj, name, fd, info, at.asker)
+        if at.who is not INSIDER:
+            entry.entry_timeout, entry.attr_timeout = self._cache.of_name(at, obj, name, fd, info)
+        return entry
+
+    def of_object(self, at: Entered, info: linux.Stat) -> EntryAttributes:
+        """The attributes of what was asked about by its nodeid, and how long to remember them."""
+        entry = self.attributes(at.number, at.view, at.obj, at.obj.name, at.fd, info, at.asker)
+        if at.who is not INSIDER:
+            entry.attr_timeout = self._cache.of_object(at.number, at.view, at.obj, at.fd, info)
+        return entry
+
+    def top(self) -> EntryAttributes:
+        """The attributes of the list of views at the root of the mount."""
+        root = self._nodes.root
+        info = root.filesystem.stat(self._nodes.fd(root))
+        entry = EntryAttributes()
+        entry.st_ino = pyfuse3.ROOT_INODE
+        entry.generation = 0
+        entry.entry_timeout = entry.attr_timeout = 0
+        entry.st_mode = ModeT(stat.S_IFDIR | 0o555)
+        entry.st_nlink = 1
+        entry.st_atime_ns = info.st_ctime_ns
+        entry.st_mtime_ns = entry.st_ctime_ns = self._change() if self._no_client_cache else info.st_ctime_ns
+        return entry
