@@ -1,1 +1,1 @@
-"""The real tree: what is in it, where it is now, and the system calls on it."""
+"""The real tree: the objects in it, where they are now, and the system calls on them."""

@@ -1,12 +1,12 @@
-"""Every system call on the real tree, each made as somebody.
+"""Every system call on the real tree, each made with somebody's credentials.
 
-The first argument, `who`, says as whom: the kernel decides what that one may. `linux.ROOT` is the daemon itself. To
-switch costs up to four system calls and is done only when the thread acts as somebody else already.
+The first argument, `who`, says whose: the kernel decides what they permit. `linux.ROOT` is the daemon itself.
+Switching costs up to four system calls and is done only when the thread currently acts as somebody else.
 
 Calls on an open descriptor for which the kernel checks no permission (fstat(2), dup(2), close(2), pread(2) and the
-like) are the same for everybody, and take no `who`.
+like) are the same for everybody and take no `who`.
 
-All raise `OSError`, as the system call that they are named after.
+All functions raise `OSError`, like the system call that they are named after.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ _FOUND = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def _path(fd: int) -> str:
-    """What leads to whatever `fd` refers to, also if that is O_PATH."""
+    """Return a path that leads to the object that `fd` refers to, even if `fd` is O_PATH."""
     return f"/proc/self/fd/{fd}"
 
 
@@ -43,55 +43,55 @@ def _path(fd: int) -> str:
 
 
 def find(who: Credentials, at: int, name: bytes | str, flags: int = 0) -> int:
-    """A descriptor (O_PATH) for what is called `name` in the directory `at`; symbolic links are not followed."""
+    """Return a descriptor (O_PATH) for the entry `name` of the directory `at`; symbolic links are not followed."""
     assume(who)
     return os.open(name, _FOUND | flags, dir_fd=at)
 
 
 def find_top(path: str) -> int:
-    """A descriptor (O_PATH) for the directory at `path`, which is the administrator's."""
+    """Return a descriptor (O_PATH) for the directory at `path`, a path that the administrator chose."""
     assume(ROOT)
     return os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def copy_top(path: str) -> int:
-    """The same of a copy of the mounts there; see `linux.clone_tree`."""
+    """Do the same for a copy of the mounts there; see `linux.clone_tree`."""
     assume(ROOT)
     return linux.clone_tree(path)
 
 
 def find_above(fd: int) -> int:
-    """A descriptor (O_PATH) for "..", as the daemon."""
+    """Return a descriptor (O_PATH) for "..", opened as the daemon."""
     assume(ROOT)
     return os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
 
 
 def find_handle(mount_fd: int, handle: bytes, flags: int = 0) -> int:
-    """A descriptor (O_PATH) for what a file handle names: for the daemon alone (CAP_DAC_READ_SEARCH)."""
+    """Return a descriptor (O_PATH) for a file handle. Only the daemon can do this (CAP_DAC_READ_SEARCH)."""
     assume(ROOT)
     return linux.open_by_handle(mount_fd, handle, os.O_PATH | os.O_NOFOLLOW | flags)
 
 
 def statx(who: Credentials, at: int, name: bytes) -> tuple[Stat, int]:
-    """The stat of what is called `name` in the directory `at`, and the id of its mount; see `linux.statx`."""
+    """Return the stat of the entry `name` of the directory `at`, and the id of its mount; see `linux.statx`."""
     assume(who)
     return linux.statx(at, name)
 
 
 def stat_path(path: bytes) -> os.stat_result:
-    """The stat of the directory at `path`, in which the administrator mounted something."""
+    """Return the stat of the directory at `path`, in which the administrator mounted something."""
     assume(ROOT)
     return os.stat(path)
 
 
 def ask(who: Credentials, fd: int) -> Stat:
-    """fstat(2), where a daemon serves the file system, and may want to know who asks."""
+    """Call fstat(2) on a file system whose daemon may want to know who asks."""
     assume(who)
     return fstat(fd)
 
 
 def path_of(fd: int) -> bytes:
-    """Where the kernel says that it is, on this machine; something else may be there by now."""
+    """Return the path on this machine at which the kernel believes it to be; by now something else may be there."""
     assume(ROOT)
     return os.readlink(_path(fd).encode())
 
@@ -109,14 +109,14 @@ def getdents(who: Credentials, fd: int, size: int = 32768) -> list[tuple[bytes, 
 
 
 def is_empty(who: Credentials, fd: int) -> bool:
-    """Has the directory that `fd` (O_PATH) refers to no entries?"""
+    """Whether the directory that `fd` (O_PATH) refers to has no entries."""
     assume(who)
     with os.scandir(_path(fd)) as entries:
         return next(entries, None) is None
 
 
 def readlink(who: Credentials, fd: int) -> bytes:
-    """The text of the symbolic link that `fd` (O_PATH) refers to."""
+    """Return the text of the symbolic link that `fd` (O_PATH) refers to."""
     assume(who)
     return os.readlink(b"", dir_fd=fd)
 
@@ -125,10 +125,10 @@ def readlink(who: Credentials, fd: int) -> bytes:
 
 
 def open(who: Credentials, fd: int, flags: int) -> int:
-    """Open what `fd` (O_PATH) refers to.
+    """Open the object that `fd` (O_PATH) refers to.
 
     Raises:
-        BlockingIOError: there is a lease on it (fcntl(2)), which only threads can wait for to be given up.
+        BlockingIOError: somebody holds a lease on it (fcntl(2)), and only a thread can wait until it is released.
     """
     assume(who)
     if linux.in_main_thread():
@@ -137,7 +137,7 @@ def open(who: Credentials, fd: int, flags: int) -> int:
 
 
 def find_again(fd: int) -> int:
-    """A descriptor (O_PATH) for what `fd` refers to."""
+    """Return another descriptor (O_PATH) for the object that `fd` refers to."""
     assume(ROOT)
     return os.open(_path(fd), os.O_PATH | os.O_CLOEXEC)
 
@@ -146,7 +146,7 @@ def find_again(fd: int) -> int:
 
 
 def create(who: Credentials, at: int, name: bytes, flags: int, mode: int, umask: int) -> int:
-    """open(2) with O_CREAT and O_EXCL."""
+    """Call open(2) with O_CREAT and O_EXCL."""
     linux.umask(umask)
     assume(who)
     return os.open(name, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=at)
@@ -173,7 +173,7 @@ def symlink(who: Credentials, at: int, name: bytes, target: bytes) -> None:
 
 
 def link(who: Credentials, fd: int, at: int, name: bytes) -> None:
-    """Give what `fd` (O_PATH) refers to one more name; see link(2)."""
+    """Give the file that `fd` (O_PATH) refers to one more name; see link(2)."""
     assume(who)
     os.link(_path(fd), name, dst_dir_fd=at, follow_symlinks=True)
 
@@ -206,7 +206,7 @@ def rmdir(who: Credentials, at: int, name: bytes) -> None:
 
 
 def chown(who: Credentials, fd: int, uid: ServerId | None, gid: ServerId | None) -> None:
-    """See chown(2); None leaves it alone."""
+    """See chown(2); None leaves that id unchanged."""
     assume(who)
     os.chown(_path(fd), -1 if uid is None else uid, -1 if gid is None else gid)
 
@@ -218,25 +218,25 @@ def chmod(who: Credentials, fd: int, mode: int) -> None:
 
 
 def truncate(who: Credentials, fd: int, size: int) -> None:
-    """See truncate(2): it waits for whoever has a lease on the file."""
+    """See truncate(2); the call waits until a lease on the file is released."""
     assume(who)
     os.truncate(_path(fd), size)
 
 
 def ftruncate(who: Credentials, fd: int, size: int) -> None:
-    """See ftruncate(2): `fd` is open for writing, and who truncates decides which set-id bits go."""
+    """See ftruncate(2). `fd` is open for writing; the caller's credentials decide which set-id bits are cleared."""
     assume(who)
     os.ftruncate(fd, size)
 
 
 def utimens(who: Credentials, fd: int, ns: tuple[int, int] | None) -> None:
-    """See utimensat(2): last access and change in nanoseconds; None is now, which needs fewer rights."""
+    """See utimensat(2): `ns` is (atime, mtime) in nanoseconds; None means now, which needs fewer rights."""
     assume(who)
     os.utime(_path(fd), ns=ns) if ns is not None else os.utime(_path(fd))
 
 
 def pwrite(who: Credentials, fd: int, data: bytes | memoryview, offset: int, flags: int = 0) -> int:
-    """See pwritev2(2): whose quota it counts for, and which set-id bits go, depends on who writes."""
+    """See pwritev2(2). Who writes determines whose quota is charged and which set-id bits are cleared."""
     assume(who)
     return os.pwritev(fd, [data], offset, flags)
 
@@ -245,14 +245,14 @@ def pwrite(who: Credentials, fd: int, data: bytes | memoryview, offset: int, fla
 
 
 def _with_privileges(who: Credentials) -> contextlib.AbstractContextManager[None]:
-    """The privileges over `trusted.` and `security.` names: uid 0 alone has them."""
+    """Raise the privileges over `trusted.` and `security.` names, which only uid 0 gets."""
     if who.uid != 0:
         return contextlib.nullcontext()
     return linux.raised(linux.CAP_SYS_ADMIN, linux.CAP_SETFCAP)
 
 
 def peek_xattr(who: Credentials, fd: int, name: bytes | str) -> bytes:
-    """getxattr(2) of what no privilege is needed for."""
+    """Call getxattr(2) for a name that needs no privilege."""
     assume(who)
     return os.getxattr(_path(fd), name)
 

@@ -1,4 +1,4 @@
-"""Descriptors of objects: a cache. What falls out is opened again by its handle, or else by its last known name."""
+"""A cache of descriptors of objects. An evicted one is opened again by its handle, or else by its last known name."""
 
 import contextlib
 import errno
@@ -10,17 +10,17 @@ from . import calls
 from .knownmounts import KnownMounts
 from .objects import ROOT, Object, Stale, dev_ino
 
-# So many of the descriptors used last may be in use by the request that is being served.
+# The request that is being served may be using up to this many of the most recently used descriptors.
 _IN_USE = 8
 
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class Descriptors:
-    """The descriptors (O_PATH) kept of the objects of one tree.
+    """The cached descriptors (O_PATH) of the objects of one tree.
 
     Args:
-        mounts: tells objects apart where a name may lead to another one by now.
+        mounts: identifies objects, where a name may by now lead to another one.
         max_fds: how many to keep at most.
     """
 
@@ -28,12 +28,12 @@ class Descriptors:
         self._mounts = mounts
         self._max_fds = max_fds
         self._open: dict[int, Object] = {}
-        self._by_inode: dict[tuple[int, int], Object] = {}  # of those in `_open`
+        self._by_inode: dict[tuple[int, int], Object] = {}  # the objects in `_open`
         self._uses = 0
-        self._uses_before = 0  # when the idle ones were closed last
+        self._uses_before = 0  # `_uses` when the idle ones were last closed
 
     def fd(self, obj: Object) -> int:
-        """A descriptor (O_PATH, or one that a client has open) for `obj`, good until the next await.
+        """Return a descriptor (O_PATH, or one that a client has open) for `obj`, valid until the next await.
 
         Raises:
             Stale: the object is gone.
@@ -58,7 +58,7 @@ class Descriptors:
         return fd
 
     def _open_by_name(self, obj: Object) -> int:
-        # From above, so that there is no recursion through many levels.
+        # Top-down, to avoid recursion through many levels.
         closed = []
         above = obj.parent
         while above is not None and above.fd < 0 and not above.filesystem.decodable:
@@ -83,7 +83,7 @@ class Descriptors:
         raise Stale
 
     def keep(self, obj: Object, fd: int) -> None:
-        """Take over a descriptor (O_PATH) for `obj`, which has none."""
+        """Take ownership of a descriptor (O_PATH) for `obj`, which has none."""
         obj.fd = fd
         obj.used = self._uses = self._uses + 1
         self._open[obj.number] = obj
@@ -93,14 +93,14 @@ class Descriptors:
             self._close_oldest(self._max_fds // 8)
 
     def inode_of(self, obj: Object) -> tuple[int, int]:
-        """`dev_ino` of the object."""
+        """Return `dev_ino` of the object."""
         fd = self.fd(obj)
         return obj.inode or dev_ino(obj.filesystem.stat(fd))
 
     def at_place(self, parent: Object, name: bytes, info: Stat) -> Object | None:
-        """The object with this stat, if it is known to be what is called `name` in `parent`.
+        """Return the object with this stat, if it is known to be the entry `name` of `parent`.
 
-        Its descriptor tells: as long as that is open, no other object gets the inode number.
+        Its open descriptor proves the identity: while it is open, the inode number is not given to another object.
         """
         obj = self._by_inode.get((info.st_dev, info.st_ino))
         if obj is None or obj.parent is not parent or obj.name != name:
@@ -108,7 +108,7 @@ class Descriptors:
         return obj
 
     def _close_oldest(self, count: int) -> int:
-        """Close up to `count` descriptors, least recently used first; those a request works with stay."""
+        """Close up to `count` descriptors, least recently used first, but none that a request may be using."""
         old = sorted(self._open.values(), key=lambda obj: obj.used)[:-_IN_USE]
         closable = (obj for obj in old if self._reopenable(obj))
         oldest = list(itertools.islice(closable, count))
@@ -117,7 +117,7 @@ class Descriptors:
         return len(oldest)
 
     def shed(self) -> int:
-        """There are too many descriptors: close half of those kept.
+        """Close half of the cached descriptors, because the process has too many open.
 
         Returns:
             how many were closed.
@@ -128,19 +128,19 @@ class Descriptors:
         return obj.number != ROOT and obj.filesystem.has_handles
 
     def close(self, obj: Object) -> None:
-        """Close what is kept of `obj`, if anything is."""
+        """Close the cached descriptor of `obj`, if there is one."""
         if obj.fd >= 0:
             calls.close(obj.fd)
             obj.fd = -1
             self._open.pop(obj.number, None)
-            if obj.inode is not None and self._by_inode.get(obj.inode) is obj:  # a bind mount may show it twice
+            if obj.inode is not None and self._by_inode.get(obj.inode) is obj:  # bind mounts may share it
                 del self._by_inode[obj.inode]
             obj.inode = None
 
     def close_idle(self) -> None:
-        """Close descriptors not used since the last call: a deleted file's space is free only then.
+        """Close descriptors that were not used since the last call, because an open one keeps a deleted file's space.
 
-        Only between requests.
+        To be called only between requests.
         """
         for obj in [obj for obj in self._open.values() if self._reopenable(obj)]:
             if obj.used <= self._uses_before:
@@ -148,6 +148,6 @@ class Descriptors:
         self._uses_before = self._uses
 
     def close_all(self) -> None:
-        """Close every one, the root's as well."""
+        """Close every cached descriptor, including the root's."""
         for obj in list(self._open.values()):
             self.close(obj)

@@ -1,4 +1,4 @@
-"""Asks a view about an object and everything above it."""
+"""Asks a view whether a caller may see an object and every directory above it."""
 
 import errno
 import stat
@@ -16,12 +16,12 @@ from .nodes import Nodes
 from .objects import Object
 from .passages import Passages
 
-# So many identities are kept ready for use; clients choose theirs.
+# How many identities are cached. There must be a limit, because clients choose theirs.
 _MOST_IDENTITIES = 1024
 
 
 def credentials(who: Caller) -> linux.Credentials:
-    """What system calls for `who` (server ids) run as."""
+    """Return the credentials with which system calls for `who` (server ids) run."""
     return _credentials(who) if len(who.groups) <= linux.FEW_GROUPS else _long_credentials(who)
 
 
@@ -34,7 +34,7 @@ _long_credentials = lru_cache(linux.MOST_LONG)(_make_credentials)
 
 
 def with_group(groups: frozenset[ClientId], gid: ClientId) -> frozenset[ClientId]:
-    """The groups and this one. Of many, the same object each time: to copy and hash them takes long."""
+    """Return `groups` with `gid` added. Long sets are cached, since copying and hashing them takes long."""
     if gid in groups:
         return groups
     return groups | {gid} if len(groups) <= linux.FEW_GROUPS else _with_group(groups, gid)
@@ -46,12 +46,12 @@ def _with_group(groups: frozenset[ClientId], gid: ClientId) -> frozenset[ClientI
 
 
 class Subject:
-    """Whom a request is served as, in server ids. Groups are found out only where they matter: that is not cheap.
+    """The caller that a request is served as, in server ids. Its groups, which are not cheap, are looked up on demand.
 
     Args:
-        uid: of the caller to be.
+        uid: the caller's uid.
         gid: its primary group.
-        find: tells all of it; called once at most, while the request is being served.
+        find: returns the whole caller; called at most once, while the request is being served.
     """
 
     __slots__ = ("_caller", "_find", "gid", "uid")
@@ -64,23 +64,23 @@ class Subject:
 
     @property
     def caller(self) -> Caller:
-        """With all groups, as policies want it."""
+        """The caller with all its groups, as policies need it."""
         if self._caller is None:
             self._caller = self._find()
         return self._caller
 
     def has_group(self, gid: ServerId) -> bool:
-        """Is this one of the caller's groups?"""
+        """Whether this is one of the caller's groups."""
         return gid == self.gid or gid in self.caller.groups
 
     @property
     def credentials(self) -> linux.Credentials:
-        """What system calls for this caller are made with."""
+        """The credentials with which system calls for this caller are made."""
         return credentials(self.caller)
 
 
 def subject(who: Caller) -> Subject:
-    """A caller that is known already."""
+    """Return the subject for a caller that is already known."""
     return _subject(who) if len(who.groups) <= linux.FEW_GROUPS else _make_subject(who)
 
 
@@ -96,13 +96,13 @@ class _Insider(Subject):
 
     @property
     def credentials(self) -> linux.Credentials:
-        return linux.ROOT  # which in a mount below is more than a caller's root (`above`)
+        return linux.ROOT  # in a mount below, this is more than a caller's root (`above`)
 
 
 _ROOT = Caller(ServerId(0), ServerId(0), frozenset({ServerId(0)}))
 
 INSIDER = _Insider(_ROOT.uid, _ROOT.gid, lambda: _ROOT)
-"""The daemon itself, looking through its own mount, or one above. It is told by identity (`is`), not by its ids."""
+"""The daemon itself, looking through its own mount, or one above. It is recognized by identity (`is`), not by ids."""
 
 
 def _accessible(fd: int, who: Caller, mode: int) -> bool:
@@ -110,7 +110,7 @@ def _accessible(fd: int, who: Caller, mode: int) -> bool:
 
 
 def attrs_of(name: bytes, info: linux.Stat, fd: int) -> Attrs:
-    """What a policy may know of the object that `fd` (O_PATH) refers to; valid as long as `fd` is."""
+    """Return what a policy may know of the object that `fd` (O_PATH) refers to; valid while `fd` is open."""
     return Attrs(
         name.decode("utf-8", "surrogateescape"),
         info.st_mode,
@@ -124,7 +124,7 @@ def attrs_of(name: bytes, info: linux.Stat, fd: int) -> Attrs:
 
 
 def sees(view: View, who: Subject, name: bytes, info: linux.Stat, fd: int) -> bool:
-    """May `who` see, in a directory that it sees, what is called `name` there? `fd` refers to it."""
+    """Whether `who` may see the entry `name`, to which `fd` refers, of a directory that it sees."""
     if not view.hides or who is INSIDER:
         return True
     if view.below is not None and view.below.has(info) and not view.below.shows(who, fd, info):
@@ -133,7 +133,7 @@ def sees(view: View, who: Subject, name: bytes, info: linux.Stat, fd: int) -> bo
 
 
 def _judged(view: View, who: Subject, name: bytes, info: linux.Stat, fd: int) -> bool:
-    """The same, as far as the own policy goes."""
+    """Do the same for this mount's own policy alone."""
     if not view.judges:
         return True
     cloak = view.cloak
@@ -143,15 +143,15 @@ def _judged(view: View, who: Subject, name: bytes, info: linux.Stat, fd: int) ->
 
 
 def everybody_may(bits: int, obj: Object, fd: int, info: linux.Stat) -> bool:
-    """May any caller whatsoever do `bits` (4 read, 1 search) with what `fd` refers to? False when in doubt."""
+    """Whether every caller has permission `bits` (4 read, 1 search) on what `fd` refers to. False when in doubt."""
     wanted = bits * 0o111
     return info.st_mode & wanted == wanted and obj.filesystem.has_posix_rules and _has_no_acl(obj, fd, info)
 
 
 def surely_may(who: Subject, bits: int, obj: Object, fd: int, info: linux.Stat) -> bool:
-    """May `who` do `bits` with it, as can be told without its supplementary groups? False when in doubt.
+    """Whether `who` has permission `bits` on it, judged without its supplementary groups. False when in doubt.
 
-    An ACL says the same of the owner as the mode does; of everybody else it may say anything (acl(5)).
+    For the owner, an ACL says the same as the mode does; for everybody else it may say anything (acl(5)).
     """
     if not obj.filesystem.has_posix_rules:
         return False
@@ -172,31 +172,31 @@ def _has_no_acl(obj: Object, fd: int, info: linux.Stat) -> bool:
                 return True
             obj.no_acl_at = info.st_ctime_ns
         else:
-            return False  # what the ACL says is not worth finding out
+            return False  # the ACL is not worth evaluating
     return True
 
 
 class Door:
-    """Visibility by handle: of the object itself and of the directories above, as they are at this moment."""
+    """Decides visibility by handle: of the object itself and of the directories above, as they are at this moment."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
         self.passages = Passages(nodes)
 
     def visible(self, view: View, who: Subject, obj: Object, info: linux.Stat) -> bool:
-        """May `who` see `obj`, whose present stat is `info`, by at least one of its known names?"""
+        """Whether `who` may see `obj`, whose present stat is `info`, by at least one of its known names."""
         nodes = self._nodes
         if not view.hides or who is INSIDER:
             return True
         cloak = view.cloak
         asked = obj
-        is_known = cloak is not None  # perhaps
+        is_known = cloak is not None  # whether a passage may be known
         to_ask = view.below
         while True:
             if to_ask is not None and to_ask.has(info):
                 if not to_ask.shows(who, nodes.fd(obj), info):
                     return False
-                to_ask = None  # it has looked at everything above
+                to_ask = None  # the mount below has judged everything above as well
             if obj is nodes.root or not (to_ask or view.judges):
                 return True
             if to_ask is None and cloak is not None and is_known and (obj is not asked or stat.S_ISDIR(info.st_mode)):
@@ -211,7 +211,7 @@ class Door:
                 and not obj.others
                 and (
                     obj.checked == info.st_ctime_ns
-                    # Of a directory that changes all the time, the name is not worth finding out if nobody heeds it.
+                    # A cloak list ignores names, so for a directory that keeps changing the name is not verified.
                     or (cloak is not None and stat.S_ISDIR(info.st_mode) and nodes.is_child(obj, parent))
                 )
             ):
@@ -220,7 +220,7 @@ class Door:
                 obj = parent
             else:
                 above = [parent for parent, name in nodes.places(obj, info) if _judged(view, who, name, info, fd)]
-                if len(above) != 1:  # hard links, which only files have
+                if len(above) != 1:  # hard links, which only files have, or no way that `who` sees
                     return any(self.visible(view, who, parent, self._stat(parent)) for parent in above)
                 obj = above[0]
             info = self._stat(obj)

@@ -1,4 +1,4 @@
-"""A mounted file system: its kind, what its file handles are worth, and whether whoever asks it may have to wait."""
+"""A mounted file system: its kind, what its file handles are worth, and whether asking it may take long."""
 
 import contextlib
 import logging
@@ -15,20 +15,20 @@ from . import calls
 
 log = logging.getLogger(__name__)
 
-# Their id (f_fsid) is their own, and stays.
+# Kinds whose id (f_fsid) is unique to the file system and permanent.
 _KNOWN_BY_ID = ("ext2", "ext3", "ext4", "btrfs")
 
-# The id of a tmpfs (from Linux 5.13 on) is its own, too, but nothing of it is left when the machine was started again.
+# The id of a tmpfs (from Linux 5.13 on) is unique, too, but the file system is gone after a reboot.
 _LOST_WITH_THE_BOOT = "tmpfs"
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
-# A rename leaves the ctime of what is renamed alone. (Of what is remote, nobody knows: with sshfs it is the mtime.)
+# Kinds on which a rename leaves the object's ctime unchanged. (Remote ones are unpredictable: sshfs shows the mtime.)
 _SILENT_KINDS = frozenset({"vfat", "msdos", "exfat"})
 
 _MEMORY_KINDS = frozenset({"tmpfs", "ramfs"})
 _PLAIN_KINDS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", *_MEMORY_KINDS})
 
-# Kinds that begin so: networks, and daemons such as FUSE's. (autofs mounts something when it is looked at.)
+# Prefixes of kinds served by a network or a daemon such as FUSE's. (autofs mounts something when it is looked at.)
 _REMOTE_KINDS = (
     "nfs",
     "cifs",
@@ -45,18 +45,19 @@ _REMOTE_KINDS = (
     "beegfs",
 )
 
-# A local file system that kept the session loop waiting so long, twice in a while, is asked from threads for a while.
+# A local file system that keeps the session loop waiting for longer than this, twice within _SLOW_FOR_SECONDS, is asked
+# from threads for that time.
 _SLOW_SECONDS = 0.005
 _SLOW_FOR_SECONDS = 10.0
 
-# So long a file system may take to tell about itself when it is met.
+# How long a file system may take to answer when it becomes known.
 _MEET_SECONDS = 2.0
 
 
 @dataclass(eq=False)
 @dataclass(eq=False)
 class Filesystem:
-    """One mount of the tree: where handles of its objects are decoded."""
+    """One mount of the tree, which decodes the handles of its objects."""
 
     number: int
     kind: str
@@ -65,58 +66,58 @@ class Filesystem:
     flags: int = 0
     has_handles: bool = True
     decodable: bool = True
-    watched: bool = False  # does fanotify report changes behind the mount?
+    watched: bool = False  # whether fanotify reports changes behind the mount
     device: int = 0  # st_dev
     slow_until: float = 0.0  # by time.monotonic()
-    suspect_until: float = 0.0  # the same
-    below_remote: bool = False  # is it mounted inside of what is remote?
-    pin: int = -1  # refers to the mount where `fd` does not, so that no other one is given its id
-    is_certain: bool = False  # is its number that of no other one that is mounted at the same place later?
+    suspect_until: float = 0.0  # likewise
+    below_remote: bool = False  # whether it is mounted inside a remote file system
+    pin: int = -1  # holds the mount where `fd` does not, so that its id is not given to another one
+    is_certain: bool = False  # whether no other file system that is later mounted at the same place gets its number
 
     @property
     def has_posix_rules(self) -> bool:
-        """Do mode bits and POSIX ACLs alone decide, on this machine, and does every change show in the ctime?"""
+        """Whether mode bits and POSIX ACLs alone decide, on this machine, and every change shows in the ctime."""
         return self.kind in _PLAIN_KINDS
 
     @property
     def in_memory(self) -> bool:
-        """Does nobody ever have to wait for what is there?"""
+        """Whether it is in memory, so that no call on it ever has to wait."""
         return self.kind in _MEMORY_KINDS
 
     @cached_property
     def remote(self) -> bool:
-        """May any call wait for another machine or process, perhaps for ever?"""
+        """Whether any call may wait for another machine or process, perhaps for ever."""
         return self.kind.startswith(_REMOTE_KINDS)
 
     @property
     def by_threads(self) -> bool:
-        """Is what is above an object found out by threads alone (`look`)?"""
+        """Whether only threads may find out what is above an object (`look`)."""
         return self.remote or self.below_remote
 
     @property
     def tells_moves(self) -> bool:
-        """Does the ctime of an object show that it was renamed?"""
+        """Whether the ctime of an object shows that it was renamed."""
         return not self.remote and self.kind not in _SILENT_KINDS
 
     @property
     def waits(self) -> bool:
-        """Is it better asked from a thread?"""
+        """Whether it is better asked from a thread."""
         return self.remote or self.below_remote or (self.slow_until > 0 and time.monotonic() < self.slow_until)
 
     def stat(self, fd: int) -> Stat:
-        """The stat of a descriptor on it; if it is remote, as the kernel remembers it: a thread has just asked."""
+        """Return the stat of a descriptor on it; if it is remote, what the kernel cached when a thread just asked."""
         return calls.statx_fd(fd)[0] if self.remote else calls.fstat(fd)
 
     def begin(self) -> tuple[float, int]:
-        """Call before it is asked from the session loop; the result is for `took`."""
+        """To be called before the session loop asks it; the result is for `took`."""
         now = time.monotonic()
         return now, _waits_of_this_thread() if now < self.suspect_until else -1
 
     def took(self, began: tuple[float, int]) -> None:
-        """It has answered, or failed. If it made the loop wait for long, threads are to ask it for a while.
+        """Note that it has answered or failed. If the session loop had to wait for long, threads ask it for a while.
 
-        On a busy machine a call may take long for want of a processor, and threads would make that worse. To find out
-        costs as much as a fast call: so only after a first one that took long it is asked of the next ones.
+        On a busy machine a call may take long for lack of a processor, and threads would make that worse. Telling the
+        two apart costs as much as a fast call, so it is done only for a while after a first call that took long.
         """
         since, waits = began
         now = time.monotonic()
@@ -129,7 +130,7 @@ class Filesystem:
             self.suspect_until = self.slow_until + _SLOW_FOR_SECONDS
 
     def describe(self, fd: int) -> None:
-        """Find out what file handles it has. `fd` refers to where it is mounted."""
+        """Find out what kind of file handles it has. `fd` refers to the place at which it is mounted."""
         self.device = calls.ask(linux.ROOT, fd).st_dev
         try:
             self.fd = calls.open(linux.ROOT, fd, os.O_RDONLY | os.O_NONBLOCK)
@@ -150,7 +151,7 @@ class Filesystem:
             self.has_handles = self.decodable = False
 
     def describe_remote(self, fd: int) -> None:
-        """The same, of what may never answer: for a moment everything waits for it, but no longer."""
+        """Do the same for a file system that may never answer: the session loop waits for a moment, but no longer."""
         answer = Filesystem(self.number, self.kind, self.path, -1)
         own = calls.dup(fd)
 
@@ -171,21 +172,21 @@ class Filesystem:
 
 
 def _waits_of_this_thread() -> int:
-    """How often it has given up the processor to wait for something (getrusage(2))."""
+    """Return how often this thread has given up the processor to wait for something (getrusage(2))."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
-# -- the same file system, met again ---------------------------------------------------------------
+# -- recognizing a file system ---------------------------------------------------------------------
 
 
 def identity(fd: int, kind: str) -> int | str:
-    """What tells the file system that `fd` (O_PATH) is on from another one mounted there later; 0 if nothing does."""
+    """Return what tells the file system of `fd` (O_PATH) from another one mounted there later; 0 if nothing does."""
     if kind in _KNOWN_BY_ID:
         return calls.fstatvfs(fd).f_fsid
     if kind == _LOST_WITH_THE_BOOT:
         number, boot = calls.fstatvfs(fd).f_fsid, boot_id()
         return f"{number}@{boot}" if number and boot else 0
-    if kind == "xfs":  # of which f_fsid is the number of the device
+    if kind == "xfs":  # its f_fsid is the number of the device
         with contextlib.suppress(OSError):
             opened = calls.open(linux.ROOT, fd, os.O_RDONLY | os.O_NONBLOCK)
             try:
@@ -196,27 +197,27 @@ def identity(fd: int, kind: str) -> int | str:
 
 
 def boot_id() -> str:
-    """What names the time since the machine was started; "" if the kernel does not tell."""
+    """Return the kernel's id of the present boot; "" if the kernel does not tell."""
     with contextlib.suppress(OSError), open(_BOOT_ID, encoding="ascii") as file:
         return file.read().strip()
     return ""
 
 
 def key(inside: str, kind: str, identity: int | str) -> str:
-    """What the index knows a file system by: where in the tree it is mounted, its kind, and its `identity`."""
+    """Return the index's key for a file system: where in the tree it is mounted, its kind, and its `identity`."""
     return _storable(f"{inside}\0{kind}\0{identity}")
 
 
 def former_key(inside: str, kind: str, identity: int | str) -> str | None:
-    """What the index of 0.1.0 knew it by, if that was something else.
+    """Return the key that the index of 0.1.0 used for it, if that was a different one.
 
-    What is known from then is taken to be of the file system that is there now.
+    The entries from then are assumed to belong to the file system that is there now.
     """
     return key(inside, kind, 0) if kind in ("xfs", _LOST_WITH_THE_BOOT) and identity else None
 
 
 def is_lost(known_as: str, boot: str) -> bool:
-    """Is a file system that the index knows by this key gone for good?"""
+    """Whether the file system that the index knows by this key is gone for good."""
     _, _, known = known_as.partition("\0")
     kind, _, identity = known.partition("\0")
     _, at, its_boot = identity.partition("@")
@@ -224,7 +225,7 @@ def is_lost(known_as: str, boot: str) -> bool:
 
 
 def _storable(text: str) -> str:
-    """The text as a database takes it, and unlike any other's, also if it has bytes that are no UTF-8."""
+    """Return the text in a form that the database accepts and that stays unique, even if it is not valid UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,14 +1,14 @@
 """The persistent half of nodeids: which number was given to which object, for ever.
 
-One SQLite database per mount, in WAL mode: a commit survives the daemon's death at once, and a crash of the machine
-costs the last numbers at most. A number that was lost so may name another object later, but with another
+There is one SQLite database per mount, in WAL mode: a commit survives the daemon's death at once, and a crash of the
+machine costs at most the last numbers. A number lost in this way may name another object later, but with another
 generation (`nodes`), so that an old handle is refused rather than misdirected.
 
 What an NFS server exports must be committed before a client gets a handle. On local mounts the commit comes up to a
-second after the answer (`behind`): when the daemon is killed in between, a handle from that second is ESTALE.
+second after the answer (`behind`): if the daemon is killed in between, a handle from that second is ESTALE.
 
-The database has a version (`PRAGMA user_version`). That of an earlier cloakfs is made into the present one when it is
-opened, and keeps every number, key and secret, so that handles stay valid.
+The database has a version (`PRAGMA user_version`). The database of an earlier cloakfs is migrated to the present
+version when it is opened, and keeps every number, key and secret, so that handles stay valid.
 """
 
 import contextlib
@@ -23,13 +23,13 @@ from ..versions import VersionError, is_known, refusal
 
 log = logging.getLogger(__name__)
 
-# Deleted objects that are taken out of the database at once.
+# How many deleted objects are collected before they are removed from the database together.
 _MANY = 1000
 
 VERSION = 1
-"""Of the database that this cloakfs writes."""
+"""The version of the database that this cloakfs writes."""
 
-# What makes each version out of the one before, from 0 on: nothing at all, or what 0.1.0 left, which had these tables.
+# The step from each version to the next. Version 0 is an empty database, or that of 0.1.0, which had these tables.
 _STEPS = (
     """
     CREATE TABLE IF NOT EXISTS secret (key BLOB NOT NULL);
@@ -49,12 +49,12 @@ class Index:
     """Numbers for objects, file systems and views, each given once and never reused.
 
     Args:
-        path: of the database file; made if missing, readable by root alone.
-        behind: numbers of objects are made durable by the next `commit`, not before they are given.
+        path: of the database file; it is created if missing, readable by root alone.
+        behind: object numbers are made durable by the next `commit`, not before they are returned.
 
     Raises:
-        sqlite3.Error: the file is no database, or cannot be written.
-        VersionError: it is of a version that is not known; it is left as it is.
+        sqlite3.Error: the file is not a database, or cannot be written.
+        VersionError: its version is unknown; the file is left unchanged.
     """
 
     def __init__(self, path: str, *, behind: bool = False) -> None:
@@ -67,7 +67,7 @@ class Index:
             before = self._version()
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
-            self._db.execute("PRAGMA wal_autocheckpoint=0")  # it waits for the disk: see `checkpoint`
+            self._db.execute("PRAGMA wal_autocheckpoint=0")  # a checkpoint waits for the disk
             self._migrate(before)
             if self._db.execute("SELECT 1 FROM secret").fetchone() is None:
                 self._db.execute("INSERT INTO secret VALUES (?)", (secrets.token_bytes(32),))
@@ -88,7 +88,7 @@ class Index:
         return version
 
     def _migrate(self, version: int) -> None:
-        """Make a database of that version into one of the present version, or leave it as it is."""
+        """Migrate a database of that version to the present version; a step that fails changes nothing."""
         for number, step in enumerate(_STEPS[version:], version + 1):
             self._db.executescript(f"BEGIN IMMEDIATE; {step} PRAGMA user_version = {number}; COMMIT")
 
@@ -96,10 +96,10 @@ class Index:
         return bytes(self._db.execute("SELECT key FROM secret").fetchone()[0])
 
     def claim(self, number: int, handle: bytes) -> bool:
-        """See to it that `number` is the object with this handle.
+        """Ensure that `number` belongs to the object with this handle.
 
-        If it was another one until now, the tree was replaced: all objects and the secret are forgotten, so that
-        old file handles are stale.
+        If it belonged to another one until now, the tree was replaced: all objects and the secret are forgotten, so
+        that old file handles are stale.
 
         Returns:
             False if everything had to be forgotten.
@@ -122,18 +122,18 @@ class Index:
         return 0 if row is None else int(row[0])
 
     def close(self) -> None:
-        """Write everything back into the one file."""
+        """Write everything to the database file and close it."""
         self.tidy()
-        with contextlib.suppress(sqlite3.Error):  # which `commit` has logged
+        with contextlib.suppress(sqlite3.Error):  # `commit` has logged it
             self.commit()
         self._db.close()
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """Make many numbers durable at the price of one; must not be held across an await.
+        """Make many numbers durable at the cost of one; must not be held across an await.
 
         Raises:
-            sqlite3.Error: they could not be made durable, and last only as long as this process.
+            sqlite3.Error: they could not be made durable, and are valid only for the life of this process.
         """
         self._batching = True
         try:
@@ -144,13 +144,13 @@ class Index:
                 self.commit()
 
     def commit(self) -> None:
-        """Make durable what is not yet.
+        """Make durable what is not durable yet.
 
         Raises:
-            sqlite3.Error: it cannot be, and lasts only as long as this process. From now on, numbers are made durable
-                before they are given: who asks for one is to know.
+            sqlite3.Error: it failed, and the numbers are valid only for the life of this process. From then on, numbers
+                are made durable before they are returned, so that whoever asks for one learns of a failure.
         """
-        if not self._db.in_transaction:  # SQLite ends one by itself when the disk is full
+        if not self._db.in_transaction:  # SQLite itself ends a transaction when the disk is full
             return
         try:
             self._db.execute("COMMIT")
@@ -162,27 +162,27 @@ class Index:
             raise
 
     def _change(self, statement: str, values: tuple[object, ...] = ()) -> sqlite3.Cursor:
-        # No transaction before: most listings change nothing.
+        # The transaction is begun only here, because most listings change nothing.
         if (self._batching or self._behind) and not self._db.in_transaction:
             self._db.execute("BEGIN IMMEDIATE")
         return self._db.execute(statement, values)
 
     def filesystem(self, key: str, former: str | None = None) -> int:
-        """The number of the file system that `key` names, and `former` named in earlier versions."""
+        """Return the number of the file system with this `key`, which earlier versions knew by the key `former`."""
         if former is not None:
             self._db.execute("UPDATE OR IGNORE filesystems SET key = ? WHERE key = ?", (key, former))
         return self._number("filesystems", "key", key)
 
     def filesystems(self) -> list[tuple[int, str]]:
-        """(number, key) of every file system that ever got a number."""
+        """Return (number, key) of every file system that ever got a number."""
         return self._db.execute("SELECT number, key FROM filesystems").fetchall()
 
     def view(self, label: str) -> int:
-        """The number (from 1) of the view called `label`."""
+        """Return the number (from 1) of the view called `label`."""
         return self._number("views", "label", label)
 
     def view_label(self, number: int) -> str | None:
-        """What the view with this number is called, if there ever was one."""
+        """Return the label of the view with this number, if there ever was one."""
         row = self._db.execute("SELECT label FROM views WHERE number = ?", (number,)).fetchone()
         return None if row is None else str(row[0])
 
@@ -193,8 +193,8 @@ class Index:
         return int(row[0])
 
     def object(self, handle: bytes, parent: int, name: bytes) -> int:
-        """The number of the object with this handle, which was just seen as `name` in `parent`."""
-        # Counted here: a number must not be given twice even if a transaction had to be undone.
+        """Return the number of the object with this handle, which was just seen as `name` in `parent`."""
+        # Counted here, because a number must not be given twice even if a transaction was rolled back.
         self._last += 1
         number, was_parent, was_name = self._change(
             "INSERT INTO objects VALUES (?, ?, ?, ?) ON CONFLICT (handle) DO UPDATE SET handle = handle "
@@ -209,17 +209,20 @@ class Index:
         return int(number)
 
     def moved(self, number: int, parent: int, name: bytes) -> None:
-        """The object is now called `name` in `parent`."""
+        """Record that the object is now called `name` in `parent`."""
         self._change("UPDATE objects SET parent = ?, name = ? WHERE number = ?", (parent, name, number))
 
     def remove(self, number: int) -> None:
-        """The object was deleted; its number is not given again. Done by `tidy`: until then it does no harm."""
+        """Note that the object was deleted, for `tidy` to remove; until then the entry is harmless.
+
+        The number is never reused.
+        """
         self._removed.add(number)
         if len(self._removed) >= _MANY:
             self.tidy()
 
     def tidy(self) -> None:
-        """Take out what was deleted."""
+        """Remove the deleted objects from the database."""
         if not self._removed:
             return
         removed, self._removed = [(number,) for number in self._removed], set()
@@ -231,18 +234,18 @@ class Index:
             log.warning("%s: %s; deleted files stay in it", self._path, exc)
 
     def after(self, number: int, count: int) -> list[tuple[int, bytes]]:
-        """Up to `count` (number, handle) of the objects with larger numbers, in their order."""
+        """Return (number, handle) of up to `count` objects with larger numbers, in ascending order."""
         return self._db.execute(
             "SELECT number, handle FROM objects WHERE number > ? ORDER BY number LIMIT ?", (number, count)
         ).fetchall()
 
     def checkpoint(self) -> None:
-        """Move what the log holds into the database, from any thread; others go on meanwhile."""
+        """Move the contents of the log into the database. Any thread may call this; others go on meanwhile."""
         with contextlib.closing(sqlite3.connect(self._path, timeout=10)) as db:
             db.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def find(self, number: int) -> tuple[bytes, int, bytes] | None:
-        """(handle, parent, name) of an object, or None if the number was never given."""
+        """Return (handle, parent, name) of an object, or None if the index does not have the number."""
         row: tuple[bytes, int, bytes] | None = self._db.execute(
             "SELECT handle, parent, name FROM objects WHERE number = ?", (number,)
         ).fetchone()

@@ -1,7 +1,7 @@
-"""Which mounts of the tree a name may lead to: those of the administrator, but none of users, and no cloakfs.
+"""Which mounts of the tree a name may lead to: the administrator's, but neither those of users nor any cloakfs.
 
-A mount becomes known when the daemon starts, or when somebody first comes upon it. From then on it is held open, so
-that its id stays its own.
+A mount becomes known when the daemon starts, or when somebody first reaches it. From then on it is held open, so that
+its id is not given to another mount.
 """
 
 import contextlib
@@ -23,12 +23,12 @@ from .objects import Object, Stale, dev_ino
 
 log = logging.getLogger(__name__)
 
-# After the table of mounts was read for a request, so many times as long it is not read again for one.
+# After the mount table was read for a request, this many times as long has to pass before it is read for another one.
 _SHARE_OF_MOUNTS = 20
 
 
 class TooSoon(PermissionError):
-    """What is called so is on a mount that was not met yet, and just now the table of mounts may not be read again.
+    """The name leads to a mount that is not known yet, and the mount table may not be read again just now.
 
     Attributes:
         seconds: how long to wait.
@@ -49,9 +49,9 @@ class KnownMounts:
 
     Attributes:
         top: a descriptor (O_PATH) of the root of the tree, which is not closed here.
-        root: what the root of the tree lies on.
-        by_number: the same mounts as `filesystems`, by the numbers that handles begin with.
-        on_new_filesystem: told of each one that becomes known.
+        root: the mount that the root of the tree lies on.
+        by_number: the same mounts as `filesystems`, by the numbers with which handles begin.
+        on_new_filesystem: called with each mount that becomes known.
 
     Raises:
         OSError: `source` cannot be opened.
@@ -62,11 +62,11 @@ class KnownMounts:
         self._index = index
         self._by_mount: dict[int, Filesystem] = {}
         self.by_number: dict[int, Filesystem] = {}
-        self._beside: dict[tuple[int, int], set[bytes]] = {}  # where something remote is mounted, and what it is called
+        self._beside: dict[tuple[int, int], set[bytes]] = {}  # directory's `dev_ino` -> names of remote mounts
         self.on_new_filesystem: Callable[[Filesystem], None] | None = None
         self._changes = mounts.Changes()
-        self._again = 0.0  # before that, the table of mounts is not read for a request
-        self._shunned: set[int] = set()  # ids of mounts not to be looked into, until something is mounted or unmounted
+        self._again = 0.0  # until then, the mount table is not read for a request
+        self._shunned: set[int] = set()  # ids of mounts that must not be looked into; cleared when the table changes
         self._own_device: str | None = None
         self._copied: dict[int, mounts.Place] | None = None
         if covered:
@@ -82,11 +82,11 @@ class KnownMounts:
 
     @property
     def filesystems(self) -> list[Filesystem]:
-        """The mounts met so far, the root's first."""
+        """The mounts known so far, the root's first."""
         return list(self._by_mount.values())
 
     def mounts_below(self) -> dict[int, str]:
-        """What the administrator mounted inside of the tree: mount id -> mount point."""
+        """Return the administrator's mounts inside the tree: mount id -> mount point."""
         there = self._mounted_inside()
         return {number: place.path for number, place in there if not (place.mounter or place.kind in KINDS)}
 
@@ -96,11 +96,11 @@ class KnownMounts:
         return [(number, place) for number, place in self._table().items() if place.path.startswith(inside)]
 
     def _table(self) -> dict[int, mounts.Place]:
-        """What is mounted, by mount id; of a copy, what was when it was made."""
+        """Return what is mounted, by mount id; for a copy, what was mounted when it was made."""
         return mounts.by_id() if self._copied is None else self._copied
 
     def _find_copies(self, top: int) -> dict[int, mounts.Place]:
-        """The mounts of a copy of the tree, told as the ones that they are copies of."""
+        """Return the mounts of a copy of the tree, with the data of the mounts that they are copies of."""
         fd = calls.find_top(self._source)
         try:
             original = mounts.id_of(fd)
@@ -123,7 +123,7 @@ class KnownMounts:
                     calls.close(fd)
                 if (
                     copy not in copies or table[copies[copy]].path == place.path
-                ):  # of several at a place, the one on top
+                ):  # of several mounts at one place, the topmost
                     copies[copy] = number
         copy_of = {number: copy for copy, number in copies.items()}
         return {
@@ -131,33 +131,33 @@ class KnownMounts:
         }
 
     def served_at(self, device: str) -> None:
-        """The tree is served by the file system with this device (`mounts.Place`): that must never be looked into.
+        """Note the device (`mounts.Place`) of the file system that serves the tree, which must never be looked into.
 
-        Where it shows up inside of the tree (a bind mount), the name leads nowhere: the daemon would wait for itself.
+        Where it shows up inside the tree (a bind mount), the name leads nowhere: the daemon would wait for itself.
         """
         self._own_device = device
 
     def shunned_places(self) -> set[tuple[int, str]]:
-        """Ids and mount points of what must not be looked into, inside of the tree."""
+        """Return ids and mount points of the mounts inside the tree that must not be looked into."""
         return {(number, place.path) for number, place in self._mounted_inside() if self._leads_nowhere(place)}
 
     def _leads_nowhere(self, place: mounts.Place) -> bool:
-        """Is this, inside of the tree, not to be looked into?
+        """Whether this mount inside the tree must not be looked into.
 
-        So it is with FUSE file systems of users: whoever serves one may answer late, or never. And with any cloakfs:
-        this one would wait for itself, another one may hide from root what callers make there, and what is for a server
+        This holds for FUSE file systems of users, whose daemons may answer late or never, and for any cloakfs: this one
+        would wait for itself; another one may hide from root what callers make there, and what is meant for a server
         alone would be open to them.
         """
         return place.mounter != 0 or place.kind in KINDS or place.device == self._own_device
 
     def stat(self, fd: int) -> Stat:
-        """The stat of what was just found by its name, before anything else is done with it.
+        """Return the stat of what was just found by its name, before anything else is done with it.
 
         `fd` (O_PATH) refers to it. A name leads nowhere if the mount that was found there must not be looked into.
 
         Raises:
-            PermissionError: it must not.
-            TooSoon: perhaps it must not.
+            PermissionError: the mount must not be looked into.
+            TooSoon: it is not known yet whether it may be looked into.
         """
         info, mount_id = calls.statx_fd(fd)
         if mount_id not in self._by_mount:
@@ -165,11 +165,11 @@ class KnownMounts:
         return info
 
     def _meet(self, mount_id: int, fd: int) -> Filesystem:
-        """Know the mount that `fd` (O_PATH) was found on. Mounts that are known are held, so that ids stay theirs.
+        """Make the mount known that `fd` (O_PATH) was found on. Known mounts are held, so that ids stay theirs.
 
         Raises:
             PermissionError: it must not be looked into, or this is not the session loop.
-            TooSoon: whoever mounts and unmounts all the time is not to keep others waiting.
+            TooSoon: the mount table was read just now; a user who keeps mounting must not make others wait.
         """
         if not linux.in_main_thread():
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -190,21 +190,21 @@ class KnownMounts:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     def waits(self, obj: Object) -> bool:
-        """Is it better to ask about this object, or a name in it, from a thread?"""
+        """Whether it is better to ask about this object, or a name in it, from a thread."""
         return obj.filesystem.waits or bool(self.remote_names(obj))
 
     def is_name_remote(self, parent: Object, name: bytes) -> bool:
-        """May whoever follows this name have to wait for another machine or process?"""
+        """Whether a lookup of this name may have to wait for another machine or process."""
         return parent.filesystem.remote or name in self.remote_names(parent)
 
     def remote_names(self, obj: Object) -> Set[bytes]:
-        """The names in this directory at which something remote is mounted."""
+        """Return the names in this directory at which a remote file system is mounted."""
         if not self._beside or obj.inode is None:
             return frozenset()
         return self._beside.get(obj.inode, frozenset())
 
     def _meet_mount_at(self, path: str) -> None:
-        """Know the mount at `path` before anybody crosses it, so that old handles on it can be decoded."""
+        """Make the mount at `path` known before anybody crosses it, so that old handles on it can be decoded."""
         try:
             inside = os.path.relpath(path, self._source)
             fd = calls.find(linux.ROOT, self.top, inside)
@@ -228,7 +228,7 @@ class KnownMounts:
         number = self._index.filesystem(key, former)
         filesystem = Filesystem(number, kind, path, -1, is_certain=identity != 0)
         if self._by_mount and place is not None:
-            # What it is mounted on may have been covered before it was ever met; that is in the root's, or below.
+            # The mount under it may have been covered before it became known; then the root's stands in for it.
             above_it = self._by_mount.get(place.parent) or next(iter(self._by_mount.values()))
             filesystem.below_remote = above_it.by_threads
         if filesystem.remote:
@@ -247,7 +247,7 @@ class KnownMounts:
         return filesystem
 
     def identify(self, fd: int, parent: Object | None) -> tuple[bytes, Filesystem]:
-        """The handle, with the number of its mount before it, of what `fd` was found as in `parent`; and the mount.
+        """Return the handle, prefixed with its mount's number, of what was found in `parent` as `fd`, and the mount.
 
         Raises:
             PermissionError: see `stat`.
@@ -260,7 +260,7 @@ class KnownMounts:
             handle, mount_id = b"", mounts.id_of(fd)
         filesystem = self._by_mount.get(mount_id) or self._meet(mount_id, fd)
         if not filesystem.has_handles:
-            # Good as long as a descriptor is kept open: until then the inode number is not used again.
+            # Valid while a descriptor is kept open, since the inode number is not reused until it is closed.
             info, _ = calls.statx_fd(fd)
             return struct.pack("<IQQ", filesystem.number, info.st_dev, info.st_ino), filesystem
         if not handle or filesystem.flags != flags:
@@ -268,10 +268,10 @@ class KnownMounts:
         return filesystem.number.to_bytes(4, "little") + handle, filesystem
 
     def open_above(self, fd: int) -> tuple[int, tuple[int, int]]:
-        """Open (O_PATH) what ".." is; its st_dev and st_ino.
+        """Open (O_PATH) ".."; return the descriptor, and its st_dev and st_ino.
 
         Raises:
-            Stale: it is on a mount that was not met: outside of the tree, or on top of what was above.
+            Stale: it is on a mount that is not known: outside the tree, or on top of what was above.
         """
         above = calls.find_above(fd)
         info, mount_id = calls.statx_fd(above)
@@ -281,7 +281,7 @@ class KnownMounts:
         return above, dev_ino(info)
 
     def is_remote(self, mount_id: int) -> bool:
-        """Is this a known mount of what is remote? (Nobody is to look into one that is not known.)"""
+        """Whether this is a known mount of a remote file system. (An unknown one must not be looked into.)"""
         filesystem = self._by_mount.get(mount_id)
         return filesystem is not None and filesystem.remote
 

@@ -1,17 +1,17 @@
-"""The last known names of objects: which directory each is in, and what each directory has in it.
+"""The last known names of objects: which directory each is in, and which objects each directory has.
 
-Nobody is asked here whether that is still so (`locate` does). Each name pins the directory that it is in; a directory
-that has lost one may be without use, and it is `registry` that drops it then.
+This module does not verify that the names are still true (`locate` does). Each name pins the directory that it is in; a
+directory that has lost a name may be unused, and `registry` then drops it.
 """
 
 from .objects import NEVER, Object
 
-# Names of a hard link to remember; a file with more may have to be looked up again to be used by handle.
+# How many further names of a file to remember; one with more may have to be looked up again to be used by handle.
 _MAX_OTHER_NAMES = 16
 
 
 def place(obj: Object, parent: Object, name: bytes) -> Object | None:
-    """`obj` is (now) `name` in `parent`; returns where it was, which has one name less."""
+    """Record that `obj` is now `name` in `parent`; return the directory it was in, which now has one name less."""
     if obj.pins:
         _part(obj, parent)
     before = leave(obj)
@@ -29,7 +29,7 @@ def place(obj: Object, parent: Object, name: bytes) -> Object | None:
 
 
 def leave(obj: Object) -> Object | None:
-    """`obj` has no place now; returns where it was."""
+    """Record that `obj` has no place now; return the directory it was in."""
     obj.trusted = -1
     parent, obj.parent = obj.parent, None
     if parent is not None and parent.children is not None and parent.children.get(obj.name) is obj:
@@ -38,7 +38,7 @@ def leave(obj: Object) -> Object | None:
 
 
 def _part(obj: Object, parent: Object) -> None:
-    """Where `parent` was thought to be below `obj`, that is outdated: nothing may be below itself."""
+    """If `parent` was thought to be below `obj`, undo that as outdated: no directory can be below itself."""
     at: Object | None = parent
     while at is not None:
         if at.parent is obj:
@@ -54,19 +54,19 @@ def _stray(parent: Object, obj: Object) -> None:
 
 
 def unpin(parent: Object, obj: Object) -> None:
-    """`obj` has one name less in this directory."""
+    """Note that `obj` has one name less in this directory."""
     parent.pins -= 1
     if parent.strays and obj.parent is not parent and all(above is not parent for above, _ in obj.others or ()):
         parent.strays.discard(obj)
 
 
 def within(directory: Object) -> list[Object]:
-    """What is known to have, or to have had, a name in this directory: more than there is, never less."""
+    """Return the objects known to have, or to have had, a name in this directory: perhaps too many, never too few."""
     return [*(directory.children or {}).values(), *(directory.strays or ())]
 
 
 def add_name(obj: Object) -> None:
-    """The file `obj` is about to get another place: where it is now becomes one of its further names."""
+    """Make the present place of the file `obj`, which is about to get another one, one of its further names."""
     assert obj.parent is not None
     if obj.others is None:
         obj.others = []
@@ -76,7 +76,7 @@ def add_name(obj: Object) -> None:
 
 
 def drop_name(obj: Object, parent: Object, name: bytes) -> None:
-    """This is about to be its place, and so is no further name of it. If those are too many, the oldest goes."""
+    """Remove this name, about to be its place, from the further names of `obj`, or the oldest if there are too many."""
     others = obj.others or []
     outdated = others.index((parent, name)) if (parent, name) in others else 0
     if (parent, name) in others or len(others) > _MAX_OTHER_NAMES:

@@ -17,7 +17,7 @@ from .registry import Registry
 # More levels than a path can have.
 _MAX_DEPTH = 4096
 
-# How long a directory that was below the root counts as being there, in seconds.
+# For how many seconds a directory that was found below the root is assumed to be there still.
 _MOMENT = 0.02
 
 # A change within the clock tick (at most 10 ms) in which a place was checked would not show in the ctime.
@@ -26,16 +26,16 @@ _SECOND_NS = 1_000_000_000
 
 
 def is_settled(info: linux.Stat) -> bool:
-    """Would any further change show in another ctime?
+    """Whether any further change would result in a different ctime.
 
-    Some file systems keep whole seconds: ext2, ext3, and ext4 with inodes of 128 bytes.
+    Some file systems store whole seconds: ext2, ext3, and ext4 with inodes of 128 bytes.
     """
     tick = _TICK_NS if info.st_ctime_ns % _SECOND_NS else _SECOND_NS + _TICK_NS
     return time.time_ns() - info.st_ctime_ns > tick
 
 
 class Locator:
-    """Finds the objects of one tree in it."""
+    """Finds out where the objects of one tree are."""
 
     def __init__(self, source: str, mounts: KnownMounts, descriptors: Descriptors, registry: Registry) -> None:
         self._source = source
@@ -43,11 +43,11 @@ class Locator:
         self._descriptors = descriptors
         self._registry = registry
         self._there: Mapping[tuple[int, bytes], tuple[int, int]] = {}
-        self._inside: set[tuple[int, int]] = set()  # directories seen below the root, good for a moment
+        self._inside: set[tuple[int, int]] = set()  # directories seen below the root, valid for a moment
         self._inside_until = 0.0
 
     def at_path(self, path: str) -> tuple[Object, bytes] | None:
-        """The directory, and the name in it, that a path in the tree leads to, if that is known; nobody is asked."""
+        """Return the directory and the name in it that a path in the tree leads to, if known; nothing is looked up."""
         inside = os.path.relpath(path, self._source)
         *above, name = os.fsencode(inside).split(b"/")
         at = self._registry.root
@@ -59,7 +59,7 @@ class Locator:
         return at, name
 
     def place_of(self, filesystem: Filesystem, handle: bytes) -> tuple[Object, bytes] | None:
-        """Where a directory is that a local file system knows by this handle, if the kernel knows what is above it."""
+        """Return where the directory with this handle on a local file system is, if the kernel knows its parent."""
         try:
             fd = calls.find_handle(filesystem.fd, handle, os.O_DIRECTORY)
         except OSError:
@@ -77,9 +77,9 @@ class Locator:
             calls.close(fd)
 
     def places(self, obj: Object, info: Stat) -> Iterator[tuple[Object, bytes]]:
-        """Where in the tree `obj` is at this moment, as (directory, name): at least once for each hard link known.
+        """Yield where in the tree `obj` is at this moment, as (directory, name): once or more for each known hard link.
 
-        Nothing for what is not below the root any more. `info` is its present stat.
+        Yields nothing for an object that is no longer below the root. `info` is its present stat.
         """
         if obj.parent is not None and (info.st_ctime_ns == obj.checked or info.st_nlink == 0):
             yield obj.parent, obj.name
@@ -96,15 +96,15 @@ class Locator:
 
     @staticmethod
     def _checked(obj: Object, info: Stat) -> None:
-        # No ctime shows that something was unmounted.
+        # An unmount does not show in any ctime.
         is_mounted_there = obj.parent is not None and obj.parent.filesystem is not obj.filesystem
         if obj.filesystem.tells_moves and is_settled(info) and not is_mounted_there:
             obj.checked = info.st_ctime_ns
 
     def is_at(self, info: Stat, parent: Object, name: bytes) -> bool:
-        """Does `name` in the directory lead to what has this stat?
+        """Whether `name` in the directory leads to the object with this stat.
 
-        Where something is remote, that is so if a thread has just found it so: see `look`.
+        For a remote name, the answer is what a thread has just found: see `look`.
         """
         if self._mounts.is_name_remote(parent, name):
             return self._there.get((parent.number, name)) == dev_ino(info)
@@ -115,7 +115,7 @@ class Locator:
         return (there.st_dev, there.st_ino) == (info.st_dev, info.st_ino)
 
     def is_child(self, obj: Object, parent: Object) -> bool:
-        """Is this directory (still) in that one?"""
+        """Whether the directory `obj` is (still) in the directory `parent`."""
         fd = self._descriptors.fd(obj)
         if obj.filesystem.remote or parent.filesystem.remote:
             return self._there.get((parent.number, obj.name)) == self._descriptors.inode_of(obj)
@@ -123,13 +123,13 @@ class Locator:
         return dev_ino(above) == self._descriptors.inode_of(parent)
 
     def recall(self, there: Mapping[tuple[int, bytes], tuple[int, int]]) -> None:
-        """What `Looked.there` says is so, for the request that is being served."""
+        """Rely on what `Looked.there` says, for the request that is being served."""
         self._there = there
 
     def _find_directory(self, obj: Object, info: Stat) -> None:
-        """Directories know where they are: follow "..", and ask the kernel for the name.
+        """Find a directory's place by following "..", and asking the kernel for the name.
 
-        Never by looking at what else is there: outside the tree, that may be the daemon's own mount.
+        Other entries are never looked at: outside the tree, one may be the daemon's own mount.
         """
         name = os.path.basename(calls.path_of(self._descriptors.fd(obj)))
         parent = self._above(obj) if self._was_inside(obj) else None
@@ -141,7 +141,7 @@ class Locator:
         self._checked(obj, info)
 
     def parent_directory(self, obj: Object) -> Object | None:
-        """What ".." of a directory is; the root is its own, and None is for what is no longer below the root."""
+        """Return ".." of a directory: for the root, the root itself; None if it is no longer below the root."""
         if obj is self._registry.root:
             return obj
         if obj.filesystem.by_threads:
@@ -157,10 +157,10 @@ class Locator:
         return self._registry.resolve(fd, None, b"")
 
     def _was_inside(self, obj: Object) -> bool:
-        """Was this directory below the root a moment ago?
+        """Whether this directory was below the root a moment ago.
 
-        For who goes on to the top anyway, level by level: to walk all the way at each would take a deep path's
-        requests minutes, and everybody else with them.
+        For callers that go on to the top anyway, level by level: walking all the way at each level would make requests
+        for a deep path take minutes, and block all others meanwhile.
         """
         now = time.monotonic()
         if now > self._inside_until:
@@ -169,7 +169,7 @@ class Locator:
         return self._descriptors.inode_of(obj) in self._inside or self._is_inside(obj)
 
     def _is_inside(self, obj: Object) -> bool:
-        """Is this directory still below the root of the tree?"""
+        """Whether this directory is still below the root of the tree."""
         root = self._descriptors.inode_of(self._registry.root)
         passed: list[tuple[int, int]] = []
         fd = calls.dup(self._descriptors.fd(obj))

@@ -1,7 +1,7 @@
-"""What may have to be waited for is looked at by a thread first: after that, the kernel has it in memory.
+"""A thread looks first at whatever may keep its caller waiting: after that, the kernel has it in memory.
 
-So it is with what is remote, and with disks that were slow lately. Only the session loop's thread touches objects: a
-thread gets descriptors of its own, and brings back what it found.
+This applies to remote file systems, and to disks that were slow lately. Only the session loop's thread touches objects:
+another thread gets descriptors of its own, and brings back what it found.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from .registry import Registry
 
 
 class _Link(NamedTuple):
-    """An object to look at: its descriptor, or -1, and where it may be, by number of a directory and name in it."""
+    """An object to look at: its descriptor, or -1, and where it may be, as (number of the directory, name in it)."""
 
     obj: Object
     fd: int
@@ -33,7 +33,7 @@ class Looked(NamedTuple):
 
     Attributes:
         opened: objects and their descriptors, by number.
-        moved: directories that are not where they were; what is above now, and what they are called there.
+        moved: directories that are no longer where they were, each with a descriptor of its parent and its name there.
         there: st_dev and st_ino of what was found, by number of the directory, and name.
     """
 
@@ -52,7 +52,7 @@ class Lookout:
         self._locator = locator
 
     def look(self, obj: Object, name: bytes | None = None) -> Callable[[], Looked]:
-        """What a thread has to do so that looking at `obj`, its places, and `name` in it, takes no time afterwards.
+        """Prepare the work of a thread, after which looking at `obj`, its places, and `name` in it takes no time.
 
         Returns:
             to be called in a thread; its result is for `looked`.
@@ -65,11 +65,11 @@ class Lookout:
         try:
             while todo:
                 at = todo.pop()
-                # What is known of a directory need not be looked at, nor, mostly, what is above (see `passages`).
+                # A trusted directory need not be looked at, nor, mostly, what is above it (see `passages`).
                 is_trusted = at is not obj and at.trusted == self._registry.trust and not at.filesystem.by_threads
                 if at.number in links or is_trusted or not self._mounts.waits(at):
                     continue
-                # What is not open has to be opened by its handle, or its name, first.
+                # An object that is not open has to be opened by its handle, or its name, first.
                 fd = calls.dup(at.fd) if at.fd >= 0 else -1
                 places = [*([(at.parent, at.name)] if at.parent is not None else []), *(at.others or [])]
                 links[at.number] = _Link(at, fd, [(parent.number, name) for parent, name in places])
@@ -93,7 +93,7 @@ class Lookout:
         return work
 
     def _look_at_link(self, link: _Link, found: Looked) -> None:
-        """In a thread: look at an object and, by its names, in the directories above."""
+        """In a thread: look at an object, and look up its names in the directories above."""
         obj = link.obj
         fd = link.fd if link.fd >= 0 else self._open_late(link, found)
         found.opened[obj.number] = obj, fd
@@ -109,7 +109,7 @@ class Lookout:
         name = os.path.basename(calls.path_of(fd))
         above, here = self._mounts.open_above(fd)
         try:
-            # What is at the top of a mount that was taken off lies in itself, and has no name.
+            # The top of a mount that was detached is its own parent, and has no name.
             is_there = here != dev_ino(info) and dev_ino(calls.statx(linux.ROOT, above, name)[0]) == dev_ino(info)
         except OSError:
             is_there = False
@@ -134,10 +134,10 @@ class Lookout:
         raise Stale
 
     def looked(self, found: Looked) -> bool:
-        """Keep what a thread had to open, and what it found (see `Locator.recall`).
+        """Keep the descriptors that a thread had to open, and what it found (see `Locator.recall`).
 
         Returns:
-            True if a directory is somewhere else than it was: then it has to be looked at what is above it now.
+            True if a directory has moved: then what is above it now has to be looked at, too.
         """
         for obj, fd in found.opened.values():
             if obj.fd < 0 and self._registry.by_number.get(obj.number) is obj:
@@ -157,10 +157,10 @@ class Lookout:
         return bool(found.moved)
 
     def look_at(self, who: Credentials, directory: int, name: bytes) -> None:
-        """In a thread: have the kernel find out what is called `name`, unless that must not be looked into.
+        """In a thread: have the kernel find out what `name` leads to, unless that must not be looked into.
 
         Raises:
-            OSError: there is nothing, for example.
+            OSError: for example, there is no such entry.
         """
         if self._mounts.is_remote(calls.statx(who, directory, name)[1]):
             fd = calls.find(who, directory, name)
@@ -170,9 +170,9 @@ class Lookout:
                 calls.close(fd)
 
     def ask(self, who: Credentials, fd: int) -> None:
-        """If this is a thread, have the kernel ask what there is to know of what was found, and `fd` refers to.
+        """Unless this is the session loop, have the kernel ask for the attributes of what was found as `fd`.
 
-        Not if it is local; nor if it must not be looked into.
+        Nothing is asked if the object is local, or must not be looked into.
         """
         if not linux.in_main_thread() and self._mounts.is_remote(calls.statx_fd(fd)[1]):
             calls.ask(who, fd)

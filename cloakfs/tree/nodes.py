@@ -1,12 +1,12 @@
-"""Nodeids: which (view, object) the kernel means by a number, also after FORGET and after a restart.
+"""Nodeids: which (view, object) the kernel means by a number, even after FORGET and after a restart.
 
     nodeid (63 bits)  =  view number (15 bits)  |  object number (48 bits)
     generation (32)   =  keyed hash of (nodeid, file handle), with a secret of the mount
 
-The object number comes from the index; the root of the tree is object 1, a caller view has the number 0, so that
-nodeid 1 is the root of a plain mount, as FUSE wants it. An object is known by the file handle that its file system
+The object number comes from the index. The root of the tree is object 1 and a caller view has the number 0, so that
+nodeid 1 is the root of a plain mount, as FUSE requires. An object is identified by the file handle that its file system
 gives it (name_to_handle_at(2)), prefixed with the number of the mount it lies on: the same inode below two
-bind mounts is two objects, because a directory can have but one place in the kernel's cache.
+bind mounts is two objects, because a directory can have only one place in the kernel's dentry cache.
 """
 
 import hashlib
@@ -32,21 +32,21 @@ MAX_VIEWS = (1 << 15) - 1
 class Nodes:
     """All objects of one tree that the kernel may ask about.
 
-    What requests need of the parts is found here as well, and is the part's own method: one call, not two.
+    The methods of the parts that requests need are attributes here, too: using one costs one call, not two.
 
     Args:
         source: the root of the real tree.
         index: where numbers are kept.
         max_fds: how many descriptors to keep open at most.
-        covered: the tree is going to lie below the daemon's own mount. Then a copy of its mounts is served, which hangs
-            nowhere: ".." leads to the own mount from nowhere in it.
+        covered: the tree is going to lie below the daemon's own mount. Then a detached copy of its mounts is served, in
+            which ".." never leads to the daemon's own mount.
 
     Attributes:
         mounts: which mounts names may lead to.
         descriptors: the descriptors that are kept.
         registry: the objects, their numbers and names.
         locator: where they are.
-        sweeper: takes deleted objects out of the index.
+        sweeper: removes deleted objects from the index.
         root: the root of the tree.
 
     Raises:
@@ -103,16 +103,16 @@ class Nodes:
 
     @staticmethod
     def nodeid(view: int, obj: Object) -> int:
-        """The number by which the kernel knows `obj` in the view with number `view`."""
+        """Return the number by which the kernel knows `obj` in the view with number `view`."""
         return view << _OBJECT_BITS | obj.number
 
     @staticmethod
     def view_of(nodeid: int) -> int:
-        """The number of the view that a nodeid belongs to."""
+        """Return the number of the view that a nodeid belongs to."""
         return nodeid >> _OBJECT_BITS
 
     def generation(self, nodeid: int, obj: Object) -> int:
-        """The 32 bits that make a file handle unguessable and tell the object from a later one."""
+        """Return the 32 bits that make a file handle unguessable and distinguish the object from a later one."""
         if nodeid == ROOT:
             return 0  # the kernel's own choice for the root of a mount
         view = nodeid >> _OBJECT_BITS
@@ -124,16 +124,16 @@ class Nodes:
         return obj.generation & 0xFFFFFFFF
 
     def get(self, nodeid: int) -> Object:
-        """The object that a nodeid names.
+        """Return the object that a nodeid names.
 
         Raises:
-            Stale: the number was never given, or names what only an earlier run could reach.
+            Stale: the number was never given, or names an object that only an earlier run could reach.
         """
         number = nodeid & _OBJECT_MASK
         return self._by_number.get(number) or self.registry.restore(number)
 
     def forget(self, nodeid: int, count: int) -> None:
-        """The kernel dropped `count` references."""
+        """Note that the kernel dropped `count` references."""
         self.registry.forget(nodeid & _OBJECT_MASK, count)
 
     def close(self) -> None:

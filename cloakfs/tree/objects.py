@@ -1,4 +1,4 @@
-"""One object of the real tree: what is known of it for as long as the kernel refers to it."""
+"""One object of the real tree: what is known about it for as long as the kernel refers to it."""
 
 import errno
 import os
@@ -14,10 +14,10 @@ ROOT = 1
 """The number of the root of the tree."""
 
 TRANSIENT = 1 << 47
-"""Objects without any handle get numbers from here on, anew each time they are met, and never stored."""
+"""Objects without a file handle get numbers from here on: a new one each time they are met, which is never stored."""
 
 NEVER = -(1 << 80)
-"""No ctime, whereas 0 is what file systems without one may say."""
+"""A value that no ctime has; 0 will not do, since file systems without a ctime may report it."""
 
 _NO_VIEWS: frozenset[int] = frozenset()
 
@@ -30,12 +30,12 @@ class Stale(OSError):
 
 
 def dev_ino(info: os.stat_result) -> tuple[int, int]:
-    """What tells an inode from all others for as long as somebody holds it."""
+    """Return what distinguishes an inode from all others for as long as something holds it."""
     return info.st_dev, info.st_ino
 
 
 class Object:
-    """One object of the real tree, as long as the kernel knows it or something below it."""
+    """One object of the real tree, kept as long as the kernel knows it or something below it."""
 
     __slots__ = (
         "barrier", "checked", "children", "condition", "content", "era", "ever_kept", "fd", "filesystem", "generation",
@@ -44,50 +44,50 @@ class Object:
     )  # fmt: skip
 
     def __init__(self, number: int, handle: bytes, filesystem: Filesystem) -> None:
-        # Which one it is.
+        # Its identity.
         self.number = number
-        self.handle = handle  # the number of its mount (4 bytes), and what its file system knows it by
+        self.handle = handle  # the number of its mount (4 bytes), then the handle that its file system gives it
         self.filesystem = filesystem
-        self.generation = -1  # the last that was asked for, above it the number of the view
+        self.generation = -1  # the last one that was asked for, with the number of its view in the bits above
 
-        # Who refers to it: see `registry`.
+        # What refers to it: see `registry`.
         self.lookups = 0
-        self.pins = 0  # children that are known, and open files
+        self.pins = 0  # the number of known names in it, plus that of open files
         self.open_files: list[int] | None = None
 
-        # Where it was last, and what is there: see `links` and `locate`.
+        # Its last known place, and what is in it: see `links` and `locate`.
         self.parent: Object | None = None
         self.name = b""
         self.others: list[tuple[Object, bytes]] | None = None  # further names of a hard link
         self.checked = NEVER  # the ctime at which `parent` and `name` were true
-        self.children: dict[bytes, Object] | None = None  # those whose place this is
-        self.strays: set[Object] | None = None  # those with a name here that `children` does not lead to
+        self.children: dict[bytes, Object] | None = None  # the objects whose place this is
+        self.strays: set[Object] | None = None  # objects with a name here that `children` does not lead to
 
-        # The descriptor kept of it: see `descriptors`.
+        # Its cached descriptor: see `descriptors`.
         self.fd = -1
-        self.inode: tuple[int, int] | None = None  # st_dev and st_ino, as long as `fd` holds them
-        self.used = 0  # when `fd` was used last, by the count of such uses
+        self.inode: tuple[int, int] | None = None  # st_dev and st_ino, while `fd` holds them
+        self.used = 0  # when `fd` was last used, as a running count of such uses
 
-        # Who may know of it: see `passages` and `door`.
-        self.trusted = -1  # of a directory, whether it is known to be in its place, and who sees it
+        # Who may see it: see `passages` and `door`.
+        self.trusted = -1  # the `Registry.trust` with which a directory's place, and who sees it, were verified
         self.condition: Condition | None = None
-        self.passage: Passage | None = None  # who gets there
+        self.passage: Passage | None = None  # who gets through to it
         self.no_acl_at = NEVER  # the ctime at which it had no ACL
 
         # What the kernel remembers of it: see `filesystem.remember`.
         self.kept = _NO_VIEWS  # numbers of the views in which the kernel remembers more than it asked for
         self.public = _NO_VIEWS  # of these, those in which everybody may search it, and all directories above
-        self.barrier: Object | None = None  # the directory, perhaps above, at which not everybody got through last
-        self.era = 0  # of the kernel's cache, to which `kept` and `public` belong
-        # As `kept`, but never forgotten, and of what is below as well: see `Registry.hold`.
+        self.barrier: Object | None = None  # the directory, here or above, where not everybody got through last time
+        self.era = 0  # the era of the kernel's cache that `kept` and `public` belong to
+        # Like `kept`, but never reset, and including what is below: see `Registry.hold`.
         self.ever_kept = _NO_VIEWS
-        self.content: tuple[int, ...] | None = None  # what it looked like when it was opened last
-        # Where the kernel believes that a file ends: in the view with number 0, and in others.
+        self.content: tuple[int, ...] | None = None  # what it looked like when it was last opened
+        # The size that the kernel believes a file to have: in the view with number 0, and in the others.
         self.reported_size = 0
         self.reported_sizes: dict[int, int] | None = None
 
     def report_size(self, view: int, size: int) -> None:
-        """The kernel is told, or found by writing, that the file ends there."""
+        """Note that the kernel was told, or knows from a write, that the file has this size."""
         if not view:
             self.reported_size = size
         elif self.reported_sizes is None:
@@ -96,7 +96,7 @@ class Object:
             self.reported_sizes[view] = size
 
     def size_in_kernel(self, view: int) -> int:
-        """Where the kernel believes that the file ends, unless two answers have just crossed."""
+        """Return the size that the kernel believes the file to have, unless two answers have just crossed."""
         if not view:
             return self.reported_size
         return self.reported_sizes.get(view, 0) if self.reported_sizes else 0

@@ -1,13 +1,13 @@
 """Who gets through to a directory, remembered for as long as nobody changes a directory above it.
 
-To ask whether somebody may see what lies deep down, every directory above has to be looked at. Where each change is
-told before the system call that makes it returns (fanotify(7)), once is enough: while nothing is told, all is as it
-was.
+To find out whether a caller may see an object deep in the tree, every directory above it has to be looked at. Where the
+kernel reports each change before the system call that makes it returns (fanotify(7)), once is enough: while nothing is
+reported, everything is as it was.
 
-Two things are remembered, and neither depends on who asks: nobody makes others lose it by asking as many. Of a
-directory, who sees it and that it is where it is thought to be, until a change of this very directory is told. Of the
-whole way to it, who gets through, until a change of any directory is told: it takes no system call to put that together
-again.
+Two things are remembered. Neither depends on who asks, so nobody can displace what others need by asking as many
+callers. For a directory, it is who sees it and that it is in its place, until a change of this very directory is
+reported. For the whole way to it, it is who gets through, until a change of any directory is reported: putting that
+together again takes no system call.
 """
 
 from collections.abc import Callable
@@ -21,12 +21,12 @@ from .objects import Object
 if TYPE_CHECKING:
     from .door import Subject
 
-# Of the last few conditions, none is put there twice.
+# A condition that is among this many last ones of a passage is not added again.
 _NEAR = 4
 
 
 class Passage:
-    """The way from the root to a directory, as the conditions to be met on it: this one and those further above."""
+    """The way from the root to a directory, as the conditions to be met on it: this one and those above."""
 
     __slots__ = ("above", "beginning", "condition")
 
@@ -36,7 +36,7 @@ class Passage:
         self.beginning: Passage = self if above is None else above.beginning
 
     def below(self, condition: Condition | None) -> "Passage":
-        """The way on to a directory with this condition."""
+        """Return the way on to a directory with this condition."""
         at: Passage | None = self
         for _ in range(_NEAR):
             if condition is None or at is None or at.condition == condition:
@@ -47,7 +47,7 @@ class Passage:
         return self if condition is None or at is not None else Passage(self, condition)
 
     def admits(self, who: "Subject") -> bool:
-        """May `who` see each directory on it?"""
+        """Whether `who` may see each directory on it."""
         at = self
         while at.condition is not None:
             if not at.condition.admits(who.uid, who.has_group):
@@ -61,8 +61,8 @@ class Passages:
     """The passages of one tree.
 
     Attributes:
-        is_up_to_date: has everything been told here (`changed`, `forget`) that was changed until now? Only asked where
-            there is a use for the answer.
+        is_up_to_date: returns whether every change made until now has been reported here (`changed`, `forget`). It is
+            called only where the answer is needed.
     """
 
     def __init__(self, nodes: Nodes) -> None:
@@ -73,17 +73,17 @@ class Passages:
         self.is_up_to_date: Callable[[], bool] = lambda: False
 
     def changed(self, directory: Object) -> None:
-        """Who may see it has changed, or where it is."""
+        """Note that the directory's place, or who may see it, has changed."""
         directory.trusted = -1
         self._beginning = Passage(None, None)
 
     def forget(self) -> None:
-        """Nobody knows what has changed."""
+        """Forget everything, since it is not known what has changed."""
         self._registry.trust += 1
         self._beginning = Passage(None, None)
 
     def to(self, cloak: CloakList, directory: Object) -> Passage | None:
-        """The way to `directory`; None: it has to be looked at each time, or something on it has to be found first."""
+        """Return the way to `directory`; None if it has to be looked at each time, or a place on it found first."""
         if not directory.filesystem.watched or not self.is_up_to_date():
             return None
         if cloak is not self._cloak:
@@ -106,7 +106,7 @@ class Passages:
         return passage
 
     def _look(self, cloak: CloakList, directory: Object) -> bool:
-        """Look who sees this directory; False if it must not be remembered, or is not known to be in its place."""
+        """Find out who sees this directory; False if that must not be remembered, or its place is not known."""
         nodes, parent = self._nodes, directory.parent
         if parent is None or not (directory.filesystem.watched and directory.filesystem.has_posix_rules):
             return False

@@ -1,7 +1,7 @@
 """The objects that the kernel knows: found by number or handle, and kept for as long as anything refers to them.
 
-The kernel refers to an object by lookups that it has not forgotten yet; what is below it and the files that clients
-have open pin it. What is dropped here can be had again from the index.
+The kernel refers to an object by lookups that it has not forgotten yet; known names in it, and open files, pin it.
+An object that is dropped here can be restored from the index.
 """
 
 import os
@@ -20,10 +20,10 @@ class Registry:
     """The objects of one tree.
 
     Attributes:
-        by_number: all of them.
+        by_number: all objects.
         root: the root of the tree, which is never dropped.
-        is_replaced: the tree had another root when the index was used last.
-        trust: an `Object.trusted` that is not this is worth nothing.
+        is_replaced: whether the tree had another root when the index was last used.
+        trust: an `Object.trusted` with any other value is void.
     """
 
     def __init__(self, index: Index, mounts: KnownMounts, descriptors: Descriptors) -> None:
@@ -32,7 +32,7 @@ class Registry:
         self._descriptors = descriptors
         self.by_number: dict[int, Object] = {}
         self._by_handle: dict[bytes, Object] = {}
-        self._held: dict[frozenset[int], frozenset[int]] = {}  # one of each, for `Object.ever_kept`
+        self._held: dict[frozenset[int], frozenset[int]] = {}  # one set of each value, for `Object.ever_kept`
         self._transient = TRANSIENT | int.from_bytes(os.urandom(5), "little")
         self.trust = 0
         handle, filesystem = mounts.identify(mounts.top, None)
@@ -46,10 +46,10 @@ class Registry:
         self._by_handle[obj.handle] = obj
 
     def restore(self, number: int) -> Object:
-        """Take an object, and what is above it, from the index."""
+        """Restore an object, and what is above it, from the index."""
         linux.act_as_daemon()
         rows: dict[int, tuple[bytes, bytes, Filesystem]] = {}
-        # No recursion: a path may have more levels than Python allows.
+        # No recursion, since a path may have more levels than Python allows.
         while number and number not in self.by_number and number not in rows:
             row = self._index.find(number)
             if row is None:
@@ -73,9 +73,9 @@ class Registry:
         return parent
 
     def resolve(self, fd: int, parent: Object | None, name: bytes) -> Object:
-        """The object that `fd` (O_PATH) refers to, which was just found as `name` in `parent`.
+        """Return the object that `fd` (O_PATH) refers to, which was just found as `name` in `parent`.
 
-        Takes `fd` over, also when it raises.
+        Takes ownership of `fd`, even when it raises.
         """
         try:
             handle, filesystem = self._mounts.identify(fd, parent)
@@ -102,33 +102,33 @@ class Registry:
         return obj
 
     def known(self, fd: int, parent: Object | None) -> Object | None:
-        """The object that `fd` (O_PATH) refers to, if the kernel knows it already."""
+        """Return the object that `fd` (O_PATH) refers to, if the kernel knows it already."""
         return self._by_handle.get(self._mounts.identify(fd, parent)[0])
 
     def moved(self, fd: int, parent: Object, name: bytes) -> Object | None:
-        """What `fd` (O_PATH) refers to was renamed to `name` in `parent`: remember where it is now. Takes `fd` over.
+        """Record that what `fd` (O_PATH) refers to was renamed to `name` in `parent`. Takes ownership of `fd`.
 
-        None if it cannot be known.
+        Returns None if the object cannot be identified.
         """
         try:
             obj = self.resolve(fd, parent, name)
         except OSError:
-            return None  # looked for when it is asked about
+            return None  # it is looked for when somebody asks about it
         self.drop_if_unused(obj)
         return obj
 
     def by_handle(self, filesystem: Filesystem, handle: bytes) -> Object | None:
-        """The object that a file system knows by this handle, if the kernel knows it."""
+        """Return the object that a file system knows by this handle, if the kernel knows it."""
         return self._by_handle.get(filesystem.number.to_bytes(4, "little") + handle)
 
     def twins(self, obj: Object) -> list[Object]:
-        """The same inode, where its file system is mounted more than once; it may be another one with this handle."""
+        """Return the objects of other mounts with the same handle: the same inode, mounted twice, or another one."""
         handle = obj.handle[4:]
         near = (self.by_handle(filesystem, handle) for filesystem in self._mounts.filesystems if filesystem.has_handles)
         return [twin for twin in near if twin is not None and twin is not obj]
 
     def _found_again(self, obj: Object, parent: Object, name: bytes, fd: int) -> None:
-        """A known object turned up under another name: moved, or one more hard link."""
+        """Note that a known object turned up under another name: it was moved, or this is one more hard link."""
         info = obj.filesystem.stat(fd)
         if not stat.S_ISDIR(info.st_mode) and info.st_nlink > 1 and obj.parent is not None:
             links.add_name(obj)
@@ -136,7 +136,7 @@ class Registry:
         self.move(obj, parent, name)
 
     def move(self, obj: Object, parent: Object, name: bytes) -> None:
-        """`obj` is `name` in `parent` now, also after a restart."""
+        """Record, also for after a restart, that `obj` is now `name` in `parent`."""
         self._place(obj, parent, name)
         if obj.number < TRANSIENT:
             self._index.moved(obj.number, parent.number, name)
@@ -149,17 +149,17 @@ class Registry:
             self.drop_if_unused(before)
 
     def displace(self, obj: Object) -> None:
-        """`obj` is nowhere in the tree."""
+        """Record that `obj` is nowhere in the tree."""
         parent = links.leave(obj)
         if parent is not None:
             links.unpin(parent, obj)
             self.drop_if_unused(parent)
 
     def hold(self, obj: Object, numbers: frozenset[int]) -> None:
-        """The kernel may remember something of `obj` in the views with these numbers.
+        """Note that the kernel may have something of `obj` in its cache, in the views with these numbers.
 
-        That is noted for everything above, too (`Object.ever_kept`): where nothing is noted, nothing below has to be
-        forgotten.
+        That is noted for everything above, too (`Object.ever_kept`): where nothing is noted, nothing below needs to be
+        invalidated.
         """
         at: Object | None = obj
         while at is not None and not numbers <= at.ever_kept:
@@ -168,28 +168,28 @@ class Registry:
             at = at.parent
 
     def forget(self, number: int, count: int) -> None:
-        """The kernel dropped `count` references."""
+        """Note that the kernel dropped `count` references."""
         obj = self.by_number.get(number)
         if obj is not None and obj is not self.root:
             obj.lookups -= count
             self.drop_if_unused(obj)
 
     def opened(self, obj: Object, fd: int) -> None:
-        """A client opened the object: while it has it open, it stays reachable through `fd`."""
+        """Note that a client opened the object, which stays reachable through `fd` while it is open."""
         if obj.open_files is None:
             obj.open_files = []
         obj.open_files.append(fd)
         obj.pins += 1
 
     def closed(self, obj: Object, fd: int) -> None:
-        """The counterpart of `opened`; `fd` is the caller's to close."""
+        """Undo `opened`; closing `fd` is left to the caller."""
         assert obj.open_files is not None
         obj.open_files.remove(fd)
         obj.pins -= 1
         self.drop_if_unused(obj)
 
     def drop_if_unused(self, obj: Object | None) -> None:
-        """Forget `obj`, and what is above it, unless somebody refers to it: the one place where objects end."""
+        """Forget `obj`, and then what is above it, unless something refers to it: objects end nowhere but here."""
         while obj is not None and obj is not self.root and obj.lookups <= 0 and not obj.pins:
             if self.by_number.pop(obj.number, None) is None:
                 return
@@ -202,7 +202,7 @@ class Registry:
             ):
                 self._index.remove(obj.number)
             self._descriptors.close(obj)
-            obj.barrier = None  # which may be this object: nothing but the garbage collector would free it
+            obj.barrier = None  # it may be this object: then only the garbage collector would free it
             others, obj.others = obj.others, None
             for parent, _ in others or ():
                 links.unpin(parent, obj)
@@ -213,5 +213,5 @@ class Registry:
             obj = parent_
 
     def objects(self) -> list[Object]:
-        """All that are known."""
+        """Return all objects that are known."""
         return list(self.by_number.values())

@@ -1,4 +1,4 @@
-"""Takes what was deleted out of the index: who was idle when it was deleted is not missed otherwise."""
+"""Removes deleted objects from the index: the deletion of an object that is not in use goes unnoticed otherwise."""
 
 import errno
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from .index import Index
 from .knownmounts import KnownMounts
 from .registry import Registry
 
-# So many objects of the index are looked at at a time: some milliseconds in a thread.
+# How many objects of the index are looked at in one go, which takes some milliseconds in a thread.
 _SWEEP = 200
 
 
@@ -19,17 +19,17 @@ class Sweeper:
         self._index = index
         self._mounts = mounts
         self._registry = registry
-        self._last = 0  # the object that was looked at last
+        self._last = 0  # the number of the object that was looked at last
         boot = filesystems.boot_id()
         self._lost = {number for number, key in index.filesystems() if filesystems.is_lost(key, boot)}
 
     def sweep(self) -> Callable[[], list[int]]:
-        """Look whether the next objects of the index still exist; who was idle when it was deleted is not missed.
+        """Prepare to check whether the next objects of the index, as far as they are not in use, still exist.
 
         Returns:
             to be called in a thread; its result, the numbers of those that are gone, is for `swept`.
         """
-        # Only where what is asked is for certain the file system that the handle is of.
+        # Only mounts that are certain to be the file system that the handle comes from.
         sure = {
             filesystem.number: filesystem.fd
             for filesystem in self._mounts.by_number.values()
@@ -51,7 +51,7 @@ class Sweeper:
         return look
 
     def swept(self, gone: list[int]) -> None:
-        """Take these out of the index."""
+        """Remove these objects from the index, unless they have come into use."""
         for number in gone:
             if number not in self._registry.by_number:
                 self._index.remove(number)
