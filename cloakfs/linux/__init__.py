@@ -1,6 +1,6 @@
-"""System calls of Linux that Python lacks, and what the kernel tells in /proc: nothing here knows of views or callers.
+"""Linux system calls that Python lacks, and what the kernel tells in /proc. Nothing here knows of views or callers.
 
-The system calls themselves are names of this package.
+The system calls themselves are exported as names of this package.
 """
 
 from .capabilities import (

@@ -1,4 +1,4 @@
-"""What root may do beside what others may: the calling thread's capabilities (capabilities(7))."""
+"""The calling thread's capabilities: what root may do that others may not (capabilities(7))."""
 
 import contextlib
 import ctypes
@@ -14,7 +14,7 @@ CAP_SETFCAP = 31
 
 
 def effective_capabilities() -> int:
-    """The calling thread's effective capabilities, as a bit mask (capabilities(7))."""
+    """Return the calling thread's effective capabilities as a bit mask (capabilities(7))."""
     data = ctypes.create_string_buffer(24)
     check(syscall(NR["capget"], ctypes.create_string_buffer(_CAP_HEADER), data))
     words = struct.unpack("6I", data.raw)
@@ -22,7 +22,7 @@ def effective_capabilities() -> int:
 
 
 def set_effective_capabilities(mask: int) -> None:
-    """Set the calling thread's effective capabilities; the permitted and inheritable sets stay."""
+    """Set the calling thread's effective capabilities; the permitted and inheritable sets stay unchanged."""
     header = ctypes.create_string_buffer(_CAP_HEADER)
     data = ctypes.create_string_buffer(24)
     check(syscall(NR["capget"], header, data))
@@ -34,7 +34,7 @@ def set_effective_capabilities(mask: int) -> None:
 
 @contextlib.contextmanager
 def raised(*capabilities: int) -> Iterator[None]:
-    """With these capabilities, which the daemon has given up, but may raise again."""
+    """Raise these capabilities for the context; the daemon has dropped them, but may raise them again."""
     before = effective_capabilities()
     set_effective_capabilities(before | sum(1 << number for number in capabilities))
     try:

@@ -1,4 +1,4 @@
-"""Who the calling thread makes system calls on files as."""
+"""The credentials with which the calling thread makes system calls on files."""
 
 import ctypes
 import errno
@@ -14,7 +14,7 @@ _INVALID = ctypes.c_uint32(0xFFFFFFFF)
 
 
 class Credentials(NamedTuple):
-    """Who a system call is made as, in server ids: file-system uid and gid and supplementary groups."""
+    """The identity with which a system call is made, in server ids: file-system uid and gid, supplementary groups."""
 
     uid: ServerId
     gid: ServerId
@@ -22,22 +22,22 @@ class Credentials(NamedTuple):
 
 
 ROOT = Credentials(ServerId(0), ServerId(0), ())
-"""The daemon, when it acts for nobody. It is told by identity (`is`) from a caller with the same ids."""
+"""The daemon, acting on its own behalf. It is distinguished by identity (`is`) from a caller with the same ids."""
 
 _of_daemon = ROOT
 
 
 def act_for_nobody_as(who: Credentials) -> None:
-    """From now on, `ROOT` means these credentials: so a daemon is known to the cloakfs mount that it lies over.
+    """Let `ROOT` mean these credentials from now on, by which the cloakfs mount below recognizes this daemon.
 
-    Call it before there are other threads.
+    To be called before there are other threads.
     """
     global _of_daemon  # noqa: PLW0603 (as all the process's credentials)
     _of_daemon = who
 
 
 class _Thread(threading.local):
-    who: Credentials | None = None  # nobody known: a new thread begins as the one that made it
+    who: Credentials | None = None  # not known: a new thread begins with the credentials of the one that made it
 
 
 _thread = _Thread()
@@ -57,17 +57,17 @@ class _Arguments:
 
 
 FEW_GROUPS = 64
-"""Of identities with more groups only a few are remembered: any user can be in 65,536."""
+"""Only a few identities with more groups than this are cached: any user can be in 65,536 groups."""
 
 MOST_LONG = 8
-"""So many."""
+"""How many of those identities are cached."""
 
 _arguments = lru_cache(1024)(_Arguments)  # clients choose ids: there must be a bound
 _long: dict[int, tuple[Credentials, _Arguments]] = {}  # by id()
 
 
 def _long_arguments(who: Credentials) -> _Arguments:
-    """The same for many groups, without so much as hashing them each time."""
+    """Return the same for many groups, without even hashing them each time."""
     known, ready = _long.get(id(who), (None, None))
     if ready is None or known is not who:
         if len(_long) >= MOST_LONG:
@@ -83,8 +83,8 @@ _SETGROUPS, _SETFSUID, _SETFSGID = NR["setgroups"], NR["setfsuid"], NR["setfsgid
 def assume(who: Credentials) -> None:
     """Make the calling thread's file-system operations run as `who`, until it assumes somebody else.
 
-    Only this thread changes (raw system calls; libc's wrappers would change all). Leaving uid 0 drops the
-    file-related capabilities from the effective set, coming back raises them (capabilities(7)).
+    Only this thread changes (raw system calls; libc's wrappers would change all threads). Leaving uid 0 drops the
+    file-related capabilities from the effective set, and returning to it raises them (capabilities(7)).
 
     Raises:
         PermissionError: the kernel refused one of the ids (for example, one not mapped in a user namespace).
@@ -101,7 +101,7 @@ def assume(who: Credentials) -> None:
     syscall(_SETFSGID, ready.gid)
     syscall(_SETFSUID, ready.uid)
     if not ready.proven:
-        # setfsuid(2) reports no errors: it has to be asked what is in force now. What worked once works again.
+        # setfsuid(2) reports no errors, so the ids now in force have to be queried. What worked once works again.
         if syscall(_SETFSUID, _INVALID) & 0xFFFFFFFF != who.uid or syscall(_SETFSGID, _INVALID) & 0xFFFFFFFF != who.gid:
             raise PermissionError(errno.EPERM, f"cannot act as {who.uid}:{who.gid}")
         ready.proven = True
@@ -109,8 +109,9 @@ def assume(who: Credentials) -> None:
 
 
 def act_as_daemon() -> None:
-    """Make what this thread does next with the daemon's own things - /proc, sockets, its database - run as the daemon.
+    """Switch this thread to the daemon's credentials, before it uses the daemon's own /proc, sockets or database.
 
-    The source files that a traceback reads count among them. A thread acts as whoever it made its last call for.
+    The source files that a traceback reads belong to these, too. Otherwise, a thread keeps the credentials of the
+    caller for whom it made its last call.
     """
     assume(ROOT)

@@ -1,7 +1,7 @@
-"""fanotify(7): what others change on a whole file system, told by file handles and names.
+"""fanotify(7): reports what others change on a whole file system, by file handles and names.
 
-A thin binding, like `syscalls`. There is none to be had that fits: pyfanotify 0.3 (PyPI) runs a process of its own,
-wants an unlimited queue, does not know FAN_REPORT_TARGET_FID, and turns handles into paths.
+This is a thin binding, like `syscalls`. No existing one fits: pyfanotify 0.3 (PyPI) runs a process of its own, wants an
+unlimited queue, does not know FAN_REPORT_TARGET_FID, and turns handles into paths.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ FAN_CLASS_NOTIF = 0
 FAN_REPORT_FID = 0x200
 FAN_REPORT_DIR_FID = 0x400
 FAN_REPORT_NAME = 0x800
-FAN_REPORT_TARGET_FID = 0x1000  # Linux 5.17: also whom a create, delete or move is about
+FAN_REPORT_TARGET_FID = 0x1000  # Linux 5.17: report the target of a create, delete or move, too
 FAN_REPORT_DFID_NAME_FID = FAN_REPORT_DIR_FID | FAN_REPORT_NAME | FAN_REPORT_FID  # Linux 5.9
 FAN_REPORT_DFID_NAME_TARGET = FAN_REPORT_DFID_NAME_FID | FAN_REPORT_TARGET_FID
 
@@ -45,29 +45,29 @@ FAN_Q_OVERFLOW = 0x4000
 FAN_ONDIR = 0x40000000
 
 OF_ITSELF = FAN_ATTRIB | FAN_MOVED_FROM | FAN_MOVED_TO
-"""With FAN_ONDIR: not only what is in the directory has changed."""
+"""Together with FAN_ONDIR, these mean that the directory itself has changed, and not only what is in it."""
 
 _VERSION = 3
 _FID, _DFID_NAME, _DFID = 1, 2, 3  # FAN_EVENT_INFO_TYPE_*
 
 # struct fanotify_event_metadata: event_len, mask, pid.
 _metadata = struct.Struct("=I4xQ4xi")
-# struct fanotify_event_info_fid, as far as the handle's type: info_type, len, fsid, handle_bytes.
+# struct fanotify_event_info_fid, up to the handle's type: info_type, len, fsid, handle_bytes.
 _info = struct.Struct("=BxHQI")
 _FRESH_STATFS = bytes(256)  # struct statfs has 120 bytes where a long has 64 bits
 _statfs = struct.Struct("@l48xQ")
 
 
 class Event(NamedTuple):
-    """What happened, as one record of the kernel's tells it.
+    """One event record of the kernel.
 
     Attributes:
-        mask: FAN_… bits; several, if the same process did more with the same name before anybody read it.
-        fsid: the file system's, as in `os.fstatvfs`.
-        directory: handle of the directory in which it happened, as from `syscalls.name_to_handle`; b"" if not told.
-        name: in that directory; b"." if it happened to the directory itself, b"" if not told.
-        target: handle of the object that it happened to, which the name leads, or led, to; b"" if not told.
-        own: this process did it.
+        mask: FAN_… bits; several, if the same process did more with the same name before the event was read.
+        fsid: the id of the file system, as in `os.fstatvfs`.
+        directory: handle of the directory in which it happened, as from `syscalls.name_to_handle`; b"" if not reported.
+        name: in that directory; b"." if it happened to the directory itself, b"" if not reported.
+        target: handle of the object that it happened to, to which the name leads, or led; b"" if not reported.
+        own: whether this process did it.
     """
 
     mask: int
@@ -79,12 +79,12 @@ class Event(NamedTuple):
 
 
 def init(flags: int) -> int:
-    """A new group of marks, as a descriptor that events are read from (fanotify_init(2))."""
+    """Create a group of marks; return the descriptor from which events are read (fanotify_init(2))."""
     return check(_fanotify_init(ctypes.c_uint(flags), ctypes.c_uint(os.O_RDONLY)))
 
 
 def mark(group: int, flags: int, mask: int, fd: int) -> None:
-    """Ask for the events of `mask` on what `fd` (O_PATH will do) refers to (fanotify_mark(2)).
+    """Request the events of `mask` on what `fd` (O_PATH suffices) refers to (fanotify_mark(2)).
 
     Raises:
         OSError: ENODEV or EOPNOTSUPP if the file system has no id or no handles, EXDEV in a subvolume of btrfs.
@@ -94,7 +94,7 @@ def mark(group: int, flags: int, mask: int, fd: int) -> None:
 
 
 def filesystem(fd: int) -> tuple[int, int]:
-    """The magic number (statfs(2) f_type) and the id, as in events, of the file system that `fd` is on."""
+    """Return the magic number (statfs(2) f_type) and the id, as in events, of the file system that `fd` is on."""
     buf = ctypes.create_string_buffer(_FRESH_STATFS)
     check(_fstatfs(fd, buf))
     magic, fsid = _statfs.unpack_from(buf)
@@ -102,12 +102,12 @@ def filesystem(fd: int) -> tuple[int, int]:
 
 
 def read(group: int, size: int) -> bytes:
-    """What has happened, as the kernel tells it, for `parse`; BlockingIOError if nothing has."""
+    """Read events in the kernel's format, for `parse`; raises BlockingIOError if there are none."""
     return os.read(group, size)
 
 
 def parse(raw: bytes, own: int) -> list[Event]:
-    """The events that were read; of those caused by the process `own`, only changes of directories themselves.
+    """Return the events that were read; of those caused by the process `own`, only changes of directories themselves.
 
     Raises:
         OSError: EPROTO if the kernel speaks another version.

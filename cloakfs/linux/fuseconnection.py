@@ -1,8 +1,8 @@
-"""Ending a FUSE connection by force. (The clean-up process has this module, so it imports next to nothing.)
+"""Aborts a FUSE connection. (The clean-up process uses this module, so it imports next to nothing.)
 
-A connection ends when nobody has its session open any more. A thread that waits in the kernel has: one that is to make
-it forget a name waits for a directory's lock, which a user can hold as long as he likes, and neither a signal nor the
-end of its process gets it out of there. Whoever asks the mount for anything would wait as long.
+A connection ends when nobody has its session open any more. A thread that waits in the kernel still has it open: when
+it makes the kernel forget a name, it waits for the directory's lock, which a user can hold indefinitely, and neither a
+signal nor the end of its process gets it out of there. All users of the mount would have to wait as long.
 """
 
 import contextlib
@@ -14,12 +14,12 @@ _MINOR_BITS = 20
 
 
 def open_abort(device: str) -> int:
-    """A descriptor for `abort`, of the connection whose file system has this device (`mountinfo.Place`).
+    """Return a descriptor for `abort`, of the connection whose file system has this device (`mountinfo.Place`).
 
-    It is good for this connection and no later one, and keeps nothing of it.
+    It works for this connection and no later one, and does not keep the connection alive.
 
     Raises:
-        OSError: this kernel cannot do that (before Linux 5.2), or there is no such connection.
+        OSError: the kernel cannot do this (before Linux 5.2), or there is no such connection.
     """
     major, _, minor = device.partition(":")
     number = int(major) << _MINOR_BITS | int(minor)
@@ -31,6 +31,6 @@ def open_abort(device: str) -> int:
 
 
 def abort(fd: int) -> None:
-    """Whoever waits for an answer, or asks from now on, is told ENOTCONN; nothing if it has ended already."""
+    """Fail all waiting and later requests with ENOTCONN; does nothing if the connection has already ended."""
     with contextlib.suppress(OSError):
         os.write(fd, b"1")

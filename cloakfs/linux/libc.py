@@ -1,4 +1,4 @@
-"""How a system call is made: libc's wrappers, the numbers of what it has none for, and errors as `OSError`."""
+"""How system calls are made: libc's wrappers, the numbers of calls without a wrapper, and errors as `OSError`."""
 
 import ctypes
 import os

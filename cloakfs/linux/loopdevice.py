@@ -1,9 +1,9 @@
-"""A block device that gives a mount an identity of its own, which outlives it.
+"""A loop device that gives a mount an identity of its own, which outlives the mount.
 
 nfs-ganesha puts the identity of a file system into its file handles: the UUID that libblkid finds on its block device,
-or else st_dev, which a FUSE mount gets anew each time. So a mount that it exports is made with the type `fuseblk` on a
-loop device, over a file that has nothing but the superblock of an ext2 file system with a UUID. (statfs(2)'s f_fsid
-would do, too, but FUSE has none; `Filesystem_Id` is only what clients are shown.)
+or else st_dev, which is new for each FUSE mount. So a mount that it exports is made with the type `fuseblk` on a loop
+device, over a file that has nothing but the superblock of an ext2 file system with a UUID. (statfs(2)'s f_fsid would
+do, too, but FUSE has none; `Filesystem_Id` is only what clients are shown.)
 """
 
 import errno
@@ -24,7 +24,7 @@ _ATTEMPTS = 20
 
 
 def identify(path: str) -> uuid.UUID:
-    """Make the file at `path` into an image with a random UUID, unless it is one; its UUID.
+    """Turn the file at `path` into an image with a random UUID, unless it is one already; return the UUID.
 
     Raises:
         OSError: it cannot be read or written.
@@ -36,7 +36,7 @@ def identify(path: str) -> uuid.UUID:
         data = b""
     if len(data) != _SIZE:
         identity = uuid.uuid4()
-        # ext4(5)'s superblock begins at 1024. It has no blocks: nobody can mount it.
+        # The superblock of ext4(5) begins at 1024. This one has no blocks, so nobody can mount it.
         superblock = bytearray(1024)
         struct.pack_into("<H", superblock, 56, 0xEF53)
         superblock[104:120] = identity.bytes
@@ -47,13 +47,13 @@ def identify(path: str) -> uuid.UUID:
 
 
 def attach(path: str) -> tuple[str, int]:
-    """Set up a loop device over the image at `path`, which goes away with its last user.
+    """Set up a loop device over the image at `path`; the device goes away with its last user.
 
     Returns:
         the path of the device, and a descriptor to close once it is mounted.
 
     Raises:
-        OSError: there are no loop devices (to be had) here.
+        OSError: there are no loop devices here, or none is available.
     """
     image = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -66,11 +66,11 @@ def attach(path: str) -> tuple[str, int]:
                     # struct loop_config: fd, block size (the kernel's choice), then loop_info64: lo_flags.
                     config = struct.pack("=II52xI172x8x64x", image, 0, _LO_FLAGS_AUTOCLEAR)
                     fcntl.ioctl(loop, _LOOP_CONFIGURE, config)
-                    # libblkid believes for minutes what it read before from a device whose node has not changed.
+                    # For minutes, libblkid trusts what it once read from a device, unless the device node changes.
                     os.utime(device)
                 except BaseException as exc:
                     os.close(loop)
-                    # Somebody else took it.
+                    # Another process took the device.
                     if isinstance(exc, OSError) and exc.errno == errno.EBUSY and attempt + 1 < _ATTEMPTS:
                         continue
                     raise

@@ -1,8 +1,8 @@
-"""What is mounted where, as this process sees it.
+"""The mount table, as this process sees it.
 
-The table is read as bytes: users name mount points, types (`fusermount3 -o subtype=…`) and sources as they like, and
-nothing they write may keep anybody from reading the rest. (The clean-up process has this module, so it imports next to
-nothing.)
+The table is read as bytes: users choose the names of mount points, types (`fusermount3 -o subtype=…`) and sources
+freely, and nothing they write may prevent the rest from being read. (The clean-up process uses this module, so it
+imports next to nothing.)
 """
 
 import os
@@ -17,15 +17,15 @@ _mounter = re.compile(rb"(?:^|,)user_id=(\d{1,10})(?:,|$)")
 
 
 class Place(NamedTuple):
-    """Something that is mounted.
+    """One mount.
 
     Attributes:
-        path: the mount point; bytes that are no UTF-8 as `os.fsdecode` has them.
+        path: the mount point; bytes that are not UTF-8 are decoded as `os.fsdecode` does.
         kind: the type of the file system, likewise.
         parent: id of the mount that the mount point lies on.
         device: st_dev, as `major:minor`.
-        mounter: uid of who mounted it and answers for it, of FUSE file systems; 0 of all others.
-        words: how it may be used here (`ro`, `nosuid`, …, with commas).
+        mounter: for FUSE file systems, uid of the user who mounted it and is responsible for it; 0 for all others.
+        words: the options of this mount (`ro`, `nosuid`, …, separated by commas).
     """
 
     path: str
@@ -37,16 +37,16 @@ class Place(NamedTuple):
 
 
 def by_id() -> dict[int, Place]:
-    """What is mounted by mount id, in the order of mounting."""
+    """Return all mounts by mount id, in the order of mounting."""
     with open(TABLE, "rb") as file:
         return parse(file.read())
 
 
 def parse(table: bytes) -> dict[int, Place]:
-    """A table as proc_pid_mountinfo(5) has it; what is no line of one is left out."""
+    """Parse a table in the format of proc_pid_mountinfo(5); malformed lines are left out."""
     places = {}
     for line in table.split(b"\n"):
-        # At blanks alone: other white space (form feeds, say) stands for itself.
+        # Split at blanks alone: other white space (form feeds, say) stands for itself.
         fields, _, rest = line.partition(b" - ")
         words, more = fields.split(b" "), rest.split(b" ")
         if len(words) < 6 or not (words[0].isdigit() and words[1].isdigit()):
@@ -60,38 +60,38 @@ def parse(table: bytes) -> dict[int, Place]:
 
 
 def _text(field: bytes) -> str:
-    """Blanks, tabs, line feeds and backslashes are octal escapes, all other bytes are themselves."""
+    """Decode a field: blanks, tabs, line feeds and backslashes are octal escapes; other bytes stand for themselves."""
     return os.fsdecode(_escape.sub(lambda escape: bytes([int(escape[1], 8) & 0xFF]), field))
 
 
 def id_of(fd: int) -> int:
-    """The id of the mount that what `fd` refers to was reached by; nobody is asked."""
+    """Return the id of the mount by which `fd` was reached; the file system is not asked."""
     with open(f"/proc/self/fdinfo/{fd}") as info:
         return next(int(line.split()[1]) for line in info if line.startswith("mnt_id:"))
 
 
 def by_path() -> dict[str, str]:
-    """Mount point -> type of what is mounted there last."""
+    """Return mount point -> type of the last file system mounted there."""
     return {place.path: place.kind for place in by_id().values()}
 
 
 class Changes:
-    """Tells without waiting whether something was mounted or unmounted since it was asked last."""
+    """Tells, without waiting, whether something was mounted or unmounted since it was last asked."""
 
     def __init__(self) -> None:
-        self._table = open(TABLE, "rb")  # noqa: SIM115  (kept for as long as somebody wants to know)
+        self._table = open(TABLE, "rb")  # noqa: SIM115  (kept open until `close`)
         self._poll = select.poll()
         self._poll.register(self._table, select.POLLPRI)
 
     def seen(self) -> bool:
-        """Was there anything?"""
+        """Whether there was a change."""
         return bool(self._poll.poll(0))
 
     def table(self) -> dict[int, Place]:
-        """`by_id`, also if there is no descriptor to be had."""
+        """Return what `by_id` returns, even if no further descriptor can be opened."""
         self._table.seek(0)
         return parse(self._table.read())
 
     def close(self) -> None:
-        """Nobody wants to know any more."""
+        """Close the table."""
         self._table.close()

@@ -1,4 +1,4 @@
-"""mount(2), umount(2), and mounts that are at no place."""
+"""mount(2), umount(2), and mounts that are not attached anywhere."""
 
 import ctypes
 import os
@@ -13,7 +13,7 @@ UMOUNT_NOFOLLOW = 8
 
 
 def mount(source: str, target: str, kind: str, flags: int, data: str) -> None:
-    """mount(2)."""
+    """Call mount(2)."""
     check(
         libc.mount(os.fsencode(source), os.fsencode(target), kind.encode(), ctypes.c_ulong(flags), data.encode()),
         target,
@@ -21,12 +21,12 @@ def mount(source: str, target: str, kind: str, flags: int, data: str) -> None:
 
 
 def umount(target: str, flags: int = 0) -> None:
-    """umount2(2); never follows a symbolic link at the end of `target`."""
+    """Call umount2(2); a symbolic link at the end of `target` is never followed."""
     check(libc.umount2(os.fsencode(target), ctypes.c_int(flags | UMOUNT_NOFOLLOW)), target)
 
 
 def detach_mount(fd: int) -> None:
-    """Take the very mount off whose top `fd` refers to, wherever it is and whatever its path leads to by now."""
+    """Detach exactly the mount whose top `fd` refers to, wherever it is and whatever its path leads to by now."""
     check(libc.umount2(b"/proc/self/fd/%d" % fd, ctypes.c_int(MNT_DETACH)))
 
 
@@ -34,9 +34,9 @@ _FSCONFIG_CMD_CREATE = 6
 
 
 def mount_apart(kind: str) -> int:
-    """Mount a file system that needs no device, at no place: a descriptor of its top, which it lasts as long as.
+    """Mount a file system that needs no device, without attaching it; it lasts until the descriptor is closed.
 
-    See fsopen(2) and fsmount(2), since Linux 5.2.
+    Returns a descriptor of its top. See fsopen(2) and fsmount(2), since Linux 5.2.
     """
     closed_on_exec = ctypes.c_uint(1)
     context = check(syscall(NR["fsopen"], kind.encode(), closed_on_exec), kind)
@@ -55,9 +55,9 @@ _MS_PRIVATE = 1 << 18
 
 
 def clone_tree(path: str) -> int:
-    """A copy of the mounts at and below `path` that hangs nowhere: the descriptor (O_PATH) of its top.
+    """Return a descriptor (O_PATH) of the top of a detached copy of the mounts at and below `path`.
 
-    What is mounted or unmounted later, it does not show. It lasts until the descriptor is closed. See open_tree(2).
+    Later mounts and unmounts do not show in it. It lasts until the descriptor is closed. See open_tree(2).
     """
     flags = _OPEN_TREE_CLONE | _AT_RECURSIVE | os.O_CLOEXEC
     fd = check(
@@ -65,7 +65,7 @@ def clone_tree(path: str) -> int:
         path,
     )
     attributes = struct.pack("QQQQ", 0, 0, _MS_PRIVATE, 0)
-    # Best effort: where there is no such call (before Linux 5.12), nothing is propagated to what hangs nowhere.
+    # Best effort: where there is no such call (before Linux 5.12), nothing is propagated to a detached copy.
     syscall(
         NR["mount_setattr"],
         ctypes.c_long(fd),

@@ -1,7 +1,7 @@
-"""Processes and threads of others: since when they are there, what /proc tells of them, and their end.
+"""Other processes and their threads: when they began, what /proc tells about them, and when they end.
 
-A process id is given to others afterwards. What names a process for ever is the id with the time at which it began, or
-a descriptor of it (a pidfd, pidfd_open(2)). (The clean-up process has this module, so it imports next to nothing.)
+Process ids are reused. What identifies a process for ever is its id together with the time at which it began, or a
+descriptor of it (a pidfd, pidfd_open(2)). (The clean-up process uses this module, so it imports next to nothing.)
 """
 
 import ctypes
@@ -14,13 +14,13 @@ _LOOK_SECONDS = 1.0
 
 
 def held(pid: int) -> int | None:
-    """A descriptor of a process; None if there is none (any more).
+    """Return a descriptor of a process; None if there is no such process (any more).
 
     Raises:
-        OSError: there is none to be had. The process may live, and must not be taken for dead.
+        OSError: no descriptor could be opened. The process may be alive, and must not be taken for dead.
     """
     if pid == 0:
-        return None  # nobody's
+        return None  # no process has this id
     try:
         return os.pidfd_open(pid)
     except ProcessLookupError:
@@ -28,17 +28,17 @@ def held(pid: int) -> int | None:
 
 
 def ends(process: int, seconds: float | None = None) -> bool:
-    """Wait for the end of a process that is `held`, for so long at most: has it ended?"""
+    """Wait for the end of a process that is `held`, at most `seconds` if given; return whether it has ended."""
     end = select.poll()
     end.register(process, select.POLLIN)
     return bool(end.poll(None if seconds is None else seconds * 1000))
 
 
 def dies(process: int, pid: int) -> None:
-    """Wait until a process that is `held`, and has this id, was ended.
+    """Wait until a process that is `held`, and has this id, has ended or is a zombie.
 
-    One of its threads may wait in the kernel, for as long as it likes: until then the process does not end, and of its
-    descriptors none is closed.
+    One of its threads may wait in the kernel for any length of time: until that is over, the process does not end, and
+    none of its descriptors is closed.
     """
     while not ends(process, _LOOK_SECONDS):
         if start_time(pid) is None:
@@ -46,7 +46,10 @@ def dies(process: int, pid: int) -> None:
 
 
 def start_time(pid: int) -> int | None:
-    """When this process began, in clock ticks since boot (proc_pid_stat(5)); with its id that names it. None: ended."""
+    """Return when this process began, in clock ticks since boot (proc_pid_stat(5)); None if it has ended.
+
+    The process id together with this time identifies the process.
+    """
     try:
         words = _stat(pid)
     except (FileNotFoundError, ProcessLookupError):
@@ -55,17 +58,17 @@ def start_time(pid: int) -> int | None:
 
 
 def open_threads(pid: int) -> int:
-    """A descriptor of the directory of a process's threads; it never tells of another process with the same id.
+    """Return a descriptor of a process's thread directory, which never shows a later process with the same id.
 
     Raises:
-        OSError: there is no such process, or no descriptor to be had.
+        OSError: there is no such process, or no descriptor could be opened.
     """
     act_as_daemon()  # /proc may be mounted with hidepid
     return os.open(f"/proc/{pid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def has_thread(threads: int, tid: int) -> bool:
-    """Is there a thread with this id in the process whose threads (`open_threads`) these are?"""
+    """Whether there is a thread with this id in the process whose threads (`open_threads`) these are."""
     try:
         os.stat(str(tid), dir_fd=threads)
     except OSError:
@@ -74,17 +77,17 @@ def has_thread(threads: int, tid: int) -> bool:
 
 
 def open_status(tid: int) -> int:
-    """A descriptor of what proc_pid_status(5) tells; it never tells of another thread with the same id (ESRCH).
+    """Return a descriptor of a thread's proc_pid_status(5), which never shows a later thread with its id (ESRCH).
 
     Raises:
-        OSError: there is no such thread, or no descriptor to be had.
+        OSError: there is no such thread, or no descriptor could be opened.
     """
     act_as_daemon()  # /proc may be mounted with hidepid
     return os.open(f"/proc/{tid}/status", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def groups_in(status: int) -> bytes:
-    """The supplementary groups of the thread whose status (`open_status`) this is, with blanks between them.
+    """Return the supplementary groups, separated by blanks, of the thread whose status (`open_status`) this is.
 
     Raises:
         ProcessLookupError: it has ended.
@@ -95,15 +98,15 @@ def groups_in(status: int) -> bytes:
         return b""
     end = text.find(b"\n", start)
     while end < 0 and (more := os.pread(status, 65536, len(text))):
-        text += more  # somebody in a great many groups
+        text += more  # the user is in a great many groups
         end = text.find(b"\n", start)
     return text[start:end]
 
 
 def has_only_root_ids(tid: int) -> bool:
-    """Are the real, effective and saved ids of this thread all root's? (Whatever its file-system ids are; proc(5).)
+    """Whether the real, effective and saved ids of this thread are all root's, whatever its file-system ids (proc(5)).
 
-    It is how the kernel tells who may enter a FUSE mount without `allow_other`.
+    This is how the kernel decides who may enter a FUSE mount without `allow_other`.
     """
     act_as_daemon()  # /proc may be mounted with hidepid
     try:
@@ -116,7 +119,7 @@ def has_only_root_ids(tid: int) -> bool:
 
 
 def call_this_process(*words: str) -> None:
-    """Have `ps` show these words, as far as there is room, instead of those that this process was started with."""
+    """Make `ps` show these words, as far as there is room, instead of those that this process was started with."""
     with open("/proc/self/comm", "wb") as file:
         file.write(os.fsencode(words[0]))
     fields = _stat("self")
@@ -126,6 +129,6 @@ def call_this_process(*words: str) -> None:
 
 
 def _stat(pid: int | str) -> list[bytes]:
-    """What proc_pid_stat(5) tells, from the state on: before that is the name, which may be anything."""
+    """Return the fields of proc_pid_stat(5) from the state on; before that comes the name, which may be anything."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         return file.read().rpartition(b")")[2].split()

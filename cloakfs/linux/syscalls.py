@@ -1,6 +1,6 @@
 """System calls on files that Python's `os` lacks: file handles, directory cookies, statx(2).
 
-Everything here is a thin, typed wrapper that raises `OSError`; `tree.calls` makes them as somebody.
+Everything here is a thin, typed wrapper that raises `OSError`; `tree.calls` calls them with chosen credentials.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ FMODE_EXEC = 0x20  # what execve(2) adds to the flags of a FUSE OPEN
 if TYPE_CHECKING:
 
     class Stat(os.stat_result):  # type: ignore[misc]  # which is final
-        """Of an object of the real tree. It is typed as a whole: to wrap each id would cost a call, for every name."""
+        """The stat of an object of the real tree, typed as a whole: to wrap each id would cost a call per name."""
 
         st_uid: ServerId
         st_gid: ServerId
@@ -42,7 +42,7 @@ _fresh_handle = struct.pack("Ii", _MAX_HANDLE, 0)
 
 
 def name_to_handle(fd: int, flags: int = 0) -> tuple[bytes, int]:
-    """The file handle of what `fd` refers to, and the id of the mount it lies on (name_to_handle_at(2)).
+    """Return the file handle of what `fd` refers to, and the id of the mount it lies on (name_to_handle_at(2)).
 
     The handle is the type (4 bytes, native order) followed by the opaque bytes.
 
@@ -66,7 +66,7 @@ def name_to_handle(fd: int, flags: int = 0) -> tuple[bytes, int]:
 
 
 def open_by_handle(mount_fd: int, handle: bytes, flags: int) -> int:
-    """A new descriptor for the object that `handle` (from `name_to_handle`) names (open_by_handle_at(2)).
+    """Open the object that `handle` (from `name_to_handle`) names (open_by_handle_at(2)).
 
     Raises:
         OSError: ESTALE when the object is gone.
@@ -76,7 +76,7 @@ def open_by_handle(mount_fd: int, handle: bytes, flags: int) -> int:
 
 
 def renameat2(src_dir: int, src: bytes, dst_dir: int, dst: bytes, flags: int) -> None:
-    """rename(2) relative to descriptors, with `RENAME_NOREPLACE` or `RENAME_EXCHANGE`."""
+    """Call renameat2(2), with `RENAME_NOREPLACE` or `RENAME_EXCHANGE`."""
     check(
         syscall(
             NR["renameat2"],
@@ -90,7 +90,7 @@ def renameat2(src_dir: int, src: bytes, dst_dir: int, dst: bytes, flags: int) ->
 
 
 def may_access(fd: int, mode: int) -> bool:
-    """May the thread's file-system identity access what `fd` refers to (faccessat2(2), AT_EACCESS)?"""
+    """Whether the thread's file-system identity may access what `fd` refers to (faccessat2(2), AT_EACCESS)."""
     return (
         syscall(
             NR["faccessat2"],
@@ -107,10 +107,10 @@ _dirent = struct.Struct("=QqHB")
 
 
 def getdents(fd: int, size: int = 32768) -> Iterator[tuple[bytes, int, int]]:
-    """One batch of directory entries: (name, cookie of the position after it, DT_…); empty at the end.
+    """Yield one batch of directory entries: (name, cookie of the position after it, DT_…); nothing at the end.
 
     The cookies are the file system's own (getdents64(2) d_off): they survive deletions and a re-open, and
-    `os.lseek(fd, cookie, os.SEEK_SET)` goes back to one.
+    `os.lseek(fd, cookie, os.SEEK_SET)` returns to one.
     """
     buf = ctypes.create_string_buffer(size)
     filled = check(syscall(NR["getdents64"], ctypes.c_long(fd), buf, ctypes.c_long(size)))
@@ -146,11 +146,11 @@ _statx: Callable[..., int] = libc.statx
 
 
 def statx(fd: int, name: bytes = b"") -> tuple[Stat, int]:
-    """lstat(2) of `name` in the directory `fd`, or of `fd` itself, and the id of the mount it was found on.
+    """Return lstat(2) of `name` in the directory `fd`, or of `fd` itself, and the id of the mount it was found on.
 
-    No server is asked (AT_STATX_DONT_SYNC): of a remote file system, the answer is what the kernel remembers. The
-    lookup of `name` in a remote directory may have to ask the server all the same. Fractions of seconds are only in the
-    fields `…_ns`.
+    No server is asked (AT_STATX_DONT_SYNC): for a remote file system, the answer is what the kernel has cached. The
+    lookup of `name` in a remote directory may have to ask the server nevertheless. Only the fields `…_ns` include
+    fractions of seconds.
     """
     buffer = _statx_buffer
     if _statx(fd, name, _STATX_NAME if name else _STATX_FD, _STATX_WANTED, buffer.address) < 0:
@@ -177,9 +177,9 @@ _XFS_UUID = slice(64, 80)
 
 
 def xfs_uuid(fd: int) -> bytes:
-    """The UUID of the xfs that `fd` is on, which must not be O_PATH (ioctl_xfs_fsgeometry(2)).
+    """Return the UUID of the xfs that `fd` is on, which must not be O_PATH (ioctl_xfs_fsgeometry(2)).
 
     Raises:
-        OSError: ENOTTY if it is no xfs.
+        OSError: ENOTTY if it is not an xfs.
     """
     return fcntl.ioctl(fd, _XFS_GEOMETRY, bytes(_XFS_GEOMETRY_SIZE))[_XFS_UUID]

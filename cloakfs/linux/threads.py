@@ -1,4 +1,4 @@
-"""Threads: which one this is, and calls in one of their own."""
+"""Threads: which one is running, and calls that get a thread of their own."""
 
 import ctypes
 import os
@@ -23,12 +23,12 @@ _thread = _Thread()
 
 
 def in_main_thread() -> bool:
-    """Is this the thread of the session loop?"""
+    """Whether this is the thread of the session loop."""
     return threading.get_ident() == threading.main_thread().ident
 
 
 def umask(mask: int) -> None:
-    """umask(2) for the calling thread alone, unless it is the main one."""
+    """Call umask(2) for the calling thread alone, unless it is the main one."""
     if not in_main_thread() and not _thread.has_own_umask:
         check(syscall(NR["unshare"], ctypes.c_long(_CLONE_FS)))
         _thread.has_own_umask = True
@@ -36,12 +36,13 @@ def umask(mask: int) -> None:
 
 
 def apart(call: Callable[..., _T], *args: Any) -> _T:
-    """The result of `call`, made in a thread of its own that has none of the process's descriptors.
+    """Return the result of `call`, made in a thread of its own that has none of the process's descriptors.
 
-    For calls that have to wait for the daemon itself, as a client of its own mount. A thread that waits so cannot be
-    killed, and would keep the session open that the daemon is killed with: all clients would wait for ever.
+    This is for calls that have to wait for the daemon itself, as a client of its own mount. A thread that waits in this
+    way cannot be killed, and would keep the session open if the daemon is killed: all clients would wait for ever.
 
-    It takes no signals: Python's handler writes to a descriptor, which there is somebody else's, or nobody's.
+    The thread takes no signals: Python's handler writes to a descriptor, whose number is unused in this thread, or has
+    another meaning.
     """
     answer: list[_T] = []
     failure: list[BaseException] = []
