@@ -1,7 +1,7 @@
-"""What the mount below has answered a caller: found out by a thread, for the session loop, which must not wait for it.
+"""What the mount below has answered a caller: a thread asks on behalf of the session loop, which must not wait for it.
 
-An answer is good for one request, one caller and one object: it is kept with the caller that the request is served as
-(`Asked`), by st_dev and st_ino, and no other request ever gets to see it.
+An answer is valid for one request, one caller and one object: it is kept with the caller that the request is served as
+(`Asked`), by st_dev and st_ino, and is never used for another request.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class Answers(NamedTuple):
-    """What the mount below answered a caller: of each object, its words, or why there are none."""
+    """The answers of the mount below to one caller: for each object, the text, or the error."""
 
     who: linux.Credentials
     of: dict[tuple[int, int], bytes | OSError]
 
 
 class Asked(Subject):
-    """A caller that a thread has asked for."""
+    """A caller on whose behalf a thread has asked the mount below."""
 
     __slots__ = ("_answers",)
 
@@ -35,22 +35,22 @@ class Asked(Subject):
         self._answers = answers
 
     def answer(self, info: linux.Stat) -> bytes | OSError | None:
-        """About the object with this stat; None if nobody has asked, or not for this caller."""
+        """Return the answer about the object with this stat; None if nobody has asked, or not for this caller."""
         return self._answers.of.get((info.st_dev, info.st_ino)) if self._answers.who == self.credentials else None
 
 
 class NotAsked(Exception):
-    """The session loop would have to ask: nothing is shown, and the fault is logged."""
+    """The session loop would itself have to ask the mount below: nothing is shown, and the fault is logged."""
 
 
 def ask(below: "Below", who: linux.Credentials, fds: Iterable[int]) -> Answers:
-    """In a thread: ask for this caller about what `fds` (O_PATH) refer to, as far as that is in the mount below."""
+    """In a thread: ask, as this caller, about the objects that `fds` (O_PATH) refer to, if in the mount below."""
     answers = Answers(who, {})
     for fd in fds:
         try:
             info, _ = calls.statx_fd(fd)
         except OSError:
-            continue  # the session loop will meet with the same
+            continue  # the session loop will get the same error
         if below.has(info):
             try:
                 answers.of[info.st_dev, info.st_ino] = below.ask(who, fd)
@@ -60,12 +60,12 @@ def ask(below: "Below", who: linux.Credentials, fds: Iterable[int]) -> Answers:
 
 
 class Asking:
-    """The questions that the thread asks which looks at an object (`Nodes.look`).
+    """The questions that a thread asks when it looks at an object (`Nodes.look`).
 
     Args:
         below: the mount below.
-        who: the caller; its groups are found out here, as only the session loop may.
-        listed: refer (O_PATH) to further objects; they stay open as long as the request is being served.
+        who: the caller; its groups are looked up here, which only the session loop may do.
+        listed: descriptors (O_PATH) of further objects; they stay open while the request is being served.
     """
 
     def __init__(self, below: "Below", who: Subject, listed: Collection[int]) -> None:
@@ -75,7 +75,7 @@ class Asking:
         self.answers = Answers(self._who, {})
 
     def after(self, look: Callable[[], Looked], obj: Object, root: Object) -> Callable[[], Looked]:
-        """Look, and ask about whatever the door asks about to judge `obj`."""
+        """Return a function that calls `look`, and then asks about all objects that the door needs to judge `obj`."""
         numbers = _asked_about(obj, root)
 
         def work() -> Looked:
@@ -88,9 +88,9 @@ class Asking:
 
 
 def _asked_about(obj: Object, root: Object) -> list[int]:
-    """Numbers of the objects that `Door.visible` asks the mount below about. `root` is the tree's, which is in it.
+    """Return the numbers of the objects about which `Door.visible` asks the mount below, where the `root` lies.
 
-    The mount below knows what is above its objects. Of a hard link, the directories are judged one by one.
+    The mount below itself judges what is above its objects. For a hard link, the directories are judged one by one.
     """
     numbers: list[int] = []
     todo = [obj]

@@ -1,4 +1,4 @@
-"""The cloakfs mount that a daemon's tree lies in, if it does (`above` says what the two have to do with each other)."""
+"""The cloakfs mount that a daemon's tree lies in, if there is one (`above` explains how the two work together)."""
 
 import errno
 from typing import TYPE_CHECKING
@@ -17,15 +17,15 @@ from .unmount import KINDS
 if TYPE_CHECKING:
     from .tree.door import Subject
 
-# What a mount says of what it does not show, and at its gate.
+# The errors by which a mount hides an object, or refuses a caller altogether.
 _HIDDEN = (errno.ESTALE, errno.ENOENT, errno.EACCES)
 
 
 def find_below(source: str) -> "Below | None":
-    """The cloakfs mount that `source` lies in, if it does. Its daemon lets this process in, which acts as `INSIDE` now.
+    """Return the cloakfs mount that `source` lies in, if any, after its daemon has let this process in as `INSIDE`.
 
     Raises:
-        MountError: it does not.
+        MountError: it does not let this process in, or cannot be asked.
     """
     try:
         fd = calls.find_top(source)
@@ -66,7 +66,7 @@ class Below:
 
     Args:
         path: its mount point.
-        lower: where its daemon was told that this one lies over it; that is so until it is closed.
+        lower: the conversation in which its daemon was told that this one lies over it, which holds until it is closed.
         device: st_dev of what it shows.
     """
 
@@ -76,22 +76,22 @@ class Below:
         self._device = device
 
     def close(self) -> None:
-        """It is a mount like any other again."""
+        """End the conversation; the mount below is then a mount like any other again."""
         self._lower.close()
 
     def has(self, info: linux.Stat) -> bool:
-        """Is the object with this stat in it? (Something else may be mounted on top.)"""
+        """Whether the object with this stat is in it. (Something else may be mounted on top.)"""
         return info.st_dev == self._device
 
     def shows(self, who: "Subject", fd: int, info: linux.Stat) -> bool:
-        """May `who` know of what `fd` (O_PATH) refers to, an object of the mount below with this stat?
+        """Whether `who` may know of the object of the mount below that has this stat, and that `fd` (O_PATH) refers to.
 
-        The session loop must not wait for the mount below, nor for whatever that waits for: there, `who` is `Asked`.
+        The session loop must not wait for the mount below, nor for anything that it waits for: there, `who` is `Asked`.
 
         Raises:
-            OSError: it does not answer.
-            NotAsked: this is the session loop, and no thread has asked. That is a fault, and not the same as hidden:
-                of what is told to be absent, a caller may make another one, or believe it lost.
+            OSError: the mount below does not answer.
+            NotAsked: this is the session loop, and no thread has asked. That is a fault, and not the same as hidden: a
+                caller that is told that an object is absent may make another one, or believe it lost.
         """
         if not linux.in_main_thread():
             try:
@@ -105,20 +105,20 @@ class Below:
         return isinstance(answer, bytes) or _is_shown(answer)
 
     def makes(self, who: linux.Credentials, fd: int) -> tuple[ServerId, ServerId]:
-        """In a thread: owner and group, as the mount below shows them, of what `who` would make in the directory.
+        """In a thread: return owner and group, as the mount below shows them, of what `who` would make in a directory.
 
         Raises:
-            OSError: it does not answer, or shows `who` no such directory.
+            OSError: the mount below does not answer, or does not show `who` the directory.
         """
         uid, gid = self.ask(who, fd).split()
         return ServerId(int(uid)), ServerId(int(gid))
 
     @staticmethod
     def ask(who: linux.Credentials, fd: int) -> bytes:
-        """In a thread: what the mount below says to `who` of what `fd` (O_PATH) refers to; see `above.QUESTION`.
+        """In a thread: return what the mount below tells `who` about the object `fd` (O_PATH); see `above.QUESTION`.
 
         Raises:
-            OSError: it does not answer, or does not show it.
+            OSError: the mount below does not answer, or does not show the object.
         """
         return calls.peek_xattr(who, fd, QUESTION)
 

@@ -1,7 +1,7 @@
-"""What others change on the real tree, behind the mount: told by the kernel for whole file systems (fanotify(7)).
+"""What others change on the real tree, behind the mount, as the kernel reports it for whole file systems (fanotify(7)).
 
-Each event is about one object (`Event.target`) and, mostly, one name (`Event.directory`, `Event.name`). What arrives on
-ext4, xfs, btrfs, tmpfs and overlayfs with nfs_export=on; "target" alone means that neither directory nor name are told:
+Each event is about one object (`Event.target`) and, mostly, one name (`Event.directory`, `Event.name`). These arrive on
+ext4, xfs, btrfs, tmpfs and overlayfs with nfs_export=on; "target" alone means that directory and name are not reported:
 
     what somebody did                        events
     chmod, chown, setfacl, setxattr, utimes  ATTRIB: directory, name, target
@@ -17,20 +17,21 @@ ext4, xfs, btrfs, tmpfs and overlayfs with nfs_export=on; "target" alone means t
     rename, within or between directories    MOVED_FROM, then MOVED_TO: directory, name, target each
     ... over a file                          the two, then ATTRIB: target is what was replaced (there is no DELETE)
     ... over an empty directory              the two, then ATTRIB|ONDIR: what was replaced, ".", itself
-    ... of a directory                       the two, with ONDIR; nothing of what is in it
-    ... RENAME_EXCHANGE                      the two for each of both
-    anything, by another hard link           directory and name are those that it was done by; the target is the same
+    ... of a directory                       the two, with ONDIR; nothing about what is in it
+    ... RENAME_EXCHANGE                      the two for each of the two objects
+    anything, by another hard link           directory and name are those that were used; the target is the same
     write, chmod by a handle (NFS servers)   directory and name if the kernel's cache has them, or else target alone
-    write to what is deleted, or O_TMPFILE   as write; the name is the old one, or none that ever was ("#123")
-    subvolume, snapshot: create, delete      as mkdir and rmdir; nothing of what is in it
+    write to a deleted file, or O_TMPFILE    as write; the name is the old one, or one that never existed ("#123")
+    subvolume, snapshot: create, delete      as mkdir and rmdir; nothing about what is in it
 
-So one has to take the target's attributes for changed in any case; with CREATE, DELETE, MOVED_FROM and MOVED_TO the
-name and the directory's own attributes as well; and content with MODIFY and CLOSE_WRITE. The name is where it was
-when it happened, and need not lead to the target any more.
+So the target's attributes have to be assumed changed in any case; with CREATE, DELETE, MOVED_FROM and MOVED_TO, the
+name and the directory's own attributes as well; with MODIFY and CLOSE_WRITE, the content. The name is the one at the
+time of the change, and need not lead to the target any more.
 
-What one process did with one name and one target is merged as long as nobody has read it (CREATE|MODIFY|DELETE), and
-stays where the first of it was: there is no order to rely on. Not told at all: mount(8) on top of something, what
-other machines do to a file system they share, and ioctls that go round the kernel's own way of changing files.
+Events of one process about one name and one target are merged until somebody reads them (CREATE|MODIFY|DELETE), and the
+merged event stays in the first one's place, so their order cannot be relied on. Not reported at all: mount(8) on top of
+something, what other machines do to a shared file system, and ioctls that bypass the kernel's usual way of changing
+files.
 
 Before Linux 5.17 the target is missing from CREATE, DELETE, MOVED_FROM and MOVED_TO.
 """
@@ -60,8 +61,8 @@ _MASK = (
     | fanotify.FAN_ONDIR
 )
 
-# statfs(2). All changes to these go through this kernel. Others may take a mark, too, and tell nothing of what
-# other machines do (ceph, cifs).
+# Magic numbers of statfs(2). All changes to these file systems go through this kernel. Others may accept a mark, too,
+# but do not report what other machines do (ceph, cifs).
 _BTRFS = 0x9123683E
 _LOCAL = frozenset(
     {
@@ -75,29 +76,29 @@ _LOCAL = frozenset(
     }
 )
 
-# A file handle (FILEID_BTRFS_WITHOUT_PARENT) of btrfs's top: inode 256 in tree 5, of whatever generation.
+# A file handle (FILEID_BTRFS_WITHOUT_PARENT) of the top of a btrfs: inode 256 in tree 5, of any generation.
 _BTRFS_TOP = struct.pack("=iQQI", 0x4D, 256, 5, 0)
 
 _BATCH = 65536
-_LARGEST = 1024  # more than one event can take
+_LARGEST = 1024  # more than the size of any event
 
-# At most this often is the daemon woken: its own changes wake it as well.
+# The daemon is woken at most once in this many seconds, since its own changes wake it as well.
 _PAUSE = 0.002
 
-# So often it is asked for mounts that nobody was woken for.
+# How often to check for changed mounts that did not wake anybody.
 _MOUNTS_SECONDS = 1.0
 
 
 class Watch:
     """A queue of what other processes change on the file systems that were added.
 
-    It holds what fs.fanotify.max_queued_events says (16384 events, some MB); what comes then is lost, and one event
-    says so: its mask is FAN_Q_OVERFLOW, and the rest of it empty. What this process does itself, in whatever thread,
-    takes up room until it is read, but is delivered only if `own` says so. In any case `on_own` is called with those
-    changes of its own that are about a directory itself.
+    It holds as many events as fs.fanotify.max_queued_events says (16384 events, some MB). Further ones are lost, and
+    one event says so: its mask is FAN_Q_OVERFLOW, and the rest of it is empty. Changes by this process itself, in any
+    thread, take up room until they are read, but are delivered only if `own` is set. Otherwise `on_own` is called with
+    those of them that are about a directory itself.
 
-    An event is in the queue before the system call returns that it is about. So if there is nothing to be read,
-    everything is as it was read last (`is_silent`).
+    An event is in the queue before the system call that it is about returns. So while there is nothing to be read,
+    everything is as it was when the queue was last read (`is_silent`).
 
     Raises:
         OSError: no fanotify, or too old a kernel (EINVAL before Linux 5.9), no CAP_SYS_ADMIN (EPERM), or more groups
@@ -121,14 +122,14 @@ class Watch:
         self._queue.register(self._fd, select.POLLIN)
 
     def add(self, fd: int) -> int:
-        """Watch the whole file system that `fd` (O_PATH will do) is on, for as long as it stays mounted.
+        """Watch the whole file system that `fd` (O_PATH suffices) is on, for as long as it stays mounted.
 
         Returns:
-            the id that its events bear: `os.fstatvfs(fd).f_fsid`, except for btrfs, where all subvolumes have an id of
-            their own (and handles that differ), and events bear the top's.
+            the id that its events carry: `os.fstatvfs(fd).f_fsid`, except for btrfs, where each subvolume has an id of
+            its own (and different handles), and events carry the top's.
 
         Raises:
-            OSError: the file system does not tell, or not everything (EOPNOTSUPP, ENODEV).
+            OSError: the file system does not report its changes, or not all of them (EOPNOTSUPP, ENODEV).
         """
         magic, fsid = fanotify.filesystem(fd)
         if magic not in _LOCAL:
@@ -145,7 +146,7 @@ class Watch:
             return self._add_top(fd)
 
     def _add_top(self, fd: int) -> int:
-        """From within a subvolume of btrfs: the kernel wants to be shown the top, which need not be mounted."""
+        """Watch a btrfs from within a subvolume: the kernel wants a mark on the top, which need not be mounted."""
         with contextlib.ExitStack() as stack:
             here = calls.open(linux.ROOT, fd, os.O_RDONLY | os.O_NONBLOCK)
             stack.callback(calls.close, here)
@@ -158,7 +159,7 @@ class Watch:
         fanotify.mark(self._fd, fanotify.FAN_MARK_ADD | fanotify.FAN_MARK_FILESYSTEM, _MASK, fd)
 
     async def changes(self) -> list[Event]:
-        """What others changed since the last call; waits until there is something."""
+        """Return what others changed since the last call; wait until there is something."""
         while True:
             if not self._more and trio.current_time() < self._rest_until:
                 await trio.sleep_until(self._rest_until)
@@ -169,7 +170,7 @@ class Watch:
                 return events
 
     def read(self) -> list[Event]:
-        """The same without waiting, perhaps nothing: about 800 events at most, which takes a millisecond."""
+        """Return the same without waiting, perhaps nothing: at most about 800 events, which takes a millisecond."""
         try:
             raw = fanotify.read(self._fd, _BATCH)
         except BlockingIOError:
@@ -185,20 +186,20 @@ class Watch:
         return events
 
     def is_silent(self) -> bool:
-        """Is there nothing to be read?"""
+        """Whether there is nothing to be read."""
         return not self._queue.poll(0)
 
     def close(self) -> None:
-        """Watch nothing any more; nobody may be waiting in `changes`."""
+        """Stop watching; no task may be waiting in `changes`."""
         os.close(self._fd)
 
 
 async def mounts_changed() -> AsyncGenerator[None, None]:
-    """Something was mounted or unmounted somewhere, for ever (proc_pid_mounts(5)); the first time at once.
+    """Yield each time something was mounted or unmounted anywhere, for ever (proc_pid_mounts(5)), and once at first.
 
-    The kernel tells of a change once to each open file, whoever asks about it: trio's epoll does so twice before it
-    tells anybody, and a change that came while nobody waited would be lost. So that file only wakes, and another one
-    says whether there was a change; it is asked every now and then, too.
+    The kernel reports a change once to each open file, to whoever polls it: trio's epoll does so twice before it tells
+    anybody, and a change that came while nobody waited would be lost. So that file only wakes the task, and another one
+    says whether there was a change; that one is also polled every now and then.
     """
     with (
         contextlib.closing(mountinfo.Changes()) as changes,
