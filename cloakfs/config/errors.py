@@ -17,7 +17,7 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """Something to say about an entry: why it cannot be served, or what may not be meant."""
+    """A message about an entry: why it cannot be served, or what may be a mistake."""
 
     location: Location
     message: str
