@@ -243,7 +243,7 @@ def _described(policy: Policy) -> dict[str, Any] | None:
     return {"options": format_options(policy.options), "methods": methods, "hides": bool(policy.hides)}
 
 
-# -- who asks it -----------------------------------------------------------------------------------
+# -- the client ------------------------------------------------------------------------------------
 
 
 class Conversation:
@@ -357,7 +357,7 @@ class Daemon(Conversation):
         return _restored(answer["answer"])
 
 
-# -- what goes over it -----------------------------------------------------------------------------
+# -- values on the wire ----------------------------------------------------------------------------
 
 
 def _plain(value: object) -> object:
