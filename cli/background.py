@@ -1,4 +1,4 @@
-"""Going to the background once the work is under way."""
+"""Moves a command to the background once its work is under way."""
 
 import contextlib
 import logging
@@ -13,21 +13,22 @@ from sdnotify import SystemdNotifier
 from .common import fail
 
 Work = Callable[[Callable[[], None]], None]
-"""Does something for a long time, and calls what it is given once it is ready."""
+"""A function that works for a long time, and calls its argument once it is ready."""
 
 
 _inherited: frozenset[int] = frozenset()
 
 
 def remember_inherited() -> None:
-    """To be called first of all: what is open now was opened by others, and is let go of by whoever stays for long.
+    """Note which descriptors are open; must be called first. A process that stays for long closes them later.
 
-    Not at once: a configuration may be read from a descriptor (`--exports /dev/fd/3`).
+    They were opened by others, but cannot be closed at once: a configuration may be read from a descriptor
+    (`--exports /dev/fd/3`).
     """
     global _inherited  # noqa: PLW0603  (it is the process's)
     with os.scandir("/proc/self/fd") as entries:
         numbers = {int(entry.name) for entry in entries}
-    # The listing's own descriptor is closed again.
+    # The descriptor of the listing itself is already closed.
     _inherited = frozenset(fd for fd in numbers if fd > 2 and _is_open(fd))
 
 
@@ -40,14 +41,14 @@ def _is_open(fd: int) -> bool:
 
 
 def _close_inherited() -> None:
-    """Whatever a lock, a pipe or a mount is held by would be held for the daemon's life."""
+    """Close the inherited descriptors, which would hold a lock, a pipe or a mount for the daemon's life."""
     for fd in _inherited:
         with contextlib.suppress(OSError):
             os.close(fd)
 
 
 def open_for_us(path: str, flags: int) -> int:
-    """A descriptor of a file in the directory of logs and locks; the command ends if it cannot be written."""
+    """Open a file in the directory of logs and locks; the command ends if it cannot be written."""
     try:
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
         return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -56,11 +57,11 @@ def open_for_us(path: str, flags: int) -> int:
 
 
 def in_foreground(work: Work, level: int, *refusals: type[Exception]) -> NoReturn:
-    """Do the work here, log to the terminal, and tell systemd when it is ready (sd_notify(3)).
+    """Do the work here, log to the terminal, and notify systemd when it is ready (sd_notify(3)).
 
     Args:
-        work: what to do.
-        level: of messages to log.
+        work: the work to do.
+        level: the level of messages to log.
         refusals: exceptions whose text is a message for the user.
     """
     logging.basicConfig(level=level, format="cloakfs: %(message)s", stream=sys.stderr)
@@ -73,7 +74,7 @@ def in_foreground(work: Work, level: int, *refusals: type[Exception]) -> NoRetur
 
 
 def in_background(work: Work, level: int, log_path: str, *refusals: type[Exception]) -> NoReturn:
-    """Do the work in a process of its own, which logs to a file; end when it is ready or says why it cannot be."""
+    """Do the work in a process of its own, which logs to a file; end when it is ready, or reports why it is not."""
     log_fd = open_for_us(log_path, os.O_WRONLY | os.O_APPEND)
     reader, writer = os.pipe()
     if os.fork():

@@ -16,7 +16,7 @@ from .output import echo_json
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is to be said about a place; line and column are None if it is about a whole file."""
+    """A message about a place; line and column are None if it is about a whole file."""
 
     file: str
     line: int | None

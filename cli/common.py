@@ -1,4 +1,4 @@
-"""What the commands share."""
+"""Functions that the commands share."""
 
 import os
 import sys
@@ -12,25 +12,26 @@ from cloakfs.mountpoint import MountError
 if TYPE_CHECKING:
     from rich.console import Console
 
-# What not every command needs is imported where it is.
+# Modules that not every command needs are imported where they are used.
 
-# For other processes of ours. -P: nothing is imported from the working directory, which may be anybody's.
+# The command for further cloakfs processes. With -P, nothing is imported from the working directory, which may belong
+# to anybody.
 OWN_COMMAND = (sys.executable, "-P", "-m", "cloakfs_cli.main")
 
 
 def fail(text: str, status: int) -> NoReturn:
-    """End with one clear line: status 1 for what cannot be done, 2 for what was asked wrongly."""
+    """End the command with one line of text: status 1 if something cannot be done, 2 for wrong usage."""
     click.echo(printable(f"cloakfs: {text}"), err=True)
     sys.exit(status)
 
 
 def note(text: str) -> None:
-    """Say one line beside what was asked for."""
+    """Print one line to standard error, besides the output of the command."""
     click.echo(printable(f"cloakfs: {text}"), err=True)
 
 
 def printable(text: str) -> str:
-    """Text for a terminal: whoever named a file may have put control characters or other bytes into its name."""
+    """Escape text for a terminal: file names may contain control characters, or bytes that are not UTF-8."""
     parts = []
     for char in text:
         if char.isprintable():
@@ -41,7 +42,7 @@ def printable(text: str) -> str:
 
 
 def console() -> "Console":
-    """Where tables go: in colours and as wide as the terminal, but plain and unbroken into a file or a pipe."""
+    """Return the console for tables: in colour and as wide as the terminal; plain and unwrapped in a file or pipe."""
     from rich.console import Console  # noqa: PLC0415
 
     if sys.stdout.isatty():
@@ -50,10 +51,10 @@ def console() -> "Console":
 
 
 def entry_for(entries: list[Export], path: str, source: str, client: str | None) -> Options:
-    """The options of the one entry for `source` (and `client`) among those of the file `path`.
+    """Return the options of the one entry for `source` (and `client`) among those of the file `path`.
 
     Raises:
-        MountError: there is none, or several.
+        MountError: there is no such entry, or several.
     """
     matching = [e for e in entries if os.path.realpath(e.path) == source and client in (None, e.client)]
     if not matching:

@@ -1,4 +1,4 @@
-"""Commands of another package, which is there or not, and costs nothing before one of them is called."""
+"""Commands of another package, which may be missing, and costs nothing until one of them is called."""
 
 import importlib
 
@@ -8,13 +8,13 @@ from .common import fail
 
 
 class Elsewhere(click.Command):
-    """A command of which only the name and one line are known here.
+    """A command of which only the name and one line of help are known here.
 
     Args:
-        name: what it is called.
-        module: has a command of that name.
-        extra: of cloakfs, which brings whatever the module needs.
-        line: of help.
+        name: the name of the command.
+        module: the module that has a command of this name.
+        extra: the extra of cloakfs that installs what the module needs.
+        line: the line of help.
     """
 
     def __init__(self, name: str, module: str, extra: str, line: str) -> None:
@@ -25,7 +25,7 @@ class Elsewhere(click.Command):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: object
     ) -> click.Context:
-        """The context is the real command's, which click then goes on with."""
+        """Return the context of the real command, with which click then continues."""
         try:
             module = importlib.import_module(self._module)
         except ModuleNotFoundError as exc:

@@ -1,4 +1,4 @@
-"""`cloakfs explain`: why somebody sees a path, or does not."""
+"""`cloakfs explain`: explains why a caller sees a path, or does not."""
 
 import logging
 import stat
@@ -62,7 +62,7 @@ def explain(
 
 
 def _identify(look: Look, client_user: str | None, server_user: str | None) -> tuple[why.Identification, bool]:
-    """Who looks, and whether a fixed view lets the caller in."""
+    """Return the identification of the caller, and whether a fixed view lets it in."""
     fixed = look.view.fixed
     if fixed is not None:
         if server_user:
@@ -85,7 +85,7 @@ def _mapped(entry: why.MappedId) -> dict[str, Any]:
 def _report(
     look: Look, who: why.Identification, steps: list[why.Step], *, admitted: bool, is_visible: bool
 ) -> dict[str, Any]:
-    """All that is said, as --json prints it."""
+    """Return the whole report, as --json prints it."""
     paths = ["/" + "/".join(look.names[:count]) for count in range(len(steps))]
     granted = why.permissions(steps, read_only=look.options.read_only) if steps else 0
     file = None
@@ -180,7 +180,7 @@ def _print(report: dict[str, Any]) -> None:
         out.print(table)
     steps = Table()
     for name in ("path", "mode", "owner", "group", "visible", "permissions", "why"):
-        steps.add_column(name, overflow="fold", no_wrap=name in ("mode", "visible"))  # nothing is cut
+        steps.add_column(name, overflow="fold", no_wrap=name in ("mode", "visible"))  # nothing is truncated
     for step in report["steps"]:
         granted = "".join(
             letter if step["permissions"][name] else "-"

@@ -42,7 +42,7 @@ _ANSWER_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class _Service:
-    """What the options of `plan` and `up` say."""
+    """The service that the options of `plan` and `up` describe."""
 
     paths: tuple[str, ...]
     server: ServerKind
@@ -53,16 +53,16 @@ class _Service:
     name: str
 
     def plan(self) -> Plan:
-        """Read the files anew.
+        """Read the files, and plan the service.
 
         Raises:
-            OSError: one cannot be read.
+            OSError: a file cannot be read.
         """
         made = _read_plan(self.paths, self.server, self.root)
         if self.server == "knfsd":
             return replace(
                 made,
-                # What cannot be told without being misread is not asked about.
+                # exportfs is not asked while there are problems: it might misread an option.
                 problems=made.problems or tuple(knfsd.unknown_options(made.mounts)),
                 warnings=(*made.warnings, *knfsd.remarks(made.mounts)),
             )
@@ -83,10 +83,10 @@ class _Service:
         return GaneshaServer(server, self.ids)
 
     def config(self, made: Plan) -> str:
-        """The text of the server's configuration.
+        """Return the text of the server's configuration.
 
         Raises:
-            ServerError: it cannot express something.
+            ServerError: the configuration cannot express something.
         """
         if self.server == "knfsd":
             return knfsd.render(made.mounts)
@@ -194,7 +194,7 @@ def plan_command(*, as_json: bool, **given: Any) -> None:
 
 
 def printable_lines(text: str) -> str:
-    """`printable`, but for the ends of lines."""
+    """Do the same as `printable`, but keep the ends of lines."""
     return "".join(f"{printable(line)}\n" for line in text.splitlines())
 
 
@@ -261,7 +261,7 @@ def up(*, foreground: bool, **given: Any) -> None:
 
 
 def _take_down(run_dir: str) -> None:
-    """End what a guard that was killed has left; the command ends if that cannot be done."""
+    """Take down what a guard that was killed has left; the command ends if that cannot be done."""
     try:
         trio.run(take_down, run_dir)
     except ServerError as exc:
@@ -270,7 +270,7 @@ def _take_down(run_dir: str) -> None:
 
 
 def _lock(run_dir: str, name: str) -> int:
-    """Hold the name as long as the process and its children live."""
+    """Lock the name of the service until the process and its children have ended."""
     lock = open_for_us(f"{run_dir}.lock", os.O_RDWR)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -298,7 +298,7 @@ def _run_dir(name: str) -> str:
 
 
 def _order(name: str, order: str) -> dict[str, Any]:
-    """What the guard of a service answers; the command ends if there is none, or if its answer is not understood."""
+    """Return the answer of a service's guard; the command ends if there is none, or its version is not known."""
     answer = _answer(name, order)
     version = answer.pop("version", None)
     if not is_known(version, VERSION):
@@ -332,7 +332,7 @@ def _answer(name: str, order: str) -> dict[str, Any]:
 
 
 def _left(name: str) -> leftover.Record | None:
-    """What a guard of this service has written down; the command ends if it is not understood."""
+    """Return the record of this service's guard; the command ends if its version is not known."""
     try:
         return leftover.read(_run_dir(name))
     except ServerError as exc:
@@ -378,7 +378,7 @@ def reload(name: str) -> None:
     Exit status: 0 done, 1 the service is not up or cannot do it, 2 the files are wrong. If not 0, what was served is
     still served as it was.
     """
-    _order(name, "status")  # is it one whose answer will be understood?
+    _order(name, "status")  # this makes sure that the answer will be understood
     told = _order(name, "reload")
     for warning in told.get("warnings", ()):
         click.echo(printable(f"warning: {warning}"), err=True)
@@ -399,7 +399,7 @@ def down(name: str) -> None:
     Exit status: 0 it is down, 1 it was not up, or something is left.
     """
     left = None
-    with contextlib.suppress(ServerError):  # not understood: its guard may live and be asked
+    with contextlib.suppress(ServerError):  # its version is not known, but its guard may live and answer
         left = leftover.read(_run_dir(name))
     if left is not None and not left.is_watched:
         lock = _lock(_run_dir(name), name)

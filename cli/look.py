@@ -1,4 +1,4 @@
-"""What `explain` and `table` share: which tree is looked at, with which options, by whom."""
+"""The part that `explain` and `table` share: which tree to look at, with which options, and as which caller."""
 
 import errno
 import os
@@ -29,7 +29,7 @@ _F = TypeVar("_F", bound=Callable[..., object])
 
 
 def tree_options(command: _F) -> _F:
-    """The options of a command that say which tree is looked at, and how."""
+    """Add the options that say which tree a command looks at, and how."""
     for option in (
         click.option("--source", metavar="DIR", help="With -o: the directory that would be mounted."),
         click.option("--client", metavar="CLIENT", help="With --exports: the entry for this client."),
@@ -42,12 +42,12 @@ def tree_options(command: _F) -> _F:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A place in a tree, and the eyes to look at it with.
+    """A place in a tree, and the view through which to look at it.
 
     Attributes:
         source: the root of the export, on the server.
         names: the components of the path below it.
-        options: the export's.
+        options: the options of the export.
         view: a caller view, or the fixed view that the path leads through.
     """
 
@@ -71,15 +71,15 @@ def find(
     *,
     follow: bool = False,
 ) -> Look:
-    """Find out what a command line is about; ends the command if it is not about anything.
+    """Find the tree and the view that a command line refers to; end the command if there are none.
 
     Args:
-        path: below a mount, or on the server.
-        words: -o.
-        exports: --exports.
-        client: --client.
-        source: --source.
-        follow: follow a symbolic link at the end of the path, too.
+        path: a path below a mount, or on the server.
+        words: the option -o.
+        exports: the option --exports.
+        client: the option --client.
+        source: the option --source.
+        follow: also follow a symbolic link at the end of the path.
     """
     if os.geteuid() != 0:
         fail("only root can look as somebody else", 1)
@@ -123,7 +123,7 @@ def _find(
     else:
         options, policy = _in_force(mount)
     assert root is not None
-    below = find_below(root) if mount is not None else None  # from now on, all that is there is to be seen
+    below = find_below(root) if mount is not None else None  # from now on, the mount below shows everything
     top = mount.target if mount is not None and place.is_below_mount else root
     if not _inside(place.path, top):
         fail(f"{path}: not below {top}", 2)
@@ -143,7 +143,10 @@ def _find(
 
 
 def _in_force(mount: Mounted) -> tuple[Options, Policy]:
-    """What a mount goes by now, whatever is on disk; ends the command if only its daemon could tell, and does not."""
+    """Return a mount's options and policy in force, whatever is on disk.
+
+    This ends the command if only the daemon knows them, but does not answer.
+    """
     if mount.unknown:
         fail(f"{mount.target}: {mount.unknown}", 1)
     try:
@@ -159,7 +162,7 @@ def _in_force(mount: Mounted) -> tuple[Options, Policy]:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A path, and the mount it is below or, if it is in the real tree, the one that shows it."""
+    """A path, and the mount that it is below; for a path in the real tree, the mount that shows it."""
 
     path: str
     mount: Mounted | None
@@ -167,7 +170,7 @@ class _Place:
 
 
 def _place(path: str, mounts: dict[str, Mounted], *, follow: bool, any_mount: bool) -> _Place:
-    # By the letters first: whoever asks may want to know about a mount that does not answer.
+    # The path is first compared as text, because the question may be about a mount that does not answer.
     lexical = os.path.abspath(path)
     mount = _deepest(lexical, mounts)
     if mount is not None:
@@ -199,7 +202,7 @@ def _deepest(path: str, mounts: dict[str, Mounted]) -> Mounted | None:
 
 
 def _mount_of(path: str, mounts: dict[str, Mounted]) -> Mounted | None:
-    """The mount that shows a path of the real tree; ends the command if there are several."""
+    """Return the mount that shows a path of the real tree; end the command if there are several."""
     found = [m for m in mounts.values() if _inside(path, m.source)]
     if len(found) > 1:
         below = " or ".join(sorted(m.target for m in found))
@@ -208,7 +211,7 @@ def _mount_of(path: str, mounts: dict[str, Mounted]) -> Mounted | None:
 
 
 def _view(path: str, options: Options, names: list[str]) -> Caller:
-    """The identity of the fixed view that the path leads through; takes its name off `names`."""
+    """Return the identity of the fixed view that the path leads through, and remove its name from `names`."""
     items = [resolve(item) for item in options.views]
     if len(items) == 1 and isinstance(items[0], Identity):
         return items[0].who
@@ -227,13 +230,13 @@ def _view(path: str, options: Options, names: list[str]) -> Caller:
 
 
 def parse_client_caller(text: str) -> ClientCaller:
-    """Who `--as` means, in client ids: the numbers that a user has here, taken for a client's."""
+    """Return the caller that `--as` means, in client ids: a user's ids on this machine are taken as client ids."""
     who = parse_caller("--as", text)
     return ClientCaller(ClientId(who.uid), ClientId(who.gid), frozenset(map(ClientId, who.groups)))
 
 
 def parse_caller(option: str, text: str) -> Caller:
-    """Who is meant by USER or UID:GID[:GID,GID…]; ends the command if nobody is."""
+    """Return the identity meant by USER or UID:GID[:GID,GID…]; end the command if there is none."""
     item = parse_view(text.replace(",", "+"))
     if item is None and ":" not in text:
         item = User(text)  # a user database may know names that exports.d does not

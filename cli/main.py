@@ -10,7 +10,7 @@ from .background import remember_inherited
 from .elsewhere import Elsewhere
 from .output import run
 
-# Exit statuses (docs/commands.md): 0 done, 1 it cannot be done, or told, 2 the command line or a configuration is
+# Exit statuses (docs/commands.md): 0 done, 1 it cannot be done or found out, 2 the command line or a configuration is
 # wrong.
 
 _COMMANDS = ("mount", "umount", "status", "export", "check", "explain", "table")
@@ -20,11 +20,11 @@ _MEASURING = {
     "bench": ("cloakfs_bench.speed.command", "Measure cloakfs against the bare tree and other ways of mounting it."),
     "prefetch": ("cloakfs_bench.prefetch.command", "Try what reading ahead does, without a disk and with a slow one."),
 }
-"""Where each of these is, and what `cloakfs --help` says of it."""
+"""The module of each of these commands, and its line in `cloakfs --help`."""
 
 
 class _Commands(click.Group):
-    """Imports no command but the one that is asked for: all of them together take longer than most have to do."""
+    """Imports only the command that is called: to import all of them takes longer than most of them run."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*_COMMANDS, *_MEASURING]

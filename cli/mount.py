@@ -1,4 +1,4 @@
-"""`cloakfs mount`: put a mount in place and return when it answers."""
+"""`cloakfs mount`: makes a mount, and returns when it answers."""
 
 import errno
 import logging
@@ -106,10 +106,10 @@ def mount(
 
 
 def _given(views: tuple[str, ...], policy: str | None, groups: str | None) -> dict[str, Any]:
-    """The options that the command line has words of its own for; ends the command if exports.d could not have them."""
+    """Return the options that have command line options of their own; end the command if exports.d rejects them."""
     given: dict[str, Any] = {}
     if views:
-        # What names a view may have commas in it here; in exports.d they separate options.
+        # A view may contain commas here, but in exports.d they separate options.
         items = tuple(view.replace(",", "+") for view in views)
         given["views"] = _read("view", f"views = {' '.join(items)}").views
         if tuple(map(str, given["views"])) != items:
@@ -129,11 +129,11 @@ def _read(option: str, text: str) -> Options:
 
 
 def _take_off_dead(mountpoint: str) -> None:
-    """Take off what is mounted there and whose daemon has died: it would stay below the new mount for good."""
+    """Unmount cloakfs mounts there whose daemon has died; they would stay below the new mount permanently."""
     path = os.path.realpath(mountpoint)
     while any(place.path == path for place in dead()):
         if not detach_dead(path):
-            return  # on top is something else, or a mount that is just coming up
+            return  # something else is on top, or a mount that is just starting
         click.echo(printable(f"cloakfs: {path}: a mount whose daemon had died is taken off"), err=True)
 
 
@@ -161,7 +161,7 @@ The others are taken, as mount(8) gives them, and have no effect."""
 
 
 def mount_helper() -> None:
-    """`mount.fuse.cloakfs`, as mount(8) calls it (`_HELPER`)."""
+    """Run as `mount.fuse.cloakfs`, the way mount(8) calls it (`_HELPER`)."""
     remember_inherited()
     arguments = sys.argv[1:]
     if {"-h", "--help"}.intersection(arguments):

@@ -1,4 +1,4 @@
-"""What a command says: JSON that every reader takes, and an output that may be full, or closed by its reader."""
+"""The output of a command: JSON that every reader accepts, and errors of an output that is full or closed."""
 
 import io
 import json
@@ -15,11 +15,11 @@ UNWRITTEN = 1
 
 
 class OutputError(Exception):
-    """Standard output does not take what is written to it. No OSError: those are about what a command looks at."""
+    """Standard output cannot be written. This is no OSError, because those are about the objects of a command."""
 
 
 class _Output(io.FileIO):
-    """Standard output, of which errors can be told from others."""
+    """Standard output, whose errors can be told apart from others."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -31,8 +31,8 @@ class _Output(io.FileIO):
 def run(command: click.Command) -> NoReturn:
     """Run the command and end the process.
 
-    Whoever reads may stop (`cloakfs table / | head`): nothing is said about that. Of any other reason for which the
-    output cannot be written, one line is.
+    If the reader stops reading (`cloakfs table / | head`), no message is printed. If the output cannot be written for
+    any other reason, one line says so.
     """
     before = sys.stdout
     if before is not None:
@@ -52,12 +52,12 @@ def run(command: click.Command) -> NoReturn:
         status = UNWRITTEN
         if not isinstance(exc.__cause__, BrokenPipeError):
             click.echo(f"cloakfs: standard output: {exc}", err=True)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), before.fileno())  # for what is still in the buffer
+        os.dup2(os.open(os.devnull, os.O_WRONLY), before.fileno())  # takes what is still in the buffer
     sys.exit(status)
 
 
 def echo_json(value: object) -> None:
-    """Print a value as JSON. A byte of a name that is no UTF-8 is a backslash and three digits, as in text."""
+    """Print a value as JSON. A byte of a name that is not UTF-8 becomes a backslash and three digits, as in text."""
     click.echo(json.dumps(_encodable(value), indent=2))
 
 

@@ -1,4 +1,4 @@
-"""`cloakfs status`: the mounts of this machine, and how they fare."""
+"""`cloakfs status`: shows the mounts of this machine and their state."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from .common import fail, printable
 from .output import echo_json
 
 SHOWN = 20
-"""So many definitions are shown."""
+"""How many definitions are shown at most."""
 
 _DIED = "its daemon has died, and nobody gets an answer"
 
@@ -62,7 +62,7 @@ def status(mountpoints: tuple[str, ...], *, as_json: bool) -> None:
 
 
 def _shortened(options: str) -> str:
-    """A list that nobody can read at a glance is counted; --json has all of it."""
+    """Replace lists that are too long to read at a glance by their length; --json prints all of it."""
 
     def shorten(found: re.Match[str]) -> str:
         count = len(re.findall(r"\S+" if found[1] == "views" else r"\b[ug]id\b", found[2]))

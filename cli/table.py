@@ -1,4 +1,4 @@
-"""`cloakfs table`: who sees what in a directory, as in Table 2 of Spadavecchia & Zadok (2002)."""
+"""`cloakfs table`: shows who sees what in a directory, as in Table 2 of Spadavecchia & Zadok (2002)."""
 
 import logging
 import stat
@@ -92,7 +92,7 @@ def _columns(
 
 
 def _owner(uid: ServerId, nogroup: ServerId) -> tuple[str, Caller]:
-    """An owner by the server's user database; one it does not know has no group but nobody's."""
+    """Return an owner's name and identity; one that the user database does not know has only nobody's group."""
     try:
         identity = user_identity(str(uid))
     except ViewError:

@@ -1,4 +1,4 @@
-"""`cloakfs umount`: take a mount away and wait for its daemon to end."""
+"""`cloakfs umount`: unmounts, and waits for the daemon to end."""
 
 import errno
 import os
@@ -27,7 +27,7 @@ def umount(mountpoint: str, *, lazy: bool) -> None:
     """
     top = _mounted_at(os.path.abspath(mountpoint))
     if top is None:
-        # By the letters first: a mount that does not answer would not answer lstat(2) either.
+        # The path was compared as text first, because a mount that does not answer would not answer lstat(2) either.
         top = _mounted_at(os.path.realpath(mountpoint))
     if top is None or top.kind not in KINDS:
         fail(f"{mountpoint}: not a cloakfs mount", 1)
@@ -37,7 +37,7 @@ def umount(mountpoint: str, *, lazy: bool) -> None:
             f"{top.path}: what its daemon (process {daemon.pid}) tells is of version {daemon.version}, which is not "
             "known to this cloakfs; unmounting is the same in every version"
         )
-    # Opened before the unmount: afterwards the pid may be somebody else's.
+    # The pidfd is opened before the unmount, because another process may reuse the pid afterwards.
     held = process.held(daemon.pid) if daemon else None
     try:
         linux.umount(top.path, linux.MNT_DETACH if lazy else 0)
@@ -56,12 +56,12 @@ def umount(mountpoint: str, *, lazy: bool) -> None:
 
 
 def _mounted_at(path: str) -> mountinfo.Place | None:
-    """What is mounted at `path`, on top of what may be mounted there as well."""
+    """Return the topmost mount at `path`."""
     return next((place for place in reversed(mountinfo.by_id().values()) if place.path == path), None)
 
 
 def _wait(path: str, daemon: Mounted, held: int, *, lazy: bool) -> None:
-    """Wait for the daemon's end; not if there may be users left."""
+    """Wait for the daemon's end, unless users may be left (`lazy`)."""
     if process.ends(held, _SILENCE_SECONDS):
         return
     if lazy:

@@ -1,4 +1,4 @@
-"""Ids inside POSIX ACL extended attributes (the kernel's `struct posix_acl_xattr_entry`, acl(5))."""
+"""Translates ids inside POSIX ACL extended attributes (the kernel's `struct posix_acl_xattr_entry`, acl(5))."""
 
 import struct
 from collections.abc import Callable
@@ -22,17 +22,17 @@ def translate(
     distinct: bool = False,
     stranger: _To | None = None,
 ) -> bytes:
-    """`value` with the ids of its named users and groups passed through `uid` and `gid`.
+    """Return `value` with the ids of its named users and groups passed through `uid` and `gid`.
 
     Args:
-        value: the extended attribute as the kernel hands it out.
-        uid: maps the id of a named user; None says that it has no counterpart.
+        value: the extended attribute as the kernel returns it.
+        uid: maps the id of a named user; returns None if it has no counterpart.
         gid: the same for a named group.
-        distinct: refuse two named entries that become one (on write, the kernel would heed only the first).
-        stranger: the id of a named entry without a counterpart, which is left no permissions; None: refuse it.
+        distinct: refuse two named entries that become the same (on write, the kernel would use only the first).
+        stranger: the id for a named entry without a counterpart, which gets no permissions; with None, refuse it.
 
     Raises:
-        ValueError: `value` is not a version 2 ACL, or an id has no counterpart, or two became one.
+        ValueError: `value` is not a version 2 ACL, or an id has no counterpart, or two entries became the same.
     """
     if value[:4] != _VERSION or (len(value) - 4) % _ENTRY.size:
         raise ValueError("not a POSIX ACL of version 2")
@@ -48,6 +48,6 @@ def translate(
     named = [(tag, entry_id) for tag, _, entry_id in entries if tag in (_USER, _GROUP)]
     if distinct and len(set(named)) < len(named):
         raise ValueError("two entries are the same id on the server")
-    # acl(5) wants tags in order (they are numbered so) and named entries by id, which mapping may have upset.
+    # acl(5) requires the order of the tags' numbers, and of the ids of named entries, which mapping may have changed.
     entries.sort(key=lambda entry: (entry[0], entry[2]))
     return _VERSION + b"".join(_ENTRY.pack(*entry) for entry in entries)

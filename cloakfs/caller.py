@@ -1,4 +1,4 @@
-"""Who asks, and as whom it is served."""
+"""The caller of a request, and the identity that serves it."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from .ids import ClientId, ServerId
 
 
 class ClientCaller(NamedTuple):
-    """Who asks, in client ids: uid, primary gid, and all groups (the primary one included)."""
+    """The caller in client ids: uid, primary gid, and all groups (including the primary one)."""
 
     uid: ClientId
     gid: ClientId
@@ -14,7 +14,7 @@ class ClientCaller(NamedTuple):
 
 
 class Caller(NamedTuple):
-    """As whom it is served, in server ids: what `Policy.forward` makes of a `ClientCaller`."""
+    """The identity that it is served as, in server ids: what `Policy.forward` makes of a `ClientCaller`."""
 
     uid: ServerId
     gid: ServerId

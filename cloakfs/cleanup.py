@@ -1,6 +1,6 @@
-"""Has a small process outlive the daemon of a local mount, which takes the mount off if the daemon could not.
+"""Starts a small process that outlives the daemon of a local mount, and unmounts the mount if the daemon could not.
 
-A mount whose daemon was killed answers nobody. It would stay until somebody takes it off.
+A mount whose daemon was killed answers no requests, and would stay until somebody unmounts it.
 """
 
 import contextlib
@@ -16,8 +16,8 @@ from .mountpoint import Attached
 
 log = logging.getLogger(__name__)
 
-# A fork of the daemon would in time have most of its memory twice. -I -S: next to nothing is imported, and nothing from
-# the working directory.
+# A mere fork of the daemon would in time duplicate most of its memory. With -I -S, next to nothing is imported, and
+# nothing from the working directory.
 _PROGRAM = (
     sys.executable, "-I", "-S", "-c",
     "import sys; sys.path.append(sys.argv.pop(1)); from cloakfs import cleanupprocess; cleanupprocess.main()",
@@ -26,13 +26,13 @@ _PROGRAM = (
 
 
 class CleanUp:
-    """The clean-up process of a mount that is about to be made: its program may lie where the mount is going to.
+    """The clean-up process of a mount. It starts before the mount is made, which may cover the process's program.
 
-    It has none of the daemon's descriptors: the session is to end with the daemon, and locks are. Without it all else
-    works, so that it is not fatal if it cannot be had.
+    It inherits none of the daemon's descriptors, because the session and the locks must end with the daemon. Everything
+    else works without it, so a failure to start it is not fatal.
 
     Args:
-        key: the mount's (`mount_key`).
+        key: the key of the mount (`mount_key`).
         target: the mount point.
     """
 
@@ -46,7 +46,7 @@ class CleanUp:
             try:
                 daemon = os.pidfd_open(os.getpid())
                 stack.callback(os.close, daemon)
-                # Once all is imported, it goes on as nobody's child, and this returns.
+                # Once it has imported everything, it goes on as an orphan, and this call returns.
                 subprocess.run(
                     [*_PROGRAM, target, str(daemon), *words], stdin=told, stdout=silent, stderr=silent,
                     pass_fds=[daemon], cwd="/", start_new_session=True, check=True,
@@ -55,11 +55,11 @@ class CleanUp:
                 log.warning("%s: no clean-up process (%s): if the daemon is killed, a dead mount stays", target, exc)
 
     def take_charge(self, attached: Attached) -> None:
-        """The mount was made; this is it."""
-        with contextlib.suppress(BrokenPipeError):  # there is no process
+        """Tell the process which mount was made."""
+        with contextlib.suppress(BrokenPipeError):  # the process does not exist
             self._tell.write(f"{attached.mount_id} {attached.device}".encode())
         self.close()
 
     def close(self) -> None:
-        """The mount was not made, or all is said."""
+        """Close the pipe: the mount was not made, or the process knows everything."""
         self._tell.close()

@@ -1,7 +1,7 @@
-"""The clean-up process of a mount: waits for the end of the daemon, and takes off what it leaves behind.
+"""The clean-up process of a mount: waits for the end of the daemon, and removes what the daemon leaves behind.
 
-Everything is imported before it begins to wait, and nothing but what it takes: a package that is replaced meanwhile
-does not matter, and there may be many mounts.
+It imports everything before it begins to wait, so that the package may be replaced meanwhile. It imports no more than
+it needs, because there may be many mounts.
 """
 
 import contextlib
@@ -14,16 +14,17 @@ from .linux import fuseconnection, mountinfo, process
 from .unmount import KINDS, detach_dead
 
 NAME = "cloakfs-cleanup"
-"""What `ps` tells, with the mount point and the daemon; the kernel takes 15 bytes."""
+"""The name that `ps` shows, with the mount point and the daemon; the kernel keeps 15 bytes of it."""
 
 
 def main() -> None:
-    """The mount point, the daemon (a pidfd), the directory it has locked and the files it leaves are the arguments.
+    """Run the clean-up process.
 
-    The number and the device of the mount come by standard input, once it is made.
+    Its arguments are the mount point, the daemon (a pidfd), the directory that the daemon has locked, and the files
+    that it leaves. The id and the device of the mount arrive on standard input once it is made.
     """
     target, daemon, state, *told = sys.argv[1:]
-    # What ends all processes of a terminal or a service ends the daemon as well, and then this one.
+    # A signal to all processes of a terminal or a service ends the daemon as well, and with it this process.
     for ignored in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
     pid = os.getppid()
@@ -36,7 +37,7 @@ def main() -> None:
         return
     number, device = mount
     process.dies(int(daemon), pid)
-    if not process.ends(int(daemon), 0):  # it still has the session, and the device is no other's
+    if not process.ends(int(daemon), 0):  # it still holds the session, so the device cannot have been reused
         _abort(int(number), device)
     _take_off(int(number), device)
     process.ends(int(daemon))
@@ -44,7 +45,7 @@ def main() -> None:
 
 
 def _abort(number: int, device: str) -> None:
-    """End the connection, unless the mount is off the tree already, and so cannot be told from another one."""
+    """Abort the connection, unless the mount is already detached, and so cannot be told apart from another one."""
     with contextlib.suppress(OSError):
         abort = fuseconnection.open_abort(device)
         if _place(number, device) is not None:
@@ -53,7 +54,7 @@ def _abort(number: int, device: str) -> None:
 
 
 def _take_off(number: int, device: str) -> None:
-    """If something is mounted on top, it stays."""
+    """Detach the mount, unless something is mounted on top of it."""
     place = _place(number, device)
     if place is not None:
         detach_dead(place.path, number)
@@ -65,7 +66,7 @@ def _place(number: int, device: str) -> mountinfo.Place | None:
 
 
 def _forget(state: str, told: list[str]) -> None:
-    """Remove what the daemon told, unless there is another one by now, which has it locked."""
+    """Remove what the daemon published, unless a new daemon has locked the directory by now."""
     with contextlib.suppress(OSError):
         fcntl.flock(os.open(state, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
         for path in told:

@@ -1,8 +1,8 @@
 """File-cloaking: which caller sees which file [SZ §2.2].
 
 [SZ] is Spadavecchia & Zadok, "Enhancing NFS Cross-Administrative Domain Access", 2002. All ids here are
-server ids: the file's as they are on disk, the caller's after forward mapping. Cloaking only takes away:
-whether a visible file may be read is decided by the kernel.
+server ids: those of the file as they are on disk, and those of the caller after forward mapping. Cloaking only
+hides: whether a visible file may be read is decided by the kernel.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from .ids import ServerId
 from .mapping import DEFAULT_NOBODY, NOBODY, FirstMatch, Kind, check_range, format_range
 
-# Trees have few kinds of files; what is remembered must have a bound all the same.
+# Trees have few combinations of mode, owner and group, but the number of remembered ones must be bounded nevertheless.
 _MOST_CONDITIONS = 4096
 
 _MASK = re.compile(r"([+-])([0-7])([0-7])([0-7])")
@@ -25,9 +25,9 @@ _MASK = re.compile(r"([+-])([0-7])([0-7])([0-7])")
 class Mask:
     """A cloaking mask: the SHOW bit and nine permission bits [SZ Figure 2].
 
-    show hides files unless they meet the mask (``+``), its absence shows them unless they do (``-``).
-    special (4 setuid, 2 setgid, 1 sticky), group and other (4 r, 2 w, 1 x) are 0 to 7; ValueError
-    otherwise. The owner's permission bits play no part.
+    With show (``+``), files are hidden unless they meet the mask; without it (``-``), they are shown unless they do.
+    special (4 setuid, 2 setgid, 1 sticky), group and other (4 r, 2 w, 1 x) are 0 to 7; otherwise, the constructor
+    raises ValueError. The owner's permission bits play no part.
     """
 
     show: bool
@@ -55,7 +55,7 @@ class Mask:
     def hit(self, mode: int, in_group: bool) -> bool:
         """Return whether a file of this st_mode meets the mask.
 
-        in_group says that the caller belongs to the file's group; without it the group bits do not count.
+        in_group says that the caller belongs to the file's group; otherwise, the group bits do not count.
         """
         bits = self.special << 9 | self.other
         if in_group:
@@ -68,8 +68,8 @@ class CloakDef:
     """One definition of a ``cloak_list`` [SZ §2.2.1].
 
     The mask judges the files whose owner (``uid``) or group (``gid``) is one of the server ids lc_low to
-    lc_high (inclusive). Both are NOBODY (-2) for the export's nobody alone. Raises ValueError for ids
-    outside 0 to MAX_ID, and for an lc_high below lc_low or beside a -2.
+    lc_high (inclusive). If both are NOBODY (-2), it selects only the export's nobody. The constructor raises
+    ValueError for ids outside 0 to MAX_ID, and for an lc_high that is below lc_low or is combined with a -2.
     """
 
     kind: Kind
@@ -84,7 +84,7 @@ class CloakDef:
             raise ValueError(f"{NOBODY} is a single id, no range can begin with it")
 
     def server_range(self, nobody: ServerId) -> tuple[ServerId, ServerId]:
-        """Return the first and last server id this definition selects; nobody is what -2 stands for."""
+        """Return the first and last server id that this definition selects; nobody is the id that -2 stands for."""
         return (nobody, nobody) if self.lc_low == NOBODY else (self.lc_low, self.lc_high)
 
     def __str__(self) -> str:
@@ -92,7 +92,7 @@ class CloakDef:
 
 
 class Verdict(NamedTuple):
-    """What one definition says about a file, with the bits of the mask that the file meets."""
+    """The verdict of one definition on a file, with the bits of the mask that the file meets."""
 
     definition: CloakDef
     hit_group: int
@@ -102,7 +102,7 @@ class Verdict(NamedTuple):
 
 
 class Condition(NamedTuple):
-    """Who sees a file: its owner, and everybody in its group, or outside of it, if that is said of them."""
+    """Who sees a file: its owner, callers in its group if in_group is set, and all others if outside is set."""
 
     owner: ServerId
     group: ServerId
@@ -110,9 +110,9 @@ class Condition(NamedTuple):
     outside: bool
 
     def admits(self, uid: ServerId, has_group: Callable[[ServerId], bool]) -> bool:
-        """Return whether a caller sees the file [SZ Figure 2]. Nobody else may decide that.
+        """Return whether a caller sees the file [SZ Figure 2]. No other code may decide that.
 
-        has_group tells whether a gid is one of the caller's; it is only asked where that matters.
+        has_group returns whether a gid is one of the caller's; it is only called where that matters.
         """
         if uid == self.owner:
             return True
@@ -122,12 +122,12 @@ class Condition(NamedTuple):
 
     @property
     def admits_all(self) -> bool:
-        """Does every possible caller see the file?"""
+        """Whether every possible caller sees the file."""
         return self.in_group and self.outside
 
 
 class _Table:
-    """The definitions of one kind, found by the id they select."""
+    """The definitions of one kind, found by the id that they select."""
 
     def __init__(self, defs: Sequence[CloakDef], kind: Kind, nobody: ServerId) -> None:
         self.defs = [d for d in defs if d.kind == kind]
@@ -142,7 +142,7 @@ class CloakList:
     """The ``cloak_list`` of an export [SZ §2.2].
 
     A file is judged by the first ``uid`` and by the first ``gid`` definition that selects it. It is visible
-    if all of those (at most two) say so, and always to its owner.
+    if all of these (at most two) say so, and its owner always sees it.
     """
 
     __slots__ = ("_conditions", "_gids", "_uids", "hides")
@@ -151,7 +151,7 @@ class CloakList:
         self, defs: Sequence[CloakDef], *, nobody_uid: ServerId = DEFAULT_NOBODY, nobody_gid: ServerId = DEFAULT_NOBODY
     ) -> None:
         self.hides = bool(defs)
-        """False if the list is empty and hides nothing from anybody."""
+        """False if the list is empty, so that it hides nothing."""
         self._uids = _Table(defs, "uid", nobody_uid)
         self._gids = _Table(defs, "gid", nobody_gid)
         self._conditions: dict[tuple[int, ServerId, ServerId], Condition] = {}
@@ -189,9 +189,9 @@ class CloakList:
     def judge(
         self, mode: int, file_uid: ServerId, file_gid: ServerId, caller_uid: ServerId, caller_gids: Container[ServerId]
     ) -> list[Verdict]:
-        """Return what each selecting definition says, as if the caller did not own the file.
+        """Return the verdict of each selecting definition, as if the caller did not own the file.
 
-        For explanations: visible() is True if caller_uid owns the file or all verdicts are visible.
+        This is for explanations: visible() is True if caller_uid owns the file or all verdicts are visible.
         """
         verdicts = []
         for definition in self.selected(file_uid, file_gid):
@@ -211,7 +211,7 @@ class CloakList:
     def same_for_all(self, mode: int, file_uid: ServerId, file_gid: ServerId) -> bool:
         """Return whether every possible caller gets the same answer from visible().
 
-        As the owner always sees the file, that means: visible in its group and outside of it.
+        As the owner always sees the file, this means that it is visible both in its group and outside of it.
         """
         return self.condition(mode, file_uid, file_gid).admits_all
 
@@ -219,9 +219,9 @@ class CloakList:
 def shadowed(
     defs: Sequence[CloakDef], *, nobody_uid: ServerId = DEFAULT_NOBODY, nobody_gid: ServerId = DEFAULT_NOBODY
 ) -> list[tuple[CloakDef, CloakDef]]:
-    """Return (later, earlier) for each definition that earlier ones leave nothing to select, for warnings.
+    """Return (later, earlier), for warnings, for each definition to which earlier ones leave nothing to select.
 
-    Where several are in the way, the one at the lowest id is named.
+    Where several earlier definitions are responsible, the one at the lowest id is named.
     """
     tables = _Table(defs, "uid", nobody_uid), _Table(defs, "gid", nobody_gid)
     return [

@@ -1,7 +1,8 @@
-"""What a running daemon says when it is asked, for `cloakfs explain` and `table`.
+"""The protocol in which a running daemon answers questions, for `cloakfs explain` and `table`.
 
-What is on disk may have changed since: the options, the plug-in. So each daemon listens at a unix stream socket, which
-is root's alone, and answers a line of JSON with another. The first one is about the version, which has to be the same:
+The options and the plug-in on disk may have changed since the mount. Each daemon therefore listens on a unix stream
+socket, to which only root has access, and answers each line of JSON with another. The first line is about the version,
+which must be the same on both sides:
 
     {"version": 1}                               {"version": 1}, from another version with "refused"
 
@@ -9,10 +10,10 @@ Then:
 
     {}                                           {"options": …, "groups": …, "plugin": null or {…}}
     {"method": "visible", "arguments": […]}      {"answer": …}, {"failed": why}, or {"access": [caller, mode]}
-    {"method": "lie over"}                       {"xattrs": …}: from now on, who asks is let in (`above`)
+    {"method": "lie over"}                       {"xattrs": …}: from now on, the client is let in (`above`)
 
-"access" is a question back: a plug-in wants to know what the kernel grants, and only who asks has the object. It
-asks again, with all that was asked back and the answers as "access".
+"access" is a question back: a plug-in needs to know what the kernel grants, and only the client has the object. The
+client repeats its request, with all questions that came back and their answers as "access".
 """
 
 import contextlib
@@ -40,16 +41,16 @@ from .views import Views
 CONTROL_DIR = os.path.join(RUN_DIR, "control")
 
 VERSION = 1
-"""Of the control protocol. The first line and its answer have a "version" in every later one, too."""
+"""The version of the control protocol. In every later version, the first line and its answer have a "version"."""
 
 MOST_CONVERSATIONS = 16
-"""With so many going on, whoever has been silent longest makes room for the next one."""
+"""The maximum of concurrent conversations; beyond it, the one that has been silent longest is ended."""
 
 LONGEST_REQUEST = 1 << 20
 """In bytes. A caller may be in 65,536 groups."""
 
 PATIENCE_SECONDS = 10.0
-"""How long whoever asks waits for an answer."""
+"""How long a client waits for an answer."""
 
 _MOST_QUESTIONS_BACK = 100
 
@@ -65,7 +66,7 @@ class PluginError(Exception):
 
 
 def socket_of(key: str) -> str:
-    """Where the daemon of the mount with this key listens."""
+    """Return the path of the socket on which the daemon of the mount with this key listens."""
     return os.path.join(CONTROL_DIR, key)
 
 
@@ -73,15 +74,15 @@ def socket_of(key: str) -> str:
 
 
 class Control:
-    """The socket of one mount's daemon; a context manager, after which nobody is answered.
+    """Serves the control socket of one mount's daemon; as a context manager, removes it on exit.
 
     Args:
-        key: of the mount.
-        told: has the options that are in force.
-        groups: where supplementary groups come from, in force: as in the option `groups=`.
-        views: have the policy that is in force.
+        key: the key of the mount.
+        published: holds the options in force.
+        groups: the effective source of supplementary groups, as in the option `groups=`.
+        views: hold the policy in force.
         above: the daemons of mounts that lie over this one.
-        xattrs: are there extended attributes?
+        xattrs: whether the mount supports extended attributes.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Control:
         self._views = views
         self._above = above
         self._xattrs = xattrs
-        self._conversations: dict[trio.CancelScope, None] = {}  # who has been silent longest comes first
+        self._conversations: dict[trio.CancelScope, None] = {}  # the one silent longest comes first
 
     def __enter__(self) -> None:
         os.makedirs(CONTROL_DIR, mode=0o700, exist_ok=True)
@@ -123,7 +124,7 @@ class Control:
         self._listening.close()
 
     async def serve(self, tasks: Tasks) -> None:
-        """Answer for ever; each conversation is a task."""
+        """Answer requests for ever; each conversation is a task."""
         listening = trio.socket.from_stdlib_socket(self._listening)
         while True:
             connection, _ = await listening.accept()
@@ -157,7 +158,7 @@ class Control:
 
     def _let_in(self, pid: int, scope: trio.CancelScope, until_its_end: contextlib.ExitStack) -> None:
         until_its_end.enter_context(self._above.let_in(pid))
-        self._conversations.pop(scope, None)  # it is silent for as long as it lives, and makes room for nobody
+        self._conversations.pop(scope, None)  # it stays silent all its life, and must never be ended to make room
 
     async def _answer_lines(
         self, stream: trio.SocketStream, scope: trio.CancelScope, let_in: Callable[[], None]
@@ -170,7 +171,7 @@ class Control:
             for line in lines:
                 if scope in self._conversations:
                     self._conversations[scope] = self._conversations.pop(scope)
-                # Nobody else waits for one who does not read.
+                # A client that does not read holds up nobody else.
                 if greeted:
                     await stream.send_all(self._answer(line, let_in))
                 else:
@@ -214,16 +215,16 @@ class Control:
             arguments = [ClientCaller(*who) for who in arguments]
         try:
             answer = getattr(policy, method)(*arguments)
-            if method == "show":  # of which these three are heeded
+            if method == "show":  # only these three fields of its answer count
                 answer = replace(arguments[0], mode=int(answer.mode), uid=answer.uid, gid=answer.gid)
             told = {"answer": _plain(answer)}
-        except BaseException as exc:  # be it SystemExit
+        except BaseException as exc:  # even SystemExit
             told = {"failed": cause(exc)}
         return {"access": asked_back[0]} if asked_back else told
 
 
 def _greeted(line: bytes | bytearray) -> tuple[bool, bytes]:
-    """Is this a first line of the same version? And the answer to it."""
+    """Return whether this is a first line of the same version, and the answer to it."""
     version = None
     with contextlib.suppress(ValueError, RecursionError, AttributeError):
         version = json.loads(line).get("version")
@@ -235,21 +236,21 @@ def _greeted(line: bytes | bytearray) -> tuple[bool, bytes]:
 
 
 def _described(policy: Policy) -> dict[str, Any] | None:
-    """What it takes to stand in for a plug-in; None of the built-in policy."""
+    """Return what a client needs to stand in for a plug-in; None for the built-in policy."""
     if type(policy) is Policy and not vars(policy).keys() & set(METHODS):
         return None
     methods = [method for method in METHODS if not is_built_in(policy, method)]
     return {"options": format_options(policy.options), "methods": methods, "hides": bool(policy.hides)}
 
 
-# -- who asks it -----------------------------------------------------------------------------------
+# -- the client ------------------------------------------------------------------------------------
 
 
 class Conversation:
-    """A connection to the daemon of a mount; a context manager, which closes it.
+    """A connection to the daemon of a mount; as a context manager, closes it on exit.
 
     Raises:
-        DaemonError: there is none, or it is of another version.
+        DaemonError: there is no daemon, or it is of another version.
     """
 
     def __init__(self, mount: Mounted) -> None:
@@ -280,7 +281,7 @@ class Conversation:
             )
 
     def close(self) -> None:
-        """Nobody asks any more."""
+        """Close the connection."""
         self._answers.close()
         self._socket.close()
 
@@ -291,10 +292,10 @@ class Conversation:
         self.close()
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The daemon's answer.
+        """Return the daemon's answer.
 
         Raises:
-            DaemonError: there is none.
+            DaemonError: the daemon does not answer.
         """
         answer = self._said(request)
         if "refused" in answer:
@@ -313,15 +314,15 @@ class Conversation:
 
 
 class Daemon(Conversation):
-    """The daemon of a mount, to be asked until it is closed: then methods of a plug-in cannot be called any more.
+    """The daemon of a mount. After closing it, the methods of a plug-in cannot be called any more.
 
     Attributes:
-        options: those that are in force.
-        policy: the policy that is in force. If it is a plug-in, its methods are calls to the daemon, which raise
+        options: the options in force.
+        policy: the policy in force. If it is a plug-in, its methods are calls to the daemon, which raise
             `DaemonError` and `PluginError`.
 
     Raises:
-        DaemonError: it cannot be asked, or is of another version.
+        DaemonError: the daemon cannot be asked, or is of another version.
     """
 
     def __init__(self, mount: Mounted) -> None:
@@ -356,11 +357,11 @@ class Daemon(Conversation):
         return _restored(answer["answer"])
 
 
-# -- what goes over it -----------------------------------------------------------------------------
+# -- values on the wire ----------------------------------------------------------------------------
 
 
 def _plain(value: object) -> object:
-    """What a method takes or answers, for JSON; what is none of its answers anyway is told as text."""
+    """Convert an argument or answer of a method for JSON; a value that is no valid answer becomes text."""
     match value:
         case Caller() | ClientCaller():
             return {"uid": value.uid, "gid": value.gid, "groups": sorted(value.groups)}

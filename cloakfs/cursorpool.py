@@ -1,4 +1,4 @@
-"""One pool of cursors for all files, recycled fairly [ES §7]: who asks for many cannot take those of others."""
+"""One pool of cursors for all files, recycled fairly [ES §7]: a file that needs many cannot take those of others."""
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterator
@@ -7,11 +7,11 @@ from typing import Generic, TypeVar
 C = TypeVar("C", bound=Hashable)
 
 _AT_ONCE = 16
-"""So many streams of a file can begin at the same time, also where the streams of others fill the pool."""
+"""How many streams of a file can begin at the same time even if the streams of others fill the pool."""
 
 
 class _Held(Generic[C]):
-    """What one owner has of the pool, the least recently used first."""
+    """The cursors of one owner, the least recently used first."""
 
     __slots__ = ("streams", "trials")
 
@@ -28,7 +28,7 @@ class _Held(Generic[C]):
 
 
 class _Ranks:
-    """Owners by a number that each of them has; tells who has the most, without looking at all of them.
+    """Owners ranked by a number that each of them has; finds one with the highest, without looking at all of them.
 
     Attributes:
         most: the highest number.
@@ -57,17 +57,17 @@ class _Ranks:
 
     @property
     def first(self) -> Hashable:
-        """One of those who have the most; somebody must have something."""
+        """One of the owners with the highest number; there must be an owner."""
         return next(iter(self._owners[self.most]))
 
 
 class CursorPool(Generic[C]):
-    """So many cursors as there are, and whose they are.
+    """A limited number of cursors and their owners.
 
-    A cursor is *on trial* until it has proven to follow a stream. Whoever has no cursor can always get one. What is on
-    trial is shared evenly: who has the most of it gives way. Streams give way only to an owner who has less than an
-    equal part of the pool, and only those of whoever has the most. So however many cursors a file is read at random
-    with, the streams of others, up to their part of the pool, remain.
+    A cursor is *on trial* until it has proven to follow a stream. An owner without a cursor can always get one.
+    Cursors on trial are shared evenly: the owner with the most of them has to give one up. A stream gives way only to
+    an owner that has less than an equal part of the pool, and only if its own owner has the most cursors. However many
+    cursors the random reads of one file need, the streams of others, up to their part of the pool, remain.
 
     Args:
         size: how many cursors there may be; at least one for each owner.
@@ -84,16 +84,16 @@ class CursorPool(Generic[C]):
         return len(self._all)
 
     def __iter__(self) -> Iterator[C]:
-        """The least recently used first."""
+        """Iterate over all cursors, the least recently used first."""
         return iter(self._all)
 
     def of(self, owner: Hashable) -> set[C]:
-        """The owner's cursors."""
+        """Return the owner's cursors."""
         held = self._held.get(owner)
         return {*held.trials, *held.streams} if held is not None else set()
 
     def use(self, owner: Hashable, cursor: C, *, is_stream: bool) -> None:
-        """This cursor was used just now; a new one is added, for which there must be room."""
+        """Note that this cursor was just used; a new cursor is added, for which there must be room."""
         held = self._held.setdefault(owner, _Held())
         kind, other = (held.streams, held.trials) if is_stream else (held.trials, held.streams)
         other.pop(cursor, None)
@@ -107,14 +107,14 @@ class CursorPool(Generic[C]):
         self._count(owner, held)
 
     def make_room(self, owner: Hashable, is_idle: Callable[[C], bool]) -> C | None:
-        """Let a cursor give way so that the owner may have one more.
+        """Remove a cursor if necessary, so that the owner may have one more.
 
         Args:
-            owner: who wants it.
-            is_idle: a stream has been left alone, and is as good as none.
+            owner: the owner that needs a cursor.
+            is_idle: whether a stream has not been read for so long that it may be given up.
 
         Returns:
-            the cursor, which is nobody's any more; None: there is room.
+            the removed cursor, which has no owner any more; None if there is room.
         """
         if len(self._all) < self.size:
             return None
@@ -123,7 +123,7 @@ class CursorPool(Generic[C]):
         return cursor
 
     def drop(self, owner: Hashable) -> None:
-        """Whatever the owner has is free."""
+        """Free all cursors of the owner."""
         for cursor in self.of(owner):
             self._take(cursor)
 
@@ -133,7 +133,7 @@ class CursorPool(Generic[C]):
             return self._held[self._trials.first].oldest
         owners = len(self._held) + (owner not in self._held)
         if len(own) < self.size // owners and len(own.trials) < _AT_ONCE:
-            return self._held[self._cursors.first].oldest  # whose part is more than equal: the pool is full
+            return self._held[self._cursors.first].oldest  # which has more than an equal part, as the pool is full
         return own.oldest
 
     def _take(self, cursor: C) -> None:
@@ -152,7 +152,7 @@ class CursorPool(Generic[C]):
             held = self._held[owner]
             if len(held) > 1:
                 return cursor
-            held.trials[cursor] = held.streams.pop(cursor)  # its only one
+            held.trials[cursor] = held.streams.pop(cursor)  # its owner has only this one
             self._count(owner, held)
         return None
 

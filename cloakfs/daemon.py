@@ -41,7 +41,7 @@ from .watch import Watch
 log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 10.0
-"""How long those who have files open may go on after SIGTERM; a second one ends it at once."""
+"""How long processes with open files may go on after SIGTERM; a second SIGTERM ends the session at once."""
 
 FIXED_BY_THE_MOUNT = {
     "read_only": "ro or rw",
@@ -50,31 +50,31 @@ FIXED_BY_THE_MOUNT = {
     "view_access": "view_access",
     "no_client_cache": "no_client_cache",
 }
-"""Fields of `Options` that a reload cannot change, and the option to name; what is not in here it takes over."""
+"""Fields of `Options` that a reload cannot change, with the option to name; a reload applies all other fields."""
 
 _IDLE_SECONDS = 5.0
 
-# What is killed loses the nodeids of so many seconds, on local mounts.
+# A daemon of a local mount that is killed loses the nodeids of this many seconds.
 _COMMIT_SECONDS = 1.0
 _ATTEMPTS = 20
 _ATTEMPT_SECONDS = 0.02
 
-# So many descriptors clients cannot have: requests need some for a moment.
+# Clients cannot have this many descriptors, because requests need some for a moment.
 _SPARE_DESCRIPTORS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a mount is made of.
+    """The settings of one mount.
 
     Attributes:
         source: absolute path of the real tree.
         target: absolute path of the mount point.
-        options: the export's.
-        mount_options: those of mount(8).
-        policy_dir: what a relative `policy=` file is relative to.
-        reread: reads the options again from where they came, for SIGHUP; None if there is no such place (a plug-in
-            is read again all the same).
+        options: the options of the export.
+        mount_options: the options of mount(8).
+        policy_dir: the directory that a relative `policy=` file is relative to.
+        reread: reads the options again from their origin, for SIGHUP; None if they cannot be read again (a plug-in
+            is still read again).
     """
 
     source: str
@@ -89,7 +89,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
     """Mount and serve until somebody unmounts or a signal asks to stop.
 
     Args:
-        settings: what to mount where.
+        settings: what to mount, and where.
         ready: called once the mount answers.
 
     Raises:
@@ -148,7 +148,8 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             max_open=most - min(most // 4, _SPARE_DESCRIPTORS),
         )
         watch = _watch(filesystem)
-        # A server would export what is below; and where that is the tree itself, everybody would see all of it.
+        # Once such a mount is gone, a server would export what lies below it; where that is the tree itself, everybody
+        # would see all of it.
         must_stay = settings.mount_options.is_exported or _lies_over_the_tree(settings)
         clean_up = None if must_stay else CleanUp(key, settings.target)
         if clean_up is not None:
@@ -186,8 +187,8 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         with contextlib.suppress(OSError):
             abort = fuseconnection.open_abort(attached.device)
             stack.callback(os.close, abort)
-        # Root's own privileges would lift quotas and reserved blocks for everybody, open `trusted.` names, and let
-        # everybody give programs capabilities. (Those that setfsuid(2) takes away are not among these.)
+        # With these privileges of root, every caller could exceed quotas, use reserved blocks, access `trusted.` names
+        # and give programs capabilities. (setfsuid(2) takes away others, but not these.)
         given_up = 1 << linux.CAP_SYS_ADMIN | 1 << linux.CAP_SYS_RESOURCE | 1 << linux.CAP_SETFCAP
         linux.set_effective_capabilities(linux.effective_capabilities() & ~given_up)
         try:
@@ -200,8 +201,9 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         finally:
             linux.act_as_daemon()
             if abort >= 0:
-                fuseconnection.abort(abort)  # a thread may still have the session, and wait in the kernel
-            # In this order: the last one to let go of a mount with a block device waits for an answer of the session.
+                fuseconnection.abort(abort)  # a thread may still hold the session, and wait in the kernel
+            # The session is closed first, because the last one to release a mount with a block device waits for an
+            # answer of the session.
             pyfuse3.close(unmount=False)
             attached.detach_dead()
     log.info("%s: unmounted", settings.target)
@@ -213,7 +215,7 @@ def _only_one(group: BaseExceptionGroup[MountError]) -> MountError:
 
 
 def _locked(state: int) -> bool:
-    """Get the lock that the daemon of a mount holds for its life, and others for a moment, to see if there is one."""
+    """Try to get the lock that a mount's daemon holds for life; others hold it for a moment, to look for a daemon."""
     for _ in range(_ATTEMPTS):
         try:
             fcntl.flock(state, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -225,11 +227,11 @@ def _locked(state: int) -> bool:
 
 
 def _nodes(settings: Settings, index: Index, max_fds: int) -> Nodes:
-    """The objects of the tree.
+    """Return the objects of the tree.
 
     Raises:
-        MountError: it cannot be mounted over.
-        OSError: it cannot be opened.
+        MountError: the tree cannot be mounted over.
+        OSError: the tree cannot be opened.
     """
     covered = _covers_its_source(settings)
     try:
@@ -248,12 +250,12 @@ def _covers_its_source(settings: Settings) -> bool:
 
 
 def _lies_over_the_tree(settings: Settings) -> bool:
-    """Is the tree itself seen where the mount is taken off? (It may be bound there, too.)"""
+    """Whether unmounting uncovers the tree itself at the mount point. (It may be bind-mounted there, too.)"""
     return _covers_its_source(settings) or os.path.samefile(settings.source, settings.target)
 
 
 def _served_already(settings: Settings) -> str:
-    """Why there can be no second mount of the same tree at the same place."""
+    """Return why there can be no second mount of the same tree at the same mount point."""
     pair = settings.source, settings.target
     daemon = next((mount for mount in all_mounted() if (mount.source, mount.target) == pair), None)
     places = {
@@ -273,9 +275,9 @@ def _served_already(settings: Settings) -> str:
 
 
 def _watch(filesystem: Filesystem) -> Watch | None:
-    """What tells of changes behind the mount; None if the kernel has no such thing."""
+    """Return the watch that reports changes behind the mount; None if the kernel does not support it."""
     try:
-        # What is done through one of several views is behind the others' backs.
+        # With several views, a change made through one of them is behind the mount for the others.
         watch = Watch(own=filesystem.views.top)
     except OSError as exc:
         log.warning(
@@ -287,10 +289,10 @@ def _watch(filesystem: Filesystem) -> Watch | None:
 
 
 def _record(settings: Settings, stack: contextlib.ExitStack) -> TextIO | None:
-    """Where READs are recorded (`-o record=FILE`).
+    """Return the file in which READs are recorded (`-o record=FILE`).
 
     Raises:
-        MountError: it cannot be written.
+        MountError: the file cannot be written.
     """
     if settings.mount_options.record is None:
         return None
@@ -302,10 +304,10 @@ def _record(settings: Settings, stack: contextlib.ExitStack) -> TextIO | None:
 
 
 def _groups_of(settings: Settings) -> str | None:
-    """Where callers' groups come from; threads of the kernel's NFS server do not show theirs.
+    """Return where callers' groups come from; /proc does not show them for threads of the kernel's NFS server.
 
     Raises:
-        MountError: they are to come from there all the same.
+        MountError: the options ask to read them from there nevertheless.
     """
     words = settings.options.groups
     if settings.mount_options.knfsd and words == "proc":
@@ -315,10 +317,10 @@ def _groups_of(settings: Settings) -> str | None:
 
 @contextlib.contextmanager
 def _late_answers_untold(session: int) -> Iterator[None]:
-    """Keep pyfuse3 from logging as errors that answers came after the end of the session.
+    """Keep pyfuse3 from logging errors about replies that came after the end of the session.
 
-    When the last user has gone, the kernel does not wait for what that user did not wait for either (RELEASE), and does
-    not know such a request any more when it is answered.
+    When the last user is gone, the kernel does not wait for requests that this user did not wait for (RELEASE). It no
+    longer knows such a request when the reply comes.
     """
     ended = select.poll()
     ended.register(session, 0)  # for POLLERR alone
@@ -326,8 +328,8 @@ def _late_answers_untold(session: int) -> Iterator[None]:
     def is_worth_telling(record: logging.LogRecord) -> bool:
         if "fuse_reply" not in record.msg or record.args != (os.strerror(errno.ENOENT),):
             return True
-        # The kernel forgets the requests a moment before it calls the session ended. While the session goes on it never
-        # forgets one, so that nobody has to wait here again and again.
+        # The kernel forgets the requests a moment before it reports the end of the session, so wait for that. It never
+        # forgets a request while the session goes on, so this wait does not happen repeatedly.
         return not ended.poll(100)
 
     pyfuse3_log = logging.getLogger("pyfuse3")
@@ -339,10 +341,10 @@ def _late_answers_untold(session: int) -> Iterator[None]:
 
 
 def _refuse_to_serve_itself(settings: Settings) -> None:
-    """A mount point beside the tree may be inside of it all the same: where the tree is a shared bind mount.
+    """Refuse a mount that also appears inside the source, as it may where the tree is a shared bind mount.
 
     Raises:
-        MountError: the new mount is to be seen below the source.
+        MountError: the new mount is visible below the source.
     """
     places = [(place.device, place.path) for place in mountinfo.by_id().values()]
     device = next((device for device, path in reversed(places) if path == settings.target), None)
@@ -399,12 +401,12 @@ class _Daemon:
         async with trio.open_nursery() as nursery:
             filesystem = self._filesystem
             tasks = filesystem.tasks = filesystem.repair.tasks = filesystem.reader.tasks = Tasks(nursery)
-            # What comes again while it is ending must not keep it from leaving everything tidy.
+            # A further signal while the daemon ends must not keep it from cleaning up.
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)
             with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
                 tasks.keep("obeying signals", self._obey, signals, tasks)
-                nursery.start_soon(self._say_ready)  # a mount that cannot say so was not made
+                nursery.start_soon(self._say_ready)  # not a kept task: a mount that fails here was not made
                 tasks.keep("keeping house", self._keep_house)
                 tasks.keep("making nodeids durable", self._keep_index)
                 cache, views = filesystem.cache, filesystem.views
@@ -421,8 +423,8 @@ class _Daemon:
         try:
             await loop.serve(stock=self._settings.mount_options.stock_loop)
         except* ConnectionAbortedError:
-            # The session ended while a request was being read: of that the kernel says ECONNABORTED, and pyfuse3 takes
-            # only ENODEV for the end. There is nobody left to answer.
+            # The session ended while a request was being read. The kernel then returns ECONNABORTED, but pyfuse3 treats
+            # only ENODEV as the end. There is nobody left to answer.
             log.debug("%s: the session ended in the middle of a request", self._settings.target)
 
     async def _say_ready(self) -> None:
@@ -434,7 +436,7 @@ class _Daemon:
         while True:
             await trio.sleep(_COMMIT_SECONDS)
             linux.act_as_daemon()
-            with contextlib.suppress(sqlite3.Error):  # which is logged, and told whoever asks for a number next
+            with contextlib.suppress(sqlite3.Error):  # it is logged, and raised again when a number is needed
                 self._index.commit()
 
     async def _keep_house(self) -> None:
@@ -471,19 +473,20 @@ class _Daemon:
 
     async def _stop(self) -> None:
         if self._attached.has_ended():
-            return  # somebody was faster
-        # In a thread: the kernel may have to write back pages first, through this very loop.
+            return  # somebody else has unmounted it already
+        # This runs in a thread, because the kernel may first have to write back pages through this very loop.
         await trio.to_thread.run_sync(linux.apart, self._detach)
         await trio.sleep(GRACE_SECONDS)
         log.warning("%s: still in use after %g s", self._settings.target, GRACE_SECONDS)
         pyfuse3.terminate()
 
     def _detach(self) -> None:
-        linux.act_as_daemon()  # a new thread begins as whoever was served last, who may not get to the mount point
+        # A new thread inherits the identity of the caller served last, which may have no access to the mount point.
+        linux.act_as_daemon()
         self._attached.detach()
 
     def _reload(self) -> None:
-        """Take over changed options and a changed plug-in, all of it or, if anything is wrong, nothing."""
+        """Apply changed options and a changed plug-in: all changes or, if anything is wrong, none."""
         linux.act_as_daemon()
         reread = self._settings.reread
         if reread is None and not is_in_file(self._settings.options.policy):
@@ -504,10 +507,10 @@ class _Daemon:
         self._published.reloaded(options)
 
     def _refuse_what_takes_a_new_mount(self, options: Options) -> None:
-        """Half of a change is never in force.
+        """Refuse a reload that needs a new mount, so that half of a change is never in force.
 
         Raises:
-            MountError: something is different that a daemon cannot change.
+            MountError: an option has changed that a running daemon cannot change.
         """
         now, target = self._settings.options, self._settings.target
         changed = [word for name, word in FIXED_BY_THE_MOUNT.items() if getattr(options, name) != getattr(now, name)]

@@ -1,7 +1,7 @@
-"""Why a caller sees what: each step from its ids and a path to the answer, for `cloakfs explain` and `table`.
+"""Explains what a caller sees: each step from its ids and a path to the answer, for `cloakfs explain` and `table`.
 
-The steps are asked of the same view that a mount would ask, so that they cannot disagree with it. Needs root: the
-kernel is asked for permissions as somebody else.
+Each step asks the same view that a mount would ask, so the explanation cannot disagree with the mount. This needs root,
+because it asks the kernel for the permissions of other users.
 """
 
 import os
@@ -28,7 +28,7 @@ READ, WRITE, EXECUTE = 4, 2, 1
 
 
 class MappedId(NamedTuple):
-    """An id on both sides (None: it has no counterpart there) and the rule that says so."""
+    """An id on both sides (None: it has no counterpart there) and the rule that maps it."""
 
     client: ClientId | None
     server: ServerId | None
@@ -40,7 +40,7 @@ class Identification:
     """How a caller becomes an identity on the server.
 
     Attributes:
-        server: the identity; None when a plug-in failed to tell, and the caller sees nothing.
+        server: the identity; None if a plug-in failed to return one, so that the caller sees nothing.
         uid: the caller's uid.
         gid: its primary gid.
         groups: its supplementary gids; those without a server id are dropped.
@@ -55,11 +55,11 @@ class Identification:
 
 
 def identify(view: View, caller: ClientCaller, groups: str | None) -> Identification:
-    """The identity that a request is served as.
+    """Return the identity that a request is served as.
 
     Args:
         view: a caller view.
-        caller: who asks; its groups are what the option `groups=proc` would find.
+        caller: the caller; its groups are those that the option `groups=proc` would find.
         groups: the option `groups=` of the export.
     """
     source = None if groups in (None, "proc") else group_source(groups)
@@ -90,7 +90,7 @@ def identify(view: View, caller: ClientCaller, groups: str | None) -> Identifica
 
 
 def as_given(server: Caller) -> Identification:
-    """The identification of somebody who is named by server ids."""
+    """Return the identification of a caller that is given by server ids."""
     rule = "named by server ids"
     return Identification(
         server,
@@ -106,7 +106,7 @@ def _plugin(policy: Policy) -> str:
 
 
 def forward_rule(policy: Policy, kind: Kind, client_id: ClientId) -> str:
-    """What decides the server id of a caller's `client_id`: a definition, or why none does."""
+    """Return what decides the server id of a caller's `client_id`: a definition, or why none applies."""
     if not is_built_in(policy, "forward"):
         return _plugin(policy)
     definition = policy.ids[kind].definition_of(client_id)
@@ -120,7 +120,7 @@ def forward_rule(policy: Policy, kind: Kind, client_id: ClientId) -> str:
 
 
 def reverse_rule(policy: Policy, kind: Kind, server_id: ServerId) -> str:
-    """What decides the client id that stands for the `server_id` of a file."""
+    """Return what decides the client id that stands for the `server_id` of a file."""
     if not (is_built_in(policy, "show") and is_built_in(policy, "client_id")):
         return _plugin(policy)
     definition = policy.ids[kind].reverse_definition_of(server_id)
@@ -131,17 +131,17 @@ def reverse_rule(policy: Policy, kind: Kind, server_id: ServerId) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One component of a path, as one identity meets it.
+    """One component of a path, from the point of view of one identity.
 
     Attributes:
         name: "" for the root of the export.
         mode: type and permission bits on the server.
         uid: the owner on the server.
         gid: the group on the server.
-        shown: (mode, uid, gid) as the client is told; None if a plug-in failed to say.
-        verdicts: what the definitions of the cloak_list say that select it, as if its owner were somebody else.
-        visible: is this component visible in itself?
-        reason: why, in words.
+        shown: (mode, uid, gid) as shown to the client; None if a plug-in failed to return them.
+        verdicts: the verdicts of the cloak_list definitions that select it, as if its owner were somebody else.
+        visible: whether this component is visible, regardless of those above.
+        reason: the reason, in words.
         permissions: what the kernel grants on the server (4 read, 2 write, 1 execute or search).
     """
 
@@ -157,7 +157,7 @@ class Step:
 
 
 def judge(view: View, who: Caller, name: str, fd: int, *, is_root: bool = False) -> Step:
-    """How `who` (server ids) meets the object that `fd` (O_PATH) refers to."""
+    """Judge the object that `fd` (O_PATH) refers to from the point of view of `who` (server ids)."""
     info = calls.fstat(fd)
     attrs = attrs_of(os.fsencode(name), info, fd)
     shown = view.show(attrs)
@@ -171,7 +171,7 @@ def judge(view: View, who: Caller, name: str, fd: int, *, is_root: bool = False)
         reason = f"hidden by the mount below, {below.path}"
     asks = credentials(who)
     permissions = sum(mode for mode in (READ, WRITE, EXECUTE) if calls.access(asks, fd, mode))
-    act_as_daemon()  # whoever wants to know goes on in this thread
+    act_as_daemon()  # the code that called this goes on in this thread
     return Step(
         name,
         attrs.mode,
@@ -204,7 +204,7 @@ def _reason(
 
 
 def describe(verdict: Verdict) -> str:
-    """A verdict in words: the definition, what it does, and the bits that make it so."""
+    """Return a verdict in words: the definition, what it does, and the bits that decide it."""
     met = [
         f"{what} {''.join(letter for letter, bit in zip('rwx', (4, 2, 1), strict=True) if bits & bit)}"
         for what, bits in (("group", verdict.hit_group), ("other", verdict.hit_other))
@@ -217,7 +217,7 @@ def describe(verdict: Verdict) -> str:
 
 
 def walk(source: str, names: list[str], view: View, who: Caller) -> list[Step]:
-    """How `who` (server ids) meets the root of the export at `source`, and each component of a path below it.
+    """Judge the root of the export at `source`, and each component of a path below it, for `who` (server ids).
 
     Symbolic links are not followed.
 
@@ -238,14 +238,14 @@ def walk(source: str, names: list[str], view: View, who: Caller) -> list[Step]:
 
 
 def visible(steps: list[Step]) -> bool:
-    """Is the end of a walk visible? What is below something hidden is hidden."""
+    """Whether the end of a walk is visible. Everything below a hidden object is hidden."""
     return all(step.visible for step in steps)
 
 
 def permissions(steps: list[Step], *, read_only: bool) -> int:
-    """What the kernel grants at the end of a walk (4 read, 2 write, 1 execute), hidden or not.
+    """Return what the kernel grants at the end of a walk (4 read, 2 write, 1 execute), hidden or not.
 
-    Nothing where a directory above may not be searched, and no writing in a read-only export.
+    It grants nothing if a directory above may not be searched, and no writing in a read-only export.
     """
     if not all(step.permissions & EXECUTE for step in steps[:-1]):
         return 0
@@ -253,7 +253,7 @@ def permissions(steps: list[Step], *, read_only: bool) -> int:
 
 
 def cell(steps: list[Step], *, read_only: bool) -> str:
-    """A visible and accessible in some way, v visible only, - neither [SZ Table 2]."""
+    """Return "A" for visible and accessible in some way, "v" for visible only, "-" for neither [SZ Table 2]."""
     if not visible(steps):
         return "-"
     return "A" if permissions(steps, read_only=read_only) else "v"
@@ -270,7 +270,7 @@ class Row(NamedTuple):
 
 
 def table(source: str, names: list[str], view: View, callers: list[Caller | None], *, read_only: bool) -> list[Row]:
-    """What each of the callers (server ids; None sees nothing) can do with each file of a directory.
+    """Return what each of the callers (server ids; None sees nothing) can do with each file of a directory.
 
     Raises:
         OSError: there is no such directory.
@@ -288,7 +288,7 @@ def table(source: str, names: list[str], view: View, callers: list[Caller | None
 
 
 def owners(source: str, names: list[str]) -> list[ServerId]:
-    """The uids that own something in a directory, in order.
+    """Return the uids that own something in a directory, sorted.
 
     Raises:
         OSError: there is no such directory.
@@ -297,7 +297,7 @@ def owners(source: str, names: list[str]) -> list[ServerId]:
 
 
 def _entries(source: str, names: list[str]) -> Iterator[tuple[str, int]]:
-    """What is in a directory: its names, each with a descriptor (O_PATH) that is open until the next one."""
+    """Yield the names in a directory, each with a descriptor (O_PATH) that stays open until the next one."""
     fd = calls.find_top(source)
     try:
         for name in names:
@@ -325,7 +325,7 @@ def _entries(source: str, names: list[str]) -> Iterator[tuple[str, int]]:
 
 
 def kind_of(mode: int) -> str:
-    """The type of a file in words."""
+    """Return the type of a file in words."""
     kinds = {
         stat.S_IFREG: "file",
         stat.S_IFDIR: "directory",

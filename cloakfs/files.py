@@ -1,26 +1,26 @@
-"""Replacing a file: whoever reads it finds what it said before or what it says now, never a part of either."""
+"""Replaces a file atomically: a reader finds the old content or the new, never a part of either."""
 
 import os
 
 
 def beside(path: str) -> str:
-    """Where the new content of a file is written before it takes the place of the old."""
+    """Return the path to which the new content of a file is written before it replaces the old."""
     return f"{path}.new"
 
 
 def replace(path: str, content: bytes, *, mode: int = 0o666, durable: bool = False) -> None:
-    """Have the file at `path`, which need not be there yet, say `content`.
+    """Replace the content of the file at `path`, which need not exist yet, by `content`.
 
-    What a process that was killed here leaves beside it, the next one overwrites.
+    If a process is killed here, the temporary file that it leaves is overwritten by the next one.
 
     Args:
-        path: of the file, not of a link to it.
-        content: all that it is to say.
-        mode: its permissions; the umask is taken off, as ever.
-        durable: after a power failure, too, it says the one or the other. That waits for the disk.
+        path: the path of the file itself, not of a link to it.
+        content: the whole new content.
+        mode: the permissions of the file; the umask is subtracted, as usual.
+        durable: the file has the old content or the new even after a power failure. This waits for the disk.
 
     Raises:
-        OSError: it cannot be written (of open(2), the file name is that of the new one); the file is as before.
+        OSError: it cannot be written (an error of open(2) names the temporary file); the file is unchanged.
     """
     with open(beside(path), "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         file.write(content)

@@ -18,48 +18,48 @@ from .linux import process
 log = logging.getLogger(__name__)
 
 FRESH_SECONDS = 30.0
-"""How long a change of a user's groups in the user database may take to be in force."""
+"""How long a change of a user's groups in the user database may take to come into force."""
 
 PATIENCE_SECONDS = 5.0
 """How long a request waits for the user database before it is served without supplementary groups."""
 
-# An answer that is in use after so many seconds is asked for again meanwhile: nobody has to wait for it.
+# An answer used when it is older than this is refreshed in the background, so that no request has to wait for it.
 _AGAIN_SECONDS = 20.0
-# Having waited in vain is remembered so long.
+# A wait without an answer is remembered for this long.
 _FAILURE_SECONDS = 1.0
 _THREADS = 4
-# Clients choose uids: what is remembered of them must have a bound.
+# Clients choose uids, so the number of remembered answers must be bounded.
 _MOST_KNOWN = 10_000
 _TELL_AGAIN_SECONDS = 60.0
-# Threads whose descriptors are kept, and lists of groups.
+# The maximum number of threads whose descriptors are kept, and of lists of groups.
 _MOST_KEPT = 64
-# So many bytes those lists have at most, as /proc tells them. Any user can be in 65,536 groups (user_namespaces(7)).
+# The maximum total size of these lists, as they stand in /proc. Any user can be in 65,536 groups (user_namespaces(7)).
 _MOST_BYTES = 1 << 20
 
 
 class GroupSource(Protocol):
-    """Answers for one mount which supplementary groups a caller has.
+    """Finds a caller's supplementary groups, for one mount.
 
     Attributes:
-        by_user: `of_user` has to be asked.
+        by_user: whether `of_user` has to be called.
     """
 
     by_user: bool
 
     def of_request(self, pid: int) -> frozenset[ClientId]:
-        """Client gids of the thread that made the request; they are mapped one by one."""
+        """Return the client gids of the thread that made the request; they are mapped one by one."""
 
     async def of_user(self, server_uid: ServerId) -> frozenset[ServerId]:
-        """Server gids of the mapped user."""
+        """Return the server gids of the mapped user."""
 
 
 class ProcessGroups:
     """The groups of the calling thread, from /proc/<tid>/status (proc(5)).
 
     The thread waits for its answer, so its id cannot be reused meanwhile. A caller in a foreign pid namespace
-    (pid 0), or one that is gone, has no groups: when in doubt, less.
+    (pid 0), or one that is gone, has no groups: in doubt, a caller gets fewer.
 
-    Descriptors of the last threads are kept: to read again costs half of opening anew.
+    Descriptors of the last threads are kept, because reading one again costs half as much as opening it again.
     """
 
     by_user = False
@@ -68,7 +68,7 @@ class ProcessGroups:
         self._kept: dict[int, int] = {}  # thread id -> descriptor
         self._parsed: dict[bytes, frozenset[ClientId]] = {}
         self._bytes = 0  # of the keys
-        self._reserve = os.eventfd(0)  # for when there is no other descriptor to be had
+        self._reserve = os.eventfd(0)  # used when no other descriptor is available
 
     def of_request(self, pid: int) -> frozenset[ClientId]:
         """See `GroupSource`."""
@@ -92,7 +92,7 @@ class ProcessGroups:
             if len(self._parsed) >= _MOST_KEPT or self._bytes > _MOST_BYTES:
                 self._parsed.clear()
                 self._bytes = len(line)
-            # In half the time of int(): somebody may be in 65,536.
+            # This takes half the time of int(), and a caller may be in 65,536 groups.
             groups = self._parsed[line] = frozenset(json.loads(b"[%b]" % line.strip().replace(b" ", b",")))
         return groups
 
@@ -102,7 +102,7 @@ class ProcessGroups:
         except OSError as exc:
             if exc.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
-        # Somebody else has taken all descriptors: this caller is not to suffer.
+        # Others have taken all descriptors, but this caller must not suffer from that.
         while self._kept:
             os.close(self._kept.popitem()[1])
         if self._reserve >= 0:
@@ -146,7 +146,7 @@ class FixedGroups:
 
 
 class _Answer(NamedTuple):
-    """The groups of a user; times are trio's: when to ask again, and until when this is to be used."""
+    """The groups of a user, when to ask again, and until when they may be used; times are on trio's clock."""
 
     groups: frozenset[ServerId]
     again: float
@@ -159,9 +159,9 @@ _NONE = _Answer(frozenset(), -math.inf, -math.inf)
 class DatabaseGroups:
     """The groups that the server's user database gives the mapped uid (getgrouplist(3)).
 
-    A change there is in force within `FRESH_SECONDS`. A directory service may be slow, or hang. It is asked in a few
-    threads of its own, once for all requests that wait for the same uid. After `PATIENCE_SECONDS` they go on without
-    groups: when in doubt, less. A uid that the database does not know has none, either.
+    A change there comes into force within `FRESH_SECONDS`. A directory service may be slow, or hang. It is therefore
+    asked in a few dedicated threads, once for all requests that wait for the same uid. After `PATIENCE_SECONDS`, these
+    requests go on without groups: in doubt, a caller gets fewer. A uid that the database does not know has none.
     """
 
     by_user = True
@@ -182,7 +182,7 @@ class DatabaseGroups:
         answer = self._known.get(server_uid, _NONE)
         if now >= answer.again and server_uid not in self._asked:
             self._asked[server_uid] = trio.Event()
-            # Not in the task of this request, which may stop waiting while others want the answer.
+            # This does not run in the task of the request, which may stop waiting while others still need the answer.
             trio.lowlevel.spawn_system_task(self._ask, server_uid)
         if now < answer.until:
             return answer.groups
@@ -191,27 +191,27 @@ class DatabaseGroups:
         if waiting.cancelled_caught:
             self._fail(server_uid, f"no answer within {PATIENCE_SECONDS:g} s")
         answer = self._known.get(server_uid, _NONE)
-        # An answer that took very long is told too late.
+        # An answer that took very long has already expired.
         return answer.groups if trio.current_time() < answer.until else frozenset()
 
     async def _ask(self, uid: ServerId) -> None:
         try:
             with trio.move_on_after(PATIENCE_SECONDS) as queueing:
                 async with self._threads:
-                    # From here on, however long it takes: a thread that hangs cannot be had back, and must be counted.
+                    # From here on there is no time limit: a thread that hangs cannot be reclaimed, and must be counted.
                     queueing.deadline = math.inf
                     asked = trio.current_time()
                     groups = await trio.to_thread.run_sync(
                         _database_groups, uid, limiter=trio.CapacityLimiter(1), abandon_on_cancel=True
                     )
                     self._remember(uid, _Answer(groups, asked + _AGAIN_SECONDS, asked + FRESH_SECONDS))
-        except Exception as exc:  # one that gets out of here would end the daemon
+        except Exception as exc:  # an exception that leaves this task would end the daemon
             self._fail(uid, repr(exc))
         finally:
             self._asked.pop(uid).set()
 
     def _fail(self, uid: ServerId, why: str) -> None:
-        """Do not ask again at once. What is known stays in use while it is fresh; after that, there are no groups."""
+        """Note a failure, so as not to ask again at once. A known answer is used while fresh; after that, no groups."""
         now = trio.current_time()
         known = self._known.get(uid, _NONE)
         if now >= known.until:
@@ -237,7 +237,7 @@ def _database_groups(uid: ServerId) -> frozenset[ServerId]:
 
 
 def group_source(words: str | None) -> GroupSource:
-    """The source that the option `groups=` names: `proc` (default), `database`, `none`, or `1001:1002`."""
+    """Return the source that the option `groups=` names: `proc` (default), `database`, `none`, or `1001:1002`."""
     match words:
         case None | "proc":
             return ProcessGroups()

@@ -1,14 +1,14 @@
-"""pyfuse3's session loop, without a trip through trio's scheduler for every request.
+"""Runs pyfuse3's session loop without a pass through trio's scheduler for every request.
 
-pyfuse3 has several workers, one of which reads: it holds a lock, waits until the session is readable, lets the lock go
-and answers. Between two requests it passes trio's scheduler and epoll(7) twice, which costs more than many an answer.
-Lean, the worker that reads goes on reading as long as its answers wait for nothing; the lock goes to another only when
-it is about to leave the thread to others. For that, the names that the loop takes from `pyfuse3.trio` are replaced, as
-pyfuse3's own support of asyncio does.
+pyfuse3 has several workers, one of which reads: it takes a lock, waits until the session is readable, reads a request,
+releases the lock and answers. Between two requests it passes trio's scheduler and epoll(7) twice, which costs more than
+many answers. In the lean loop, the reading worker goes on reading as long as its answers need not wait; another worker
+gets the lock only when this one is about to yield the thread. For this purpose, the names that the loop uses from
+`pyfuse3.trio` are replaced, as in pyfuse3's own support of asyncio.
 
-A request may be gone by the time it is read, because the process that made it has been killed. read(2) then waits for
-the next one, and all answers that are due from threads and all timers wait with it, for as long as nobody asks for
-anything. So while there are requests, a signal interrupts read(2) now and then.
+A request may be gone by the time it is read, because the process that made it has been killed. read(2) then blocks
+until the next request, and with it all timers and all answers that threads have finished, for as long as no request
+comes. Therefore, while there are requests, a signal interrupts read(2) now and then.
 """
 
 import contextlib
@@ -25,35 +25,35 @@ import trio
 from trio.lowlevel import Abort, Task
 
 IDLE_WORKERS = 8
-"""So many keep waiting after a burst of answers that had to wait for something; each has a buffer."""
+"""The number of workers kept after a burst of answers that had to wait; each has a buffer."""
 
 MOST_WORKERS = 2000
-"""With so many answers waiting for something (threads, directory services), no more requests are read."""
+"""While this many answers wait (for threads, directory services), no more requests are read."""
 
 SHARE = MOST_WORKERS // 4
-"""So many requests of one caller may wait at a time: nobody can have all workers, or all threads."""
+"""How many requests of one caller may wait at a time, so that no caller can occupy all workers, or all threads."""
 
-# Of signals, timers and what threads have done, trio learns only when it is given time. For so long it is not:
+# trio notices signals, timers and finished threads only when it gets to run. The loop may keep it from that this long:
 _SECONDS = 0.001
-_SECONDS_OTHERS = 0.0002  # while other answers wait for something
+_SECONDS_OTHERS = 0.0002  # while other answers wait
 
-# At most this long does read(2) wait for a request that is gone. It is longer than any other call of the loop should
-# take, because the signal interrupts those as well.
+# How long read(2) waits at most for a request that is gone. It is longer than any other call of the loop should take,
+# because the signal interrupts those calls as well.
 _TICK_SECONDS = 0.05
 
 
 class Nursery(Protocol):
-    """What the session loop wants of one."""
+    """The part of a nursery that the session loop uses."""
 
     def start_soon(self, work: Callable[..., Awaitable[Any]], *args: Any, name: object = None) -> None:
         """See trio.Nursery."""
 
 
 class Workers:
-    """The workers of one session, of which at most one reads. Also an instrument of trio's.
+    """The workers of one session, of which at most one reads. This is also an instrument of trio.
 
-    Whenever none of them runs, one reads or none waits to: whoever stops running (`_watched`) sees to it. There is one
-    in a process, since pyfuse3 keeps the lock that it was given first.
+    Whenever no worker runs, either one of them reads or none waits to read: a worker that stops running (`_watched`)
+    ensures this. A process has only one instance, because pyfuse3 keeps the lock that it was given first.
     """
 
     def __init__(self) -> None:
@@ -62,10 +62,10 @@ class Workers:
         self._count = 0
         self._closing = False
         self._poll: Callable[[int], list[tuple[int, int]]] | None = None
-        self._since = 0.0  # then trio had time
-        self._is_idle = False  # the one that reads waits, in trio
-        self._is_ticking = False  # there is a signal now and then
-        # The tasks that could run. trio calls these two when a task gets there, and when it runs.
+        self._since = 0.0  # when trio last got to run
+        self._is_idle = False  # the reading worker waits in trio
+        self._is_ticking = False  # the timer sends signals
+        # The tasks that could run. trio calls these two functions when a task becomes runnable, and when it runs.
         self._runnable: set[Task] = set()
         self.task_scheduled = self._runnable.add
         self.before_task_step = self._runnable.discard
@@ -89,15 +89,15 @@ class Workers:
 
     def _hand_over(self) -> None:
         if not self._reading and self._waiting:
-            self._reading = True  # from now on: nobody may come in between
+            self._reading = True  # set here already, so that no other worker can get the lock first
             self._since = time.monotonic()
-            trio.lowlevel.reschedule(self._waiting.pop())  # the last one: its buffer is in the processor's cache
+            trio.lowlevel.reschedule(self._waiting.pop())  # the last one, whose buffer is still in the CPU cache
 
     # -- the workers -------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
     async def open_nursery(self) -> AsyncIterator[Nursery]:
-        """Workers started in this one are watched."""
+        """Open a nursery whose tasks are watched as workers."""
         async with trio.open_nursery() as nursery:
 
             def start_soon(work: Callable[..., Coroutine[Any, Any, None]], *args: Any, name: object = None) -> None:
@@ -114,7 +114,7 @@ class Workers:
 
     @types.coroutine
     def _watched(self, work: Coroutine[Any, Any, None]) -> Generator[Any, Any, None]:
-        """Await `work`; whenever it stops running and does not read, another one reads."""
+        """Await `work`; whenever it stops running and does not read, let another worker read."""
         step, value = work.send, None
         while True:
             try:
@@ -131,10 +131,10 @@ class Workers:
     # -- waiting for requests ----------------------------------------------------------------------
 
     async def wait_readable(self, fd: int) -> None:
-        """Return when there is a request, at once if there is one already; trio gets its time now and then.
+        """Return when there is a request, at once if there is one already; let trio run now and then.
 
         Raises:
-            trio.ClosedResourceError: the session is to end.
+            trio.ClosedResourceError: the session is about to be closed.
         """
         if self._poll is None:
             session = select.poll()
@@ -144,7 +144,7 @@ class Workers:
         if self._runnable or time.monotonic() - self._since > (_SECONDS_OTHERS if others else _SECONDS):
             await trio.lowlevel.checkpoint()
             self._since = time.monotonic()
-            if self._closing:  # nobody waited for what notify_closing() wakes
+            if self._closing:  # no task was waiting for notify_closing() to wake it
                 raise trio.ClosedResourceError
         if not self._poll(0):
             self._is_idle = True
@@ -158,12 +158,12 @@ class Workers:
             signal.setitimer(signal.ITIMER_REAL, _TICK_SECONDS, _TICK_SECONDS)
 
     def tick(self, *_: object) -> None:
-        """The handler of SIGALRM: the signal by itself ends a read(2) that waits. An idle loop needs none."""
+        """Handle SIGALRM: the signal by itself interrupts a waiting read(2). An idle loop needs no signals."""
         if self._is_idle:
             self.stop_ticking()
 
     def stop_ticking(self) -> None:
-        """No more signals until there is a request."""
+        """Send no more signals until there is a request."""
         signal.setitimer(signal.ITIMER_REAL, 0)
         self._is_ticking = False
 
@@ -196,11 +196,11 @@ def _lean() -> Iterator[None]:
 
 
 async def serve(*, stock: bool = False) -> None:
-    """Answer requests until the session ends, once in a process; `stock` is pyfuse3's own way.
+    """Answer requests until the session ends, once in a process; with `stock`, use pyfuse3's own loop.
 
-    pyfuse3's own waits for requests that are gone (see above): it is here to be compared with.
+    That loop blocks on requests that are gone (see above); it is available only for comparison.
     """
-    # Each answer may take a thread. What else needs one (to unmount, for example) must not have to wait for them.
+    # Each answer may take a thread. Other users of threads (unmounting, for example) must not have to wait for those.
     trio.to_thread.current_default_thread_limiter().total_tokens += MOST_WORKERS
     if stock:
         await pyfuse3.main()

@@ -1,8 +1,8 @@
-"""Range-mapping: client ids to server ids and back [SZ §2.1].
+"""Range-mapping: translates client ids to server ids and back [SZ §2.1].
 
 [SZ] is Spadavecchia & Zadok, "Enhancing NFS Cross-Administrative Domain Access", 2002. Ids are 32-bit
 unsigned; 4294967295 (the kernel's "no id") is not one of them. The paper scans the list of definitions for
-every request; here the list is flattened once into disjoint segments, so that a lookup is one binary search.
+every request. Here, the list is flattened once into disjoint segments, so that a lookup is one binary search.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_ID = 2**32 - 2
 """The largest id; configuration writes it as an upper bound of -1."""
 
 DEFAULT_NOBODY = ServerId(65534)
-"""What nobody is unless anonuid= / anongid= say otherwise, as in exports(5)."""
+"""The id of nobody unless anonuid= / anongid= set another one, as in exports(5)."""
 
 NOBODY = ServerId(-2)
 """How a definition writes "the export's nobody" [SZ §2.1.1]."""
@@ -54,9 +54,9 @@ class RangeDef:
     """One definition of a ``range_map`` [SZ §2.1.1].
 
     The client ids rm_low to rm_high (inclusive) become lc_low, lc_low + 1, … on the server (``map``) or all
-    become lc_low (``squash``). An lc_low of NOBODY (-2) stands for the export's nobody. Raises ValueError
-    for ids outside 0 to MAX_ID, an rm_high below rm_low, a server range that runs past MAX_ID, and a ``map``
-    of several ids onto -2.
+    become lc_low (``squash``). An lc_low of NOBODY (-2) stands for the export's nobody. The constructor raises
+    ValueError for ids outside 0 to MAX_ID, an rm_high below rm_low, a server range that runs past MAX_ID, and a
+    ``map`` of several ids onto -2.
     """
 
     kind: Kind
@@ -78,12 +78,12 @@ class RangeDef:
             raise ValueError(f"the server's range {low} {high} runs past the largest id, {MAX_ID}")
 
     def server_range(self, nobody: ServerId) -> tuple[ServerId, ServerId]:
-        """Return the first and last server id this definition yields; nobody is what -2 stands for."""
+        """Return the first and last server id that this definition yields; nobody is the id that -2 stands for."""
         low = nobody if self.lc_low == NOBODY else self.lc_low
         return low, ServerId(low + self.rm_high - self.rm_low) if self.action == "map" else low
 
     def makes_nobody(self, nobody: ServerId) -> bool:
-        """Does it make nobody of whom it names? Then there is no way back: what nobody owns is nobody's."""
+        """Whether its client ids become nobody. Then it has no reverse mapping: what nobody owns remains nobody's."""
         return self.lc_low == NOBODY or (self.action == "squash" and self.lc_low == nobody)
 
     def __str__(self) -> str:
@@ -93,13 +93,13 @@ class RangeDef:
 class FirstMatch:
     """Finds the first of many id ranges, in the order given, that contains an id.
 
-    The ranges, pairs of first and last id, may overlap. Building takes O(n log n), finding O(log n).
+    The ranges are pairs of first and last id, and may overlap. Building takes O(n log n), finding O(log n).
     """
 
     def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
         self.ranges = ranges
         # Segment i begins at starts[i], ends before starts[i + 1] and belongs to range owners[i] (-1: none).
-        # The last one lies behind every range and belongs to none, which makes find() right below 0 too:
+        # The last segment lies behind every range and belongs to none. This makes find() correct below 0, too:
         # bisect then yields index -1.
         self.starts: list[int] = [0]
         self.owners: list[int] = [-1]
@@ -125,17 +125,17 @@ class FirstMatch:
         return self.owners[bisect_right(self.starts, id_) - 1]
 
     def shadowed(self) -> list[tuple[int, int, bool]]:
-        """Return (later, earlier, completely) for every range that an earlier one takes ids from.
+        """Return (later, earlier, completely) for every range that loses ids to an earlier one.
 
-        ``earlier`` is the range that wins at the lowest id so taken; ``completely`` says that the later
-        range, whichever ones are in its way, wins nowhere.
+        ``earlier`` is the range that wins at the lowest id lost; ``completely`` says that the later range wins
+        nowhere, whichever earlier ranges are responsible.
         """
         winners = set(self.owners)
         result = []
         for later, (low, high) in enumerate(self.ranges):
             at = bisect_right(self.starts, low) - 1
             if self.owners[at] == later:
-                at += 1  # neighbours have different owners, and one follows: the last belongs to none
+                at += 1  # neighbours have different owners, and another segment follows: the last belongs to none
                 if self.starts[at] > high:
                     continue
             result.append((later, self.owners[at], later not in winners))
@@ -145,13 +145,13 @@ class FirstMatch:
 class IdMap:
     """The translation of one kind of id between client and server, for one export [SZ §2.1].
 
-    It is *closed* if one of its definitions leads to somebody: an id in no range is nobody, both ways, and squash
-    plays no part. Else it is *open*: the ids that its definitions name are nobody, and all others stay as they are,
-    subject to squash as in exports(5) ("root" sends client id 0 to nobody, "all" every client id); the reverse is the
-    identity. Something that is no id is nobody.
+    It is *closed* if one of its definitions leads to an id other than NOBODY: an id in no range then becomes nobody in
+    both directions, and squash plays no part. Otherwise it is *open*: the ids that its definitions name become nobody,
+    and all others remain unchanged, subject to squash as in exports(5) ("root" maps client id 0 to nobody, "all" maps
+    every client id); the reverse mapping is the identity. A number that is no id becomes nobody.
 
-    All definitions must be of one kind; the first that matches wins, forward and reverse. nobody is the
-    export's anonuid or anongid, 0 to MAX_ID.
+    All definitions must be of one kind; the first match wins, forward and reverse. nobody is the export's anonuid or
+    anongid, 0 to MAX_ID.
     """
 
     __slots__ = ("_defs", "_forward", "_reverse", "_reversible", "_server_lows", "_squash", "closed", "nobody")
@@ -167,7 +167,7 @@ class IdMap:
         self._reverse = FirstMatch([d.server_range(nobody) for d in self._reversible])
 
     def forward(self, client_id: ClientId) -> ServerId:
-        """Return the server id a request from client_id is made with; nobody if there is none."""
+        """Return the server id that a request from client_id is served with; nobody if there is none."""
         at = self._forward.find(client_id)
         if at >= 0:
             definition = self._defs[at]
@@ -178,10 +178,10 @@ class IdMap:
         return ServerId(client_id) if 0 <= client_id <= MAX_ID else self.nobody
 
     def reverse(self, server_id: ServerId) -> ClientId:
-        """Return the id that is shown for server_id: nobody's where none is.
+        """Return the client id that is shown for server_id; nobody's if there is none.
 
-        A squash shows the first client id of its range [SZ Figure 1]. Whose id this is on a client need not be
-        server_id there, in an open table for example, or where definitions overlap: see `counterpart`.
+        A squash shows the first client id of its range [SZ Figure 1]. The user with this id on a client need not
+        become server_id, for example in an open table, or where definitions overlap: see `counterpart`.
         """
         if not self.closed:
             return ClientId(server_id) if 0 <= server_id <= MAX_ID else ClientId(self.nobody)
@@ -198,11 +198,11 @@ class IdMap:
     def counterpart(self, id_: int, direction: Direction) -> int | None:
         """Return the one id that is id_ in the other realm, or None.
 
-        Wherever ids of the two realms are compared, it is this function that says which, and None is nobody at all:
-        it matches no id, not that of nobody, nor another None. For a client id ("forward") it is the server id that
-        chown, an ACL entry or a group may name: an id that *becomes* nobody has none, but nobody's number has where
-        a map names it, or where ids stay as they are. For a server id ("reverse") it is the client id that is shown
-        for it, if that one's counterpart is server_id.
+        All comparisons of ids of the two realms rely on this function. None matches no id: neither that of nobody, nor
+        another None. For a client id ("forward"), the counterpart is the server id that chown, an ACL entry or a group
+        may name: an id that *becomes* nobody has none, but nobody's number has one where a map names it, or where ids
+        remain unchanged. For a server id ("reverse"), it is the client id that is shown for it, if the counterpart of
+        that client id is server_id.
         """
         return self._client_of(ServerId(id_)) if direction == "reverse" else self._server_of(ClientId(id_))
 
@@ -223,7 +223,7 @@ class IdMap:
     def is_sole(self, server_id: ServerId) -> bool:
         """Return whether server_id has a counterpart, and no other client id becomes server_id.
 
-        False when that is not easily told.
+        False if that is not easy to determine.
         """
         shown = self.counterpart(server_id, "reverse")
         if shown is None:
@@ -242,7 +242,7 @@ class IdMap:
         return all(source == shown or self.forward(source) != server_id for source in sources)
 
     def _makes_nobody(self) -> bool:
-        """Is there a client id that becomes nobody for want of another id?"""
+        """Whether some client id becomes nobody because it has no other server id."""
         if any(self._defs[at].makes_nobody(self.nobody) for at in self._forward.owners if at >= 0):
             return True
         if not self.closed:
@@ -250,27 +250,27 @@ class IdMap:
         return self._forward.starts[-1] <= MAX_ID or -1 in self._forward.owners[:-1]
 
     def groups(self, ids: Iterable[ClientId]) -> frozenset[ServerId]:
-        """Return the server groups for a client's supplementary groups; what becomes nobody is dropped."""
+        """Return the server groups for a client's supplementary groups; groups that become nobody are dropped."""
         ids = frozenset(ids)
         if not self._defs and self._squash != "all" and ids and min(ids) >= 0 and max(ids) <= MAX_ID:
-            # The same as below, much faster: somebody may be in 65,536.
+            # This gives the same result as below, but much faster: a caller may be in 65,536 groups.
             stay = cast(frozenset[ServerId], ids)
             return stay - {0} if self._squash == "root" and self.nobody else stay
         return frozenset(gid for id_ in ids if (gid := self._server_of(id_)) is not None)
 
     def definition_of(self, client_id: ClientId) -> RangeDef | None:
-        """Return the definition that forward follows for client_id, None if there is none."""
+        """Return the definition that `forward` applies to client_id, or None."""
         at = self._forward.find(client_id)
         return None if at < 0 else self._defs[at]
 
     def reverse_definition_of(self, server_id: ServerId) -> RangeDef | None:
-        """Return the definition that reverse follows for server_id, None if there is none."""
+        """Return the definition that `reverse` applies to server_id, or None."""
         at = self._reverse.find(server_id)
         return None if at < 0 else self._reversible[at]
 
 
 def is_closed(defs: Iterable[RangeDef]) -> bool:
-    """Return whether these definitions, of one kind, leave no room for ids that they do not name: see `IdMap`."""
+    """Return whether these definitions, all of one kind, make nobody of the ids that they do not name (`IdMap`)."""
     return any(definition.lc_low != NOBODY for definition in defs)
 
 
@@ -279,9 +279,9 @@ def shadowed(
 ) -> list[tuple[RangeDef, RangeDef, Direction, bool]]:
     """Return the definitions that earlier ones make (partly) unreachable, for warnings.
 
-    Each item is (later, earlier, direction, completely). Where several earlier definitions are in the way,
+    Each item is (later, earlier, direction, completely). Where several earlier definitions are responsible,
     the one at the lowest id is named; completely says whether nothing of the later one is left. All
-    definitions must be of one kind; nobody is what -2 stands for.
+    definitions must be of one kind; nobody is the id that -2 stands for.
     """
     reversible = [d for d in defs if not d.makes_nobody(nobody)]
     tables: tuple[tuple[Direction, Sequence[RangeDef], list[tuple[int, int]]], ...] = (

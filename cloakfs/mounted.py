@@ -1,4 +1,4 @@
-"""The mounts of this machine, as their daemons tell."""
+"""The mounts of this machine, according to the state that their daemons publish."""
 
 import contextlib
 import errno
@@ -27,13 +27,14 @@ STATE_DIR = "/var/lib/cloakfs"
 RUN_DIR = "/run/cloakfs"
 
 VERSION = 1
-"""Of what daemons tell. `version`, `pid`, `source`, `target` and `device` mean the same in every later one."""
+"""The version of the published state. `version`, `pid`, `source`, `target` and `device` keep their meaning in every
+later version."""
 
 _IN_EVERY_VERSION = {"version": int, "pid": int, "source": str, "target": str, "device": str}
 
 
 def mount_key(source: str, target: str) -> str:
-    """The name of a mount's state: readable, and one for each pair of source and mount point."""
+    """Return the name of a mount's state: readable, and unique to each pair of source and mount point."""
     digest = hashlib.sha256(f"{source}\0{target}".encode("utf-8", "surrogateescape")).hexdigest()[:12]
     return f"{re.sub('[^A-Za-z0-9._-]+', '-', target).strip('-')[:64] or 'root'}-{digest}"
 
@@ -43,19 +44,20 @@ class Mounted:
     """A mount that a daemon on this machine serves.
 
     Attributes:
-        pid: of the daemon.
+        pid: the pid of the daemon.
         source: the real tree.
         target: the mount point.
-        options: in force, as for `mount -o`.
-        policy_dir: what a relative `policy=` file is relative to.
-        device: st_dev of its file system as `mountinfo.Place` has it; "" is not told.
-        reloads: how often the daemon took over what it was told to reload.
-        asked: how often it was told to, and answered, one way or the other.
-        failure: why it refused the last time; None if it did not.
-        requests: how many of each kind it was asked, by the name of the operation; some seconds old.
-        prefetch: what reading has come to (`Reader.state`); some seconds old.
-        since: when it was mounted, in seconds since 1970; 0 is not told.
-        version: of what is told; if it is not known, there is no more than what is in every version (`unknown`).
+        options: the options in force, as for `mount -o`.
+        policy_dir: the directory that a relative `policy=` file is relative to.
+        device: st_dev of its file system in the form of `mountinfo.Place`; "" if it was not published.
+        reloads: how many reloads the daemon has applied.
+        asked: how many reloads were requested and answered, whether applied or refused.
+        failure: why the daemon refused the last reload; None if it did not.
+        requests: the number of requests per operation, by its name; some seconds old.
+        prefetch: statistics of reading and read-ahead (`Reader.state`); some seconds old.
+        since: when it was mounted, in seconds since 1970; 0 if this was not published.
+        version: the version of the published state; if it is not known, only the fields that are in every version
+            are set (`unknown`).
     """
 
     pid: int
@@ -74,7 +76,7 @@ class Mounted:
 
     @property
     def unknown(self) -> str | None:
-        """Why no more is known than which mount it is, in one line; None if it is known."""
+        """One line that says why only the identity of the mount is known; None if its version is known."""
         if is_known(self.version, VERSION):
             return None
         place = state_path(mount_key(self.source, self.target))
@@ -105,23 +107,23 @@ class PublishedState:
 
     @property
     def options(self) -> str:
-        """Those in force, as for `mount -o`."""
+        """The options in force, as for `mount -o`."""
         return self._now.options
 
     def reloaded(self, options: Options) -> None:
-        """A reload succeeded: these options are in force now."""
+        """Publish that a reload succeeded: these options are in force now."""
         now = self._now
         text = format_options(options)
         self._now = replace(now, options=text, reloads=now.reloads + 1, asked=now.asked + 1, failure=None)
         self._try_to_write()
 
     def not_reloaded(self, failure: str) -> None:
-        """A reload was refused because of `failure`: the options of before are in force."""
+        """Publish that a reload was refused because of `failure`: the previous options stay in force."""
         self._now = replace(self._now, asked=self._now.asked + 1, failure=failure)
         self._try_to_write()
 
     def work(self, requests: Mapping[str, int], prefetch: Mapping[str, Any]) -> None:
-        """So many requests of each kind were answered until now; and what reading has come to."""
+        """Publish how many requests of each kind were answered so far, and the statistics of reading."""
         if requests != self._now.requests or prefetch != self._now.prefetch:
             self._now = replace(self._now, requests=dict(requests), prefetch=dict(prefetch))
             self._try_to_write()
@@ -133,15 +135,15 @@ class PublishedState:
             log.warning("other commands will not know of the change: %s", exc)
 
     def _write(self) -> None:
-        # For root alone: callers are not told the rules that hide things from them.
+        # Only root may read it, because callers must not learn the rules that hide things from them.
         files.replace(self._path, json.dumps(asdict(self._now)).encode(), mode=0o600)
 
 
 def all_mounted() -> list[Mounted]:
-    """The mounts that are served.
+    """Return the mounts that are served.
 
     Raises:
-        OSError: there is no descriptor, or no memory, to find out.
+        OSError: there is no free descriptor, or not enough memory, to find out.
     """
     found = []
     for path in glob.glob(os.path.join(glob.escape(RUN_DIR), "*.json")):
@@ -150,7 +152,7 @@ def all_mounted() -> list[Mounted]:
                 told = json.load(file)
             mount = _restored(told)
         except (ValueError, TypeError, AttributeError, KeyError):
-            continue  # it just ended
+            continue  # the daemon has just ended
         except OSError as exc:
             _raise_if_full(exc)
             continue
@@ -169,15 +171,15 @@ def _restored(told: dict[str, Any]) -> Mounted:
 
 
 def _device_at(target: str) -> str:
-    """The device of the mount of ours that is on top there, for daemons of 0.1.0, which do not tell it."""
+    """Return the device of the topmost cloakfs mount at `target`, for daemons of 0.1.0, which do not publish it."""
     return {place.path: place.device for place in mountinfo.by_id().values() if place.kind in KINDS}.get(target, "")
 
 
 def mounted() -> dict[str, Mounted]:
-    """The mounts by mount point; of several at one, the one on top.
+    """Return the mounts by mount point; where several share a mount point, the topmost one.
 
     Raises:
-        OSError: there is no descriptor, or no memory, to find out.
+        OSError: there is no free descriptor, or not enough memory, to find out.
     """
     found: dict[str, Mounted] = {}
     tops: dict[str, str] = {}
@@ -191,12 +193,12 @@ def mounted() -> dict[str, Mounted]:
 
 
 def dead() -> list[mountinfo.Place]:
-    """Mounts of cloakfs that no daemon of this machine serves, in the order of mounting.
+    """Return the cloakfs mounts that no daemon of this machine serves, in the order of mounting.
 
-    Nobody gets an answer there. (Of one that is just coming up it is not known yet either.)
+    Requests there get no answer. (A mount that is just starting may be among them, too.)
 
     Raises:
-        OSError: there is no descriptor, or no memory, to find out.
+        OSError: there is no free descriptor, or not enough memory, to find out.
     """
     there = [place for place in mountinfo.by_id().values() if place.kind in KINDS and place.mounter == 0]
     served = {mount.device for mount in all_mounted()}
@@ -204,13 +206,13 @@ def dead() -> list[mountinfo.Place]:
 
 
 def _raise_if_full(exc: OSError) -> None:
-    """Who cannot find out whether a daemon lives must not take it for dead."""
+    """Raise `exc` if it is a lack of resources, which must not be mistaken for the death of a daemon."""
     if exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
         raise exc
 
 
 def _is_served(key: str) -> bool:
-    """Does the daemon of this mount live? One that was killed leaves its file behind, and its pid to others."""
+    """Whether the daemon of this mount lives. A killed daemon leaves its file behind, and its pid can be reused."""
     try:
         state = os.open(os.path.join(STATE_DIR, key), os.O_RDONLY | os.O_CLOEXEC)
     except OSError as exc:

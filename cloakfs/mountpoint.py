@@ -1,8 +1,8 @@
-"""Attaching a FUSE session to a directory, and taking it off again.
+"""Attaches a FUSE session to a directory, and detaches it again.
 
-The daemon makes the mount(2) itself and hands libfuse the open session (`/dev/fd/N`). So MS_POSIXACL can be set,
-with which the kernel leaves the umask to the file system: only the real tree knows whether a default ACL takes
-its place.
+The daemon calls mount(2) itself and hands libfuse the open session (`/dev/fd/N`). This allows it to set MS_POSIXACL,
+with which the kernel leaves the umask to the file system: only the real tree knows whether a default ACL replaces
+the umask.
 """
 
 import logging
@@ -29,7 +29,7 @@ _FLAGS = {
     "relatime": linux.MS_RELATIME,
 }
 _CLEARED = {"suid": "nosuid", "dev": "nodev", "exec": "noexec", "async": "sync", "atime": "noatime"}
-# What mount(8), systemd and libfuse's helper say to each other.
+# Options that mount(8), systemd and libfuse's helper use among themselves.
 _IGNORED = frozenset({"defaults", "auto", "noauto", "nofail", "user", "nouser", "users", "owner", "group", "_netdev",
                       "allow_other"})  # fmt: skip
 
@@ -40,16 +40,16 @@ class MountError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class MountOptions:
-    """The words of `-o` that are mount(8)'s, not an export's.
+    """The options after `-o` that belong to mount(8), not to an export.
 
     Attributes:
-        flags: for mount(2); without `suid` and `dev`, set-id bits and devices are without effect.
-        default_permissions: let the kernel check the mode bits that are shown, too.
+        flags: the flags for mount(2); without `suid` and `dev`, set-id bits and devices have no effect.
+        default_permissions: let the kernel check the shown mode bits as well.
         knfsd: the kernel's NFS server will export the mount; implies default_permissions.
-        ganesha: nfs-ganesha will: the mount gets an identity that outlives it.
+        ganesha: nfs-ganesha will export the mount, which gets an identity that outlives it.
         stock_loop: answer with pyfuse3's own session loop, for comparison.
-        xattrs: there are extended attributes; not with `noxattr`, unless `knfsd` needs ACLs.
-        record: file that gets a line for each READ.
+        xattrs: support extended attributes; False with `noxattr`, unless `knfsd` needs ACLs.
+        record: the file that gets a line for each READ.
         dev_refused: `dev` was asked for without `default_permissions`, and is not in `flags`.
     """
 
@@ -64,15 +64,15 @@ class MountOptions:
 
     @property
     def is_exported(self) -> bool:
-        """Is it for a server alone? Then the kernel itself keeps local users out (`attach`)."""
+        """Whether the mount is for a server alone. Then the kernel itself keeps local users out (`attach`)."""
         return self.knfsd or self.ganesha
 
 
 def split_mount_options(text: str) -> tuple[MountOptions, str]:
-    """Take mount(8)'s words out of an option string.
+    """Take the options of mount(8) out of an option string.
 
     Returns:
-        those words, and the rest with every remaining word in its old column.
+        those options, and the rest of the string with every remaining word in its original column.
     """
     names = {"nosuid", "nodev"}
     default_permissions = knfsd = ganesha = stock_loop = False
@@ -88,7 +88,7 @@ def split_mount_options(text: str) -> tuple[MountOptions, str]:
         elif word == "default_permissions":
             default_permissions = True
         elif word == "knfsd":
-            # It answers ACCESS, and shares a file that somebody has open, by the kernel's own check.
+            # This server relies on the kernel's own check to answer ACCESS, and to share a file that somebody has open.
             default_permissions = knfsd = True
         elif word == "ganesha":
             ganesha = True
@@ -104,12 +104,12 @@ def split_mount_options(text: str) -> tuple[MountOptions, str]:
         rest[start:end] = " " * (end - start)
         if 0 <= comma < len(text) and rest[comma] == ",":
             rest[comma] = " "
-    # A word taken from the very end leaves the comma before it, if that was not taken already.
+    # A word removed from the very end leaves the comma before it, unless that was already removed.
     left = "".join(rest)
     if left.rstrip().endswith(","):
         left = left.rstrip()[:-1]
-    # Of a device that a process opens, the kernel asks the file system nothing, and without default_permissions it
-    # asks nobody: whoever sees the device could open it.
+    # When a process opens a device, the kernel does not ask the file system, and without default_permissions it checks
+    # nothing: every caller that sees the device could open it.
     dev_refused = "nodev" not in names and not default_permissions
     if dev_refused:
         names.add("nodev")
@@ -135,13 +135,13 @@ def _items(text: str) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """A mount of our own. It is known by what it is, not by its path: others may mount on top, unmount, or move it.
+    """A mount made by this daemon, identified not by its path: others may mount on top of it, unmount or move it.
 
     Attributes:
         session: the descriptor of its FUSE session.
         target: where it was mounted.
-        mount_id: the mount's number; the kernel uses the numbers of mounts that are gone again.
-        device: st_dev of its file system as `mountinfo.Place` has it, which is no other's until the session has ended.
+        mount_id: the id of the mount; the kernel reuses the ids of mounts that are gone.
+        device: st_dev of its file system in the form of `mountinfo.Place`; unique until the session has ended.
     """
 
     session: int
@@ -150,20 +150,20 @@ class Attached:
     device: str
 
     def has_ended(self) -> bool:
-        """Is the file system mounted nowhere any more (or was it aborted)? Nothing is waited for."""
+        """Whether the file system is no longer mounted anywhere, or was aborted. Does not wait."""
         session = select.poll()
         session.register(self.session, 0)  # for POLLERR alone
         return bool(session.poll(0))
 
     def detach(self) -> None:
-        """Take it off the tree at once; who has it open keeps it until they close it. The session must not have ended.
+        """Detach the mount at once; processes that have it open keep it until they close it.
 
-        What is mounted on top of it would come off with it: then both stay.
+        The session must not have ended. A mount on top would be detached with this one, so in that case both stay.
         """
         self._detach(self._place())
 
     def detach_dead(self) -> None:
-        """The same after the session was closed, when the number and the device may be those of another mount."""
+        """Do the same after the session was closed, when another mount may have reused the id and the device."""
         place = self._place()
         if place is None:
             return
@@ -177,7 +177,7 @@ class Attached:
         return place if place is not None and place.device == self.device and place.kind in KINDS else None
 
     def _cover(self, place: mountinfo.Place) -> mountinfo.Place | None:
-        """What is mounted right on top of it."""
+        """Return the mount directly on top of this one."""
         others = mountinfo.by_id().values()
         return next((other for other in others if (other.parent, other.path) == (self.mount_id, place.path)), None)
 
@@ -200,19 +200,19 @@ class Attached:
 def attach(source: str, target: str, words: MountOptions, *, read_only: bool, image: str) -> Attached:
     """Mount a new FUSE session on `target`.
 
-    Without `allow_other` the kernel refuses every process with a real, effective or saved id that is not root's. So
-    local users do not get into a mount that is exported, where each would be served as the client's user of the same
-    number. Servers come as root: both knfsd and nfs-ganesha put on a caller's identity with the file-system ids alone.
+    Without `allow_other`, the kernel refuses every process with a real, effective or saved id that is not root's. This
+    keeps local users out of an exported mount, where each would be served as the client's user of the same number.
+    Servers run as root: both knfsd and nfs-ganesha assume a caller's identity with the file-system ids alone.
 
     Args:
-        source: what is told as the source.
+        source: the source that the mount table shows.
         target: the mount point.
-        words: mount(8)'s options.
+        words: the options of mount(8).
         read_only: refuse changes.
-        image: file of the block device that identifies the mount, if `words` ask for one.
+        image: the file of the block device that identifies the mount, if `words` ask for one.
 
     Raises:
-        MountError: no /dev/fuse, or the kernel refused the mount.
+        MountError: there is no /dev/fuse, or the kernel refused the mount.
     """
     try:
         session = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
@@ -246,7 +246,7 @@ def attach(source: str, target: str, words: MountOptions, *, read_only: bool, im
 
 
 def _top(target: str) -> tuple[int, mountinfo.Place | None]:
-    """The mount that one gets to at `target`; its file system is not asked anything."""
+    """Return the id of the topmost mount at `target` and its entry, without a request to its file system."""
     fd = os.open(target, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         number = mountinfo.id_of(fd)
@@ -256,7 +256,7 @@ def _top(target: str) -> tuple[int, mountinfo.Place | None]:
 
 
 def _identity(image: str) -> tuple[str, int] | None:
-    """A block device for the mount and a descriptor of it; None if there are no loop devices."""
+    """Return a block device for the mount and a descriptor of it; None if there are no loop devices."""
     try:
         loopdevice.identify(image)
         return loopdevice.attach(image)

@@ -1,7 +1,7 @@
-"""What a policy decides, the built-in one (range-mapping and cloaking), and plug-ins.
+"""What a policy decides, the built-in policy (range-mapping and cloaking), and plug-ins.
 
-A plug-in is a small class. It may define any of the methods of `Policy`; what it leaves out, the built-in policy
-does as the export's options say. Deriving from `Policy` works as well, and gives `super()`.
+A plug-in is a small class. It may define any of the methods of `Policy`; for the others, the built-in policy does
+what the export's options say. The class may also derive from `Policy`, which gives it `super()`.
 """
 
 import importlib
@@ -22,7 +22,7 @@ from .mapping import IdMap, Kind
 
 
 def _mode_bits(caller: Caller, attrs: "Attrs", mode: int) -> bool:
-    """Access by mode bits alone, with root's privileges as in capabilities(7), CAP_DAC_OVERRIDE."""
+    """Whether the mode bits alone grant access, with root's privileges as in capabilities(7), CAP_DAC_OVERRIDE."""
     if caller.uid == 0:
         granted = 7 if attrs.mode & 0o111 or stat.S_ISDIR(attrs.mode) else 6
     elif caller.uid == attrs.uid:
@@ -32,20 +32,20 @@ def _mode_bits(caller: Caller, attrs: "Attrs", mode: int) -> bool:
     return mode & ~granted == 0
 
 
-# Not frozen: that would triple the price of one, and one is made for every name of every listing.
+# It is not frozen, because that would triple the cost of an instance, and every name of every listing needs one.
 @dataclass(slots=True)
 class Attrs:
-    """What a policy may know of one object of the real tree; ids are server ids, except in what `Policy.show` answers.
+    """What a policy may know of one object of the real tree. Ids are server ids, except in the result of `Policy.show`.
 
     Attributes:
-        name: the last component of the path it was reached by ("" for the root of the export); bytes that
+        name: the last component of the path by which it was reached ("" for the root of the export); bytes that
             are not UTF-8 are surrogate-escaped.
         mode: type and permission bits, as in stat(2).
         uid: the owner.
         gid: the group.
-        size: in bytes.
-        nlink: hard links.
-        mtime_ns: last modification, nanoseconds since the epoch.
+        size: the size in bytes.
+        nlink: the number of hard links.
+        mtime_ns: the time of the last modification, in nanoseconds since the epoch.
     """
 
     name: str
@@ -58,10 +58,10 @@ class Attrs:
     _access: Callable[[Caller, int], bool] | None = field(default=None, repr=False, compare=False)
 
     def accessible(self, caller: Caller, mode: int) -> bool:
-        """Would the kernel let `caller` (server ids) access the object (4 read, 2 write, 1 execute)?
+        """Whether the kernel would let `caller` (server ids) access the object (4 read, 2 write, 1 execute).
 
-        Mode bits and ACLs of the real tree, as faccessat2(2) with AT_EACCESS sees them. For an object that is
-        only about to be made, the mode bits it will have.
+        The answer follows the mode bits and ACLs of the real tree, as faccessat2(2) with AT_EACCESS sees them. For an
+        object that is about to be created, it follows the mode bits that the object will have.
         """
         if self._access is None:
             return _mode_bits(caller, self, mode)
@@ -72,10 +72,10 @@ class Policy:
     """The built-in policy: `range_map` and `cloak_list` of an export [SZ §2].
 
     Args:
-        options: the export's options; the default is an export without any.
+        options: the export's options; by default those of an export that specifies none.
 
     Attributes:
-        hides: False promises that `visible` is always True, so that nobody has to ask.
+        hides: False promises that `visible` is always True, so that it need not be called.
     """
 
     def __init__(self, options: Options | None = None) -> None:
@@ -97,39 +97,39 @@ class Policy:
         self.hides = self.cloak.hides or not is_built_in(self, "visible")
 
     def forward(self, caller: ClientCaller) -> Caller:
-        """The server's identity for a caller."""
+        """Return the identity on the server for a caller."""
         gids = self.ids["gid"]
         gid = gids.forward(caller.gid)
         return Caller(self.ids["uid"].forward(caller.uid), gid, gids.groups(caller.groups - {caller.gid}) | {gid})
 
     def visible(self, caller: Caller, attrs: Attrs) -> bool:
-        """May `caller` (server ids) know that this object exists? The root of an export is never asked about."""
+        """Whether `caller` (server ids) may know that this object exists. Never called for the root of an export."""
         return self.cloak.visible(attrs.mode, attrs.uid, attrs.gid, caller.uid, caller.groups)
 
     def show(self, attrs: Attrs) -> Attrs:
-        """The attributes as the client's world sees them; mode, uid and gid are heeded, and these are client ids."""
+        """Return the attributes as clients see them; only mode, uid and gid are used, and the ids are client ids."""
         shown: dict[str, Any] = {"uid": self.client_id("uid", attrs.uid), "gid": self.client_id("gid", attrs.gid)}
         return replace(attrs, **shown)
 
     def same_for_all(self, attrs: Attrs) -> bool:
-        """Is the answer of `visible` the same for every caller? False when in doubt."""
+        """Whether `visible` gives every caller the same answer; False when in doubt."""
         return is_built_in(self, "visible") and self.cloak.same_for_all(attrs.mode, attrs.uid, attrs.gid)
 
     def server_id(self, kind: Kind, client_id: ClientId) -> ServerId | None:
-        """The server id for chown and ACL entries; None has the request refused with EINVAL."""
+        """Return the server id for chown and ACL entries; with None, the request is refused with EINVAL."""
         return self.ids[kind].counterpart(client_id, "forward")
 
     def client_id(self, kind: Kind, server_id: ServerId) -> ClientId:
-        """The client id that is shown for a server id in attributes and ACL entries; nobody's if there is none."""
+        """Return the client id shown for a server id in attributes and ACL entries; nobody's if there is none."""
         return self.ids[kind].reverse(server_id)
 
 
 METHODS = ("forward", "visible", "show", "same_for_all", "server_id", "client_id")
-"""What a plug-in may define."""
+"""The methods that a plug-in may define."""
 
 
 def is_built_in(policy: Policy, method: str) -> bool:
-    """Does `policy` leave this method to the built-in policy?"""
+    """Whether `policy` leaves this method to the built-in policy."""
     return getattr(type(policy), method) is getattr(Policy, method) and method not in vars(policy)
 
 
@@ -138,20 +138,20 @@ class PolicyError(ValueError):
 
 
 def is_in_file(spec: str | None) -> bool:
-    """Does `spec` name a FILE, which is read anew each time, and no installed module?"""
+    """Whether `spec` names a FILE, which is read again each time, and not an installed module."""
     return spec is not None and spec.rpartition(":")[0].endswith(".py")
 
 
 def load_policy(spec: str | None, options: Options, directory: str = ".") -> Policy:
-    """The policy that `spec` names, for an export with `options`.
+    """Return the policy that `spec` names, for an export with `options`.
 
     Args:
-        spec: None for the built-in one, `FILE.py:Class`, or `package.module:Class`.
-        options: the export's; handed to the class if its constructor takes an argument.
-        directory: what a relative FILE is relative to.
+        spec: None for the built-in policy, `FILE.py:Class`, or `package.module:Class`.
+        options: the options of the export; passed to the class if its constructor takes an argument.
+        directory: the directory that a relative FILE is relative to.
 
     Raises:
-        PolicyError: no such file, module or class, or it failed while loading.
+        PolicyError: there is no such file, module or class, or it failed while loading.
     """
     if spec is None:
         return Policy(options)
@@ -172,24 +172,24 @@ def load_policy(spec: str | None, options: Options, directory: str = ".") -> Pol
     except PolicyError:
         raise
     except (Exception, SystemExit) as exc:
-        # One line: what a plug-in says may have several.
+        # The message must be one line, but that of a plug-in may have several.
         raise PolicyError(f"policy={spec}: {type(exc).__name__}: {' '.join(str(exc).split())}") from exc
     return plugin
 
 
 def _run(path: str) -> ModuleType:
-    """The module in a file: always what is in it now, whereas Python's cache of bytecode looks at whole seconds."""
+    """Return the module in a file as it is now; Python's bytecode cache would compare times in whole seconds."""
     with open(path, "rb") as file:
         code = compile(file.read(), path, "exec")
     module = ModuleType(f"cloakfs_policy_{os.path.basename(path).removesuffix('.py')}")
     module.__file__ = path
-    sys.modules[module.__name__] = module  # where dataclasses look for it
+    sys.modules[module.__name__] = module  # dataclasses look for it there
     exec(code, vars(module))
     return module
 
 
 def _adopt(plugin: Any, options: Options) -> Policy:
-    """The built-in policy with the methods that `plugin` defines in place of its own."""
+    """Return the built-in policy with the methods that `plugin` defines in place of its own."""
     policy = Policy(options)
     for method in METHODS:
         if hasattr(plugin, method):

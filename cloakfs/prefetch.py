@@ -1,8 +1,8 @@
-"""What to read ahead of a file's readers: heuristics that survive reordered requests and strides [ES §6, §7].
+"""Decides what to read ahead of a file's readers: heuristics that survive reordered requests and strides [ES §6, §7].
 
-The measure is seqCount, from 0 to 127: how much reading looks sequential. Read-ahead grows with it and is nothing below
-2. A heuristic is a small class that says what becomes of seqCount with each read, and whether a file has one of them or
-many: *cursors*, each following one of several interleaved streams.
+The measure is seqCount, from 0 to 127: how sequential reading looks. Read-ahead grows with it, and there is none below
+2. A heuristic is a small class that decides how each read changes seqCount, and whether a file has one seqCount or
+many: *cursors*, each of which follows one of several interleaved streams.
 """
 
 from bisect import bisect_left, insort
@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 from cloakfs.cursorpool import CursorPool
 
 NEAR_BYTES = 64 << 10
-"""A read no farther than this from the expected offset may be one of a sequential stream that came out of order."""
+"""A read no farther than this from the expected offset may belong to a sequential stream, but be out of order."""
 
 MOST = 127
 """The highest seqCount."""
@@ -23,37 +23,38 @@ MOST = 127
 LEAST = 2
 """Below this seqCount nothing is read ahead."""
 
-# What is ahead of streams that have not proven to be any, and what was read ahead for nothing (which counts twice), may
-# be so many bytes more than what was worth it: by accident random reads look sequential, and should cost next to
-# nothing.
+# The bytes ahead of unproven streams, plus twice the bytes that were read ahead in vain, may exceed the bytes that were
+# worth reading ahead by this much: random reads look sequential by accident, and should cost next to nothing.
 _TRIAL = 512 << 10
 
 _PAGE = 4096
 
-# Ahead of a stream that has not proven to be one.
+# The window ahead of an unproven stream.
 _TRIAL_WINDOW = 128 << 10
 
 # Two reads in a row may be an accident, unless they are the first of a file.
 _LEAST_ELSEWHERE = LEAST + 1
 
-# Of what is asked for on trust, all that is read is trusted again, and this part of everything else that was worth it.
+# Bytes asked for on trust restore that much trust when they are read. Of all other bytes that were worth reading ahead,
+# one in this many adds to the trust.
 _EARNING = 16
 
-# For each so many bytes read, one that was read ahead for nothing is forgiven.
+# For each this many bytes read, one byte that was read ahead in vain is forgiven.
 _FORGIVING = 64
 
-# What is on its way is waited for once, or by some reads at the same time. So many one after the other: it is gone.
+# Data on its way is waited for once, or by some reads at the same time. If this many reads in a row have to wait, the
+# data is gone.
 _PATIENCE = 4
 
-# So many reads have to pass before all cursors are looked at again.
+# All cursors are examined again only after this many reads.
 _LOOK_EVERY = 64
 
-# Ranges that were asked for, and that their reader has left alone: so many are remembered of a file.
+# How many ranges that were asked for, and that their reader has abandoned, are remembered per file.
 _GIVEN_UP = 32
 
 
 class Ask(NamedTuple):
-    """What is to be read ahead: bytes `start` to `end`, the latter not included."""
+    """The range to read ahead: bytes `start` to `end`, the latter not included."""
 
     start: int
     end: int
@@ -64,11 +65,11 @@ class Limits:
     """How much may be read ahead, and how much is remembered.
 
     Attributes:
-        window: bytes ahead of one cursor, at most.
-        file: bytes asked for and not read yet, of one file.
-        total: the same of all files.
-        files: so many are remembered; the least recently read is forgotten first, when there are more.
-        cursors: so many streams are followed, which all files share fairly; as many as files at least.
+        window: the maximum of bytes ahead of one cursor.
+        file: the maximum of bytes asked for and not read yet, for one file.
+        total: the same for all files together.
+        files: how many files are remembered; if there are more, the least recently read is forgotten first.
+        cursors: how many streams are followed, which all files share fairly; at least as many as files.
     """
 
     window: int = 2 << 20
@@ -79,13 +80,13 @@ class Limits:
 
 
 class Heuristic(Protocol):
-    """What becomes of seqCount.
+    """Decides how seqCount changes.
 
     Attributes:
         first: the seqCount that a file, or a cursor, begins with.
-        many: a read too far from what was expected begins another cursor.
-        frugal: nothing is read ahead where that has not been worth it, or would not be.
-        trusting: whoever reads the beginning of a file is expected to read all of it, as long as most do.
+        many: whether a read too far from the expected offset begins another cursor.
+        frugal: whether read-ahead stops where it has not been worth it, or would not be.
+        trusting: whether a reader of the beginning of a file is expected to read all of it, as long as most do.
     """
 
     first: int
@@ -94,11 +95,11 @@ class Heuristic(Protocol):
     trusting: bool
 
     def count(self, seq_count: int, distance: int) -> int:
-        """The seqCount after a read at `distance` bytes from the expected offset; negative is before it."""
+        """Return the seqCount after a read at `distance` bytes from the expected offset; negative means before it."""
 
 
 class Default:
-    """What NFS servers did: whatever comes out of order looks random [ES §6.2]."""
+    """What NFS servers did: reads that come out of order look random [ES §6.2]."""
 
     first = 1
     many = False
@@ -106,7 +107,7 @@ class Default:
     trusting = False
 
     def count(self, seq_count: int, distance: int) -> int:
-        """One more if the read is where the last one ended, else 1."""
+        """Return one more if the read begins where the last one ended, otherwise 1."""
         return min(seq_count + 1, MOST) if distance == 0 else 1
 
 
@@ -119,7 +120,7 @@ class SlowDown:
     trusting = True
 
     def count(self, seq_count: int, distance: int) -> int:
-        """One more, the same if it is near, or else half."""
+        """Return one more in sequence, the same value if the read is near, and otherwise half of it."""
         if distance == 0:
             return min(seq_count + 1, MOST)
         return seq_count if abs(distance) <= NEAR_BYTES else seq_count // 2
@@ -132,7 +133,7 @@ class Cursors(SlowDown):
 
 
 class Always:
-    """Whatever is read is taken to be sequential [ES §6.1]: what could be gained at best, and lost."""
+    """Treats all reads as sequential [ES §6.1], to show the most that can be gained, and lost."""
 
     first = MOST
     many = False
@@ -140,7 +141,7 @@ class Always:
     trusting = False
 
     def count(self, seq_count: int, distance: int) -> int:
-        """The most."""
+        """Return the highest seqCount."""
         return MOST
 
 
@@ -150,22 +151,22 @@ HEURISTICS: dict[str, Heuristic] = {
     "default": Default(),
     "always": Always(),
 }
-"""By the name that they have in exports.d."""
+"""The heuristics by their names in exports.d."""
 
 
 class Cursor:
     """One stream of reads.
 
     Attributes:
-        used: when it was read last, by the count of all reads.
-        proof: bytes that were asked for and then read, or asked for on trust: without any, asking is a trial.
-        waits: so many reads in a row had to wait for what was asked for.
-        expected: where the next read should begin: where the last one ended.
+        used: when it was last read, by the count of all reads.
+        proof: bytes that were asked for and then read, or asked for on trust; while it is 0, asking is a trial.
+        waits: how many reads in a row had to wait for data that was asked for.
+        expected: the offset where the next read should begin, which is where the last one ended.
         furthest: the end of the furthest read of this stream.
-        asked: up to here everything ahead was asked for; not before `furthest`.
-        cold: what is read here has to be waited for.
+        asked: everything ahead was asked for up to this offset; not before `furthest`.
+        cold: reads of this stream have to wait for their data.
         begins: its first read was at the beginning of the file, or near it.
-        trusted: it may ask for as much as if it had proven to be a stream, once.
+        trusted: it may, once, ask for as much as if it had proven to be a stream.
         debt: bytes that it asked for on trust and that were not read yet.
     """
 
@@ -189,11 +190,11 @@ class _File:
 
     def __init__(self) -> None:
         self.cursors: list[Cursor] = []
-        self.going_on = 0  # so many of them have proven to be streams, and are read
+        self.going_on = 0  # how many of the cursors have proven to be streams, and are being read
         self.ahead = 0  # bytes asked for and not read yet
-        self.trial = 0  # those of streams that have not proven to be any
-        self.worth = 0  # bytes asked for that were read then, as far as they count
-        self.waste = 0  # those that nobody is expected to read any more
+        self.trial = 0  # the part of `ahead` that belongs to unproven streams
+        self.worth = 0  # bytes asked for that were then read, as far as they count
+        self.waste = 0  # bytes asked for that are not expected to be read any more
         self.given_up: deque[Ask] = deque(maxlen=_GIVEN_UP)
 
 
@@ -205,7 +206,7 @@ class Prefetcher:
     """Decides what to read ahead, file by file; does no I/O.
 
     Args:
-        heuristic: what becomes of seqCount.
+        heuristic: decides how seqCount changes.
         limits: how much may be read ahead.
     """
 
@@ -213,26 +214,26 @@ class Prefetcher:
         self.heuristic = heuristic
         self.limits = limits or Limits()
         self.ahead = 0
-        """Bytes asked for and not read yet, of all files."""
+        """Bytes asked for and not read yet, for all files together."""
         self._trust = self._most_trust = self.limits.total // 2  # bytes that may be asked for on trust
         self._reads = 0
-        self._next_look = 0  # for who is idle
+        self._next_look = 0  # the read at which to look for idle cursors again
         self._files: OrderedDict[Hashable, _File] = OrderedDict()
         self._pool: CursorPool[Cursor] = CursorPool(max(self.limits.cursors, self.limits.files))
-        self._going_on: OrderedDict[Cursor, None] = OrderedDict()  # the one read last is the last
+        self._going_on: OrderedDict[Cursor, None] = OrderedDict()  # the most recently read is the last
 
     def read(self, key: Hashable, offset: int, length: int, size: int, *, missed: bool = True) -> Ask | None:
-        """Take note of a read, and say what to read ahead now.
+        """Note a read, and return what to read ahead now, if anything.
 
-        Nothing is, as long as reads find their content in memory without having been read ahead: somebody else sees to
-        that.
+        Nothing is read ahead while reads find data in memory that was not read ahead here, because then something else
+        brings it there.
 
         Args:
-            key: which file it was.
-            offset: where it began.
+            key: identifies the file.
+            offset: where the read began.
             length: how many bytes it got, at least 1.
-            size: of the file, in bytes: nothing is read ahead past its end.
-            missed: the content had to be waited for.
+            size: the size of the file in bytes; nothing is read ahead past its end.
+            missed: whether the read had to wait for its data.
         """
         file = self._file(key)
         end = offset + length
@@ -242,7 +243,7 @@ class Prefetcher:
         if cursor is None:
             cursor = self._new_cursor(file, end)
             cursor.cold = missed
-            cursor.begins = offset <= NEAR_BYTES  # it may have come out of order
+            cursor.begins = offset <= NEAR_BYTES  # the first read may have come out of order
             cursor.trusted = cursor.begins and missed and self.heuristic.trusting
         else:
             self._move(cursor, offset, end, missed)
@@ -259,7 +260,7 @@ class Prefetcher:
         return ask
 
     def seq_counts(self, key: Hashable) -> list[int]:
-        """Of the file's cursors, in the order of their offsets."""
+        """Return the seqCounts of the file's cursors, in the order of their offsets."""
         file = self._files.get(key)
         return [cursor.seq_count for cursor in file.cursors] if file is not None else []
 
@@ -282,7 +283,7 @@ class Prefetcher:
             self._forget_going_on(cursor)
 
     def _cursor(self, file: _File, offset: int) -> Cursor | None:
-        """The one whose expected offset is nearest, if it is near enough or the only one there may be."""
+        """Return the cursor whose expected offset is nearest, if it is near enough or the only one allowed."""
         cursors = file.cursors
         if not cursors:
             return None
@@ -310,16 +311,16 @@ class Prefetcher:
             cursor.asked = cursor.furthest
         distance = offset - cursor.expected
         cursor.seq_count = self.heuristic.count(cursor.seq_count, distance)
-        # Step by step, backwards, a reader gets as far away as by a jump.
+        # A reader that goes backwards in small steps gets as far away as by one jump.
         same = abs(distance) <= NEAR_BYTES and cursor.furthest - end <= NEAR_BYTES
         cursor.trusted = cursor.trusted and same and self._trust >= _TRIAL_WINDOW
-        # What the kernel reads ahead by itself at the beginning of a file does not tell that all of it is in memory.
+        # The kernel itself reads ahead at the beginning of a file, which does not mean that all of it is in memory.
         cursor.cold = missed or (same and cursor.cold and (end <= cursor.asked or cursor.trusted))
         if not same:
             self._give_up(cursor, cursor.asked)
             cursor.furthest = cursor.asked = end
         elif end > cursor.furthest:
-            self._give_up(cursor, min(offset, cursor.asked))  # left out; it may come yet
+            self._give_up(cursor, min(offset, cursor.asked))  # this part was skipped; it may still be read
             read = min(end, cursor.asked) - cursor.furthest
             self._spend(cursor, read)
             self._pay(cursor.file, read)
@@ -330,7 +331,7 @@ class Prefetcher:
         cursor.expected = end
         cursors = cursor.file.cursors
         if len(cursors) > 1:
-            cursors.sort(key=_expected)  # one is out of place at most
+            cursors.sort(key=_expected)  # at most one is out of place
 
     # -- reading ahead -----------------------------------------------------------------------------
 
@@ -338,7 +339,7 @@ class Prefetcher:
         file, start = cursor.file, cursor.asked
         window = self._window(cursor, length)
         if start - cursor.furthest > window // 2:
-            return None  # large pieces cost less
+            return None  # fewer, larger requests cost less
         if not self._is_worth_it(file):
             self._give_up_idle()
             return None
@@ -360,9 +361,9 @@ class Prefetcher:
         return ask
 
     def _window(self, cursor: Cursor, length: int) -> int:
-        """How much should be ahead of a stream: 2 MiB after 17 reads of 8 KiB in order, or after five of 128 KiB.
+        """Return how much should be ahead of a stream: 2 MiB after 17 reads of 8 KiB in order, or five of 128 KiB.
 
-        On trial it gets as much as the kernel reads ahead by itself: to a disk that seeks, less costs the same.
+        On trial, it gets as much as the kernel reads ahead by itself: on a disk that seeks, less costs the same.
         """
         if cursor.trusted:
             return min(self._trust // _PAGE * _PAGE, self.limits.window)
@@ -371,11 +372,11 @@ class Prefetcher:
 
     @staticmethod
     def _can_wait(cursor: Cursor, ask: Ask) -> bool:
-        """Is this a small gap before what another stream has asked for, and far away? It may grow, or be filled."""
+        """Whether this is a small, distant gap before what another stream has asked for. It may grow, or be filled."""
         return ask.end - ask.start < _TRIAL_WINDOW < ask.start - cursor.furthest
 
     def _share(self, cursor: Cursor) -> int:
-        """What a stream may have ahead so that there is room for all that go on."""
+        """Return how much a stream may have ahead so that there is room for all active streams."""
         before = self._reads - self._turns()
         while self._going_on and (oldest := next(iter(self._going_on))).used < before:
             self._forget_going_on(oldest)
@@ -384,7 +385,7 @@ class Prefetcher:
         return min(self.limits.file // here, self.limits.total // everywhere) // _PAGE * _PAGE
 
     def _note_going_on(self, cursor: Cursor) -> None:
-        """This is a stream that has just been read, and will be."""
+        """Note that this stream has just been read, and is expected to go on."""
         if cursor not in self._going_on:
             cursor.file.going_on += 1
         self._going_on[cursor] = None
@@ -399,11 +400,11 @@ class Prefetcher:
         return not self.heuristic.frugal or file.trial + 2 * file.waste <= _TRIAL + file.worth
 
     def _room(self, file: _File) -> int:
-        """How many bytes more may be ahead."""
+        """Return how many more bytes may be ahead."""
         return min(self.limits.file - file.ahead, self.limits.total - self.ahead)
 
     def _take_over(self, file: _File, cursor: Cursor, offset: int, end: int, *, missed: bool) -> None:
-        """A stream gets to what was asked for another one: it is for this one now, if it is in memory (still)."""
+        """Let a stream that reaches what another one has asked for take this over, if it is (still) in memory."""
         at = bisect_left(file.cursors, cursor.expected, key=_expected)
         other = file.cursors[max(at - 1, 0)]
         if other is cursor or not other.furthest <= offset < other.asked or end < cursor.furthest:
@@ -414,13 +415,13 @@ class Prefetcher:
             self._extend(cursor, asked)
 
     def _extend(self, cursor: Cursor, end: int) -> None:
-        """What this stream will read is asked for, up to there."""
+        """Note that everything ahead of this stream was asked for, up to `end`."""
         if end > cursor.asked:
             self._spend(cursor, cursor.asked - end)
             cursor.asked = end
 
     def _unasked(self, cursor: Cursor, start: int, end: int) -> Ask | None:
-        """The part of it before the first byte that somebody has asked for already."""
+        """Return the part of the range before the first byte that was already asked for."""
         file = cursor.file
         asked = [(other.furthest, other.asked) for other in file.cursors if other is not cursor]
         for low, high in [*asked, *file.given_up]:
@@ -429,7 +430,7 @@ class Prefetcher:
         return Ask(start, end) if start < end else None
 
     def _spend(self, cursor: Cursor, amount: int) -> None:
-        """So many bytes less are ahead of this stream."""
+        """Note that `amount` fewer bytes are ahead of this stream."""
         cursor.file.ahead -= amount
         self.ahead -= amount
         if not cursor.proof:
@@ -437,35 +438,35 @@ class Prefetcher:
 
     @staticmethod
     def _prove(cursor: Cursor, amount: int) -> None:
-        """If there is any, what is ahead of this stream is no trial any more."""
+        """Count `amount` bytes as proof of this stream; what is ahead of it is then no longer a trial."""
         if amount and not cursor.proof:
             cursor.file.trial -= cursor.asked - cursor.furthest
         cursor.proof += amount
 
     def _pay(self, file: _File, amount: int) -> None:
-        """So many bytes were read that had been asked for."""
+        """Note that `amount` bytes were read that had been asked for."""
         file.worth = min(file.worth + amount, self.limits.file)
         self._trust = min(self._trust + amount // _EARNING, self._most_trust)
 
     def _borrow(self, cursor: Cursor, amount: int) -> None:
-        """This stream asks for so many bytes on trust."""
+        """Note that this stream asks for `amount` bytes on trust."""
         cursor.trusted = False
         cursor.debt = amount
         self._trust -= amount
         self._prove(cursor, amount)
 
     def _pay_back(self, cursor: Cursor, amount: int) -> None:
-        """So much of it was read."""
+        """Note that up to `amount` of the bytes asked for on trust were read."""
         back = min(amount, cursor.debt)
         cursor.debt -= back
         self._trust = min(self._trust + back, self._most_trust)
 
     def _turns(self) -> int:
-        """After so many reads, every stream that goes on has had its turn several times."""
+        """Return the number of reads after which every active stream has had its turn several times."""
         return 8 * len(self._pool) + 64
 
     def _give_up_idle(self) -> None:
-        """Who has left a file alone must not keep others from reading ahead."""
+        """Give up what idle streams have asked for, so that it does not keep others from reading ahead."""
         if self._reads < self._next_look:
             return
         self._next_look = self._reads + _LOOK_EVERY
@@ -474,10 +475,10 @@ class Prefetcher:
             self._give_up(cursor, cursor.asked)
 
     def _give_up(self, cursor: Cursor, end: int) -> None:
-        """Up to there, nobody is expected to read what this stream has asked for."""
+        """Note that what this stream has asked for, up to `end`, is not expected to be read."""
         if end > cursor.furthest:
             amount = end - cursor.furthest
-            on_trust = min(amount, cursor.debt)  # for which no other stream of the file has to suffer
+            on_trust = min(amount, cursor.debt)  # other streams of the file must not suffer for this part
             cursor.debt -= on_trust
             self._spend(cursor, amount)
             cursor.file.given_up.append(Ask(cursor.furthest, end))
@@ -485,10 +486,10 @@ class Prefetcher:
             cursor.furthest = end
 
     def _take_back(self, file: _File, cursor: Cursor, start: int, end: int, *, missed: bool) -> int:
-        """Of what was given up, this is read after all: the stream that does so takes over, unless it is gone again.
+        """Take back what was given up and is read after all: this stream takes it over, unless the data is gone.
 
         Returns:
-            how many bytes of it had been given up.
+            how many of the bytes read had been given up.
         """
         kept = []
         back = 0
@@ -499,7 +500,7 @@ class Prefetcher:
                 continue
             back += read
             if missed and read == end - start:
-                continue  # nothing else could have been missed: it is gone
+                continue  # the read missed, and all of it had been asked for, so the data is gone
             if old.start < start:
                 kept.append(Ask(old.start, start))
             if old.end > end and cursor.furthest == end:

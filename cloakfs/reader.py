@@ -1,7 +1,7 @@
-"""Reading and writing real files without ever keeping the session loop waiting, and reading ahead.
+"""Reads and writes real files without ever blocking the session loop, and reads ahead.
 
-What is in memory is copied on the spot (RWF_NOWAIT, preadv2(2)); for anything else a thread waits. What a `Prefetcher`
-asks for is read ahead by threads, too: into the page cache of the real file, where the next READ finds it.
+Data in memory is copied at once (RWF_NOWAIT, preadv2(2)); for anything else, a thread waits. Threads also read ahead
+what a `Prefetcher` asks for, into the page cache of the real file, where the next READ finds it.
 """
 
 import contextlib
@@ -26,29 +26,29 @@ from .tree.filesystems import Filesystem
 log = logging.getLogger(__name__)
 
 PAYS_SECONDS = 0.001
-"""Reading ahead pays where what is not in memory takes at least so long, in the mean of the last misses. Below, the
-kernel's own read-ahead hides it, and a thread would cost as much."""
+"""Reading ahead pays if the last misses took at least this long on average. Below, the kernel's own read-ahead hides
+the latency, and a thread would cost as much."""
 
-# So many misses tell how long they take; none is believed before there were so many. (Not their median: storage that
-# is throttled answers most at once, and then none for a while.)
+# The mean is over the last _MISSES misses, and is not used before there were _FEWEST. (The median would not do, because
+# throttled storage answers most requests at once, and then none for a while.)
 _MISSES = 64
 _FEWEST = 4
 
-# So many threads at most do nothing but read ahead.
+# The maximum number of threads that do nothing but read ahead.
 _THREADS = 16
 
 _DEFAULT_CHUNK = 128 << 10
 
 
 class Storage:
-    """What one file system of the tree lies on.
+    """The storage under one file system of the tree.
 
     Attributes:
         path: where it is mounted.
-        chunk: bytes that it takes at once; what is asked for beyond is dropped (mm/readahead.c).
-        writes_at_once: RWF_NOWAIT works for writing.
-        wait: the mean of the last misses, in seconds; None as long as there were too few.
-        pays: it is slow enough for reading ahead.
+        chunk: the bytes that one read-ahead request may ask for; the kernel drops the excess (mm/readahead.c).
+        writes_at_once: whether RWF_NOWAIT works for writing.
+        wait: the mean time of the last misses, in seconds; None until there were enough.
+        pays: whether it is slow enough for reading ahead.
     """
 
     def __init__(self, filesystem: Filesystem) -> None:
@@ -60,7 +60,7 @@ class Storage:
         self.pays = False
 
     def missed(self, seconds: float) -> None:
-        """So long it took to get what was not in memory."""
+        """Note how long it took to read data that was not in memory."""
         self._waits.append(seconds)
         if len(self._waits) >= _FEWEST:
             self.wait = fmean(self._waits)
@@ -74,7 +74,7 @@ class Storage:
 
 
 def _chunk(number: int) -> int:
-    """How much read-ahead the device with this st_dev takes in one piece, in bytes."""
+    """Return how many bytes of read-ahead the device with this st_dev accepts in one request."""
     name = f"{os.major(number)}:{os.minor(number)}"
     settings = (
         f"/sys/class/bdi/{name}/read_ahead_kb",
@@ -97,7 +97,7 @@ class Reader:
     Args:
         heuristic: a name in `HEURISTICS`, or "off".
         limits: how much may be read ahead.
-        record: gets a line for each READ: seconds, file, offset, length.
+        record: a file that gets a line for each READ: seconds, file, offset, length.
     """
 
     def __init__(self, heuristic: str, limits: Limits, record: TextIO | None = None) -> None:
@@ -107,25 +107,26 @@ class Reader:
         self._limiter = trio.CapacityLimiter(_THREADS)
         self.tasks: Tasks | None = None
         self.counts: Counter[str] = Counter()
-        """How many reads found what they wanted in memory (`hits`), how many did not (`misses`); bytes `asked` for."""
+        """The number of reads that found their data in memory (`hits`) or did not (`misses`), and the bytes `asked` for
+        by read-ahead."""
 
     def use(self, heuristic: str, limits: Limits) -> None:
-        """Go on with this heuristic, which knows nothing yet."""
+        """Use this heuristic from now on; it starts without any history."""
         self._name = heuristic
         self._prefetcher = Prefetcher(HEURISTICS[heuristic], limits) if heuristic in HEURISTICS else None
 
     async def read(self, fd: int, key: Hashable, filesystem: Filesystem, offset: int, size: int) -> bytearray | bytes:
-        """Up to `size` bytes from `offset`: at once if they are in memory, else from a thread.
+        """Return up to `size` bytes from `offset`: at once if they are in memory, otherwise from a thread.
 
         Args:
             fd: the open file.
-            key: which file it is, whoever opened it.
-            filesystem: where it is.
-            offset: of the first byte.
-            size: bytes wanted.
+            key: identifies the file, whichever caller opened it.
+            filesystem: the file system of the file.
+            offset: the offset of the first byte.
+            size: the number of bytes wanted.
 
         Raises:
-            OSError: what the real file system says.
+            OSError: the error of the real file system.
         """
         if self._record is not None:
             self._record.write(f"{time.monotonic():.6f} {key} {offset} {size}\n")
@@ -133,9 +134,9 @@ class Reader:
         count = -1
         if not filesystem.remote:
             how = 0 if filesystem.in_memory else linux.RWF_NOWAIT
-            with contextlib.suppress(OSError):  # not in memory, or a file system that cannot say
+            with contextlib.suppress(OSError):  # not in memory, or the file system does not support the flag
                 count = calls.preadv(fd, [buffer], offset, how)
-        # What was read may end where the page cache does, not where the file does.
+        # A short read may have stopped at the end of the cached pages, not at the end of the file.
         missed = count < 0 or (count < size and offset + count < calls.fstat(fd).st_size)
         self.counts["misses" if missed else "hits"] += 1
         storage = self._storage(filesystem)
@@ -160,10 +161,10 @@ class Reader:
         *,
         append: bool = False,
     ) -> int:
-        """Write `data` as `who` at `offset`, or wherever the file ends, and return how much of it was written.
+        """Write `data` as `who` at `offset`, or at the end of the file, and return how many bytes were written.
 
         Raises:
-            OSError: what the real file system says.
+            OSError: the error of the real file system.
         """
         flags = os.RWF_APPEND if append else 0
         if filesystem.in_memory:
@@ -173,7 +174,7 @@ class Reader:
         if storage.writes_at_once:
             try:
                 done = calls.pwrite(who, fd, data, offset, linux.RWF_NOWAIT | flags)
-            except OSError as exc:  # what else it says, it says again in the thread
+            except OSError as exc:  # any other error occurs again in the thread
                 storage.writes_at_once = exc.errno not in (errno.EOPNOTSUPP, errno.EINVAL)
         if done == len(data):
             return done
@@ -183,10 +184,10 @@ class Reader:
         except OSError:
             if not done:
                 raise
-            return done  # as write(2): the next one is told
+            return done  # as with write(2), the next write gets the error
 
     def state(self) -> dict[str, Any]:
-        """What `cloakfs status` tells."""
+        """Return what `cloakfs status` shows."""
         return {
             "heuristic": self._name,
             **{name: self.counts[name] for name in ("hits", "misses", "asked")},
@@ -202,7 +203,7 @@ class Reader:
     def _look_ahead(
         self, fd: int, key: Hashable, storage: Storage, offset: int, size: int, *, missed: bool, end: int | None = None
     ) -> None:
-        """Read ahead of this read, if that is worth it; `end` is the file's."""
+        """Read ahead of this read, if that is worth it; `end` is the size of the file."""
         prefetcher = self._prefetcher
         if prefetcher is None or self.tasks is None or not (storage.pays or not prefetcher.heuristic.frugal):
             return
@@ -217,21 +218,21 @@ class Reader:
         try:
             own = calls.dup(fd)  # the client may close its file meanwhile
         except OSError:
-            return  # too many are open
+            return  # too many descriptors are open
         self.counts["asked"] += ask.end - ask.start
         self.tasks.once("reading ahead", self._fetch, own, ask, storage.chunk)
 
     async def _fetch(self, fd: int, ask: Ask, chunk: int) -> None:
-        # What is left when the daemon ends, goes with it.
+        # Any read-ahead that is left when the daemon ends is abandoned.
         try:
             await trio.to_thread.run_sync(_advise, fd, ask, chunk, limiter=self._limiter, abandon_on_cancel=True)
-        except RuntimeError as exc:  # no more threads: nobody has to read ahead
+        except RuntimeError as exc:  # no more threads can start; read-ahead is optional
             calls.close(fd)
             log.debug("read-ahead: %s", exc)
 
 
 def _pread(fd: int, size: int, offset: int) -> tuple[bytes, float, int]:
-    """What is read, how many seconds it took, and where the file ends."""
+    """Return the data, how many seconds the read took, and the size of the file."""
     began = time.monotonic()
     data = calls.pread(fd, size, offset)
     return data, time.monotonic() - began, calls.fstat(fd).st_size
@@ -242,6 +243,6 @@ def _advise(fd: int, ask: Ask, chunk: int) -> None:
         for start in range(ask.start, ask.end, chunk):
             calls.fadvise(fd, start, min(chunk, ask.end - start), os.POSIX_FADV_WILLNEED)
     except OSError as exc:
-        log.debug("read-ahead: %s", exc)  # whoever reads there will be told
+        log.debug("read-ahead: %s", exc)  # a read at that place gets the error
     finally:
         calls.close(fd)

@@ -1,4 +1,4 @@
-"""Why this machine would refuse to mount entries of exports.d."""
+"""The reasons why this machine would refuse to mount entries of exports.d."""
 
 import os
 from collections.abc import Iterable
@@ -11,8 +11,8 @@ from .views import ViewError, resolve
 
 
 def refusals(entries: Iterable[Export]) -> list[Remark]:
-    """What is not there: directories, plug-ins, users. (Plug-ins are run.)"""
-    # What is wrong with a directory is said once, however many clients it is for.
+    """Return what is missing: directories, plug-ins, users. (This runs the plug-ins.)"""
+    # A problem with a directory is reported once, however many clients it is for.
     said: dict[tuple[str, int, str], Remark] = {}
     for entry in entries:
         for text in _refusals(entry):

@@ -1,8 +1,9 @@
-"""Background tasks, none of which may end the process, whatever happens to it.
+"""Background tasks, none of which may end the process when it fails.
 
-There may be no descriptor to be had, no memory, no thread (pids.max), or something in /proc that nobody thought of;
-whoever serves others goes on all the same. So every task that runs beside the answering of requests is started here
-and nowhere else (tests/unit/test_tasks.py sees to it): what it raises is logged in one line, and it begins anew.
+The machine may run out of descriptors, memory or threads (pids.max), or /proc may contain something unforeseen; a
+daemon that serves others must go on nevertheless. Therefore, every task that runs beside the answering of requests is
+started here and nowhere else (tests/unit/test_tasks.py checks this): its exceptions are logged in one line, and it is
+started again.
 """
 
 import logging
@@ -16,27 +17,27 @@ import trio
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 0.1
-"""How long a task that failed waits before it begins anew; twice as long after each further time."""
+"""How long a task that failed waits before it starts again; the pause doubles after each further failure."""
 
 LONGEST_PAUSE_SECONDS = 5.0
 
-# Who went on for so long before it failed again, is new at failing.
+# The pause of a task that ran for longer than this before it failed begins at FIRST_PAUSE_SECONDS again.
 _WELL_SECONDS = 30.0
 
-# A failure that was told is told again after so long.
+# The same failure is logged again only after this time.
 _TELL_AGAIN_SECONDS = 60.0
 
 _P = ParamSpec("_P")
 
 
 async def keep(what: str, work: Callable[_P, Awaitable[object]], *args: _P.args, **kwargs: _P.kwargs) -> None:
-    """Do `work` until it returns, again and again if it fails; never raises anything but Cancelled.
+    """Run `work` until it returns, repeatedly if it fails; never raises anything but Cancelled.
 
     Args:
         what: the name of the task, for the log.
-        work: has to be fit to begin anew.
+        work: the function to run; it must be possible to start it again.
         args: its arguments.
-        kwargs: likewise.
+        kwargs: its keyword arguments.
     """
     pause = FIRST_PAUSE_SECONDS
     told: dict[str, float] = {}  # cause -> when
@@ -59,7 +60,7 @@ async def keep(what: str, work: Callable[_P, Awaitable[object]], *args: _P.args,
 
 
 async def attempt(what: str, work: Callable[_P, Awaitable[object]], *args: _P.args, **kwargs: _P.kwargs) -> None:
-    """Do `work` once, for what is not worth doing again; never raises anything but Cancelled."""
+    """Run `work` once, when it is not worth repeating; never raises anything but Cancelled."""
     try:
         await work(*args, **kwargs)
     except Exception as exc:
@@ -67,17 +68,17 @@ async def attempt(what: str, work: Callable[_P, Awaitable[object]], *args: _P.ar
 
 
 class Tasks:
-    """Those that end with one nursery.
+    """The background tasks that end with one nursery.
 
     Args:
-        nursery: where they run.
+        nursery: runs the tasks.
     """
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
 
     def keep(self, what: str, work: Callable[_P, Awaitable[object]], *args: _P.args, **kwargs: _P.kwargs) -> None:
-        """Start a task that `keep` keeps up."""
+        """Start a task that `keep` keeps running."""
 
         async def run() -> None:
             await keep(what, work, *args, **kwargs)
@@ -85,7 +86,7 @@ class Tasks:
         self._nursery.start_soon(run, name=what)
 
     def once(self, what: str, work: Callable[_P, Awaitable[object]], *args: _P.args, **kwargs: _P.kwargs) -> None:
-        """Start a task that may fail."""
+        """Start a task that may fail, and is not repeated."""
 
         async def run() -> None:
             await attempt(what, work, *args, **kwargs)
@@ -94,10 +95,10 @@ class Tasks:
 
 
 def cause(exc: BaseException) -> str:
-    """What was raised where, in one line."""
+    """Describe in one line what was raised, and where."""
     while isinstance(exc, BaseExceptionGroup):
         exc = exc.exceptions[0]
-    # The source is not looked at: it takes a descriptor, and the thread acts as whoever was served last.
+    # The source is not read: that takes a descriptor, and the thread still acts as the caller that was served last.
     frames = list(traceback.walk_tb(exc.__traceback__))
     where = f" ({os.path.basename(frames[-1][0].f_code.co_filename)}:{frames[-1][1]})" if frames else ""
     try:

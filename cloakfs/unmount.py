@@ -1,4 +1,4 @@
-"""Taking our mounts off the tree. (The clean-up process has this module, so it imports next to nothing.)"""
+"""Detaches cloakfs mounts. (The clean-up process uses this module, so it imports next to nothing.)"""
 
 import contextlib
 import errno
@@ -8,13 +8,13 @@ from . import linux
 from .linux import mountinfo
 
 KINDS = ("fuse.cloakfs", "fuseblk.cloakfs")
-"""The types of our mounts: without and with a block device."""
+"""The file system types of cloakfs mounts: without and with a block device."""
 
 
 def detach_dead(path: str, mount_id: int | None = None) -> bool:
-    """Take off what is mounted last at `path` if it is ours and its daemon has died (and it has this number, if any).
+    """Detach the topmost mount at `path` if it is a cloakfs mount whose daemon has died (and has this id, if given).
 
-    Nothing that is mounted there meanwhile is taken for it.
+    A mount that somebody makes there meanwhile is not detached in its place.
     """
     try:
         fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -35,7 +35,7 @@ def detach_dead(path: str, mount_id: int | None = None) -> bool:
 
 
 def _is_dead(fd: int) -> bool:
-    """Of a daemon that lives, or just comes up, this is answered. (stat(2) would be told what the kernel remembers.)"""
+    """Whether the daemon has died. A daemon that lives, or is starting, answers. (stat(2) might use cached data.)"""
     try:
         os.fstatvfs(fd)
     except OSError as exc:
@@ -44,6 +44,6 @@ def _is_dead(fd: int) -> bool:
 
 
 def detach(target: str) -> None:
-    """Take what is mounted at `target` off the tree at once; who has it open keeps it until they close it."""
+    """Detach the mount at `target` at once; processes that have it open keep it until they close it."""
     with linux.raised(linux.CAP_SYS_ADMIN), contextlib.suppress(OSError):  # somebody else unmounted it
         linux.umount(target, linux.MNT_DETACH)

@@ -1,7 +1,7 @@
-"""Versions of what is kept on disk or told to other processes, which may belong to another version of cloakfs.
+"""Versions of formats on disk, or between processes, which may belong to different versions of cloakfs.
 
-Each format has a number of its own, in the module that knows the format. It rises whenever whoever knows the format of
-before would misread the new one. What 0.1.0 wrote has no number, and counts as 0.
+Each format has a version number of its own, in the module that knows the format. The number rises whenever code for
+the previous format would misread the new one. The formats of 0.1.0 have no number, which counts as 0.
 """
 
 
@@ -10,15 +10,15 @@ class VersionError(Exception):
 
 
 def is_known(found: object, newest: int) -> bool:
-    """Is this one of the versions up to `newest`? None, as 0.1.0 has it, is one.
+    """Whether this is one of the versions up to `newest`, or None, as for 0.1.0.
 
     Args:
-        found: what stands in the place of the version, whatever that is.
+        found: what was found in the place of the version; it may be anything.
         newest: the version that this cloakfs itself writes.
     """
     return found is None or (type(found) is int and 0 <= found <= newest)
 
 
 def refusal(place: str, found: object, newest: int, way_out: str) -> str:
-    """One line for whoever meets a version that is not known."""
+    """Return one line that reports an unknown version."""
     return f"{place}: version {found!r} is not known to this cloakfs, whose own is {newest}; {way_out}"

@@ -1,7 +1,7 @@
-"""A view: one identity, or each caller's own, looking through one policy. The only door.
+"""A view: one identity, or each caller by its own, looking through one policy. It is the only door.
 
-Names that come in are asked about with `visible`, attributes that go out pass `show`. A policy that raises hides the
-object; the failure is logged once per cause.
+Incoming names are checked with `visible`, and outgoing attributes pass through `show`. If the policy raises, the object
+is hidden; the failure is logged once per cause.
 """
 
 import logging
@@ -32,7 +32,7 @@ _Id = TypeVar("_Id", ClientId, ServerId)
 
 
 class Asker(NamedTuple):
-    """Whom attributes are shown to where the kernel checks permissions with them: ids of both worlds."""
+    """The caller that attributes are shown to, by its ids on both sides, where the kernel checks permissions."""
 
     client_uid: ClientId
     client_gid: ClientId
@@ -40,10 +40,10 @@ class Asker(NamedTuple):
     server_gid: ServerId
 
     def recognise(self, stored_uid: ServerId, stored_gid: ServerId, uid: ClientId, gid: ClientId) -> _ClientIds:
-        """The owner and group to show instead of `uid` and `gid`, so that the kernel knows the owner as we do.
+        """Return the owner and group to show instead of `uid` and `gid`, so that the kernel knows the owner as we do.
 
-        Several client ids may stand for one server id (squash), and one, nobody, for many. What is the asker's is
-        shown under its own id; what is not, never is. (The kernel lets root in by other means.)
+        Several client ids may stand for one server id (squash), and one, nobody, for many. Objects of the asker are
+        shown under its own id, and other objects never are. (The kernel lets root in by other means.)
         """
         if stored_uid == self.server_uid:
             uid = self.client_uid
@@ -61,14 +61,14 @@ def _other_than(client_id: ClientId) -> ClientId:
 
 
 STRANGER = ClientId(MAX_ID)
-"""Shown where the kernel checks with what is shown, for an id without a counterpart: on a client, 65534 is somebody."""
+"""Shown for an id without a counterpart where the kernel checks the shown ids: on a client, 65534 is an account."""
 _NEXT_STRANGER = ClientId(MAX_ID - 1)
 
-# Views must not keep state per failure for ever; after this many distinct causes they stop telling new ones.
+# Views must not keep state per failure for ever; after this many distinct causes they stop logging new ones.
 _MAX_CAUSES = 1000
-# Clients choose ids: what is remembered of them must have a bound.
+# Clients choose their ids, so the number of remembered ids must be bounded.
 _MOST_KNOWN = 10_000
-# The same for groups in all of them: a caller may be in 65,536 (some 10 MB).
+# The same bound for the groups of all remembered callers: one caller may be in 65,536 groups (some 10 MB).
 _MOST_GROUPS = 200_000
 
 
@@ -76,12 +76,12 @@ class View:
     """What one identity, or every caller by its own, sees of the tree.
 
     Args:
-        policy: decides what is seen and how.
+        policy: decides what is visible, and how it is shown.
         fixed: the identity (server ids) of a fixed view; None for a caller view.
         entrants: client uids that may enter a fixed view, apart from root and the identity itself.
-        checked: the kernel checks permissions with what is shown.
-        below: the cloakfs mount that the tree lies in, if it does: the door asks that, too.
-        not_its_failure: what the policy raises when it is not the policy that failed; it is raised on.
+        checked: whether the kernel checks permissions against the attributes that are shown.
+        below: the cloakfs mount in which the tree lies, if any; the door asks it as well.
+        not_its_failure: exceptions that do not mean a failure of the policy; they are passed on.
     """
 
     def __init__(
@@ -101,16 +101,16 @@ class View:
         self.checked = checked
         self.below = below
         self._logged: set[tuple[str, type[BaseException], int]] = set()
-        self._no_answers: set[str] = set()  # methods that answered what is no answer
-        # The built-in show() only maps ids; saying so saves an object per answer. A plug-in that shows may fail.
+        self._no_answers: set[str] = set()  # methods that returned something that is no valid answer
+        # The built-in show() only maps ids; knowing this saves an object per answer. The show() of a plug-in may fail.
         self.shows_by_mapping = is_built_in(policy, "show") and is_built_in(policy, "client_id")
         self.judges = policy.hides or not self.shows_by_mapping
-        """May the policy hide something?"""
+        """Whether the policy may hide something."""
         self.hides = self.judges or below is not None
         self.cloak = policy.cloak if is_built_in(policy, "visible") and self.shows_by_mapping else None
-        """What decides alone who sees what, if it does: nobody else has to be asked."""
+        """The cloak_list if it alone decides who sees what, so that the policy need not be asked; otherwise None."""
         self.forwards_by_mapping = is_built_in(policy, "forward")
-        """Is the identity of a caller its ids, each mapped for itself?"""
+        """Whether the identity of a caller results from mapping each of its ids separately."""
         self._plain_ids = is_built_in(policy, "client_id")
         self._shown: dict[_ServerIds, _ClientIds] = {}
         self._alike: dict[_ServerIds, bool] = {}
@@ -119,11 +119,11 @@ class View:
         self._groups = 0  # in all of these
 
     def admits(self, client_uid: ClientId) -> bool:
-        """May a process with this (client) uid enter? Anybody may enter a caller view (their own)."""
+        """Whether a process with this (client) uid may enter. Everybody may enter a caller view."""
         return self.fixed is None or client_uid == 0 or client_uid in self.entrants or client_uid == self._own_uid()
 
     def _own_uid(self) -> ClientId | None:
-        """The client's uid for the identity of a fixed view, if it has one."""
+        """Return the client uid for the identity of a fixed view, if it has one."""
         assert self.fixed is not None
         uid = self.counterpart("uid", self.fixed.uid)
         if uid is None or self.forwards_by_mapping:
@@ -132,9 +132,9 @@ class View:
         return uid if who is not None and who.uid == self.fixed.uid else None
 
     def identify(self, caller: ClientCaller) -> Caller | None:
-        """The identity, in server ids, that a request by `caller` is served as.
+        """Return the identity, in server ids, that a request by `caller` is served as.
 
-        None when the policy failed: such a caller sees nothing.
+        The result is None if the policy failed; such a caller sees nothing.
         """
         if self.fixed is not None:
             return self.fixed
@@ -159,7 +159,7 @@ class View:
         return self._ask("forward", None, forward, caller)
 
     def server_ids(self, uid: ClientId, gid: ClientId) -> _ServerIds:
-        """What `identify` makes of a caller's uid and primary gid, where `forwards_by_mapping` holds."""
+        """Return what `identify` makes of a caller's uid and primary gid, where `forwards_by_mapping` holds."""
         key = (uid, gid)
         ids = self._forwarded.get(key)
         if ids is None:
@@ -168,29 +168,29 @@ class View:
         return ids
 
     def visible(self, who: Caller, attrs: Attrs) -> bool:
-        """May `who` (server ids) know of this object? (Of its directories, the door asks separately.)
+        """Whether `who` (server ids) may know of this object. (The door asks about its directories separately.)
 
-        Not of an object that cannot be shown because the policy fails to say how.
+        An object that cannot be shown, because the policy fails to say how, is not visible.
         """
         if not self.judges:
             return True
         answer: object = self._ask("visible", False, lambda: self.policy.visible(who, attrs), who, attrs)
         if answer is not True:
             if answer is not False and "visible" not in self._no_answers:
-                # Forgetting to return something, for example: no reason to show what may have been meant to be hidden.
+                # It may have forgotten to return something. The object may have been meant to be hidden, so hide it.
                 self._no_answers.add("visible")
                 log.error("policy %s: visible answered %r, neither True nor False: hidden", self._policy_name, answer)
             return False
         return self.shows_by_mapping or self.show(attrs) is not None
 
     def same_for_all(self, attrs: Attrs) -> bool:
-        """Does a plug-in promise that every caller, at any time, gets the same answer of `visible` for this object?"""
+        """Whether a plug-in promises that `visible` always gives every caller the same answer for this object."""
         if self.below is not None or is_built_in(self.policy, "same_for_all"):
             return False
         return self._ask("same_for_all", False, lambda: self.policy.same_for_all(attrs) is True, attrs)
 
     def is_shown_alike(self, uid: ServerId, gid: ServerId) -> bool:
-        """Is everybody shown the same owner and group by `Asker.recognise`, too?"""
+        """Whether everybody is shown the same owner and group even after `Asker.recognise`."""
         alike = self._alike.get((uid, gid))
         if alike is None:
             ids = self.policy.ids
@@ -206,10 +206,10 @@ class View:
         return alike
 
     def show(self, attrs: Attrs) -> tuple[int, ClientId, ClientId, int] | None:
-        """(mode, uid, gid, nlink) as the client's world sees them; None when the policy failed: hide it.
+        """Return (mode, uid, gid, nlink) as shown to clients; None if the policy failed, so that it must be hidden.
 
-        Directories have one link where files may be hidden: a real count tells of hidden subdirectories. The type
-        of an object is not the policy's to change.
+        Directories have one link where files may be hidden, because a real count would reveal hidden subdirectories.
+        The policy cannot change the type of an object.
         """
         nlink = 1 if self.hides and stat.S_ISDIR(attrs.mode) else attrs.nlink
         if self.shows_by_mapping:
@@ -227,10 +227,10 @@ class View:
         return mode, uid, gid, nlink
 
     def shown_mode(self, mode: int, uid: ServerId, gid: ServerId, shown_uid: ClientId, shown_gid: ClientId) -> int:
-        """`mode` without set-id bits that would not mean on a client what they mean here.
+        """Return `mode` without the set-id bits that would mean something else on a client than here.
 
-        A program runs as whom it is shown to belong to. If that is not the one client id that becomes its owner,
-        others could plant it. (On a directory, S_ISGID runs nothing.)
+        On a client, a set-id program runs as its shown owner. If that is not the only client id that becomes the owner
+        here, others could plant the program. (On a directory, S_ISGID runs nothing.)
         """
         if mode & stat.S_ISUID and not self._is_only("uid", uid, shown_uid):
             mode &= ~stat.S_ISUID
@@ -245,7 +245,7 @@ class View:
         return shown == ids.counterpart(server_id, "reverse") and ids.is_sole(server_id)
 
     def client_ids(self, uid: ServerId, gid: ServerId) -> _ClientIds:
-        """Owner and group as `show` shows them, where `shows_by_mapping` holds."""
+        """Return owner and group as `show` shows them, where `shows_by_mapping` holds."""
         key = (uid, gid)
         ids = self._shown.get(key)
         if ids is None:
@@ -253,7 +253,7 @@ class View:
         return ids
 
     def server_id(self, kind: Kind, client_id: ClientId) -> ServerId | None:
-        """The server id for a client id that is to be stored; None: refuse with EINVAL."""
+        """Return the server id to store for a client id; None if the request is to be refused with EINVAL."""
 
         def ask() -> ServerId | None:
             answer = self.policy.server_id(kind, client_id)
@@ -262,30 +262,30 @@ class View:
         return self._ask("server_id", None, ask, kind, client_id)
 
     def client_id(self, kind: Kind, server_id: ServerId) -> ClientId:
-        """The client id to show for a stored server id; nobody's if it has none, or the policy failed.
+        """Return the client id to show for a stored server id; nobody's if it has none, or the policy failed.
 
-        Where the kernel checks with it, one that it does not take for anybody.
+        Where the kernel checks permissions with it, it is in that case an id that belongs to no user.
         """
         client_id = self._client_id(kind, server_id)
         if client_id is None:
             return STRANGER if self.checked else ClientId(self._nobody(kind))
         if not self.checked or self.counterpart(kind, server_id) is not None:
             return client_id
-        # root_squash leaves what is root's as it is. Root itself is let in, or kept out, by other means, and where it
-        # is not root here, the kernel's NFS server has taken its group from everybody (`nfs.root`).
+        # root_squash does not change what root owns. Root itself is let in, or kept out, by other means. Where it is
+        # not root here, the kernel's NFS server has removed root's group from all callers (`nfs.root`).
         is_root_here = self.policy.ids["uid"].forward(ClientId(0)) == 0
         is_roots = client_id == 0 and server_id == 0 and (kind == "uid" or not is_root_here)
         return client_id if is_roots else STRANGER
 
     def counterpart(self, kind: Kind, server_id: ServerId) -> ClientId | None:
-        """The client id that *is* a server id; None, which is to match nobody at all, if there is none."""
+        """Return the client id that *is* a server id; None, which must match no id at all, if there is none."""
         if self._plain_ids:
             return self.policy.ids[kind].counterpart(server_id, "reverse")
         client_id = self._client_id(kind, server_id)
         return None if client_id is None or self._is_nobody(kind, server_id, client_id) else client_id
 
     def _is_nobody(self, kind: Kind, server_id: ServerId, shown: ClientId) -> bool:
-        """Is `shown`, a plug-in's answer, nobody's number in place of a counterpart?"""
+        """Whether `shown`, a plug-in's answer, is nobody's number because there is no counterpart."""
         nobody = self._nobody(kind)
         return shown == ClientId(nobody) and server_id != nobody
 
@@ -296,7 +296,7 @@ class View:
         return self._ask("client_id", None, lambda: _checked(self.policy.client_id(kind, server_id)), kind, server_id)
 
     def acl_in(self, value: bytes) -> bytes:
-        """A POSIX ACL to store, with server ids.
+        """Translate a POSIX ACL that is to be stored into server ids.
 
         Raises:
             ValueError: an entry cannot be mapped.
@@ -304,9 +304,10 @@ class View:
         return acl.translate(value, partial(self.server_id, "uid"), partial(self.server_id, "gid"), distinct=True)
 
     def acl_out(self, value: bytes) -> bytes:
-        """A stored POSIX ACL, with client ids.
+        """Translate a stored POSIX ACL into client ids.
 
-        Where the kernel checks with it, an entry without a counterpart grants nothing: a client can claim any id.
+        Where the kernel checks permissions with it, an entry without a counterpart grants nothing, because a client
+        can claim any id.
         """
         if self.checked:
             return acl.translate(
@@ -315,13 +316,13 @@ class View:
         return acl.translate(value, partial(self.client_id, "uid"), partial(self.client_id, "gid"))
 
     def _ask(self, what: str, otherwise: _T, question: Callable[[], _T], *args: object) -> _T:
-        """The policy's answer, or `otherwise` if it raises anything at all, be it SystemExit."""
+        """Return the policy's answer, or `otherwise` if it raises anything at all, even SystemExit."""
         try:
             return question()
         except self._not_its_failure:
             raise
         except BaseException as exc:
-            # Not by text: that may name a different file every time.
+            # The text of the exception plays no part, because it may name a different file every time.
             where = [line for _, line in traceback.walk_tb(exc.__traceback__)]
             cause = (what, type(exc), where[-1])
             if cause not in self._logged and len(self._logged) < _MAX_CAUSES:
@@ -342,7 +343,7 @@ def _remember(known: dict[_Key, _Ids], key: _Key, ids: _Ids) -> _Ids:
 
 
 def _checked(answer: _Id) -> _Id:
-    """What a plug-in answered, which may be anything."""
+    """Return what a plug-in answered if it is an id; a plug-in may answer anything."""
     if isinstance(answer, int) and 0 <= answer <= MAX_ID:
         return answer
     raise ValueError(f"{answer!r} is not an id (0 to {MAX_ID})")

@@ -1,4 +1,4 @@
-"""The views that one mount offers: its callers' own, one fixed view, or several as `@NAME` directories."""
+"""The views that one mount offers: a view for each caller, one fixed view, or several as `@NAME` directories."""
 
 import os
 import pwd
@@ -30,7 +30,7 @@ class ViewError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """One view that was asked for: its label, and its identity in server ids."""
+    """The identity of one requested view: its label and its server ids."""
 
     label: str
     who: Caller
@@ -38,7 +38,7 @@ class Identity:
 
 
 def user_identity(user: str) -> Identity:
-    """The identity that the server's user database gives a user name or uid.
+    """Return the identity that the server's user database gives a user name or uid.
 
     Raises:
         ViewError: there is no such user.
@@ -55,10 +55,12 @@ def user_identity(user: str) -> Identity:
 
 
 def resolve(item: ViewItem) -> Identity | Range:
-    """The identity that an item of `views=` means here; a range is one of uids whose identities are made on demand.
+    """Return the identity that an item of `views=` means here; a range of uids is returned as it is.
+
+    The identities of a range are made on demand.
 
     Raises:
-        ViewError: it names a user that does not exist.
+        ViewError: the item names a user that does not exist.
     """
     match item:
         case User(name):
@@ -70,7 +72,7 @@ def resolve(item: ViewItem) -> Identity | Range:
 
 
 def accounts_of(item: ViewItem) -> list[User | Ids]:
-    """The single identities that an item of `views=` stands for: of a range, the accounts in it that there are."""
+    """Return the single identities that an item of `views=` stands for: for a range, the existing accounts in it."""
     if isinstance(item, Range):
         return [
             User(name) for name in sorted({entry.pw_name for entry in pwd.getpwall() if ServerId(entry.pw_uid) in item})
@@ -83,23 +85,23 @@ def accounts_of(item: ViewItem) -> list[User | Ids]:
 
 
 class Views:
-    """What a mount offers.
+    """The views of one mount.
 
     Args:
-        policy: what all its views look through.
-        items: the fixed views; none means that every caller has its own.
+        policy: the policy that all views look through.
+        items: the fixed views; if there are none, every caller has a view of its own.
         entrants: client uids that may enter every fixed view.
-        index: where view numbers are kept.
-        checked: the kernel checks permissions with what is shown.
-        below: the cloakfs mount that the tree lies in, if it does.
+        index: stores the numbers of views.
+        checked: whether the kernel checks permissions against the attributes that are shown.
+        below: the cloakfs mount in which the tree lies, if any.
 
     Attributes:
-        policy: see above; the one that is in force.
+        policy: the policy in force.
         below: see above.
-        top: are the views `@NAME` directories, so that the root of the mount is only a list of them?
+        top: whether the views are `@NAME` directories, so that the root of the mount only lists them.
 
     Raises:
-        ViewError: an item is wrong, or two of them have one name.
+        ViewError: an item is wrong, or two of them have the same name.
     """
 
     def __init__(
@@ -145,26 +147,26 @@ class Views:
         return View(self.policy, fixed, self._entrants, checked=self._checked, below=self.below)
 
     def get(self, number: int) -> View | None:
-        """The view with this number, if this mount has it (now)."""
+        """Return the view with this number, or None if this mount does not have it (yet)."""
         return self._views.get(number)
 
     def use(self, policy: Policy) -> None:
-        """Look through another policy from now on, also with handles given out before."""
+        """Use another policy from now on, also for handles given out before."""
         self.policy = policy
         self._views = {number: self._view(view.fixed) for number, view in self._views.items()}
 
     def labels(self, client_uid: ClientId) -> list[str]:
-        """The names (without @) of those views that a process with this uid may enter, sorted."""
+        """Return the sorted names (without @) of the views that a process with this uid may enter."""
         return sorted(label for label, number in self._numbers.items() if self._views[number].admits(client_uid))
 
     def number(self, label: str) -> int:
-        """The number of a view that `labels` told."""
+        """Return the number of a view that `labels` returned."""
         return self._numbers[label]
 
     async def find(self, label: str, client_uid: ClientId) -> int | None:
-        """The number of the view called `label`, made on first access if a range allows it.
+        """Return the number of the view called `label`, which is made on first access if a range allows it.
 
-        None if there is none, or none that a process with this uid may enter.
+        The result is None if there is no such view, or a process with this uid may not enter it.
         """
         number = self._numbers.get(label)
         if number is None and self._ranges:
@@ -176,7 +178,7 @@ class Views:
             view = self._view(identity.who)
             if identity.label != label or not allowed or not view.admits(client_uid):
                 return None
-            number = self._numbers.get(label)  # somebody may have been faster
+            number = self._numbers.get(label)  # another request may have made it meanwhile
             if number is None:
                 linux.act_as_daemon()
                 number = self._add(identity)
@@ -185,14 +187,14 @@ class Views:
         return number
 
     async def revive(self, number: int) -> View | None:
-        """The view with this number if an earlier run made it from a range that is still allowed."""
+        """Return the view with this number if an earlier run made it from a range that is still allowed."""
         label = self._index.view_label(number)
         if label is not None and await self.find(label, ClientId(0)) == number:
             return self._views[number]
         return None
 
     async def keep_fresh(self, changed: Callable[[], None]) -> None:
-        """Follow the user database for ever: ids and groups of views named by user. `changed` is called if they do."""
+        """Follow the user database for ever: call `changed` when the ids or groups of a view named by user change."""
         while True:
             await trio.sleep(REFRESH_SECONDS)
             for number, uid in list(self._by_user.items()):
@@ -201,7 +203,7 @@ class Views:
                 try:
                     now = (await trio.to_thread.run_sync(user_identity, str(uid))).who
                 except (ViewError, OSError):
-                    # The user is gone, or the database cannot say: in doubt the groups are lost.
+                    # The user is gone, or the database does not answer: in doubt, the view loses its groups.
                     now = before._replace(groups=frozenset({before.gid}))
                 self._views[number].fixed = now
                 if now != before:

@@ -1,4 +1,4 @@
-"""What may stand for a client: exports(5), "Machine Name Formats"."""
+"""Which texts may name a client: exports(5), "Machine Name Formats"."""
 
 import re
 from ipaddress import ip_address, ip_network
@@ -9,7 +9,7 @@ _NETGROUP = re.compile(r"@[!-~]+")
 
 
 def is_client(text: str) -> bool:
-    """Is it a host name, wildcard, address, network, netgroup or a security flavor of GSS?"""
+    """Whether it is a host name, wildcard, address, network, netgroup or a security flavor of GSS."""
     if text.startswith("@"):
         return _NETGROUP.fullmatch(text) is not None
     if "/" in text:
@@ -33,5 +33,5 @@ def _is_network(text: str) -> bool:
     except ValueError:
         return False
     mask = text.partition("/")[2]
-    # Python would also take an inverted mask such as 0.0.0.255, which exports(5) applies as it stands.
+    # Python would also accept an inverted mask such as 0.0.0.255, which exports(5) applies as it is.
     return mask.isdigit() or mask == str(network.netmask)

@@ -1,4 +1,4 @@
-"""Options in the making, with the places that a warning may be about."""
+"""Options that are being read, with the places to which a warning may refer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .views import ViewItem
 
 @dataclass
 class Draft:
-    """Options in the making."""
+    """Options that are being read."""
 
     read_only: bool = True
     root_squash: bool = True
@@ -34,7 +34,7 @@ class Draft:
     squash_options: dict[str, Location] = field(default_factory=dict)
 
     def copy(self) -> Draft:
-        """Return options that begin with these and can be changed on their own."""
+        """Return a copy that can be changed independently."""
         return replace(
             self,
             ids=dict(self.ids),
@@ -47,7 +47,7 @@ class Draft:
         """Return the options."""
         return Options(
             read_only=self.read_only,
-            # all_squash outdoes no_root_squash, as in the kernel's server.
+            # all_squash overrides no_root_squash, as in the kernel's server.
             squash="all" if self.all_squash else "root" if self.root_squash else "none",
             anonuid=self.ids.get("anonuid", DEFAULT_NOBODY),
             anongid=self.ids.get("anongid", DEFAULT_NOBODY),

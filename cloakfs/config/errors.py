@@ -1,4 +1,4 @@
-"""Places in a text of exports.d, and what is to be said about them."""
+"""Places in a text of exports.d, and the errors and warnings about them."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """Something to say about an entry: why it cannot be served, or what may not be meant."""
+    """A message about an entry: why it cannot be served, or what may be a mistake."""
 
     location: Location
     message: str
@@ -27,7 +27,7 @@ class Remark:
 
 
 class ExportsError(ValueError):
-    """A text that is not in the grammar: where, what is wrong, and what was expected instead."""
+    """A text that violates the grammar: where, what is wrong, and what was expected instead."""
 
     def __init__(self, location: Location, problem: str, expected: str) -> None:
         self.location = location
@@ -39,7 +39,7 @@ class ExportsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ExportsWarning:
-    """Something that is in the grammar but probably does not do what its author wants."""
+    """Something that conforms to the grammar but probably does not do what its author wants."""
 
     location: Location
     message: str
@@ -49,5 +49,5 @@ class ExportsWarning:
 
 
 def shown(text: str) -> str:
-    """Return text for a message: quoted, on one line, and cut off where it gets long."""
+    """Return text for a message: quoted, on one line, and truncated if it is long."""
     return repr(text if len(text) <= 60 else text[:60] + "…")

@@ -1,4 +1,4 @@
-"""Exports.d on disk: which files there are, and what stands in them."""
+"""Exports.d on disk: finds the files and reads them."""
 
 import errno
 import glob
@@ -11,36 +11,36 @@ from .parse import parse, parse_all
 
 
 def files_of(path: str) -> list[str]:
-    """The exports.d files that a path means: itself, or for a folder its `*.exports`, sorted."""
+    """Return the exports.d files that a path means: the file itself, or for a folder its sorted `*.exports`."""
     return sorted(glob.glob(os.path.join(glob.escape(path), "*.exports"))) if os.path.isdir(path) else [path]
 
 
 def read_all(file: str) -> tuple[list[Export], list[ExportsWarning], list[ExportsError]]:
-    """The entries of an exports.d file, and all that is to be said about it.
+    """Return the entries of an exports.d file, and all warnings and errors about it.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     return parse_all(_text(file), file)
 
 
 def read(file: str) -> tuple[list[Export], list[ExportsWarning]]:
-    """The entries of an exports.d file, none of which may be wrong, and what to warn about.
+    """Return the entries of an exports.d file, none of which may be wrong, and the warnings about it.
 
     Raises:
-        ExportsError: the first error in it.
-        OSError: it cannot be read.
+        ExportsError: the first error in the file.
+        OSError: the file cannot be read.
     """
     return parse(_text(file), file)
 
 
 def policy_dir(file: str) -> str:
-    """What a relative `policy=` file in an exports.d file is relative to: the directory of the latter."""
+    """Return the directory of an exports.d file, to which a relative `policy=` file in it is relative."""
     return os.path.dirname(os.path.abspath(file))
 
 
 def _text(file: str) -> str:
-    # What is no file is refused: a FIFO that nobody writes to would never end.
+    # Anything but a regular file is refused: reading a FIFO without a writer would never end.
     fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, encoding="utf-8", errors="surrogateescape") as text:
         mode = os.fstat(fd).st_mode

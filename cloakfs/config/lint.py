@@ -1,4 +1,4 @@
-"""What is in the grammar but probably does not do what its author wants, and what becomes of ids that nobody names."""
+"""Warns of options that probably do not do what their author wants, and says what becomes of unnamed ids."""
 
 from .. import cloak, mapping
 from ..ids import ClientId, ServerId
@@ -9,12 +9,12 @@ from .options import Options
 
 
 def warnings_about(draft: Draft) -> list[ExportsWarning]:
-    """Return what only the combination of options shows.
+    """Return the warnings that only the combination of options reveals.
 
-    [SZ] is silent on overlaps; the first definition wins, so say what that makes of the others.
+    [SZ] does not mention overlaps. The first definition wins, so warn of what that means for the others.
     """
     nobody = {kind: draft.ids.get(f"anon{kind}", DEFAULT_NOBODY) for kind in mapping.KINDS}
-    # Equal definitions may stand in several places; identity tells them apart.
+    # Equal definitions may be in several places; object identity tells them apart.
     places = {id(definition): where for definition, where in (*draft.range_map, *draft.cloak_list)}
     found = []
     for kind in mapping.KINDS:
@@ -31,7 +31,7 @@ def warnings_about(draft: Draft) -> list[ExportsWarning]:
 
 
 def _mapped_ids(draft: Draft, kind: Kind, nobody: ServerId, places: dict[int, Location]) -> list[ExportsWarning]:
-    """What the definitions of one kind do to each other, to squash options, to nobody and to root."""
+    """Return warnings of how the definitions of one kind affect each other, squash options, nobody and root."""
     defs = _definitions(draft, kind)
     if not defs:
         return []
@@ -64,7 +64,7 @@ def _mapped_ids(draft: Draft, kind: Kind, nobody: ServerId, places: dict[int, Lo
 
 
 def _claimed_gids(draft: Draft, places: dict[int, Location]) -> list[ExportsWarning]:
-    """Where a client's users are somebody else here, and its groups are not."""
+    """Return a warning if a client's users are mapped, but its groups are not."""
     uids, gids = _definitions(draft, "uid"), _definitions(draft, "gid")
     if not mapping.is_closed(uids) or mapping.is_closed(gids) or draft.all_squash or draft.views:
         return []
@@ -82,7 +82,7 @@ def _definitions(draft: Draft, kind: Kind) -> list[RangeDef]:
 
 
 def _makes_root(definition: RangeDef, nobody: ServerId) -> bool:
-    """Does it make root of a client id that is not root's?"""
+    """Whether it maps a client id that is not root's to root."""
     low, _ = definition.server_range(nobody)
     return low == 0 and (definition.rm_high if definition.action == "squash" else definition.rm_low) != 0
 

@@ -1,11 +1,11 @@
-"""The names of options: which there are, which have values, and which set the same thing."""
+"""The names of options: which exist, which have values, and which set the same thing."""
 
-# What prefetch keeps to: options by the names of `Limits`, those in bytes, and those that are counts.
+# The limits of prefetch: options and the names of their fields in `Limits`, first those in bytes, then the counts.
 BYTES = {"prefetch_window": "window", "prefetch_file": "file", "prefetch_total": "total"}
 COUNTS = {"prefetch_files": "files", "prefetch_cursors": "cursors"}
 LIMITS = BYTES | COUNTS
 
-# Options without a value, one line for those that set the same thing.
+# Options without a value; those on one line set the same thing.
 _FLAGS = (
     "ro rw",
     "root_squash no_root_squash",
@@ -34,6 +34,6 @@ PERHAPS_VALUES = ("mountpoint mp",)  # a value is allowed, not required
 
 FLAG_FAMILY = {name: family for family in _FLAGS for name in family.split()}
 FAMILY = {name: family for family in (*_FLAGS, *_VALUES, *PERHAPS_VALUES) for name in family.split()}
-# exports(5) lets the last of two contradicting options win. Not so these: it adds up sec, xprtsec and fsid,
-# with a meaning for each that Options cannot express, and of two lists dropping one would be a guess.
+# In exports(5), the last of two contradicting options wins. These options are an exception: exports(5) combines several
+# sec, xprtsec and fsid with a meaning that Options cannot express, and to drop one of two lists would be a guess.
 ONCE = {*_VALUES} - {"anonuid", "anongid", "refer replicas"}

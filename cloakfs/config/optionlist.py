@@ -1,4 +1,4 @@
-"""Reads a list of options into a draft: the names, and values that are one string. Lists of terms are `terms`."""
+"""Reads a list of options into a draft: the names, and values that are one string. `terms` reads lists of terms."""
 
 import difflib
 
@@ -15,8 +15,8 @@ from .views import EXPECTED_VIEW, parse_view
 class OptionList:
     """Reads one list of options into a draft.
 
-    It ends at closer, or if that is "", at the end of the line. White space inside is allowed if spaced,
-    and else ends it too.
+    The list ends at closer, or at the end of the line if closer is "". If spaced, white space is allowed inside;
+    otherwise, it ends the list, too.
     """
 
     def __init__(self, scan: Scanner, draft: Draft, *, closer: str, spaced: bool) -> None:
@@ -28,7 +28,7 @@ class OptionList:
         self._given: dict[str, str] = {}
 
     def read(self) -> None:
-        """Read all of it. Raises ExportsError."""
+        """Read the whole list. Raises ExportsError."""
         scan = self._scan
         while True:
             self._terms.blank()

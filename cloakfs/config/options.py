@@ -1,4 +1,4 @@
-"""What an entry of exports.d says: typed values, with the defaults of exports(5)."""
+"""The content of an entry of exports.d: typed values, with the defaults of exports(5)."""
 
 from dataclasses import dataclass, field
 
@@ -16,11 +16,11 @@ DEFAULT_PREFETCH = "cursors"
 class Options:
     """The options of one export; the defaults are those of exports(5).
 
-    anonuid and anongid are server ids, what "nobody" means in this export. groups says where a caller's
-    supplementary groups come from (``proc``, ``database``, ``none`` or gids joined by colons; None: not
-    said), policy names a plug-in (``FILE.py:Class`` or ``package.module:Class``), views the identities
-    that get a fixed view, view_access the client uids that may enter any of them. prefetch is the name
-    of a heuristic, or ``off``, and prefetch_limits what it keeps to. other holds the remaining options of
+    anonuid and anongid are the server ids of "nobody" in this export. groups says where a caller's
+    supplementary groups come from (``proc``, ``database``, ``none`` or gids joined by colons; None if it is
+    not given). policy names a plug-in (``FILE.py:Class`` or ``package.module:Class``), views the identities
+    that get a fixed view, and view_access the client uids that may enter any of them. prefetch is the name
+    of a heuristic, or ``off``, and prefetch_limits are its limits. other holds the remaining options of
     exports(5) in the order given, with their values.
     """
 
@@ -42,7 +42,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """One directory exported to one client specification; location is where the client is named."""
+    """One directory exported to one client specification; location is the place where the client is named."""
 
     path: str
     client: str

@@ -1,10 +1,10 @@
-"""The text of exports.d files.
+"""Parses the text of exports.d files.
 
 A file consists of entries, one per logical line (a backslash at the end of a line continues it):
 
     PATH [-OPTION,OPTION] CLIENT[(OPTION, OPTION, ...)] ...
 
-Whatever is not in the grammar is an error with its place; nothing is guessed.
+Everything that violates the grammar is an error with its place; nothing is guessed.
 """
 
 import re
@@ -22,9 +22,9 @@ _REST_OF_LOGICAL_LINE = re.compile(r"(?:[^\n]*\\\n)*+[^\n]*")
 
 
 def parse(text: str, file: str = "<text>") -> tuple[list[Export], list[ExportsWarning]]:
-    """Return the exports that text defines, one per path and client, and what to warn about.
+    """Return the exports that text defines, one per path and client, and the warnings.
 
-    file is the name that locations carry. Raises ExportsError for the first error.
+    file is the file name for locations. Raises ExportsError for the first error.
     """
     exports, warnings, errors = parse_all(text, file)
     if errors:
@@ -33,7 +33,7 @@ def parse(text: str, file: str = "<text>") -> tuple[list[Export], list[ExportsWa
 
 
 def parse_all(text: str, file: str = "<text>") -> tuple[list[Export], list[ExportsWarning], list[ExportsError]]:
-    """Return exports, warnings and all errors; an entry with an error counts for nothing but that error."""
+    """Return exports, warnings and all errors; an entry with an error contributes nothing but that error."""
     scan = Scanner(text, file)
     exports: list[Export] = []
     warnings: list[ExportsWarning] = []
@@ -54,9 +54,9 @@ def parse_all(text: str, file: str = "<text>") -> tuple[list[Export], list[Expor
 
 
 def parse_options(text: str, file: str = "-o", *, read_only: bool = False) -> tuple[Options, list[ExportsWarning]]:
-    """Return the options in a bare list, as given to ``mount -o``, and what to warn about.
+    """Return the options in a bare list, as given to ``mount -o``, and the warnings.
 
-    read_only is what holds if the list has neither ro nor rw. Raises ExportsError.
+    read_only applies if the list has neither ro nor rw. Raises ExportsError.
     """
     scan = Scanner(text, file)
     draft = Draft(read_only=read_only)
@@ -74,7 +74,7 @@ def _finished(draft: Draft, scan: Scanner) -> Options:
 
 
 def _check_repeats(entry: list[Export], seen: dict[tuple[str, str], Location]) -> None:
-    """Raise ExportsError if an export is in seen already, else add those of the entry to it."""
+    """Raise ExportsError if an export is already in seen; otherwise add the exports of the entry to it."""
     added: dict[tuple[str, str], Location] = {}
     for export in entry:
         path = "/".join(part for part in export.path.split("/") if part not in ("", "."))

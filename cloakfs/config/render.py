@@ -1,4 +1,4 @@
-"""Entries and options as text, which `parse` reads back."""
+"""Renders entries and options as text, which `parse` reads back."""
 
 import re
 from collections.abc import Iterable
@@ -66,7 +66,7 @@ def _with_unit(amount: int) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return text so that Scanner.string reads it back: in quotes and with octal escapes if need be."""
+    """Return text in a form that Scanner.string reads back: in quotes and with octal escapes if necessary."""
     if _PLAIN.fullmatch(text):
         return text
     parts = ['"']

@@ -23,16 +23,16 @@ class Scanner:
         self._lines = [0, *(match.end() for match in re.finditer("\n", text))]
 
     def location(self) -> Location:
-        """Return where this is."""
+        """Return the present position as a location."""
         line = bisect_right(self._lines, self.pos)
         return Location(self.file, line, self.pos - self._lines[line - 1] + 1)
 
     def warn(self, location: Location, message: str) -> None:
-        """Take down what is to be said about a place."""
+        """Record a warning about a place."""
         self.warnings.append(ExportsWarning(location, message))
 
     def peek(self) -> str:
-        """Return the next character, "" at the end of the text."""
+        """Return the next character, or "" at the end of the text."""
         return self.text[self.pos : self.pos + 1]
 
     def at_end(self) -> bool:
@@ -40,11 +40,11 @@ class Scanner:
         return self.peek() in ("", "\n", "#")
 
     def at_space(self) -> bool:
-        """Return whether white space follows, or the logical line goes on in the next one."""
+        """Return whether white space follows, or a backslash that continues the logical line."""
         return self.peek() in _SPACE or self.text.startswith("\\\n", self.pos)
 
     def skip(self, pattern: re.Pattern[str]) -> str:
-        """Move behind what matches pattern here, and return it."""
+        """Move past the text that matches pattern here, and return it."""
         match = pattern.match(self.text, self.pos)
         if match is None:
             return ""
@@ -52,12 +52,12 @@ class Scanner:
         return match.group()
 
     def next_entry(self) -> bool:
-        """Move to the next logical line that has something on it; return whether there is one."""
+        """Move to the next logical line that is not empty; return whether there is one."""
         self.skip(_BLANK_LINES)
         return self.pos < len(self.text)
 
     def unexpected(self, expected: str) -> ExportsError:
-        """Return the error that something else stands here."""
+        """Return an error that says what is here instead of what was expected."""
         at = self.peek()
         if at == "":
             problem = "the text ends here"
@@ -73,9 +73,9 @@ class Scanner:
         return ExportsError(self.location(), problem, expected)
 
     def string(self, stops: str) -> str:
-        """Return the string that begins here and goes on to white space or one of stops.
+        """Return the string that begins here and extends to white space or to one of stops.
 
-        As in exports(5), double quotes may surround any part of it and ``\\040`` stands for a byte.
+        As in exports(5), double quotes may surround any part of it, and ``\\040`` stands for a byte.
         Bytes that are not UTF-8 become lone surrogates, as file names do elsewhere in Python.
         """
         data = bytearray()

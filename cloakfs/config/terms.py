@@ -22,19 +22,19 @@ _EXPECTED_MASK = "a mask: + or - and three octal digits, such as +007"
 
 
 class Terms:
-    """Reads one list of terms, with white space between them if spaced; else there can be only one."""
+    """Reads one list of terms, with white space between them if spaced; otherwise it can have only one term."""
 
     def __init__(self, scan: Scanner, *, spaced: bool) -> None:
         self._scan = scan
         self._spaced = spaced
 
     def blank(self) -> None:
-        """Move over white space."""
+        """Skip white space, if it is allowed."""
         if self._spaced:
             self._scan.skip(BLANK)
 
     def items(self, name: str, expected: str, parse: Callable[[str], _T | None]) -> tuple[_T, ...]:
-        """Read a list of distinct terms, at least one. What parse returns None for is none."""
+        """Read a list of distinct terms, at least one. parse returns None for a text that is no valid term."""
         items: list[_T] = []
         while not items or self._more():
             word, where = self._word(expected)
@@ -90,7 +90,7 @@ class Terms:
         return word, where
 
     def _more(self, begin: str = "") -> bool:
-        """Return whether another term follows, and begins with one of these characters if given any."""
+        """Return whether another term follows that begins with one of these characters, if any are given."""
         self.blank()
         match = WORD.match(self._scan.text, self._scan.pos)
         return match is not None and (not begin or match.group()[0] in begin)
@@ -103,7 +103,7 @@ class Terms:
         return kind, where
 
     def _number(self, what: str, special: dict[str, int]) -> int:
-        """Read an id; special are the further words for it."""
+        """Read an id; special holds further words that are allowed, with their values."""
         expected = f"{what}: {EXPECTED_ID}" + "".join(f", or {word}" for word in special)
         word, where = self._word(expected)
         if word in special:

@@ -1,4 +1,4 @@
-"""Options whose value is one string: of what form it is, and how a message says so."""
+"""Options whose value is one string: the form of the value, and its description in messages."""
 
 import re
 from collections.abc import Callable
@@ -28,12 +28,12 @@ _EXPECTED_COUNT = "a number from 1 to 9999999"
 
 
 def is_id(text: str) -> bool:
-    """Is this an id, in its only form?"""
+    """Whether this is an id in its canonical form."""
     return _NUMBER.fullmatch(text) is not None and int(text) <= MAX_ID
 
 
 def are_ids(text: str) -> bool:
-    """Are these ids, joined by colons and plus signs?"""
+    """Whether these are ids joined by colons and plus signs."""
     return all(is_id(part) for part in re.split("[:+]", text))
 
 
@@ -42,12 +42,12 @@ def _is_groups(text: str) -> bool:
 
 
 def parse_client_id(text: str) -> ClientId | None:
-    """Return the client id that this is the text of; None if it is of none."""
+    """Return the client id with this text; None if the text is no id."""
     return ClientId(int(text)) if is_id(text) else None
 
 
 def amount_of(text: str) -> int:
-    """Return what a size or count means, the former in bytes; 0 if it is none."""
+    """Return the value of a size (in bytes) or a count; 0 if the text is neither."""
     match = _SIZE.fullmatch(text)
     return int(match[1]) * UNITS.get(match[2], 1) if match else 0
 

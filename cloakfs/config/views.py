@@ -1,4 +1,4 @@
-"""The items of `views=`, which say whose identities get a fixed view. Nobody else reads their text."""
+"""The items of `views=`, which say which identities get a fixed view. Only this module parses their text."""
 
 import re
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.@-]*\$?")
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """An account of the server's user database, by name or by uid; the database says its groups."""
+    """An account of the server's user database, by name or by uid; the database supplies its groups."""
 
     name: str
 
     @property
     def label(self) -> str:
-        """What clients know the view by."""
+        """The name by which clients know the view."""
         return self.name
 
     def __str__(self) -> str:
@@ -39,7 +39,7 @@ class Ids:
 
     @property
     def label(self) -> str:
-        """What clients know the view by."""
+        """The name by which clients know the view."""
         return str(self.uid)
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ ViewItem = User | Ids | Range
 
 
 def parse_view(text: str) -> ViewItem | None:
-    """The item that this is the text of; None if it is of no item."""
+    """Return the item with this text; None if the text is no item."""
     ends = _RANGE.fullmatch(text)
     if ends:
         low, high = ServerId(int(ends[1])), ServerId(int(ends[2]))

@@ -1,1 +1,1 @@
-"""Exporting cloakfs mounts over NFS, by servers as they are."""
+"""Exports cloakfs mounts over NFS, with unmodified servers."""

@@ -1,4 +1,4 @@
-"""Waiting for the end of processes that are not our children, and ending them, while other things go on."""
+"""Waits for the end of processes that are not children of this one, and ends them, without blocking."""
 
 import contextlib
 import math
@@ -15,20 +15,20 @@ async def wait_for_end(pid: int) -> None:
     """Return when the process has ended; at once if there is none.
 
     Raises:
-        OSError: it cannot be waited for, and may live.
+        OSError: the process cannot be waited for, and may still live.
     """
     await end(pid, ((0, math.inf),))
 
 
 async def end(pid: int, steps: Iterable[tuple[int, float]]) -> None:
-    """Send a process one signal after the other, until it ends.
+    """Send a process one signal after another until it ends.
 
     Args:
-        pid: of the process; there may be none (any more).
+        pid: the pid of the process, which need not exist (any more).
         steps: signals (0: none), each with the seconds to wait for the end after it.
 
     Raises:
-        OSError: it cannot be waited for, and may live.
+        OSError: the process cannot be waited for, and may still live.
     """
     held = process.held(pid)
     if held is None:

@@ -1,4 +1,4 @@
-"""nfs-ganesha as a server of the guard: one export for each mount, with numbers that stay the same."""
+"""nfs-ganesha as a server of the guard: one export for each mount, with permanent export numbers."""
 
 import hashlib
 import json
@@ -12,11 +12,11 @@ from .plan import Mount
 from .server import ServerError
 
 VERSION = 1
-"""Of the file that keeps the numbers of exports."""
+"""The version of the file that stores the numbers of exports."""
 
 _MOST_EXPORTS = 65535
 
-# Stands among the exports, whose names all have zero bytes in them, so that 0.1.0 can read the file, too.
+# This key is among the exports, whose names all contain zero bytes, so that 0.1.0 can read the file, too.
 _VERSION_KEY = "version"
 
 
@@ -25,7 +25,7 @@ class GaneshaServer:
 
     Args:
         ganesha: the process.
-        ids: the file that keeps which number an export has: it is part of every file handle.
+        ids: the file that stores the number of each export, which is part of every file handle.
     """
 
     def __init__(self, ganesha: Ganesha, ids: str) -> None:
@@ -44,7 +44,7 @@ class GaneshaServer:
         if self._ganesha.pid is None:
             return  # `check` starts it again
         exports = exports_of(mounts, self._ids)
-        # It holds on to the root of an export: what is new there must be seen to go and to come.
+        # nfs-ganesha holds on to the root of an export, so a renewed mount must be seen to go and to come.
         paths = {mount.path for mount in renewed}
         if paths:
             await self._ganesha.reload([export for export in exports if export.path not in paths])
@@ -64,10 +64,10 @@ class GaneshaServer:
 
 
 def exports_of(mounts: Sequence[Mount], ids: str, *, keep: bool = True) -> list[GaneshaExport]:
-    """What nfs-ganesha is to export of these mounts; new ones get numbers, which the file `ids` keeps.
+    """Return what nfs-ganesha is to export for these mounts; new ones get numbers, which the file `ids` stores.
 
     Raises:
-        ServerError: there are too many, or the file is of a version that is not known.
+        ServerError: there are too many exports, or the version of the file is not known.
         OSError: the file cannot be written.
     """
     before = _read(ids)
@@ -110,6 +110,6 @@ def _read(ids: str) -> dict[str, int]:
 
 
 def pseudo_path(mount: Mount) -> str:
-    """What clients mount: `/home@10.1.0.0_16`, and for one of several views `/home@10.1.0.0_16/@ann`."""
+    """Return the path that clients mount: `/home@10.1.0.0_16`, for one of several views `/home@10.1.0.0_16/@ann`."""
     name, plus, view = mount.name.rpartition("+")
     return f"/{name}/@{view}" if plus and mount.view else f"/{mount.name}"

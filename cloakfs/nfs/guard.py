@@ -1,8 +1,8 @@
-"""Outlives the daemons of a service: mounts, exports, watches, mounts again, takes down [TK §4.2].
+"""The guard outlives the daemons of a service: mounts, exports, watches, mounts again, takes down [TK §4.2].
 
-A daemon that dies leaves a mount whose every use fails at once (ENOTCONN), so that clients get an error and never hang.
-The guard takes it off, mounts anew at the same place, and has the server forget the old one; file handles stay valid,
-since nodeids and generations are kept. Between the two nothing is exported: the real tree never is.
+A daemon that dies leaves a mount on which every operation fails at once (ENOTCONN), so that clients get an error and
+never hang. The guard unmounts it, mounts again at the same place, and makes the server forget the old mount. File
+handles stay valid, since nodeids and generations are kept. In between, nothing is exported, not even the real tree.
 """
 
 import contextlib
@@ -34,14 +34,15 @@ from .server import Server, ServerError
 log = logging.getLogger(__name__)
 
 VERSION = 1
-"""Of what a guard answers. The orders `status`, `reload` and `down`, and `pid` in the status, stay the same in all."""
+"""The version of a guard's answers. The orders `status`, `reload` and `down`, and `pid` in the status, never change."""
 
 _CHECK_SECONDS = 5.0
 _RELOAD_SECONDS = 30.0
 _END_STEPS = ((0, 0.5), (signal.SIGTERM, 2.0), (signal.SIGTERM, 5.0), (signal.SIGKILL, math.inf))
-"""How long to wait for a daemon's end: for who finishes what was begun; then asked to stop; told to; by force.
+"""How long to wait for a daemon's end: first until its users have finished, then after a request to stop, after an
+order to stop at once, and after killing it.
 
-Clients are not cut off by that but before, when nothing is exported any more. But the server may keep files open.
+This does not cut off clients, which are cut off before, when the exports end. But the server may keep files open.
 """
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -49,7 +50,7 @@ _MOUNTS_AT_ONCE = 4
 _MOST_LAYERS = 10  # of mounts at one place
 _RETRY_SECONDS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
-# What a daemon takes over when it is told to reload; anything else needs a new mount.
+# The options that a daemon applies on a reload; any other change needs a new mount.
 _RELOADABLE = (
     "range_map", "cloak_list", "policy", "squash", "anonuid", "anongid", "prefetch", "prefetch_limits", "other",
 )  # fmt: skip
@@ -61,7 +62,7 @@ class NotMountedYet(ServerError):
 
 @dataclass(slots=True)
 class Watched:
-    """A mount, its daemon, and how it fares."""
+    """A mount, its daemon, and their state."""
 
     mount: Mount
     pid: int = 0
@@ -72,15 +73,15 @@ class Watched:
 
 
 class Guard:
-    """One service.
+    """The guard of one service.
 
     Args:
         plan: what to serve.
-        reread: makes the plan anew from where it came.
+        reread: reads the configuration again and makes a new plan.
         server: exports the mounts.
-        run_dir: a directory of its own.
+        run_dir: the guard's own directory.
         mount_command: the command `cloakfs mount`.
-        state_dir: the server's.
+        state_dir: the state directory of the server.
     """
 
     def __init__(
@@ -106,10 +107,10 @@ class Guard:
         self._bound: trio.SocketListener | None = None
 
     async def run(self, ready: Callable[[], None]) -> None:
-        """Serve until told to stop.
+        """Serve until an order to stop.
 
         Raises:
-            ServerError: it could not begin; nothing is left of it.
+            ServerError: the service could not start; nothing is left of it.
         """
         try:
             await self._begin()
@@ -142,7 +143,7 @@ class Guard:
         await self._server.start(self._mounts())
 
     def _write_down(self, *before: Mount) -> None:
-        """For whoever comes if this guard is killed."""
+        """Record what there is to take down, for the command that does so if this guard is killed."""
         mounts = [*before, *(watched.mount for watched in self._watched.values())]
         leftover.write(self._run_dir, self._plan.server, self._state_dir, mounts, self._made)
 
@@ -160,7 +161,7 @@ class Guard:
         """Make all of these mounts, or none. Those whose disk is not mounted (`mp`) wait for it.
 
         Raises:
-            ServerError: one cannot be made.
+            ServerError: one of the mounts cannot be made.
         """
         limit = trio.CapacityLimiter(_MOUNTS_AT_ONCE)
         failures: list[str] = []
@@ -194,7 +195,7 @@ class Guard:
         if not os.path.isdir(mount.path):
             os.mkdir(mount.path, 0o755)
             self._made.add(mount.path)
-        # Not to be left half-way: the daemon is nobody's child any more as soon as it has begun.
+        # This must not be cancelled half-way, because the daemon is an orphan as soon as it has started.
         with trio.CancelScope(shield=True):
             return await self._run_mount(mount)
         raise AssertionError("nobody cancels it")
@@ -221,7 +222,7 @@ class Guard:
         return os.path.join(self._run_dir, f"{mount.name}.exports")
 
     def _write_entry(self, mount: Mount) -> None:
-        """What the daemon reads, now and to reload: never what nobody has checked yet."""
+        """Write the file that the daemon reads, now and on a reload: it never reads an entry that was not checked."""
         text = format_exports([Export(mount.source, mount.client, mount.options, mount.location)])
         files.replace(self._entry_file(mount), text.encode("utf-8", "surrogateescape"))
 
@@ -245,7 +246,7 @@ class Guard:
             await tasks.keep(f"watching {watched.mount.path}", self._keep_mounted, watched)
 
     async def _keep_mounted(self, watched: Watched) -> None:
-        """Mount again whenever the daemon has died, for as long as it takes."""
+        """Mount again whenever the daemon has died, and retry until this succeeds."""
         while True:
             path = watched.mount.path
             if watched.complaint is None:
@@ -263,7 +264,7 @@ class Guard:
                         if str(exc) != watched.complaint:
                             watched.complaint = str(exc)
                             log.error("%s", exc)  # noqa: TRY400  (one line)
-                            # What is exported but not there is waited for; its clients are to get an error.
+                            # While an export has no mount, its clients wait; without the export, they get an error.
                             with contextlib.suppress(ServerError):
                                 await self._server.change(self._mounts(), [])
                     else:
@@ -272,7 +273,7 @@ class Guard:
                         log.info("%s: served again", path)
 
     def _mounts(self, *more: Mount) -> list[Mount]:
-        """What is to be exported now: what is mounted."""
+        """Return what to export now: the mounts without a complaint, and those in `more`."""
         return [watched.mount for watched in self._watched.values() if watched.mount in more or not watched.complaint]
 
     async def _check_server(self) -> None:
@@ -292,7 +293,7 @@ class Guard:
     # -- reload ------------------------------------------------------------------------------------
 
     async def _reload(self) -> dict[str, Any]:
-        """Serve what the configuration now says; if anything is wrong with it, nothing changes."""
+        """Serve what the configuration now says; if anything is wrong with it, change nothing."""
         async with self._change:
             try:
                 new = await trio.to_thread.run_sync(self._reread)
@@ -317,7 +318,7 @@ class Guard:
         live = [(old, mount) for old, mount in kept if old.pid and _differ_live(old.mount, mount)]
         told = {mount.name for _, mount in live}
         renewed = [(old, mount) for old, mount in kept if old.mount != mount and mount.name not in told]
-        await self._add(added)  # what may fail comes first
+        await self._add(added)  # the steps that may fail come first
         done: list[tuple[Watched, Mount]] = []
         try:
             for old, mount in live:
@@ -350,7 +351,7 @@ class Guard:
         }
 
     async def _take_back(self, done: Sequence[tuple[Watched, Mount]]) -> list[str]:
-        """Have daemons take over again what they had; what has changed all the same, a line each."""
+        """Make daemons reload their previous options; return one line for each that may have changed nevertheless."""
         left = []
         for watched, before in done:
             try:
@@ -393,7 +394,7 @@ class Guard:
         raise ServerError(f"{mount.path}: its daemon did not reload within {_RELOAD_SECONDS:g} s")
 
     async def _renew(self, old: Watched, mount: Mount) -> None:
-        """Replace a mount by one with other options; if that fails, the watcher goes on trying."""
+        """Replace a mount by one with other options; if that fails, the watcher keeps trying."""
         old.scope.cancel()
         await _clear(mount.path)
         try:
@@ -426,7 +427,7 @@ class Guard:
         return trio.SocketListener(trio.socket.from_stdlib_socket(listener))
 
     async def _listen(self) -> None:
-        """Answer orders, a word on a connection each, with a line of JSON."""
+        """Answer orders, one word per connection, with a line of JSON."""
         listener, self._bound = self._bound or self._bind(), None
         await trio.serve_listeners(self._answer, [listener])
 
@@ -451,7 +452,7 @@ class Guard:
                     self._end.set()
 
     def status(self) -> dict[str, Any]:
-        """How everything fares, as JSON has it."""
+        """Return the state of the server and the mounts, ready for JSON."""
         return {
             "pid": os.getpid(),
             "server": self._plan.server,
@@ -475,12 +476,12 @@ class Guard:
 
 
 def control_path(run_dir: str) -> str:
-    """Where the guard of the service with this directory takes orders."""
+    """Return the socket on which the guard of the service with this directory takes orders."""
     return os.path.join(run_dir, "control")
 
 
 def _differ_live(old: Mount, new: Mount) -> bool:
-    """Is the difference one that the daemon takes over without a new mount? (What a plug-in does is not known.)"""
+    """Whether a reload suffices for the difference, without a new mount. (A plug-in may always have changed.)"""
     return (
         _without(old.options) == _without(new.options)
         and old.condition == new.condition
@@ -494,7 +495,7 @@ def _without(options: Options) -> Options:
 
 
 async def _clear(path: str) -> None:
-    """Take off what a daemon or an earlier guard left at `path`, which may not answer.
+    """Unmount what a daemon or an earlier guard left at `path`, which may not answer.
 
     Raises:
         ServerError: something else is mounted there.
@@ -515,7 +516,7 @@ async def take_down(run_dir: str) -> None:
     """End what is left of a service whose guard was killed: its exports, then its mounts and their daemons.
 
     Raises:
-        ServerError: something else is mounted on top of a mount, or nobody knows what there is to end.
+        ServerError: something else is mounted on top of a mount, or it is unknown what there is to end.
     """
     record = leftover.read(run_dir)
     if record is not None:

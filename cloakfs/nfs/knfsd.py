@@ -1,4 +1,4 @@
-"""The kernel's NFS server: what it is told of each mount, and its life."""
+"""The kernel's NFS server: the export options of each mount, and how the server is started, checked and stopped."""
 
 import contextlib
 import hashlib
@@ -25,13 +25,14 @@ _UNKNOWN = "asked_by_cloakfs"
 
 
 def export_options(mount: Mount) -> str:
-    """The options of exports(5) under which the kernel's server exports a mount.
+    """Return the options of exports(5) under which the kernel's server exports a mount.
 
-    - `mp`: while nothing is mounted there, nothing is exported; so the real tree never is. What the entry says with it
-      is of the real tree, of which the server knows nothing: the guard sees to that.
-    - `fsid=`: a FUSE mount has no identity of its own that outlives it. Made from source and client unless given.
-    - `root_squash`, unless it is proven that root may be root: cloakfs maps, and squashes, but the kernel lets root
-      share files that others hold open without asking the daemon (`root`).
+    - `mp`: while nothing is mounted there, nothing is exported, so the real tree never is. An `mp` in the entry refers
+      to the real tree, of which the server knows nothing; the guard applies it.
+    - `fsid=`: a FUSE mount has no identity of its own that outlives it. It is derived from source and client unless
+      given.
+    - `root_squash`, unless root provably may stay root: cloakfs maps and squashes, but the kernel lets root share
+      files that others have open without asking the daemon (`root`).
     """
     given = dict(mount.options.other)
     words = ["ro" if mount.options.read_only else "rw", "mp", *root.words(mount.options)]
@@ -49,15 +50,15 @@ def _fsid(mount: Mount) -> uuid.UUID:
 
 
 def render(mounts: Iterable[Mount]) -> str:
-    """The text of exports(5) that says the same as the commands by which `Knfsd` tells the server."""
+    """Return the text of exports(5) that is equivalent to the commands with which `Knfsd` configures the server."""
     return "".join(f"{mount.path} {mount.client}({export_options(mount)})\n" for mount in mounts)
 
 
 def unknown_options(mounts: Sequence[Mount]) -> list[Remark]:
-    """Options that this machine's exportfs(8) does not know, and so would refuse to export with.
+    """Return the options that this machine's exportfs(8) does not know, and with which it would refuse to export.
 
-    It is asked about all of them, with one at the end that nobody knows: so nothing is ever exported by asking. Of a
-    wildcard it looks up no name.
+    It is called with all of them, and at the end one that it cannot know, so that the call never exports anything. It
+    does not resolve the name of a wildcard.
     """
     words = {word: mount for mount in reversed(mounts) for word in export_options(mount).split(",")}
     said: list[Remark] = []
@@ -76,7 +77,7 @@ def unknown_options(mounts: Sequence[Mount]) -> list[Remark]:
 
 
 def remarks(mounts: Iterable[Mount]) -> list[Remark]:
-    """What the configuration of this machine's server (nfs.conf(5)) means for some of the mounts."""
+    """Return warnings of what the configuration of this machine's server (nfs.conf(5)) means for some of the mounts."""
     if not _manages_gids():
         return []
     return [
@@ -101,10 +102,10 @@ def _manages_gids() -> bool:
 
 
 class Knfsd:
-    """See `server.Server`. A server that runs already is used as it is, and left running.
+    """See `server.Server`. A server that is already running is used as it is, and left running.
 
     Args:
-        protocols: NFS versions to start the server with if it does not run: 4, or 3 and 4.
+        protocols: NFS versions to start the server with if it is not running: 4, or 3 and 4.
     """
 
     def __init__(self, protocols: Sequence[int] = (4,)) -> None:
@@ -116,7 +117,7 @@ class Knfsd:
     async def start(self, mounts: Sequence[Mount]) -> None:
         """See `Server.start`."""
         if _threads():
-            self._protocols = _versions()  # to be started again with, should somebody stop it
+            self._protocols = _versions()  # used to start it again, should somebody stop it
         else:
             await self._start_server()
         await self.change(mounts, ())
@@ -143,7 +144,7 @@ class Knfsd:
             raise ServerError(
                 "rpc.nfsd started no threads; is port 2049 free? (ss -lntp), see the kernel's log (dmesg)"
             )
-        # In the foreground, so that it can be ended by its id; it reads /etc/exports, too, like any other.
+        # It runs in the foreground, so that it can be ended by its pid; like any mountd, it reads /etc/exports, too.
         self._mountd = subprocess.Popen(
             ["/usr/sbin/rpc.mountd", "--foreground", *without], stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -166,7 +167,7 @@ class Knfsd:
         for mount in mounts:
             if before.get(mount) != export_options(mount) or mount in renewed:
                 await _export(mount)
-        # The kernel remembers the root of an export, and where it is mounted.
+        # The kernel caches the root of an export, and where it is mounted.
         await run("exportfs", "-f")
 
     async def check(self) -> str | None:
@@ -205,7 +206,7 @@ class Knfsd:
 
 
 async def unexport(exports: Iterable[tuple[str, str]]) -> None:
-    """Take back exports of paths to clients that an earlier process made, if they are still there."""
+    """Withdraw exports of paths to clients that an earlier process made, if they still exist."""
     await _unexport(exports)
     with contextlib.suppress(ServerError):
         await run("exportfs", "-f")
@@ -213,7 +214,7 @@ async def unexport(exports: Iterable[tuple[str, str]]) -> None:
 
 async def _unexport(exports: Iterable[tuple[str, str]]) -> None:
     for path, client in exports:
-        with contextlib.suppress(ServerError):  # somebody else took it back
+        with contextlib.suppress(ServerError):  # somebody else withdrew it
             await run("exportfs", "-u", _specification(path, client))
 
 
@@ -233,14 +234,14 @@ def _threads() -> int:
 
 
 def _versions() -> list[int]:
-    """The major versions that the server speaks."""
+    """Return the major NFS versions that the server supports."""
     with open("/proc/fs/nfsd/versions", encoding="ascii") as file:
         words = file.read().split()
     return [version for version in (3, 4) if f"+{version}" in words]
 
 
 def _exported() -> set[str]:
-    """What mountd would let somebody mount."""
+    """Return the paths that mountd would let clients mount."""
     with contextlib.suppress(OSError), open("/var/lib/nfs/etab", encoding="utf-8", errors="surrogateescape") as file:
         return {line.split("\t")[0] for line in file}
     return set()

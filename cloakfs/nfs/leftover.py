@@ -1,6 +1,6 @@
-"""What is left of a service whose guard was killed: it is served on, and nobody watches over it.
+"""What is left of a service whose guard was killed: it is still served, but nothing watches over it.
 
-The guard writes down what it has made in its directory below /run; whoever comes after it can take that down.
+The guard records what it has made in its directory below /run, so that a later command can take that down.
 """
 
 import contextlib
@@ -18,20 +18,20 @@ from .plan import Mount, ServerKind
 from .server import ServerError
 
 VERSION = 1
-"""Of what is written down."""
+"""The version of the record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a guard has made.
+    """The record of what a guard has made.
 
     Attributes:
-        pid: of the guard.
-        started: when it began (`process.start_time`).
-        server: which exports.
-        state_dir: nfs-ganesha's.
+        pid: the pid of the guard.
+        started: when the guard started (`process.start_time`).
+        server: the server that exports the mounts.
+        state_dir: the state directory of nfs-ganesha.
         exports: mount points, each with its client.
-        made: directories that are to go.
+        made: directories that are to be removed.
     """
 
     pid: int
@@ -43,7 +43,7 @@ class Record:
 
     @property
     def is_watched(self) -> bool:
-        """Does the guard live?"""
+        """Whether the guard lives."""
         return self.started is not None and process.start_time(self.pid) == self.started
 
     @property
@@ -57,7 +57,7 @@ def _path(run_dir: str) -> str:
 
 
 def write(run_dir: str, server: ServerKind, state_dir: str, mounts: Iterable[Mount], made: Iterable[str]) -> None:
-    """Write down, as the guard, what there is to take down."""
+    """Record, as the guard, what must be taken down if the guard is killed."""
     exports = tuple(dict.fromkeys((mount.path, mount.client) for mount in mounts))
     pid = os.getpid()
     record = Record(pid, process.start_time(pid), server, state_dir, exports, tuple(sorted(made)))
@@ -65,10 +65,10 @@ def write(run_dir: str, server: ServerKind, state_dir: str, mounts: Iterable[Mou
 
 
 def read(run_dir: str) -> Record | None:
-    """What was written down; None if there is nothing (any more).
+    """Return the record; None if there is none (any more).
 
     Raises:
-        ServerError: it is of a version that is not known.
+        ServerError: the version of the record is not known.
     """
     try:
         with open(_path(run_dir), encoding="utf-8") as file:
@@ -85,7 +85,7 @@ def read(run_dir: str) -> Record | None:
 
 
 async def end_server(record: Record) -> None:
-    """Export nothing of it any more. The kernel's server itself goes on: others may use it."""
+    """Stop exporting what was recorded. The kernel's server itself goes on, because others may use it."""
     if record.server == "knfsd":
         await unexport(record.exports)
     else:
@@ -95,7 +95,7 @@ async def end_server(record: Record) -> None:
 
 
 def remove_directories(record: Record) -> None:
-    """After the unmounting."""
+    """Remove the directories that the guard made, after unmounting."""
     for path in record.made:
         with contextlib.suppress(OSError):
             os.rmdir(path)

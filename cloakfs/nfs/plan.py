@@ -1,8 +1,8 @@
-"""What it takes to serve exports.d entries with an NFS server: the mounts, and what speaks against it. Pure.
+"""Plans how to serve exports.d entries with an NFS server: the mounts, and the objections to them. Pure.
 
-Every entry and client specification gets a mount of its own, since each may map and cloak differently, and below the
-same root, so that what a client mounts can be read off the entry: `/home` exported to `10.1.0.0/16` is
-`ROOT/home@10.1.0.0_16`, to everybody (`*`) it is `ROOT/home`.
+Every entry and client specification gets a mount of its own, since each may map and cloak differently. All mounts are
+below the same root, so that the path that a client mounts follows from the entry: `/home` exported to `10.1.0.0/16` is
+`ROOT/home@10.1.0.0_16`; exported to everybody (`*`), it is `ROOT/home`.
 """
 
 import os
@@ -19,28 +19,28 @@ from . import root
 
 ServerKind = Literal["knfsd", "ganesha"]
 
-# What is said of the kernel's server alone, or is so with nfs-ganesha anyway.
+# Options that concern only the kernel's server, or that nfs-ganesha follows anyway.
 _TOLD_TO_GANESHA = frozenset({"sec", "insecure", "sync", "no_subtree_check", "no_wdelay", "mp", "mountpoint"})
 
 CONDITIONS = frozenset({"mountpoint", "mp"})
-"""Options by which an entry is exported only while something is mounted at a place; the guard sees to it."""
+"""Options with which an entry is exported only while something is mounted at a place; the guard applies them."""
 
-# What exportfs(8) takes for one value, and exports(5) reads as such.
+# Texts that both exportfs(8) and exports(5) read as one value.
 _TELLABLE = re.compile(r"[^\s,()\"#\\\x00-\x1f\x7f]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One mount to make, and export.
+    """One mount to make and to export.
 
     Attributes:
-        name: of its directory below the root; no other mount has it.
+        name: the name of its directory below the root; unique among the mounts.
         path: the mount point.
         source: the real tree.
         client: who may mount it, as in exports(5).
         view: which of several fixed views this is; nfs-ganesha needs a mount for each.
-        options: what it is mounted with.
-        location: of the entry.
+        options: the options of the mount.
+        location: the place of the entry.
     """
 
     name: str
@@ -53,13 +53,16 @@ class Mount:
 
     @property
     def condition(self) -> str | None:
-        """Where something must be mounted for this to be exported (`mp`: the tree itself), lest what lies below is."""
+        """Where something must be mounted for this to be exported (`mp`: the tree itself), lest what lies below it is.
+
+        It is None if the entry has no such option.
+        """
         given = [value for name, value in self.options.other if name in CONDITIONS]
         return (given[0] or self.source) if given else None
 
     @property
     def kind(self) -> str:
-        """Whose views it shows: `per caller`, `fixed`, or the number of fixed ones."""
+        """Whose views it shows: `per caller`, or `fixed` with the identities or views."""
         match len(self.options.views):
             case 0 if self.options.squash == "all" and not self.options.range_map and not self.options.policy:
                 return f"fixed: {self.options.anonuid}:{self.options.anongid}"
@@ -73,7 +76,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What `plan` decided; nothing may be done while there are problems."""
+    """The result of `plan`; it must not be carried out while there are problems."""
 
     server: ServerKind
     root: str
@@ -90,15 +93,15 @@ def plan(
     warnings: Iterable[Remark] = (),
     identities: Callable[[ViewItem], Iterable[User | Ids]] = lambda item: [] if isinstance(item, Range) else [item],
 ) -> Plan:
-    """What to mount below `root` (absolute) for these entries, and what speaks against it.
+    """Return what to mount below `root` (absolute) for these entries, and the objections to it.
 
     Args:
-        entries: of exports.d, with their plug-ins named absolutely.
-        server: which is to serve them.
-        root: absolute path of the directory that the mounts lie in.
-        problems: what is known before.
-        warnings: likewise.
-        identities: the single identities that an item of `views=` stands for.
+        entries: the entries of exports.d, with absolute paths of plug-ins.
+        server: the server that is to serve them.
+        root: absolute path of the directory in which the mounts lie.
+        problems: problems that are already known.
+        warnings: warnings that are already known.
+        identities: returns the single identities that an item of `views=` stands for.
     """
     mounts: list[Mount] = []
     problems, warnings = list(problems), list(warnings)
@@ -121,7 +124,7 @@ def plan(
 
 
 def absolute(entry: Export) -> Export:
-    """The entry with the file of its plug-in named independently of where its own file lies."""
+    """Return the entry with an absolute path of its plug-in, so that it no longer depends on the entry's file."""
     file, colon, name = (entry.options.policy or "").rpartition(":")
     if not colon or not file.endswith(".py"):
         return entry
@@ -130,14 +133,14 @@ def absolute(entry: Export) -> Export:
 
 
 def mount_name(path: str, client: str) -> str:
-    """The name of the directory that `client` mounts for `path`. Short and plain; it need not be unique."""
+    """Return the name of the directory that `client` mounts for `path`. It is short, and need not be unique."""
     tree = "-".join(part for part in path.split("/") if part not in ("", ".")) or "root"
     name = tree if client == "*" else f"{tree}@{client.removeprefix('@').replace('*', 'any')}"
     return re.sub(r"[^A-Za-z0-9._+@-]", "_", name)
 
 
 def _collisions(mounts: Iterable[Mount]) -> list[Remark]:
-    """Mounts that would be made at one place, of which all but the first would be lost."""
+    """Return a problem for each mount that would be made at the same place as an earlier one, and so be lost."""
     said = []
     names: dict[str, Mount] = {}
     for mount in mounts:
@@ -159,7 +162,7 @@ def _described(mount: Mount) -> str:
 
 
 def _refusals(entry: Export, server: ServerKind) -> list[str]:
-    """Why an entry cannot be served, whatever else there is."""
+    """Return why an entry cannot be served, regardless of the other entries."""
     options = entry.options
     said = [
         _refusal_of_ganesha(options) if server == "ganesha" else _refusal_of_knfsd(options),
@@ -178,7 +181,7 @@ def _refusals(entry: Export, server: ServerKind) -> list[str]:
 
 
 def _two_of_one_name(options: Options) -> str | None:
-    """Views are known to clients by user name or uid alone."""
+    """Return why two views cannot be told apart: clients know a view only by its user name or uid."""
     labels: dict[str, User | Ids] = {}
     for item in options.views:
         if not isinstance(item, Range) and (other := labels.setdefault(item.label, item)) != item:
@@ -200,11 +203,11 @@ def _refusal_of_ganesha(options: Options) -> str | None:
 
 
 def _by_view(options: Options, identities: Callable[[ViewItem], Iterable[User | Ids]]) -> list[tuple[str, Options]]:
-    """The options for each fixed view, with its name; a single one has none."""
+    """Return the name and the options of each fixed view; a single view has no name."""
     if not options.views:
         # `all_squash,anonuid=,anongid=` is how exports(5) says that everybody is one identity.
         return [("", replace(options, views=(Ids(options.anonuid, options.anongid),)))]
-    # An account may be in a range, and named besides.
+    # An account may be in a range, and also be named.
     items = list(dict.fromkeys(identity for item in options.views for identity in identities(item)))
     if len(options.views) == 1 and items == list(options.views):
         return [("", options)]
@@ -265,14 +268,14 @@ def _warnings(entry: Export, server: ServerKind) -> list[str]:
 
 
 def _has_one_user(options: Options) -> bool:
-    """Does whoever means somebody mean the same one?"""
+    """Whether all client uids that range_map maps become the same server uid."""
     uids = [definition for definition in options.range_map if definition.kind == "uid"]
     single = all(definition.action == "squash" or definition.rm_low == definition.rm_high for definition in uids)
     return single and len({definition.lc_low for definition in uids}) == 1
 
 
 def _overlaps(mounts: Sequence[Mount]) -> list[Remark]:
-    """Exports of one tree of which a client may choose, because it matches several specifications."""
+    """Return warnings of exports of one tree among which a client can choose, as it matches several specifications."""
     said = []
     for at, later in enumerate(mounts):
         for earlier in mounts[:at]:

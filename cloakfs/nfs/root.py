@@ -1,7 +1,7 @@
-"""What the kernel's NFS server makes of a client's root before its own check, which lets root do anything. Pure.
+"""Decides how the kernel's NFS server maps a client's root before its own check, which lets root do anything. Pure.
 
-The kernel answers ACCESS, and lets a second user share a file that somebody holds open, without asking cloakfs; and to
-it, uid 0 is root, whoever cloakfs makes of it. So root comes as root only if it is proven that this grants nothing.
+The kernel answers ACCESS, and lets a second user share a file that somebody has open, without asking cloakfs. To the
+kernel, uid 0 is root, whatever cloakfs maps it to. So the server keeps root only if this provably grants nothing more.
 """
 
 from ..config.options import Options
@@ -12,10 +12,10 @@ _ROOT = ClientId(0)
 
 
 def is_root(options: Options) -> bool:
-    """Is it proven that what root may do in the kernel's check, it may do here?
+    """Whether root provably may do here all that the kernel's check lets root do.
 
-    By definitions alone: what a plug-in makes of root, only the plug-in knows. In a fixed view everybody is the one
-    identity: there is nothing that others hold open, and root could not.
+    Only definitions can prove this, because only a plug-in itself knows what it makes of root. In a fixed view, all
+    callers have the same identity, so others hold nothing open that root itself could not open.
     """
     if options.views:
         return True
@@ -23,14 +23,14 @@ def is_root(options: Options) -> bool:
 
 
 def words(options: Options) -> list[str]:
-    """The options of exports(5) for client root; its group goes the same way, whoever claims to be in it."""
+    """Return the options of exports(5) for client root. They apply to its group, too, whichever caller claims it."""
     if is_root(options):
         return ["no_root_squash"]
     return ["root_squash", f"anonuid={stand_in(options, 'uid')}", f"anongid={stand_in(options, 'gid')}"]
 
 
 def keeps_identity(options: Options) -> bool:
-    """Is client root served over the kernel's server as what the options make of it? See `stand_in`."""
+    """Whether the kernel's server serves client root as the identity that the options give it. See `stand_in`."""
     if is_root(options):
         return True
     if options.policy is not None:
@@ -40,16 +40,16 @@ def keeps_identity(options: Options) -> bool:
 
 
 def stand_in(options: Options, kind: Kind) -> ClientId:
-    """The client id that root's is replaced by: one that is the same here, or else a stranger's.
+    """Return the client id that replaces root's: one that maps to the same server id, or otherwise to nobody.
 
-    A group that is root's here, too, stays what it is.
+    A group 0 that is root's group here, too, is not replaced.
     """
     ids = _ids(options, kind)
     server = ids.forward(_ROOT)
     if kind == "gid" and server == 0 and options.policy is None:
         return _ROOT
-    # A run of client ids with one server id begins at 1, at nobody, or where a definition begins or ends. A map makes
-    # no runs, but may hit the same server id as another definition.
+    # A run of client ids with the same server id begins at 1, at nobody, or where a definition begins or ends. A `map`
+    # makes no runs, but may lead to the same server id as another definition.
     defs = [definition for definition in options.range_map if definition.kind == kind]
     borders = {border for d in defs for border in (d.rm_low, d.rm_low + 1, d.rm_high + 1)}
     mapped = {d.rm_low + server - d.server_range(ids.nobody)[0] for d in defs}

@@ -1,4 +1,4 @@
-"""The smallest question that an ONC RPC service answers: the NULL procedure (RFC 5531 §12)."""
+"""The smallest request that an ONC RPC service answers: the NULL procedure (RFC 5531 §12)."""
 
 import secrets
 import socket
@@ -14,14 +14,14 @@ _LAST_FRAGMENT = 1 << 31
 
 
 def null_call(host: str, port: int, program: int, version: int, timeout: float = 2.0) -> bool:
-    """Does this version of a program answer on a TCP port?
+    """Whether this version of a program answers on a TCP port.
 
     Args:
         host: name or address.
         port: 1 to 65535.
-        program: its number, as registered with IANA.
-        version: of the program.
-        timeout: for connecting and the answer together, in seconds.
+        program: the number of the program, as registered with IANA.
+        version: the version of the program.
+        timeout: the limit for connecting and the answer together, in seconds.
 
     Returns:
         False if nothing listens, nothing answers in time, or the program or version is not served there.

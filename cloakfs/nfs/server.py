@@ -1,4 +1,4 @@
-"""What the guard asks of an NFS server, whichever it is."""
+"""The interface between the guard and any NFS server."""
 
 import shutil
 import subprocess
@@ -11,44 +11,44 @@ from .plan import Mount
 
 
 class ServerError(Exception):
-    """The server cannot be made to do it; the text is one line that says why and what to do."""
+    """The server cannot do what was asked; the text is one line that says why and what to do."""
 
 
 class Server(Protocol):
-    """An NFS server, and what it exports for us. Paths and clients are those of the mounts."""
+    """An NFS server and what it exports for the guard. Paths and clients are those of the mounts."""
 
     async def start(self, mounts: Sequence[Mount]) -> None:
-        """Export the mounts, all of which answer, and return when the server does; start it if it is not running.
+        """Export the mounts, all of which answer, and return when the server answers; start it if it is not running.
 
         Raises:
-            ServerError: it does not.
+            ServerError: the server does not answer.
         """
 
     async def change(self, mounts: Sequence[Mount], renewed: Sequence[Mount]) -> None:
-        """Export these mounts from now on, and no others; `renewed` are new ones at the place of old ones.
+        """Export these mounts from now on, and no others; those in `renewed` have replaced old mounts at their paths.
 
-        Clients of the others go on; those of renewed mounts do as soon as this returns.
+        Clients of the other mounts are not affected; those of renewed mounts can go on as soon as this returns.
 
         Raises:
-            ServerError: it cannot; what is exported is then unclear, and another `change` may follow.
+            ServerError: the change failed; what is exported is then undefined, and another `change` may follow.
         """
 
     async def check(self) -> str | None:
-        """Put right what somebody else did to the server since the last call.
+        """Repair what others did to the server since the last call.
 
         Returns:
-            what it was, or what is still wrong; None if all is well.
+            what was repaired, or what is still wrong; None if nothing was wrong.
         """
 
     async def stop(self) -> None:
-        """Export nothing any more, and stop the server if `start` had started it. Never raises ServerError."""
+        """Stop exporting the mounts, and stop the server if `start` had started it. Never raises ServerError."""
 
 
 async def run(*command: str, hint: str = "") -> str:
-    """The standard output of a program.
+    """Run a program and return its standard output.
 
     Raises:
-        ServerError: it is not there (`hint` says what to do) or fails; with its own words.
+        ServerError: it is not installed (`hint` says what to do) or fails; the text is its own error output.
     """
     if shutil.which(command[0], path="/usr/sbin:/usr/bin:/sbin:/bin") is None:
         raise ServerError(f"{command[0]}: not found" + (f"; {hint}" if hint else ""))
