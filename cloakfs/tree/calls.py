@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 
 from .. import linux
 from ..ids import ServerId
-from ..linux import ROOT, Credentials, Stat, assume
+from ..linux import ROOT, Credentials, Stat
+from ..linux.credentials import assume
 
 close = os.close
 dup = os.dup

@@ -238,7 +238,7 @@ def _state(tree: str) -> dict[str, tuple[object, ...]]:
 
 def _as_server(uid: int, gid: int, call: Callable[[], object]) -> str:
     """As a thread of a server: root's process, with somebody's file-system ids."""
-    linux.assume(linux.Credentials(ServerId(uid), ServerId(gid), ()))
+    linux.credentials.assume(linux.Credentials(ServerId(uid), ServerId(gid), ()))
     try:
         return _answer(call)
     finally:

@@ -48,7 +48,7 @@ def race(module, call):
         linux.act_as_daemon()
         change({tree!r})
         if before is not None:
-            linux.assume(before)
+            linux.credentials.assume(before)
         return result if {first} else real(*args, **kwargs)
     setattr(module, call, raced)
 

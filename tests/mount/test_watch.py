@@ -384,7 +384,8 @@ def test_privileges_are_raised_only_to_add(base: str, watch: Watch, other: User)
         fd = os.open(two, os.O_PATH)
         linux.set_effective_capabilities(without)
         try:
-            linux.assume(linux.Credentials(ServerId(2001), ServerId(2001), ()))  # whom the daemon served last
+            served_last = linux.Credentials(ServerId(2001), ServerId(2001), ())
+            linux.credentials.assume(served_last)
             watch.add(fd)
             assert linux.effective_capabilities() == without
             other.do(os.chmod, one, 0o777)

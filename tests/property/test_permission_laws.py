@@ -69,7 +69,7 @@ def test_nobody_is_believed_to_have_a_permission_that_the_kernel_denies(
     info = os.stat(directory)
     surely = surely_may(subject(who), bits, obj, directory, info)
     for_all = everybody_may(bits, obj, directory, info)
-    linux.assume(credentials(who))
+    linux.credentials.assume(credentials(who))
     may = linux.may_access(directory, bits)
     linux.act_as_daemon()
     if surely or for_all:
