@@ -15,7 +15,7 @@ from . import acl
 from .caller import Caller, ClientCaller
 from .ids import ClientId, ServerId
 from .mapping import MAX_ID, Kind
-from .policy import Attrs, Policy, is_built_in
+from .policy import METHODS, Attrs, Policy, is_built_in
 
 if TYPE_CHECKING:
     from .below import Below
@@ -82,6 +82,7 @@ class View:
         checked: whether the kernel checks permissions against the attributes that are shown.
         below: the cloakfs mount in which the tree lies, if any; the door asks it as well.
         not_its_failure: exceptions that do not mean a failure of the policy; they are passed on.
+        act_as_daemon: called before the code of a plug-in, which must never run with a caller's credentials.
     """
 
     def __init__(
@@ -93,8 +94,10 @@ class View:
         checked: bool = False,
         below: "Below | None" = None,
         not_its_failure: type[Exception] | tuple[()] = (),
+        act_as_daemon: Callable[[], None] | None = None,
     ) -> None:
         self.policy = policy
+        self._before_plugin = None if all(is_built_in(policy, method) for method in METHODS) else act_as_daemon
         self._not_its_failure = not_its_failure
         self.fixed = fixed
         self.entrants = entrants
@@ -317,6 +320,8 @@ class View:
 
     def _ask(self, what: str, otherwise: _T, question: Callable[[], _T], *args: object) -> _T:
         """Return the policy's answer, or `otherwise` if it raises anything at all, even SystemExit."""
+        if self._before_plugin is not None:
+            self._before_plugin()
         try:
             return question()
         except self._not_its_failure:

@@ -144,7 +144,14 @@ class Views:
         return number
 
     def _view(self, fixed: Caller | None) -> View:
-        return View(self.policy, fixed, self._entrants, checked=self._checked, below=self.below)
+        return View(
+            self.policy,
+            fixed,
+            self._entrants,
+            checked=self._checked,
+            below=self.below,
+            act_as_daemon=linux.act_as_daemon,
+        )
 
     def get(self, number: int) -> View | None:
         """Return the view with this number, or None if this mount does not have it (yet)."""

@@ -411,3 +411,45 @@ def test_a_plug_in_from_an_installed_module(
     monkeypatch.setenv("PYTHONPATH", os.path.join(base, "site"))
     m = mount("--policy", "lab.rules.names:Seen")
     assert user(3001).do(os.listdir, m.path) == ["seen"]
+
+
+# Each method notes with which file system uid it runs (proc_pid_status(5)).
+WHO = """
+def who():
+    with open("/proc/thread-self/status") as file:
+        uid = next(line.split()[4] for line in file if line.startswith("Uid:"))
+    if uid != "0":
+        raise RuntimeError(f"runs as {uid}")
+
+class P(Policy):
+    def forward(self, caller):
+        who()
+        return super().forward(caller)
+
+    def visible(self, caller, attrs):
+        who()
+        seen = attrs.mode & 0o004 or attrs.accessible(caller, 4)
+        who()
+        return bool(seen) and super().visible(caller, attrs)
+
+    def show(self, attrs):
+        who()
+        return super().show(attrs)
+"""
+
+
+def test_a_plug_in_never_runs_as_a_caller(base: str, tree: str, mount: MakeMount, user: MakeUser) -> None:
+    os.chmod(tree, 0o777)
+    put(os.path.join(tree, "private"), 3001, 3001, 0o600)
+    m = mount("-o", "no_root_squash", "--policy", plugin(base, WHO))
+    caller, other = user(3001), user(3002)
+    for _ in range(3):
+        caller.do(write, m.at("file"), b"text")  # as the caller; what is asked next must not be
+        assert caller.do(read, m.at("private")) == b"text"
+        caller.do(os.chmod, m.at("file"), 0o640)
+        caller.do(os.rename, m.at("file"), m.at("other"))
+        assert sorted(caller.do(os.listdir, m.path)) == ["other", "private"]
+        assert other.do(os.listdir, m.path) == []
+        assert other.error(os.stat, m.at("private")) == errno.ENOENT
+        caller.do(os.unlink, m.at("other"))
+    assert "runs as" not in m.log
