@@ -1,4 +1,4 @@
-"""The pyfuse3 operations, one module per family. They decide nothing themselves: see `view` and `door`."""
+"""The pyfuse3 operations, one module per family. They make no decisions themselves: see `view` and `door`."""
 
 import logging
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ log = logging.getLogger(__name__)
 
 
 class Filesystem(Attributes, Directories, Data, ExtendedAttributes):
-    """A real tree through views."""
+    """A real tree, seen through views."""
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
-        """The kernel dropped references; there is no answer to it."""
+        """Note that the kernel dropped references. This request has no answer."""
         for inode, count in inode_list:
             try:
                 self.nodes.forget(inode, count)

@@ -28,7 +28,7 @@ from .names import Names
 from .replies import SET_ID
 from .request import answers
 
-# pyfuse3 turns "set to now" into a time; one this close to now is taken to have been it.
+# pyfuse3 turns "set to now" into a time, so a time that is this close to now is assumed to mean it.
 _NOW_NS = 1_000_000_000
 
 
@@ -51,7 +51,7 @@ class Attributes(Names, Core):
         if self.knfsd and self.reconnecting.looks_at(ctx.pid, inode):
             at = await self._let_kernel_in(inode)
         else:
-            # read(2) has the kernel ask, too. nfs-ganesha keeps files open that no client has open.
+            # read(2) makes the kernel ask, too. nfs-ganesha keeps files open that no client has open.
             at = await self._enter(inode, ctx, or_open=not self.ganesha, for_attributes=True)
         return self.replies.of_object(at, at.info)
 
@@ -64,7 +64,7 @@ class Attributes(Names, Core):
         fh: FileHandleT | None,
         ctx: RequestContext,
     ) -> EntryAttributes:
-        """chown(2), chmod(2), truncate(2), utimensat(2), each as the caller."""
+        """See chown(2), chmod(2), truncate(2) and utimensat(2), each of which is called as the caller."""
         if self._is_top(inode):
             raise FUSEError(errno.EROFS)
         at = await self._enter(inode, ctx)
@@ -97,16 +97,16 @@ class Attributes(Names, Core):
     def _change_mode(self, at: Entered, attr: EntryAttributes, fields: SetattrFields) -> None:
         mode, before = stat.S_IMODE(attr.st_mode), stat.S_IMODE(at.info.st_mode)
         owner_too = fields.update_uid or fields.update_gid
-        if not owner_too:  # a chown(2) drops them
+        if not owner_too:  # chown(2) drops them
             mode |= self._hidden_set_id(at)
-        # With a chown(2) or truncate(2) the kernel drops set-id bits, as the real tree does by itself, and takes the
-        # sticky bit along, of which it knows nothing without default_permissions.
+        # On chown(2) and truncate(2) the kernel drops set-id bits, as the real tree does by itself. It drops the sticky
+        # bit as well, because without default_permissions it does not know of it.
         dropped = before & ~mode if mode & ~before == 0 else 0
         if not (owner_too or fields.update_size) or not dropped or dropped & 0o777:
             self._chmod(at, mode)
 
     def _drop_set_id(self, at: Entered, mode: int) -> None:
-        """After a truncate(2), drop the set-id bits that are not in `mode`: the real tree leaves them to root."""
+        """After truncate(2), drop the set-id bits that are not in `mode`: the real tree does not drop them for root."""
         now = stat.S_IMODE(calls.fstat(at.fd).st_mode)
         dropped = now & ~mode & SET_ID
         if dropped:
@@ -114,7 +114,7 @@ class Attributes(Names, Core):
 
     @staticmethod
     def _hidden_set_id(at: Entered) -> int:
-        """The set-id bits that the caller is not shown, and cannot have meant to take away."""
+        """Return the set-id bits that the caller is not shown, and so cannot have meant to remove."""
         real = at.info.st_mode & SET_ID
         if not real:
             return 0
@@ -133,7 +133,7 @@ class Attributes(Names, Core):
         if not linux.in_main_thread() or not stat.S_ISREG(at.info.st_mode):
             calls.truncate(who, at.fd, size)
             return
-        # truncate(2) waits for whoever has a lease on the file, ftruncate(2) does not.
+        # truncate(2) waits until a lease on the file is released, ftruncate(2) does not.
         fd = self._with_descriptor(calls.open, who, at.fd, os.O_WRONLY)
         try:
             calls.ftruncate(who, fd, size)
@@ -156,8 +156,8 @@ class Attributes(Names, Core):
         try:
             calls.chmod(at.credentials, at.fd, mode)
         except PermissionError:
-            # A write by somebody else than the owner drops the set-id bits. The kernel asks for that by SETATTR (and
-            # for the sticky bit with them, see `_change_mode`); who may write could have had it by writing.
+            # A write by anybody but the owner drops the set-id bits. The kernel requests this by SETATTR (including the
+            # sticky bit, see `_change_mode`). A caller that may write could have achieved the same by writing.
             before = stat.S_IMODE(at.info.st_mode)
             dropped = before & ~mode
             drops_set_id = dropped & SET_ID and not dropped & 0o777 and not mode & ~before
@@ -171,7 +171,7 @@ class Attributes(Names, Core):
         try:
             calls.utimens(at.credentials, at.fd, (atime, mtime))
         except PermissionError:
-            # Only the owner may set any time, but who may write may set it to now.
+            # Only the owner may set an arbitrary time, but anybody who may write may set it to now.
             now = time.time_ns()
             if not (fields.update_atime and fields.update_mtime and abs(now - atime) < _NOW_NS > abs(now - mtime)):
                 raise
@@ -179,7 +179,7 @@ class Attributes(Names, Core):
 
     @answers
     async def access(self, inode: InodeT, mode: int, ctx: RequestContext) -> bool:
-        """access(2) and chdir(2): mode bits and ACLs of the real tree, for the mapped caller."""
+        """See access(2) and chdir(2): the real tree's mode bits and ACLs decide, for the mapped caller."""
         if self._is_top(inode):
             return not mode & os.W_OK
         at = await self._enter(inode, ctx)
@@ -193,7 +193,7 @@ class Attributes(Names, Core):
 
     @answers
     async def statfs(self, ctx: RequestContext) -> StatvfsData:
-        """statvfs(3) of the file system that the root of the tree is on."""
+        """Return the statvfs(3) of the file system that the root of the tree is on."""
         root = self.nodes.root
         if root.filesystem.remote:
             real = await trio.to_thread.run_sync(calls.fstatvfs, root.fd, abandon_on_cancel=True)

@@ -1,4 +1,4 @@
-"""Who asks: the view of a request, and the identity that it is served as."""
+"""The caller of a request: the view that it uses, and the identity that it is served as."""
 
 import errno
 from collections.abc import Callable
@@ -18,20 +18,20 @@ from ..view import Asker, View
 from ..views import Views
 from .inside import Inside
 
-# Of a request. (It is typed as a whole: to wrap each id would cost a call.)
+# Returns the ids of a request. (The function is typed as a whole, because wrapping each id would cost a call.)
 _client_ids: Callable[[RequestContext], tuple[ClientId, ClientId]] = attrgetter("uid", "gid")
 
 
 class Callers:
-    """Tells as whom the requests of one mount are served.
+    """Determines as whom the requests of one mount are served.
 
     Args:
         nodes: knows the view of a nodeid.
-        views: what is offered.
+        views: the views that the mount offers.
         groups: where callers' supplementary groups come from.
-        inside: the daemon's own threads.
-        above: the daemons of mounts above.
-        knfsd: the kernel's NFS server exports the mount.
+        inside: knows the daemon's own threads.
+        above: knows the daemons of mounts above.
+        knfsd: whether the kernel's NFS server exports the mount.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Callers:
         self._knfsd = knfsd
 
     async def view(self, inode: InodeT) -> tuple[int, View]:
-        """The view that a nodeid belongs to, and its number."""
+        """Return the number of the view that a nodeid belongs to, and the view."""
         number = self._nodes.view_of(inode)
         return number, self._views.get(number) or await self._revived(number)
 
@@ -58,13 +58,13 @@ class Callers:
     async def served(
         self, inode: InodeT, ctx: RequestContext, *, for_attributes: bool = False
     ) -> tuple[int, View, Subject]:
-        """The view, its number, and who the request is served as; nothing of a policy that is not in force any more."""
+        """Return the view's number, the view, and who the request is served as, all by the policy that is in force."""
         number = self._nodes.view_of(inode)
         view = self._views.get(number) or await self._revived(number)
         if self._is_inside(ctx, for_attributes=for_attributes):
             return number, view, INSIDER
         who = self._who(view, ctx) or await self._who_by_groups(view, ctx)
-        while (now := self._views.get(number)) is not view:  # a reload came while the user database was asked
+        while (now := self._views.get(number)) is not view:  # the policy was reloaded meanwhile
             if now is None:
                 raise Stale
             view = now
@@ -74,13 +74,17 @@ class Callers:
         return number, view, who
 
     def _is_inside(self, ctx: RequestContext, *, for_attributes: bool) -> bool:
-        """Does a daemon ask for itself, this one or one above?"""
+        """Whether a daemon, this one or one above, asks on its own behalf."""
         return ctx.pid in self._inside.threads or self._above.asks(
             *_client_ids(ctx), ctx.pid, for_attributes=for_attributes
         )
 
     def _who(self, view: View, ctx: RequestContext) -> Subject | None:
-        """The identity a request is served as, unless it depends on groups; EACCES at the gate of a fixed view."""
+        """Return the identity that a request is served as; None if that depends on groups.
+
+        Raises:
+            FUSEError: EACCES: a fixed view does not admit the caller.
+        """
         if view.fixed is not None:
             uid, _ = _client_ids(ctx)
             if not view.admits(uid):
@@ -103,7 +107,7 @@ class Callers:
         return who
 
     def asker(self, view: View, who: Subject, ctx: RequestContext) -> Asker | None:
-        """The caller, where the kernel checks permissions with what is shown."""
+        """Return the caller if the kernel checks permissions against the attributes that are shown; otherwise None."""
         if self._knfsd and view.fixed is None and who is not INSIDER:
             return Asker(*_client_ids(ctx), who.uid, who.gid)
         return None

@@ -1,4 +1,4 @@
-"""What changes, behind the mount or through it, and what the kernel has to forget for that."""
+"""Changes that are made behind the mount or through it, and what the kernel has to forget because of them."""
 
 import contextlib
 import errno
@@ -36,24 +36,24 @@ from .remember import SHORT_SECONDS, Remembering, may_search
 
 log = logging.getLogger(__name__)
 
-# Of one batch of events, the names of so many hidden directories are looked up, which takes half a millisecond. Anybody
-# can change directories all the time; of what is more, the absence is remembered for ABSENT_SECONDS at most.
+# For one batch of events, the names of at most this many hidden directories are looked up (in half a millisecond),
+# since anybody can change directories all the time. The absence of others is remembered for ABSENT_SECONDS at most.
 _MOST_LOOKED_UP = 16
 
-# After looking at what is mounted, so many times as long it is not looked at.
+# After the mounts have been looked at, this many times as long passes before they are looked at again.
 _SHARE_OF_MOUNTS = 20
 
 _NAMES = FAN_CREATE | FAN_DELETE | FAN_MOVED_FROM | FAN_MOVED_TO
 
 
 class Changes:
-    """Has the kernel forget what stops being true.
+    """Makes the kernel forget what is no longer true.
 
     Args:
         nodes: the objects.
-        views: what is offered.
-        passages: what is told of directories that change.
-        forgetting: has the kernel forget.
+        views: the views that the mount offers.
+        passages: is told of directories that change.
+        forgetting: makes the kernel forget.
         remembering: knows what everybody may be told.
     """
 
@@ -65,15 +65,15 @@ class Changes:
         self._passages = passages
         self._forgetting = forgetting
         self._remembering = remembering
-        self._watched: dict[int, list[Filesystem]] = {}  # by the id that events bear
-        self._to_look_up = 0  # so many more of this batch of events
-        self._has_followed = False  # if it is begun again, changes behind the mount may have been read and not heeded
+        self._watched: dict[int, list[Filesystem]] = {}  # by the id that events carry
+        self._to_look_up = 0  # how many more names may be looked up for this batch of events
+        self._has_followed = False  # whether `follow` has run: what a failed run has read may not have been handled
         self._mounts = nodes.mounts.mounts_below()
 
     # -- made behind the mount ---------------------------------------------------------------------
 
     def watch(self, watch: Watch) -> None:
-        """Have changes told, on the file systems that do that."""
+        """Watch the file systems that report their changes."""
         for filesystem in self._nodes.mounts.filesystems:
             self._add(watch, filesystem)
         self._nodes.mounts.on_new_filesystem = partial(self._add, watch)
@@ -98,7 +98,7 @@ class Changes:
         filesystem.watched = True
 
     async def follow(self, watch: Watch) -> None:
-        """Have the kernel forget, for ever, what others change."""
+        """Run for ever, making the kernel forget what others change."""
         if self._has_followed:
             self._forgetting.forget_everything()
         self._has_followed = True
@@ -106,7 +106,7 @@ class Changes:
             self._heed_all(await watch.changes())
 
     def _is_all_heeded(self, watch: Watch) -> bool:
-        """Is nothing of what was changed until now still to be heeded? What can be at once, is."""
+        """Whether every change made until now has been handled, after handling what can be handled at once."""
         if watch.is_silent():
             return True
         try:
@@ -128,7 +128,7 @@ class Changes:
             self._forgetting.begin_era()
 
     def _heed_own(self, event: Event) -> None:
-        """This process changed a directory itself, for whomever."""
+        """Handle a change to a directory itself that this process has made, on behalf of any caller."""
         for filesystem in self._watched.get(event.fsid, ()):
             self._heed_passages(event, filesystem)
 
@@ -140,7 +140,7 @@ class Changes:
                 self._passages.changed(directory)
 
     def _heed(self, event: Event, filesystem: Filesystem) -> bool:
-        """Something happened on this file system. True if everything has to be forgotten for it."""
+        """Handle an event on this file system; return whether everything has to be forgotten because of it."""
         self._heed_passages(event, filesystem)
         parent = self._nodes.by_handle(filesystem, event.directory)
         is_name = bool(event.mask & _NAMES)
@@ -158,9 +158,9 @@ class Changes:
             return not event.target and bool(event.mask & FAN_ONDIR) and is_name
         if event.mask & FAN_ONDIR and event.mask & OF_ITSELF:
             if is_name or self._tells_anybody_less(target):
-                self._forgetting.forget(target)  # below, too, everything may be for others now
+                self._forgetting.forget(target)  # everything below may be for others now, too
             self._forget_absence_of(target)
-            return not event.target  # of a kernel that does not tell whom, nobody knows whether it was this one
+            return not event.target  # if the kernel does not report the target, it may have been another directory
         if event.mask & (_NAMES | FAN_ATTRIB):
             self._forgetting.forget(target)
         if event.mask & (FAN_MODIFY | FAN_CLOSE_WRITE):
@@ -168,9 +168,9 @@ class Changes:
         return False
 
     def _forget_absence(self, filesystem: Filesystem, handle: bytes) -> None:
-        """A directory that nobody was shown has changed itself, which the kernel tells without its name."""
+        """Forget the absence of a directory that nobody was shown and that has changed. The event does not name it."""
         own = self._views.get(0)
-        if self._to_look_up and (own is None or own.fixed is not None):  # in a caller view no absence is remembered
+        if self._to_look_up and (own is None or own.fixed is not None):  # caller views remember no absences
             self._to_look_up -= 1
             place = self._nodes.place_of(filesystem, handle)
             if place is not None:
@@ -178,7 +178,7 @@ class Changes:
                 self._forgetting.forget_name(parent, name, parent.ever_kept)
 
     def _forget_absence_of(self, directory: Object) -> None:
-        """A directory has changed: it may be visible where it has been absent, which only fixed views remember."""
+        """Forget the absence of a directory that has changed: it may be visible now. Only fixed views remember it."""
         for parent, name in self._forgetting.names_of(directory):
             for number in parent.ever_kept - directory.kept:
                 view = self._views.get(number)
@@ -186,7 +186,7 @@ class Changes:
                     self._forgetting.forget_name(parent, name, (number,))
 
     def _tells_anybody_less(self, directory: Object) -> bool:
-        """As `_tells_less`, of a directory, in all views: as it is now, for whatever is done to it later is told."""
+        """Whether `_tells_less` holds for a directory in any view, as it is now: later changes are reported as well."""
         try:
             for number in directory.ever_kept:
                 view = self._views.get(number)
@@ -198,7 +198,7 @@ class Changes:
         return False
 
     async def follow_mounts(self) -> None:
-        """Have the kernel forget, for ever, what others mount over."""
+        """Run for ever, making the kernel forget what others mount over."""
         shunned: set[tuple[int, str]] = set()
         async with contextlib.aclosing(mounts_changed()) as changes:
             async for _ in changes:
@@ -210,11 +210,11 @@ class Changes:
                 if now != self._mounts:
                     self._forgetting.forget_everything()
                     self._mounts = now
-                # Whoever mounts and unmounts all the time is not to keep others waiting.
+                # A user who mounts and unmounts all the time must not keep others waiting.
                 await trio.sleep(_SHARE_OF_MOUNTS * (trio.current_time() - began))
 
     def _forget_shunned(self, path: str) -> None:
-        """A user has mounted something there: what was seen below is not to be seen on."""
+        """Forget a place where a user has mounted something: what was seen below it must not remain visible."""
         place = self._nodes.at_path(path)
         if place is None:
             return
@@ -227,9 +227,9 @@ class Changes:
     # -- made through the mount --------------------------------------------------------------------
 
     async def changed(self, number: int, view: View, obj: Object) -> None:
-        """Mode, owner or ACL of `obj` were changed by a request that has not been answered yet.
+        """Handle a change of the mode, owner or ACL of `obj` by a request that has not been answered yet.
 
-        Must not be called while the kernel holds the directory that `obj` is in for this request.
+        It must not be called while the kernel holds the lock of the directory that `obj` is in for this request.
         """
         if not obj.ever_kept:
             return
@@ -247,9 +247,9 @@ class Changes:
             await wait.wait()
 
     def _tells_less(self, view: View, obj: Object, fd: int, info: linux.Stat) -> bool:
-        """Is there anybody who may not know (any more) what the kernel remembers of `obj`, or below?"""
+        """Whether some caller may not know (any more) what the kernel remembers of `obj`, or of what is below it."""
         if view.below is not None:
-            return True  # it does not tell; nothing is remembered for long there
+            return True  # the mount below does not tell; nothing is remembered for long in such a view
         if view.fixed is not None:
             if not sees(view, subject(view.fixed), obj.name, info, fd):
                 return True
@@ -259,18 +259,19 @@ class Changes:
         return stat.S_ISDIR(info.st_mode) and not everybody_may(os.X_OK, obj, fd, info)
 
     def removed(self, obj: Object | None) -> None:
-        """A name of `obj` is gone, by a request that is not answered yet: it may have been the one that all knew."""
+        """Handle the removal of a name of `obj`, perhaps the one that all knew, by a request not answered yet."""
         if obj is not None and obj.kept and obj.filesystem.stat(self._nodes.fd(obj)).st_nlink > 0:
             self._forgetting.forget(obj)
 
     async def moved(self, number: int, view: View, obj: Object, parent: Object) -> None:
-        """`obj` was renamed into `parent` by a request that has not been answered yet."""
+        """Handle a rename of `obj` into `parent` by a request that has not been answered yet."""
         for twin in self._nodes.twins(obj):
-            self._forgetting.forget(twin)  # nothing tells where it is now
+            self._forgetting.forget(twin)  # nothing says where it is now
         if view.fixed is not None or (
             self._remembering.is_public(number, view, parent) and self._remembering.same_by_name(view, obj)
         ):
             return
         self._forgetting.forget_one(obj)
         for one in [obj, *self._nodes.twins(obj)]:
-            await self._forgetting.forget_below(one).done.wait()  # for names, the kernel waits for the answer
+            # It does not wait for names, which the kernel can forget only after the answer.
+            await self._forgetting.forget_below(one).done.wait()

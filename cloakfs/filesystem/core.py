@@ -1,4 +1,4 @@
-"""What every operation starts with: who asks, and of which object; and as whom, and where, it is done."""
+"""What all operations share: who asks about which object, and as whom and in which thread the work is done."""
 
 import errno
 import os
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# After a rename behind the mount, what is above a far directory is found level by level.
+# After a rename behind the mount, what is above a remote directory is found level by level.
 _MOST_LOOKS = 100
 
 
@@ -56,15 +56,15 @@ class Core(pyfuse3.Operations):
 
     Args:
         nodes: the objects of the tree.
-        views: what is offered.
+        views: the views that the mount offers.
         groups: where callers' supplementary groups come from.
         reader: reads and writes files.
         mountpoint: where the daemon finds its own mount.
-        no_client_cache: show every directory as changed just now [SZ §3.2].
-        knfsd: the kernel's NFS server exports the mount (docs/design.md).
-        ganesha: nfs-ganesha does.
-        default_permissions: the kernel checks permissions, too.
-        xattrs: there are extended attributes, ACLs among them.
+        no_client_cache: whether to show every directory as changed just now [SZ §3.2].
+        knfsd: whether the kernel's NFS server exports the mount (docs/design.md).
+        ganesha: whether nfs-ganesha does.
+        default_permissions: whether the kernel checks permissions, too.
+        xattrs: whether there are extended attributes, ACLs among them.
         max_open: how many files and directories clients may have open.
     """
 
@@ -106,7 +106,7 @@ class Core(pyfuse3.Operations):
         self.inside = Inside(mountpoint)
         self.callers = Callers(nodes, views, groups, self.inside, self.above, knfsd=knfsd)
         self.repair = Repair(nodes, views, self.inside)
-        # Of a mount that is one fixed view, the kernel keeps others out: it shows the top as its identity's alone.
+        # The kernel keeps others out of a mount that is one fixed view, since its top is shown as its identity's alone.
         only = views.get(0)
         gated = only is not None and only.fixed is not None and not only.entrants and default_permissions
         self.cache = KernelCache(
@@ -127,12 +127,12 @@ class Core(pyfuse3.Operations):
     async def _enter(
         self, inode: InodeT, ctx: RequestContext, *, or_open: bool = False, for_attributes: bool = False
     ) -> Entered:
-        """Let a request by nodeid in; with `or_open` also into a hidden file that this identity has open.
+        """Let a request by nodeid in; with `or_open`, even to a hidden file that this identity has open.
 
-        `for_attributes` says that it changes nothing, and tells nothing else.
+        `for_attributes` says that the request changes nothing, and reveals nothing but attributes.
 
         Raises:
-            Stale: the object is gone, or hidden from this caller: as a name it is absent, as a handle stale.
+            Stale: the object is gone, or hidden from this caller: a hidden name is absent, a hidden handle is stale.
         """
         if self.knfsd:
             self.reconnecting.end(ctx.pid)
@@ -149,7 +149,7 @@ class Core(pyfuse3.Operations):
             and not self.door.visible(view, who, obj, info)
             and not (or_open and self.files.has_open(who, obj))
         ):
-            if obj is self.nodes.root:  # which the own policy hides from nobody
+            if obj is self.nodes.root:  # this mount's own policy hides it from nobody
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             raise Stale
         return Entered(number, view, who, obj, self.nodes.fd(obj), info, self.callers.asker(view, who, ctx))
@@ -163,9 +163,9 @@ class Core(pyfuse3.Operations):
         for_attributes: bool = False,
         listed: Collection[int] = (),
     ) -> tuple[int, View, Subject]:
-        """`Callers.served`, where what it takes to judge `obj` has to be waited for: until the next await, it is known.
+        """Do what `Callers.served` does, and wait for what is needed to judge `obj`: it is known until the next await.
 
-        So it is for what `listed` (O_PATH) refer to, as far as the mount below is concerned.
+        The mount below is also asked about what the descriptors in `listed` (O_PATH) refer to.
         """
         below = self.views.below
         if below is None:
@@ -186,12 +186,12 @@ class Core(pyfuse3.Operations):
     async def _look(
         self, obj: Object, name: bytes | None = None, asking: Asking | None = None
     ) -> Mapping[tuple[int, bytes], tuple[int, int]]:
-        """Return when looking at the object, and at `name` in it, takes no time; with what is for `Nodes.recall`.
+        """Wait until looking at the object, and at `name` in it, takes no time; return what `Nodes.recall` needs.
 
         With `asking`, the same thread asks the mount below about it.
 
         Raises:
-            Stale: directories move about faster than one can look.
+            Stale: directories are moved faster than they can be looked at.
         """
         for _ in range(_MOST_LOOKS):
             look = self._with_descriptor(self.nodes.look, obj, name)
@@ -203,9 +203,10 @@ class Core(pyfuse3.Operations):
         raise Stale
 
     async def _do(self, at: Entered, call: Callable[[Entered], _T]) -> _T:
-        """Do what may take long: at once where that has been quick so far, else in a thread. See `_again`.
+        """Make a call that may take long: at once if the file system has been quick so far, else in a thread.
 
-        What would have to wait, `call` may refuse on the loop's thread by BlockingIOError.
+        In the session loop, `call` may raise BlockingIOError instead of waiting; a thread then calls it. Go on with
+        `_again`.
         """
         filesystem = at.obj.filesystem
         if not self.nodes.waits(at.obj):
@@ -216,7 +217,7 @@ class Core(pyfuse3.Operations):
                 pass
             finally:
                 filesystem.took(began)
-        who = subject(at.who.caller) if at.who is not INSIDER else INSIDER  # only this thread may find out
+        who = subject(at.who.caller) if at.who is not INSIDER else INSIDER  # only this thread may find out the groups
         try:
             return await self._do_in_thread(at._replace(who=who), call)
         except OSError as exc:
@@ -236,7 +237,7 @@ class Core(pyfuse3.Operations):
         return await trio.to_thread.run_sync(work, abandon_on_cancel=True)
 
     async def _again(self, at: Entered, inode: InodeT, ctx: RequestContext) -> Entered:
-        """Go on after an await: there may be a new policy, and the descriptor another."""
+        """Return how to go on after an await: the policy may be a new one, and the descriptor another."""
         if self.views.get(at.number) is at.view:
             return at._replace(fd=self.nodes.fd(at.obj))
         return await self._enter(inode, ctx)
@@ -244,9 +245,9 @@ class Core(pyfuse3.Operations):
     async def _again_asked(
         self, at: Entered, fd: int, inode: InodeT, ctx: RequestContext, answers: Answers | None = None
     ) -> Entered:
-        """`_again`, to judge what `fd` (O_PATH) refers to: what the mount below says of it is known afterwards.
+        """Do the same to judge what `fd` (O_PATH) refers to: afterwards it is known what the mount below says about it.
 
-        `answers` is what it has said already; a reload may have made another identity of the caller.
+        `answers` is what it has said already, which does not count if a reload has changed the caller's identity.
         """
         while True:
             at = await self._again(at, inode, ctx)
@@ -260,12 +261,12 @@ class Core(pyfuse3.Operations):
 
     @staticmethod
     def _ask_below(at: Entered) -> Answers | None:
-        """In a thread: what the mount below says to the caller of what `at.fd` refers to."""
+        """In a thread: return what the mount below tells the caller about the object that `at.fd` refers to."""
         below = at.view.below
         return None if below is None or at.who is INSIDER else ask(below, at.who.credentials, [at.fd])
 
     async def _let_kernel_in(self, inode: InodeT) -> Entered:
-        """For the kernel itself, which reconnects a handle: nobody is asked."""
+        """Let the kernel itself in, which is reconnecting a handle: no policy is asked."""
         number, view = await self.callers.view(inode)
         obj = self.nodes.get(inode)
         if self.nodes.waits(obj):
@@ -276,9 +277,9 @@ class Core(pyfuse3.Operations):
     async def _maker(
         self, at: Entered, inode: InodeT, ctx: RequestContext
     ) -> tuple[Entered, tuple[ServerId, ServerId]]:
-        """Owner and group of what the caller would make in the directory: a mount below may squash them.
+        """Return how to go on (`_again`), and the owner and group of what the caller would make in the directory.
 
-        And how to go on (`_again`).
+        A mount below may squash them.
         """
         while (below := at.view.below) is not None and below.has(at.info):
             made = await self._do(at, partial(self._made_below, below))
@@ -292,10 +293,10 @@ class Core(pyfuse3.Operations):
         return below.makes(at.credentials, at.fd)
 
     def _find(self, at: Entered, name: bytes) -> tuple[int, linux.Stat]:
-        """Open (O_PATH) and stat what is called `name` in the directory, as the caller.
+        """Open (O_PATH) and stat the entry `name` of the directory, as the caller.
 
         Raises:
-            FileNotFoundError: there is nothing, or nothing for this caller.
+            FileNotFoundError: there is no such entry, or it is hidden from this caller.
             PermissionError: it must not be looked into (`Nodes.stat`).
         """
         fd = self._open_named(at, name)
@@ -304,12 +305,13 @@ class Core(pyfuse3.Operations):
     async def _find_late(
         self, at: Entered, name: bytes, inode: InodeT, ctx: RequestContext
     ) -> tuple[Entered, int, linux.Stat]:
-        """`_find`, by a thread where that may have to wait; and how to go on (`_again`)."""
+        """Do what `_find` does, in a thread where that may have to wait; also return how to go on (`_again`)."""
         if not self.nodes.waits(at.obj):
             return at, *self._find(at, name)
         fd, answers = await self._do(at, partial(self._open_and_ask, name=name))
         if not self.nodes.is_name_remote(at.obj, name):
-            # It is in memory now. Changes may have been told meanwhile: what the kernel is to remember, is found after.
+            # It is in memory now. Changes may have been reported meanwhile, and what the kernel is to remember must
+            # have been found after them.
             calls.close(fd)
             at = await self._again(at, inode, ctx)
             return at, *self._find(at, name)
@@ -322,10 +324,10 @@ class Core(pyfuse3.Operations):
 
     @staticmethod
     def _credentials_for(at: Entered, bits: int) -> linux.Credentials:
-        """As whom to make a call that needs no more than `bits` of the object: the daemon, if the caller surely may.
+        """Return as whom to make a call that needs only `bits` on the object: the daemon, if the caller surely may.
 
-        To act as the caller takes its groups, which are not cheap to find out. By the time that a thread gets to it,
-        `at` may be outdated: there the kernel decides.
+        Acting as the caller takes its groups, which are not cheap to find out. By the time that a thread makes the
+        call, `at` may be outdated, so there the kernel decides.
         """
         what = bits, at.obj, at.fd, at.info
         if linux.in_main_thread() and (everybody_may(*what) or surely_may(at.who, *what)):
@@ -333,11 +335,11 @@ class Core(pyfuse3.Operations):
         return at.credentials
 
     def _open_named(self, at: Entered, name: bytes) -> int:
-        """Open (O_PATH) what is called `name` in the directory, as the caller; it has yet to be judged."""
+        """Open (O_PATH) the entry `name` of the directory, as the caller; it has yet to be judged."""
         return self._open_as(self._credentials_for(at, os.X_OK), at.fd, name)
 
     def _open_and_ask(self, at: Entered, name: bytes) -> tuple[int, Answers | None]:
-        """In a thread: the same, and what the mount below says of it."""
+        """In a thread: do the same, and also return what the mount below says about it."""
         fd = self._open_named(at, name)
         try:
             return fd, self._ask_below(at._replace(fd=fd))
@@ -346,7 +348,7 @@ class Core(pyfuse3.Operations):
             raise
 
     def _open_as(self, who: linux.Credentials, directory: int, name: bytes) -> int:
-        """The same as `who`."""
+        """Open (O_PATH) the entry `name` of a directory, as `who`; it has yet to be judged."""
         fd = self._with_descriptor(calls.find, who, directory, name)
         try:
             self.nodes.ask(who, fd)
@@ -356,7 +358,11 @@ class Core(pyfuse3.Operations):
         return fd
 
     def _judge(self, at: Entered, name: bytes, fd: int) -> linux.Stat:
-        """The stat of what was found by its name, and `fd` refers to, which is closed if the caller may not see it."""
+        """Return the stat of the entry `name`, which `fd` refers to.
+
+        Raises:
+            FileNotFoundError: the caller may not see it; `fd` is closed, as on any error.
+        """
         try:
             info = self.nodes.stat(fd)
             if sees(at.view, at.who, name, info, fd):
@@ -370,10 +376,10 @@ class Core(pyfuse3.Operations):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
     def _known_at(self, at: Entered, name: bytes) -> tuple[Object, linux.Stat] | None:
-        """What is called `name` in the directory, with its stat, if the kernel knows it already; None: it may not.
+        """Return the entry `name` of the directory, with its stat, if the kernel certainly knows it; otherwise None.
 
         Raises:
-            FileNotFoundError: there is nothing, or nothing for this caller.
+            FileNotFoundError: there is no such entry, or it is hidden from this caller.
         """
         who = self._credentials_for(at, os.X_OK)
         began = at.obj.filesystem.begin()
@@ -391,7 +397,7 @@ class Core(pyfuse3.Operations):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
     def _is_hidden(self, at: Entered, name: bytes) -> bool:
-        """Is there something called `name` that the caller may not know of?"""
+        """Whether there is an entry `name` that the caller may not know of."""
         if not at.view.hides or at.who is INSIDER:
             return False
         try:
@@ -404,25 +410,25 @@ class Core(pyfuse3.Operations):
             calls.close(fd)
 
     def _with_descriptor(self, call: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
-        """Make a call that needs a descriptor; once more after closing some if there are too many."""
+        """Make a call that needs a descriptor. If there are too many, close some and try once more."""
         try:
             return call(*args, **kwargs)
         except OSError as exc:
-            # Which descriptors are in use, only the session loop knows.
+            # Only the session loop knows which descriptors are in use.
             if not linux.in_main_thread() or not self._frees_descriptors(exc):
                 raise
             return call(*args, **kwargs)
 
     def _frees_descriptors(self, exc: OSError) -> bool:
-        """If there were too many descriptors, there are fewer now: the call is worth another try."""
+        """Whether the call is worth another try: it failed for too many descriptors, and some have now been closed."""
         return exc.errno in (errno.EMFILE, errno.ENFILE) and self.nodes.shed() > 0
 
     def _has_nfs_right(self, at: Entered, flags: int) -> bool:
-        """Is an open that the mode forbids one that NFS allows? Only the kernel's server is believed to know.
+        """Whether an open that the mode forbids is one that NFS allows. Only the kernel's server is trusted with it.
 
-        NFS has no descriptors: who created a file as 0444, or took away its own right while it had the file open,
-        must be able to go on, and a client that executes a file reads it (RFC 1813 §4.4). The kernel has checked by the
-        mode that it was shown; what a local process opens, it refuses before asking the daemon.
+        NFS has no descriptors: a caller that created a file as 0444, or removed its own right while it had the file
+        open, must be able to go on, and a client that executes a file reads it (RFC 1813 §4.4). The kernel has checked
+        the mode that it was shown; it refuses such an open by a local process before it asks the daemon.
         """
         if not self.knfsd or not stat.S_ISREG(at.info.st_mode):
             return False
@@ -431,10 +437,10 @@ class Core(pyfuse3.Operations):
         return flags & os.O_ACCMODE == os.O_RDONLY and calls.access(at.credentials, at.fd, os.X_OK)
 
     def _open_to_look(self, at: Entered, ctx: RequestContext) -> FileHandleT:
-        """nfs-ganesha opens files and directories for reading to get their attributes, and takes it that root may.
+        """Open for nfs-ganesha, which opens everything for reading to get its attributes, and assumes that root can.
 
         Raises:
-            PermissionError: it is not it who asks.
+            PermissionError: somebody else asks.
         """
         if not self.ganesha or ctx.uid != 0:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -443,5 +449,5 @@ class Core(pyfuse3.Operations):
         return fh
 
     def _is_top(self, inode: InodeT) -> bool:
-        """Is this the list of views at the root of the mount?"""
+        """Whether this is the list of views at the root of the mount."""
         return inode == ROOT and self.views.top

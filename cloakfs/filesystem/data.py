@@ -15,14 +15,14 @@ from .core import Core
 from .entered import Entered
 from .request import answers
 
-# The kernel has dealt with these; O_DIRECT would ask for aligned buffers, which requests do not have.
+# The kernel has already dealt with these; O_DIRECT would need aligned buffers, which requests do not have.
 _NOT_AGAIN = os.O_CREAT | os.O_EXCL | os.O_NOCTTY | os.O_NOFOLLOW | os.O_DIRECT | linux.FMODE_EXEC
 
 
 def reopen_flags(flags: int) -> int:
-    """The flags with which the real file is opened for a client that used `flags`.
+    """Return the flags with which the real file is opened for a client that used `flags`.
 
-    Without O_APPEND: with it pwrite(2) goes to the end whatever its offset, and so would what is written after
+    O_APPEND is left out: with it, pwrite(2) writes at the end whatever its offset, even what is written after
     fcntl(F_SETFL), or to a mapping. See `Data.write`.
     """
     return flags & ~(_NOT_AGAIN | os.O_APPEND)
@@ -32,7 +32,7 @@ def open_again(who: linux.Credentials, fd: int, flags: int) -> int:
     """Open what `fd` (O_PATH) refers to, as `who`, for a client that used `flags`.
 
     Raises:
-        OSError: what the real file system says.
+        OSError: the error of the real file system.
     """
     try:
         return calls.open(who, fd, reopen_flags(flags))
@@ -64,7 +64,7 @@ class Data(Core):
             if flags & os.O_ACCMODE != os.O_RDONLY:
                 raise
             at = await self._again(at, inode, ctx)
-            # What others have in memory is not for this one.
+            # The pages that the kernel has for others are not for this caller.
             return FileInfo(fh=self._open_to_look(at, ctx), keep_cache=False, direct_io=True)
         as_opener = self.ganesha or flags & os.O_ACCMODE != os.O_RDONLY
         keeps = self.cache.keeps_content(at.number, at.obj, at.info)
@@ -82,25 +82,25 @@ class Data(Core):
             return self._with_descriptor(open_again, linux.ROOT, at.fd, flags)
 
     def _open_to_execute(self, at: Entered) -> int:
-        """execve(2): the right to execute is what counts, and the kernel reads on the caller's behalf."""
+        """Open for execve(2): the right to execute is what counts, and the kernel reads on the caller's behalf."""
         if not calls.access(at.credentials, at.fd, os.X_OK):
             raise FUSEError(errno.EACCES)
         return self._with_descriptor(calls.open, linux.ROOT, at.fd, os.O_RDONLY)
 
     @answers
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
-        """Up to `size` bytes from `off`."""
+        """Return up to `size` bytes from `off`."""
         self.files.require_readable(fh)
         await self._check_again(fh, os.R_OK)
         obj = self.files.by_fd[fh].obj
         content = await self.reader.read(fh, obj.number, obj.filesystem, off, size)
-        return cast("bytes", content)  # pyfuse3 takes any buffer; a copy would be waste
+        return cast("bytes", content)  # pyfuse3 accepts any buffer; a copy would be wasteful
 
     async def _check_again(self, fh: FileHandleT, mode: int) -> None:
-        """nfs-ganesha keeps files open for minutes on behalf of clients that have none open: permission is asked anew.
+        """Check permission anew: nfs-ganesha keeps files open for minutes on behalf of clients that have none open.
 
         Raises:
-            FUSEError: EACCES; never for the owner, who may have created it so (RFC 1813 §4.4).
+            FUSEError: EACCES; never for the owner, who may have created the file without that right (RFC 1813 §4.4).
         """
         if not self.ganesha:
             return
@@ -111,10 +111,11 @@ class Data(Core):
 
     @answers
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
-        """Write through to the real file, as the one who opened it (setuid bits go, quota counts).
+        """Write through to the real file, as the caller that opened it (set-id bits are cleared, quotas are charged).
 
-        Of O_APPEND the kernel makes an offset, which is the end as it believes; others may have written there, behind
-        the mount or in another view. So what a file opened with O_APPEND gets at just that offset goes to the real end.
+        The kernel turns O_APPEND into an offset, that of the end as it believes. Others may have written there, behind
+        the mount or in another view. So a write at just that offset, to a file opened with O_APPEND, goes to the real
+        end.
         """
         await self._check_again(fh, os.W_OK)
         file = self.files.by_fd[fh]
@@ -125,14 +126,14 @@ class Data(Core):
         if off + done > obj.size_in_kernel(file.number):
             obj.report_size(file.number, off + done)
         if appends and not obj.filesystem.remote and calls.fstat(fh).st_size != off + done:
-            self.cache.forget_pages(file.number, obj)  # at `off` is what others wrote
+            self.cache.forget_pages(file.number, obj)  # what others wrote is at `off`
         return done
 
     @answers
     async def flush(self, fh: FileHandleT) -> None:
-        """close(2) of one of the client's descriptors: pass on what the real file system has to say.
+        """Handle close(2) of one of the client's descriptors by passing on what the real file system reports.
 
-        Those of this machine have nothing to say. If there are no others, the kernel is told not to ask again.
+        Local file systems have nothing to report. If there are no others, the kernel is told not to ask again.
         """
         if all(filesystem.has_posix_rules for filesystem in self.nodes.mounts.filesystems):
             raise FUSEError(errno.ENOSYS)
@@ -145,5 +146,5 @@ class Data(Core):
 
     @answers
     async def release(self, fh: FileHandleT) -> None:
-        """The last of the client's descriptors is gone."""
+        """Close the file, since the last of the client's descriptors is gone."""
         await self.files.closed(fh)

@@ -25,17 +25,19 @@ from .names import Names
 from .pyfuse3memory import name_only, requester
 from .request import answers
 
-# Of so many names in a batch the time is taken that stat(2) takes. In memory it is less than this, for each:
+# stat(2) is timed for up to this many names of a batch. For a name that is in memory, it takes less than this:
 _SAMPLES = 16
 _WARM_SECONDS = 0.0001
 
-# Names in a remote directory are read in batches of so many bytes: each of some hundred takes a descriptor meanwhile.
+# Names in a remote directory are read in batches of this many bytes: some hundred names, each of which takes a
+# descriptor meanwhile.
 _REMOTE_BATCH = 4096
 
-# So long a listing waits for what is remote and mounted in the directory; then it is left out.
+# How long a listing waits for a remote file system mounted in the directory, before it leaves that out.
 _ANSWER_SECONDS = 0.5
 
-# The mount below is asked about so many entries at a time: a reply of a page (fs/fuse/readdir.c) has not room for more.
+# How many entries the mount below is asked about at a time: a reply of one page (fs/fuse/readdir.c) has no room for
+# more.
 _MOST_ASKED = 32
 
 _TOP = FileHandleT(2**62)  # no descriptor has this number
@@ -45,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 def _read_names(nodes: Nodes, fd: int, far: Set[bytes], *, all_of_them: bool) -> list[tuple[bytes, int, int]]:
-    """A batch of names, as `linux.getdents` has them, each of which (but those in `far`) takes no time to look at."""
+    """Return a batch of names, as `linux.getdents` does. To look at them, except those in `far`, then takes no time."""
     entries = calls.getdents(linux.ROOT, fd)
     names = [name for name, _, _ in entries if name not in far]
     some = names if all_of_them else names[:: len(names) // _SAMPLES + 1]
@@ -88,9 +90,9 @@ class Directories(Names):
 
     @answers
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
-        """The names after the position `start_id` that whoever reads now may see.
+        """Report the names after position `start_id` that the caller who reads now may see.
 
-        Positions are the real directory's own (getdents64(2)), so that they outlive deletions and a re-open.
+        Positions are the real directory's own (getdents64(2)), so that they survive deletions and a re-open.
         """
         ctx = requester(token)
         self.inside.last_reader = ctx.pid
@@ -107,7 +109,8 @@ class Directories(Names):
             return
         self.half_read.take(directory)
         try:
-            # From the start as of now (rewinddir(3p)): btrfs tells what there was when it was opened, or rewound.
+            # From the start, the present names are read (rewinddir(3p)): btrfs lists those that there were when the
+            # directory was opened, or rewound.
             if start_id != directory.cookie or not start_id:
                 calls.lseek(fh, start_id, os.SEEK_SET)
                 directory.cookie = start_id
@@ -130,7 +133,7 @@ class Directories(Names):
             self.half_read.put(directory)
 
     def _let_go(self, directory: OpenFile) -> None:
-        """Of what is remote and was not told, nothing is kept: it is looked at again."""
+        """Drop remote entries that have not been reported: they are looked at again."""
         for fd in directory.found.values():
             calls.close(fd)
         directory.found = {}
@@ -139,7 +142,7 @@ class Directories(Names):
             directory.cookie = -1
 
     async def _read_on(self, fh: FileHandleT, directory: OpenFile) -> bool:
-        """Read more of the names; False at the end. Afterwards, looking at them takes no time."""
+        """Read more of the names; return False at the end. Afterwards, looking at them takes no time."""
         filesystem = directory.obj.filesystem
         if filesystem.in_memory and not self.nodes.waits(directory.obj):
             directory.pending = calls.getdents(linux.ROOT, fh)
@@ -155,7 +158,7 @@ class Directories(Names):
         return bool(directory.pending)
 
     async def _read_remote(self, fh: FileHandleT, directory: OpenFile) -> bool:
-        """The same where each name may have to be asked for: some of them, and what they lead to."""
+        """Do the same where each name may have to be asked for: read some names, and open what they lead to."""
         assert not directory.found
         far = self.nodes.remote_names(directory.obj)
         read = partial(self._read_some, fh, far)
@@ -196,7 +199,7 @@ class Directories(Names):
         return self._open_as(linux.ROOT, fh, name)
 
     async def _answers(self, obj: Object, name: bytes) -> bool:
-        """Does what is mounted at `name` answer within a moment? Nobody may have to wait for it to list a directory."""
+        """Whether what is mounted at `name` answers within a moment: no listing may have to wait for it."""
         key = obj.number, name
         answered = self._asking.get(key)
         if answered is None:
@@ -217,7 +220,7 @@ class Directories(Names):
             del self._asking[obj.number, name]
 
     async def _tell(self, fh: FileHandleT, directory: OpenFile, token: ReaddirToken, ctx: RequestContext) -> bool:
-        """Report the names that were read; False when the reply is full."""
+        """Report the names that were read; return False when the reply is full."""
         obj = directory.obj
         most = len(directory.pending)
         if self.nodes.waits(obj):
@@ -238,7 +241,7 @@ class Directories(Names):
     def _tell_name(
         self, directory: OpenFile, sought: int, start_id: int, token: ReaddirToken, ctx: RequestContext
     ) -> None:
-        """List the one entry that the kernel reads this directory for."""
+        """List only the entry for which the kernel reads this directory."""
         view = self.views.get(directory.number)
         if start_id or view is None or self.reconnecting.seeks_in(ctx.pid, self._nodeid(directory)) != sought:
             return
@@ -256,14 +259,14 @@ class Directories(Names):
         return InodeT(self.nodes.nodeid(directory.number, directory.obj))
 
     def _fill(self, at: Entered, directory: OpenFile, token: ReaddirToken, most: int) -> bool:
-        """Report so many of the pending entries; False when the reply is full."""
+        """Report up to `most` of the pending entries; return False when the reply is full."""
         known = at.obj.children or {}
         for done, (name, cookie, kind) in enumerate(directory.pending[:most]):
             obj = known.get(name)
             entry: EntryAttributes | None
             if (
                 obj is not None
-                and not obj.others  # of several names of a file, a policy may hide one
+                and not obj.others  # a policy may hide one of several names of a file
                 and self.cache.is_known_to_all(at.number, obj)
                 and at.who is not INSIDER
             ):
@@ -287,12 +290,12 @@ class Directories(Names):
         return True
 
     def _entry_of(self, at: Entered, directory: OpenFile, name: bytes) -> EntryAttributes | None:
-        """The attributes to report for an entry; None if it is hidden or gone."""
+        """Return the attributes to report for an entry; None if it is hidden or gone."""
         if name == b".":
             return self.replies.attributes(at.number, at.view, at.obj, at.obj.name, at.fd, at.info, at.asker)
         if name == b"..":
             return self._above(at)
-        # The right to list is enough for names; attributes are asked for again before anybody gets them.
+        # The right to list is enough for names; before anybody gets attributes, they are asked for again.
         if at.obj.filesystem.remote:
             found = directory.found.pop(name, -1)
             return self._entry_found(at, name, found) if found >= 0 else None
@@ -309,7 +312,7 @@ class Directories(Names):
         return self._entry_found(at, name, fd)
 
     def _entry_found(self, at: Entered, name: bytes, fd: int) -> EntryAttributes | None:
-        """The same of what `fd` (O_PATH) refers to; takes it over."""
+        """Do the same for what `fd` (O_PATH) refers to. Takes ownership of `fd`."""
         try:
             info = self.nodes.stat(fd)
             if not sees(at.view, at.who, name, info, fd):
@@ -329,7 +332,7 @@ class Directories(Names):
             return None
 
     def _above(self, at: Entered) -> EntryAttributes:
-        """The entry "..": only its inode number is of use to anybody."""
+        """Return the entry "..", of which only the inode number is of use to anybody."""
         obj = at.obj
         if obj is self.nodes.root:
             if self.views.top:
@@ -358,7 +361,7 @@ class Directories(Names):
 
     @answers
     async def releasedir(self, fh: FileHandleT) -> None:
-        """Nobody reads it any more."""
+        """Close the directory, which nobody reads any more."""
         if fh != _TOP:
             self.half_read.take(self.files.by_fd[fh])
             await self.files.closed(fh)

@@ -9,9 +9,9 @@ from ..view import Asker, View
 
 
 class Entered(NamedTuple):
-    """A request that was let in: the view, who it is served as, and the object it names.
+    """A request that was let in: the view, who it is served as, and the object that it names.
 
-    `fd` (O_PATH) is good until the next await.
+    `fd` (O_PATH) is valid until the next await.
     """
 
     number: int
@@ -20,10 +20,10 @@ class Entered(NamedTuple):
     obj: Object
     fd: int
     info: linux.Stat
-    asker: Asker | None = None  # where the kernel checks permissions with what is shown
+    asker: Asker | None = None  # set where the kernel checks permissions against what is shown
     has_searched: bool = False  # the caller has just found something in this directory
 
     @property
     def credentials(self) -> linux.Credentials:
-        """What system calls for the caller are made with."""
+        """The credentials with which system calls for the caller are made."""
         return self.who.credentials

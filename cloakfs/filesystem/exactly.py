@@ -1,11 +1,11 @@
 """Replacing and removing exactly what was seen, although its name may lead to something else the next moment.
 
-System calls that take a name act on what bears it when they run. Where something may be hidden from the caller, that
-must not be anything but what the caller was found to see before: so it is swapped out by a rename that can be taken
-back, recognised, and removed only then, under a name that nobody can guess.
+System calls that take a name act on whatever has that name when they run. Where something may be hidden from the
+caller, this must be exactly what the caller was found to see before. So the object is first moved aside, by a rename
+that can be undone, to a name that nobody can guess. It is removed only when it has been recognized there.
 
-File systems without RENAME_NOREPLACE or RENAME_EXCHANGE (NFS, for example; ext2 has only the former) get the plain
-system calls, as does what replaces or removes a directory that is not empty: those cannot harm it.
+On file systems without RENAME_NOREPLACE or RENAME_EXCHANGE (NFS, for example; ext2 has only the former), the plain
+system calls are made. The same goes for replacing or removing a directory that is not empty: they cannot harm it.
 """
 
 import contextlib
@@ -24,24 +24,24 @@ from ..tree.objects import Stale
 log = logging.getLogger(__name__)
 
 TRIES = 20
-"""So often may something else come in between."""
+"""How many times something else may come in between."""
 
-# What file systems say of flags of renameat2(2) that they do not know.
+# The errors of file systems that do not know a flag of renameat2(2).
 _UNABLE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
-# A longer name may need a block more, and a file must go even where there is none.
+# A longer name may need one more block, and it must be possible to remove a file even if there is none.
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG)
 
 
 class Elsewhere(OSError):
-    """The name leads to something else than what was seen; that is where it was."""
+    """The name leads to something other than what was seen, which has been left, or put back, where it was."""
 
     def __init__(self) -> None:
         super().__init__(errno.ESTALE, os.strerror(errno.ESTALE))
 
 
 def leads_to(who: Credentials, directory: int, name: bytes, seen: int) -> bool:
-    """Does the name lead to what `seen` (O_PATH) refers to? (As long as that is open, its number is nobody else's.)"""
+    """Whether the name leads to what `seen` (O_PATH) refers to. (While that is open, nothing else gets its number.)"""
     try:
         there, _ = calls.statx(who, directory, name)
     except FileNotFoundError:
@@ -51,10 +51,10 @@ def leads_to(who: Credentials, directory: int, name: bytes, seen: int) -> bool:
 
 
 def _put_aside(who: Credentials, directory: int, name: bytes, seen: int) -> bytes:
-    """Give what `seen` refers to, and is called `name`, a name that nobody can guess, and return it.
+    """Rename what `seen` refers to from `name` to a name that nobody can guess, and return that name.
 
     Raises:
-        Elsewhere: it is not called so any more.
+        Elsewhere: `name` no longer leads to it.
         OSError: renameat2(2) failed.
     """
     aside = b".cloakfs-" + secrets.token_hex(16).encode()
@@ -73,7 +73,7 @@ def _put_back(who: Credentials, directory: int, aside: bytes, name: bytes) -> No
 
 
 def _is_empty(seen: int) -> bool:
-    """Is this directory empty? False when in doubt."""
+    """Whether this directory is empty; False when in doubt."""
     try:
         return calls.is_empty(ROOT, seen)
     except OSError:
@@ -83,20 +83,20 @@ def _is_empty(seen: int) -> bool:
 def remove(
     who: Credentials, directory: int, name: bytes, seen: int, call: Callable[[Credentials, int, bytes], None]
 ) -> None:
-    """Remove what `seen` (O_PATH) refers to and is called `name`, by `call` (`calls.unlink` or `calls.rmdir`).
+    """Remove the entry `name`, which leads to what `seen` (O_PATH) refers to, by `calls.unlink` or `calls.rmdir`.
 
     Args:
         who: the caller.
-        directory: where it is.
-        name: what it is called.
+        directory: the directory that the entry is in.
+        name: the name of the entry.
         seen: the object.
-        call: removes a name.
+        call: one of these two functions.
 
     Raises:
-        Elsewhere: it is not called so any more, and nothing was removed.
-        OSError: what the system calls say.
+        Elsewhere: `name` no longer leads to it, and nothing was removed.
+        OSError: a system call failed.
     """
-    # What is to fail, fails at once: nobody is to miss a directory meanwhile.
+    # What is going to fail has to fail at once, so that nobody misses a directory meanwhile.
     can_be = not stat.S_ISDIR(calls.fstat(seen).st_mode) if call is calls.unlink else _is_empty(seen)
     aside = name
     if can_be:
@@ -129,17 +129,17 @@ def rename(
     Args:
         who: the caller.
         old: the directory of the source.
-        name_old: what that is called.
+        name_old: the name of the source.
         new: the directory of the target.
-        name_new: its name.
+        name_new: the name of the target.
         source: refers (O_PATH) to what is renamed.
-        look: opens (O_PATH) what bears the target's name; None if there is nothing; raises if it is hidden.
+        look: opens (O_PATH) what has the target's name; returns None if there is nothing, and raises if it is hidden.
 
     Returns:
-        what was replaced, open (O_PATH).
+        a descriptor (O_PATH) of what was replaced; None if there was nothing.
 
     Raises:
-        OSError: what the system calls say.
+        OSError: a system call failed.
     """
     for _ in range(TRIES):
         target = look()
@@ -147,7 +147,7 @@ def rename(
             try:
                 calls.rename(who, old, name_old, new, name_new, linux.RENAME_NOREPLACE)
             except FileExistsError:
-                continue  # it has just come into being
+                continue  # it has just been made
             except OSError as exc:
                 if exc.errno not in _UNABLE:
                     raise
@@ -164,14 +164,14 @@ def rename(
 
 
 def _replace(who: Credentials, old: int, name_old: bytes, new: int, name_new: bytes, source: int, target: int) -> bool:
-    """Rename onto what `target` refers to; False if that is not what bears the name."""
+    """Rename onto what `target` refers to; return False if the name leads to something else."""
     ours, theirs = calls.fstat(source), calls.fstat(target)
     onto_directory = stat.S_ISDIR(theirs.st_mode)
     if stat.S_ISDIR(ours.st_mode) is not onto_directory:
         code = errno.EISDIR if onto_directory else errno.ENOTDIR
         raise OSError(code, os.strerror(code))
     if onto_directory or (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino):
-        # Onto a directory only if it is empty; two names of one file both stay (rename(2)).
+        # A directory is replaced only if it is empty, and two names of one file both stay (rename(2)).
         calls.rename(who, old, name_old, new, name_new)
         return True
     try:
@@ -185,7 +185,7 @@ def _replace(who: Credentials, old: int, name_old: bytes, new: int, name_new: by
             raise
         calls.rename(who, old, name_old, new, name_new)
         return True
-    # The caller might do all that has been done. What is left to do may not be its right in the source's directory.
+    # The caller had the right to do all this. It may not have the right to do the rest in the source's directory.
     try:
         aside = _put_aside(ROOT, old, name_old, target)
     except Elsewhere:

@@ -1,8 +1,8 @@
-"""Has the kernel forget what it was told to remember: what there is to forget of an object, and of all that is below.
+"""Makes the kernel forget what it was told to remember about an object, and about everything below it.
 
-Attributes are forgotten at once, for that waits for nobody; a name as soon as the kernel has it free, and before who
-changed it is answered, where that is possible (see `forgetter`). What takes long goes on in the background; meanwhile
-nothing is relied on that is still to be forgotten.
+Attributes are forgotten at once, since this never has to wait. A name is forgotten as soon as the lock of its directory
+is free and, where possible, before the request that changed it is answered (see `forgetter`). What takes long goes on
+in the background; meanwhile, nothing is relied on that has yet to be forgotten.
 """
 
 from collections.abc import Iterable
@@ -16,36 +16,36 @@ from ..tree.passages import Passages
 from .forgetter import AT_ONCE, Forgetter
 
 ABSENT_SECONDS = 10.0
-"""How long the kernel remembers, where it does, that a name leads nowhere.
+"""How long the kernel remembers that a name leads nowhere, where it remembers that at all.
 
-Not longer, since of a hidden file that a server changes by handle, its mode for example, the kernel may not tell the
-name.
+It is not longer because, when a server changes a hidden file by handle (its mode, for example), the kernel may not
+report the name.
 """
 
-# So many names that lead nowhere are remembered in top directories.
+# How many names at most are remembered to lead nowhere in top directories.
 _MOST_ABSENT = 10_000
 
 _NOBODY: frozenset[int] = frozenset()
 
 
 class _Sweep:
-    """Everything that was remembered before is forgotten; see `Forgetting.forget_everything`."""
+    """One pass that forgets everything that was remembered before; see `Forgetting.forget_everything`."""
 
     def __init__(self) -> None:
-        self.by_name = False  # each name has to be forgotten, too
+        self.by_name = False  # whether each name has to be forgotten, too
         self.begun = False
-        self.attributes = trio.Event()  # done
-        self.names = trio.Event()  # done
+        self.attributes = trio.Event()  # set when all attributes are forgotten
+        self.names = trio.Event()  # set when all names are forgotten
 
 
 class Below:
-    """What was remembered below a directory is being forgotten.
+    """The work of forgetting what was remembered below a directory.
 
     Attributes:
-        todo: where to go on.
-        again: once more from the beginning, for the directory has changed again.
-        names: each is set when a name is forgotten; without those in the directory itself, which the kernel may hold.
-        done: no attributes are remembered any more, and nothing is relied on.
+        todo: the objects to go on with.
+        again: whether to begin once more, because the directory has changed again.
+        names: each is set when a name is forgotten; without names in the directory itself, which the kernel may hold.
+        done: set when no attributes are remembered any more; then nothing is relied on.
     """
 
     def __init__(self, directory: Object, todo: list[Object]) -> None:
@@ -57,15 +57,16 @@ class Below:
 
 
 class Forgetting:
-    """What the kernel has still to forget, and what cannot be relied on until it has.
+    """What the kernel still has to forget, and what cannot be relied on until it has.
 
     Args:
         nodes: the objects.
-        passages: what is told of directories that change.
+        passages: is told of directories that change.
 
     Attributes:
-        forgetter: tells the kernel.
-        era: what was remembered in an earlier one (`Object.era`) is not relied on any more; a sweep tells the kernel.
+        forgetter: tells the kernel what to forget.
+        era: the present one. What was remembered in an earlier one (`Object.era`) is not relied on any more; a sweep
+            tells the kernel.
         below: the directories below which there is so much to forget that others are given time in between.
     """
 
@@ -78,46 +79,46 @@ class Forgetting:
         self._sweep_wanted = trio.Event()
         self.below: dict[Object, Below] = {}
         self._below_wanted = trio.Event()
-        # View, and a name that is remembered to lead nowhere in its top; since when.
+        # The number of a view, and a name that is remembered to lead nowhere in its top directory -> since when.
         self._absent: dict[tuple[int, bytes], float] = {}
 
     # -- an object, its names, and what is below ---------------------------------------------------
 
     def forget_attributes(self, obj: Object) -> None:
-        """The attributes changed; waits for nobody."""
+        """Forget the attributes of an object, without waiting."""
         for number in obj.kept:
             parent = None if obj.parent is None else self._nodes.nodeid(number, obj.parent)
             self.forgetter.attributes(self._nodes.nodeid(number, obj), parent)
 
     def forget_name(self, parent: Object, name: bytes, numbers: Iterable[int]) -> None:
-        """Something else is called `name` now, or nothing, or not everybody may know."""
+        """Forget a name in these views: it leads to something else now, or nowhere, or not everybody may know it."""
         for number in numbers:
             self.forgetter.name(self._nodes.nodeid(number, parent), name)
 
     def forget_content(self, obj: Object) -> None:
-        """The content changed."""
+        """Forget the content of a file, and its attributes."""
         obj.content = None
         self.forget_attributes(obj)
         for number in obj.kept:
             self.forgetter.pages(self._nodes.nodeid(number, obj))
 
     def forget_pages(self, number: int, obj: Object) -> None:
-        """What the kernel has of the content, because it wrote it there, is not what there is."""
+        """Forget pages that the kernel has because it wrote them, although the file now contains something else."""
         obj.content = None
         nodeid = self._nodes.nodeid(number, obj)
         self.forgetter.attributes(nodeid, None if obj.parent is None else self._nodes.nodeid(number, obj.parent))
         self.forgetter.pages(nodeid)
 
     def forget(self, obj: Object) -> None:
-        """Neither its names nor its attributes are to be relied on, nor anything below."""
+        """Forget the names and attributes of an object, and of everything below it."""
         self.forget_one(obj)
         self.forget_below(obj)
 
     def forget_one(self, obj: Object) -> dict[trio.Event, Object]:
-        """Forget it alone.
+        """Forget the object alone.
 
         Returns:
-            events, each set when a name of it is forgotten, and the directory of that name.
+            events, each set when one of its names is forgotten, with the directory of that name.
         """
         waits: dict[trio.Event, Object] = {}
         if not obj.kept:
@@ -133,9 +134,9 @@ class Forgetting:
         return waits
 
     def forget_below(self, directory: Object) -> Below:
-        """Forget what is below it; what takes long goes on in the background.
+        """Forget what is below a directory; what takes long goes on in the background.
 
-        Nobody makes others wait for this: whoever has it done again has made the kernel remember it again before.
+        Nobody can make others wait for this: whoever has it done again must first make the kernel remember it again.
         """
         if directory is self._nodes.root:
             self._forget_absences()
@@ -147,14 +148,14 @@ class Forgetting:
         if not below.todo:  # a file, mostly
             below.done.set()
             return below
-        # Noted first: if this part fails, the background task goes on with it.
+        # This is noted first: if the part done here fails, the background task goes on with it.
         self.below[directory] = below
         self._below_wanted.set()
         self._go_on_below(below)
         return below
 
     def _forget_some(self, below: Below) -> bool:
-        """Forget a part of it; True if nothing is left."""
+        """Forget a part of it; return whether nothing is left."""
         for _ in range(AT_ONCE):
             if not below.todo:
                 break
@@ -183,7 +184,7 @@ class Forgetting:
             below.done.set()
 
     def is_being_forgotten(self, obj: Object) -> bool:
-        """Is it below a directory below which not all is forgotten yet?"""
+        """Whether the object is below a directory below which not everything has been forgotten yet."""
         for parent, _ in self.names_of(obj):
             at: Object | None = parent
             while at is not None:
@@ -194,15 +195,15 @@ class Forgetting:
 
     @staticmethod
     def names_of(obj: Object) -> list[tuple[Object, bytes]]:
-        """The directories that it is in, as far as is known, and what it is called there."""
+        """Return the directories that the object is known to be in, each with its name there."""
         return [*([(obj.parent, obj.name)] if obj.parent is not None else []), *(obj.others or [])]
 
     # -- names that lead nowhere -------------------------------------------------------------------
 
     def note_absence(self, number: int, name: bytes) -> bool:
-        """The kernel is to remember that `name` leads nowhere in the top. False: there is too much of that already.
+        """Note that the kernel will remember that `name` leads nowhere in the top; False if there are too many already.
 
-        Other directories are forgotten with all that is in them; of this one there is no name to forget.
+        Absences in other directories are forgotten with the directory's own name; the top has no name to forget.
         """
         if len(self._absent) >= _MOST_ABSENT:
             return False
@@ -210,7 +211,7 @@ class Forgetting:
         return True
 
     def _forget_absences(self) -> None:
-        """Of the top there is no name to forget, with which all that is absent in it would be forgotten."""
+        """Forget absences in the tops one by one: a top has no name with which they would all be forgotten."""
         absent, self._absent = self._absent, {}
         for number, name in absent:
             self.forget_name(self._nodes.root, name, (number,))
@@ -218,12 +219,12 @@ class Forgetting:
     # -- everything --------------------------------------------------------------------------------
 
     def forget_everything(self) -> None:
-        """The policy changed, or what is mounted, or nobody knows what."""
+        """Forget everything: the policy has changed, or what is mounted, or it is not known what has changed."""
         self._passages.forget()
         self.begin_era()
 
     def begin_era(self) -> _Sweep:
-        """From now on nothing is relied on that was remembered before; the kernel is told name by name, soon."""
+        """Stop relying on anything that was remembered before; the kernel is soon told name by name."""
         self.era += 1
         if not self._sweeps or self._sweeps[-1].begun:
             self._sweeps.append(_Sweep())
@@ -237,7 +238,7 @@ class Forgetting:
         return sweep
 
     def forget_era(self, obj: Object, *, by_name: bool) -> set[trio.Event]:
-        """Forget what was remembered of it before this era."""
+        """Forget what was remembered of an object before this era; return the events of its names."""
         if by_name:
             return set(self.forget_one(obj))
         self.forget_attributes(obj)
@@ -283,7 +284,7 @@ class Forgetting:
         del self._sweeps[: len(sweeps)]
 
     async def keep_forgetting(self) -> None:
-        """Do, for ever, what may have to wait for the kernel."""
+        """Run for ever, doing what may have to wait for the kernel."""
         async with trio.open_nursery() as nursery:
             tasks = Tasks(nursery)
             tasks.keep("having the kernel forget names", self.forgetter.run)

@@ -1,15 +1,15 @@
-"""Makes the kernel forget names, attributes and pages, and never waits for it where others would wait, too.
+"""Makes the kernel forget names, attributes and pages, and never waits for it where others would have to wait, too.
 
-To forget a name, the kernel needs the lock of its directory, which a user can hold for as long as he likes: with a
-getdents(2) into a page of his own FUSE file, or with a request in the directory that takes long. So names are
-forgotten by threads, a bounded number of them, and in each directory by one at a time. Who does not get the lock within
-some patience is *late*. Then, on Linux 6.16 and later, the kernel is told to ask for every name once more
-(FUSE_NOTIFY_INC_EPOCH), for which it needs no lock. In any case nothing in that directory is remembered until the lock
-was free.
+To forget a name, the kernel needs the lock of its directory, which a user can hold indefinitely: by a getdents(2) into
+a page of a FUSE file of the user's own, or by a request in the directory that takes long. So names are forgotten by a
+bounded number of threads, and in each directory by one at a time. A directory whose lock is not obtained within some
+patience is *late*. Then, on Linux 6.16 and later, the kernel is told to ask for every name once more
+(FUSE_NOTIFY_INC_EPOCH), for which it needs no lock. In any case, nothing in that directory is remembered until its lock
+has been free.
 
 Attributes are forgotten without any lock, but only those of inodes that the kernel has. An answer that is still on its
-way makes the inode afterwards, with attributes that are outdated then. Who waits for such an answer holds the
-directory's lock: so attributes are forgotten once more after the name, when the lock was free.
+way creates the inode afterwards, with attributes that are outdated by then. Whoever waits for such an answer holds the
+directory's lock, so attributes are forgotten once more after the name, when the lock has been free.
 """
 
 import contextlib
@@ -29,27 +29,27 @@ from ..tasks import Tasks
 log = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS = 0.5
-# How often it is looked for who is late, and attributes are forgotten once more.
+# How often to look for late directories, and to forget attributes once more.
 _AGAIN_SECONDS = 0.1
-# So many may wait for the kernel at a time.
+# How many threads may wait for the kernel at a time.
 _MOST_THREADS = 32
 _MOST_THREADS_FOR_PAGES = 8
-# So many names may wait in one directory where the kernel cannot be told to ask for all of them.
+# How many names may wait in one directory, if the kernel cannot be told to ask for all of them.
 _MOST_NAMES = 10_000
-# Without a thread to be had, try again after:
+# If no thread can be started, try again after:
 _NO_THREAD_SECONDS = 0.1
 AT_ONCE = 64
-"""So many are forgotten without giving time to others: a third of a millisecond."""
+"""How many are forgotten without giving time to others, which takes a third of a millisecond."""
 
-# struct fuse_out_header: its length, FUSE_NOTIFY_INC_EPOCH, and no request that it answers.
+# A struct fuse_out_header: its length, FUSE_NOTIFY_INC_EPOCH, and 0, because it answers no request.
 _INC_EPOCH = struct.pack("=IiQ", 16, 8, 0)
 
 _NO_NAME = b"/"
-"""No name that there can be: to forget it is to wait until the directory's lock is free."""
+"""A name that cannot exist: forgetting it means waiting until the directory's lock is free."""
 
 
 class _Batch:
-    """What is to be forgotten next in one directory: names, each with the nodeids whose attributes go afterwards."""
+    """What is forgotten in one go in a directory: names, each with nodeids whose attributes are forgotten after it."""
 
     __slots__ = ("names", "settled", "since")
 
@@ -60,7 +60,7 @@ class _Batch:
 
 
 class _Lane:
-    """One directory in which something is to be forgotten: by a thread at this moment, and afterwards."""
+    """One directory in which something is to be forgotten: what a thread is doing at this moment, and what waits."""
 
     __slots__ = ("late", "running", "waiting")
 
@@ -71,7 +71,7 @@ class _Lane:
 
 
 def _forget_attributes(nodeid: int) -> bool:
-    """False if the kernel does not have the inode (yet)."""
+    """Forget the attributes of an inode; return False if the kernel does not have it (yet)."""
     try:
         pyfuse3.invalidate_inode(InodeT(nodeid), attr_only=True)
     except OSError:
@@ -96,20 +96,22 @@ def _forget_pages(nodeids: deque[int]) -> None:
 
 
 class Forgetter:
-    """Has the kernel forget what it was told; objects are nodeids here.
+    """Makes the kernel forget what it was told. Objects are identified by nodeids here.
 
     Attributes:
-        session: the descriptor of the FUSE session, to tell the kernel to ask for every name; negative: never.
-        overflowed: more was to be forgotten in one directory than can be kept for later; to be dealt with, and reset.
+        session: the descriptor of the FUSE session, for telling the kernel to ask for every name; negative if it
+            cannot be told.
+        overflowed: whether more had to be forgotten in one directory than can be kept for later. Whoever deals with
+            this resets it.
     """
 
     def __init__(self) -> None:
         self.session = -1
         self.overflowed = False
         self._lanes: dict[int, _Lane] = {}
-        self._next: deque[int] = deque()  # the lanes that need a thread
-        self._late: set[int] = set()  # the lanes that are late
-        self._lately: set[int] = set()  # whose attributes are forgotten once more
+        self._next: deque[int] = deque()  # the directories whose lanes need a thread
+        self._late: set[int] = set()  # the directories that are late
+        self._lately: set[int] = set()  # nodeids whose attributes are forgotten once more
         self._pages: set[int] = set()
         self._pages_running: deque[int] = deque()
         self._threads = 0
@@ -118,28 +120,28 @@ class Forgetter:
         self._tasks: Tasks | None = None
 
     def is_late(self, parent: int) -> bool:
-        """Does somebody keep the lock of this directory, so that nothing in it may be remembered for now?"""
+        """Whether somebody keeps the lock of this directory, so that nothing in it may be remembered for now."""
         return parent in self._late
 
     # -- what is to be forgotten -------------------------------------------------------------------
 
     def attributes(self, nodeid: int, parent: int | None) -> None:
-        """Forget attributes, at once. `parent` is a directory in which the kernel may just be told of the inode."""
+        """Forget attributes at once. `parent` is a directory in which the kernel may just be learning of the inode."""
         self._lately.add(nodeid)
         if not _forget_attributes(nodeid) and parent is not None:
             self.name(parent, _NO_NAME, nodeid)
 
     def name(self, parent: int, name: bytes, nodeid: int | None = None) -> trio.Event | None:
-        """Forget that something is called `name`, as soon as the lock is free, and then the attributes of `nodeid`.
+        """Forget the entry `name` of the directory as soon as its lock is free, and then the attributes of `nodeid`.
 
         Returns:
-            is set when it is done, or need not be done any more; None if that is so already.
+            an event that is set when this is done, or need not be done any more; None if that is so already.
         """
         lane = self._lanes.get(parent)
         if lane is None:
             lane = self._lanes[parent] = _Lane()
         elif lane.late and self.session >= 0:
-            name = _NO_NAME  # since the directory is late, no name was remembered
+            name = _NO_NAME  # no name has been remembered since the directory became late
         if lane.waiting is None:
             lane.waiting = _Batch()
             if lane.running is None:
@@ -155,11 +157,11 @@ class Forgetter:
         return None if lane.late else lane.waiting.settled
 
     def pages(self, nodeid: int) -> None:
-        """Forget the content, soon; a page that is just being read keeps the kernel waiting."""
+        """Forget the content soon; the kernel has to wait for a page that is just being read."""
         self._pages.add(nodeid)
 
     def every_name(self) -> bool:
-        """Have the kernel ask for every name once more, at once. False: it cannot do that, and nothing was done."""
+        """Make the kernel ask for every name once more, at once; return False if it cannot, and nothing was done."""
         if self.session < 0:
             return False
         try:
@@ -174,7 +176,7 @@ class Forgetter:
     # -- forgetting --------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Do, for ever, what may have to wait for the kernel. Started again, it does again what was not done."""
+        """Run for ever, doing what may have to wait for the kernel. Started again, it repeats what was not finished."""
         if any(lane.running is not None for lane in self._lanes.values()):
             self.every_name()
         for lane in self._lanes.values():
@@ -195,7 +197,7 @@ class Forgetter:
 
     @staticmethod
     def _do_again(lane: _Lane) -> None:
-        """What was being done has failed, or nobody knows. Those who wait for it go on: it is tried for ever."""
+        """Queue again what failed, or may have failed. Those who wait for it go on, since it is tried for ever."""
         again = _Batch()
         for batch in (lane.running, lane.waiting):
             if batch is not None:
@@ -231,7 +233,7 @@ class Forgetter:
             if lane.waiting is None:
                 del self._lanes[parent]
             else:
-                if lane.waiting.settled.is_set():  # for those who came while it was late
+                if lane.waiting.settled.is_set():  # set for those who came while it was late
                     lane.waiting.settled = trio.Event()
                     lane.waiting.since = trio.current_time()
                 self._next.append(parent)
@@ -241,14 +243,14 @@ class Forgetter:
         while True:
             try:
                 await trio.to_thread.run_sync(call, *args, limiter=self._limiter, abandon_on_cancel=True)
-            except RuntimeError as exc:  # no thread to be had
+            except RuntimeError as exc:  # no thread can be started
                 log.debug("%s", exc)
                 await trio.sleep(_NO_THREAD_SECONDS)
             else:
                 return
 
     def _find_late(self) -> None:
-        """See to those that have waited too long, for the lock or for a thread."""
+        """Deal with directories that have waited too long, for the lock or for a thread."""
         before = trio.current_time() - _PATIENCE_SECONDS
         late: list[tuple[int, _Lane]] = []
         for parent, lane in self._lanes.items():
@@ -265,11 +267,11 @@ class Forgetter:
                 if batch is None:
                     continue
                 batch.settled.set()
-                if is_settled and batch is lane.waiting:  # what is left are attributes
+                if is_settled and batch is lane.waiting:  # only attributes are left
                     batch.names = {_NO_NAME: set().union(*batch.names.values())}
 
     def _start_pages(self) -> None:
-        # Those before may wait for one page; what comes after it need not.
+        # The previous thread may be waiting for one page; what comes after that page need not wait.
         with contextlib.suppress(IndexError):
             while True:
                 self._pages.add(self._pages_running.pop())
@@ -283,7 +285,7 @@ class Forgetter:
         self._page_threads -= 1
 
     async def _forget_again(self) -> None:
-        """An answer that was on its way may have told what was forgotten."""
+        """Forget recent attributes once more: an answer that was on its way may have told the kernel the old ones."""
         lately, self._lately = self._lately, set()
         for done, nodeid in enumerate(lately, 1):
             _forget_attributes(nodeid)

@@ -1,4 +1,4 @@
-"""What clients have open, and what was read ahead of it."""
+"""What clients have open, and the entries of directories that were read ahead."""
 
 import errno
 import os
@@ -17,11 +17,11 @@ from ..tree.objects import Object
 from .entered import Entered
 
 MOST_ENTRIES = 20_000
-"""So many entries of directories are read ahead for one caller at most, some 3 MB."""
+"""How many entries of directories are read ahead for one caller at most; they take some 3 MB."""
 
 
 class OpenFile:
-    """A file or directory that a client has open; its number is the descriptor's."""
+    """A file or directory that a client has open; its handle is the number of the descriptor."""
 
     __slots__ = (
         "appends", "cookie", "found", "is_directory", "number", "obj", "opener", "pending", "sought", "uid",
@@ -30,32 +30,32 @@ class OpenFile:
 
     def __init__(self, at: Entered, opener: linux.Credentials | None = None) -> None:
         self.obj = at.obj
-        self.number = at.number  # of the view, which a reload may replace
+        self.number = at.number  # the number of the view, which a reload may replace
         self.uid = at.who.uid
-        self.opener = opener  # as whom to go on, where that matters
-        self.unreadable = False  # opened to be looked at alone
+        self.opener = opener  # as whom further calls are made, where that matters
+        self.unreadable = False  # opened for its attributes alone
         self.appends = False  # opened with O_APPEND
         self.is_directory = stat.S_ISDIR(at.info.st_mode)
-        # Directories: where `pending`, the entries read ahead, begin.
+        # For directories: the position at which `pending`, the entries read ahead, begin.
         self.cookie = 0
         self.pending: list[tuple[bytes, int, int]] = []
-        # Of remote ones: what is called so (O_PATH), as long as a request is being served.
+        # For remote directories: what names lead to (O_PATH), while a request is being served.
         self.found: dict[bytes, int] = {}
-        self.sought: int | None = None  # the nodeid for whose name alone the kernel reads this
+        self.sought: int | None = None  # the nodeid whose name is all that the kernel wants from this
 
 
 class HalfRead:
-    """What was read ahead of directories and not told yet, by who opened them: bounded in size.
+    """Entries that were read ahead and not reported yet, by who opened the directory; their number is bounded.
 
-    What is too much is dropped, and read again from the position where it began.
+    What exceeds the bound is dropped, and read again from the position where it began.
     """
 
     def __init__(self) -> None:
-        self._of: dict[int, dict[OpenFile, int]] = {}  # numbers of entries, of who read last at the end
+        self._of: dict[int, dict[OpenFile, int]] = {}  # by uid: numbers of entries, the directory read last at the end
         self._totals: Counter[int] = Counter()
 
     def take(self, file: OpenFile) -> None:
-        """Somebody reads on, or has closed it: it is not to be dropped meanwhile."""
+        """Exempt the entries of a directory from being dropped, since somebody reads on, or has closed it."""
         files = self._of.get(file.uid)
         if files is None or file not in files:
             return
@@ -64,7 +64,7 @@ class HalfRead:
             del self._of[file.uid], self._totals[file.uid]
 
     def put(self, file: OpenFile) -> None:
-        """Nobody reads it for now."""
+        """Allow the entries of a directory to be dropped, since nobody reads it for now."""
         self.take(file)
         if not file.pending:
             return
@@ -75,7 +75,7 @@ class HalfRead:
             oldest = next(iter(files))
             self._totals[file.uid] -= files.pop(oldest)
             oldest.pending = []
-            oldest.cookie = -1  # whatever the position that is asked for next, the descriptor is not there
+            oldest.cookie = -1  # whichever position is asked for next, the descriptor is not there
 
 
 class OpenFiles:
@@ -86,7 +86,7 @@ class OpenFiles:
         most: how many there may be.
 
     Attributes:
-        by_fd: all of them.
+        by_fd: all of them, by descriptor.
     """
 
     def __init__(self, nodes: Nodes, most: int) -> None:
@@ -95,22 +95,24 @@ class OpenFiles:
         self.by_fd: dict[int, OpenFile] = {}
 
     def require_descriptor(self) -> None:
-        """Before anything is opened for a client. What is left is for other requests: close(2) may need a descriptor.
+        """To be called before anything is opened for a client.
+
+        What is left is for other requests: close(2) may need a descriptor.
 
         Raises:
-            OSError: EMFILE.
+            OSError: EMFILE: clients have too much open.
         """
         if len(self.by_fd) >= self._most:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     def opened(self, fd: int, at: Entered, *, as_opener: bool = False, flags: int = 0) -> FileHandleT:
-        """Keep `fd`, which refers to what `at` says, for a client.
+        """Keep `fd`, which refers to the object of `at`, for a client.
 
         Args:
             fd: the descriptor.
-            at: object and stat are those of what was opened.
-            as_opener: what follows is done as who opened it.
-            flags: the client's, of open(2).
+            at: its object and stat are those of what was opened.
+            as_opener: whether further calls on it are made as the caller that opened it.
+            flags: the client's flags of open(2).
         """
         file = self.by_fd[fd] = OpenFile(at, credentials(at.who.caller) if as_opener else None)
         file.appends = bool(flags & os.O_APPEND)
@@ -120,7 +122,7 @@ class OpenFiles:
         return FileHandleT(fd)
 
     async def closed(self, fh: FileHandleT) -> None:
-        """Close a client's file, which for a remote one means to tell its server."""
+        """Close a client's file, which for a remote file means telling its server."""
         file = self.by_fd.pop(fh)
         self._nodes.closed(file.obj, fh)
         if file.obj.filesystem.remote:
@@ -129,20 +131,20 @@ class OpenFiles:
             calls.close(fh)
 
     def has_open(self, who: Subject, obj: Object) -> bool:
-        """Did `who` open this file while it was visible? (Directories do not count: nothing is read from them.)"""
+        """Whether `who` opened this file while it was visible. Directories do not count: nothing is read from them."""
         opened = (self.by_fd[fd] for fd in obj.open_files or ())
         return any(not file.is_directory and file.uid == who.uid for file in opened)
 
     def opener(self, fh: Any) -> int:
-        """Who answers for a request without a caller: the server uid of who opened the file, as a number below 0."""
+        """Return who counts as the caller of a request without one: the opener's server uid, as a number below 0."""
         file = self.by_fd.get(fh)
         return -1 if file is None else -2 - file.uid
 
     def require_readable(self, fh: FileHandleT) -> None:
-        """Before anything is read.
+        """To be called before anything is read.
 
         Raises:
-            FUSEError: EACCES: it was opened to be looked at alone.
+            FUSEError: EACCES: the file was opened for its attributes alone.
         """
         if self.by_fd[fh].unreadable:
             raise FUSEError(errno.EACCES)

@@ -1,4 +1,4 @@
-"""The daemon looks at its own mount, in threads of its own, whose requests it recognises."""
+"""Lets the daemon look at its own mount, from threads of its own, whose requests it recognizes."""
 
 import logging
 import os
@@ -11,14 +11,14 @@ log = logging.getLogger(__name__)
 
 
 class Inside:
-    """Looking at the own mount.
+    """Looks at the daemon's own mount.
 
     Args:
-        mountpoint: where it is.
+        mountpoint: the mount point, as the daemon finds it.
 
     Attributes:
         threads: the threads that are looking now.
-        last_reader: the thread whose request to read a directory came last, whoever that is.
+        last_reader: the thread, of any process, whose request to read a directory came last.
     """
 
     def __init__(self, mountpoint: str) -> None:
@@ -27,10 +27,10 @@ class Inside:
         self.last_reader = 0
 
     def check(self) -> None:
-        """Look at the own mount, in a thread: returns when it answers.
+        """In a thread: look at the daemon's own mount, and return when it answers.
 
         Raises:
-            OSError: it does not.
+            OSError: it does not answer.
             MountError: a listing does not know who reads it (`pyfuse3memory`).
         """
         linux.act_as_daemon()
@@ -38,14 +38,14 @@ class Inside:
         self.threads.add(me)
         try:
             with os.scandir(self.mountpoint) as entries:  # noqa: TID251  (the mount, not the tree)
-                next(entries, None)  # all of a large directory would take time and memory
+                next(entries, None)  # reading all of a large directory would take time and memory
         finally:
             self.threads.discard(me)
         if self.last_reader != me:
             raise pyfuse3memory.unsupported("a listing does not know who reads it")
 
     def stat(self, path: bytes) -> None:
-        """Look up `path`, which lies in the own mount, in a thread."""
+        """In a thread: look up `path`, which lies in the daemon's own mount."""
         linux.act_as_daemon()
         me = threading.get_native_id()
         self.threads.add(me)

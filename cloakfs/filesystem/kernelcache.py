@@ -1,4 +1,4 @@
-"""What the kernel may remember, and making it forget when that stops being true."""
+"""What the kernel may remember, and how it is made to forget what is no longer true."""
 
 from ..tree.nodes import Nodes
 from ..tree.passages import Passages
@@ -11,18 +11,18 @@ from .remember import Remembering
 class KernelCache:
     """What the kernel remembers of one mount.
 
-    What operations need of the parts is the part's own method: one call, not two.
+    The methods of the parts that operations need are attributes here: using one costs one call, not two.
 
     Args:
         nodes: the objects.
-        views: what is offered.
-        passages: what is told of directories that change.
-        exported: a server of the kernel exports the mount: requests come by handle, without any LOOKUP.
-        gated: the kernel itself keeps everybody else out of the only, fixed, view.
-        forgetful: directories change with every answer (`no_client_cache`).
+        views: the views that the mount offers.
+        passages: is told of directories that change.
+        exported: whether a server of the kernel exports the mount: then requests come by handle, without any LOOKUP.
+        gated: whether the kernel itself keeps everybody else out of the only, fixed, view.
+        forgetful: whether directories change with every answer (`no_client_cache`).
 
     Attributes:
-        forgetter: tells the kernel.
+        forgetter: tells the kernel what to forget.
     """
 
     def __init__(

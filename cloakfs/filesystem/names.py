@@ -27,7 +27,7 @@ _Remove = Callable[[linux.Credentials, int, bytes], None]  # `calls.unlink` or `
 
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
-# So often is a name looked at again at which something is mounted.
+# How often to look again at a name on which something is mounted.
 _TRIES = 20
 
 
@@ -44,7 +44,7 @@ class Names(Core):
 
     @answers
     async def lookup(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> EntryAttributes:
-        """What is called `name`; "." and ".." serve the kernel when it reconnects a file handle."""
+        """Return what `name` leads to. The kernel asks for "." and ".." when it reconnects a file handle."""
         if self._is_top(parent_inode):
             return await self._lookup_view(name, ctx)
         if name in (b".", b".."):
@@ -64,7 +64,7 @@ class Names(Core):
                 await trio.sleep(exc.seconds)
                 continue
             except FileNotFoundError as exc:
-                # Not there, or hidden: `_find` has seen to that.
+                # It is absent, or hidden, for which `_find` raises the same error.
                 return self._absent(at, name, exc)
             except (OSError, FUSEError):
                 self.repair.name_refused(parent_inode, name)
@@ -75,10 +75,10 @@ class Names(Core):
         raise TooSoon(0.0)
 
     def _absent(self, at: Entered, name: bytes, exc: FileNotFoundError) -> EntryAttributes:
-        """Tell the kernel that there is nothing of that name, and how long to remember that.
+        """Return an answer that nothing has that name, and how long the kernel may remember it.
 
         Raises:
-            FileNotFoundError: not at all.
+            FileNotFoundError: it may not remember it at all.
         """
         if at.who is INSIDER or not (seconds := self.cache.of_absence(at.number, at.view, at.obj, name)):
             raise exc
@@ -96,7 +96,7 @@ class Names(Core):
         if number is None:
             if os.fsdecode(name[1:]) in self.views.labels(ClientId(0)):
                 self.repair.refused(self.nodes.root)
-            # The same answer whether there is such a view or not.
+            # The answer is the same whether there is such a view or not.
             raise FUSEError(errno.ENOENT if ctx.uid == 0 else errno.EACCES)
         view = self.views.get(number)
         assert view is not None
@@ -112,10 +112,10 @@ class Names(Core):
         return entry
 
     async def _reconnect(self, inode: InodeT, name: bytes, ctx: RequestContext) -> EntryAttributes:
-        """LOOKUP of "." and "..", which the kernel sends to make sense of a file handle.
+        """Answer LOOKUP of "." and "..", which the kernel sends to make sense of a file handle.
 
-        It may run with another caller's identity than the one on whose behalf it happens, and gives nothing away
-        by itself: what the caller then does with the object passes the door.
+        It may come with the identity of another caller than the one on whose behalf it is made. It reveals nothing by
+        itself: what the caller then does with the object passes the door.
         """
         obj = self.nodes.get(inode)
         if self.nodes.waits(obj):
@@ -143,9 +143,9 @@ class Names(Core):
     # -- making ------------------------------------------------------------------------------------
 
     async def _enter_to_make(self, inode: InodeT, name: bytes, mode: int, ctx: RequestContext) -> Entered:
-        """Let a request in that makes `name`.
+        """Let in a request that makes `name`.
 
-        What its maker would not be allowed to see is not made at all (EACCES): nobody could remove it.
+        An object that its maker would not be allowed to see is not made at all (EACCES): nobody could remove it.
         """
         if self._is_top(inode):
             raise FUSEError(errno.EROFS)
@@ -169,7 +169,7 @@ class Names(Core):
     async def _make_named(
         self, at: Entered, name: bytes, inode: InodeT, ctx: RequestContext, call: Callable[[Entered], None]
     ) -> EntryAttributes:
-        """Make something as the caller, and answer with it, where nothing but its name is left of it.
+        """Make an object as the caller, by a call that returns no descriptor, and answer with what its name leads to.
 
         Raises:
             FileNotFoundError: it is gone already, or something hidden has taken its place.
@@ -184,7 +184,7 @@ class Names(Core):
             except OSError as exc:
                 if exc.errno not in _NO_DESCRIPTORS:
                     raise
-                return -1  # only the session loop can make room, and this is not to be done twice
+                return -1  # only the session loop can make room, and `call` must not be made twice
 
         fd = await self._do(at, work)
         try:
@@ -203,22 +203,22 @@ class Names(Core):
         return self.replies.hand_out(at, name, fd, info)
 
     def _made_as(self, at: Entered, name: bytes, fd: int, *, is_there: bool) -> EntryAttributes:
-        """Answer with what `fd` (O_PATH) refers to, whatever bears its name now. Takes `fd` over.
+        """Answer with what `fd` (O_PATH) refers to, whatever has its name now. Takes ownership of `fd`.
 
-        `is_there` is what a thread has found: where something is remote.
+        `is_there` is for remote directories: whether the name leads to it, as a thread has found.
         """
         info = at.obj.filesystem.stat(fd)
         obj = self.nodes.resolve(fd, at.obj, name)
         if is_there if at.obj.filesystem.remote else self.nodes.is_at(info, at.obj, name):
             return self.replies.named(at, name, obj, info)
-        # Somebody was quicker: nothing to remember.
+        # The name already leads to something else, so the kernel is not to remember it.
         entry = self.replies.attributes(at.number, at.view, obj, name, self.nodes.fd(obj), info, at.asker)
         obj.lookups += 1
         return entry
 
     @answers
     async def mkdir(self, parent_inode: InodeT, name: bytes, mode: ModeT, ctx: RequestContext) -> EntryAttributes:
-        """See mkdir(2); EEXIST over a hidden name, from the real tree."""
+        """See mkdir(2); for a hidden name, the real tree answers EEXIST."""
         at = await self._enter_to_make(parent_inode, name, mode, ctx)
 
         def make(at: Entered) -> None:
@@ -252,9 +252,9 @@ class Names(Core):
     async def create(
         self, parent_inode: InodeT, name: bytes, mode: ModeT, flags: FlagT, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
-        """open(2) with O_CREAT of a name that the kernel believes to be absent.
+        """See open(2) with O_CREAT, for a name that the kernel believes to be absent.
 
-        A hidden file of that name is not touched: EEXIST with O_EXCL, else EACCES.
+        A hidden file of that name is not touched: the answer is EEXIST with O_EXCL, else EACCES.
         """
         self.files.require_descriptor()
         at = await self._enter_to_make(parent_inode, name, mode, ctx)
@@ -293,13 +293,13 @@ class Names(Core):
         except FileExistsError:
             if flags & os.O_EXCL:
                 raise
-            # It came into being behind the kernel's back, or it is hidden.
+            # It was made behind the kernel's back, or it is hidden.
             if self._is_hidden(at, name):
                 raise FUSEError(errno.EACCES) from None
             path_fd, info = self._find(at, name)
             try:
                 if not stat.S_ISREG(info.st_mode):
-                    # Opening a FIFO would wait, with everybody; at this error the kernel looks the name up again.
+                    # Opening a FIFO would make everybody wait; on this error, the kernel looks the name up again.
                     raise Stale from None
                 return self._with_descriptor(open_again, at.credentials, path_fd, flags)
             finally:
@@ -323,7 +323,7 @@ class Names(Core):
             calls.link(at.credentials, source, at.fd, new_name)
             if not at.obj.filesystem.remote:
                 return False
-            with contextlib.suppress(OSError):  # the link is there
+            with contextlib.suppress(OSError):  # the link has been made
                 self.nodes.ask(at.credentials, source)
                 return exactly.leads_to(at.credentials, at.fd, new_name, source)
             return False
@@ -332,7 +332,7 @@ class Names(Core):
             is_there = await self._do(at, work)
         finally:
             calls.close(source)
-        self.cache.forget(obj)  # all may know it by the old name; of the new one, a policy may think otherwise
+        self.cache.forget(obj)  # all may know it by the old name, but a policy may hide the new one
         at = await self._again(at, new_parent_inode, ctx)
         return self._made_as(at, new_name, self._with_descriptor(calls.dup, self.nodes.fd(obj)), is_there=is_there)
 
@@ -381,7 +381,7 @@ class Names(Core):
         """See renameat2(2).
 
         A hidden source is ENOENT; a hidden target is EEXIST with RENAME_NOREPLACE, ENOENT with RENAME_EXCHANGE,
-        else EACCES. EXDEV from one view into another.
+        else EACCES. A rename from one view into another is EXDEV.
         """
         if flags & ~(linux.RENAME_NOREPLACE | linux.RENAME_EXCHANGE):
             raise FUSEError(errno.EINVAL)
@@ -420,7 +420,7 @@ class Names(Core):
     def _rename_exactly(
         self, source: int, name_old: bytes, seen: int, new: Entered, *, name_new: bytes, flags: int
     ) -> int | None:
-        """Rename, and replace nothing but what the caller sees, which is returned (O_PATH)."""
+        """Rename, replacing nothing but what the caller sees; return a descriptor (O_PATH) of what was replaced."""
         if not flags:
             look = partial(self._look_at_target, new, name_new, errno.EACCES)
             return exactly.rename(new.credentials, source, name_old, new.fd, name_new, seen, look)
@@ -431,10 +431,10 @@ class Names(Core):
         return None
 
     def _look_at_target(self, at: Entered, name: bytes, if_hidden: int) -> int | None:
-        """Open (O_PATH) what is called `name`, as far as the caller may know of it; None if there is nothing.
+        """Open (O_PATH) the entry `name`, if the caller may know of it; None if there is no such entry.
 
         Raises:
-            FUSEError: it is hidden: `if_hidden`.
+            FUSEError: `if_hidden`: the entry is hidden.
         """
         try:
             fd = self._open_as(linux.ROOT, at.fd, name)
@@ -455,7 +455,7 @@ class Names(Core):
         try:
             fd = await self._do(to._replace(fd=self.nodes.fd(to.obj)), partial(self._open_as_root, name=name))
         except OSError:
-            return  # already somewhere else; looked for when it is asked about
+            return  # it is somewhere else already, and is looked for when it is asked about
         obj = self.nodes.moved(fd, to.obj, name)
         if obj is not None:
             await self.cache.moved(to.number, to.view, obj, to.obj)

@@ -1,9 +1,9 @@
-"""What a listing needs of pyfuse3 and pyfuse3 does not offer: who reads, and entries without a nodeid.
+"""What a listing needs but pyfuse3 does not offer: who reads, and entries without a nodeid.
 
-The patch in contrib/pyfuse3 has pyfuse3 offer both, as `ReaddirToken.ctx` and `EntryAttributes.nodeid`. Where these
-exist, they are used. Otherwise both are in the memory of pyfuse3's objects, right behind what every object of CPython
-begins with: libfuse's request in a `ReaddirToken`, and the nodeid in an `EntryAttributes`. That holds for pyfuse3 3.4.0
-to 3.5.0, and is checked before anything is mounted (`check`) and, of the request, by the first listing
+With the patch in contrib/pyfuse3, pyfuse3 offers both, as `ReaddirToken.ctx` and `EntryAttributes.nodeid`. Where these
+exist, they are used. Otherwise, both are found in the memory of pyfuse3's objects, right after what every object of
+CPython begins with: libfuse's request in a `ReaddirToken`, and the nodeid in an `EntryAttributes`. This is true of
+pyfuse3 3.4.0 to 3.5.0. It is checked before anything is mounted (`check`) and, for the request, by the first listing
 (`Inside.check`).
 """
 
@@ -43,7 +43,7 @@ def _from_request(token: ReaddirToken) -> RequestContext:
 requester: Callable[[ReaddirToken], RequestContext] = (
     attrgetter("ctx") if hasattr(ReaddirToken, "ctx") else _from_request
 )
-"""Who reads a directory: one that a user opened and another inherited must be filtered for the other."""
+"""Returns who reads a directory: one that a user opened and another user inherited must be filtered for the latter."""
 
 
 def _nodeid_of(entry: object) -> ctypes.c_uint64:
@@ -56,9 +56,9 @@ _nodeid = _nodeid_of(_entry)
 
 
 def name_only(ino: int, kind: int) -> EntryAttributes:
-    """An entry with this inode number and type (DT_…), good until the next one.
+    """Return an entry with this inode number and type (DT_…), valid until the next call.
 
-    It bears no nodeid, so that the kernel takes nothing but the name, and holds no reference (fs/fuse/readdir.c).
+    It has no nodeid, so that the kernel takes nothing but the name, and holds no reference (fs/fuse/readdir.c).
     """
     _entry.st_ino = InodeT(ino)
     _entry.st_mode = ModeT(kind << 12)
@@ -70,7 +70,7 @@ def name_only(ino: int, kind: int) -> EntryAttributes:
 
 
 def unsupported(problem: str) -> MountError:
-    """What to tell the user if this pyfuse3 is none of those that cloakfs can use."""
+    """Return what to tell the user if this version of pyfuse3 is none of those that cloakfs can use."""
     return MountError(
         f"pyfuse3 {pyfuse3.__version__} ({pyfuse3.__file__}): {problem}, because its objects are laid out otherwise "
         "than in the versions that cloakfs knows; install one of these (pip install 'pyfuse3>=3.4,<3.6')"
@@ -78,7 +78,7 @@ def unsupported(problem: str) -> MountError:
 
 
 def check(token_type: type = ReaddirToken, entry_type: type = EntryAttributes) -> None:
-    """To be called before anything is mounted: is what is needed where it is looked for?
+    """Check, before anything is mounted, that what is needed is where it is looked for.
 
     Raises:
         MountError: it is not.

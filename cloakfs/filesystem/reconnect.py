@@ -1,11 +1,11 @@
-"""What the kernel may ask while it reconnects a file handle to the tree, whoever it seems to ask for.
+"""What the kernel may ask while it reconnects a file handle to the tree, no matter on whose behalf it seems to ask.
 
-When an NFS server is handed the handle of a directory that the kernel has forgotten, the kernel looks for its way up:
-for each level LOOKUP of "..", GETATTR of the child, a listing of the parent in which it searches the child's inode
-number, and LOOKUP of the name it found. All this runs with the identity of whoever the server's thread served
-before. If that one may not see the directory, its owner would get ESTALE; so these requests are answered, with nothing
-but the child in the listing, and only to the thread that asked for "..". What the caller then does with the handle
-passes the door as ever. (Linux, fs/exportfs/expfs.c, `reconnect_path`.)
+When an NFS server receives the handle of a directory that the kernel has forgotten, the kernel looks for the way up. It
+sends, for each level, LOOKUP of "..", GETATTR of the child, a listing of the parent in which it searches for the
+child's inode number, and LOOKUP of the name that it found. All this runs with the identity of the caller that the
+server's thread served before. If that caller may not see the directory, its owner would get ESTALE. So these requests
+are answered, with nothing but the child in the listing, and only to the thread that asked for "..". What the caller
+then does with the handle passes the door as always. (Linux, fs/exportfs/expfs.c, `reconnect_path`.)
 """
 
 import time
@@ -24,18 +24,18 @@ class _Step:
 
 
 class Reconnecting:
-    """Which thread of the NFS server is at which step; nodeids throughout."""
+    """Knows which thread of the NFS server is at which step. Objects are identified by nodeids."""
 
     def __init__(self) -> None:
         self._steps: dict[int, _Step] = {}
 
     def begin(self, pid: int, child: int, parent: int) -> None:
-        """Thread `pid` was told that ".." of `child` is `parent`. A thread without a pid cannot be told from others."""
+        """Note that thread `pid` was told that ".." of `child` is `parent`. Threads with pid 0 cannot be told apart."""
         if pid:
             self._steps[pid] = _Step(child, parent, b"", time.monotonic() + _SECONDS)
 
     def end(self, pid: int) -> None:
-        """The thread did something else: what it was allowed is over."""
+        """Note that the thread does something else, which ends what it was allowed."""
         self._steps.pop(pid, None)
 
     def _step(self, pid: int) -> _Step | None:
@@ -46,23 +46,23 @@ class Reconnecting:
         return step
 
     def looks_at(self, pid: int, nodeid: int) -> bool:
-        """Is GETATTR of `nodeid` a part of it?"""
+        """Whether GETATTR of `nodeid` by this thread is a part of reconnecting."""
         step = self._step(pid)
         return step is not None and nodeid in (step.child, step.parent)
 
     def seeks_in(self, pid: int, nodeid: int) -> int | None:
-        """The child that is sought by listing the directory `nodeid`; None: this listing is no part of it."""
+        """Return the child that is sought by listing the directory `nodeid`; None if this is an ordinary listing."""
         step = self._step(pid)
         return step.child if step is not None and nodeid == step.parent else None
 
     def found(self, pid: int, name: bytes) -> None:
-        """The child is called `name`."""
+        """Note that the child is called `name`."""
         step = self._step(pid)
         if step is not None:
             step.name = name
 
     def finish(self, pid: int, nodeid: int, name: bytes) -> bool:
-        """Is LOOKUP of `name` in `nodeid` its last step? Then it is over."""
+        """Whether LOOKUP of `name` in `nodeid` is the last step. If so, reconnecting ends with it."""
         step = self._step(pid)
         if step is None or nodeid != step.parent or not name or name != step.name:
             return False

@@ -1,9 +1,9 @@
 """What the kernel may remember, and for how long.
 
-The kernel's dentries and attributes are shared by all callers of a mount. So in a caller view it may remember only
-what every caller would be told: of an object that all see alike, below directories that all see and may search.
-In a fixed view there is but one identity, and everything may be remembered, absent names, too, behind a gate that is
-not: the name of the view, the kernel's own check of its top directory, or else the first level of names.
+The kernel's dentries and attributes are shared by all callers of a mount. So in a caller view, it may remember only
+what every caller would be told: about an object that all see alike, below directories that all see and may search. In
+a fixed view there is only one identity. So everything may be remembered, even absent names, behind a gate that is not
+remembered: the name of the view, the kernel's own check of its top directory, or else the first level of names.
 """
 
 import os
@@ -21,17 +21,17 @@ from .entered import Entered
 from .forget import ABSENT_SECONDS, Forgetting
 
 LONG_SECONDS = 3600.0
-"""How long the kernel remembers what it is told to forget when it changes, also behind the mount (fanotify(7))."""
+"""How long the kernel remembers what it is told to forget when it changes, even behind the mount (fanotify(7))."""
 
 SHORT_SECONDS = 1.0
-"""How long it remembers where changes behind the mount are not told: so long may they go unnoticed."""
+"""How long it remembers what may change behind the mount unreported: for this long, changes may go unnoticed."""
 
 BRIEF_SECONDS = 0.002
-"""How long it remembers attributes of anything else: the system call that asked for them may ask again."""
+"""How long it remembers attributes of anything else, because the system call that asked for them may ask again."""
 
 
 def may_search(who: Caller, obj: Object, fd: int, info: linux.Stat) -> bool:
-    """May this identity search the directory? Of what is far, only if everybody may."""
+    """Whether this identity may search the directory. A remote directory counts only if everybody may search it."""
     if everybody_may(os.X_OK, obj, fd, info):
         return True
     if obj.filesystem.remote:
@@ -40,14 +40,14 @@ def may_search(who: Caller, obj: Object, fd: int, info: linux.Stat) -> bool:
 
 
 class Remembering:
-    """Decides for one mount what may be remembered how long.
+    """Decides what the kernel may remember of one mount, and for how long.
 
     Args:
         nodes: the objects.
-        forgetting: what is to be forgotten is not relied on.
-        exported: a server of the kernel exports the mount: requests come by handle, without any LOOKUP.
-        gated: the kernel itself keeps everybody else out of fixed views.
-        forgetful: directories change with every answer (`no_client_cache`).
+        forgetting: knows what has yet to be forgotten, and is not relied on.
+        exported: whether a server of the kernel exports the mount: then requests come by handle, without any LOOKUP.
+        gated: whether the kernel itself keeps everybody else out of fixed views.
+        forgetful: whether directories change with every answer (`no_client_cache`).
     """
 
     def __init__(self, nodes: Nodes, forgetting: Forgetting, *, exported: bool, gated: bool, forgetful: bool) -> None:
@@ -58,14 +58,14 @@ class Remembering:
         self._exported = exported
         self._gated = gated
         self._forgetful = forgetful
-        self._sets: dict[frozenset[int], frozenset[int]] = {}  # one of each, for `Object.kept`
+        self._sets: dict[frozenset[int], frozenset[int]] = {}  # one instance of each, for `Object.kept`
 
     # -- for how long ------------------------------------------------------------------------------
 
     def of_name(self, at: Entered, obj: Object, name: bytes, fd: int, info: linux.Stat) -> tuple[float, float]:
-        """How long to remember that `obj` is called `name` in a directory, and its attributes, in seconds.
+        """Return how many seconds to remember that `obj` is called `name` in a directory, and how many its attributes.
 
-        Only for an answer to somebody who is not the daemon itself.
+        It must be called only for an answer to somebody who is not the daemon itself.
         """
         view, parent = at.view, at.obj
         if self._forgetter.is_late(self._nodes.nodeid(at.number, parent)):
@@ -76,17 +76,17 @@ class Remembering:
         elif not self._is_steady(view) or (parent is self._nodes.root and not self._gated):
             return 0.0, self._brief
         elif not (at.has_searched or may_search(view.fixed, parent, at.fd, at.info)):
-            return 0.0, 0.0  # a listing tells names, no more
+            return 0.0, 0.0  # a listing tells names and no more
         seconds = self._seconds(obj)
         self._keep(at.number, parent)
         self._keep(at.number, obj)
         return seconds, self._of_attributes(view, obj, info, seconds)
 
     def of_absence(self, number: int, view: View, parent: Object, name: bytes) -> float:
-        """How long to remember that `name` leads nowhere in `parent`.
+        """Return how long to remember that `name` leads nowhere in `parent`.
 
-        Never in a caller view: names that are hidden from some may not be remembered, and how long it takes to be told
-        of a name would tell which ones are.
+        In a caller view it is never remembered: names that are hidden from some must not be, and the time that an
+        answer takes would reveal which ones these are.
         """
         if view.fixed is None or not self._is_steady(view) or (parent is self._nodes.root and not self._gated):
             return 0.0
@@ -98,7 +98,7 @@ class Remembering:
         return min(ABSENT_SECONDS, self._seconds(parent))
 
     def of_object(self, number: int, view: View, obj: Object, fd: int, info: linux.Stat) -> float:
-        """How long to remember the attributes of an object that was asked about by its nodeid."""
+        """Return how long to remember the attributes of an object that was asked about by its nodeid."""
         if obj is self._nodes.root:
             if view.below is not None or (view.fixed is not None and not self._gated):
                 return 0.0
@@ -117,9 +117,9 @@ class Remembering:
         if is_directory and self._forgetful:
             return 0.0
         if view.fixed is not None:
-            # Handles pass by the gate; who uses one has to be asked for.
+            # Handles bypass the gate, so the daemon has to be asked each time who uses one.
             return 0.0 if self._exported else seconds
-        # Of a hard link, another name may be hidden, and be the one that is left.
+        # Another name of a hard link may be hidden, and be the one that is left.
         if info.st_nlink > 1 and not is_directory:
             return self._brief
         if self._exported and not view.is_shown_alike(info.st_uid, info.st_gid):
@@ -130,9 +130,9 @@ class Remembering:
         return LONG_SECONDS if obj.filesystem.watched else SHORT_SECONDS
 
     def keeps_content(self, number: int, obj: Object, info: linux.Stat) -> bool:
-        """May the kernel go on with the pages that it has of a file which is being opened?
+        """Whether the kernel may go on using the pages that it has of a file which is being opened.
 
-        If nothing tells of a change since the last time, as NFS clients have it (close-to-open).
+        It may if nothing shows a change since the last time, as NFS clients do it (close-to-open).
         """
         stamp = (number, info.st_mtime_ns, info.st_ctime_ns, info.st_size)
         same = obj.content == stamp
@@ -142,27 +142,27 @@ class Remembering:
     # -- what everybody would be told --------------------------------------------------------------
 
     def _is_steady(self, view: View) -> bool:
-        """Does a fixed view change only when the tree, or its identity, does?"""
+        """Whether a fixed view changes only when the tree, or its identity, does."""
         return view.below is None and view.shows_by_mapping and (view.cloak is not None or not view.hides)
 
     def same_for_all(self, view: View, name: bytes, info: linux.Stat, fd: int) -> bool:
-        """Is everybody shown the same of what `fd` refers to, and is called `name`?"""
+        """Whether everybody is shown the same of the entry `name`, which `fd` refers to."""
         if view.cloak is not None and view.forwards_by_mapping and view.below is None:
             return view.cloak.same_for_all(info.st_mode, info.st_uid, info.st_gid)
         return view.same_for_all(attrs_of(name, info, fd))
 
     def same_by_name(self, view: View, obj: Object) -> bool:
-        """Does the name that an object has got change nothing for anybody?"""
+        """Whether the name that an object now has changes nothing for anybody."""
         if view.cloak is not None:
             return True
         fd = self._nodes.fd(obj)
         return self.same_for_all(view, obj.name, obj.filesystem.stat(fd), fd)
 
     def is_public(self, number: int, view: View, obj: Object) -> bool:
-        """Does everybody see this directory and all above it, and may search them?
+        """Whether everybody sees this directory and all above it, and may search them.
 
-        Then each of them has to be kept: what is remembered below is forgotten when that is not so any more. So is
-        this answer, so that each directory is looked at but once, however deep the tree is.
+        If so, each of them has to be kept: what is remembered below is forgotten when this is no longer so. The answer
+        is kept as well, so that each directory is looked at only once, however deep the tree is.
         """
         nodes = self._nodes
         above: list[Object] = []
@@ -186,7 +186,7 @@ class Remembering:
             if obj.checked != info.st_ctime_ns and not nodes.is_child(obj, parent):
                 return False
             obj = parent
-        is_told = True  # of those above
+        is_told = True  # whether changes to those above are reported
         for directory in reversed(above):
             self._keep(number, directory)
             is_told = is_told and directory.filesystem.watched
@@ -201,7 +201,10 @@ class Remembering:
         return obj is self._nodes.root or self.same_for_all(view, obj.name, info, fd)
 
     def _is_stopped(self, view: View, obj: Object) -> bool:
-        """Is not everybody let through where that was so the last time? It is one look, however deep the tree is."""
+        """Whether the directory that did not let everybody through last time still does not.
+
+        This takes one look, however deep the tree is.
+        """
         barrier, obj.barrier = obj.barrier, None
         at: Object | None = obj
         while at is not None and at is not barrier:
@@ -223,7 +226,7 @@ class Remembering:
     # -- what is remembered ------------------------------------------------------------------------
 
     def is_known_to_all(self, number: int, obj: Object) -> bool:
-        """Does the kernel remember it, so that nobody needs to be asked who may know of it?"""
+        """Whether the kernel remembers it, so that it need not be found out who may know of it."""
         is_kept = number in obj.kept and obj.era == self._forgetting.era and obj.filesystem.watched
         return is_kept and not (self._forgetting.below and self._forgetting.is_being_forgotten(obj))
 

@@ -1,4 +1,4 @@
-"""Who stands in a directory does not suffer from others being refused it."""
+"""Protects processes that stand in a directory from the effects of others being refused it."""
 
 import os
 
@@ -13,20 +13,20 @@ from ..tree.objects import Object
 from ..views import Views
 from .inside import Inside
 
-# When to look up a refused directory again, in seconds after the last refusal and after each other.
+# When to look up a refused directory again, in seconds: first after the last refusal, then after the previous time.
 _REPAIR_DELAYS = (0.0, 0.02, 0.1, 0.4)
 
 
 class Repair:
-    """Has the daemon look up again, from inside of the own mount, what somebody was refused.
+    """Makes the daemon look up again, through its own mount, what somebody was refused.
 
     Args:
         nodes: the objects.
-        views: what is offered.
-        inside: looks at the own mount.
+        views: the views that the mount offers.
+        inside: looks at the daemon's own mount.
 
     Attributes:
-        tasks: where that runs; None: not yet.
+        tasks: where this runs; None before that is possible.
     """
 
     def __init__(self, nodes: Nodes, views: Views, inside: Inside) -> None:
@@ -34,15 +34,15 @@ class Repair:
         self._views = views
         self._inside = inside
         self.tasks: Tasks | None = None
-        self._repairing: dict[int, int] = {}  # object number -> refusals while it is going on
+        self._repairing: dict[int, int] = {}  # object number -> number of refusals meanwhile
         self._one_repair = trio.CapacityLimiter(1)
 
     def refused(self, obj: Object | None) -> None:
-        """Somebody was refused this directory: see to it that those standing in it do not suffer.
+        """Look up a directory again that somebody was refused, so that processes that stand in it do not suffer.
 
-        The kernel unhashes the dentry of a name that anybody was refused, for whatever reason, and getcwd(2) fails for
-        everybody in it until somebody permitted looks it up again. The daemon does so at once, and a few times more:
-        the kernel may get to the unhashing late.
+        The kernel unhashes the dentry of a name that anybody was refused, for whatever reason. Then getcwd(2) fails for
+        everybody in it until somebody who is permitted looks it up again. The daemon does so at once, and a few more
+        times, because the kernel may unhash it late.
         """
         if obj is None or (obj.lookups <= 0 and obj is not self._nodes.root) or self.tasks is None:
             return
@@ -58,7 +58,7 @@ class Repair:
         self.tasks.once("looking up again", self._look_up_again, obj.number, names[::-1])
 
     def name_refused(self, parent_inode: int, name: bytes) -> None:
-        """Somebody was refused this name before it was looked at: see `refused`."""
+        """Do the same for a name that somebody was refused before it was looked at."""
         try:
             parent = self._nodes.get(parent_inode)
             if self._nodes.waits(parent):

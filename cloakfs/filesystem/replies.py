@@ -1,4 +1,4 @@
-"""What goes out: the attributes of an object as a view shows them, and how long the kernel may keep them."""
+"""The answers: the attributes of an object as a view shows them, and how long the kernel may keep them."""
 
 import stat
 import time
@@ -19,13 +19,14 @@ SET_ID = stat.S_ISUID | stat.S_ISGID
 
 
 class Replies:
-    """Makes the answers that tell of objects.
+    """Makes the answers that describe objects.
 
     Args:
         nodes: the objects.
         cache: says how long the kernel may keep an answer.
-        gated: the kernel keeps others out of a mount that is one fixed view: the top is shown as its identity's alone.
-        no_client_cache: show every directory as changed just now [SZ §3.2].
+        gated: whether the kernel keeps others out of a mount that is one fixed view: then the top is shown as its
+            identity's alone.
+        no_client_cache: whether to show every directory as changed just now [SZ §3.2].
     """
 
     def __init__(self, nodes: Nodes, cache: KernelCache, *, gated: bool, no_client_cache: bool) -> None:
@@ -45,10 +46,10 @@ class Replies:
         info: linux.Stat,
         asker: Asker | None = None,
     ) -> EntryAttributes:
-        """The attributes of `obj` as `view` shows them (to `asker`).
+        """Return the attributes of `obj` as `view` shows them (to `asker`).
 
         Raises:
-            Stale: the policy failed to say.
+            Stale: the policy failed.
         """
         if view.shows_by_mapping:
             uid, gid = view.client_ids(info.st_uid, info.st_gid)
@@ -71,7 +72,7 @@ class Replies:
         nodeid = self._nodes.nodeid(number, obj)
         entry.st_ino = InodeT(nodeid)
         entry.generation = self._nodes.generation(nodeid, obj)
-        entry.entry_timeout = entry.attr_timeout = 0  # until somebody proves that the kernel may remember it
+        entry.entry_timeout = entry.attr_timeout = 0  # until it is proved that the kernel may remember it
         entry.st_mode, entry.st_uid, entry.st_gid, entry.st_nlink = mode, uid, gid, nlink
         entry.st_rdev = info.st_rdev
         entry.st_size = info.st_size
@@ -87,12 +88,12 @@ class Replies:
         return entry
 
     def _change(self) -> int:
-        """The time of a change that nobody was told before, for no_client_cache."""
+        """Return a time of change that nobody was told before, for no_client_cache."""
         self._last_change = max(self._last_change + 1, time.time_ns())
         return self._last_change
 
     def hand_out(self, at: Entered, name: bytes, fd: int, info: linux.Stat) -> EntryAttributes:
-        """Answer a request by name: the kernel now holds one more reference. Takes `fd` over."""
+        """Answer a request by name: the kernel now holds one more reference. Takes ownership of `fd`."""
         return self.named(at, name, self._nodes.resolve(fd, at.obj, name), info)
 
     def named(self, at: Entered, name: bytes, obj: Object, info: linux.Stat) -> EntryAttributes:
@@ -102,7 +103,7 @@ class Replies:
         return entry
 
     def entry(self, at: Entered, name: bytes, obj: Object, info: linux.Stat) -> EntryAttributes:
-        """The attributes of what is called `name` in the directory, and how long to remember both."""
+        """Return the attributes of the entry `name` of the directory, with how long to remember name and attributes."""
         fd = self._nodes.fd(obj)
         entry = self.attributes(at.number, at.view, obj, name, fd, info, at.asker)
         if at.who is not INSIDER:
@@ -110,14 +111,14 @@ class Replies:
         return entry
 
     def of_object(self, at: Entered, info: linux.Stat) -> EntryAttributes:
-        """The attributes of what was asked about by its nodeid, and how long to remember them."""
+        """Return the attributes of what was asked about by its nodeid, with how long to remember them."""
         entry = self.attributes(at.number, at.view, at.obj, at.obj.name, at.fd, info, at.asker)
         if at.who is not INSIDER:
             entry.attr_timeout = self._cache.of_object(at.number, at.view, at.obj, at.fd, info)
         return entry
 
     def top(self) -> EntryAttributes:
-        """The attributes of the list of views at the root of the mount."""
+        """Return the attributes of the list of views at the root of the mount."""
         root = self._nodes.root
         info = root.filesystem.stat(self._nodes.fd(root))
         entry = EntryAttributes()

@@ -1,4 +1,4 @@
-"""The boundary of every operation: what it tells of failures, and how many requests of one caller may wait."""
+"""The boundary of every operation: how failures are reported, and how many requests of one caller may wait."""
 
 import errno
 import functools
@@ -20,18 +20,18 @@ log = logging.getLogger(__name__)
 
 _FIRST_KERNEL_ERRNO = 512
 
-# A failure that was told is told again after so many seconds: clients must not be able to fill the log.
+# The same failure is logged again only after this many seconds: clients must not be able to fill the log.
 _TELL_AGAIN_SECONDS = 60.0
-# What threading.Thread.start says in a RuntimeError, which has no type of its own.
+# The message of the RuntimeError that threading.Thread.start raises; the error has no type of its own.
 _NO_THREAD = "can't start new thread"
 
 
 class Requests:
-    """What has come in of requests.
+    """The requests that have come in.
 
     Attributes:
-        counts: how many, by operation.
-        waiting: those that are not answered yet, by the caller's client uid, or by `OpenFiles.opener`.
+        counts: how many there were, by operation.
+        waiting: how many are not answered yet, by the caller's client uid, or by `OpenFiles.opener`.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Requests:
         self._logged: dict[tuple[str, type[Exception], int], float] = {}  # cause -> when
 
     def is_news(self, what: str, exc: Exception) -> bool:
-        """Is this failure to be logged, or was it just now?"""
+        """Whether this failure is to be logged, which it is not if it was logged just now."""
         cause = (what, type(exc), [line for _, line in traceback.walk_tb(exc.__traceback__)][-1])
         now = time.monotonic()
         if now < self._logged.get(cause, -_TELL_AGAIN_SECONDS) + _TELL_AGAIN_SECONDS:
@@ -62,15 +62,15 @@ _T = TypeVar("_T")
 def answers(
     handler: Callable[Concatenate[_C, _P], Coroutine[Any, Any, _T]],
 ) -> Callable[Concatenate[_C, _P], Coroutine[Any, Any, _T]]:
-    """The boundary of every operation: an error of the tree is passed on, a surprise is EIO and logged.
+    """Wrap an operation: an error of the tree is passed on, any other exception is logged and answered with EIO.
 
-    Without it one unexpected exception would end the daemon, and every client with it. Whoever has too many requests
-    waiting is told EAGAIN, so that there is always somebody left to read those of others; so is whoever needs a
-    thread when the machine starts no more of them (RLIMIT_NPROC, `pids.max`).
+    Without this, one unexpected exception would end the daemon, and every client with it. A caller with too many
+    requests waiting gets EAGAIN, so that there is always a worker left to read those of others. So does a request that
+    needs a thread when the machine starts no more of them (RLIMIT_NPROC, `pids.max`).
     """
 
     name = handler.__name__
-    # What only gives something back is never refused.
+    # A request that only gives something back is never refused.
     counted = name not in ("release", "releasedir")
     has_context = "ctx" in inspect.signature(handler).parameters
 
@@ -111,10 +111,11 @@ def answers(
 
 
 def _errno_to_pass_on(exc: OSError) -> int:
-    """The error as FUSE can tell it.
+    """Return the error number in a form that FUSE can report.
 
     Real file systems have been seen to fail with the kernel's own numbers (ENOTSUPP is 524): the kernel refuses an
-    answer with one, and the client waits for ever. ENOSYS means that nobody is to ask again on this mount.
+    answer with such a number, and the client waits for ever. ENOSYS would tell the kernel never to ask again on this
+    mount.
     """
     code = exc.errno or errno.EIO
     if code == errno.ENOSYS:

@@ -19,7 +19,7 @@ from .request import answers
 
 
 def _capability(at: Entered) -> bytes:
-    # No permission is needed for it (xattr(7)), where nobody but this machine's kernel is asked.
+    # Reading it needs no permission (xattr(7)) where nobody but this machine's kernel is asked.
     who = linux.ROOT if at.obj.filesystem.has_posix_rules else at.credentials
     return calls.peek_xattr(who, at.fd, "security.capability")
 
@@ -29,7 +29,7 @@ class ExtendedAttributes(Core):
 
     async def _enter_object(self, inode: InodeT, ctx: RequestContext) -> Entered:
         if not self.xattrs:
-            raise FUSEError(errno.ENOSYS)  # nobody is to ask again
+            raise FUSEError(errno.ENOSYS)  # the kernel is not to ask again
         self._require_server(ctx)
         if self._is_top(inode):
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
@@ -39,8 +39,8 @@ class ExtendedAttributes(Core):
         """Refuse local users in a mount that is for a server alone.
 
         The kernel does so for all other requests (`mountpoint.attach`), but not for `security.` names and ACLs of what
-        one can get hold of without a search: the root of the mount. A process in a pid namespace that is not below the
-        daemon's (0) is a thread of the kernel's server, when the daemon runs in a container.
+        can be reached without a search: the root of the mount. A process in a pid namespace that is not below the
+        daemon's has pid 0 here; it is a thread of the kernel's server, when the daemon runs in a container.
         """
         if not self.exported or not ctx.pid or ctx.pid in self.inside.threads:
             return
@@ -55,23 +55,23 @@ class ExtendedAttributes(Core):
         try:
             at = await self._enter_object(inode, ctx)
             if name == b"security.capability":
-                # The kernel asks before every write. Everybody may know.
+                # The kernel asks for this before every write. Everybody may know it.
                 return await self._do(at, _capability)
             value = await self._do(at, lambda at: calls.getxattr(at.credentials, at.fd, name))
         except OSError as exc:
             if exc.errno != errno.EOPNOTSUPP or name not in acl.XATTRS:
                 raise
-            # The kernel asks before it checks a permission; a tree without ACLs must not fail it.
+            # The kernel asks for ACLs before it checks a permission; the check must not fail on a tree without ACLs.
             raise FUSEError(errno.ENODATA if self.enable_acl else errno.EOPNOTSUPP) from None
         if name not in acl.XATTRS:
             return value
         return (await self._again(at, inode, ctx)).view.acl_out(value)
 
     async def _answer_above(self, inode: InodeT, ctx: RequestContext) -> bytes:
-        """What a mount above asks as a caller; see `above.QUESTION`."""
+        """Answer what a mount above asks as a caller; see `above.QUESTION`."""
         self._require_server(ctx)
         if self._is_top(inode):
-            return b"0 0"  # everybody may know of it, and make nothing in it
+            return b"0 0"  # everybody may know of it, and nobody may make anything in it
         at = await self._enter(inode, ctx)
         at, (uid, gid) = await self._maker(at, inode, ctx)
         shown = at.view.show(Attrs("", stat.S_IFREG, uid, gid))
@@ -106,6 +106,6 @@ class ExtendedAttributes(Core):
         await self._changed(at)
 
     async def _changed(self, at: Entered) -> None:
-        """With an ACL, the mode changes."""
+        """Note that attributes have changed: an ACL changes the mode, too."""
         self.cache.forget_attributes(at.obj)
         await self.cache.changed(at.number, at.view, at.obj)

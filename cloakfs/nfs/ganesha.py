@@ -1,20 +1,20 @@
-"""nfs-ganesha, unmodified, with one export for each fixed view: its configuration, and the process.
+"""An unmodified nfs-ganesha with one export for each fixed view: its configuration, and its process.
 
-Measured with nfs-ganesha 4.3 (Debian 12), read in its source where marked so:
+The following was measured with nfs-ganesha 4.3 (Debian 12), or read in its source where it is marked so:
 
-- Identity. FSAL_VFS reaches a file system as root, whoever calls, except where it creates, writes or removes. With
-  `Squash = All_Squash` and anonymous ids 0:0 it is root always, and its own permission check says yes. A fixed view
+- Identity. FSAL_VFS accesses a file system as root, whoever calls, except where it creates, writes or removes. With
+  `Squash = All_Squash` and anonymous ids 0:0 it is always root, and its own permission check says yes. A fixed view
   admits root and serves it as its identity, so cloakfs decides everything, with the identity's supplementary groups.
-  Price: the ACCESS request is answered "yes" by Ganesha; the refusal comes with the operation itself.
+  The price is that Ganesha answers each ACCESS request with "yes"; the refusal comes with the operation itself.
 - Freshness. Attribute times of 0 and `Dir_Chunk = 0` make every request reach the file system.
-- **The way up.** Creating an export, FSAL_VFS looks up ".." at its root, and takes the file system it gets to into the
-  export (read: check_filesystem, claim_posix_filesystems). From then on clients that make up a handle (file system id
-  and inode 2) have the file system that the mount point lies on, as root. So what is exported is a bind mount below
-  `exports/`, an empty file system of its own that is all there is to find above. It is a ramfs, which has no file
-  handles: by those of a tmpfs, whoever knew one could go further up. It also means that nothing but a dead mount is
-  left when somebody unmounts the original.
-- One mount for each view: file systems are what Ganesha can tell exports apart by. On a mount with several views a
-  handle of one view is taken in the exports of the others, for whoever knows it.
+- **The way up.** When FSAL_VFS creates an export, it looks up ".." at the export's root, and takes the file system that
+  it gets to into the export (read: check_filesystem, claim_posix_filesystems). From then on, clients that make up a
+  handle (file system id and inode 2) can access, as root, the file system that the mount point lies on. So what is
+  exported is a bind mount below `exports/`, an empty file system of its own, which is all that can be found above. It
+  is a ramfs, which has no file handles: with a tmpfs, anybody who knew one of its handles could go further up. The bind
+  mount also means that nothing but a dead mount is left when somebody unmounts the original.
+- One mount for each view. Ganesha tells exports apart by their file systems. On a mount with several views, a handle of
+  one view would be accepted in the exports of the others, from anybody who knows it.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ _NETGROUP = re.compile(r"@[A-Za-z_][A-Za-z0-9_.-]*")
 _WILDCARD = re.compile(r"[A-Za-z0-9._*?\[\]!-]+")
 
 _SERIOUS = re.compile(r" :[A-Z0-9 _]+ :(?:FATAL|MAJ|CRIT|WARN) :(.*)")
-# What it also says when all is well: without D-Bus, without Kerberos, without rpcbind for NFSv4, without limits.
+# What it also logs when all is well: without D-Bus, without Kerberos, without rpcbind for NFSv4, without limits.
 _HARMLESS = re.compile(
     r"dbus|RADOS|NFS CB|gssd|krb5|Cannot register NFS V4|ID MAPPER|ResourceLimit|RLIMIT|VSOCK", re.IGNORECASE
 )
@@ -73,11 +73,11 @@ class GaneshaExport:
 
     Attributes:
         export_id: 1 to 65535, unique; part of every file handle, so it must stay the same.
-        path: the view: a cloakfs mount, or a directory of one.
-        pseudo: absolute path by which clients mount it, unique.
+        path: where the view is: a cloakfs mount, or a directory of one.
+        pseudo: the absolute path by which clients mount it, unique.
         clients: as in exports(5): `*`, a host, an address, a network, `@netgroup` or a wildcard.
-        read_only: refuse whatever changes anything.
-        security: flavours: none, sys, krb5, krb5i, krb5p.
+        read_only: whether to refuse every change.
+        security: the flavours that are allowed: none, sys, krb5, krb5i, krb5p.
         filesystem_id: major and minor of the fsid that clients see (63 bits each: the server refuses more), unique.
     """
 
@@ -102,18 +102,18 @@ def render(
     protocols: tuple[int, ...],
     mount_port: int = MOUNT_PORT,
 ) -> str:
-    """The whole of ganesha.conf; the same arguments give the same text.
+    """Return the whole of ganesha.conf; the same arguments give the same text.
 
     Args:
         exports: in any order; they are written by export_id.
         state_dir: where the server keeps its log and the records of NFSv4 clients.
-        port: of NFS, 1 to 65535.
+        port: the port of NFS, 1 to 65535.
         bind_addr: the one address to listen on (IPv4 or IPv6); None for all.
         protocols: (4,), or (3, 4), which needs rpcbind.
-        mount_port: of the MOUNT protocol, which only NFSv3 has.
+        mount_port: the port of the MOUNT protocol, which only NFSv3 has.
 
     Raises:
-        ServerError: a value that the server's configuration cannot express.
+        ServerError: the server's configuration cannot express one of the values.
     """
     if not protocols or set(protocols) - {3, 4}:
         raise ServerError(f"NFS versions {', '.join(map(str, protocols)) or '(none)'}: only 3 and 4 are served")
@@ -202,7 +202,7 @@ def _export_block(export: GaneshaExport, versions: str) -> str:
         lines.append(f"Access_Type = {access};")
     else:
         lines.append("Access_Type = None;")
-        # Without Protocols, a reload complains of those that are not served, and is then taken for failed.
+        # Without Protocols, a reload complains about those that are not served, and is then taken for a failed one.
         who = f"Clients = {', '.join(clients)}; Access_Type = {access}; Protocols = {versions};"
         lines.append(f"CLIENT {{ {who} }}")
     return _block("EXPORT", lines)
@@ -219,7 +219,7 @@ def _number(value: int, what: str, most: int, least: int = 1) -> int:
 
 
 def _quoted(path: str) -> str:
-    """A path between double quotes, within which nothing but quotes and backslashes is special."""
+    """Return the path between double quotes, within which nothing but quotes and backslashes is special."""
     if bad := _UNQUOTABLE.search(path):
         raise ServerError(f"{path!r}: nfs-ganesha's configuration cannot express a path with {bad[0]!r}")
     try:
@@ -237,10 +237,10 @@ def _address(text: str) -> str:
 
 
 def _clients(text: str) -> list[str] | None:
-    """exports(5)'s word for some machines in the words of ganesha.conf; None for everybody.
+    """Translate the clients of an export from exports(5) to ganesha.conf; None means everybody.
 
-    The two differ: 0.0.0.0 means everybody, prefixes have one digit or two, of which the first is not 0, and a netmask
-    is not known.
+    The two differ: in ganesha.conf, 0.0.0.0 means everybody, a prefix length has one or two digits and does not begin
+    with 0, and a netmask is not known.
     """
     if text == "*":
         return None
@@ -265,7 +265,7 @@ def _clients(text: str) -> list[str] | None:
             raise ServerError(f"{text}: nfs-ganesha knows IPv6 networks up to /99 and single addresses")
         return [str(network)]
     if any(char in text for char in "*?["):
-        # A word with nothing but a question mark at its beginning it takes for a host.
+        # Ganesha takes a word for a host if its only wildcard is a question mark at the beginning.
         if not _WILDCARD.fullmatch(text) or not any(char in text.removeprefix("?") for char in "*?["):
             raise ServerError(f"{text}: nfs-ganesha cannot express this wildcard")
         return [text]
@@ -278,7 +278,7 @@ def _clients(text: str) -> list[str] | None:
 
 
 def _require_cloakfs(path: str) -> None:
-    """Raise ServerError unless a living cloakfs mount is what is at `path`: anything else is never exported."""
+    """Raise ServerError unless a working cloakfs mount is at `path`: nothing else is ever exported."""
     there = mountinfo.by_path()
     at = path.rstrip("/")
     while at and at not in there:
@@ -298,10 +298,10 @@ async def _answers(host: str, port: int, program: int, version: int) -> bool:
 
 
 def _honours_bind_addr() -> bool:
-    """Will nfs-ganesha listen on one address when told so?
+    """Whether nfs-ganesha will listen on one address alone when it is told to.
 
-    It asks getaddrinfo(3) for it as an IPv6 address, which there is none of on a machine that only has ::1, and then
-    takes the wrong part of the IPv4 answer, which is all zeroes (read). Without an IPv6 stack all is well.
+    It asks getaddrinfo(3) for it as an IPv6 address, which yields none on a machine that only has ::1. Then it takes
+    the wrong part of the IPv4 answer, which is all zeroes (read). Without an IPv6 stack, all is well.
     """
     try:
         socket.socket(socket.AF_INET6, socket.SOCK_STREAM).close()
@@ -315,7 +315,7 @@ def _honours_bind_addr() -> bool:
 
 
 def _listeners(pid: int) -> set[ipaddress.IPv4Address | ipaddress.IPv6Address]:
-    """The addresses of TCP sockets that a process listens on, from proc_pid_net(5)."""
+    """Return the addresses of the TCP sockets that a process listens on, from proc_pid_net(5)."""
     # psutil would save fewer than twenty lines here and nothing elsewhere: not worth a compiled dependency.
     own = set()
     for fd in os.listdir(f"/proc/{pid}/fd"):
@@ -330,7 +330,7 @@ def _listeners(pid: int) -> set[ipaddress.IPv4Address | ipaddress.IPv6Address]:
             continue
         for row in rows:
             if row[3] == "0A" and f"socket:[{row[9]}]" in own:
-                # 32-bit words in the machine's byte order.
+                # The address consists of 32-bit words in the machine's byte order.
                 words = bytes.fromhex(row[1].partition(":")[0])
                 packed = b"".join(
                     words[i : i + 4][:: -1 if sys.byteorder == "little" else 1] for i in range(0, len(words), 4)
@@ -354,11 +354,11 @@ class Ganesha:
     Everything it needs is in its state directory; it uses neither D-Bus nor files of another instance.
 
     Args:
-        state_dir: absolute path; made if absent, for root alone.
-        port: of NFS.
+        state_dir: an absolute path; the directory is made if absent, for root alone.
+        port: the port of NFS.
         bind_addr: the one address to listen on; None for all.
         protocols: (4,), or (3, 4), which needs rpcbind.
-        mount_port: of the MOUNT protocol, for NFSv3.
+        mount_port: the port of the MOUNT protocol, for NFSv3.
     """
 
     def __init__(
@@ -385,11 +385,12 @@ class Ganesha:
         return None if self._process is None or self._process.poll() is not None else self._process.pid
 
     async def start(self, exports: Sequence[GaneshaExport]) -> None:
-        """Start serving `exports`; returns when the server answers.
+        """Start serving `exports`, and return when the server answers.
 
         Raises:
-            ServerError: it is not installed, its port is taken, rpcbind is missing, it refuses the configuration, there
-                is no cloakfs mount at a path, or it would listen on more addresses than it was told to.
+            ServerError: the server is not installed, its port is taken, rpcbind is missing, it refuses the
+                configuration, there is no cloakfs mount at a path, or it would listen on more addresses than it was
+                told to.
         """
         if shutil.which(PROGRAM) is None:
             raise ServerError(f"{PROGRAM} is not installed (apt install nfs-ganesha nfs-ganesha-vfs)")
@@ -420,10 +421,10 @@ class Ganesha:
             raise
 
     async def reload(self, exports: Sequence[GaneshaExport]) -> None:
-        """Serve these exports from now on; clients of those that stay do not notice.
+        """Serve these exports from now on; clients of exports that stay do not notice.
 
         Raises:
-            ServerError: one of the new ones cannot be served; what was served before is served on.
+            ServerError: one of the new ones cannot be served; what was served before is still served.
         """
         async with self._one_change:
             text = self._render(exports)
@@ -434,14 +435,14 @@ class Ganesha:
             for export in new.values():
                 _require_cloakfs(export.path)
             if moved:
-                # The path of an export cannot be changed, only that of a new one.
+                # The path of an export cannot be changed; so the export is removed first, and then added as a new one.
                 await self._apply([e for e in old.values() if e.export_id not in {m.export_id for m in moved}])
             for export in new.values():
                 self._bind(export)
             await self._apply(exports, text)
 
     async def stop(self) -> None:
-        """End the server and let go of the mounts; at once if it does not end by itself in time."""
+        """End the server, by SIGKILL if it does not end in time, and unmount what it exported."""
         process, self._process = self._process, None
         if process is not None and process.poll() is None:
             process.terminate()
@@ -457,7 +458,7 @@ class Ganesha:
 
     async def _spawn(self) -> None:
         path = self.state_dir
-        for left in ("blkid.tab", "blkid.tab.old"):  # loop devices have changed meanwhile
+        for left in ("blkid.tab", "blkid.tab.old"):  # loop devices may have changed meanwhile
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(path, left))
         with open(os.path.join(path, "ganesha.out"), "wb") as out:
@@ -467,7 +468,7 @@ class Ganesha:
                     "-f", self._config, "-L", _log_of(path), "-p", os.path.join(path, "ganesha.pid"), "-N", "NIV_EVENT",
                 ],
                 stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd="/",
-                # Else it is shared with all other users of libblkid.
+                # Otherwise, this file is shared with all other users of libblkid.
                 env={**os.environ, "BLKID_FILE": os.path.join(path, "blkid.tab")},
             )  # fmt: skip
         with trio.move_on_after(START_SECONDS):
@@ -488,7 +489,7 @@ class Ganesha:
         return self.bind_addr or "127.0.0.1"
 
     async def end_left_over(self) -> None:
-        """End the server that an earlier process of ours left running in this state directory."""
+        """End the server that an earlier cloakfs process left running in this state directory."""
         try:
             with open(os.path.join(self.state_dir, "ganesha.pid"), encoding="ascii") as file:
                 pid = int(file.read())
@@ -503,7 +504,10 @@ class Ganesha:
     # -- addresses ---------------------------------------------------------------------------------
 
     def _check_ports(self) -> None:
-        """Before it is started: it would end with a message about something else, or share the port."""
+        """Check before the start that the ports are free.
+
+        Otherwise the server would end with a message about something else, or share the port.
+        """
         ports = [self.port, *([self.mount_port] if 3 in self.protocols else [])]
         for port in ports:
             for family, host in self._listening():
@@ -537,10 +541,10 @@ class Ganesha:
         return [(socket.AF_INET6 if ":" in self.bind_addr else socket.AF_INET, self.bind_addr)]
 
     def _check_listening(self) -> None:
-        """After it was started: does it listen where it was told to, and nowhere else?
+        """Check after the start that the server listens where it was told to, and nowhere else.
 
         Raises:
-            ServerError: no.
+            ServerError: it listens elsewhere.
         """
         if self.bind_addr is None or self.pid is None:
             return
@@ -572,7 +576,7 @@ class Ganesha:
         files.replace(self._config, text.encode())
 
     async def _check_hosts(self, exports: Sequence[GaneshaExport]) -> None:
-        """Ganesha drops an export with a host that it cannot find, also one that is in use."""
+        """Check that all hosts can be found: Ganesha drops an export with one that cannot, even if it is in use."""
         for export in exports:
             for client in _clients(export.clients) or ():
                 if _HOST.fullmatch(client):
@@ -582,7 +586,7 @@ class Ganesha:
                         raise ServerError(f"{export.pseudo}: {client}: {exc.strerror}; give its address") from None
 
     async def _apply(self, exports: Sequence[GaneshaExport], text: str | None = None) -> None:
-        """Put a configuration in force, and unmount what it no longer needs."""
+        """Put a configuration into effect, and unmount what it no longer needs."""
         if self.pid is None:
             raise ServerError(f"{PROGRAM} is not running")
         assert self._process is not None
@@ -595,7 +599,7 @@ class Ganesha:
             while not complete and self.pid is not None:
                 await trio.sleep(_POLL_SECONDS)
                 complete = "Reread exports complete" in self._log(at)
-        # The complaints come after that line.
+        # The complaints are logged after that line.
         await trio.sleep(_POLL_SECONDS)
         if not complete or self._serious(at):
             complaint = self._complaint(at)
@@ -623,11 +627,11 @@ class Ganesha:
 
     def _serious(self, start: int) -> list[str]:
         found = [found[1] for line in self._log(start).splitlines() if (found := _SERIOUS.search(line))]
-        # Of a mount that has just died it says so at every request, and when it lets go of it.
+        # It complains like this about a mount that has just died: at every request, and when it lets go of the mount.
         return [said for said in found if "to ERR_FSAL_" not in said and "Error closing file" not in said]
 
     def _complaint(self, start: int) -> str:
-        """The first thing that the server itself calls serious, in one line."""
+        """Return the first message that the server itself calls serious, in one line."""
         for said in self._serious(start):
             if not _HARMLESS.search(said):
                 return said.strip()
@@ -648,7 +652,7 @@ class Ganesha:
         return os.path.join(self._room, str(export_id))
 
     def _rooms(self) -> set[int]:
-        """Export ids for which something is mounted."""
+        """Return the export ids for which something is mounted."""
         prefix = f"{self._room}/"
         return {
             int(path[len(prefix) :]) for path in mountinfo.by_path() if re.fullmatch(rf"{re.escape(prefix)}\d+", path)
