@@ -363,3 +363,16 @@ def test_there_is_an_end_to_telling(caplog: pytest.LogCaptureFixture, monkeypatc
     assert not failing.visible(ANN, FILE)
     assert failing.server_id("uid", 1) is None
     assert len(caplog.records) == 1
+
+
+def test_only_a_plug_in_is_entered_as_the_daemon() -> None:
+    entered: list[str] = []
+
+    def visible(_who: Caller, _attrs: Attrs) -> bool:
+        return entered == ["daemon"]  # before it was asked
+
+    plug_in = View(with_methods(visible=visible).policy, act_as_daemon=lambda: entered.append("daemon"))
+    assert plug_in.visible(ANN, FILE)
+    built_in = View(Policy(), act_as_daemon=lambda: entered.append("for nothing"))
+    assert built_in.visible(ANN, FILE)
+    assert entered == ["daemon"]
