@@ -118,9 +118,8 @@ class Core(pyfuse3.Operations):
             forgetful=no_client_cache,
         )
         self.replies = Replies(nodes, self.cache, gated=gated, no_client_cache=no_client_cache)
-        self._asking: dict[
-            tuple[int, bytes], trio.Event
-        ] = {}  # remote mounts that were asked and have not answered yet
+        # Remote mounts that were asked and have not answered yet.
+        self._asking: dict[tuple[int, bytes], trio.Event] = {}
 
     # -- coming in ---------------------------------------------------------------------------------
 

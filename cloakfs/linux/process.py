@@ -69,6 +69,7 @@ def open_threads(pid: int) -> int:
 
 def has_thread(threads: int, tid: int) -> bool:
     """Whether there is a thread with this id in the process whose threads (`open_threads`) these are."""
+    act_as_daemon()  # /proc may be mounted with hidepid
     try:
         os.stat(str(tid), dir_fd=threads)
     except OSError:

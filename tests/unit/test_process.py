@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,3 +108,25 @@ def test_who_does_not_listen_is_ended_all_the_same() -> None:
         assert child.stdout.readline() == b"ready\n"
         trio.run(end, child.pid, [(0, 0.05), (signal.SIGTERM, 0.05), (signal.SIGKILL, 60)])
         assert child.wait() == -signal.SIGKILL
+
+
+# As in a container without CAP_SYS_PTRACE (19), where /proc shows nobody the processes of others.
+HIDDEN = """
+import sys
+from cloakfs import linux
+from cloakfs.ids import ServerId
+from cloakfs.linux import process
+
+linux.mount("proc", "/proc", "proc", 0, "hidepid=2")
+pid = int(sys.argv[1])
+threads = process.open_threads(pid)
+linux.set_effective_capabilities(linux.effective_capabilities() & ~(1 << 19))
+linux.credentials.assume(linux.Credentials(ServerId(3001), ServerId(3001), ()))
+print(process.has_thread(threads, pid))
+"""
+
+
+def test_a_thread_is_found_whoever_was_served_last() -> None:
+    words = ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", HIDDEN, str(os.getpid())]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout == "True\n"

@@ -29,6 +29,8 @@ def refusals(place: str, code: str) -> list[str]:
         "from os import scandir\nscandir(3)\n",
         "import os as system\nsystem.getxattr('x', 'user.x')\n",
         "import os\ncall = os.stat\n",
+        "from pathlib import Path\nPath('x').stat()\n",
+        "import os.path\nos.path.exists('x')\n",
         "from . import linux\nlinux.credentials.assume(linux.ROOT)\n",
         "from .linux.credentials import assume\nassume(None)\n",
         "from cloakfs import linux\nlinux.credentials.assume(linux.ROOT)\n",
