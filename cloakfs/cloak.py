@@ -120,6 +120,10 @@ class Condition(NamedTuple):
             return self.outside
         return self.in_group if has_group(self.group) else self.outside
 
+    def surely_admits(self, uid: ServerId) -> bool:
+        """Return whether every caller with this uid sees the file, whatever its groups."""
+        return uid == self.owner or self.admits_all
+
     @property
     def admits_all(self) -> bool:
         """Whether every possible caller sees the file."""

@@ -170,6 +170,10 @@ class View:
             ids = _remember(self._forwarded, key, (who.uid, who.gid))
         return ids
 
+    def server_uid(self, uid: ClientId) -> ServerId:
+        """Return the uid that `identify` makes of a caller's, where `forwards_by_mapping` holds."""
+        return self.policy.ids["uid"].forward(uid)
+
     def visible(self, who: Caller, attrs: Attrs) -> bool:
         """Whether `who` (server ids) may know of this object. (The door asks about its directories separately.)
 

@@ -13,7 +13,7 @@ from ..groups import GroupSource
 from ..ids import ClientId
 from ..tree.door import INSIDER, Subject, subject, with_group
 from ..tree.nodes import Nodes
-from ..tree.objects import Stale
+from ..tree.objects import ALL, NOBODY, Stale
 from ..view import Asker, View
 from ..views import Views
 from .inside import Inside
@@ -105,6 +105,12 @@ class Callers:
         if who is None:
             raise FUSEError(errno.ENOENT)
         return who
+
+    def hearer(self, who: Subject, ctx: RequestContext) -> int:
+        """Return who learns the answer to a request that is served as `who`, as `audience.Audiences` has it."""
+        if who is not INSIDER:
+            return ctx.uid
+        return NOBODY if ctx.pid in self._inside.threads else ALL
 
     def asker(self, view: View, who: Subject, ctx: RequestContext) -> Asker | None:
         """Return the caller if the kernel checks permissions against the attributes that are shown; otherwise None."""

@@ -31,6 +31,7 @@ from ..tree.passages import Passages
 from ..view import View
 from ..views import Views
 from ..watch import Watch, mounts_changed
+from .audience import Audiences
 from .forget import Forgetting
 from .remember import SHORT_SECONDS, Remembering, may_search
 
@@ -54,16 +55,24 @@ class Changes:
         views: the views that the mount offers.
         passages: is told of directories that change.
         forgetting: makes the kernel forget.
+        audiences: knows what holds for an audience of one.
         remembering: knows what everybody may be told.
     """
 
     def __init__(
-        self, nodes: Nodes, views: Views, passages: Passages, forgetting: Forgetting, remembering: Remembering
+        self,
+        nodes: Nodes,
+        views: Views,
+        passages: Passages,
+        forgetting: Forgetting,
+        audiences: Audiences,
+        remembering: Remembering,
     ) -> None:
         self._nodes = nodes
         self._views = views
         self._passages = passages
         self._forgetting = forgetting
+        self._audiences = audiences
         self._remembering = remembering
         self._watched: dict[int, list[Filesystem]] = {}  # by the id that events carry
         self._to_look_up = 0  # how many more names may be looked up for this batch of events
@@ -254,6 +263,8 @@ class Changes:
             if not sees(view, subject(view.fixed), obj.name, info, fd):
                 return True
             return stat.S_ISDIR(info.st_mode) and not may_search(view.fixed, obj, fd, info)
+        if obj.private:
+            return not self._audiences.still_holds(view, obj, fd, info)
         if obj is not self._nodes.root and not self._remembering.same_for_all(view, obj.name, info, fd):
             return True
         return stat.S_ISDIR(info.st_mode) and not everybody_may(os.X_OK, obj, fd, info)
@@ -267,6 +278,8 @@ class Changes:
         """Handle a rename of `obj` into `parent` by a request that has not been answered yet."""
         for twin in self._nodes.twins(obj):
             self._forgetting.forget(twin)  # nothing says where it is now
+        if stat.S_ISDIR(obj.filesystem.stat(self._nodes.fd(obj)).st_mode):
+            await self._audiences.carry(number, obj)
         if view.fixed is not None or (
             self._remembering.is_public(number, view, parent) and self._remembering.same_by_name(view, obj)
         ):

@@ -29,7 +29,7 @@ from ..tree.door import (
     surely_may,
 )
 from ..tree.nodes import Nodes
-from ..tree.objects import ROOT, Object, Stale
+from ..tree.objects import NOBODY, ROOT, Object, Stale
 from ..view import View
 from ..views import Views
 from .callers import Callers
@@ -151,7 +151,9 @@ class Core(pyfuse3.Operations):
             if obj is self.nodes.root:  # this mount's own policy hides it from nobody
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             raise Stale
-        return Entered(number, view, who, obj, self.nodes.fd(obj), info, self.callers.asker(view, who, ctx))
+        hearer = self.callers.hearer(who, ctx)
+        self.cache.tell(number, obj, hearer)  # it evidently was told
+        return Entered(number, view, who, obj, self.nodes.fd(obj), info, hearer, self.callers.asker(view, who, ctx))
 
     async def _served_late(
         self,
@@ -271,7 +273,7 @@ class Core(pyfuse3.Operations):
         if self.nodes.waits(obj):
             await self._look(obj)
         fd = self.nodes.fd(obj)
-        return Entered(number, view, INSIDER, obj, fd, obj.filesystem.stat(fd))
+        return Entered(number, view, INSIDER, obj, fd, obj.filesystem.stat(fd), NOBODY)
 
     async def _maker(
         self, at: Entered, inode: InodeT, ctx: RequestContext

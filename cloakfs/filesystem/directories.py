@@ -4,6 +4,7 @@ import contextlib
 import errno
 import logging
 import os
+import stat
 import time
 from collections.abc import Set
 from functools import partial
@@ -22,7 +23,7 @@ from ..tree.objects import Object, Stale
 from .entered import Entered
 from .handles import OpenFile
 from .names import Names
-from .pyfuse3memory import name_only, requester
+from .pyfuse3memory import is_name_only, name_only, requester
 from .request import answers
 
 # stat(2) is timed for up to this many names of a batch. For a name that is in memory, it takes less than this:
@@ -233,7 +234,9 @@ class Directories(Names):
         info = obj.filesystem.stat(fh)
         if view.hides and not self.door.visible(view, who, obj, info):
             raise Stale
-        at = Entered(number, view, who, obj, fh, info, self.callers.asker(view, who, ctx))
+        hearer = self.callers.hearer(who, ctx)
+        self.cache.tell(number, obj, hearer)
+        at = Entered(number, view, who, obj, fh, info, hearer, self.callers.asker(view, who, ctx))
         linux.act_as_daemon()
         with self.nodes.batch():
             return self._fill(at, directory, token, most)
@@ -267,29 +270,27 @@ class Directories(Names):
             if (
                 obj is not None
                 and not obj.others  # a policy may hide one of several names of a file
-                and self.cache.is_known_to_all(at.number, obj)
+                and self.cache.is_known_to(at.number, obj, at.hearer)
                 and at.who is not INSIDER
             ):
                 entry = name_only(self.nodes.nodeid(at.number, obj), kind)
-                is_reference = False
             else:
                 try:
-                    entry = self._entry_of(at, directory, name)
+                    entry = self._entry_of(at, directory, name, kind)
                 except TooSoon:
                     del directory.pending[:done]
                     raise
-                is_reference = name not in (b".", b"..")
             if entry is not None:
                 if not pyfuse3.readdir_reply(token, name, entry, cookie):
                     del directory.pending[:done]
                     return False
-                if is_reference:
+                if name not in (b".", b"..") and not is_name_only(entry):
                     self.nodes.get(entry.st_ino).lookups += 1
             directory.cookie = cookie
         del directory.pending[:most]
         return True
 
-    def _entry_of(self, at: Entered, directory: OpenFile, name: bytes) -> EntryAttributes | None:
+    def _entry_of(self, at: Entered, directory: OpenFile, name: bytes, kind: int) -> EntryAttributes | None:
         """Return the attributes to report for an entry; None if it is hidden or gone."""
         if name == b".":
             return self.replies.attributes(at.number, at.view, at.obj, at.obj.name, at.fd, at.info, at.asker)
@@ -298,20 +299,20 @@ class Directories(Names):
         # The right to list is enough for names; before anybody gets attributes, they are asked for again.
         if at.obj.filesystem.remote:
             found = directory.found.pop(name, -1)
-            return self._entry_found(at, name, found) if found >= 0 else None
+            return self._entry_found(at, name, found, kind) if found >= 0 else None
         try:
             info, _ = calls.statx(linux.ROOT, at.fd, name)
             obj = self.nodes.at_place(at.obj, name, info)
             if obj is not None:
-                return self._shown(at, name, obj, info) if sees(at.view, at.who, name, info, obj.fd) else None
+                return self._shown(at, name, obj, info, kind) if sees(at.view, at.who, name, info, obj.fd) else None
             fd = self._with_descriptor(calls.find, linux.ROOT, at.fd, name)
         except OSError as exc:
             if exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
                 raise
             return None
-        return self._entry_found(at, name, fd)
+        return self._entry_found(at, name, fd, kind)
 
-    def _entry_found(self, at: Entered, name: bytes, fd: int) -> EntryAttributes | None:
+    def _entry_found(self, at: Entered, name: bytes, fd: int, kind: int) -> EntryAttributes | None:
         """Do the same for what `fd` (O_PATH) refers to. Takes ownership of `fd`."""
         try:
             info = self.nodes.stat(fd)
@@ -323,9 +324,12 @@ class Directories(Names):
             if isinstance(exc, PermissionError) and not isinstance(exc, TooSoon):
                 return None  # see `Nodes.stat`
             raise
-        return self._shown(at, name, self.nodes.resolve(fd, at.obj, name), info)
+        return self._shown(at, name, self.nodes.resolve(fd, at.obj, name), info, kind)
 
-    def _shown(self, at: Entered, name: bytes, obj: Object, info: linux.Stat) -> EntryAttributes | None:
+    def _shown(self, at: Entered, name: bytes, obj: Object, info: linux.Stat, kind: int) -> EntryAttributes | None:
+        is_ready = not stat.S_ISDIR(info.st_mode) or self.cache.is_ready(at.number, obj, at.hearer)
+        if not is_ready or self.cache.is_remembered_for_others(at.number, obj, at.hearer):
+            return name_only(self.nodes.nodeid(at.number, obj), kind)  # a listing must not enlarge its audience
         try:
             return self.replies.entry(at, name, obj, info)
         except Stale:

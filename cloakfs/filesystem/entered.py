@@ -20,6 +20,7 @@ class Entered(NamedTuple):
     obj: Object
     fd: int
     info: linux.Stat
+    hearer: int  # who learns the answer: see `audience`
     asker: Asker | None = None  # set where the kernel checks permissions against what is shown
     has_searched: bool = False  # the caller has just found something in this directory
 

@@ -3,6 +3,7 @@
 from ..tree.nodes import Nodes
 from ..tree.passages import Passages
 from ..views import Views
+from .audience import Audiences
 from .changes import Changes
 from .forget import Forgetting
 from .remember import Remembering
@@ -36,8 +37,11 @@ class KernelCache:
         forgetful: bool = False,
     ) -> None:
         forgetting = Forgetting(nodes, passages)
-        remembering = Remembering(nodes, forgetting, exported=exported, gated=gated or views.top, forgetful=forgetful)
-        changes = Changes(nodes, views, passages, forgetting, remembering)
+        audiences = Audiences(nodes, forgetting)
+        remembering = Remembering(
+            nodes, forgetting, audiences, exported=exported, gated=gated or views.top, forgetful=forgetful
+        )
+        changes = Changes(nodes, views, passages, forgetting, audiences, remembering)
         self.forgetter = forgetting.forgetter
 
         self.of_name = remembering.of_name
@@ -45,6 +49,12 @@ class KernelCache:
         self.of_absence = remembering.of_absence
         self.keeps_content = remembering.keeps_content
         self.is_known_to_all = remembering.is_known_to_all
+        self.is_known_to = remembering.is_known_to
+
+        self.tell = audiences.tell
+        self.is_ready = audiences.is_ready
+        self.make_ready = audiences.make_ready
+        self.is_remembered_for_others = audiences.is_remembered_for_others
 
         self.forget = forgetting.forget
         self.forget_attributes = forgetting.forget_attributes

@@ -70,8 +70,11 @@ class Names(Core):
                 self.repair.name_refused(parent_inode, name)
                 raise
             if known is None:
-                return self.replies.hand_out(at, name, fd, info)
-            return self.replies.named(at, name, *known)
+                known = self.nodes.resolve(fd, at.obj, name), info
+            obj, info = known
+            if not stat.S_ISDIR(info.st_mode) or self.cache.is_ready(at.number, obj, at.hearer):
+                return self.replies.named(at, name, obj, info)
+            await self.cache.make_ready(at.number, obj, at.hearer)
         raise TooSoon(0.0)
 
     def _absent(self, at: Entered, name: bytes, exc: FileNotFoundError) -> EntryAttributes:
@@ -213,6 +216,7 @@ class Names(Core):
             return self.replies.named(at, name, obj, info)
         # The name already leads to something else, so the kernel is not to remember it.
         entry = self.replies.attributes(at.number, at.view, obj, name, self.nodes.fd(obj), info, at.asker)
+        self.cache.tell(at.number, obj, at.hearer)
         obj.lookups += 1
         return entry
 

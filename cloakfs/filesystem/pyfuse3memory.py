@@ -69,6 +69,11 @@ def name_only(ino: int, kind: int) -> EntryAttributes:
     return _entry
 
 
+def is_name_only(entry: EntryAttributes) -> bool:
+    """Whether this is what `name_only` has returned."""
+    return entry is _entry
+
+
 def unsupported(problem: str) -> MountError:
     """Return what to tell the user if this version of pyfuse3 is none of those that cloakfs can use."""
     return MountError(

@@ -15,8 +15,9 @@ from ..tree import calls
 from ..tree.door import attrs_of, credentials, everybody_may, sees, subject
 from ..tree.locate import is_settled
 from ..tree.nodes import Nodes
-from ..tree.objects import Object
+from ..tree.objects import ALL, Object
 from ..view import View
+from .audience import Audiences
 from .entered import Entered
 from .forget import ABSENT_SECONDS, Forgetting
 
@@ -45,14 +46,25 @@ class Remembering:
     Args:
         nodes: the objects.
         forgetting: knows what has yet to be forgotten, and is not relied on.
+        audiences: knows who was told of an object.
         exported: whether a server of the kernel exports the mount: then requests come by handle, without any LOOKUP.
         gated: whether the kernel itself keeps everybody else out of fixed views.
         forgetful: whether directories change with every answer (`no_client_cache`).
     """
 
-    def __init__(self, nodes: Nodes, forgetting: Forgetting, *, exported: bool, gated: bool, forgetful: bool) -> None:
+    def __init__(
+        self,
+        nodes: Nodes,
+        forgetting: Forgetting,
+        audiences: Audiences,
+        *,
+        exported: bool,
+        gated: bool,
+        forgetful: bool,
+    ) -> None:
         self._nodes = nodes
         self._forgetting = forgetting
+        self._audiences = audiences
         self._forgetter = forgetting.forgetter
         self._brief = 0.0 if exported or forgetful else BRIEF_SECONDS
         self._exported = exported
@@ -71,8 +83,9 @@ class Remembering:
         if self._forgetter.is_late(self._nodes.nodeid(at.number, parent)):
             return 0.0, 0.0
         if view.fixed is None:
-            if not self.same_for_all(view, name, info, fd) or not self.is_public(at.number, view, parent):
-                return 0.0, self._brief
+            is_public = self.same_for_all(view, name, info, fd) and self.is_public(at.number, view, parent)
+            if not is_public or obj.remembers_names:
+                return self._of_private_name(at, obj, info)
         elif not self._is_steady(view) or (parent is self._nodes.root and not self._gated):
             return 0.0, self._brief
         elif not (at.has_searched or may_search(view.fixed, parent, at.fd, at.info)):
@@ -80,7 +93,34 @@ class Remembering:
         seconds = self._seconds(obj)
         self._keep(at.number, parent)
         self._keep(at.number, obj)
-        return seconds, self._of_attributes(view, obj, info, seconds)
+        # What is remembered tells all who know the directory, without a word to the daemon.
+        if view.fixed is None:
+            obj.audience = ALL
+        elif self._exported and not at.number:
+            if parent.audience == at.hearer:
+                parent.remembers_names = True
+            elif obj.remembers_names:
+                seconds = 0.0
+            else:
+                obj.audience = ALL
+        return seconds, self._of_attributes(at, obj, info, self._seconds(obj))
+
+    def _of_private_name(self, at: Entered, obj: Object, info: linux.Stat) -> tuple[float, float]:
+        """Do what `of_name` does for a name in a caller view that not everybody may know.
+
+        So it does for a directory whose names are remembered for those who were told of it: a name that is remembered
+        would tell everybody. They are forgotten when somebody else asks (`Audiences.make_ready`).
+        """
+        parent = at.obj
+        if not self._is_steady_for(at, info) or not self._reaches(at, parent):
+            return 0.0, self._brief
+        seconds = 0.0
+        if parent.audience == at.hearer and self._audiences.may_search(at.who.uid, parent, at.fd, at.info):
+            seconds = self._seconds(obj)
+            parent.remembers_names = True
+            self._keep(at.number, parent, private=True)
+            self._keep(at.number, obj, private=True)
+        return seconds, self._of_private_attributes(at, obj, info)
 
     def of_absence(self, number: int, view: View, parent: Object, name: bytes) -> float:
         """Return how long to remember that `name` leads nowhere in `parent`.
@@ -97,28 +137,61 @@ class Remembering:
             return 0.0
         return min(ABSENT_SECONDS, self._seconds(parent))
 
-    def of_object(self, number: int, view: View, obj: Object, fd: int, info: linux.Stat) -> float:
-        """Return how long to remember the attributes of an object that was asked about by its nodeid."""
+    def of_object(self, at: Entered, info: linux.Stat) -> float:
+        """Return how long to remember the attributes of an object that was asked about by its nodeid.
+
+        Args:
+            at: the request; what it says of the object may be outdated by now.
+            info: its present stat.
+        """
+        number, view, obj, fd = at.number, at.view, at.obj, at.fd
         if obj is self._nodes.root:
             if view.below is not None or (view.fixed is not None and not self._gated):
                 return 0.0
         elif view.fixed is None:
             if not self.same_for_all(view, obj.name, info, fd) or not self._is_public_place(number, view, obj, info):
-                return self._brief
+                return self._of_private_object(at, info)
         elif not self._is_steady(view) or not sees(view, subject(view.fixed), obj.name, info, fd):
             return self._brief  # a change that is just being answered may have hidden it
         if obj.parent is not None and self._forgetter.is_late(self._nodes.nodeid(number, obj.parent)):
             return 0.0
         self._keep(number, obj)
-        return self._of_attributes(view, obj, info, self._seconds(obj))
+        return self._of_attributes(at, obj, info, self._seconds(obj))
 
-    def _of_attributes(self, view: View, obj: Object, info: linux.Stat, seconds: float) -> float:
+    def _of_private_object(self, at: Entered, info: linux.Stat) -> float:
+        obj = at.obj
+        if obj.audience != at.hearer or not self._is_steady_for(at, info):
+            return self._brief
+        if info.st_nlink > 1 and not stat.S_ISDIR(info.st_mode):
+            return self._brief
+        places = list(self._nodes.places(obj, info))
+        if len(places) != 1 or not self._reaches(at, places[0][0]):
+            return self._brief
+        if self._forgetter.is_late(self._nodes.nodeid(at.number, places[0][0])):
+            return 0.0
+        return self._of_private_attributes(at, obj, info)
+
+    def _of_private_attributes(self, at: Entered, obj: Object, info: linux.Stat) -> float:
+        """Return how long to remember attributes that the hearer surely may know, wherever the object is found."""
+        is_directory = stat.S_ISDIR(info.st_mode)
+        if is_directory and self._forgetful:
+            return 0.0
+        if obj.audience != at.hearer or (info.st_nlink > 1 and not is_directory):
+            return self._brief
+        # Each caller is shown its own ids; with one uid, it may still make requests with several groups.
+        if self._exported and not at.view.policy.ids["gid"].is_sole(info.st_gid):
+            return 0.0
+        self._keep(at.number, obj, private=True)
+        return self._seconds(obj)
+
+    def _of_attributes(self, at: Entered, obj: Object, info: linux.Stat, seconds: float) -> float:
+        view = at.view
         is_directory = stat.S_ISDIR(info.st_mode)
         if is_directory and self._forgetful:
             return 0.0
         if view.fixed is not None:
-            # Handles bypass the gate, so the daemon has to be asked each time who uses one.
-            return 0.0 if self._exported else seconds
+            # Handles bypass the gate, so the daemon has to be asked who uses one, unless only one caller can have it.
+            return seconds if not self._exported or (obj.audience == at.hearer and not at.number) else 0.0
         # Another name of a hard link may be hidden, and be the one that is left.
         if info.st_nlink > 1 and not is_directory:
             return self._brief
@@ -138,6 +211,35 @@ class Remembering:
         same = obj.content == stamp
         obj.content = stamp if is_settled(info) and obj.filesystem.has_posix_rules else None
         return same
+
+    # -- what one caller would be told ---------------------------------------------------------------
+
+    def _is_steady_for(self, at: Entered, info: linux.Stat) -> bool:
+        """Whether who asks is a single caller, and sees the object whatever its groups are."""
+        return at.hearer >= 0 and at.obj.filesystem.watched and self._audiences.sees(at.view, at.who.uid, info)
+
+    def _reaches(self, at: Entered, directory: Object) -> bool:
+        """Whether who asks sees this directory and all above it, whatever its groups are.
+
+        Where the kernel remembers something of a directory for this caller alone, that was proven then, and it would
+        have been forgotten if it had changed.
+        """
+        nodes, number = self._nodes, at.number
+        here = directory
+        while not self._is_known_to_one(number, here, at.hearer):
+            if here is nodes.root or (number in here.public and self.is_known_to_all(number, here)):
+                break
+            fd = nodes.fd(here)
+            info = here.filesystem.stat(fd)
+            if not here.filesystem.watched or not self._audiences.sees(at.view, at.who.uid, info):
+                return False
+            parent = here.parent
+            if parent is None or (here.checked != info.st_ctime_ns and not nodes.is_child(here, parent)):
+                return False
+            here = parent
+        if directory.audience == at.hearer:
+            self._keep(number, directory, private=True)
+        return True
 
     # -- what everybody would be told --------------------------------------------------------------
 
@@ -227,13 +329,28 @@ class Remembering:
 
     def is_known_to_all(self, number: int, obj: Object) -> bool:
         """Whether the kernel remembers it, so that it need not be found out who may know of it."""
+        return not obj.private and self._is_remembered(number, obj)
+
+    def _is_known_to_one(self, number: int, obj: Object, hearer: int) -> bool:
+        """Whether the kernel remembers it for this caller, which alone was told of it."""
+        return obj.private and obj.audience == hearer and self._is_remembered(number, obj)
+
+    def is_known_to(self, number: int, obj: Object, hearer: int) -> bool:
+        """Whether the kernel may tell this caller of the object without asking the daemon."""
+        is_for = not obj.private or obj.audience == hearer
+        return is_for and self._is_remembered(number, obj)
+
+    def _is_remembered(self, number: int, obj: Object) -> bool:
         is_kept = number in obj.kept and obj.era == self._forgetting.era and obj.filesystem.watched
         return is_kept and not (self._forgetting.below and self._forgetting.is_being_forgotten(obj))
 
-    def _keep(self, number: int, obj: Object) -> None:
+    def _keep(self, number: int, obj: Object, *, private: bool = False) -> None:
+        """Note that the kernel remembers something of the object, for everybody or for its audience alone."""
         if obj.era != self._forgetting.era:
             self._forgetting.forget_era(obj, by_name=self._forgetter.session < 0)
             obj.era = self._forgetting.era
+        if number not in obj.kept or obj.private:  # what rests on its being public still does
+            obj.private = private
         if number not in obj.kept:
             kept = obj.kept | {number}
             obj.kept = self._sets.setdefault(kept, kept)

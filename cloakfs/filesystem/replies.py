@@ -98,6 +98,8 @@ class Replies:
 
     def named(self, at: Entered, name: bytes, obj: Object, info: linux.Stat) -> EntryAttributes:
         """Answer a request by name with what it leads to: the kernel now holds one more reference."""
+        if stat.S_ISDIR(info.st_mode) and not self._cache.is_ready(at.number, obj, at.hearer):
+            raise Stale  # what was just made has been replaced; a LOOKUP waits until it is ready
         entry = self.entry(at, name, obj, info)
         obj.lookups += 1
         return entry
@@ -106,6 +108,7 @@ class Replies:
         """Return the attributes of the entry `name` of the directory, with how long to remember name and attributes."""
         fd = self._nodes.fd(obj)
         entry = self.attributes(at.number, at.view, obj, name, fd, info, at.asker)
+        self._cache.tell(at.number, obj, at.hearer)
         if at.who is not INSIDER:
             entry.entry_timeout, entry.attr_timeout = self._cache.of_name(at, obj, name, fd, info)
         return entry
@@ -114,7 +117,7 @@ class Replies:
         """Return the attributes of what was asked about by its nodeid, with how long to remember them."""
         entry = self.attributes(at.number, at.view, at.obj, at.obj.name, at.fd, info, at.asker)
         if at.who is not INSIDER:
-            entry.attr_timeout = self._cache.of_object(at.number, at.view, at.obj, at.fd, info)
+            entry.attr_timeout = self._cache.of_object(at, info)
         return entry
 
     def top(self) -> EntryAttributes:

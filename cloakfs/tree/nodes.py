@@ -137,6 +137,7 @@ class Nodes:
         self.registry.forget(nodeid & _OBJECT_MASK, count)
 
     def close(self) -> None:
-        """Close every descriptor."""
+        """Close every descriptor; the index is closed afterwards, by whoever opened it."""
+        self.registry.close()
         self.descriptors.close_all()
         self.mounts.close()

@@ -19,6 +19,9 @@ TRANSIENT = 1 << 47
 NEVER = -(1 << 80)
 """A value that no ctime has; 0 will not do, since file systems without a ctime may report it."""
 
+NOBODY, ALL = -1, -2
+"""Audiences that are not one client uid: nobody was told of an object; more than one uid was, or it is not known."""
+
 _NO_VIEWS: frozenset[int] = frozenset()
 
 
@@ -38,9 +41,10 @@ class Object:
     """One object of the real tree, kept as long as the kernel knows it or something below it."""
 
     __slots__ = (
-        "barrier", "checked", "children", "condition", "content", "era", "ever_kept", "fd", "filesystem", "generation",
-        "handle", "inode", "kept", "lookups", "name", "no_acl_at", "number", "open_files", "others", "parent",
-        "passage", "pins", "public", "reported_size", "reported_sizes", "strays", "trusted", "used",
+        "audience", "barrier", "checked", "children", "condition", "content", "era", "ever_kept", "fd", "filesystem",
+        "generation", "handle", "inode", "kept", "lookups", "name", "no_acl_at", "number", "open_files", "others",
+        "parent", "passage", "pins", "private", "public", "remembers_names", "reported_size", "reported_sizes",
+        "strays", "trusted", "used",
     )  # fmt: skip
 
     def __init__(self, number: int, handle: bytes, filesystem: Filesystem) -> None:
@@ -73,6 +77,11 @@ class Object:
         self.condition: Condition | None = None
         self.passage: Passage | None = None  # who gets through to it
         self.no_acl_at = NEVER  # the ctime at which it had no ACL
+
+        # Who was told of it: see `filesystem.audience`.
+        self.audience = NOBODY
+        self.private = False  # `kept` holds for the audience alone
+        self.remembers_names = False  # the kernel may remember names in it that its audience alone may know
 
         # What the kernel remembers of it: see `filesystem.remember`.
         self.kept = _NO_VIEWS  # numbers of the views in which the kernel remembers more than it asked for

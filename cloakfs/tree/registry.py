@@ -13,7 +13,7 @@ from .descriptors import Descriptors
 from .filesystems import Filesystem
 from .index import Index
 from .knownmounts import KnownMounts
-from .objects import ROOT, TRANSIENT, Object, Stale
+from .objects import ALL, NOBODY, ROOT, TRANSIENT, Object, Stale
 
 
 class Registry:
@@ -38,6 +38,7 @@ class Registry:
         handle, filesystem = mounts.identify(mounts.top, None)
         self.is_replaced = not index.claim(ROOT, handle)
         self.root = Object(ROOT, handle, filesystem)
+        self.root.audience = ALL
         self._remember(self.root)
         descriptors.keep(self.root, mounts.top)
 
@@ -65,6 +66,7 @@ class Registry:
         parent = self.by_number.get(number)  # none if that is gone
         for number, (handle, name, filesystem) in reversed(rows.items()):
             obj = Object(number, handle, filesystem)
+            obj.audience = self._index.take_audience(number)
             if parent is not None:
                 self._place(obj, parent, name)
             self._remember(obj)
@@ -83,10 +85,12 @@ class Registry:
             if obj is None:
                 linux.act_as_daemon()
                 if filesystem.has_handles:
-                    number = self._index.object(handle, parent.number if parent is not None else 0, name)
+                    number, audience = self._index.object(handle, parent.number if parent is not None else 0, name)
                 else:
                     number = self._transient = self._transient + 1
+                    audience = NOBODY
                 obj = Object(number, handle, filesystem)
+                obj.audience = audience
                 self._remember(obj)
                 if parent is not None:
                     self._place(obj, parent, name)
@@ -201,6 +205,8 @@ class Registry:
                 and calls.fstat(obj.fd).st_nlink == 0
             ):
                 self._index.remove(obj.number)
+            if obj.audience >= 0 and obj.number < TRANSIENT:
+                self._index.note_audience(obj.number, obj.audience)
             self._descriptors.close(obj)
             obj.barrier = None  # it may be this object: then only the garbage collector would free it
             others, obj.others = obj.others, None
@@ -211,6 +217,12 @@ class Registry:
             if parent_ is not None:
                 links.unpin(parent_, obj)
             obj = parent_
+
+    def close(self) -> None:
+        """Note the audiences of all objects, for the next time that the index is used."""
+        for obj in self.by_number.values():
+            if obj.audience >= 0 and obj.number < TRANSIENT:
+                self._index.note_audience(obj.number, obj.audience)
 
     def objects(self) -> list[Object]:
         """Return all objects that are known."""

@@ -1,0 +1,143 @@
+"""Who was told of an object, and what may be remembered for a caller that alone was told.
+
+The kernel's dentries and attributes are shared by all callers of a mount, but it can answer only those who have reached
+the object: who was never told its nodeid has nothing to ask about. The *audience* of an object is everybody who was
+told, or may have been told by something that the kernel remembers. It only grows. If it is one uid, and this caller is
+told the same whatever its groups are, then the kernel may remember that, too: names in a directory for the audience of
+the directory, attributes for the audience of the object.
+
+An audience grows before the answer that tells: what the kernel remembers for the former audience is forgotten first.
+Local root and whoever is handed a descriptor, a working directory or a mount are not told by the daemon; they get at
+what is remembered for the one who handed it over (docs/design.md).
+"""
+
+import os
+import stat
+
+from .. import linux
+from ..ids import ClientId, ServerId
+from ..tree.door import everybody_may
+from ..tree.nodes import Nodes
+from ..tree.objects import ALL, NOBODY, Object, Stale
+from ..view import View
+from .forget import Below, Forgetting
+
+
+class Audiences:
+    """The audiences of the objects of one mount. Only the view with number 0 has any; for others they are unknown.
+
+    Whoever is told is given by a client uid, or by `NOBODY` (the daemon itself) or `ALL` (a daemon above).
+
+    Args:
+        nodes: the objects.
+        forgetting: makes the kernel forget.
+    """
+
+    def __init__(self, nodes: Nodes, forgetting: Forgetting) -> None:
+        self._nodes = nodes
+        self._forgetting = forgetting
+
+    # -- who was told ------------------------------------------------------------------------------
+
+    def tell(self, number: int, obj: Object, hearer: int) -> Below | None:
+        """Note that `hearer` is about to be told of the object, or evidently was, since it asks by nodeid.
+
+        Attributes that were remembered for others are forgotten at once; names in a directory, and what is below it,
+        a moment later. Where nobody may be told before that, `is_ready` says so.
+        """
+        audience = obj.audience
+        if hearer in (audience, NOBODY) or audience == ALL or number:
+            return None
+        if audience == NOBODY:
+            obj.audience = hearer
+            return None
+        obj.audience = ALL
+        if obj.kept:
+            self._forgetting.forget_attributes(obj)
+        return self._forgetting.forget_below(obj) if obj.remembers_names else None
+
+    def _carries(self, obj: Object) -> bool:
+        """Whether a directory has an audience that the directory above does not have.
+
+        ".." leads whoever stands in it there, and does not ask the daemon. Nobody gets a directory as its present
+        parent has it without asking for the parent, so this happens only to directories that were moved.
+        """
+        return obj.audience != NOBODY and obj.parent is not None and obj.parent.audience not in (ALL, obj.audience)
+
+    def is_ready(self, number: int, obj: Object, hearer: int) -> bool:
+        """Whether `hearer` may be told of the directory `obj` without waiting for anything to be forgotten."""
+        if number or hearer == NOBODY:
+            return True
+        return (not obj.remembers_names or hearer == obj.audience) and not self._carries(obj)
+
+    async def make_ready(self, number: int, obj: Object, hearer: int) -> None:
+        """Forget what has to be forgotten before `hearer` is told of the directory `obj`.
+
+        It must not be called while the kernel holds the lock of that directory for this request.
+
+        Raises:
+            Stale: somebody keeps the lock, so that the kernel could not be made to forget a name yet.
+        """
+        await self.carry(number, obj)
+        if self.is_ready(number, obj, hearer):
+            return
+        self.tell(number, obj, ALL)
+        below = self._forgetting.forget_below(obj)
+        await below.done.wait()
+        for wait in (*below.names, *below.inside):
+            await wait.wait()
+        forgetter = self._forgetting.forgetter
+        if forgetter.session < 0 and forgetter.is_late(self._nodes.nodeid(number, obj)):
+            raise Stale
+        obj.remembers_names = False
+
+    async def carry(self, number: int, obj: Object) -> None:
+        """Enlarge the audiences of the directories above a directory by its own.
+
+        The kernel may hold their locks. So this waits only until no attributes are remembered below them: of a name
+        that somebody has open, the kernel then still knows that it exists, for a moment.
+        """
+        if number or not self._carries(obj):
+            return
+        belows: list[Below] = []
+        above = obj.parent
+        while above is not None:
+            below = self.tell(number, above, obj.audience)
+            if below is not None:
+                belows.append(below)
+            above = above.parent
+        for below in belows:
+            await below.done.wait()
+
+    @staticmethod
+    def is_remembered_for_others(number: int, obj: Object, hearer: int) -> bool:
+        """Whether something is remembered of `obj` for an audience to which `hearer` does not belong."""
+        if number or hearer in (obj.audience, NOBODY):
+            return False
+        return obj.remembers_names or (obj.private and obj.audience >= 0)
+
+    # -- what it is told whatever its groups -------------------------------------------------------
+
+    @staticmethod
+    def sees(view: View, uid: ServerId, info: linux.Stat) -> bool:
+        """Whether the view shows an entry like this to everybody with this uid, whatever its groups."""
+        cloak = view.cloak
+        if cloak is None or not view.forwards_by_mapping or view.below is not None:
+            return False
+        return cloak.condition(info.st_mode, info.st_uid, info.st_gid).surely_admits(uid)
+
+    @staticmethod
+    def may_search(uid: ServerId, obj: Object, fd: int, info: linux.Stat) -> bool:
+        """Whether everybody with this uid, whatever its groups, may search the directory. False when in doubt."""
+        is_owner = uid == info.st_uid and info.st_mode & stat.S_IXUSR and obj.filesystem.has_posix_rules
+        return bool(is_owner) or everybody_may(os.X_OK, obj, fd, info)
+
+    def still_holds(self, view: View, obj: Object, fd: int, info: linux.Stat) -> bool:
+        """Whether what is remembered of `obj`, and below it, for an audience of one may still be told to it."""
+        audience = obj.audience
+        if audience < 0 and obj.parent is not None:
+            audience = obj.parent.audience  # the name is remembered for this one
+        if audience < 0:
+            return False
+        uid = view.server_uid(ClientId(audience))
+        return self.sees(view, uid, info) and (not stat.S_ISDIR(info.st_mode) or self.may_search(uid, obj, fd, info))
