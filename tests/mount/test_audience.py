@@ -1,0 +1,344 @@
+"""What the kernel remembers for the one caller that was told of it, and that nobody else is told by it.
+
+Each rule has a test here that fails without it. Arbitrary sequences are in `test_stateful.py`.
+"""
+
+import errno
+import os
+import signal
+import stat
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from tests.agents import User, become, names, read, write
+from tests.mount import conftest
+from tests.mount.conftest import Mount, told
+from tests.mount.test_caching import CLOAKED, OTHER, OWNER, STRANGER, many, put, requests
+from tests.mount.test_forgetting import _OLD_KERNEL
+
+MakeMount = Callable[..., Mount]
+MakeUser = Callable[..., User]
+
+GROUP = 3900
+MANY = 300
+
+AN_INSTANT = 0.03
+"""Longer than any attributes are remembered that are neither everybody's nor one caller's alone."""
+
+_kept: list[int] = []
+
+
+@pytest.fixture
+def scene(tree: str) -> str:
+    """homes/owner is its owner's alone, and so is what is in it, except for homes/owner/public and .../work."""
+    os.mkdir(os.path.join(tree, "homes"))
+    home = put(os.path.join(tree, "homes/owner"), OWNER, stat.S_IFDIR | 0o700)
+    put(os.path.join(home, "secret"), OWNER, 0o600)
+    put(os.path.join(home, "public"), OWNER, 0o644)
+    put(os.path.join(home, "work"), OWNER, stat.S_IFDIR | 0o755)
+    put(os.path.join(home, "work/secret"), OWNER, 0o600)
+    put(os.path.join(home, "work/vault"), OWNER, stat.S_IFDIR | 0o700)
+    put(os.path.join(home, "work/vault/file"), OWNER, 0o644)
+    return tree
+
+
+@pytest.fixture(params=["", "before Linux 6.16"])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param:
+        monkeypatch.setattr(conftest, "COMMAND", conftest.command_with(_OLD_KERNEL))
+    return str(request.param)
+
+
+INSIDE = ("secret", "public", "work", "work/secret", "work/vault", "work/vault/file")
+
+
+def look(at: str) -> None:
+    """Have the kernel remember all there is, and hold some of it as a shell or an editor does."""
+    os.chdir(at)
+    for _ in range(3):
+        for path in INSIDE:
+            os.stat(path)
+            os.listdir(os.path.dirname(path) or ".")
+    _kept.extend(os.open(path, os.O_PATH) for path in INSIDE)
+
+
+def asked(m: Mount, before: Counter[str]) -> int:
+    now = requests(m) - before
+    return now["lookup"] + now["getattr"]
+
+
+# -- what is remembered ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", ["", ",default_permissions"])
+@pytest.mark.usefixtures("figures_at_once")
+def test_a_private_home_is_remembered_for_its_owner(words: str, scene: str, mount: MakeMount, user: MakeUser) -> None:
+    m = mount("-o", CLOAKED + words)
+    owner = user(OWNER)
+    told()
+    owner.do(look, m.at("homes/owner"))
+    before = requests(m)
+    for path in INSIDE:
+        owner.do(many, os.stat, path)
+    assert asked(m, before) <= 5
+    before = requests(m)
+    for path in INSIDE:
+        owner.do(many, os.stat, m.at("homes/owner", path))
+    assert asked(m, before) <= 100 * len(INSIDE) + 5  # the name of the home, which others may not know
+
+
+@pytest.mark.usefixtures("figures_at_once")
+def test_what_depends_on_groups_is_not_remembered(scene: str, mount: MakeMount, user: MakeUser) -> None:
+    """One uid is not one identity: with the group it sees the directory, and without it does not."""
+    shared = put(os.path.join(scene, "shared"), OTHER, stat.S_IFDIR | 0o770, gid=GROUP)
+    put(os.path.join(shared, "file"), OTHER, 0o660, gid=GROUP)
+    put(os.path.join(shared, "own"), OWNER, 0o600)
+    m = mount("-o", CLOAKED)
+    member, former = user(OWNER, OWNER, [GROUP]), user(OWNER)
+    told()
+    member.do(os.chdir, m.at("shared"))
+    for _ in range(3):
+        for path in ("file", "own"):
+            member.do(os.stat, path)
+            member.do(os.stat, m.at("shared", path))
+            assert former.error(os.stat, m.at("shared", path)) == errno.ENOENT
+        assert member.do(names, ".") == ["file", "own"]
+        assert former.do(names, m.path) == ["homes"]
+    before = requests(m)
+    member.do(many, os.stat, "own")
+    assert asked(m, before) >= 100
+
+
+def test_an_absent_name_is_not_remembered(scene: str, mount: MakeMount, user: MakeUser) -> None:
+    m = mount("-o", CLOAKED)
+    owner = user(OWNER)
+    owner.do(look, m.at("homes/owner"))
+    assert owner.error(os.stat, "new") == errno.ENOENT
+    put(m.real("homes/owner/new"), OWNER, 0o600)
+    assert owner.do(read, "new") == b"content"
+
+
+# -- an audience grows before the answer that tells ------------------------------------------------
+
+
+def give_away(path: str) -> None:
+    os.chown(path, 99, 99)
+    os.chmod(path, 0o755)
+
+
+WIDENED: dict[str, Callable[[User, Mount], object]] = {
+    "through the mount": lambda owner, m: owner.do(os.chmod, m.at("homes/owner"), 0o755),
+    "behind the mount": lambda owner, m: os.chmod(m.real("homes/owner"), 0o755),
+    "by another owner": lambda owner, m: give_away(m.real("homes/owner")),
+}
+
+
+@pytest.mark.parametrize("how", WIDENED)
+@pytest.mark.usefixtures("kernel")
+def test_a_directory_that_becomes_visible(how: str, scene: str, mount: MakeMount, user: MakeUser) -> None:
+    """What its owner has there is known to nobody else by what the kernel remembers for the owner."""
+    m = mount("-o", CLOAKED)
+    owner, other = user(OWNER), user(OTHER)
+    told()
+    owner.do(look, m.at("homes/owner"))
+    assert other.error(os.stat, m.at("homes/owner/secret")) == errno.ENOENT
+    owner.do(os.stat, "secret")
+    WIDENED[how](owner, m)
+    for path, expected in {
+        "secret": errno.ENOENT,
+        "work/secret": errno.ENOENT,
+        "work/vault": errno.ENOENT,
+        "work/vault/file": errno.ENOENT,
+        "public": 0,
+        "work": 0,
+    }.items():
+        assert other.error(os.stat, m.at("homes/owner", path)) == expected, path
+        assert other.error(os.lstat, m.at("homes/owner", path)) == expected, path
+    assert other.do(names, m.at("homes/owner")) == ["public", "work"]
+    other.do(os.chdir, m.at("homes/owner/work"))
+    assert other.error(os.stat, "vault") == errno.ENOENT
+    owner.do(os.chdir, "/")
+    owner.do(os.stat, m.at("homes/owner/work/vault/file"))
+    assert other.error(os.stat, "vault/file") == errno.ENOENT
+
+
+@pytest.mark.usefixtures("figures_at_once")
+def test_a_listing_enlarges_no_audience(scene: str, mount: MakeMount, user: MakeUser) -> None:
+    """Or else one `ls` by somebody would cost the owner its cache."""
+    m = mount("-o", CLOAKED)
+    owner, other = user(OWNER), user(OTHER)
+    told()
+    owner.do(look, m.at("homes/owner"))
+    os.chmod(m.real("homes/owner"), 0o744)
+    told()
+    for _ in range(3):
+        assert other.do(names, m.at("homes")) == ["owner"]
+    before = requests(m)
+    owner.do(many, os.stat, "secret")
+    assert asked(m, before) <= 5
+
+
+@pytest.mark.parametrize("reload", [False, True])
+def test_a_hard_link_that_was_public(reload: bool, scene: str, base: str, mount: MakeMount, user: MakeUser) -> None:
+    """Others were told of the file, and may have kept it open: its attributes are not remembered for its owner."""
+    config = os.path.join(base, "exports")
+    with open(config, "w", encoding="utf-8") as file:
+        file.write(f"{scene} *({CLOAKED.replace(',', ', ')})\n")
+    m = mount("--exports", config)
+    os.mkdir(m.real("public"))
+    os.chmod(m.real("public"), 0o777)
+    owner, other = user(OWNER), user(OTHER)
+    told()
+    owner.do(look, m.at("homes/owner"))
+    owner.do(os.link, "public", m.at("public/link"))
+    told()
+    fd = other.do(os.open, m.at("public/link"), os.O_PATH)
+    path = f"/proc/self/fd/{fd}"
+    owner.do(os.unlink, m.at("public/link"))
+    if reload:
+        os.kill(m.pid, signal.SIGHUP)
+        time.sleep(0.3)
+    for _ in range(3):
+        owner.do(os.stat, "public")
+        owner.do(os.stat, m.at("homes/owner/public"))
+        time.sleep(AN_INSTANT)
+        assert other.error(os.stat, path) == errno.ESTALE
+
+
+@pytest.mark.parametrize("how", ["through the mount", "behind the mount"])
+@pytest.mark.parametrize("deep", [1, 3])
+def test_dot_dot_of_a_directory_that_was_moved(
+    deep: int, how: str, scene: str, mount: MakeMount, user: MakeUser
+) -> None:
+    """Who stands in it gets at its new parent without a request for a name."""
+    moved = put(os.path.join(scene, "moved"), OWNER, stat.S_IFDIR | 0o755)
+    inner = moved
+    for _ in range(deep - 1):
+        inner = put(os.path.join(inner, "deeper"), OWNER, stat.S_IFDIR | 0o755)
+    m = mount("-o", CLOAKED)
+    os.chmod(m.source, 0o777)
+    owner, other = user(OWNER), user(OTHER)
+    told()
+    owner.do(look, m.at("homes/owner"))
+    inside = os.path.relpath(inner, scene)
+    other.do(os.chdir, m.at(inside))
+    other.do(os.stat, "..")
+    if how == "through the mount":
+        owner.do(os.rename, m.at("moved"), m.at("homes/owner/moved"))
+    else:
+        os.rename(m.real("moved"), m.real("homes/owner/moved"))
+        told()
+        owner.do(os.stat, m.at("homes/owner", inside))  # from now on the kernel knows where it is
+    above = "/".join([".."] * deep)
+    for _ in range(3):
+        for path in INSIDE:
+            owner.do(os.stat, m.at("homes/owner", path))
+        time.sleep(AN_INSTANT)
+        assert other.error(os.stat, above) in (errno.ESTALE, errno.ENOENT, errno.EACCES)
+        for path in ("secret", "public", "work/vault/file"):
+            assert other.error(os.stat, f"{above}/{path}") in (errno.ESTALE, errno.ENOENT, errno.EACCES), path
+
+
+@pytest.mark.usefixtures("kernel")
+def test_what_is_hidden_from_its_former_owner(scene: str, mount: MakeMount, user: MakeUser) -> None:
+    m = mount("-o", CLOAKED)
+    owner, within = user(OWNER), user(OWNER)
+    told()
+    owner.do(look, m.at("homes/owner"))
+    within.do(os.chdir, m.at("homes/owner/work/vault"))
+    within.do(os.stat, "file")
+    os.chown(m.real("homes/owner/secret"), OTHER, OTHER)
+    told()
+    assert owner.error(os.stat, "secret") == errno.ENOENT
+    assert owner.do(names, ".") == ["public", "work"]
+    os.chown(m.real("homes/owner/work"), OTHER, OTHER)
+    os.chmod(m.real("homes/owner/work"), 0o700)
+    told()
+    assert owner.error(os.stat, "work/vault/file") == errno.ENOENT
+    assert within.error(os.stat, "file") in (errno.ENOENT, errno.ESTALE)
+    assert within.error(os.stat, ".") in (errno.ENOENT, errno.ESTALE)
+
+
+def test_an_owner_without_search(scene: str, mount: MakeMount, user: MakeUser) -> None:
+    m = mount("-o", CLOAKED)
+    owner = user(OWNER)
+    told()
+    owner.do(look, m.at("homes/owner"))
+    owner.do(os.chmod, "work", 0o600)
+    assert owner.error(os.stat, "work/secret") == errno.EACCES
+    os.chmod(m.real("homes/owner/work"), 0o700)
+    told()
+    owner.do(os.stat, "work/secret")
+    os.chmod(m.real("homes/owner/work"), 0o600)
+    told()
+    assert owner.error(os.stat, "work/secret") == errno.EACCES
+
+
+def test_a_public_directory_in_a_home_that_is_closed(scene: str, mount: MakeMount, user: MakeUser) -> None:
+    """What everybody knew rests on the home's being open, whatever else is remembered of the home."""
+    os.chmod(os.path.join(scene, "homes/owner"), 0o755)
+    m = mount("-o", CLOAKED)
+    owner, other = user(OWNER), user(OTHER)
+    told()
+    owner.do(look, m.at("homes/owner"))
+    other.do(os.chdir, m.at("homes/owner/work"))
+    fd = other.do(os.open, m.at("homes/owner/public"), os.O_PATH)
+    other.do(os.stat, ".")
+    owner.do(look, m.at("homes/owner"))
+    owner.do(os.chmod, m.at("homes/owner"), 0o700)
+    for _ in range(3):
+        owner.do(os.stat, m.at("homes/owner/public"))
+        time.sleep(AN_INSTANT)
+        assert other.error(os.stat, ".") in (errno.ESTALE, errno.ENOENT)
+        assert other.error(os.stat, f"/proc/self/fd/{fd}") == errno.ESTALE
+        assert other.error(os.stat, m.at("homes/owner/public")) == errno.ENOENT
+
+
+# -- what remains ----------------------------------------------------------------------------------
+
+
+def test_whoever_keeps_a_working_directory_keeps_what_is_remembered(
+    scene: str, mount: MakeMount, user: MakeUser
+) -> None:
+    """As documented: nobody tells the daemon. What the daemon is asked for, it refuses, and it then starts afresh."""
+    m = mount("-o", CLOAKED)
+    owner, former = user(OWNER), user(0)
+    told()
+    former.do(become, OWNER, OWNER, [])
+    owner.do(look, m.at("homes/owner"))
+    former.do(os.chdir, m.at("homes/owner"))
+    # Not by setuid(2), which root alone may do: by a descriptor of the directory.
+    assert former.error(read, "secret") == 0
+    passed = user(0)
+    passed.do(os.chdir, m.path)
+    assert passed.error(os.stat, "homes/owner") == errno.ENOENT
+
+
+# -- nobody has others pay -------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("figures_at_once")
+def test_who_grows_his_own_audience_costs_others_nothing(scene: str, mount: MakeMount, user: MakeUser) -> None:
+    put(os.path.join(scene, "homes/other"), OTHER, stat.S_IFDIR | 0o700)
+    m = mount("-o", CLOAKED)
+    owner, other, stranger = user(OWNER), user(OTHER), user(STRANGER)
+    told()
+    owner.do(look, m.at("homes/owner"))
+    other.do(os.chdir, m.at("homes/other"))
+    before = requests(m)
+    for number in range(MANY // 10):
+        other.do(os.mkdir, f"{number}", 0o700)
+        other.do(write, f"{number}/file", b"")
+        other.do(os.stat, f"{number}/file")
+        other.do(os.chmod, ".", 0o755)
+        other.do(os.chmod, f"{number}", 0o755)
+        stranger.do(os.stat, m.at(f"homes/other/{number}"))
+        other.do(os.chmod, ".", 0o700)
+    assert requests(m)["mkdir"] - before["mkdir"] == MANY // 10
+    before = requests(m)
+    for path in INSIDE:
+        owner.do(many, os.stat, path)
+    assert asked(m, before) <= 5
