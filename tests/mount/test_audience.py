@@ -300,21 +300,33 @@ def test_a_public_directory_in_a_home_that_is_closed(scene: str, mount: MakeMoun
 # -- what remains ----------------------------------------------------------------------------------
 
 
-def test_whoever_keeps_a_working_directory_keeps_what_is_remembered(
-    scene: str, mount: MakeMount, user: MakeUser
-) -> None:
-    """As documented: nobody tells the daemon. What the daemon is asked for, it refuses, and it then starts afresh."""
+def enter_as(uid: int, path: str) -> None:
+    """For a User started as root: stand in a directory that only `uid` may enter."""
+    os.setegid(uid)
+    os.seteuid(uid)
+    os.chdir(path)
+    os.seteuid(0)
+    os.setegid(0)
+
+
+def test_who_is_handed_a_working_directory(scene: str, mount: MakeMount, user: MakeUser) -> None:
+    """It gets at what is remembered, as documented, and at nothing that the daemon is asked for; that ends it."""
     m = mount("-o", CLOAKED)
-    owner, former = user(OWNER), user(0)
+    owner, handed = user(OWNER), user(0)
     told()
-    former.do(become, OWNER, OWNER, [])
     owner.do(look, m.at("homes/owner"))
-    former.do(os.chdir, m.at("homes/owner"))
-    # Not by setuid(2), which root alone may do: by a descriptor of the directory.
-    assert former.error(read, "secret") == 0
-    passed = user(0)
-    passed.do(os.chdir, m.path)
-    assert passed.error(os.stat, "homes/owner") == errno.ENOENT
+    handed.do(enter_as, OWNER, m.at("homes/owner"))
+    handed.do(become, OTHER, OTHER, [])
+    owner.do(os.stat, "secret")
+    handed.error(os.stat, "secret")  # whether the kernel still remembers it is not said
+    refused = (errno.ENOENT, errno.ESTALE, errno.EACCES)
+    assert handed.error(read, "secret") in refused
+    assert handed.error(os.listdir, ".") in refused
+    told()
+    owner.do(os.stat, "secret")
+    time.sleep(AN_INSTANT)
+    for path in INSIDE:
+        assert handed.error(os.stat, path) in refused, path
 
 
 # -- nobody has others pay -------------------------------------------------------------------------

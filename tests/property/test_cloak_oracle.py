@@ -83,11 +83,9 @@ def test_same_for_all_is_exact(defs: list[CloakDef], file: tuple[int, int, int])
     assert CloakList(defs).same_for_all(*file) == (len(answers) == 1)
 
 
-@given(masks, modes, st.integers(0, 7), st.booleans())
-def test_the_owners_bits_play_no_part(mask: Mask, mode: int, owner: int, in_group: bool) -> None:
-    assert mask.hit(mode, in_group) == mask.hit(mode & ~0o700 | owner << 6, in_group)
-
-
-@given(masks)
-def test_masks_print_and_parse(mask: Mask) -> None:
-    assert Mask.parse(str(mask)) == mask
+@given(st.lists(definitions, max_size=6), files, IDS)
+def test_surely_admits_is_exact(defs: list[CloakDef], file: tuple[int, int, int], caller: int) -> None:
+    """It says whether this uid sees the file with any groups."""
+    in_and_out = frozenset({file[2]}), frozenset[int]()
+    answers = {expected(defs, file, (caller, gids)) for gids in in_and_out}
+    assert CloakList(defs).condition(*file).surely_admits(caller) == (answers == {True})
