@@ -200,17 +200,29 @@ class View:
         """Whether everybody is shown the same owner and group even after `Asker.recognise`."""
         alike = self._alike.get((uid, gid))
         if alike is None:
-            ids = self.policy.ids
             alike = (
                 self.forwards_by_mapping
                 and self.shows_by_mapping
-                and ids["uid"].is_sole(uid)
-                and ids["gid"].is_sole(gid)
+                and (self.policy.ids["uid"].is_sole(uid) or self._is_squashed_root("uid", uid))
+                and self.is_group_shown_alike(gid)
             )
             if len(self._alike) >= _MOST_KNOWN:
                 self._alike.clear()
             self._alike[uid, gid] = alike
         return alike
+
+    def is_group_shown_alike(self, gid: ServerId) -> bool:
+        """Whether a caller is shown the same group with whatever gid it makes a request."""
+        return self.policy.ids["gid"].is_sole(gid) or self._is_squashed_root("gid", gid)
+
+    def _is_squashed_root(self, kind: Kind, server_id: ServerId) -> bool:
+        """Whether this is root, which is shown as 0 where no client id becomes it.
+
+        Client 0 is no caller's id then: the kernel's NFS server has replaced it (`nfs.root`).
+        """
+        ids = self.policy.ids
+        is_root_here = ids["uid"].forward(ClientId(0)) == 0
+        return server_id == 0 and not (is_root_here or ids[kind].closed or ids[kind].forward(ClientId(0)) == 0)
 
     def show(self, attrs: Attrs) -> tuple[int, ClientId, ClientId, int] | None:
         """Return (mode, uid, gid, nlink) as shown to clients; None if the policy failed, so that it must be hidden.

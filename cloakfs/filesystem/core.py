@@ -151,7 +151,7 @@ class Core(pyfuse3.Operations):
             if obj is self.nodes.root:  # this mount's own policy hides it from nobody
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             raise Stale
-        hearer = self.callers.hearer(who, ctx)
+        hearer = self.callers.hearer(view, who, ctx)
         self.cache.tell(number, obj, hearer)  # it evidently was told
         return Entered(number, view, who, obj, self.nodes.fd(obj), info, hearer, self.callers.asker(view, who, ctx))
 

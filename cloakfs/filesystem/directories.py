@@ -234,7 +234,7 @@ class Directories(Names):
         info = obj.filesystem.stat(fh)
         if view.hides and not self.door.visible(view, who, obj, info):
             raise Stale
-        hearer = self.callers.hearer(who, ctx)
+        hearer = self.callers.hearer(view, who, ctx)
         self.cache.tell(number, obj, hearer)
         at = Entered(number, view, who, obj, fh, info, hearer, self.callers.asker(view, who, ctx))
         linux.act_as_daemon()

@@ -90,6 +90,8 @@ class Remembering:
             return 0.0, self._brief
         elif not (at.has_searched or may_search(view.fixed, parent, at.fd, at.info)):
             return 0.0, 0.0  # a listing tells names and no more
+        elif self._exported and at.hearer < 0:
+            return 0.0, 0.0  # nobody would notice who is told by the name that is remembered
         seconds = self._seconds(obj)
         self._keep(at.number, parent)
         self._keep(at.number, obj)
@@ -101,7 +103,7 @@ class Remembering:
                 parent.remembers_names = True
             elif obj.remembers_names:
                 seconds = 0.0
-            else:
+            elif parent is not self._nodes.root:  # others do not get past the root
                 obj.audience = ALL
         return seconds, self._of_attributes(at, obj, info, self._seconds(obj))
 
@@ -179,7 +181,7 @@ class Remembering:
         if obj.audience != at.hearer or (info.st_nlink > 1 and not is_directory):
             return self._brief
         # Each caller is shown its own ids; with one uid, it may still make requests with several groups.
-        if self._exported and not at.view.policy.ids["gid"].is_sole(info.st_gid):
+        if self._exported and not at.view.is_group_shown_alike(info.st_gid):
             return 0.0
         self._keep(at.number, obj, private=True)
         return self._seconds(obj)
