@@ -140,6 +140,8 @@ class Core(pyfuse3.Operations):
             number, view, who = await self._served_late(obj, inode, ctx, for_attributes=for_attributes)
         else:
             number, view, who = await self.callers.served(inode, ctx, for_attributes=for_attributes)
+        hearer = self.callers.hearer(view, who, ctx)
+        self.cache.tell(number, obj, hearer)  # who asks evidently was told, or was handed it
         fd = self.nodes.fd(obj)
         info = obj.filesystem.stat(fd)
         if (
@@ -151,8 +153,6 @@ class Core(pyfuse3.Operations):
             if obj is self.nodes.root:  # this mount's own policy hides it from nobody
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             raise Stale
-        hearer = self.callers.hearer(view, who, ctx)
-        self.cache.tell(number, obj, hearer)  # it evidently was told
         return Entered(number, view, who, obj, self.nodes.fd(obj), info, hearer, self.callers.asker(view, who, ctx))
 
     async def _served_late(

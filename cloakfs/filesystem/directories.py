@@ -231,11 +231,11 @@ class Directories(Names):
             number, view, who = await self._served_late(obj, self._nodeid(directory), ctx, listed=found)
         else:
             number, view, who = await self.callers.served(self._nodeid(directory), ctx)
+        hearer = self.callers.hearer(view, who, ctx)
+        self.cache.tell(number, obj, hearer)
         info = obj.filesystem.stat(fh)
         if view.hides and not self.door.visible(view, who, obj, info):
             raise Stale
-        hearer = self.callers.hearer(view, who, ctx)
-        self.cache.tell(number, obj, hearer)
         at = Entered(number, view, who, obj, fh, info, hearer, self.callers.asker(view, who, ctx))
         linux.act_as_daemon()
         with self.nodes.batch():
