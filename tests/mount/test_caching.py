@@ -350,7 +350,7 @@ def test_where_changes_are_not_told_they_are_seen_within_a_second(
         ):
             m = mount("-o", f"{CLOAKED},default_permissions,views={STRANGER}:{STRANGER}", source=merged)
             try:
-                assert "changes behind the mount are not told" in m.log
+                assert "changes behind the mount are not reported" in m.log
                 stranger = user(STRANGER)
                 stranger.do(os.stat, m.at("open/public"))
                 os.chmod(os.path.join(merged, "open/public"), 0o600)

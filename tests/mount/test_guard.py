@@ -113,8 +113,8 @@ def test_a_reload_that_fails_half_way_is_taken_back(base: str, tree: str, first:
         said.partition("; ")[2]
         == {
             "options": "",
-            "plug-in": f"{old[0].path} has read its plug-in again all the same",
-            "dead": f"{old[0].path} may go on with the new options until it is mounted again "
+            "plug-in": f"{old[0].path} keeps the plug-in that it has read again",
+            "dead": f"{old[0].path} may keep the new options until it is mounted again "
             f"({old[0].path}: its daemon has just died; try again)",
         }[first]
     )

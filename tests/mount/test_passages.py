@@ -140,7 +140,7 @@ def index(base: str) -> Iterator[Index]:
 def nodes(tree: str, index: Index) -> Iterator[Nodes]:
     with contextlib.closing(Nodes(tree, index)) as made:
         if made.root.filesystem.kind not in KINDS:
-            pytest.skip(f"changes on {made.root.filesystem.kind} are not told")
+            pytest.skip(f"changes on {made.root.filesystem.kind} are not reported")
         yield made
 
 

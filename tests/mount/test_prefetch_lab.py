@@ -127,7 +127,7 @@ def test_what_is_missing_is_told(place: Path, monkeypatch: pytest.MonkeyPatch) -
         slow_disk(16, base=str(place)).__enter__()
     assert str(caught.value) == told
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(SlowDiskError, match=r"^there is no mkfs.ext4 "):
+    with pytest.raises(SlowDiskError, match=r"^mkfs.ext4 is not installed "):
         slow_disk(16, base=str(place)).__enter__()
 
 

@@ -48,7 +48,7 @@ def test_no_picture_is_no_matplotlib() -> None:
 def test_where_it_is_missing_one_line_says_so(name: str, missing: str) -> None:
     done = run(name, "--help", missing=missing)
     assert (done.returncode, done.stderr) == (
-        1, f"cloakfs: {name}: there is no {missing} (pip install 'cloakfs[bench]')\n"
+        1, f"cloakfs: {name}: {missing} is not installed (pip install 'cloakfs[bench]')\n"
     )  # fmt: skip
 
 
