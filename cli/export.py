@@ -346,7 +346,7 @@ def _left(name: str) -> leftover.Record | None:
 
 @export.command()
 @_name_option
-@click.option("--json", "as_json", is_flag=True, help="Print an object instead of a table.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object instead of a table.")
 def status(name: str, *, as_json: bool) -> None:
     """Show what is exported to whom as which views, and its state.
 

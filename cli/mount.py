@@ -28,7 +28,9 @@ from .common import entry_for, fail, printable
 @click.command()
 @click.argument("source")
 @click.argument("mountpoint")
-@click.option("-o", "words", multiple=True, metavar="OPTIONS", help="Options of exports.d and mount(8), with commas.")
+@click.option(
+    "-o", "words", multiple=True, metavar="OPTIONS", help="Options of exports.d and mount(8), separated by commas."
+)
 @click.option("--exports", metavar="FILE", help="Take the options from the entry for SOURCE in this exports.d file.")
 @click.option("--client", metavar="CLIENT", help="With --exports: the entry for this client, if there are several.")
 @click.option("--view", "views", multiple=True, metavar="VIEW", help="A fixed view: USER, UID:GID[:GID,…] or LOW-HIGH.")
@@ -153,7 +155,7 @@ Usage: mount.fuse.cloakfs SOURCE MOUNTPOINT [-sfnv] [-t TYPE] [-N NAMESPACE] [-o
 mount(8) runs this for the type fuse.cloakfs, if /sbin has a link to it. It does the same as cloakfs mount.
 
 Options:
-  -o OPTIONS  Options of exports.d and mount(8), with commas.
+  -o OPTIONS  Options of exports.d and mount(8), separated by commas.
   -f          Mount nothing.
   -h, --help  Show this message and exit.
 

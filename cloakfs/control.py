@@ -198,7 +198,7 @@ class Control:
         if method is None:
             return {"options": self._published.options, "groups": self._groups, "plugin": _described(policy)}
         if method not in METHODS:
-            raise ValueError(f"{method!r} is no method of a policy")
+            raise ValueError(f"{method!r} is not a method of a policy")
         granted = {json.dumps(question): answer for *question, answer in request.get("access", ())}
         asked_back: list[list[Any]] = []
 

@@ -109,8 +109,8 @@ def replay(
 
     A stream consists of lines SECONDS FILE OFFSET LENGTH; a mount with `-o record=FILE` writes one.
 
-    Exit status: 0 done, 1 a file cannot be read or written, or has the wrong content, 2 wrong usage, or not a
-    stream.
+    Exit status: 0 done, 1 a file cannot be read or written, or has the wrong content, 2 wrong usage, or
+    STREAM-FILE is not a stream.
     """
     if (stream_file is None) == (pattern is None):
         fail("prefetch replay: expected either a STREAM-FILE or --pattern", 2)

@@ -1,4 +1,4 @@
-"""The benchmark runs and tells of every peer; its figures are not tested."""
+"""The benchmark runs and reports every peer; its figures are not tested."""
 
 import contextlib
 import json

@@ -1,7 +1,7 @@
-"""What the kernel remembers, for whom, and that it is made to forget.
+"""What the kernel caches, for whom, and that it is invalidated.
 
-That nothing one caller does changes what another one sees, `test_stateful.py` shows for arbitrary sequences; here is
-what is remembered at all, and each way of making it untrue.
+`test_stateful.py` shows for arbitrary sequences that nothing one caller does changes what another one sees. This module
+tests what is cached at all, and each way in which it can become untrue.
 """
 
 import errno

@@ -1,4 +1,4 @@
-"""The process that outlives the daemon of a local mount, and takes the mount off if the daemon could not."""
+"""The process that outlives the daemon of a local mount, and unmounts the mount if the daemon could not."""
 
 import contextlib
 import errno

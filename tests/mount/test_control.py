@@ -1,4 +1,4 @@
-"""`explain` and `table` say what the running daemon goes by, not what is on disk; asking costs nobody anything."""
+"""`explain` and `table` report what the running daemon does, not what is on disk; asking delays nobody."""
 
 import contextlib
 import errno

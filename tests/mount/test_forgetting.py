@@ -1,6 +1,6 @@
-"""The kernel is made to forget, whatever its users hold, and in an order that leaves nothing outdated.
+"""The kernel's cache is invalidated whatever locks users hold, and in an order that leaves nothing outdated.
 
-What is remembered, and each way of making it untrue, is in `test_caching.py`.
+`test_caching.py` tests what is cached, and each way in which it can become untrue.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""What the guard of an export tells the daemons of its mounts, without an NFS server."""
+"""How the guard of an export makes the daemons of its mounts reload, without an NFS server."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What lies deep down costs no more than what lies at the top, and whatever is changed above it is seen at once."""
+"""An object deep in the tree costs no more than one at the top, and any change above it is seen at once."""
 
 import contextlib
 import errno

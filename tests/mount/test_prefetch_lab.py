@@ -1,4 +1,4 @@
-"""The slow disk is slow, and goes away; streams are sent to real files; the figures can be made."""
+"""The slow disk is slow, and is removed; streams are read from real files; the figures can be made."""
 
 import contextlib
 import json

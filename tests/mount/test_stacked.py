@@ -1,4 +1,4 @@
-"""cloakfs over cloakfs: nobody loses a file in it, and nobody gets past the lower one (see test_stacked_views.py)."""
+"""cloakfs over cloakfs: nobody loses a file, and nobody gets past the lower mount (see test_stacked_views.py)."""
 
 import contextlib
 import errno

@@ -1,4 +1,4 @@
-"""Nodeids, inode numbers and file handles: the same for ever, on every kind of backing file system."""
+"""Nodeids, inode numbers and file handles are permanent, on every kind of backing file system."""
 
 import contextlib
 import errno

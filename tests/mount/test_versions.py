@@ -1,4 +1,4 @@
-"""What an earlier cloakfs left is taken over; what a newer one left, or a process of another version, is refused."""
+"""The state of an earlier cloakfs is read; that of a newer one, and processes of another version, are refused."""
 
 import contextlib
 import json

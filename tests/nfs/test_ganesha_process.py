@@ -1,4 +1,4 @@
-"""The server process itself, each in a network of its own: what it can reach, whom it serves, and that it goes on."""
+"""The server process, in a network of its own: what it can reach, whom it serves, and that it keeps running."""
 
 import contextlib
 import ctypes

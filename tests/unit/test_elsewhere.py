@@ -1,4 +1,4 @@
-"""What measures is a package of its own: not imported before it is asked for, and named where it is missing."""
+"""The measuring commands are a package of their own: imported only when called, and named if it is missing."""
 
 import subprocess
 import sys

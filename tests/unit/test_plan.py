@@ -1,4 +1,4 @@
-"""What is mounted and exported for which entries, and what speaks against it."""
+"""What is mounted and exported for which entries, and what is refused."""
 
 import json
 import os

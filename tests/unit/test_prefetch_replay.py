@@ -1,4 +1,4 @@
-"""What the heuristics make of streams offline, and the commands that tell."""
+"""Replaying streams to the heuristics offline, and the commands that print the results."""
 
 import json
 from pathlib import Path

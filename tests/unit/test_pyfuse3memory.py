@@ -1,4 +1,4 @@
-"""Is what cloakfs takes from the memory of pyfuse3's objects where it looks for it?"""
+"""What cloakfs takes from the memory of pyfuse3's objects is where it looks for it."""
 
 import ctypes
 

@@ -1,4 +1,4 @@
-"""Which versions are known, whatever stands in their place."""
+"""Which versions are known, whatever is found in their place."""
 
 import pytest
 
