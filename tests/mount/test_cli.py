@@ -913,7 +913,9 @@ def test_explain_with_a_file_of_exports_and_no_mount(base: str, home: str) -> No
     assert explained(base, *exports, "--as", "5:5")["source"] == base
     said = refused(2, "explain", f"{home}/ann", *exports, "--as", "5:5")
     assert said == f"{file}: several entries for {home}; choose one with --client (one, two)"
-    assert refused(2, "explain", "/etc", *exports, "--as", "5:5") == (f"{file}: no entry for /etc or a directory above")
+    assert refused(2, "explain", "/etc", *exports, "--as", "5:5") == (
+        f"{file}: no entry for /etc or a directory above it"
+    )
     # And so of a mounted tree, as it would be with other options.
     target = os.path.join(base, "mnt")
     os.mkdir(target)

@@ -48,7 +48,7 @@ def test_a_daemon_that_refuses_to_reload_is_believed_at_once(base: str, tree: st
                 assert watched.mount == changed
                 assert "anonuid=7" in mounted()[path].options
                 # No plan has a daemon told this: it would be mounted anew.
-                with pytest.raises(ServerError, match="ro or rw: only a new mount changes that"):
+                with pytest.raises(ServerError, match="ro or rw: only a new mount can change this"):
                     await guard._reload_daemon(watched, replace(mount, options=replace(options, read_only=True)))
                 assert watched.mount == changed
         finally:

@@ -115,7 +115,7 @@ def test_the_devices_settings_are_put_back(place: Path) -> None:
 
 def test_memory_is_no_disk() -> None:
     with pytest.raises(
-        SlowDiskError, match=r"^/dev/shm: this is a tmpfs, in memory; set TMPDIR to a directory on a disk$"
+        SlowDiskError, match=r"^/dev/shm: lies on a tmpfs, in memory; set TMPDIR to a directory on a disk$"
     ):
         slow_disk(16, base="/dev/shm").__enter__()
 
