@@ -1,1 +1,1 @@
-"""What measures: the commands `cloakfs bench` and `cloakfs prefetch`, installed as `cloakfs_bench`."""
+"""The measuring commands `cloakfs bench` and `cloakfs prefetch`, installed as `cloakfs_bench`."""

@@ -1,4 +1,4 @@
-"""What all commands share is of `cli/`, which type checkers know by its folder, and installed code by its package."""
+"""What all commands share comes from `cli/`: a folder to type checkers, the package `cloakfs_cli` to installed code."""
 
 from typing import TYPE_CHECKING
 

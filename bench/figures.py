@@ -1,4 +1,4 @@
-"""What a run found, and what is made of it: ratios within a round, their median and range."""
+"""The results of a run, and what is computed from them: ratios within a round, their median and range."""
 
 import json
 import statistics
@@ -15,7 +15,7 @@ class Run:
         rates: setting -> work -> peer -> units per second, one for each round.
         requests: work -> peer -> operation -> how many for one unit.
         memory: peer -> what -> MiB.
-        skipped: peers and works that could not be had, and why.
+        skipped: peers and works that this machine does not have, and why.
         failed: what went wrong.
     """
 
@@ -28,11 +28,11 @@ class Run:
 
     @classmethod
     def read(cls, path: str) -> Self:
-        """An earlier run.
+        """Return an earlier run.
 
         Raises:
             OSError: it cannot be read.
-            ValueError: that is no run.
+            ValueError: it is not a run.
         """
         with open(path, encoding="utf-8") as file:
             told = json.load(file)
@@ -42,24 +42,24 @@ class Run:
             raise ValueError(f"not a run: {exc}") from exc
 
     def write(self, path: str) -> None:
-        """For `read`."""
+        """Write the run, for `read`."""
         with open(path, "w", encoding="utf-8") as file:
             json.dump(asdict(self), file, indent=1, ensure_ascii=False)
             file.write("\n")
 
     def peers(self) -> list[str]:
-        """Those with any rate, in order."""
+        """Return the peers that have any rate, in order."""
         return list(dict.fromkeys(p for by_work in self.rates.values() for r in by_work.values() for p in r))
 
     def ratios(self, setting: str, work: str, peer: str, to: str) -> list[float]:
-        """Round by round, so that the spread is that of the comparison; nothing if either was not measured."""
+        """Return the ratio of each round, so that its spread can be computed; nothing if either was not measured."""
         rates = self.rates.get(setting, {}).get(work, {})
         return [mine / theirs for mine, theirs in zip(rates.get(peer, []), rates.get(to, []), strict=False)]
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Median and range."""
+    """The median and the range of some values."""
 
     middle: float
     low: float
@@ -67,11 +67,11 @@ class Spread:
 
     @classmethod
     def of(cls, values: list[float]) -> "Spread | None":
-        """None of nothing."""
+        """Return the spread of the values; None if there are none."""
         return cls(statistics.median(values), min(values), max(values)) if values else None
 
     def inverse(self) -> "Spread":
-        """Of times instead of rates."""
+        """Return the spread of times, from one of rates."""
         return Spread(1 / self.middle, 1 / self.high, 1 / self.low)
 
     def __str__(self) -> str:
@@ -79,16 +79,16 @@ class Spread:
 
 
 def number(value: float) -> str:
-    """Two digits are all that the spread leaves meaningful; three around one, where it matters."""
+    """Return a number with the two digits that the spread leaves meaningful; around 1, with three."""
     if value >= 10:
         return f"{value:,.0f}"
     return f"{value:.2f}" if 0.5 <= value < 2 else f"{value:.2g}"
 
 
 def compare(before: Spread, now: Spread) -> tuple[float, int]:
-    """The change of the median (0.1: a tenth more), and 1 or -1 if it is by more than the spread, else 0.
+    """Return the change of the median (0.1: a tenth more), and 1 or -1 if it exceeds the spread, otherwise 0.
 
-    That is, neither median lies within the other's range.
+    It exceeds the spread if neither median lies within the range of the other.
     """
     change = now.middle / before.middle - 1
     if now.middle < before.low and before.middle > now.high:

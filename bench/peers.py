@@ -1,4 +1,4 @@
-"""What is measured: the bare tree, what else can be laid over one, and cloakfs in different ways."""
+"""The peers that are measured: the bare tree, other file systems mounted over one, and cloakfs with various options."""
 
 import contextlib
 import json
@@ -31,13 +31,13 @@ STOCK_WORD = "stock_loop"
 """The word of `cloakfs mount -o` for pyfuse3's own session loop."""
 
 SHIFT = 50000
-"""What the clients of peers that map have to add."""
+"""Peers that map ids add this to each of them for their clients."""
 
 _PATIENCE = 20.0
 
 
 class Skipped(Exception):
-    """A peer that this machine cannot have; the text is why."""
+    """A peer does not work on this machine; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,12 @@ class Peer:
     """A directory to work in.
 
     Attributes:
-        name: what it is called in tables.
+        name: its name in tables.
         tree: the real tree behind it.
         path: where the work is done.
-        uid: who works.
-        daemon: the process that serves it; None: the kernel alone.
-        status: where a daemon of ours tells how it fares.
+        uid: the user who does the work.
+        daemon: the process that serves it; None if the kernel serves it alone.
+        status: the file in which a cloakfs daemon publishes its state.
     """
 
     name: str
@@ -62,10 +62,10 @@ class Peer:
 
 
 def definitions(count: int, *, maps: bool = True, cloaks: bool = True) -> str:
-    """Options with `count` range-map and `count` cloak definitions, half for users and half for groups.
+    """Return options with `count` range-map and `count` cloak definitions, half for users and half for groups.
 
-    Worker and owner fall to the last of each, so that mode bits have to be looked at: the others' show public files,
-    the group's show private ones to the worker, who owns neither.
+    The last definition of each kind selects worker and owner, so that mode bits decide: those for others show public
+    files, and those for the group show private ones to the worker, who owns neither.
     """
     range_map, cloak_list = [], []
     for kind in ("uid", "gid"):
@@ -79,7 +79,7 @@ def definitions(count: int, *, maps: bool = True, cloaks: bool = True) -> str:
 
 
 Start = Callable[[contextlib.ExitStack, str, str, str], Callable[[], Peer]]
-"""Begins to mount (stack, name, tree, mount point); what it returns waits for it. Either may raise Skipped."""
+"""Begins to mount (stack, name, tree, mount point); returns a function that waits for it. Both may raise Skipped."""
 
 
 def _bare(stack: contextlib.ExitStack, name: str, tree: str, at: str) -> Callable[[], Peer]:
@@ -111,9 +111,9 @@ def _bindfs(*options: str) -> Start:
 
     def start(stack: contextlib.ExitStack, name: str, tree: str, at: str) -> Callable[[], Peer]:
         if not shutil.which("bindfs"):
-            raise Skipped("there is no bindfs (Debian: bindfs)")
+            raise Skipped("bindfs is not installed (apt install bindfs)")
         ids = [f"{sign}{server}/{sign}{server + SHIFT}" for sign in ("", "@") for server in (WORKER, OWNER)]
-        # In sessions of their own: Ctrl-C is for the benchmark, which then ends them.
+        # It has a session of its own: Ctrl-C is for the benchmark, which then ends it.
         command = ["bindfs", "-f", f"--map={':'.join(ids)}", *options, tree, at]
         process = subprocess.Popen(command, start_new_session=True)
 
@@ -138,7 +138,7 @@ def _bindfs(*options: str) -> Start:
 
 
 def mounting(options: str, *more: str, uid: int = WORKER + SHIFT, optional: bool = False) -> Start:
-    """cloakfs with these options; if it is `optional`, it is skipped where it refuses them."""
+    """Return what mounts cloakfs with these options. If it is `optional`, it is skipped where cloakfs refuses them."""
 
     def start(stack: contextlib.ExitStack, name: str, tree: str, at: str) -> Callable[[], Peer]:
         key = mount_key(tree, at)
@@ -195,16 +195,16 @@ PEERS: dict[str, Start] = {
 """Every peer, in the order of the tables."""
 
 VARIANTS = {"cloakfs map", "cloakfs cloak", FEW, f"{BOTH} 100"}
-"""What these differ in shows where files are asked about one by one; they need not do the rest."""
+"""These differ only where files are looked at one by one; they need not do the other work."""
 
 
 def is_mounted(path: str) -> bool:
-    """Is something mounted right there?"""
+    """Whether something is mounted at this path."""
     return path in mountinfo.by_path()
 
 
 def unmount(path: str) -> None:
-    """Unmount what is there, if anything; a worker that was just ended may be in there for a moment."""
+    """Unmount what is mounted there, if anything; a worker that was just killed may keep it busy for a moment."""
     deadline = time.monotonic() + _PATIENCE
     while is_mounted(path):
         lazy = ["-l"] if time.monotonic() > deadline else []
@@ -216,10 +216,10 @@ def unmount(path: str) -> None:
 
 
 def place(stack: contextlib.ExitStack, base: str, name: str) -> tuple[str, str]:
-    """A file system in memory for one peer: its tree, empty, and a mount point beside it.
+    """Make a file system in memory for one peer; return its tree, which is empty, and a mount point beside it.
 
-    Of its own, because a daemon of ours watches the file system that its tree is on (fanotify(7)): on a common one,
-    each file that one peer makes would wake the daemons of all others.
+    Each peer has one of its own, because a cloakfs daemon watches the file system of its tree (fanotify(7)): on a
+    common one, each file that one peer creates would wake the daemons of all others.
     """
     directory = os.path.join(base, "".join(char if char.isalnum() else "-" for char in name))
     os.mkdir(directory)

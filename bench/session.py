@@ -1,4 +1,4 @@
-"""Around a measurement: what can fail is looked at before it begins, and signals let it clean up."""
+"""What surrounds a measurement: checks before it begins, and cleaning up when a signal ends it."""
 
 import contextlib
 import os
@@ -10,15 +10,15 @@ from .figures import Run
 
 
 def require_matplotlib() -> None:
-    """End the command if there can be no picture."""
+    """End the command if matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401, PLC0415
     except ImportError:
-        fail("--plot: there is no matplotlib (pip install 'cloakfs[bench]')", 1)
+        fail("--plot: matplotlib is not installed (pip install 'cloakfs[bench]')", 1)
 
 
 def require_writable(path: str) -> None:
-    """Find that out before half an hour has passed; makes the directory."""
+    """End the command if the file cannot be written, before half an hour has passed. This makes its directory."""
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
         new = not os.path.exists(path)
@@ -32,7 +32,7 @@ def require_writable(path: str) -> None:
 
 
 def read(path: str) -> Run:
-    """An earlier run; ends the command if that is none."""
+    """Return an earlier run; end the command if the file is not one."""
     try:
         return Run.read(path)
     except OSError as exc:
@@ -43,7 +43,7 @@ def read(path: str) -> Run:
 
 @contextlib.contextmanager
 def interruptible(command: str) -> Iterator[None]:
-    """Signals that end a program have it clean up first; then the command ends as if by Ctrl-C."""
+    """Clean up before a signal ends the command, which then ends as after Ctrl-C."""
     before = {n: signal.signal(n, signal.default_int_handler) for n in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield

@@ -16,12 +16,12 @@ class Sheet:
     rows: list[list[str]] = field(default_factory=list)
 
     def markdown(self) -> str:
-        """For the documentation."""
+        """Return the table in Markdown, for the documentation."""
         lines = [self.head, ["---"] * len(self.head), *self.rows]
         return "\n".join([f"\n**{self.title}**\n", *(f"| {' | '.join(line)} |" for line in lines)])
 
     def table(self) -> Table:
-        """For a terminal."""
+        """Return the table for a terminal."""
         table = Table(*self.head, title=self.title, title_justify="left", box=box.SIMPLE_HEAD)
         for row in self.rows:
             table.add_row(*(_terminal(cell) for cell in row))

@@ -1,4 +1,4 @@
-"""The work that is timed. Each function makes, for a worker in its directory, what does one batch of it."""
+"""The work that is timed. Each function returns, for a worker in its directory, a job that does one batch of it."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ _PAGE = 4096
 
 
 class Ground(NamedTuple):
-    """What there is to work on: how much, which kind of files, and the name of a large one if the work needs it."""
+    """What to work on: the sizes, the kind of files, and the name of a large file if the work needs one."""
 
     sizes: Sizes
     kind: str
@@ -28,9 +28,9 @@ class Ground(NamedTuple):
 
 
 class Job(NamedTuple):
-    """`batch` is what is timed, again and again, and returns how much it did; `before` is done before each, untimed.
+    """`batch` is timed, repeatedly, and returns how much it did; `before` is called before each batch, and not timed.
 
-    A job that is to be `warm` does one batch before all.
+    A job that is `warm` does one batch before the first that is timed.
     """
 
     batch: Callable[[], int]
@@ -46,17 +46,17 @@ class Work:
     """A piece of work, on one kind of files.
 
     Attributes:
-        name: with the kind.
-        kind: in which directory it is done.
-        table: which one tells of it.
+        name: its name, which includes the kind.
+        kind: the directory in which it is done.
+        table: the table that shows it.
         unit: what is counted.
-        make: makes the job, in the directory of the kind.
+        make: returns the job, in the directory of the kind.
         settings: pinned, unpinned, or both.
-        rounds: at most so many; None: all.
-        clients: so many at once.
-        reads_data: it needs a large file.
-        counted: how many requests it takes is a question, too.
-        thorough: also with peers that differ little.
+        rounds: the most rounds; None for all.
+        clients: the number of clients at once.
+        reads_data: whether it needs a large file.
+        counted: whether its requests are counted, too.
+        thorough: whether it is also done with peers that differ little.
     """
 
     name: str
@@ -115,7 +115,7 @@ def _list_and_stat(_: Ground) -> Job:
 def _read_one(name: str) -> None:
     fd = os.open(name, os.O_RDONLY)
     if len(os.read(fd, len(BLOCK))) != len(BLOCK):
-        raise OSError(f"{name}: not all was read")
+        raise OSError(f"{name}: the read was short")
     os.close(fd)
 
 
@@ -183,7 +183,7 @@ def _sequential(how: str, ground: Ground) -> Job:
     def open_again() -> None:
         os.close(fd)
         if os.open(ground.data, os.O_RDONLY) != fd:
-            raise OSError("another descriptor")
+            raise OSError("the descriptor has changed")
 
     befores: dict[str, Callable[[], object]] = {"cold": partial(_forget_pages, fd), "again": open_again}
     return Job(partial(_all_chunks, fd, chunk), befores.get(how))
@@ -252,7 +252,7 @@ _BY_FILE: dict[str, tuple[str, Make]] = {
 
 
 def all_work(heavy_rounds: int) -> dict[str, Work]:
-    """Every piece of work by name; what takes long is done in no more than `heavy_rounds`."""
+    """Return all work by name; work that takes long is done in no more than `heavy_rounds`."""
     work: dict[str, Work] = {}
 
     def add(what: str, table: str, unit: str, make: Make, **more: Any) -> None:

@@ -1,4 +1,4 @@
-"""Processes that do the work: of the worker's uid, on chosen CPUs, warm before the clock runs."""
+"""Processes that do the work, with the worker's uid, on chosen CPUs, and warmed up before the time is taken."""
 
 import contextlib
 import os
@@ -18,23 +18,23 @@ from .work import Ground, Work
 _PATIENCE = 600.0
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that are to leave nothing behind."""
+"""Signals after which nothing must be left behind."""
 
 
 class WorkError(Exception):
-    """Work failed, or took for ever; more stands on standard error."""
+    """Work failed, or took too long; standard error has more."""
 
 
 class Workers:
-    """The clients of one piece of work with one peer; a context manager, after which there are none.
+    """The clients of one piece of work with one peer; as a context manager, ends them on exit.
 
     Args:
         work: what to do.
-        peer: where, and as whom.
-        sizes: of the tree.
-        data: name of the large file, if the work needs one.
-        seconds: how long at least; None: a single batch.
-        cpus: where they may run.
+        peer: where to do it, and as whom.
+        sizes: the sizes of the tree.
+        data: the name of the large file, if the work needs one.
+        seconds: the least duration; None for a single batch.
+        cpus: the CPUs on which they may run.
     """
 
     def __init__(self, work: Work, peer: Peer, sizes: Sizes, data: str, seconds: float | None, cpus: set[int]) -> None:
@@ -57,10 +57,10 @@ class Workers:
             raise
 
     def go(self) -> tuple[float, float]:
-        """Have them all work now. How much was done, and how much per second.
+        """Make them all work now; return how much was done, and how much per second.
 
         Raises:
-            WorkError: they failed.
+            WorkError: one of them failed.
         """
         for pipe in self._pipes:
             pipe.send(None)
@@ -73,11 +73,11 @@ class Workers:
         try:
             units, seconds = pipe.recv()
         except EOFError:
-            raise WorkError("it failed; see above") from None
+            raise WorkError("the worker failed; see above") from None
         return units, seconds
 
     def close(self) -> None:
-        """End them, and whatever they run."""
+        """End the workers, and whatever they run."""
         for pipe in self._pipes:
             pipe.close()
         for pid in self._pids:
@@ -93,7 +93,7 @@ class Workers:
 
 
 def fork() -> int:
-    """As os.fork, but signals never have the child do what the parent does to clean up."""
+    """Call os.fork; the child never cleans up as the parent does, whatever signal arrives."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         pid = os.fork()
@@ -107,7 +107,7 @@ def fork() -> int:
 
 
 def end(pid: int) -> None:
-    """End what was forked, and whatever it runs."""
+    """End the forked process, and whatever it runs."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
     os.kill(pid, signal.SIGKILL)  # if it has no group of its own yet
@@ -115,7 +115,7 @@ def end(pid: int) -> None:
 
 
 def become(uid: int) -> None:
-    """Be this user, with the group of the same number and no other, for ever."""
+    """Become this user, with the group of the same number and no other, permanently."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
@@ -141,7 +141,7 @@ def _live(
             done += batch()
             elapsed += time.perf_counter() - start
         pipe.send((done, elapsed))
-        pipe.recv()  # what it has open is closed when nobody counts requests any more
+        pipe.recv()  # its descriptors are closed only after requests have been counted
     except EOFError:
         pass
     except BaseException:
@@ -152,7 +152,7 @@ def _live(
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Put off being interrupted: what is begun in here is finished."""
+    """Delay interruptions until the block is finished."""
     caught: list[int] = []
     before = {number: signal.signal(number, lambda got, _: caught.append(got)) for number in ENDING}
     try:

@@ -31,14 +31,15 @@ class Finding:
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@click.option("--text-only", is_flag=True, help="Do not look at this machine: its directories, plug-ins and users.")
-@click.option("--json", "as_json", is_flag=True, help="Print a list of objects instead of lines.")
+@click.option("--text-only", is_flag=True, help="Check the text only: look up nothing on this machine.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list of objects instead of lines.")
 def check(paths: tuple[str, ...], *, text_only: bool, as_json: bool) -> None:
-    """Check exports.d files, and all *.exports in folders.
+    """Check exports.d files, and all *.exports files in folders.
 
-    An error is what has a mount refuse an entry: a text that is not in the grammar, and unless --text-only, a
-    directory that is not there, a plug-in that does not load (its file is run), a view of a user who does not exist.
-    A warning is what is probably not meant. A note says what becomes of ids that a range_map does not name.
+    An error makes a mount refuse the entry: text that violates the grammar and, unless --text-only is given, a
+    directory that does not exist, a plug-in that does not load (its file is run), or a view of a user who does not
+    exist. A warning points at what is probably a mistake. A note says what becomes of ids that a range_map does not
+    name.
 
     Exit status: 0 no errors (warnings do not count), 1 errors, or a file that cannot be read, 2 wrong usage.
     """
@@ -46,7 +47,7 @@ def check(paths: tuple[str, ...], *, text_only: bool, as_json: bool) -> None:
     for path in paths:
         files = files_of(path)
         if not files:
-            findings.append(Finding(path, None, None, "warning", "no *.exports in this folder"))
+            findings.append(Finding(path, None, None, "warning", "no *.exports files in this folder"))
         for file in files:
             findings += _check_file(file, text_only=text_only)
     if as_json:

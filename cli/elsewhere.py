@@ -29,6 +29,6 @@ class Elsewhere(click.Command):
         try:
             module = importlib.import_module(self._module)
         except ModuleNotFoundError as exc:
-            fail(f"{self.name}: there is no {exc.name} (pip install 'cloakfs[{self._extra}]')", 1)
+            fail(f"{self.name}: {exc.name} is not installed (pip install 'cloakfs[{self._extra}]')", 1)
         command: click.Command = getattr(module, str(self.name))
         return command.make_context(info_name, args, parent, **extra)

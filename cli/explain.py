@@ -23,9 +23,9 @@ HIDDEN = 3
 @click.command()
 @click.argument("path")
 @click.option("--as", "client_user", metavar="WHO", help="The caller as its machine sends it: USER or UID:GID[:GID,…].")
-@click.option("--as-server", "server_user", metavar="WHO", help="The identity on the server, which is not mapped.")
+@click.option("--as-server", "server_user", metavar="WHO", help="An identity on the server, which is not mapped.")
 @tree_options
-@click.option("--json", "as_json", is_flag=True, help="Print an object instead of tables.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object instead of tables.")
 def explain(
     path: str,
     client_user: str | None,
@@ -39,9 +39,10 @@ def explain(
 ) -> None:
     """Explain what somebody sees of PATH, and why.
 
-    PATH is below a mount, whose options count, or in the real tree. WHO is a user of this machine's database, or ids.
+    PATH is below a mount, whose options then apply, or in the real tree. WHO is a user in this machine's user
+    database, or ids.
 
-    Exit status: 0 visible, 3 hidden, 1 it cannot be found out (no such path), 2 wrong options.
+    Exit status: 0 visible, 3 hidden, 1 the question cannot be answered (no such path), 2 wrong options.
     """
     logging.basicConfig(format="cloakfs: %(message)s")
     look = find(path, words, exports, client, source)
@@ -70,11 +71,11 @@ def _identify(look: Look, client_user: str | None, server_user: str | None) -> t
         entering = parse_client_caller(client_user) if client_user else None
         return why.as_given(fixed), entering is None or look.view.admits(entering.uid)
     if bool(client_user) == bool(server_user):
-        fail("who looks? give either --as WHO (client ids) or --as-server WHO (server ids)", 2)
+        fail("no caller given; give either --as WHO (client ids) or --as-server WHO (server ids)", 2)
     if server_user:
         return why.as_given(parse_caller("--as-server", server_user)), True
     if look.options.views:
-        fail("--as: with fixed views, give --as-server WHO, or a path below the mount", 2)
+        fail("--as: has no meaning with fixed views; give --as-server WHO, or a path below the mount", 2)
     return why.identify(look.view, parse_client_caller(client_user or ""), look.options.groups), True
 
 
@@ -169,7 +170,7 @@ def _print(report: dict[str, Any]) -> None:
     out.print(Text(printable(f"{report['path']} (export {report['source']})")))
     out.print(callers)
     if caller["uid"]["client"] is not None:
-        asked = {"proc": "those given", "none": "none", "database": "the server's user database"}
+        asked = {"proc": "as given", "none": "none", "database": "the server's user database"}
         source = asked.get(caller["groups_from"], "the same for every caller")
         out.print(Text(f"Supplementary groups: {source} (groups={caller['groups_from']})."))
     if file:

@@ -98,7 +98,7 @@ class _Service:
 
 @click.group()
 def export() -> None:
-    """Serve the entries of exports.d files over NFS, each client specification by a mount of its own."""
+    """Serve the entries of exports.d files over NFS, with a mount for each client specification."""
 
 
 def _service_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -106,11 +106,13 @@ def _service_options(command: Callable[..., None]) -> Callable[..., None]:
         click.argument("paths", nargs=-1, metavar="[PATH]..."),
         click.option("--server", type=click.Choice(["knfsd", "ganesha"]), default="knfsd", show_default=True,
                      help="The kernel's server (a view per caller), or nfs-ganesha (fixed views)."),
-        click.option("--root", metavar="DIR", default=DEFAULT_ROOT, show_default=True, help="Where to mount."),
+        click.option("--root", metavar="DIR", default=DEFAULT_ROOT, show_default=True,
+                     help="The directory of the mounts."),
         click.option("--protocols", metavar="LIST", default="4", show_default=True,
                      help="NFS versions, 4 or 3,4, for a server that is not running yet; 3 needs rpcbind."),
-        click.option("--port", type=click.IntRange(1, 65535), default=2049, show_default=True, help="Of nfs-ganesha."),
-        click.option("--bind", metavar="ADDRESS", help="Of nfs-ganesha: listen here alone."),
+        click.option("--port", type=click.IntRange(1, 65535), default=2049, show_default=True,
+                     help="The TCP port of nfs-ganesha."),
+        click.option("--bind", metavar="ADDRESS", help="The only address on which nfs-ganesha listens."),
     )  # fmt: skip
     for option in reversed(options):
         command = option(command)
@@ -134,7 +136,9 @@ def _service(given: dict[str, Any]) -> _Service:
 
 
 def _name_option(command: Callable[..., None]) -> Callable[..., None]:
-    return click.option("--name", metavar="NAME", default="default", show_default=True, help="Which service.")(command)
+    return click.option(
+        "--name", metavar="NAME", default="default", show_default=True, help="The name of the service."
+    )(command)
 
 
 def _read_plan(paths: tuple[str, ...], server: ServerKind, root: str) -> Plan:
@@ -144,7 +148,7 @@ def _read_plan(paths: tuple[str, ...], server: ServerKind, root: str) -> Plan:
     for path in paths:
         files = files_of(path)
         if not files:
-            problems.append(Remark(Location(path, 1, 1), "no *.exports in this folder"))
+            problems.append(Remark(Location(path, 1, 1), "no *.exports files in this folder"))
         for file in files:
             found, said, errors = read_all(file)
             entries += [absolute(entry) for entry in found]
@@ -156,11 +160,11 @@ def _read_plan(paths: tuple[str, ...], server: ServerKind, root: str) -> Plan:
 
 @export.command("plan")
 @_service_options
-@click.option("--json", "as_json", is_flag=True, help="Print an object instead.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object instead.")
 def plan_command(*, as_json: bool, **given: Any) -> None:
-    """Show what `up` would do with exports.d files (or folders of *.exports), and what speaks against it.
+    """Show what `up` would do with exports.d files (or folders of *.exports files), and all errors and warnings.
 
-    Exit status: 0 it can be served, 1 a file cannot be read, 2 an entry cannot be served.
+    Exit status: 0 all entries can be served, 1 a file cannot be read, 2 an entry cannot be served.
     """
     service = _service(given)
     try:
@@ -188,7 +192,7 @@ def plan_command(*, as_json: bool, **given: Any) -> None:
     else:
         _print_table([(m.path, m.client, m.source, m.kind) for m in made.mounts])
         if not made.problems:
-            click.echo(f"\n# what {made.server} is told\n{printable_lines(config)}", nl=False)
+            click.echo(f"\n# configuration of {made.server}\n{printable_lines(config)}", nl=False)
         _print_remarks(made)
     sys.exit(2 if made.problems else 0)
 
@@ -216,13 +220,14 @@ def _print_remarks(made: Plan) -> None:
 
 @export.command()
 @_service_options
-@click.option("-f", "--foreground", is_flag=True, help="Stay, and log to the terminal; for systemd.")
+@click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground, and log to the terminal; for systemd.")
 def up(*, foreground: bool, **given: Any) -> None:
-    """Mount and export what exports.d files (or folders of *.exports) say, and keep it up.
+    """Mount and export the entries of exports.d files (or folders of *.exports files), and keep them served.
 
-    Returns when the server answers. What it does is logged to /run/cloakfs/export-NAME.log.
+    Returns when the server answers. The log is /run/cloakfs/export-NAME.log.
 
-    Exit status: 0 it is served, 1 it cannot be, 2 the files or options are wrong. If not 0, nothing is served.
+    Exit status: 0 everything is served, 1 it cannot be served, 2 the files or options are wrong. If the status is not
+    0, nothing is served.
     """
     if os.geteuid() != 0:
         fail("only root can mount and export", 1)
@@ -276,7 +281,7 @@ def _lock(run_dir: str, name: str) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         fail(
-            f"service {name} is up already, or just coming up or going down "
+            f"service {name} is up already, or is just starting or stopping "
             f"(cloakfs export status, reload or down; --name for another)",
             1,
         )
@@ -303,7 +308,7 @@ def _order(name: str, order: str) -> dict[str, Any]:
     version = answer.pop("version", None)
     if not is_known(version, VERSION):
         who = f"service {name}: its guard (process {answer.get('pid')})"
-        way_out = f"use the cloakfs that runs it, or end it (kill {answer.get('pid')}), which takes all down"
+        way_out = f"use the cloakfs that runs it, or end it (kill {answer.get('pid')}), which unmounts everything"
         fail(refusal(who, version, VERSION, way_out), 1)
     return answer
 
@@ -321,9 +326,9 @@ def _answer(name: str, order: str) -> dict[str, Any]:
         if left is None:
             fail(f"service {name} is not up (cloakfs export up)", 1)
         if left.is_watched:
-            fail(f"service {name} is just coming up or going down", 1)
+            fail(f"service {name} is just starting or stopping", 1)
         fail(
-            f"service {name}: its guard (process {left.pid}) was killed; without one, these may still be served: "
+            f"service {name}: its guard (process {left.pid}) was killed; without a guard, these may still be served: "
             f"{', '.join(left.paths)} (cloakfs export up takes over, down ends it)",
             1,
         )
@@ -341,9 +346,9 @@ def _left(name: str) -> leftover.Record | None:
 
 @export.command()
 @_name_option
-@click.option("--json", "as_json", is_flag=True, help="Print an object instead of a table.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object instead of a table.")
 def status(name: str, *, as_json: bool) -> None:
-    """Show what is exported to whom as which views, and how it fares.
+    """Show what is exported to whom as which views, and its state.
 
     Exit status: 0 everything is served, 1 something is not, or the service is not up.
     """
@@ -373,10 +378,10 @@ def _show(told: dict[str, Any], *, with_warnings: bool) -> None:
 @export.command()
 @_name_option
 def reload(name: str) -> None:
-    """Read the files again and serve what they say now; mounts that do not change are not touched.
+    """Read the files again and apply what has changed; all other mounts are left alone.
 
-    Exit status: 0 done, 1 the service is not up or cannot do it, 2 the files are wrong. If not 0, what was served is
-    still served as it was.
+    Exit status: 0 reloaded, 1 the service is not up or cannot apply the changes, 2 the files are wrong. If the status
+    is not 0, everything is served as before.
     """
     _order(name, "status")  # this makes sure that the answer will be understood
     told = _order(name, "reload")
@@ -394,9 +399,9 @@ def reload(name: str) -> None:
 @export.command()
 @_name_option
 def down(name: str) -> None:
-    """Stop exporting, and unmount; files that clients still have open are cut off after ten seconds.
+    """Stop exporting, and unmount. Clients lose access to files that they have open after ten seconds.
 
-    Exit status: 0 it is down, 1 it was not up, or something is left.
+    Exit status: 0 everything is unmounted, 1 the service was not up, or something is left.
     """
     left = None
     with contextlib.suppress(ServerError):  # its version is not known, but its guard may live and answer
@@ -406,12 +411,12 @@ def down(name: str) -> None:
         _take_down(_run_dir(name))
         os.unlink(f"{_run_dir(name)}.lock")
         os.close(lock)
-        click.echo(f"cloakfs: the guard of service {name} had been killed; what it left is taken down", err=True)
+        click.echo(f"cloakfs: the guard of service {name} had been killed; what it had left is now unmounted", err=True)
         return
     pid = _order(name, "status")["pid"]
     guard = process.held(pid)
     _order(name, "down")
     if guard is not None and not process.ends(guard, _ANSWER_SECONDS):
-        fail(f"service {name} is still there after {_ANSWER_SECONDS:g} s; see {_run_dir(name)}.log", 1)
+        fail(f"service {name} has not ended after {_ANSWER_SECONDS:g} s; see {_run_dir(name)}.log", 1)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(f"{_run_dir(name)}.lock")

@@ -34,7 +34,7 @@ def tree_options(command: _F) -> _F:
         click.option("--source", metavar="DIR", help="With -o: the directory that would be mounted."),
         click.option("--client", metavar="CLIENT", help="With --exports: the entry for this client."),
         click.option("--exports", metavar="FILE", help="Take the options from this exports.d file."),
-        click.option("-o", "words", multiple=True, metavar="OPTIONS", help="Options as of `cloakfs mount`."),
+        click.option("-o", "words", multiple=True, metavar="OPTIONS", help="Options, as for `cloakfs mount`."),
     ):
         command = option(command)
     return command
@@ -82,9 +82,9 @@ def find(
         follow: also follow a symbolic link at the end of the path.
     """
     if os.geteuid() != 0:
-        fail("only root can look as somebody else", 1)
+        fail("only root can act as another user", 1)
     if exports is not None and words:
-        fail("-o and --exports: options come from one of them", 2)
+        fail("-o and --exports exclude each other: give one of them", 2)
     try:
         return _find(path, words, exports, client, source, follow=follow)
     except (ExportsError, MountError, PolicyError, ViewError) as exc:
@@ -100,12 +100,12 @@ def _find(
     place = _place(path, mounted(), follow=follow, any_mount=not told)
     mount = place.mount
     if source is not None and (mount is not None or exports is not None):
-        fail("--source goes with -o and a path outside of all mounts", 2)
+        fail("--source is only for -o and a path outside all mounts", 2)
     if mount is None and not told:
         died = next((dead_one.path for dead_one in dead() if _inside(os.path.abspath(path), dead_one.path)), None)
         if died is not None:
-            fail(f"{path}: the daemon of the mount at {died} has died, and nobody sees anything there", 1)
-        fail(f"{path}: in no mount; say how it is looked at with --exports FILE, or -o OPTIONS and --source DIR", 2)
+            fail(f"{path}: the daemon of the mount at {died} has died, so that nobody sees anything there", 1)
+        fail(f"{path}: not in a mount; give its options with --exports FILE, or -o OPTIONS and --source DIR", 2)
     root = mount.source if mount is not None else os.path.realpath(source) if source is not None else None
     policy_dir = os.getcwd()
     policy = None
@@ -115,7 +115,7 @@ def _find(
         if root is None:
             sources = [real for entry in entries if _inside(place.path, real := os.path.realpath(entry.path))]
             if not sources:
-                fail(f"{exports}: no entry for {path} or a directory above", 2)
+                fail(f"{exports}: no entry for {path} or a directory above it", 2)
             root = max(sources, key=len)
         options = entry_for(entries, exports, root, client)
     elif mount is None or words:
@@ -154,8 +154,8 @@ def _in_force(mount: Mounted) -> tuple[Options, Policy]:
     except DaemonError as exc:
         options, _ = parse_options(mount.options)
         if options.policy is not None:
-            fail(f"{exc}; only it knows its plug-in (-o policy=… asks the one on disk)", 1)
-        note(f"{exc}; these are the options it wrote down")
+            fail(f"{exc}; only the daemon can ask its plug-in (-o policy=… asks the one on disk)", 1)
+        note(f"{exc}; using the options that it published last")
         return options, Policy(options)
     return daemon.options, daemon.policy
 
@@ -206,7 +206,7 @@ def _mount_of(path: str, mounts: dict[str, Mounted]) -> Mounted | None:
     found = [m for m in mounts.values() if _inside(path, m.source)]
     if len(found) > 1:
         below = " or ".join(sorted(m.target for m in found))
-        fail(f"{path}: several mounts show it; name the path below {below}", 2)
+        fail(f"{path}: shown by several mounts; give the path below {below}", 2)
     return found[0] if found else None
 
 

@@ -17,8 +17,14 @@ _COMMANDS = ("mount", "umount", "status", "export", "check", "explain", "table")
 """Each is a module with a command of that name."""
 
 _MEASURING = {
-    "bench": ("cloakfs_bench.speed.command", "Measure cloakfs against the bare tree and other ways of mounting it."),
-    "prefetch": ("cloakfs_bench.prefetch.command", "Try what reading ahead does, without a disk and with a slow one."),
+    "bench": (
+        "cloakfs_bench.speed.command",
+        "Measure the speed of cloakfs against the bare tree and other ways of mounting it.",
+    ),
+    "prefetch": (
+        "cloakfs_bench.prefetch.command",
+        "Measure what reading ahead does, without a disk and with a slow one.",
+    ),
 }
 """The module of each of these commands, and its line in `cloakfs --help`."""
 

@@ -28,14 +28,16 @@ from .common import entry_for, fail, printable
 @click.command()
 @click.argument("source")
 @click.argument("mountpoint")
-@click.option("-o", "words", multiple=True, metavar="OPTIONS", help="Words of exports.d and of mount(8), with commas.")
+@click.option(
+    "-o", "words", multiple=True, metavar="OPTIONS", help="Options of exports.d and mount(8), separated by commas."
+)
 @click.option("--exports", metavar="FILE", help="Take the options from the entry for SOURCE in this exports.d file.")
 @click.option("--client", metavar="CLIENT", help="With --exports: the entry for this client, if there are several.")
 @click.option("--view", "views", multiple=True, metavar="VIEW", help="A fixed view: USER, UID:GID[:GID,…] or LOW-HIGH.")
 @click.option("--policy", metavar="FILE.py:CLASS", help="A plug-in policy, from a file or an installed module.")
 @click.option("--groups", metavar="SOURCE", help="Callers' groups: proc, database, none, or gids (1001:1002).")
-@click.option("-f", "--foreground", is_flag=True, help="Stay, and log to the terminal.")
-@click.option("-d", "--debug", is_flag=True, help="Log more.")
+@click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground, and log to the terminal.")
+@click.option("-d", "--debug", is_flag=True, help="Log debugging messages, too.")
 def mount(
     source: str,
     mountpoint: str,
@@ -51,18 +53,18 @@ def mount(
 ) -> None:
     """Mount SOURCE at MOUNTPOINT, so that each caller sees its own view of it.
 
-    Returns when the mount answers. Exit status: 0 mounted, 1 cannot be mounted, 2 wrong options.
+    Returns when the mount answers. Exit status: 0 mounted, 1 it cannot be mounted, 2 wrong options.
     """
     if os.geteuid() != 0:
-        fail("only root can mount: the daemon acts for every caller", 1)
+        fail("only root can mount: the daemon acts as every caller", 1)
     if client is not None and exports is None:
-        fail("--client chooses an entry of an exports.d file: it needs --exports FILE", 2)
+        fail("--client chooses an entry of an exports.d file, and needs --exports FILE", 2)
     _take_off_dead(mountpoint)
     for path in (source, mountpoint):
         _require_directory(path)
     source, mountpoint = os.path.realpath(source), os.path.realpath(mountpoint)
     if mountpoint.startswith(source.rstrip("/") + "/"):
-        fail(f"{mountpoint}: inside of {source}, where the daemon would wait for itself; mount it elsewhere", 1)
+        fail(f"{mountpoint}: inside {source}, where the daemon would wait for itself; mount it elsewhere", 1)
     mount_options, text = split_mount_options(",".join(words))
     given = _given(views, policy, groups)
 
@@ -134,7 +136,7 @@ def _take_off_dead(mountpoint: str) -> None:
     while any(place.path == path for place in dead()):
         if not detach_dead(path):
             return  # something else is on top, or a mount that is just starting
-        click.echo(printable(f"cloakfs: {path}: a mount whose daemon had died is taken off"), err=True)
+        click.echo(printable(f"cloakfs: {path}: unmounted a mount whose daemon had died"), err=True)
 
 
 def _require_directory(path: str) -> None:
@@ -150,14 +152,14 @@ def _require_directory(path: str) -> None:
 _HELPER = """\
 Usage: mount.fuse.cloakfs SOURCE MOUNTPOINT [-sfnv] [-t TYPE] [-N NAMESPACE] [-o OPTIONS]
 
-What mount(8) runs for the type fuse.cloakfs, if /sbin has a link to it. It does what cloakfs mount does.
+mount(8) runs this for the type fuse.cloakfs, if /sbin has a link to it. It does the same as cloakfs mount.
 
 Options:
-  -o OPTIONS  Words of exports.d and of mount(8), with commas.
+  -o OPTIONS  Options of exports.d and mount(8), separated by commas.
   -f          Mount nothing.
   -h, --help  Show this message and exit.
 
-The others are taken, as mount(8) gives them, and have no effect."""
+The other options are accepted because mount(8) passes them, and have no effect."""
 
 
 def mount_helper() -> None:

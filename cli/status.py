@@ -22,21 +22,21 @@ _DIED = "its daemon has died, and nobody gets an answer"
 
 @click.command()
 @click.argument("mountpoints", nargs=-1, metavar="[MOUNTPOINT]…")
-@click.option("--json", "as_json", is_flag=True, help="Print it for a program to read.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list of objects instead of text.")
 def status(mountpoints: tuple[str, ...], *, as_json: bool) -> None:
-    """Tell of the mounts that are served on this machine: requests, reads, and whether reading ahead pays.
+    """Report the mounts that are served on this machine: requests, reads, and whether reading ahead pays.
 
-    Figures are up to five seconds old. Mounts whose daemon has died are told last.
+    Figures are up to five seconds old. Mounts whose daemon has died come last.
 
-    Exit status: 0 told, 1 a MOUNTPOINT is none that is served, or of a version that is not known.
+    Exit status: 0 reported, 1 a MOUNTPOINT is not served, or its daemon is of an unknown version.
     """
     if os.geteuid() != 0:
-        fail("only root may know how others' views are made", 1)
+        fail("only root may see the options of mounts", 1)
     there = mounted()
     wanted = [os.path.realpath(path) for path in mountpoints] or sorted(there)
     for path in wanted:
         if path not in there:
-            fail(f"{path}: no cloakfs mount, or one whose daemon has died (cloakfs status lists all)", 1)
+            fail(f"{path}: not a cloakfs mount, or its daemon has died (cloakfs status lists all)", 1)
         refusal = there[path].unknown
         if mountpoints and refusal:
             fail(f"{path}: {refusal}", 1)
@@ -58,7 +58,7 @@ def status(mountpoints: tuple[str, ...], *, as_json: bool) -> None:
         for name, value in _lines(mount, words.get(mount.device, "")):
             click.echo(f" {name:9} {printable(value)}")
     for path in left:
-        click.echo(printable(f"{path}: {_DIED} (cloakfs umount {path}; mounting there again takes it off, too)"))
+        click.echo(printable(f"{path}: {_DIED} (cloakfs umount {path}; mounting there again unmounts it, too)"))
 
 
 def _shortened(options: str) -> str:
@@ -86,6 +86,6 @@ def _lines(mount: Mounted, words: str) -> list[tuple[str, str]]:
     reading = mount.prefetch
     if reading:
         lines.append(("reads", f"{reading['hits']:,} in memory, {reading['misses']:,} had to wait"))
-        lines.append(("prefetch", f"{reading['heuristic']}, {decimal(reading['asked'])} asked for"))
+        lines.append(("prefetch", f"{reading['heuristic']}, {decimal(reading['asked'])} requested"))
         lines += [("", device) for device in reading["devices"]]
     return lines

@@ -23,9 +23,9 @@ from .output import echo_json
 @click.argument("path")
 @click.option("--as", "client_users", multiple=True, metavar="WHO", help="Add a caller by its client ids; repeatable.")
 @click.option("--as-server", "server_users", multiple=True, metavar="WHO", help="Add an identity by its server ids.")
-@click.option("--only", is_flag=True, help="Leave out the owners: only who is named with --as or --as-server.")
+@click.option("--only", is_flag=True, help="Show only the callers given with --as or --as-server, not the owners.")
 @tree_options
-@click.option("--json", "as_json", is_flag=True, help="Print an object instead of a table.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object instead of a table.")
 def table(
     path: str,
     client_users: tuple[str, ...],
@@ -43,7 +43,7 @@ def table(
     The columns are the users who own something there, by their server ids. A: visible and accessible, v: visible
     only, -: hidden.
 
-    Exit status: 0 shown, 1 it cannot be found out (no such directory), 2 wrong options.
+    Exit status: 0 shown, 1 the question cannot be answered (no such directory), 2 wrong options.
     """
     logging.basicConfig(format="cloakfs: %(message)s")
     look = find(path, words, exports, client, source, follow=True)
@@ -76,9 +76,9 @@ def _columns(
             fail("--as: the path leads through a fixed view, which has its own identity", 2)
         return {"the view": look.view.fixed}
     if client_users and look.options.views:
-        fail("--as: with fixed views, give --as-server WHO, or a path below the mount", 2)
+        fail("--as: has no meaning with fixed views; give --as-server WHO, or a path below the mount", 2)
     if only and not (client_users or server_users):
-        fail("--only: of whom? name somebody with --as or --as-server", 2)
+        fail("--only: no caller given; add --as or --as-server", 2)
     if not only:
         for uid in why.owners(look.source, look.names):
             label, who = _owner(uid, look.options.anongid)

@@ -18,12 +18,12 @@ _WAIT_SECONDS = 30.0
 
 @click.command()
 @click.argument("mountpoint")
-@click.option("-l", "--lazy", is_flag=True, help="Detach at once; who has files open may finish with them.")
+@click.option("-l", "--lazy", is_flag=True, help="Detach at once; processes with open files keep them.")
 def umount(mountpoint: str, *, lazy: bool) -> None:
     """Unmount MOUNTPOINT.
 
-    Exit status: 0 unmounted and the daemon has ended (with --lazy: detached), 1 it is busy, no cloakfs mount, or
-    mounted at another place as well (a bind mount), so that its daemon goes on.
+    Exit status: 0 unmounted and the daemon has ended (with --lazy: detached), 1 busy, not a cloakfs mount, or the
+    same view is also mounted elsewhere (a bind mount), so that its daemon continues.
     """
     top = _mounted_at(os.path.abspath(mountpoint))
     if top is None:
@@ -34,21 +34,21 @@ def umount(mountpoint: str, *, lazy: bool) -> None:
     daemon = next((mount for mount in all_mounted() if mount.device == top.device), None)
     if daemon is not None and daemon.unknown:
         note(
-            f"{top.path}: what its daemon (process {daemon.pid}) tells is of version {daemon.version}, which is not "
-            "known to this cloakfs; unmounting is the same in every version"
+            f"{top.path}: its daemon (process {daemon.pid}) publishes its state in version {daemon.version}, which "
+            "this cloakfs does not know; unmounting is the same in every version"
         )
     # The pidfd is opened before the unmount, because another process may reuse the pid afterwards.
     held = process.held(daemon.pid) if daemon else None
     try:
         linux.umount(top.path, linux.MNT_DETACH if lazy else 0)
     except OSError as exc:
-        hint = "; who uses it? (fuser -vm), or --lazy" if exc.errno == errno.EBUSY else ""
+        hint = "; see who uses it (fuser -vm), or use --lazy" if exc.errno == errno.EBUSY else ""
         fail(f"{top.path}: {exc.strerror}{hint}", 1)
     others = [place.path for place in mountinfo.by_id().values() if place.device == top.device and place.kind in KINDS]
     if daemon is not None and others:
         fail(
-            f"{top.path}: unmounted, but its daemon (process {daemon.pid}) goes on: the same view is mounted at "
-            f"{', '.join(others)}, too",
+            f"{top.path}: unmounted, but its daemon (process {daemon.pid}) continues: the same view is also mounted at "
+            f"{', '.join(others)}",
             1,
         )
     if daemon is not None and held is not None:
@@ -67,8 +67,8 @@ def _wait(path: str, daemon: Mounted, held: int, *, lazy: bool) -> None:
     if lazy:
         click.echo(
             printable(
-                f"cloakfs: {path}: detached; its daemon (process {daemon.pid}) serves those who still use it, and then "
-                "ends (kill it twice to cut them off)"
+                f"cloakfs: {path}: detached; its daemon (process {daemon.pid}) serves processes that still use it, "
+                "and then ends (kill it twice to end it now)"
             ),
             err=True,
         )
@@ -76,7 +76,7 @@ def _wait(path: str, daemon: Mounted, held: int, *, lazy: bool) -> None:
     click.echo(printable(f"cloakfs: {path}: unmounted; waiting for its daemon (process {daemon.pid}) to end"), err=True)
     if not process.ends(held, _WAIT_SECONDS):
         fail(
-            f"{path}: unmounted, but its daemon (process {daemon.pid}) is still there after {_WAIT_SECONDS:g} s; "
-            "is the view mounted in another mount namespace, a container's?",
+            f"{path}: unmounted, but its daemon (process {daemon.pid}) has not ended after {_WAIT_SECONDS:g} s; "
+            "is the view also mounted in another mount namespace, such as a container's?",
             1,
         )

@@ -47,7 +47,7 @@ def translate(
         entries.append((tag, perm, mapped))
     named = [(tag, entry_id) for tag, _, entry_id in entries if tag in (_USER, _GROUP)]
     if distinct and len(set(named)) < len(named):
-        raise ValueError("two entries are the same id on the server")
+        raise ValueError("two entries are mapped to the same id on the server")
     # acl(5) requires the order of the tags' numbers, and of the ids of named entries, which mapping may have changed.
     entries.sort(key=lambda entry: (entry[0], entry[2]))
     return _VERSION + b"".join(_ENTRY.pack(*entry) for entry in entries)

@@ -50,7 +50,7 @@ def _lie_over(mount: Mounted, source: int) -> "Below":
     try:
         if not lower.ask({"method": "lie over"})["xattrs"]:
             raise MountError(
-                f"{mount.target} does without extended attributes (noxattr), by which it would be asked what it shows; "
+                f"{mount.target} has noxattr, but cloakfs asks a lower mount through extended attributes; "
                 f"mount {mount.source} instead"
             )
         linux.act_for_nobody_as(INSIDE)

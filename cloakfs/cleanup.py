@@ -52,7 +52,7 @@ class CleanUp:
                     pass_fds=[daemon], cwd="/", start_new_session=True, check=True,
                 )  # fmt: skip
             except (OSError, subprocess.CalledProcessError) as exc:
-                log.warning("%s: no clean-up process (%s): if the daemon is killed, a dead mount stays", target, exc)
+                log.warning("%s: no clean-up process (%s): if the daemon is killed, its dead mount stays", target, exc)
 
     def take_charge(self, attached: Attached) -> None:
         """Tell the process which mount was made."""

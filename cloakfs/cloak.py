@@ -81,7 +81,7 @@ class CloakDef:
         if self.lc_low != NOBODY:
             check_range(self.lc_low, self.lc_high)
         elif self.lc_high != NOBODY:
-            raise ValueError(f"{NOBODY} is a single id, no range can begin with it")
+            raise ValueError(f"{NOBODY} is a single id; no range can begin with it")
 
     def server_range(self, nobody: ServerId) -> tuple[ServerId, ServerId]:
         """Return the first and last server id that this definition selects; nobody is the id that -2 stands for."""

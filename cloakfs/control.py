@@ -198,7 +198,7 @@ class Control:
         if method is None:
             return {"options": self._published.options, "groups": self._groups, "plugin": _described(policy)}
         if method not in METHODS:
-            raise ValueError(f"{method!r} is no method of a policy")
+            raise ValueError(f"{method!r} is not a method of a policy")
         granted = {json.dumps(question): answer for *question, answer in request.get("access", ())}
         asked_back: list[list[Any]] = []
 
@@ -207,7 +207,7 @@ class Control:
             text = json.dumps(question)
             if text not in granted:
                 asked_back.append(question)
-                raise LookupError("only who asks can tell")
+                raise LookupError("only the upper mount can tell")
             return bool(granted[text])
 
         arguments = [_restored(argument, accessible) for argument in request["arguments"]]
@@ -231,7 +231,7 @@ def _greeted(line: bytes | bytearray) -> tuple[bool, bytes]:
     answer: dict[str, object] = {"version": VERSION}
     is_same = type(version) is int and version == VERSION
     if not is_same:
-        answer["refused"] = f"it was asked in version {version!r} of the control protocol, and speaks {VERSION}"
+        answer["refused"] = f"the request is in version {version!r} of the control protocol, and it speaks {VERSION}"
     return is_same, json.dumps(answer).encode() + b"\n"
 
 
@@ -262,7 +262,7 @@ class Conversation:
             self._socket.connect(socket_of(mount_key(mount.source, mount.target)))
         except FileNotFoundError:
             self.close()
-            raise DaemonError(f"{self._who} cannot be asked: it is of an earlier version, or about to end") from None
+            raise DaemonError(f"{self._who} cannot be asked: it is of an earlier version, or is about to end") from None
         except OSError as exc:
             self.close()
             raise DaemonError(f"{self._who} cannot be asked: {exc.strerror or exc}") from exc
@@ -277,7 +277,7 @@ class Conversation:
         if version != VERSION:
             raise DaemonError(
                 f"{self._who} cannot be asked: it speaks version {version!r} of the control protocol, and this cloakfs "
-                f"{VERSION}; use the cloakfs that mounted it, or mount it anew"
+                f"{VERSION}; use the cloakfs that mounted it, or mount the tree again"
             )
 
     def close(self) -> None:

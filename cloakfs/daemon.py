@@ -130,7 +130,9 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         except (PolicyError, VersionError, ViewError) as exc:
             raise MountError(str(exc)) from exc
         except sqlite3.Error as exc:
-            raise MountError(f"{state}: {exc}; move it away to start afresh (old file handles become stale)") from exc
+            raise MountError(
+                f"{state}: {exc}; move it away to start with an empty one (old file handles become stale)"
+            ) from exc
         except OSError as exc:
             raise MountError(f"{settings.source}: {exc.strerror}") from exc
         _warn_of_handles(nodes)
@@ -240,7 +242,7 @@ def _nodes(settings: Settings, index: Index, max_fds: int) -> Nodes:
         if covered and exc.errno in (errno.ENOSYS, errno.EINVAL):
             raise MountError(
                 f"{settings.target}: cannot be mounted over its own source here (open_tree(2): {exc.strerror}); "
-                "it takes Linux 5.2, and mounts that are not unbindable"
+                "this needs Linux 5.2 or later, and mounts that are not unbindable"
             ) from exc
         raise
 
@@ -265,12 +267,12 @@ def _served_already(settings: Settings) -> str:
         return f"{settings.target}: {settings.source} is mounted there already (cloakfs umount {settings.target})"
     if places:
         return (
-            f"{settings.target}: the daemon of the mount before (process {daemon.pid}) still serves "
+            f"{settings.target}: the daemon of an earlier mount (process {daemon.pid}) still serves "
             f"{', '.join(sorted(places))}; unmount that first"
         )
     return (
-        f"{settings.target}: the daemon of the mount before (process {daemon.pid}) still serves those who have files "
-        f"open in it; try again when they are done, or end it (kill {daemon.pid}, twice)"
+        f"{settings.target}: the daemon of an earlier mount (process {daemon.pid}) still serves processes that have "
+        f"files open in it; try again when they have ended, or end the daemon (kill {daemon.pid}, twice)"
     )
 
 
@@ -281,7 +283,9 @@ def _watch(filesystem: Filesystem) -> Watch | None:
         watch = Watch(own=filesystem.views.top)
     except OSError as exc:
         log.warning(
-            "no fanotify (%s): changes behind the mount are seen within %g s", exc.strerror, remember.SHORT_SECONDS
+            "fanotify cannot be used (%s): changes behind the mount are seen within %g s",
+            exc.strerror,
+            remember.SHORT_SECONDS,
         )
         return None
     filesystem.cache.watch(watch)
@@ -352,7 +356,7 @@ def _refuse_to_serve_itself(settings: Settings) -> None:
     for other, path in places:
         if other == device and path != settings.target and path.startswith(inside):
             raise MountError(
-                f"{settings.target}: also shows up as {path}, inside of {settings.source}, where the daemon would wait "
+                f"{settings.target}: also appears as {path}, inside {settings.source}, where the daemon would wait "
                 "for itself; mount it elsewhere"
             )
 
@@ -368,7 +372,7 @@ def _warn_of_handles(nodes: Nodes) -> None:
             )
         elif not filesystem.decodable:
             log.warning(
-                "%s (%s) cannot decode file handles: an old handle works again only once its path was looked up "
+                "%s (%s) cannot decode file handles: an old handle works again only once its path has been looked up "
                 "(overlayfs: mount it with nfs_export=on,index=on)",
                 filesystem.path,
                 filesystem.kind,
@@ -405,17 +409,17 @@ class _Daemon:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)
             with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
-                tasks.keep("obeying signals", self._obey, signals, tasks)
+                tasks.keep("handling signals", self._obey, signals, tasks)
                 nursery.start_soon(self._say_ready)  # not a kept task: a mount that fails here was not made
-                tasks.keep("keeping house", self._keep_house)
+                tasks.keep("regular maintenance", self._keep_house)
                 tasks.keep("making nodeids durable", self._keep_index)
                 cache, views = filesystem.cache, filesystem.views
-                tasks.keep("following the user database", views.keep_fresh, cache.forget_everything)
-                tasks.keep("having the kernel forget", cache.keep_forgetting)
-                tasks.keep("following mounts", cache.follow_mounts)
-                tasks.keep("answering other commands", self._control.serve, tasks)
+                tasks.keep("watching the user database", views.keep_fresh, cache.forget_everything)
+                tasks.keep("invalidating what the kernel caches", cache.keep_forgetting)
+                tasks.keep("watching mounts", cache.follow_mounts)
+                tasks.keep("answering commands", self._control.serve, tasks)
                 if self._watch is not None:
-                    tasks.keep("following changes", cache.follow, self._watch)
+                    tasks.keep("watching changes", cache.follow, self._watch)
                 await self._answer_requests()
                 nursery.cancel_scope.cancel()
 
@@ -453,7 +457,7 @@ class _Daemon:
             try:
                 await trio.to_thread.run_sync(self._checkpoint)
             except sqlite3.Error:
-                log.exception("the index could not be tidied; it grows until it can")
+                log.exception("the log of the index could not be merged; it grows until this succeeds")
 
     def _checkpoint(self) -> None:
         linux.act_as_daemon()
@@ -464,7 +468,7 @@ class _Daemon:
             if number == signal.SIGHUP:
                 self._reload()
             elif self._asked_to_stop:
-                log.info("%s: asked again", self._settings.target)
+                log.info("%s: asked to stop again; ending at once", self._settings.target)
                 pyfuse3.terminate()
             else:
                 self._asked_to_stop = True
@@ -516,5 +520,5 @@ class _Daemon:
         changed = [word for name, word in FIXED_BY_THE_MOUNT.items() if getattr(options, name) != getattr(now, name)]
         if changed:
             raise MountError(
-                f"{', '.join(changed)}: only a new mount changes that (cloakfs umount {target}, and mount it again)"
+                f"{', '.join(changed)}: only a new mount can change this (cloakfs umount {target}, and mount it again)"
             )

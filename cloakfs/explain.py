@@ -197,7 +197,7 @@ def _reason(
     if not policy.hides:
         return "nothing is hidden: there is no cloak_list"
     if who.uid == attrs.uid:
-        return "owners see their own"
+        return "owners see their own files"
     if not verdicts:
         return "no definition selects it"
     return "; ".join(map(describe, verdicts))

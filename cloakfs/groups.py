@@ -219,7 +219,7 @@ class DatabaseGroups:
         self._remember(uid, known._replace(again=min(now + _FAILURE_SECONDS, known.until)))
         if now >= self._silent_until:
             self._silent_until = now + _TELL_AGAIN_SECONDS
-            log.warning("the user database does not tell the groups of uid %d: %s", uid, why)
+            log.warning("the groups of uid %d cannot be read from the user database: %s", uid, why)
 
     def _remember(self, uid: ServerId, answer: _Answer) -> None:
         if len(self._known) >= _MOST_KNOWN and uid not in self._known:

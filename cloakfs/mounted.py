@@ -132,7 +132,7 @@ class PublishedState:
         try:
             self._write()
         except OSError as exc:
-            log.warning("other commands will not know of the change: %s", exc)
+            log.warning("the state of the mount cannot be published for other commands: %s", exc)
 
     def _write(self) -> None:
         # Only root may read it, because callers must not learn the rules that hide things from them.

@@ -189,8 +189,8 @@ class Attached:
             detach(place.path)
         else:
             log.warning(
-                "%s: %s is mounted on top and stays; what it hides does not answer any more "
-                "(umount %s twice takes both away)",
+                "%s: %s is mounted on top and stays; the mount below it does not answer any more "
+                "(umount %s twice unmounts both)",
                 place.path,
                 cover.kind,
                 place.path,
@@ -241,7 +241,7 @@ def attach(source: str, target: str, words: MountOptions, *, read_only: bool, im
     number, place = _top(target)
     if place is None or number in before or place.kind not in KINDS:
         os.close(session)
-        raise MountError(f"{target}: somebody else mounted or unmounted there at the same moment; look what is there")
+        raise MountError(f"{target}: somebody else mounted or unmounted there at the same moment; check what is there")
     return Attached(session, target, number, place.device)
 
 
@@ -262,7 +262,7 @@ def _identity(image: str) -> tuple[str, int] | None:
         return loopdevice.attach(image)
     except OSError as exc:
         log.warning(
-            "no loop device (%s; modprobe loop?): clients of nfs-ganesha have to mount anew after a restart",
+            "no loop device (%s; modprobe loop?): clients of nfs-ganesha have to mount again after a restart",
             exc.strerror,
         )
         return None

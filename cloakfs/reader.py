@@ -68,9 +68,9 @@ class Storage:
 
     def __str__(self) -> str:
         if self.wait is None:
-            return f"{self.path}: too few reads had to wait to know how slow it is"
-        took = f"{self.path}: what is not in memory takes {self.wait * 1000:.2g} ms"
-        return took if self.pays else f"{took}: too fast to read ahead (from {PAYS_SECONDS * 1000:g} ms)"
+            return f"{self.path}: too few reads so far to know how slow it is"
+        took = f"{self.path}: a read of data not in memory takes {self.wait * 1000:.2g} ms"
+        return took if self.pays else f"{took}, too fast to read ahead (pays from {PAYS_SECONDS * 1000:g} ms)"
 
 
 def _chunk(number: int) -> int:

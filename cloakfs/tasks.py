@@ -52,7 +52,7 @@ async def keep(what: str, work: Callable[_P, Awaitable[object]], *args: _P.args,
             why = cause(exc)
             if now >= told.get(why, now):
                 told = {why: now + _TELL_AGAIN_SECONDS}
-                log.error("%s failed, and begins anew: %s", what, why)  # noqa: TRY400  (one line)
+                log.error("%s failed and is started again: %s", what, why)  # noqa: TRY400  (one line)
         else:
             return
         await trio.sleep(pause)

@@ -21,4 +21,4 @@ def is_known(found: object, newest: int) -> bool:
 
 def refusal(place: str, found: object, newest: int, way_out: str) -> str:
     """Return one line that reports an unknown version."""
-    return f"{place}: version {found!r} is not known to this cloakfs, whose own is {newest}; {way_out}"
+    return f"{place}: version {found!r} is not known to this cloakfs, which uses {newest}; {way_out}"

@@ -1,4 +1,4 @@
-"""Real users: processes with a real identity that make system calls one by one on request."""
+"""Real users: processes with a real identity, which make system calls one by one on request."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class User:
-    """A process that is uid, gid and groups; `do` has it call a function and gives back its result.
+    """A process with this uid, gid and groups; `do` makes it call a function, and returns the result.
 
     Descriptors and the working directory stay between calls, so that races and inherited descriptors can be tested.
     """
@@ -30,7 +30,7 @@ class User:
         theirs.close()
 
     def do(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """The result of the call; what it raises is raised here."""
+        """Return the result of the call, or raise what it raises."""
         self._pipe.send((call, args, kwargs))
         ok, value = self._pipe.recv()
         if not ok:
@@ -38,24 +38,24 @@ class User:
         return value  # type: ignore[no-any-return]
 
     def start(self, call: Callable[..., object], *args: Any) -> None:
-        """Have it make a call that may not return; see `has_answered` and `finish_within`."""
+        """Make it start a call that may not return; see `has_answered` and `finish_within`."""
         self._pipe.send((call, args, {}))
 
     def has_answered(self) -> bool:
-        """Has the call that was started returned?"""
+        """Whether the call that was started has returned."""
         return self._pipe.poll(0)
 
     def answers_within(self, seconds: float) -> bool:
-        """Does the call that was started succeed in time?"""
+        """Whether the call that was started succeeds in time."""
         return self._pipe.poll(seconds) and bool(self._pipe.recv()[0])
 
     def finish_within(self, seconds: float) -> bool:
-        """Wait for the call that was started; did it succeed?"""
+        """Wait for the call that was started; return whether it succeeded."""
         assert self._pipe.poll(seconds), f"no answer within {seconds} s"
         return bool(self._pipe.recv()[0])
 
     def answer_within(self, seconds: float) -> Any:
-        """Wait for the call that was started; its result."""
+        """Wait for the call that was started; return its result."""
         assert self._pipe.poll(seconds), f"no answer within {seconds} s"
         ok, value = self._pipe.recv()
         if not ok:
@@ -63,7 +63,7 @@ class User:
         return value
 
     def do_within(self, seconds: float, call: Callable[..., object], *args: Any) -> None:
-        """`do`, for a call that must not wait for ever."""
+        """Do the same as `do`, for a call that must not wait for ever."""
         self.start(call, *args)
         assert self._pipe.poll(seconds), f"{call.__name__} has not returned within {seconds} s"
         ok, value = self._pipe.recv()
@@ -71,7 +71,7 @@ class User:
             raise value
 
     def error(self, call: Callable[..., object], *args: Any, **kwargs: Any) -> int:
-        """The errno of the call, 0 if it succeeds."""
+        """Return the errno of the call, 0 if it succeeds."""
         try:
             self.do(call, *args, **kwargs)
         except OSError as exc:
@@ -132,7 +132,7 @@ def names(path: str | bytes | int) -> list[Any]:
 
 
 def become(uid: int, gid: int, groups: list[int]) -> None:
-    """For a User started as root: turn into somebody else, keeping descriptors and working directory."""
+    """In a User started as root: become somebody else, and keep descriptors and working directory."""
     os.setgroups(groups)
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)

@@ -1,4 +1,4 @@
-"""Properties and machines try the same examples each time, so that the suite says the same of the same code.
+"""Properties and machines try the same examples each time, so that the same code gets the same result.
 
 `--hypothesis-profile=explore` has hypothesis choose new ones, as scripts/campaign does. Neither is about how long a
 busy machine takes for an answer.

@@ -1,4 +1,4 @@
-"""Ending processes that are not ours to wait for (waitpid(2)): daemons, guards, clean-up processes."""
+"""Ends processes that are not children of ours (waitpid(2)): daemons, guards, clean-up processes."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ from cloakfs.linux import process
 
 
 def kill(pid: int, seconds: float = 30) -> None:
-    """SIGKILL; returns when the process has ended."""
+    """Send SIGKILL; return when the process has ended."""
     held = process.held(pid)
     assert held is not None, f"there is no process {pid}"
     try:

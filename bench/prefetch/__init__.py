@@ -1,1 +1,1 @@
-"""`cloakfs prefetch`: what the heuristics of reading ahead make of a stream, and the paper's experiments again."""
+"""`cloakfs prefetch`: feeds streams to the heuristics of reading ahead, and repeats the paper's experiments."""

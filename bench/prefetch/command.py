@@ -34,17 +34,17 @@ _MOST = 1 << 40
 
 
 def _size(value: str) -> int:
-    """Bytes, with K, M or G."""
+    """Return the number of bytes that a word with K, M or G means."""
     match = re.fullmatch(r"([0-9]{1,12})([KMG]?)", value)
     number = int(match[1]) * _UNITS[match[2]] if match else 0
     if not 0 < number <= _MOST:
-        raise click.BadParameter(f"{value!r} is no size; expected a number of bytes up to 1024G, such as 8K or 256M")
+        raise click.BadParameter(f"{value!r} is not a size; expected a number of bytes up to 1024G, such as 8K or 256M")
     return number
 
 
 @click.group()
 def prefetch() -> None:
-    """Try what reading ahead does, without a disk and with a slow one."""
+    """Measure what reading ahead does, without a disk and with a slow one."""
 
 
 # -- replay --------------------------------------------------------------------------------------------
@@ -53,30 +53,38 @@ def prefetch() -> None:
 @prefetch.command()
 @click.argument("stream_file", metavar="[STREAM-FILE]", required=False)
 @click.option("--pattern", type=click.Choice(["sequential", "stride", "random"]), help="Generate a stream instead.")
-@click.option("--size", type=_size, metavar="SIZE", default="16M", show_default=True, help="Of all its files together.")
+@click.option(
+    "--size", type=_size, metavar="SIZE", default="16M", show_default=True, help="Size of all its files together."
+)
 @click.option("--block", type=_size, metavar="SIZE", default="8K", show_default=True, help="Bytes of each read.")
-@click.option("--stride", type=click.IntRange(1), default=2, show_default=True, help="Parts of a file, for stride.")
-@click.option("--readers", type=click.IntRange(1), default=1, show_default=True, help="Each reads a file of its own.")
+@click.option(
+    "--stride", type=click.IntRange(1), default=2, show_default=True, help="With stride: the number of parts."
+)
+@click.option("--readers", type=click.IntRange(1), default=1, show_default=True, help="Readers, each of its own file.")
 @click.option(
     "--reordered",
     "percent",
     type=click.FloatRange(0, 100),
     default=0,
     metavar="PERCENT",
-    help="Let so many requests be overtaken by the next ones for the same file.",
+    help="How many of the requests are overtaken by later ones for the same file.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="For whatever is random.")
-@click.option("--heuristic", "names", type=click.Choice(list(HEURISTICS)), multiple=True, help="Only these.")
-@click.option("-o", "words", metavar="OPTIONS", default="", help="Limits, as for a mount: prefetch_window=1M,…")
-@click.option("--save", metavar="FILE", help="Write the stream.")
-@click.option("--live", metavar="DIR", help="Send the stream to the files in DIR.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of everything random.")
 @click.option(
-    "--create", is_flag=True, help="With --live: make the files, and look whether each read gives their content."
+    "--heuristic", "names", type=click.Choice(list(HEURISTICS)), multiple=True, help="Only this one; repeatable."
 )
-@click.option("--outstanding", type=click.IntRange(1, 256), default=1, show_default=True, help="Reads at once.")
+@click.option("-o", "words", metavar="OPTIONS", default="", help="Limits, as for a mount: prefetch_window=1M,…")
+@click.option("--save", metavar="FILE", help="Write the stream to FILE.")
+@click.option("--live", metavar="DIR", help="Read the files in DIR as the stream says.")
+@click.option(
+    "--create", is_flag=True, help="With --live: make the files, and check the content that each read returns."
+)
+@click.option("--outstanding", type=click.IntRange(1, 256), default=1, show_default=True, help="Concurrent reads.")
 @click.option("--buffered", is_flag=True, help="With --live: read through the page cache of DIR's file system.")
-@click.option("--paced", is_flag=True, help="With --live: at the stream's own pace, not as fast as possible.")
-@click.option("--json", "as_json", is_flag=True, help="Print the same for programs.")
+@click.option(
+    "--paced", is_flag=True, help="With --live: keep the times of the stream, instead of reading as fast as possible."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object instead.")
 def replay(
     stream_file: str | None,
     pattern: str | None,
@@ -99,9 +107,10 @@ def replay(
 ) -> None:
     """Feed a stream of READs to each heuristic, or with --live to real files.
 
-    A stream is lines SECONDS FILE OFFSET LENGTH, such as a mount with `-o record=FILE` writes.
+    A stream consists of lines SECONDS FILE OFFSET LENGTH; a mount with `-o record=FILE` writes one.
 
-    Exit status: 0 done, 1 a file cannot be read or written, or has other content, 2 wrong usage, or no stream.
+    Exit status: 0 done, 1 a file cannot be read or written, or has the wrong content, 2 wrong usage, or
+    STREAM-FILE is not a stream.
     """
     if (stream_file is None) == (pattern is None):
         fail("prefetch replay: expected either a STREAM-FILE or --pattern", 2)
@@ -112,7 +121,7 @@ def replay(
         if not block <= LARGEST:
             fail(f"--block {block}: more than {LARGEST >> 20}M", 2)
         if size < readers:
-            fail(f"--size {size}: not a byte for each of {readers} readers", 2)
+            fail(f"--size {size}: less than a byte for each of {readers} readers", 2)
         stream = merged(generate(pattern, size, block, stride=stride, readers=readers, seed=seed))
     if percent:
         stream = reordered(stream, percent / 100, seed)
@@ -149,7 +158,7 @@ def _limits(words: str) -> Limits:
     except ExportsError as exc:
         fail(str(exc), 2)
     if options != replace(nothing, prefetch_limits=options.prefetch_limits):
-        fail(f"-o {words}: only prefetch_window, _file, _total, _files and _cursors mean something here", 2)
+        fail(f"-o {words}: only prefetch_window, _file, _total, _files and _cursors can be given here", 2)
     return options.prefetch_limits
 
 
@@ -186,7 +195,7 @@ def _live(
             if create and not os.path.exists(path):
                 content.create(directory, name, size)
             elif os.stat(path).st_size == 0:
-                fail(f"{path}: there is nothing in it; make another with --create", 1)
+                fail(f"{path}: the file is empty; remove it, and use --create", 1)
         left = [content.forget(os.path.join(directory, name)) for name in needed]
         with Files(directory, needed, direct=not buffered) as files:
             found = read_all([stream], files, outstanding=outstanding, verified=create, paced=paced)
@@ -215,28 +224,32 @@ def _live(
     "figures",
     type=click.Choice(["table1", "6", "7", "8", "nfsheur", "device"]),
     multiple=True,
-    help="Only these.",
+    help="Only this one; repeatable.",
 )
-@click.option("--runs", type=click.IntRange(1), help="Of everything; 10, but 2 of concurrent readers, if not given.")
+@click.option(
+    "--runs", type=click.IntRange(1), help="Runs of each experiment; by default 10, and 2 of concurrent readers."
+)
 @click.option(
     "--size",
     type=_size,
     metavar="SIZE",
-    help="Of the files that are read at once; if not given, 64M, but 1G for Figures 6 and 7. The paper's: 256M.",
+    help="Size of the files read at a time; by default 64M, and 1G for Figures 6 and 7. The paper has 256M.",
 )
 @click.option("--block", type=_size, metavar="SIZE", default="8K", show_default=True, help="Bytes of each read.")
-@click.option("--outstanding", type=click.IntRange(1, 64), default=1, show_default=True, help="Of concurrent readers.")
+@click.option(
+    "--outstanding", type=click.IntRange(1, 64), default=1, show_default=True, help="Concurrent reads of each reader."
+)
 @click.option("--iops", type=click.IntRange(10), default=200, show_default=True, help="Reads per second of the disk.")
 @click.option(
-    "--rate", type=_size, metavar="SIZE", default="120000000", show_default=True, help="Its bytes per second."
+    "--rate", type=_size, metavar="SIZE", default="120000000", show_default=True, help="Bytes per second of the disk."
 )
 @click.option(
-    "--read-ahead-kb", type=click.IntRange(0), default=128, show_default=True, help="What the kernel reads ahead."
+    "--read-ahead-kb", type=click.IntRange(0), default=128, show_default=True, help="KiB that the kernel reads ahead."
 )
-@click.option("--quick", is_flag=True, help="One short run of little: does it work?")
-@click.option("--json", "json_path", metavar="FILE", help="Write every single rate.")
-@click.option("--plot", metavar="FILE", help="Draw them (PNG or SVG; needs matplotlib).")
-@click.option("--show", metavar="FILE", help="Measure nothing, show an earlier run (--json).")
+@click.option("--quick", is_flag=True, help="One short run with little data, to see whether everything works.")
+@click.option("--json", "json_path", metavar="FILE", help="Write all rates to FILE.")
+@click.option("--plot", metavar="FILE", help="Draw the figures (PNG or SVG; needs matplotlib).")
+@click.option("--show", metavar="FILE", help="Measure nothing; show an earlier run (from --json).")
 @click.option("--markdown", is_flag=True, help="Print tables for the documentation.")
 def figures(
     figures: tuple[str, ...],
@@ -254,12 +267,12 @@ def figures(
     quick: bool,
     markdown: bool,
 ) -> None:
-    """Repeat the experiments of Ellard and Seltzer (2003) on a slow disk that is made for it.
+    """Repeat the experiments of Ellard and Seltzer (2003) on a slow disk, which is made for them.
 
-    What is measured how stands in docs/prefetch.md. Takes three quarters of an hour; ratios are comparable between
-    runs, rates only between disks of the same speed. Needs root.
+    docs/prefetch.md describes what is measured, and how. This takes three quarters of an hour. Ratios are comparable
+    between runs, rates only between disks of the same speed. Needs root.
 
-    Exit status: 0 measured (or shown), 1 it cannot be done, or something failed, 2 wrong usage.
+    Exit status: 0 measured (or shown), 1 it cannot be measured, or something failed, 2 wrong usage.
     """
     if plot:
         require_matplotlib()
@@ -268,7 +281,7 @@ def figures(
         run = read(show)
     else:
         if os.geteuid() != 0:
-            fail("only root can measure: it mounts, and slows a disk down", 1)
+            fail("only root can measure: this mounts file systems, and throttles a disk", 1)
         if json_path:
             require_writable(json_path)
         chosen = list(
@@ -281,7 +294,7 @@ def figures(
         if size is not None:
             scale = replace(scale, size=size, reader_size=size, table_size=size)
         if size is not None and size < 32 * block:
-            fail(f"--size {size}: not a block of {block} for each of 32 readers", 2)
+            fail(f"--size {size}: less than a block of {block} for each of 32 readers", 2)
         told = about(chosen, scale)
         for reduction in scale.reductions(chosen):
             click.echo(f"cloakfs: prefetch: reduced: {reduction}", err=True)
@@ -297,18 +310,26 @@ def figures(
 
 
 @prefetch.command()
-@click.option("--rounds", type=click.IntRange(1), default=10, show_default=True, help="Without and with some who wait.")
-@click.option("--seconds", type=click.FloatRange(0.1), default=2.0, show_default=True, help="How long each time.")
-@click.option("--json", "as_json", is_flag=True, help="Print it for a program to read.")
+@click.option(
+    "--rounds",
+    type=click.IntRange(1),
+    default=10,
+    show_default=True,
+    help="Rounds, each without and with waiting clients.",
+)
+@click.option(
+    "--seconds", type=click.FloatRange(0.1), default=2.0, show_default=True, help="Duration of each measurement."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object instead.")
 def hung(rounds: int, seconds: float, *, as_json: bool) -> None:
     """Measure 16 clients beside a file system that never answers.
 
-    It is mounted inside of the tree; four more clients wait for it. Needs root.
+    It is mounted inside the tree; four more clients wait for it. Needs root.
 
-    Exit status: 0 measured, 1 it cannot be done.
+    Exit status: 0 measured, 1 it cannot be measured.
     """
     if os.geteuid() != 0:
-        fail("only root can measure: it mounts", 1)
+        fail("only root can measure: this mounts file systems", 1)
     try:
         with interruptible("prefetch"), _progress(rounds + 1) as advance:
             found = latencies(rounds, seconds, advance)

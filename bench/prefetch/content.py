@@ -1,4 +1,4 @@
-"""Files whose content tells where it belongs, and the page cache they are to be out of."""
+"""Files whose content says where it belongs, and dropping their pages from the page cache."""
 
 import ctypes
 import os
@@ -11,17 +11,17 @@ from cloakfs.mounted import mounted
 PAGE = 4096
 
 _WORD = struct.Struct("<Q")
-_PATIENCE = 0.5  # without any progress
+_PATIENCE = 0.5  # how long to wait without any progress
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_CACHESTAT = 451  # Linux 6.5, everywhere the same
+_CACHESTAT = 451  # since Linux 6.5; the same number on every architecture
 
 
 def create(directory: str, name: str, size: int) -> None:
-    """Make a file of `size` bytes, and the directories above it; it is on the disk afterwards.
+    """Make a file of `size` bytes, and the directories above it, and write it to the disk.
 
     Raises:
-        OSError: it is there already, or cannot be written.
+        OSError: it exists already, or cannot be written.
     """
     path = os.path.join(directory, name)
     os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -36,7 +36,7 @@ def create(directory: str, name: str, size: int) -> None:
 
 
 def verify(name: str, offset: int, data: memoryview) -> None:
-    """Are these the bytes that `create` wrote there? One word of each page is looked at.
+    """Check that these are the bytes that `create` wrote there, by one word of each page.
 
     Raises:
         OSError: they are not.
@@ -63,16 +63,16 @@ class _CacheStat(ctypes.Structure):
 
 
 def cached_pages(fd: int) -> int | None:
-    """How many pages of the file are in memory, or on their way; None if the kernel cannot tell."""
+    """Return how many pages of the file are in memory, or being read; None if the kernel cannot tell."""
     told = _CacheStat()
     failed = _libc.syscall(_CACHESTAT, fd, ctypes.byref(_Range(0, 0)), ctypes.byref(told), 0)
     return None if failed else int(told.cached)
 
 
 def forget(path: str) -> int | None:
-    """Have the kernel drop a file's pages; how many are left. Below a cloakfs mount, those of the real file, too.
+    """Make the kernel drop a file's pages; return how many are left. Below a cloakfs mount, drop the real file's, too.
 
-    What is on its way into memory is waited for, and dropped. A file system in memory keeps them all.
+    This waits for pages that are being read, and drops them. A file system in memory keeps all of them.
 
     Raises:
         OSError: it cannot be opened.
@@ -99,7 +99,7 @@ def _forget(path: str) -> int | None:
 
 
 def _real_path(path: str) -> str | None:
-    """What lies behind a mount of ours, as far as root may know."""
+    """Return the real path behind a cloakfs mount, if root may see it there."""
     path = os.path.realpath(path)
     for mount in mounted().values():
         if path.startswith(f"{mount.target}/"):

@@ -1,7 +1,7 @@
 """The experiments of Ellard & Seltzer (2003), on real mounts: strides, reordered readers, and fast devices.
 
-Round by round, each case with everybody who takes part in it, another one first each time; ratios are taken within a
-round. Every round has files of its own, so that no daemon knows anything of them yet.
+In each round, each case runs with all its peers, beginning with another one each time; ratios are taken within a round.
+Every round has files of its own, so that no daemon knows them yet.
 """
 
 import contextlib
@@ -25,14 +25,14 @@ from .slowdisk import BPS, IOPS, READ_AHEAD_KB, SlowDisk, device_of, require_dis
 from .streams import Read, generate, reordered, sizes
 
 STRIDE, READERS, TABLE, DEVICE = "stride", "readers", "table", "device"
-"""Table 1 and Figure 8; Figures 6 and 7; these with a small table of files; and what the paper does not have."""
+"""Table 1 and Figure 8; Figures 6 and 7; the same with a small table of files; and devices, which the paper lacks."""
 
 SLOW, DISK, MEMORY = "slow disk", "disk", "memory"
-"""Where the files are."""
+"""The places of the files."""
 
 OFF, DEFAULT, SLOWDOWN, CURSORS, ALWAYS = "off", "default", "slowdown", "cursors", "always"
 SMALL = 8
-"""Files that a table as small as the old nfsheur remembers."""
+"""The number of files that a table as small as the old nfsheur remembers."""
 SMALL_DEFAULT, SMALL_SLOWDOWN = (f"{name}, {SMALL} files" for name in (DEFAULT, SLOWDOWN))
 
 OPTIONS = {
@@ -40,7 +40,7 @@ OPTIONS = {
     SMALL_DEFAULT: f"prefetch={DEFAULT},prefetch_files={SMALL}",
     SMALL_SLOWDOWN: f"prefetch={SLOWDOWN},prefetch_files={SMALL}",
 }
-"""What each mount is told."""
+"""The options of each mount."""
 
 FIGURES = {
     "table1": (STRIDE, (BARE, OFF, DEFAULT, CURSORS)),
@@ -49,7 +49,7 @@ FIGURES = {
     "nfsheur": (TABLE, (SLOWDOWN, DEFAULT, SMALL_SLOWDOWN, SMALL_DEFAULT)),
     "device": (DEVICE, (OFF, CURSORS)),
 }
-"""Which experiment a figure is, and who takes part."""
+"""The experiment of each figure, and its peers."""
 
 PAPER_SIZE = 256 << 20
 PAPER_RUNS = 10
@@ -57,21 +57,21 @@ PAPER_RUNS = 10
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is done.
+    """How much is measured.
 
     Attributes:
-        runs: of strides and devices.
-        reader_runs: of concurrent readers.
+        runs: the runs of strides and devices.
+        reader_runs: the runs of concurrent readers.
         size: bytes of a file.
-        reader_size: bytes of all files that are read concurrently, together. It takes this disk as long as 256 MiB took
-            the paper's, and where each of many readers begins should not count for more than it did there.
-        table_size: the same where the table of files is small, and nothing is read ahead of many.
+        reader_size: bytes of all files that are read concurrently, together. This disk takes as long for them as the
+            paper's did for 256 MiB, so that the start of each of many readers has no more weight than it had there.
+        table_size: the same where the table of files is small, so that nothing is read ahead of many readers.
         block: bytes of each read.
         strides, readers, percent, table_percent: parts of a file, concurrent readers, and how many requests are
             reordered.
-        outstanding: reads that each concurrent reader has on its way at once.
-        random: so many random reads on a fast device; a tenth of it on the slow one.
-        iops, bps, read_ahead_kb: of the slow disk.
+        outstanding: the number of concurrent reads of each reader.
+        random: the number of random reads on a fast device; a tenth of it on the slow one.
+        iops, bps, read_ahead_kb: the properties of the slow disk.
     """
 
     runs: int = PAPER_RUNS
@@ -91,7 +91,7 @@ class Scale:
     read_ahead_kb: int = READ_AHEAD_KB
 
     def reductions(self, figures: list[str]) -> list[str]:
-        """What is less than in the paper."""
+        """Return what is smaller than in the paper."""
         told = []
         chosen = {FIGURES[figure][0] for figure in figures}
         for setting, size, runs in (
@@ -118,7 +118,7 @@ QUICK_SCALE = Scale(
     random=200,
     iops=400,
 )
-"""Shows that it runs, and nothing else."""
+"""Shows only that everything runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +127,12 @@ class Case:
 
     Attributes:
         setting: STRIDE, READERS, TABLE or DEVICE.
-        name: of the column.
+        name: the name of the column.
         place: SLOW, DISK or MEMORY.
-        peers: who does it.
-        rounds: how often.
-        streams: makes what the readers read, of a seed and a prefix for the names of files.
-        outstanding: reads of each that are on their way at once.
+        peers: the peers that are measured.
+        rounds: how often it is measured.
+        streams: makes the streams of the readers from a seed and a prefix for the names of files.
+        outstanding: the number of concurrent reads of each reader.
     """
 
     setting: str
@@ -145,7 +145,7 @@ class Case:
 
 
 def cases(figures: list[str], scale: Scale) -> list[Case]:
-    """Everything that these figures need, each once."""
+    """Return the cases that these figures need, each once."""
     peers: dict[str, list[str]] = {}
     for figure in figures:
         setting, names = FIGURES[figure]
@@ -196,12 +196,12 @@ def _devices(peers: tuple[str, ...], scale: Scale) -> Iterator[Case]:
 
 
 def stride_case(parts: int) -> str:
-    """The name of a column."""
+    """Return the name of a column."""
     return f"s = {parts}"
 
 
 def reader_case(readers: int, percent: int) -> str:
-    """The name of a column."""
+    """Return the name of a column."""
     return f"{readers} {'reader' if readers == 1 else 'readers'}, {percent} % reordered"
 
 
@@ -222,7 +222,7 @@ def _random(size: int, reads: int, seed: int, prefix: str) -> list[list[Read]]:
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """A place with its mounts: where files are made, who looks at them, and the throttle."""
+    """A place with its mounts: where files are made, the peers that read them, and the throttle."""
 
     tree: str
     peers: dict[str, Peer]
@@ -233,13 +233,13 @@ def measure(todo: list[Case], scale: Scale, advance: Callable[[str], None], tell
     """Mount, measure, and leave nothing behind, even when interrupted. The rates are MB/s.
 
     Args:
-        todo: what.
-        scale: how much.
-        advance: called with what is next: `length(todo)` times at most.
-        tell: called with what fails.
+        todo: the cases to measure.
+        scale: the sizes.
+        advance: called with the name of the next step, `length(todo)` times at most.
+        tell: called with each failure.
 
     Raises:
-        SlowDiskError: there can be no slow disk here.
+        SlowDiskError: no slow disk can be made here.
         RuntimeError, OSError: something cannot be mounted.
     """
     run = Run()
@@ -258,7 +258,7 @@ def measure(todo: list[Case], scale: Scale, advance: Callable[[str], None], tell
 
 
 def length(todo: list[Case]) -> int:
-    """How many steps there are."""
+    """Return the number of steps."""
     return 1 + sum(case.rounds * len(case.peers) for case in todo)
 
 
@@ -275,7 +275,7 @@ def _set_up(
     for where in dict.fromkeys(case.place for case in todo):
         disk = None
         if where == SLOW:
-            # What was just removed may still be open for a moment.
+            # Files that were just removed may still be open for a moment.
             mib = 2 * (max(scale.size, scale.reader_size, scale.table_size) >> 20) + 64
             disk = stack.enter_context(
                 slow_disk(mib, iops=scale.iops, bps=scale.bps, read_ahead_kb=scale.read_ahead_kb)
@@ -334,7 +334,7 @@ def _measure_case(
             except (WorkError, OSError) as exc:
                 run.failed.append(f"{case.name}, {name}: {exc}")
                 tell(run.failed[-1])
-                del rates[name]  # rounds would not match any more
+                del rates[name]  # its rounds would not match those of the others
 
 
 @contextlib.contextmanager
@@ -351,15 +351,15 @@ def _files(tree: str, streams: list[list[Read]]) -> Iterator[list[str]]:
             for name in made:
                 path = os.path.join(tree, name)
                 with contextlib.suppress(FileNotFoundError):
-                    os.truncate(path, 0)  # whoever has it open keeps no room
+                    os.truncate(path, 0)  # a process that has it open keeps no disk space
                     os.unlink(path)
 
 
 def _rate(case: Case, site: _Site, name: str, streams: list[list[Read]], files: list[str]) -> float:
-    """MB/s until the last reader is done, beginning with nothing in memory."""
+    """Return the rate in MB/s until the last reader is done, beginning with nothing in memory."""
     for file in files if case.place != MEMORY else ():
         if left := content.forget(os.path.join(site.tree, file)):
-            raise WorkError(f"{left} pages of {file} cannot be got out of memory")
+            raise WorkError(f"{left} pages of {file} cannot be dropped from memory")
     disk = site.disk if name == BARE else None
     work = Work(case.name, ".", "", "bytes", partial(_job, streams, files, case.outstanding, disk, name != BARE))
     with Workers(work, site.peers[name], QUICK, "", None, os.sched_getaffinity(0)) as workers:
@@ -369,7 +369,7 @@ def _rate(case: Case, site: _Site, name: str, streams: list[list[Read]], files: 
 def _job(
     streams: list[list[Read]], names: list[str], outstanding: int, disk: SlowDisk | None, direct: bool, _: Ground
 ) -> Job:
-    """For a process of its own: of the bare tree, it is the reader that the disk is slow for."""
+    """Return the job of a process of its own; for the bare tree, the disk is slow for this process."""
     if disk is not None:
         disk.slow_down(os.getpid())
     files = Files(".", names, direct=direct)
@@ -377,7 +377,7 @@ def _job(
 
 
 def about(figures: list[str], scale: Scale) -> dict[str, object]:
-    """What the figures depend on, but for the devices."""
+    """Return what the figures depend on, except for the devices."""
     return {
         "date": time.strftime("%Y-%m-%d %H:%M %z"),
         "kernel": platform.release(),

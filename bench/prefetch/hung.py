@@ -1,4 +1,4 @@
-"""Sixteen clients beside a file system that never answers: does it keep them waiting?"""
+"""Measures whether a file system that never answers delays sixteen clients that do not use it."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ from ..workers import end, fork, undisturbed
 
 CLIENTS = 16
 WAITING = 4
-"""So many wait for the file system that hangs, in different ways."""
+"""The number of clients that wait for the file system that hangs, in different ways."""
 
 _FILES = 16
 _CONTENT = bytes(4096)
@@ -32,8 +32,8 @@ class Latencies:
     """Medians, in microseconds, of stat(2), open(2), read(2) and close(2) of a file, by 16 clients at once.
 
     Attributes:
-        before: in each round, when nobody waits for what hangs.
-        while_waiting: in each round, when some do.
+        before: in each round, when nobody waits for the file system that hangs.
+        while_waiting: in each round, when some clients do.
     """
 
     before: list[float]
@@ -41,29 +41,29 @@ class Latencies:
 
     @property
     def ratios(self) -> list[float]:
-        """Of the second to the first, round by round."""
+        """The ratio of `while_waiting` to `before` in each round."""
         return [more / less for more, less in zip(self.while_waiting, self.before, strict=True)]
 
     def told(self) -> str:
-        """One line."""
+        """Return the result in one line."""
         ratios = self.ratios
         return (
-            f"{CLIENTS} clients: median latency {statistics.median(self.before):.0f} us, beside {WAITING} that wait "
+            f"{CLIENTS} clients: median latency {statistics.median(self.before):.0f} us; while {WAITING} others wait "
             f"for ever {statistics.median(self.while_waiting):.0f} us; ratio {statistics.median(ratios):.3f} "
             f"({min(ratios):.3f}-{max(ratios):.3f}) in {len(ratios)} rounds"
         )
 
     def as_json(self) -> dict[str, object]:
-        """For programs."""
+        """Return the result for programs."""
         return {**asdict(self), "ratios": self.ratios, "clients": CLIENTS, "waiting": WAITING}
 
 
 def measure(rounds: int, seconds: float, advance: Callable[[str], None]) -> Latencies:
-    """Mount a tree with a file system in it that never answers, and measure beside it. Leaves nothing behind.
+    """Mount a tree with a file system in it that never answers, and measure clients beside it.
 
     Args:
-        rounds: how often, in turn without and with others who wait.
-        seconds: how long each time.
+        rounds: how often to measure, each time without and with clients that wait.
+        seconds: the duration of each measurement.
         advance: called with what is next, `rounds` + 1 times.
 
     Raises:
@@ -76,7 +76,7 @@ def measure(rounds: int, seconds: float, advance: Callable[[str], None]) -> Late
             site = _set_up(stack)
             for number in range(rounds):
                 advance(f"round {number + 1}")
-                # Another one first each time.
+                # The order changes with each round.
                 for waits in ((False, True), (True, False))[number % 2]:
                     with _some_wait(site) if waits else contextlib.nullcontext():
                         (found.while_waiting if waits else found.before).append(_latency(site, seconds))
@@ -88,12 +88,12 @@ def measure(rounds: int, seconds: float, advance: Callable[[str], None]) -> Late
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """A mount at `path`, with files in `near` and, at `far`, what never answers.
+    """A mount at `path`, with files in `near` and, at `far`, the file system that never answers.
 
     Attributes:
         path: the mount point.
-        session: as long as anybody has it open, there might be an answer.
-        waiting: processes that end at the end.
+        session: its descriptor; once nobody has it open, requests fail instead of waiting.
+        waiting: the processes that wait, which end with the session.
     """
 
     path: str
@@ -101,7 +101,7 @@ class _Site:
     waiting: list[int]
 
     def fork(self) -> int:
-        """As workers.fork, for a client."""
+        """Do the same as workers.fork, for a client."""
         pid = fork()
         if pid == 0:
             os.close(self.session)
@@ -125,7 +125,7 @@ def _set_up(stack: contextlib.ExitStack) -> _Site:
         wait = mounting("no_root_squash", uid=0)(stack, "hung", tree, at)
         waiting: list[int] = []
         stack.callback(lambda: [os.waitpid(pid, 0) for pid in waiting])
-        stack.callback(os.close, session)  # whoever waits is told that there is nobody
+        stack.callback(os.close, session)  # requests that wait then fail
         wait()
     return _Site(at, session, waiting)
 
@@ -141,11 +141,11 @@ def _some_wait(site: _Site) -> Iterator[None]:
                     ways[number % len(ways)](f"{site.path}/far")
                 os._exit(0)
             site.waiting.append(pid)
-        time.sleep(0.1)  # until they wait: measured is what comes then
+        time.sleep(0.1)  # until they wait, which is the state to measure
         yield
     finally:
         for pid in site.waiting[first:]:
-            os.kill(pid, signal.SIGKILL)  # they end when what they wait for has ended
+            os.kill(pid, signal.SIGKILL)  # they end once the session has ended
 
 
 def _open_below(far: str) -> None:
@@ -153,7 +153,7 @@ def _open_below(far: str) -> None:
 
 
 def _latency(site: _Site, seconds: float) -> float:
-    """The median of all that the clients did in that time, in microseconds."""
+    """Return the median time of all that the clients did, in microseconds."""
     pipes: list[Connection] = []
     pids: list[int] = []
     try:

@@ -1,4 +1,4 @@
-"""Sending a stream to real files, as the threads of an NFS server do."""
+"""Reads real files as a stream says, with several threads, as an NFS server does."""
 
 import mmap
 import os
@@ -14,7 +14,7 @@ from .streams import Read
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What came of it: bytes that were read, the seconds until the last of them, and those that each read took."""
+    """The bytes that were read, the seconds until the last of them, and the seconds that each read took."""
 
     bytes: int
     seconds: float
@@ -22,26 +22,26 @@ class Measured:
 
     @property
     def rate(self) -> float:
-        """MB/s."""
+        """The rate in MB/s."""
         return self.bytes / self.seconds / 1e6
 
     def percentile(self, share: float) -> float:
-        """So many reads (from 0 to 1) took no longer, in seconds."""
+        """Return the time, in seconds, that this share of the reads (from 0 to 1) did not exceed."""
         waits = sorted(self.waits)
         return waits[min(int(share * len(waits)), len(waits) - 1)]
 
 
 class Files:
-    """Open files; a context manager.
+    """Open files; as a context manager, closes them on exit.
 
     Args:
-        directory: where they are.
-        names: which ones.
-        direct: past the page cache of the file system, if it can do that: on FUSE, each read then reaches the daemon as
-            it is.
+        directory: the directory that contains them.
+        names: their paths below it.
+        direct: whether to bypass the page cache of the file system, if it supports that: on FUSE, each read then
+            reaches the daemon unchanged.
 
     Raises:
-        OSError: one cannot be opened.
+        OSError: one of them cannot be opened.
     """
 
     def __init__(self, directory: str, names: Iterable[str], *, direct: bool) -> None:
@@ -63,7 +63,7 @@ class Files:
             raise
 
     def close(self) -> None:
-        """Close them all."""
+        """Close all files."""
         for fd in self.fds.values():
             os.close(fd)
 
@@ -77,17 +77,17 @@ class Files:
 def read_all(
     queues: Sequence[Iterable[Read]], files: Files, *, outstanding: int = 1, verified: bool = False, paced: bool = False
 ) -> Measured:
-    """Read everything.
+    """Read everything in the streams.
 
     Args:
         queues: streams that are read at the same time.
-        files: all that are in them.
-        outstanding: so many reads of each stream are on their way at once.
-        verified: look whether the content is what `content.create` wrote.
-        paced: none begins before its time.
+        files: all files in them.
+        outstanding: the number of concurrent reads of each stream.
+        verified: whether to check that the content is what `content.create` wrote.
+        paced: whether no read begins before its time in the stream.
 
     Raises:
-        OSError: a read failed, or gave other content.
+        OSError: a read failed, or returned the wrong content.
     """
     largest = max(read.length for queue in queues for read in queue)
     waits: list[float] = []
@@ -99,7 +99,7 @@ def read_all(
         got = 0
         mine: list[float] = []
         try:
-            # Aligned, as O_DIRECT has it.
+            # This memory is aligned, as O_DIRECT requires.
             with mmap.mmap(-1, largest) as memory, memoryview(memory) as whole:
                 for read in queue:
                     if stop.is_set():

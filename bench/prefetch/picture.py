@@ -1,4 +1,4 @@
-"""A picture of the figures, next to the paper's own numbers."""
+"""Draws the figures, next to the paper's own numbers."""
 
 import statistics
 from typing import Any
@@ -9,7 +9,7 @@ from .report import PAPER, readers_of, strides_of
 
 
 def draw(run: Run, path: str) -> None:
-    """Strides beside the paper's, readers by how much is reordered, and devices; as far as they were measured."""
+    """Draw strides beside the paper's, readers by percentage reordered, and devices, as far as they were measured."""
     import matplotlib  # noqa: PLC0415  (an extra: `bench`)
 
     matplotlib.use("Agg")
@@ -36,7 +36,7 @@ def draw(run: Run, path: str) -> None:
 
 
 def _bars(axis: Any, labels: list[str], series: dict[str, list[tuple[float, float] | None]]) -> None:
-    """Groups of bars: for each label, every series' (value, deviation), None: not measured."""
+    """Draw groups of bars: for each label, every series' (value, deviation), or None if it was not measured."""
     width = 0.8 / len(series)
     for at, (name, values) in enumerate(series.items()):
         known = [(x + (at - len(series) / 2 + 0.5) * width, *value) for x, value in enumerate(values) if value]

@@ -1,4 +1,4 @@
-"""What each heuristic makes of a stream, without any disk: a cache that is empty at first, and never full."""
+"""Feeds a stream to a heuristic without any disk: the cache is empty at first, and never full."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,21 +9,21 @@ from cloakfs.prefetch import Heuristic, Limits, Prefetcher
 from .streams import Read, sizes
 
 PAGE = 4096
-"""What the cache holds is whole pages."""
+"""The cache holds whole pages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of it.
+    """The result of a replay.
 
     Attributes:
         requests: how many reads there were.
         misses: how many of them had to wait for the disk.
-        asks: how often something was read ahead: few large pieces cost less than many small ones.
+        asks: how many pieces were read ahead; few large ones cost less than many small ones.
         asked: bytes read ahead.
-        used: how many of these were read afterwards.
-        peak: the most that was ahead at any time, in bytes.
-        seq_count: the mean of the cursors of the file, over all reads.
+        used: how many of these bytes were read afterwards.
+        peak: the most bytes that were ahead at any time.
+        seq_count: the mean seqCount of the cursors of the file, over all reads.
     """
 
     requests: int
@@ -36,16 +36,16 @@ class Outcome:
 
     @property
     def wasted(self) -> int:
-        """Bytes that were read ahead for nobody."""
+        """The bytes that were read ahead and not used."""
         return self.asked - self.used
 
 
 def replay(stream: Sequence[Read], heuristic: Heuristic, limits: Limits) -> Outcome:
-    """Feed a stream to a heuristic. What it asks for is there at once.
+    """Feed a stream to a heuristic. Whatever it requests is in the cache at once.
 
     Args:
-        stream: in the order of arrival; not empty.
-        heuristic: what becomes of seqCount.
+        stream: the reads in the order of arrival; not empty.
+        heuristic: computes seqCount.
         limits: how much may be read ahead.
     """
     prefetcher = Prefetcher(heuristic, limits)

@@ -1,4 +1,4 @@
-"""Tables of the figures, next to the paper's own numbers, and what was to be shown."""
+"""Tables of the figures, next to the paper's own numbers, and the targets."""
 
 import statistics
 
@@ -44,13 +44,13 @@ _RATIOS = {
 }
 
 ENOUGH = 1.5
-"""Cursors, compared with the default."""
+"""The least ratio of cursors to the default."""
 EQUAL = 0.97
-"""Whatever is at least so much of something else is as good."""
+"""A rate of at least this share of another counts as equal."""
 
 
 def mean(rates: list[float]) -> str:
-    """Mean and standard deviation, as the paper has them."""
+    """Return mean and standard deviation, as the paper prints them."""
     deviation = f" ({statistics.stdev(rates):.2f})" if len(rates) > 1 else ""
     return f"{statistics.fmean(rates):.2f}{deviation}"
 
@@ -77,12 +77,12 @@ def _rows(run: Run, setting: str, columns: list[str]) -> list[list[str]]:
 
 
 def strides_of(run: Run) -> list[int]:
-    """Of the columns of Table 1 that were measured."""
+    """Return the strides of Table 1 that were measured."""
     return [int(case.split()[-1]) for case in run.rates.get(STRIDE, {})]
 
 
 def readers_of(run: Run, setting: str = READERS) -> dict[int, list[int]]:
-    """Percent that were reordered -> numbers of concurrent readers that were measured."""
+    """Return the numbers of concurrent readers that were measured, by percentage reordered."""
     found: dict[int, list[int]] = {}
     for case in run.rates.get(setting, {}):
         readers, _, percent, *_ = case.split()
@@ -91,7 +91,7 @@ def readers_of(run: Run, setting: str = READERS) -> dict[int, list[int]]:
 
 
 def stride_sheet(run: Run) -> Sheet:
-    """Table 1 and Figure 8."""
+    """Return Table 1 and Figure 8."""
     strides = strides_of(run)
     sheet = Sheet("Table 1, Figure 8: strides, MB/s, mean (standard deviation)", ["", *map(stride_case, strides)])
     for disk, by_peer in PAPER.items():
@@ -105,7 +105,7 @@ def stride_sheet(run: Run) -> Sheet:
 
 
 def reader_sheets(run: Run) -> list[Sheet]:
-    """Figures 6 and 7, one for each degree of reordering; and with a small table."""
+    """Return Figures 6 and 7, a table for each percentage reordered; and the same with a small table of files."""
     sheets = []
     for setting, what in ((READERS, "Figures 6 and 7"), (TABLE, f"a table of {SMALL} files")):
         for percent, readers in readers_of(run, setting).items():
@@ -117,7 +117,7 @@ def reader_sheets(run: Run) -> list[Sheet]:
 
 
 def device_sheet(run: Run) -> Sheet:
-    """What it costs where nothing is to be gained."""
+    """Return what reading ahead costs where nothing can be gained."""
     sheet = Sheet("devices: MB/s, mean (standard deviation)", ["", OFF, CURSORS, f"{CURSORS} / {OFF}"])
     for case, rates in run.rates.get(DEVICE, {}).items():
         cells = (mean(rates[peer]) if rates.get(peer) else "–" for peer in (OFF, CURSORS))
@@ -126,7 +126,7 @@ def device_sheet(run: Run) -> Sheet:
 
 
 def _groups(run: Run, setting: str) -> dict[str, list[str]]:
-    """Cases by number of readers and, all of them again, by how much was reordered: a run of one case tells little."""
+    """Group the cases by number of readers, and again by percentage reordered: a single case has too few runs."""
     groups: dict[str, list[str]] = {}
     for percent, numbers in readers_of(run, setting).items():
         for number in numbers:
@@ -137,7 +137,7 @@ def _groups(run: Run, setting: str) -> dict[str, list[str]]:
 
 
 def targets(run: Run) -> Sheet:
-    """What was to be shown: the worst median decides."""
+    """Return the targets, and whether they are reached: the worst median decides."""
     readers = _groups(run, READERS)
     crowded = {
         reader_case(number, percent): [reader_case(number, percent)]
@@ -171,7 +171,7 @@ def targets(run: Run) -> Sheet:
 
 
 def show(run: Run, *, markdown: bool) -> None:
-    """Print everything."""
+    """Print all tables."""
     click.echo("; ".join(f"{key}: {value}" for key, value in run.about.items()))
     sheets = [targets(run), *([stride_sheet(run)] if STRIDE in run.rates else []), *reader_sheets(run)]
     sheets += [device_sheet(run)] if DEVICE in run.rates else []

@@ -1,7 +1,8 @@
-"""The slow-disk laboratory: a file system for which some processes get so many reads and bytes per second, no more.
+"""The slow-disk laboratory: a file system on which some processes get a limited number of reads and bytes per second.
 
-An ext4 in a sparse file, mounted by a loop device; and a cgroup that has the kernel throttle what is read from that
-device (blkio of cgroup v1, or io of v2). The file stays in memory, so that nothing but the throttle takes time.
+It consists of an ext4 in a sparse file, mounted by a loop device, and of a cgroup in which the kernel throttles reads
+from that device (blkio of cgroup v1, or io of v2). The file stays in memory, so that nothing but the throttle takes
+time.
 """
 
 import contextlib
@@ -19,30 +20,30 @@ from ..peers import unmount
 from ..workers import undisturbed
 
 IOPS = 200
-"""Reads per second: a disk that seeks."""
+"""Reads per second, as of a disk that seeks."""
 
 BPS = 120_000_000
 """Bytes per second."""
 
 READ_AHEAD_KB = 128
-"""What the kernel reads ahead by itself: Linux's default. A loop device may have more."""
+"""How much the kernel reads ahead by itself: Linux's default. A loop device may have more."""
 
 _IN_MEMORY = ("tmpfs", "ramfs")
 _PATIENCE = 10.0
 
 
 class SlowDiskError(Exception):
-    """There can be no slow disk here; one line that says why."""
+    """No slow disk can be made here; the message says why in one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlowDisk:
-    """A file system, and whom it is slow for.
+    """A file system that is slow for some processes.
 
     Attributes:
         path: its root.
         device: the loop device, such as `loop0`.
-        about: what figures depend on.
+        about: its properties that figures depend on.
     """
 
     path: str
@@ -64,17 +65,17 @@ class SlowDisk:
 def slow_disk(
     mib: int, *, iops: int = IOPS, bps: int = BPS, read_ahead_kb: int = READ_AHEAD_KB, base: str | None = None
 ) -> Iterator[SlowDisk]:
-    """An empty slow disk, for root; nothing of it is left afterwards, however that comes about.
+    """Make an empty slow disk, for root, and remove it afterwards in any case.
 
     Args:
         mib: size, at least 16.
         iops: reads per second.
         bps: bytes read per second.
-        read_ahead_kb: of the device.
+        read_ahead_kb: how much the kernel reads ahead from the device.
         base: an existing directory on a disk, by default $TMPDIR.
 
     Raises:
-        SlowDiskError: the directory is in memory, there is no ext4, loop device or throttle.
+        SlowDiskError: the directory is in memory, or there is no ext4, loop device or throttle.
         OSError: the image cannot be written.
     """
     with contextlib.ExitStack() as stack:
@@ -96,10 +97,10 @@ def _set_up(
     os.mkdir(path)
     with open(image, "xb") as file:
         file.truncate(mib << 20)
-    # Nothing that ext4 would do in its own time: no tables to fill in later, no journal.
+    # ext4 does nothing in the background: it has no tables to fill in later, and no journal.
     _run("mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal", "-E", "lazy_itable_init=0", image)
     with undisturbed():
-        stack.callback(unmount, path)  # with which the loop device goes, too
+        stack.callback(unmount, path)  # this also removes the loop device
         _run("mount", "-t", "ext4", "-o", "loop,noatime", image, path)
     os.chmod(path, 0o755)
     number = os.stat(path).st_dev
@@ -118,18 +119,18 @@ def _set_up(
 
 
 def require_disk(directory: str) -> None:
-    """A disk must be behind this directory.
+    """Check that a directory is on a disk.
 
     Raises:
         SlowDiskError: it is in memory.
     """
     kind = kind_of(directory)
     if kind in _IN_MEMORY:
-        raise SlowDiskError(f"{directory}: this is a {kind}, in memory; set TMPDIR to a directory on a disk")
+        raise SlowDiskError(f"{directory}: lies on a {kind}, in memory; set TMPDIR to a directory on a disk")
 
 
 def kind_of(directory: str) -> str:
-    """The type of the file system that a directory is on, such as `ext4`."""
+    """Return the type of the file system that a directory is on, such as `ext4`."""
     known = mountinfo.by_path()
     at = os.path.realpath(directory)
     while at not in known:
@@ -138,7 +139,7 @@ def kind_of(directory: str) -> str:
 
 
 def device_of(directory: str) -> str:
-    """What a directory is on, for the record: the device and its settings, or only the type of its file system."""
+    """Return what a directory is on, for the record: the device and its settings, or only the file system's type."""
     number = os.stat(directory).st_dev
     block = os.path.realpath(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
     if not os.path.isdir(block):
@@ -163,13 +164,13 @@ def _run(*command: str) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        raise SlowDiskError(f"there is no {command[0]} (Debian: e2fsprogs, mount)") from None
+        raise SlowDiskError(f"{command[0]} is not installed (apt install e2fsprogs mount)") from None
     if done.returncode:
         raise SlowDiskError(" ".join(done.stderr.split()) or f"{command[0]}: exit status {done.returncode}")
 
 
 def _set_read_ahead(stack: contextlib.ExitStack, path: str, kb: int) -> None:
-    """The device keeps this setting for whoever uses it next, so it is put back."""
+    """Set the read-ahead, and restore it later, because the device keeps it for whoever uses it next."""
     try:
         with open(path, encoding="ascii") as file:
             before = file.read()
@@ -188,7 +189,7 @@ def _write(path: str, text: str) -> None:
 
 
 def _throttle(stack: contextlib.ExitStack, name: str, device: str, iops: int, bps: int) -> str:
-    """A cgroup of this name that reads the device (MAJOR:MINOR) no faster; its directory."""
+    """Make a cgroup that reads the device (MAJOR:MINOR) no faster than this; return its directory."""
     reasons = []
     for root, version in _hierarchies():
         try:
@@ -205,7 +206,7 @@ def _throttle(stack: contextlib.ExitStack, name: str, device: str, iops: int, bp
 
 
 def _hierarchies() -> Iterator[tuple[str, int]]:
-    """Where cgroups with the block I/O controller can be made, and the version."""
+    """Return where cgroups with the block I/O controller can be made, and the version of each."""
     with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:
         lines = [line.split() for line in file]
     for _, path, kind, options, *_ in lines:
@@ -241,7 +242,7 @@ def _group(stack: contextlib.ExitStack, root: str, name: str, limits: dict[str, 
 
 
 def _remove(root: str, group: str) -> None:
-    """Let go of whoever is still in there."""
+    """Remove the cgroup, after moving the processes that are still in it."""
     deadline = time.monotonic() + _PATIENCE
     while True:
         with open(os.path.join(group, "cgroup.procs"), encoding="ascii") as file:

@@ -1,4 +1,4 @@
-"""READ streams: which part of which file is read when; generated, reordered as NFS clients do, and as text.
+"""READ streams, which say what is read when: generated, reordered as NFS clients do it, and as text.
 
 One line for each read, in the order of arrival: `SECONDS FILE OFFSET LENGTH`. Lines that begin with `#` are comments.
 """
@@ -14,7 +14,7 @@ INTERVAL = 0.0001
 """Seconds between two reads of a generated stream."""
 
 LATE = 3
-"""By so many places at most is a request overtaken: as many as other nfsiods have in hand."""
+"""The most places by which a request is overtaken: as many as requests that other nfsiods hold."""
 
 LARGEST = 1 << 24
 """Bytes of one read; NFS and FUSE stay below."""
@@ -35,26 +35,26 @@ class Read(NamedTuple):
 
 
 class StreamError(ValueError):
-    """A text is no stream; one line with the place, the value, and what was expected."""
+    """A text is not a stream; the message is one line with the place, the value, and what was expected."""
 
 
 # -- patterns ------------------------------------------------------------------------------------------
 
 
 def sequential(blocks: int) -> Iterator[int]:
-    """The numbers of a file's blocks, in order."""
+    """Return the numbers of a file's blocks, in order."""
     return iter(range(blocks))
 
 
 def strided(blocks: int, parts: int) -> Iterator[int]:
-    """The first block of each of so many parts of the file, then the second of each, and so on [ES §7]."""
+    """Return the first block of each part of the file, then the second of each, and so on [ES §7]."""
     bounds = [part * blocks // parts for part in range(parts + 1)]
     for at in range(math.ceil(blocks / parts)):
         yield from (low + at for low, high in pairwise(bounds) if low + at < high)
 
 
 def shuffled(blocks: int, seed: str) -> Iterator[int]:
-    """Every block once, in random order."""
+    """Return every block once, in random order."""
     order = list(range(blocks))
     random.Random(seed).shuffle(order)
     return iter(order)
@@ -65,13 +65,13 @@ PATTERNS: dict[str, Callable[[int, int, str], Iterator[int]]] = {
     "stride": lambda blocks, parts, seed: strided(blocks, parts),
     "random": lambda blocks, parts, seed: shuffled(blocks, seed),
 }
-"""By name: of the number of blocks, the parts of a stride, and a seed."""
+"""Each pattern by name: a function of the number of blocks, the parts of a stride, and a seed."""
 
 
 def generate(
     pattern: str, size: int, block: int, *, stride: int = 2, readers: int = 1, seed: int = 0, prefix: str = "file-"
 ) -> list[list[Read]]:
-    """A stream for each of so many readers, each of a file of its own; nothing is read twice.
+    """Return a stream for each reader, which reads a file of its own; nothing is read twice.
 
     Args:
         pattern: a name in `PATTERNS`.
@@ -80,7 +80,7 @@ def generate(
         stride: into how many parts a file is divided.
         readers: how many there are.
         seed: for `random`.
-        prefix: of the files' names.
+        prefix: what the names of the files begin with.
     """
     each = size // readers
     streams = []
@@ -96,17 +96,17 @@ def generate(
 
 
 def merged(streams: Iterable[Iterable[Read]]) -> list[Read]:
-    """One stream of several, by their times."""
+    """Merge several streams into one, by their times."""
     return sorted((read for stream in streams for read in stream), key=lambda read: read.time)
 
 
 def reordered(stream: Iterable[Read], fraction: float, seed: int) -> list[Read]:
-    """As several nfsiods would send it: so many requests are overtaken by the next few for the same file.
+    """Return the stream as several nfsiods would send it: the next few for the same file overtake some requests.
 
     Args:
-        stream: in the order in which it was asked for.
-        fraction: of the requests of each file, from 0 to 1.
-        seed: which they are, and by how many places (1 to `LATE`).
+        stream: the reads in the order in which the application made them.
+        fraction: how many of the requests of each file are overtaken, from 0 to 1.
+        seed: determines which these are, and by how many places (1 to `LATE`).
     """
     reads = list(stream)
     places: dict[str, list[int]] = {}
@@ -125,7 +125,7 @@ def reordered(stream: Iterable[Read], fraction: float, seed: int) -> list[Read]:
 
 
 def sizes(stream: Iterable[Read]) -> dict[str, int]:
-    """How large each file must be, in bytes."""
+    """Return how large each file must be, in bytes."""
     found: dict[str, int] = {}
     for read in stream:
         found[read.file] = max(found.get(read.file, 0), read.offset + read.length)
@@ -136,19 +136,19 @@ def sizes(stream: Iterable[Read]) -> dict[str, int]:
 
 
 def text(stream: Iterable[Read]) -> str:
-    """For `parse`, with microseconds."""
+    """Return the text form of a stream, for `parse`, with microseconds."""
     return "".join(f"{read.time:.6f} {read.file} {read.offset} {read.length}\n" for read in stream)
 
 
 def parse(lines: Iterable[str], name: str) -> list[Read]:
-    """The stream that a text is; its first read is at 0 seconds.
+    """Return the stream that a text describes; its first read is at 0 seconds.
 
     Args:
         lines: the text.
-        name: what it is called in errors.
+        name: its name in error messages.
 
     Raises:
-        StreamError: it is none.
+        StreamError: it is not a stream.
     """
     reads = []
     for number, line in enumerate(lines, 1):
@@ -159,7 +159,7 @@ def parse(lines: Iterable[str], name: str) -> list[Read]:
         except StreamError as exc:
             raise StreamError(f"{name}:{number}: {exc}") from None
     if not reads:
-        raise StreamError(f"{name}: there is no read in it; expected lines SECONDS FILE OFFSET LENGTH")
+        raise StreamError(f"{name}: no read in the stream; expected lines SECONDS FILE OFFSET LENGTH")
     begin = min(read.time for read in reads)
     return [read._replace(time=read.time - begin) for read in reads]
 
@@ -169,14 +169,14 @@ def _parsed(words: list[str]) -> Read:
         raise StreamError(f"{' '.join(words)!r} has {len(words)} words; expected SECONDS FILE OFFSET LENGTH")
     seconds, file, offset, length = words
     if not _SECONDS.fullmatch(seconds):
-        raise StreamError(f"{seconds!r} is no time; expected seconds, such as 12.345678")
+        raise StreamError(f"{seconds!r} is not a time; expected seconds, such as 12.345678")
     if file.startswith("/") or "\0" in file or not {"", ".", ".."}.isdisjoint(file.split("/")):
-        raise StreamError(f"{file!r} is no file's name; expected a path below the directory, without . and ..")
+        raise StreamError(f"{file!r} is not a file name; expected a path below the directory, without . and ..")
     length_number = _number(length, "length", 1, LARGEST)
     return Read(float(seconds), file, _number(offset, "offset", 0, _LAST - length_number), length_number)
 
 
 def _number(word: str, what: str, low: int, high: int) -> int:
     if not (_NUMBER.fullmatch(word) and low <= int(word) <= high):
-        raise StreamError(f"{word!r} is no {what}; expected bytes, from {low} to {high}")
+        raise StreamError(f"{word!r} is not a valid {what}; expected bytes, from {low} to {high}")
     return int(word)

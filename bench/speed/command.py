@@ -15,39 +15,43 @@ from .picture import draw
 
 
 @click.command()
-@click.option("--peer", "peers", multiple=True, metavar="GLOB", help="Only these (repeatable); see --list.")
-@click.option("--work", "works", multiple=True, metavar="GLOB", help="Only these (repeatable); see --list.")
+@click.option("--peer", "peers", multiple=True, metavar="GLOB", help="Only these peers (see --list); repeatable.")
+@click.option("--work", "works", multiple=True, metavar="GLOB", help="Only these works (see --list); repeatable.")
 @click.option(
     "--cpus",
     type=click.Choice(["both", "pinned", "unpinned"]),
     default="both",
     show_default=True,
-    help="Pinned: client and daemon on one CPU.",
+    help="Pinned: client and daemon on the same CPU.",
 )
-@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="How often all is repeated.")
+@click.option(
+    "--rounds", type=click.IntRange(1), default=5, show_default=True, help="How often everything is repeated."
+)
 @click.option(
     "--heavy-rounds",
     type=click.IntRange(1),
     default=3,
     show_default=True,
-    help="The same for what takes long: data, ls, make.",
+    help="Rounds of the works that take long: data, ls, make.",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(0, min_open=True),
     default=0.4,
     show_default=True,
-    help="How long each time, at least.",
+    help="Least duration of each measurement.",
 )
 @click.option("--package", metavar="FILE", help="A source package (tar.gz with a Makefile) to build.")
 @click.option(
-    "--quick", is_flag=True, help="Two very short rounds, few files, nothing both pinned and unpinned: does it run?"
+    "--quick",
+    is_flag=True,
+    help="Two very short rounds with few files, each work with one choice of CPUs, to see whether everything runs.",
 )
 @click.option("--markdown", is_flag=True, help="Print tables for the documentation.")
-@click.option("--json", "json_path", metavar="FILE", help="Write every single rate.")
+@click.option("--json", "json_path", metavar="FILE", help="Write all rates to FILE.")
 @click.option("--plot", metavar="FILE", help="Draw the ratios to the bare tree (PNG or SVG; needs matplotlib).")
-@click.option("--against", metavar="FILE", help="Tell what changed since an earlier run (--json).")
-@click.option("--show", metavar="FILE", help="Measure nothing, show an earlier run (--json).")
+@click.option("--against", metavar="FILE", help="Report what changed since an earlier run (from --json).")
+@click.option("--show", metavar="FILE", help="Measure nothing; show an earlier run (from --json).")
 @click.option("--list", "only_list", is_flag=True, help="Print the names of all peers and works.")
 def bench(
     peers: tuple[str, ...],
@@ -66,12 +70,13 @@ def bench(
     markdown: bool,
     only_list: bool,
 ) -> None:
-    """Measure cloakfs against the bare tree and other ways of mounting it.
+    """Measure the speed of cloakfs against the bare tree and other ways of mounting it.
 
-    Makes a tree in memory for each peer, mounts them below $TMPDIR, and has a user who is not root work there. What is
-    measured how stands in docs/performance.md. Absolute rates are not comparable between runs, ratios are. Needs root.
+    Makes a tree in memory for each peer, mounts the trees below $TMPDIR, and works there as an ordinary user.
+    docs/performance.md describes what is measured, and how. Ratios are comparable between runs, absolute rates are
+    not. Needs root.
 
-    Exit status: 0 measured (or shown), 1 it cannot be done, or some work failed, 2 wrong usage.
+    Exit status: 0 measured (or shown), 1 it cannot be measured, or some work failed, 2 wrong usage.
     """
     every = all_work(1 if quick else heavy_rounds)
     choice = Choice(peers, works, cpus, rounds, seconds, package, quick=quick)
@@ -86,7 +91,7 @@ def bench(
         run = read(show)
     else:
         if os.geteuid() != 0:
-            fail("only root can measure: it mounts, and works as other users", 1)
+            fail("only root can measure: this mounts file systems, and acts as other users", 1)
         if json_path:
             require_writable(json_path)
         plan = choice.plan(every)
@@ -99,10 +104,11 @@ def bench(
     if plot and BARE in run.peers():
         draw(run, every, plot)
     elif plot:
-        click.echo(f"cloakfs: bench: no {plot}: the bare tree was not measured", err=True)
+        click.echo(f"cloakfs: bench: {plot} is not drawn, because the bare tree was not measured", err=True)
     if old and old.about.get("sizes") != run.about.get("sizes"):
         click.echo(
-            "cloakfs: bench: --against: a run with other sizes (--quick), of which little can be learned", err=True
+            "cloakfs: bench: --against: that run had other sizes (--quick), so that the comparison says little",
+            err=True,
         )
     report.show(run, every, old, markdown=markdown)
     sys.exit(1 if run.failed and not show else 0)

@@ -23,7 +23,7 @@ def warnings_about(draft: Draft) -> list[ExportsWarning]:
     selections = [definition for definition, _ in draft.cloak_list]
     for hidden, first in cloak.shadowed(selections, nobody_uid=nobody["uid"], nobody_gid=nobody["gid"]):
         message = (
-            f"'{hidden}' never selects a file, '{first}' at {places[id(first)]}"
+            f"'{hidden}' never selects a file, because '{first}' at {places[id(first)]}"
             " comes before it: the first definition wins"
         )
         found.append(ExportsWarning(places[id(hidden)], message))
@@ -37,7 +37,7 @@ def _mapped_ids(draft: Draft, kind: Kind, nobody: ServerId, places: dict[int, Lo
         return []
     found = []
     for option, where in draft.squash_options.items() if mapping.is_closed(defs) else ():
-        message = f"{option} plays no part for {kind}s, because range_map maps {kind}s"
+        message = f"{option} has no effect on {kind}s, because range_map maps {kind}s"
         found.append(ExportsWarning(where, message))
     for later, earlier, direction, completely in mapping.shadowed(defs, nobody):
         ids = "client ids" if direction == "forward" else "server ids"
@@ -93,12 +93,12 @@ def describe_kinds(options: Options) -> str:
     for kind in mapping.KINDS:
         defs = [definition for definition in options.range_map if definition.kind == kind]
         if mapping.is_closed(defs):
-            said.append(f"{kind}s are closed: who is in no definition is nobody")
+            said.append(f"{kind}s are closed: an id in no definition is nobody")
         else:
             becomes = {
                 "root": "stays as it is, but root is nobody (root_squash)",
                 "none": "stays as it is (no_root_squash)",
                 "all": "is nobody (all_squash)",
             }[options.squash]
-            said.append(f"{kind}s are open: {'who is in no definition' if defs else 'everybody'} {becomes}")
+            said.append(f"{kind}s are open: {'an id in no definition' if defs else 'every id'} {becomes}")
     return "; ".join(said)

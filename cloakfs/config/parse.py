@@ -94,7 +94,7 @@ def _entry(scan: Scanner) -> list[Export]:
     if not path.startswith("/"):
         raise ExportsError(start, f"{shown(path)} is not an absolute path", "a path that begins with /")
     if scan.peek() in ("(", "#"):
-        raise scan.unexpected("white space behind the path, or quotes around it")
+        raise scan.unexpected("white space after the path, or quotes around it")
     exports = []
     defaults = Draft()
     while True:
@@ -112,7 +112,7 @@ def _entry(scan: Scanner) -> list[Export]:
             if not is_client(client):
                 raise ExportsError(where, f"{shown(client)} is not a client", EXPECTED_CLIENT)
         elif scan.peek() == "(":
-            scan.warn(where, "options without a client, so they hold for every client (*)")
+            scan.warn(where, "options without a client, so they apply to every client (*)")
             client = "*"
         else:
             raise scan.unexpected(EXPECTED_CLIENT)
@@ -123,7 +123,7 @@ def _entry(scan: Scanner) -> list[Export]:
                 OptionList(scan, options, closer=")", spaced=True).read()
             scan.pos += 1
         if not (scan.at_space() or scan.peek() in ("", "\n")):
-            raise scan.unexpected("white space behind a client and its options")
+            raise scan.unexpected("white space after a client and its options")
         exports.append(Export(path, client, _finished(options, scan), where))
     if not exports:
         scan.warn(start, "no client is named, so this is exported to every client (*)")

@@ -96,7 +96,7 @@ class Scanner:
                 data.append(int(escape.group()[1:], 8))
                 self.pos = escape.end()
             elif character == "\\":
-                raise self.unexpected("three octal digits behind it, such as \\040")
+                raise self.unexpected("three octal digits after it, such as \\040")
             elif character == '"':
                 quoted = not quoted
                 opened = self.location()

@@ -40,7 +40,7 @@ class Terms:
             word, where = self._word(expected)
             item = parse(word)
             if item is None:
-                raise ExportsError(where, f"{shown(word)} does not belong into {name}", expected)
+                raise ExportsError(where, f"{shown(word)} does not belong in {name}", expected)
             if item in items:
                 raise ExportsError(where, f"{shown(word)} is in {name} twice", "it once")
             items.append(item)

@@ -92,11 +92,11 @@ class Changes:
     def _add(self, watch: Watch, filesystem: Filesystem) -> None:
         try:
             if filesystem.remote:
-                raise OSError(errno.EOPNOTSUPP, "what others do, they do elsewhere")
+                raise OSError(errno.EOPNOTSUPP, "changes made on other machines are not reported")
             fsid = watch.add(filesystem.fd)
         except OSError as exc:
             log.info(
-                "%s (%s): changes behind the mount are not told (%s); they are seen within %g s",
+                "%s (%s): changes behind the mount are not reported (%s); they are seen within %g s",
                 filesystem.path,
                 filesystem.kind,
                 exc.strerror,

@@ -69,7 +69,7 @@ def _put_back(who: Credentials, directory: int, aside: bytes, name: bytes) -> No
     try:
         calls.rename(who, directory, aside, directory, name, linux.RENAME_NOREPLACE)
     except OSError as exc:
-        log.warning("%r is called %r now: its name was taken meanwhile (%s)", name, aside, exc.strerror)
+        log.warning("%r is now called %r, and could not get its name back (%s)", name, aside, exc.strerror)
 
 
 def _is_empty(seen: int) -> bool:

@@ -288,9 +288,9 @@ class Forgetting:
         """Run for ever, doing what may have to wait for the kernel."""
         async with trio.open_nursery() as nursery:
             tasks = Tasks(nursery)
-            tasks.keep("having the kernel forget names", self.forgetter.run)
-            tasks.keep("having the kernel forget everything", self._keep_sweeping)
-            tasks.keep("having the kernel forget what is below", self._keep_forgetting_below)
+            tasks.keep("invalidating names in the kernel", self.forgetter.run)
+            tasks.keep("invalidating everything in the kernel", self._keep_sweeping)
+            tasks.keep("invalidating what is below in the kernel", self._keep_forgetting_below)
             while True:
                 await trio.sleep(1)
                 expired = trio.current_time() - ABSENT_SECONDS

@@ -168,7 +168,9 @@ class Forgetter:
             os.write(self.session, _INC_EPOCH)  # noqa: TID251  (the session)
         except OSError as exc:
             if exc.errno == errno.EINVAL:
-                log.info("this kernel has to be told each name to forget (before Linux 6.16)")
+                log.info(
+                    "this kernel (before Linux 6.16) cannot invalidate all names at once; each is invalidated by itself"
+                )
             self.session = -1
             return False
         return True
@@ -209,7 +211,7 @@ class Forgetter:
     def _start(self) -> None:
         if self._tasks is not None and self._next and self._threads < _MOST_THREADS:
             self._threads += 1
-            self._tasks.keep("having the kernel forget names", self._work)
+            self._tasks.keep("invalidating names in the kernel", self._work)
 
     async def _work(self) -> None:
         while self._next:
@@ -278,7 +280,7 @@ class Forgetter:
         if self._tasks is not None and self._pages and self._page_threads < _MOST_THREADS_FOR_PAGES:
             self._page_threads += 1
             self._pages_running, self._pages = deque(self._pages), set()
-            self._tasks.keep("having the kernel forget pages", self._work_on_pages, self._pages_running)
+            self._tasks.keep("invalidating pages in the kernel", self._work_on_pages, self._pages_running)
 
     async def _work_on_pages(self, nodeids: deque[int]) -> None:
         await self._in_thread(_forget_pages, nodeids)

@@ -42,7 +42,7 @@ class Inside:
         finally:
             self.threads.discard(me)
         if self.last_reader != me:
-            raise pyfuse3memory.unsupported("a listing does not know who reads it")
+            raise pyfuse3memory.unsupported("the caller of a listing cannot be found out")
 
     def stat(self, path: bytes) -> None:
         """In a thread: look up `path`, which lies in the daemon's own mount."""

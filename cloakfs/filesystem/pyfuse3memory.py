@@ -77,8 +77,8 @@ def is_name_only(entry: EntryAttributes) -> bool:
 def unsupported(problem: str) -> MountError:
     """Return what to tell the user if this version of pyfuse3 is none of those that cloakfs can use."""
     return MountError(
-        f"pyfuse3 {pyfuse3.__version__} ({pyfuse3.__file__}): {problem}, because its objects are laid out otherwise "
-        "than in the versions that cloakfs knows; install one of these (pip install 'pyfuse3>=3.4,<3.6')"
+        f"pyfuse3 {pyfuse3.__version__} ({pyfuse3.__file__}): {problem}, because its objects are laid out differently "
+        "from the versions that cloakfs knows; install one of these (pip install 'pyfuse3>=3.4,<3.6')"
     )
 
 
@@ -89,7 +89,7 @@ def check(token_type: type = ReaddirToken, entry_type: type = EntryAttributes) -
         MountError: it is not.
     """
     if not hasattr(token_type, "ctx") and token_type.__basicsize__ != _TOKEN_SIZE:
-        raise unsupported("a listing would not know who reads it")
+        raise unsupported("the caller of a listing could not be found out")
     if not hasattr(entry_type, "nodeid"):
         entry = entry_type()
         entry.st_ino = _UNUSUAL

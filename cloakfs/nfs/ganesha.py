@@ -154,7 +154,7 @@ def render(
         *(_export_block(export, versions) for export in sorted(exports, key=lambda export: export.export_id)),
         "LOG {\n"
         "    Default_Log_Level = EVENT;\n"
-        "    # What tells that a reload is in force, and what is wrong with it.\n"
+        "    # Reports that a reload is complete, and its errors.\n"
         "    Components { CONFIG = INFO; }\n"
         f"    Facility {{ name = FILE; destination = {_quoted(_log_of(state_dir))}; enable = active; }}\n"
         "}\n",
@@ -189,7 +189,7 @@ def _export_block(export: GaneshaExport, versions: str) -> str:
         f"Protocols = {versions};",
         "Transports = TCP;",
         f"SecType = {', '.join(export.security)};",
-        "# Root, whoever it is: the view serves it as its identity, and decides.",
+        "# Every caller becomes root: the view serves it as its own identity, and decides.",
         "Squash = All_Squash;",
         "Anonymous_Uid = 0;",
         "Anonymous_Gid = 0;",
@@ -270,7 +270,7 @@ def _clients(text: str) -> list[str] | None:
             raise ServerError(f"{text}: nfs-ganesha cannot express this wildcard")
         return [text]
     if not _HOST.fullmatch(text):
-        raise ServerError(f"{text}: nfs-ganesha takes this for something else than a host; give its address")
+        raise ServerError(f"{text}: nfs-ganesha takes this for something other than a host; give its address")
     return [text]
 
 
@@ -284,12 +284,12 @@ def _require_cloakfs(path: str) -> None:
     while at and at not in there:
         at = os.path.dirname(at).rstrip("/")
     if there.get(at or "/") not in KINDS:
-        raise ServerError(f"{path}: no cloakfs mount, so it is not exported (cloakfs mount)")
+        raise ServerError(f"{path}: not a cloakfs mount, so it is not exported (cloakfs mount)")
     try:
         os.stat(path)
     except OSError as exc:
         raise ServerError(
-            f"{path}: {exc.strerror}; the mount's daemon has ended? (umount it and mount it again)"
+            f"{path}: {exc.strerror}; has the mount's daemon ended? (umount it and mount it again)"
         ) from None
 
 
@@ -606,7 +606,7 @@ class Ganesha:
             if self.pid is not None and list(exports) != before:
                 self._write(self._render(before))
                 self._process.send_signal(signal.SIGHUP)
-            raise ServerError(f"{PROGRAM} did not take the exports over: {complaint}")
+            raise ServerError(f"{PROGRAM} did not apply the new exports: {complaint}")
         self._exports = {export.export_id: export for export in exports}
         for export_id in self._rooms() - set(self._exports):
             self._unbind(export_id)

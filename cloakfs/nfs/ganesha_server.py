@@ -78,7 +78,7 @@ def exports_of(mounts: Sequence[Mount], ids: str, *, keep: bool = True) -> list[
         if key not in known:
             known[key] = max(known.values(), default=0) + 1
             if known[key] > _MOST_EXPORTS:
-                raise ServerError(f"more than {_MOST_EXPORTS} exports; remove {ids} (clients then have to mount anew)")
+                raise ServerError(f"more than {_MOST_EXPORTS} exports; remove {ids} (clients then have to mount again)")
         digest = hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=16).digest()
         exports.append(
             GaneshaExport(
@@ -104,7 +104,7 @@ def _read(ids: str) -> dict[str, int]:
         known: dict[str, int] = json.load(file)
     version = known.pop(_VERSION_KEY, None)
     if not is_known(version, VERSION):
-        way_out = "use the cloakfs that wrote it, or remove it (clients then have to mount anew)"
+        way_out = "use the cloakfs that wrote it, or remove it (clients then have to mount again)"
         raise ServerError(refusal(ids, version, VERSION, way_out))
     return known
 

@@ -121,8 +121,8 @@ class Guard:
                     for watched in self._watched.values():
                         self._start_watching(watched)
                     self._tasks.keep("checking the server", self._check_server)
-                    self._tasks.keep("taking orders", self._listen)
-                    self._tasks.keep("obeying signals", self._obey, signals)
+                    self._tasks.keep("answering commands", self._listen)
+                    self._tasks.keep("handling signals", self._obey, signals)
                     ready()
                     await self._end.wait()
                     nursery.cancel_scope.cancel()
@@ -359,12 +359,12 @@ class Guard:
                     await self._reload_daemon(watched, before)
             except (ServerError, OSError) as exc:
                 watched.mount = before  # when it is mounted again
-                left.append(f"{before.path} may go on with the new options until it is mounted again ({exc})")
+                left.append(f"{before.path} may keep the new options until it is mounted again ({exc})")
                 with contextlib.suppress(OSError):
                     self._write_entry(before)
             else:
                 if is_in_file(before.options.policy):
-                    left.append(f"{before.path} has read its plug-in again all the same")
+                    left.append(f"{before.path} keeps the plug-in that it has read again")
         return left
 
     async def _reload_daemon(self, old: Watched, mount: Mount) -> None:
@@ -432,7 +432,7 @@ class Guard:
         await trio.serve_listeners(self._answer, [listener])
 
     async def _answer(self, stream: trio.SocketStream) -> None:
-        await tasks.attempt("answering an order", self._answer_order, stream)
+        await tasks.attempt("answering a command", self._answer_order, stream)
 
     async def _answer_order(self, stream: trio.SocketStream) -> None:
         with contextlib.suppress(trio.BrokenResourceError):
@@ -446,7 +446,7 @@ class Guard:
                     case "down":
                         answer = {"errors": []}
                     case _:
-                        answer = {"errors": [f"{order}: no such order"]}
+                        answer = {"errors": [f"{order}: no such command"]}
                 await stream.send_all(json.dumps({"version": VERSION, **answer}).encode() + b"\n")
                 if order == "down":
                     self._end.set()

@@ -73,7 +73,9 @@ def unknown_options(mounts: Sequence[Mount]) -> list[Remark]:
         found = re.search(r'unknown keyword "([^"]*)"', asked.stderr)
         if found is None or found[1] not in words:
             return said
-        said.append(Remark(words.pop(found[1]).location, f"{found[1]}: this machine's exportfs does not know it"))
+        said.append(
+            Remark(words.pop(found[1]).location, f"{found[1]}: the exportfs of this machine does not know this option")
+        )
 
 
 def remarks(mounts: Iterable[Mount]) -> list[Remark]:
@@ -84,7 +86,7 @@ def remarks(mounts: Iterable[Mount]) -> list[Remark]:
         Remark(
             mount.location,
             "mountd's manage-gids is on: groups are looked up by the client's uid, which is somebody else's here; "
-            "set it to n in /etc/nfs.conf while ids are mapped (groups are the database's in any case)",
+            "set it to n in /etc/nfs.conf while ids are mapped (cloakfs looks groups up in the database in any case)",
         )
         for mount in mounts
         if mount.options.range_map or mount.options.policy
@@ -135,14 +137,16 @@ class Knfsd:
         with contextlib.suppress(ServerError):
             await run("modprobe", "nfsd")
         if not os.path.exists("/proc/fs/nfsd/threads"):
-            await run("mount", "-t", "nfsd", "nfsd", "/proc/fs/nfsd", hint="has this kernel an NFS server? (nfsd)")
+            await run(
+                "mount", "-t", "nfsd", "nfsd", "/proc/fs/nfsd", hint="does this kernel have nfsd? (modprobe nfsd)"
+            )
         without = [] if 3 in self._protocols else ["--no-nfs-version", "3"]
         await run(
             "rpc.nfsd", *without, str(_THREADS), hint="apt install nfs-kernel-server; is port 2049 free? (ss -lntp)"
         )
         if not _threads():
             raise ServerError(
-                "rpc.nfsd started no threads; is port 2049 free? (ss -lntp), see the kernel's log (dmesg)"
+                "rpc.nfsd started no threads; is port 2049 free? (ss -lntp); see the kernel's log (dmesg)"
             )
         # It runs in the foreground, so that it can be ended by its pid; like any mountd, it reads /etc/exports, too.
         self._mountd = subprocess.Popen(

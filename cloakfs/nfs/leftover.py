@@ -75,7 +75,7 @@ def read(run_dir: str) -> Record | None:
             told = json.load(file)
         version = told.pop("version", None)
         if not is_known(version, VERSION):
-            way_out = "export status and down take the cloakfs that wrote it"
+            way_out = "use the cloakfs that wrote it for export status and down"
             raise ServerError(refusal(_path(run_dir), version, VERSION, way_out))
         told["exports"] = tuple((path, client) for path, client in told["exports"])
         told["made"] = tuple(told["made"])

@@ -150,8 +150,8 @@ def _collisions(mounts: Iterable[Mount]) -> list[Remark]:
             said.append(
                 Remark(
                     mount.location,
-                    f"{one} and {two} would both be {mount.path}; give one of the trees another name, by a bind mount "
-                    "say",
+                    f"{one} and {two} would both be {mount.path}; give one of the trees another name, for "
+                    "example by a bind mount",
                 )
             )
     return said
@@ -170,7 +170,7 @@ def _refusals(entry: Export, server: ServerKind) -> list[str]:
     ]
     if server == "knfsd":
         if ":" in entry.client and not _network(entry.client):
-            said.append(f"{entry.client}: a client with a colon cannot be told to the kernel's server (exportfs(8))")
+            said.append(f"{entry.client}: the kernel's server cannot be given a client with a colon (exportfs(8))")
         said += [
             f"{name}={value!r}: a value with a comma, white space, a quote, a parenthesis or the like would be read as "
             "more than one option (exports(5) knows no way to quote it)"
@@ -185,7 +185,7 @@ def _two_of_one_name(options: Options) -> str | None:
     labels: dict[str, User | Ids] = {}
     for item in options.views:
         if not isinstance(item, Range) and (other := labels.setdefault(item.label, item)) != item:
-            return f"views {other} and {item} would both be @{item.label}; give them an entry each"
+            return f"views {other} and {item} would both be @{item.label}; give each an entry of its own"
     return None
 
 
@@ -238,32 +238,32 @@ def _warnings(entry: Export, server: ServerKind) -> list[str]:
             )
         else:
             said.append(
-                "no_client_cache cannot help users of one shared client mount at the very same moment (docs/nfs.md), "
-                "nor where NFSv4 delegations are on (sysctl fs.leases-enable=0); a mount per user with nosharecache, "
-                "or a fixed view per client, can"
+                "no_client_cache does not separate users who use one mount at the very same moment (docs/nfs.md), nor "
+                "while NFSv4 delegations are on (sysctl fs.leases-enable=0 turns them off); a mount per user with "
+                "nosharecache, or a fixed view per client, does"
             )
     if server == "knfsd" and not root.keeps_identity(options):
         said.append(
-            f"the kernel lets a client's root do anything with files that others hold open, and nobody can prove that "
-            f"{options.policy} does; so client uid {root.stand_in(options, 'uid')} stands for it"
+            f"the kernel lets a client's root do anything with files that others hold open, and cloakfs cannot know "
+            f"whether {options.policy} does, too; client uid {root.stand_in(options, 'uid')} is used in place of root"
             if options.policy
-            else "the kernel lets a client's root do anything with files that others hold open; so it is nobody here, "
-            "unless range_map makes the same of another client id"
+            else "the kernel lets a client's root do anything with files that others hold open; root is therefore "
+            "nobody, unless range_map maps another client id to the same identity"
         )
     if server == "knfsd" and options.views:
         said.append(
-            "the kernel checks by the caller's own id, so that only root and a view's own identity can use it, and a "
-            "client shows all of its users the views that one of them has listed; all_squash,anonuid=,anongid= or "
-            "--server ganesha serve whoever calls"
+            "the kernel checks the caller's own id, so that only root and a view's own identity can use the view, and "
+            "a client shows all of its users the views that one of them has listed; all_squash,anonuid=,anongid= or "
+            "--server ganesha serves every caller"
         )
     if server == "ganesha":
         if any(isinstance(item, Range) for item in options.views):
             said.append(
-                "a range of views becomes one export for each account of it that exists now; reload for new ones"
+                "a range of views becomes one export for each of its accounts that exists now; reload to add new ones"
             )
         untold = [name for name, _ in options.other if name not in _TOLD_TO_GANESHA]
         if untold:
-            said.append(f"nfs-ganesha is not told of {', '.join(untold)}")
+            said.append(f"not passed on to nfs-ganesha: {', '.join(untold)}")
     return said
 
 
@@ -286,8 +286,9 @@ def _overlaps(mounts: Sequence[Mount]) -> list[Remark]:
                 said.append(
                     Remark(
                         later.location,
-                        f"clients that match {narrow.client} may mount {wide.path}, for {wide.client}, just as well as "
-                        f"{narrow.path}: each is a directory of its own, unlike in exports(5)",
+                        f"clients that match {narrow.client} may also mount {wide.path}, which is for {wide.client}, "
+                        f"instead of {narrow.path}: unlike in exports(5), each client specification is a directory of "
+                        "its own",
                     )
                 )
     return said

@@ -209,7 +209,7 @@ class KnownMounts:
             inside = os.path.relpath(path, self._source)
             fd = calls.find(linux.ROOT, self.top, inside)
         except OSError as exc:
-            log.warning("%s: %s; handles below it are not decoded", path, exc.strerror)
+            log.warning("%s: %s; file handles below it cannot be decoded", path, exc.strerror)
             return
         try:
             mount_id = mounts.id_of(fd)

@@ -59,7 +59,7 @@ class Nodes:
         self.descriptors = descriptors = Descriptors(mounts, max_fds)
         self.registry = registry = Registry(index, mounts, descriptors)
         if registry.is_replaced:
-            log.warning("%s is another directory than it was: old file handles are stale", source)
+            log.warning("%s is not the directory that it was before: old file handles are stale", source)
         self.locator = locator = Locator(source, mounts, descriptors, registry)
         self.sweeper = Sweeper(index, mounts, registry)
         lookout = Lookout(mounts, descriptors, registry, locator)

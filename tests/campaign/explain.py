@@ -1,4 +1,4 @@
-"""What `cloakfs explain` says against what callers meet, in random trees under each policy, for so many cases."""
+"""Compares what `cloakfs explain` says with what callers meet, in random trees under each policy."""
 
 import argparse
 import os
@@ -16,7 +16,7 @@ from tests.mount.test_stateful import CALLERS, POLICIES
 
 
 def main() -> int:
-    """Run it."""
+    """Run the campaign."""
     parser = argparse.ArgumentParser(prog="scripts/campaign explain", description=__doc__)
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))

@@ -1,4 +1,4 @@
-"""Random operations of several callers on a mount and on a second tree, over all policies, for so many steps.
+"""Performs random operations of several callers on a mount and on a second tree, over all policies.
 
 The machine is that of tests/mount/test_stateful.py. Policies take turns; each turn has a seed of its own, which is made
 of the campaign's, so that `--seed S --first N` repeats turn N. A failure is told with its smallest sequence, and the
@@ -25,7 +25,7 @@ KINDS = ("tmpfs", "ext4", "xfs", "btrfs")
 
 
 def take_turn(turn: int, seed: int, examples: int, length: int, kinds: Sequence[str]) -> tuple[int, str]:
-    """How many steps it had, and the failure, if there is one."""
+    """Return the number of steps, and the failure, if there is one."""
     before = next(TwoTrees.steps)
     failure = ""
     kind = kinds[turn // len(ALL) % len(kinds)]
@@ -39,7 +39,7 @@ def take_turn(turn: int, seed: int, examples: int, length: int, kinds: Sequence[
 def run(
     steps: int, seed: int, first: int, examples: int, length: int, seconds: float, jobs: int, kinds: Sequence[str]
 ) -> dict[str, Any]:
-    """Take turns, so many at a time, until so many steps or seconds are over; a report."""
+    """Run sequences until this number of steps or seconds is over; return a report."""
     began = time.monotonic()
     findings: list[dict[str, Any]] = []
     by_policy = dict.fromkeys(ALL, 0)
@@ -84,7 +84,7 @@ def run(
 
 
 def main() -> int:
-    """Run it."""
+    """Run the campaign."""
     parser = argparse.ArgumentParser(prog="scripts/campaign machine", description=__doc__)
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))

@@ -1,4 +1,4 @@
-"""Every operation of clients of two mounts against a real tree on which hidden files come and go at the same names.
+"""Performs every operation on two mounts while hidden files come and go at the same names of the real tree.
 
 The hostile side moves files that no client may see onto the names that the clients work with, and away again, from
 one process per processor but one. Clients make, open, rename, link and remove whatever they find. Reported are: hidden
@@ -38,7 +38,7 @@ BY_CHANCE = {
 
 
 def client(top: str, uid: int, seed: str, until: float) -> Counter[str]:
-    """Do anything to anything until then; counts operations, their errors, and what was wrong."""
+    """Perform random operations until then; count operations, their errors, and wrong answers."""
     chance, count = random.Random(seed), Counter[str]()
     mine = f"of {uid}".encode()
 
@@ -100,7 +100,7 @@ def client(top: str, uid: int, seed: str, until: float) -> Counter[str]:
 
 
 def hostile(top: str, number: int, seed: str, until: float) -> Counter[str]:
-    """Have hidden files come and go until then."""
+    """Make hidden files come and go until then."""
     chance, count = random.Random(seed), Counter[str]()
     vault = os.open(os.path.join(top, "vault"), os.O_RDONLY)
     tree = os.open(top, os.O_RDONLY)
@@ -150,7 +150,7 @@ def hostile(top: str, number: int, seed: str, until: float) -> Counter[str]:
 
 
 def ask(user: User, call: Callable[..., Counter[str]], *args: object) -> Callable[[], Counter[str]]:
-    """Have a user make the call; the result is to be called for."""
+    """Make a user start the call; return a function that waits for the result."""
     user.start(call, *args)
 
     def answer() -> Counter[str]:
@@ -163,7 +163,7 @@ def ask(user: User, call: Callable[..., Counter[str]], *args: object) -> Callabl
 
 
 def main() -> int:
-    """Run it."""
+    """Run the campaign."""
     parser = argparse.ArgumentParser(prog="scripts/campaign races", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))

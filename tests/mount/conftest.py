@@ -1,4 +1,4 @@
-"""A real mount for each test that asks for one, and users who look through it."""
+"""Fixtures: real mounts, and users who look through them."""
 
 import contextlib
 import glob
@@ -60,7 +60,7 @@ class Mount:
 
     @property
     def clean_up(self) -> int:
-        """The clean-up process; 0 if there is none."""
+        """The pid of the clean-up process; 0 if there is none."""
         called = [NAME.encode(), os.fsencode(self.path), b"%d" % self.pid]
         for words in glob.glob("/proc/[0-9]*/cmdline"):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -69,7 +69,7 @@ class Mount:
         return 0
 
     def without_clean_up(self) -> int:
-        """End the clean-up process, so that a mount whose daemon is killed stays; the daemon to kill."""
+        """End the clean-up process, so that the mount stays when its daemon is killed; return the pid of the daemon."""
         clean_up = self.clean_up
         assert clean_up, "there is no clean-up process"
         kill(clean_up)
@@ -83,19 +83,19 @@ class Mount:
 
 
 def command_with(patch: str) -> tuple[str, ...]:
-    """The real command, in which some code was run before."""
+    """Return the real command, which first runs some code."""
     return (sys.executable, "-c", f"{patch}\nfrom cloakfs_cli.main import main\nmain()")
 
 
 @pytest.fixture
 def figures_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Daemons that are started from now on tell what they were asked after a fifth of a second, not after five."""
+    """Make daemons that are started from now on publish their counts every 0.2 s instead of every 5 s."""
     patch = "from cloakfs import daemon; daemon._IDLE_SECONDS = 0.2"
     monkeypatch.setattr(sys.modules[__name__], "COMMAND", command_with(patch))
 
 
 def told(mount: str | None = None) -> None:
-    """Let the daemon hear of a change behind the mount, and attributes expire that are remembered for an instant.
+    """Wait until the daemon knows of a change behind the mount, and attributes cached for 2 ms have expired.
 
     In an idle daemon it takes 5 ms at most; the machine may have other things to do. With a `mount`, the time passes
     only as its daemon gets to run: it answers a request now and then.
@@ -122,7 +122,7 @@ def is_mounted(path: str) -> bool:
 
 @contextlib.contextmanager
 def mounted(source: str, path: str, *arguments: str) -> Iterator[Mount]:
-    """Mount for the length of a with block; the daemon must end cleanly and must not have logged an error."""
+    """Mount for the duration of a with block; the daemon must end cleanly, and must not have logged an error."""
     mount = Mount(source, path)
     try:
         run("mount", source, path, *arguments)
@@ -143,7 +143,7 @@ def mounted(source: str, path: str, *arguments: str) -> Iterator[Mount]:
 
 @pytest.fixture
 def base() -> Iterator[str]:
-    """A directory that every user may enter (pytest's own are root's alone)."""
+    """A directory that every user may enter (pytest's own directories admit only root)."""
     path = tempfile.mkdtemp(prefix="cloakfs-test-")
     os.chmod(path, 0o755)
     yield path
@@ -157,7 +157,7 @@ def base() -> Iterator[str]:
 
 @pytest.fixture
 def tree(base: str) -> str:
-    """The root of a real tree, writable for everybody."""
+    """The root of a real tree that everybody may write to."""
     path = os.path.join(base, "real")
     os.mkdir(path)
     os.chmod(path, 0o777)

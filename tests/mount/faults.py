@@ -1,7 +1,8 @@
 """A policy that lets a test make the daemon's background tasks fail: `--policy tests/mount/faults.py:Faults`.
 
-It runs inside the daemon, and wraps what each of the tasks has to call. To the file that FAULTS names, tests write
-lines `POINT FAULT`: that call fails so once. What has failed is written to the same name with `.done`.
+It runs inside the daemon, and wraps a function that each task calls. Tests write lines `POINT FAULT` to the file that
+FAULTS names: the next call at that point then fails with that fault. Each failure is appended to the same name with
+`.done`.
 """
 
 import errno
@@ -54,7 +55,7 @@ class _Armed:
         self._read = 0
 
     def take(self, point: str) -> str | None:
-        """The fault that is to happen here now, if any."""
+        """Return the fault that is to happen here now, if any."""
         try:
             with open(self._path, encoding="ascii") as file:
                 lines = file.read().splitlines()
@@ -87,7 +88,7 @@ def _wrap(armed: _Armed, point: str, owner: object, name: str) -> None:
 
 
 def _no_thread(armed: _Armed) -> None:
-    """Of those who want a thread, the ones that are armed do not get any: "thread" happens where trio starts it."""
+    """Make armed functions fail to get a thread: the fault "thread" happens where trio starts the thread."""
     run_sync = trio.to_thread.run_sync
 
     async def failing(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Ending FUSE sessions by force, so that a test which makes a daemon wait for itself leaves nobody waiting."""
+"""Ends FUSE sessions by force, so that a test in which a daemon waits for itself leaves nobody waiting."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ _CONNECTIONS = "/sys/fs/fuse/connections"
 
 
 def abort_below(directory: str) -> None:
-    """End every FUSE session that is mounted below `directory`, and take all mounts there off."""
+    """End every FUSE session that is mounted below `directory`, and unmount everything there."""
     there = [place for place in mountinfo.by_id().values() if place.path.startswith(directory + "/")]
     for place in there:
         if place.kind.startswith("fuse"):
@@ -29,7 +29,7 @@ def abort_below(directory: str) -> None:
 
 @contextlib.contextmanager
 def nobody_waits_for_ever(directory: str, seconds: float = 90.0) -> Iterator[None]:
-    """After the with block, or if that takes too long, what is mounted below `directory` is aborted."""
+    """Abort what is mounted below `directory` after the with block, or if the block takes too long."""
     control = not os.path.exists(_CONNECTIONS) or not os.path.ismount(_CONNECTIONS)
     if control:
         subprocess.run(["mount", "-t", "fusectl", "none", _CONNECTIONS], check=False, capture_output=True)

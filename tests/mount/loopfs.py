@@ -1,4 +1,4 @@
-"""File systems of several kinds to put a real tree on, taken away again whatever happens."""
+"""File systems of several kinds for a real tree, which are removed again whatever happens."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ MKFS = {
 
 
 def require(kind: str) -> None:
-    """Skip, with the reason, where the kernel or the tools cannot do it."""
+    """Skip the test, with the reason, if the kernel or the tools do not support this kind."""
     with open("/proc/filesystems", encoding="utf-8") as known:
         if kind not in known.read().split():
             pytest.skip(f"this kernel has no {kind}")
@@ -26,7 +26,7 @@ def require(kind: str) -> None:
 
 @contextlib.contextmanager
 def attached(source: str, target: str, *options: str) -> Iterator[str]:
-    """mount(8) for the length of a with block."""
+    """Mount with mount(8) for the duration of a with block."""
     os.makedirs(target, exist_ok=True)
     subprocess.run(["mount", *options, source, target], check=True)
     try:
@@ -40,7 +40,7 @@ def attached(source: str, target: str, *options: str) -> Iterator[str]:
 def filesystem(
     kind: str, base: str, name: str = "", *, mib: int = 0, mkfs: tuple[str, ...] = (), images: str = ""
 ) -> Iterator[str]:
-    """The root (mode 777) of a fresh file system of this kind, below `base`; its image is in `images` (or `base`).
+    """Make a new file system of this kind below `base`, with its image in `images` or `base`; return its root (0777).
 
     Kinds: ext4, xfs, btrfs, tmpfs, overlay, overlay-nfs (with nfs_export=on).
     """

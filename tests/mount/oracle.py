@@ -1,8 +1,8 @@
-"""What a mount must answer, straight from the rules: an independent second opinion.
+"""Derives what a mount must answer from the rules alone, as an independent second opinion.
 
-Nothing of cloakfs is imported: definitions are applied by a linear scan, and who may not see what is found by walking
-the model tree name by name. The functions with a `Look` run inside a process that has the caller's server identity, on
-the model tree, so that the kernel itself decides what that identity may search.
+It imports nothing of cloakfs. Definitions are applied by a linear scan, and what a caller may not see is found by
+walking the model tree name by name. The functions with a `Look` run inside a process that has the caller's server
+identity, on the model tree, so that the kernel itself decides what that identity may search.
 """
 
 import contextlib

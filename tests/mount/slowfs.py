@@ -1,7 +1,7 @@
-"""A FUSE file system to put a mount on: `python -m tests.mount.slowfs MOUNTPOINT FLAG`.
+"""A slow FUSE file system below a mount: `python -m tests.mount.slowfs MOUNTPOINT FLAG`.
 
-It has as many files `0`, `1`, … as are looked up, of one MiB. FSYNC gets no answer until the file FLAG exists, nor does
-READ of files from `10000` on; FLAG.asked is made when there is one.
+Any number that is looked up is a file of one MiB. FSYNC, and READ of files from `10000` on, get no answer until the
+file FLAG exists; FLAG.asked is created when such a request arrives.
 """
 
 import errno

@@ -1,8 +1,8 @@
-"""A FUSE file system in memory that falls silent when it is told to: `python -m tests.mount.stallfs MOUNTPOINT`.
+"""A FUSE file system in memory that stops answering on command: `python -m tests.mount.stallfs MOUNTPOINT`.
 
-Nothing of it may be remembered by the kernel. Commands come on the standard input, each is answered by a line: `N` lets
-it answer N more requests, and the next ones wait; `go` lets it answer all, and those that wait; `silent` tells how many
-wait.
+The kernel may cache nothing of it. It reads commands from standard input, and answers each with a line: `N` makes it
+answer N more requests and keep the next ones waiting; `go` makes it answer all, including those that wait; `silent`
+reports how many wait.
 """
 
 import errno

@@ -1,4 +1,4 @@
-"""The benchmark runs and tells of every peer; its figures are not tested."""
+"""The benchmark runs and reports every peer; its figures are not tested."""
 
 import contextlib
 import json
@@ -128,7 +128,7 @@ def test_without_matplotlib_there_is_one_line(place: Path, tmp_path: Path) -> No
         check=False,
     )
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "cloakfs: --plot: there is no matplotlib (pip install 'cloakfs[bench]')\n"
+    assert done.stderr == "cloakfs: --plot: matplotlib is not installed (pip install 'cloakfs[bench]')\n"
 
 
 def test_list() -> None:
@@ -150,8 +150,8 @@ def test_a_peer_that_the_machine_cannot_have_is_skipped_loudly(place: Path, tmp_
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "cloakfs: bench: skipped bindfs: there is no bindfs (Debian: bindfs)\n" in done.stderr
-    assert "skipped bindfs, caches off: there is no bindfs" in done.stdout
+    assert "cloakfs: bench: skipped bindfs: bindfs is not installed (apt install bindfs)\n" in done.stderr
+    assert "skipped bindfs, caches off: bindfs is not installed" in done.stdout
     assert left_behind(place) == []
 
 

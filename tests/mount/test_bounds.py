@@ -1,4 +1,4 @@
-"""What one caller makes the daemon keep is bounded in size, and what another one takes up is not missed."""
+"""What the daemon keeps for one caller is bounded, so that nothing is missing for another."""
 
 import contextlib
 import errno

@@ -1,7 +1,7 @@
-"""What the kernel remembers, for whom, and that it is made to forget.
+"""What the kernel caches, for whom, and that it is invalidated.
 
-That nothing one caller does changes what another one sees, `test_stateful.py` shows for arbitrary sequences; here is
-what is remembered at all, and each way of making it untrue.
+`test_stateful.py` shows for arbitrary sequences that nothing one caller does changes what another one sees. This module
+tests what is cached at all, and each way in which it can become untrue.
 """
 
 import errno
@@ -350,7 +350,7 @@ def test_where_changes_are_not_told_they_are_seen_within_a_second(
         ):
             m = mount("-o", f"{CLOAKED},default_permissions,views={STRANGER}:{STRANGER}", source=merged)
             try:
-                assert "changes behind the mount are not told" in m.log
+                assert "changes behind the mount are not reported" in m.log
                 stranger = user(STRANGER)
                 stranger.do(os.stat, m.at("open/public"))
                 os.chmod(os.path.join(merged, "open/public"), 0o600)

@@ -1,4 +1,4 @@
-"""The process that outlives the daemon of a local mount, and takes the mount off if the daemon could not."""
+"""The process that outlives the daemon of a local mount, and unmounts the mount if the daemon could not."""
 
 import contextlib
 import errno
@@ -169,7 +169,7 @@ def test_without_it_the_dead_mount_stays_and_the_next_takes_it_off(killable: Mou
     assert ended(pid)
     assert is_mounted(m.path)
     assert f"{m.path}: its daemon has died" in run("status").stdout
-    assert "a mount whose daemon had died is taken off" in run("mount", tree, m.path).stderr
+    assert "unmounted a mount whose daemon had died" in run("mount", tree, m.path).stderr
     run("umount", m.path)
     assert not is_mounted(m.path)
 

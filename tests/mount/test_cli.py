@@ -93,7 +93,7 @@ def test_what_is_not_there_cannot_be_mounted(base: str, tree: str, target: str) 
 
 def test_only_root_mounts(tree: str, target: str, user: MakeUser) -> None:
     done = user(3001).do(run_here, "mount", tree, target)
-    assert done == (1, "cloakfs: only root can mount: the daemon acts for every caller\n")
+    assert done == (1, "cloakfs: only root can mount: the daemon acts as every caller\n")
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_wrong_option_is_told_with_its_column(tree: str, target: str, options:
     [
         ("--groups", "some", "--groups: bad value of groups, 'some'; expected proc, database"),
         ("--view", "ann bob", "--view ('ann bob',): not a single value"),
-        ("--view", "5:x", "--view: '5:x' does not belong into views; expected a user name"),
+        ("--view", "5:x", "--view: '5:x' does not belong in views; expected a user name"),
         ("--policy", "file.py", "--policy: bad value of policy, 'file.py'; expected FILE.py:Class or"),
     ],
 )
@@ -148,7 +148,7 @@ def test_a_view_with_groups_is_written_with_commas_or_as_in_exports(
 
 def test_a_client_without_a_file_of_entries_is_refused(tree: str, target: str) -> None:
     assert refused(2, "mount", tree, target, "--client", "*") == (
-        "--client chooses an entry of an exports.d file: it needs --exports FILE"
+        "--client chooses an entry of an exports.d file, and needs --exports FILE"
     )
     assert not is_mounted(target)
 
@@ -161,7 +161,7 @@ def test_a_mount_whose_daemon_died_is_told_and_taken_off_by_the_next(mount: Make
     assert f"{m.path}: its daemon has died" in run("status").stdout
     assert [told["pid"] for told in json.loads(run("status", "--json").stdout) if told["target"] == m.path] == [None]
     done = run("mount", tree, m.path)
-    assert "a mount whose daemon had died is taken off" in done.stderr
+    assert "unmounted a mount whose daemon had died" in done.stderr
     with open("/proc/self/mounts", encoding="utf-8") as mounts:
         assert sum(line.split()[1] == m.path for line in mounts) == 1
     assert f"{m.path}: its daemon has died" not in run("status").stdout
@@ -228,7 +228,9 @@ def test_a_busy_mount_stays_until_it_is_asked_to_go_lazily(tree: str, target: st
     run("mount", tree, target)
     reader = user(3001)
     fd = reader.do(os.open, os.path.join(target, "file"), os.O_RDONLY)
-    assert refused(1, "umount", target) == f"{target}: Device or resource busy; who uses it? (fuser -vm), or --lazy"
+    assert (
+        refused(1, "umount", target) == f"{target}: Device or resource busy; see who uses it (fuser -vm), or use --lazy"
+    )
     assert is_mounted(target)
     run("umount", "--lazy", target)
     assert not is_mounted(target)
@@ -413,7 +415,7 @@ def test_a_reload_of_what_only_a_new_mount_changes_fails_as_a_whole(
         os.kill(m.pid, signal.SIGHUP)
         until(lambda count=count: telling()[m.path].asked == count, "an answer")  # type: ignore[misc]
         now = telling()[m.path]
-        says = f"{named}: only a new mount changes that (cloakfs umount {m.path}, and mount it again)"
+        says = f"{named}: only a new mount can change this (cloakfs umount {m.path}, and mount it again)"
         assert now.failure == says
         assert f"not reloaded, the old configuration stays in force: {says}\n" in m.log
         assert (now.reloads, now.options) == (0, before.options)
@@ -639,7 +641,7 @@ def test_what_is_not_there_is_said_once_for_all_clients(base: str) -> None:
             "from types import SimpleNamespace as Reader\n"
             "from cloakfs.filesystem import directories\n"
             "directories.requester = lambda token: Reader(uid=0, gid=0, pid=1, umask=0)",
-            "a listing does not know who reads it",
+            "the caller of a listing cannot be found out",
         ),
         (
             "from cloakfs.filesystem import pyfuse3memory as memory\n"
@@ -655,7 +657,7 @@ def test_a_pyfuse3_with_other_objects_is_refused(
     done = run("mount", tree, target, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("cloakfs: pyfuse3 ")
-    assert f": {problem}, because its objects are laid out otherwise " in done.stderr
+    assert f": {problem}, because its objects are laid out differently " in done.stderr
     assert done.stderr.count("\n") == 1
     assert not is_mounted(target)
 
@@ -679,7 +681,7 @@ def test_check_with_warnings_alone_is_no_failure(base: str, tree: str) -> None:
     assert ": warning: options without a client" in done.stdout
     empty = Path(base, "empty")
     empty.mkdir()
-    assert run("check", str(empty)).stdout == f"{empty}: warning: no *.exports in this folder\n"
+    assert run("check", str(empty)).stdout == f"{empty}: warning: no *.exports files in this folder\n"
 
 
 def test_check_of_what_cannot_be_read(base: str, tree: str) -> None:
@@ -785,7 +787,7 @@ def test_explain_tells_where_something_is_hidden(home: str, mount: MakeMount) ->
     assert told["steps"][1]["reason"] == "gid -400 0 -1 hides it (setuid met)"
     told = explained(m.at("ann", "secret"), "--as", "1001:1001")
     assert told["steps"][2]["owner"] is True
-    assert told["steps"][2]["reason"] == "owners see their own"
+    assert told["steps"][2]["reason"] == "owners see their own files"
     assert told["accessible"] == {"read": True, "write": True, "execute": False}
 
 
@@ -800,7 +802,7 @@ def test_explain_counts_search_permission_above_and_a_read_only_export(home: str
     assert told["read_only"] is True
     # Several mounts show the tree: say which.
     said = refused(2, "explain", f"{home}/ann", "--as", "3001:3001")
-    assert said == f"{home}/ann: several mounts show it; name the path below {m.path} or {ro.path}"
+    assert said == f"{home}/ann: shown by several mounts; give the path below {m.path} or {ro.path}"
 
 
 CALLERS = [(1001, 1001, []), (1002, 1002, [1001]), (1003, 1003, []), (5, 1001, []), (1004, 9, [1001])]
@@ -839,7 +841,7 @@ def test_explain_for_people(home: str, mount: MakeMount) -> None:
         "uid 1000 1999 map 20000",
         "dropped",
         "in no definition: nobody",
-        "Supplementary groups: those given (groups=proc).",
+        "Supplementary groups: as given (groups=proc).",
         "uid +077 20000 20999 shows it (group r met)",
         "-rw-r-----",
         "Visible; accessible to read.",
@@ -911,7 +913,9 @@ def test_explain_with_a_file_of_exports_and_no_mount(base: str, home: str) -> No
     assert explained(base, *exports, "--as", "5:5")["source"] == base
     said = refused(2, "explain", f"{home}/ann", *exports, "--as", "5:5")
     assert said == f"{file}: several entries for {home}; choose one with --client (one, two)"
-    assert refused(2, "explain", "/etc", *exports, "--as", "5:5") == (f"{file}: no entry for /etc or a directory above")
+    assert refused(2, "explain", "/etc", *exports, "--as", "5:5") == (
+        f"{file}: no entry for /etc or a directory above it"
+    )
     # And so of a mounted tree, as it would be with other options.
     target = os.path.join(base, "mnt")
     os.mkdir(target)
@@ -941,7 +945,9 @@ def test_explain_through_fixed_views(home: str, mount: MakeMount) -> None:
     assert told["hidden_at"] == "the entrance of the fixed view"
     assert refused(1, "explain", m.at("@5", "ann")).endswith("@5: no such view")
     assert refused(2, "explain", m.path).endswith("not below one of the mount's views (@NAME)")
-    assert refused(2, "explain", f"{home}/ann", "--as", "5:5").startswith("--as: with fixed views, give --as-server")
+    assert refused(2, "explain", f"{home}/ann", "--as", "5:5").startswith(
+        "--as: has no meaning with fixed views; give --as-server"
+    )
     assert explained(f"{home}/ann", "--as-server", "20001:5")["visible"] is True
     one = mount("--view", "20003:20003")
     assert explained(one.at("ann"))["caller"]["uid"]["server"] == 20003
@@ -972,21 +978,21 @@ def test_explain_of_what_cannot_be_explained(home: str, mount: MakeMount, user: 
     m = mount()
     assert refused(1, "explain", m.at("absent"), "--as", "5:5") == f"{home}/absent: No such file or directory"
     assert refused(1, "explain", m.at("program", "x"), "--as", "5:5") == f"{home}/program/x: Not a directory"
-    assert refused(2, "explain", m.path).startswith("who looks? give either --as WHO")
-    assert refused(2, "explain", m.path, "--as", "5:5", "--as-server", "5:5").startswith("who looks?")
+    assert refused(2, "explain", m.path).startswith("no caller given; give either --as WHO")
+    assert refused(2, "explain", m.path, "--as", "5:5", "--as-server", "5:5").startswith("no caller given;")
     said = refused(2, "explain", m.path, "--as", "no-such-user")
     assert said.startswith("--as no-such-user: no such user in the user database")
     assert refused(2, "explain", m.path, "--as", "1-5") == "--as 1-5: expected USER or UID:GID[:GID,GID…]"
     assert refused(2, "explain", m.path, "--as", "5:x") == "--as 5:x: expected USER or UID:GID[:GID,GID…]"
-    assert refused(2, "explain", "/etc", "--as", "5:5").startswith("/etc: in no mount; say how it is looked at")
-    assert refused(2, "explain", "/etc", "--as", "5:5", "-o", "ro").startswith("/etc: in no mount")
+    assert refused(2, "explain", "/etc", "--as", "5:5").startswith("/etc: not in a mount; give its options with")
+    assert refused(2, "explain", "/etc", "--as", "5:5", "-o", "ro").startswith("/etc: not in a mount")
     assert refused(2, "explain", "/etc", "--as", "5:5", "--source", home) == f"/etc: not below {home}"
-    assert refused(2, "explain", m.path, "--as", "5:5", "--source", home).startswith("--source goes with -o and")
+    assert refused(2, "explain", m.path, "--as", "5:5", "--source", home).startswith("--source is only for -o and")
     assert refused(2, "explain", m.path, "--as", "5:5", "-o", "rwx").startswith("-o:1:1: unknown option 'rwx'")
     assert refused(2, "explain", m.path, "--as", "5:5", "-o", "ro", "--exports", "x").startswith("-o and --exports")
     assert refused(1, "explain", m.path, "--as", "5:5", "--exports", "absent") == "absent: No such file or directory"
     done = user(3001).do(run_here, "explain", m.path, "--as", "5:5")
-    assert done == (1, "cloakfs: only root can look as somebody else\n")
+    assert done == (1, "cloakfs: only root can act as another user\n")
 
 
 def test_table_of_a_directory(home: str, mount: MakeMount, accounts: Callable[[str], None]) -> None:
@@ -1053,11 +1059,11 @@ def test_table_of_what_cannot_be_told(home: str, mount: MakeMount) -> None:
     m = mount()
     assert refused(1, "table", m.at("absent")) == f"{home}/absent: No such file or directory"
     assert refused(1, "table", m.at("program")) == f"{home}/program: Not a directory"
-    assert refused(2, "table", m.path, "--only") == "--only: of whom? name somebody with --as or --as-server"
-    assert refused(2, "table", "/etc").startswith("/etc: in no mount")
+    assert refused(2, "table", m.path, "--only") == "--only: no caller given; add --as or --as-server"
+    assert refused(2, "table", "/etc").startswith("/etc: not in a mount")
     views = mount("--view", "5:5")
     assert refused(2, "table", views.path, "--as", "5:5").startswith("--as: the path leads through a fixed view")
-    assert refused(2, "table", home, "--as", "5:5").startswith(f"{home}: several mounts show it")
+    assert refused(2, "table", home, "--as", "5:5").startswith(f"{home}: shown by several mounts")
 
 
 def test_table_follows_a_link_to_the_directory(home: str, mount: MakeMount) -> None:

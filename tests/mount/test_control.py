@@ -1,4 +1,4 @@
-"""`explain` and `table` say what the running daemon goes by, not what is on disk; asking costs nobody anything."""
+"""`explain` and `table` report what the running daemon does, not what is on disk; asking delays nobody."""
 
 import contextlib
 import errno
@@ -300,14 +300,14 @@ def test_a_daemon_without_a_socket(base: str, mount: MakeMount) -> None:
     assert "Visible" in done.stdout
     assert done.stderr == (
         f"cloakfs: {plain.path}: its daemon (process {plain.pid}) cannot be asked: it is of an earlier version, "
-        "or about to end; these are the options it wrote down\n"
+        "or is about to end; using the options that it published last\n"
     )
     plugged = mount("--policy", plugin(base, "class P:\n    def visible(self, caller, attrs):\n        return True\n"))
     os.unlink(socket_of(plugged.key))
     for command in ("explain", "table"):
         done = run(command, plugged.path, "--as", "5:5", check=False)
         assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr.endswith("; only it knows its plug-in (-o policy=… asks the one on disk)\n")
+        assert done.stderr.endswith("; only the daemon can ask its plug-in (-o policy=… asks the one on disk)\n")
         assert done.stderr.count("\n") == 1
         assert run(command, plugged.path, "--as", "5:5", "-o", f"policy={base}/plug.py:P").stderr == ""
 
@@ -340,7 +340,8 @@ def test_a_daemon_that_was_killed(base: str, tree: str) -> None:
         done = run("explain", m.at("bomb"), "--as", "5:5", check=False)
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr == (
-            f"cloakfs: {m.at('bomb')}: the daemon of the mount at {m.path} has died, and nobody sees anything there\n"
+            f"cloakfs: {m.at('bomb')}: the daemon of the mount at {m.path} has died, "
+            "so that nobody sees anything there\n"
         )
         assert os.path.exists(socket_of(m.key))
     with mounted(tree, path, "--policy", plugin(base, code.format("return True"))) as m:

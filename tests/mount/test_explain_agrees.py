@@ -1,4 +1,4 @@
-"""What `cloakfs explain` says, against what happens to the caller who tries it, in trees made at random.
+"""Compares what `cloakfs explain` says with what happens to a caller who tries it, in random trees.
 
 The suite tries the same 1,440 cases each time; `scripts/campaign explain` tries new ones, as many as one likes.
 """

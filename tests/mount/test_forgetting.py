@@ -1,6 +1,6 @@
-"""The kernel is made to forget, whatever its users hold, and in an order that leaves nothing outdated.
+"""The kernel's cache is invalidated whatever locks users hold, and in an order that leaves nothing outdated.
 
-What is remembered, and each way of making it untrue, is in `test_caching.py`.
+`test_caching.py` tests what is cached, and each way in which it can become untrue.
 """
 
 import ctypes
@@ -144,7 +144,7 @@ def test_a_directory_whose_lock_is_held(
     assert not waiting.finish_within(SECONDS), "it is visible after it was hidden"
     for number in range(0, FILES, 50):
         assert stranger.error(os.stat, m.at(f"held/{number}")) == errno.ENOENT
-    assert bool(kernel) <= ("this kernel has to be told each name" in m.log)
+    assert bool(kernel) <= ("cannot invalidate all names at once" in m.log)
 
 
 # -- answers that arrive late ----------------------------------------------------------------------

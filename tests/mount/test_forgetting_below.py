@@ -1,4 +1,4 @@
-"""A directory is taken from the others: what lies below it is forgotten, and nothing else."""
+"""When a directory is hidden from others, what is cached below it is invalidated, and nothing else."""
 
 import errno
 import os

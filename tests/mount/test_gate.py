@@ -1,4 +1,4 @@
-"""A mount that is for an NFS server alone lets in that server and root, and no local user, whatever is asked."""
+"""A mount for an NFS server admits that server and root, and no local user, whatever the request."""
 
 import contextlib
 import ctypes

@@ -1,4 +1,4 @@
-"""What the guard of an export tells the daemons of its mounts, without an NFS server."""
+"""How the guard of an export makes the daemons of its mounts reload, without an NFS server."""
 
 import os
 import signal
@@ -48,7 +48,7 @@ def test_a_daemon_that_refuses_to_reload_is_believed_at_once(base: str, tree: st
                 assert watched.mount == changed
                 assert "anonuid=7" in mounted()[path].options
                 # No plan has a daemon told this: it would be mounted anew.
-                with pytest.raises(ServerError, match="ro or rw: only a new mount changes that"):
+                with pytest.raises(ServerError, match="ro or rw: only a new mount can change this"):
                     await guard._reload_daemon(watched, replace(mount, options=replace(options, read_only=True)))
                 assert watched.mount == changed
         finally:
@@ -113,8 +113,8 @@ def test_a_reload_that_fails_half_way_is_taken_back(base: str, tree: str, first:
         said.partition("; ")[2]
         == {
             "options": "",
-            "plug-in": f"{old[0].path} has read its plug-in again all the same",
-            "dead": f"{old[0].path} may go on with the new options until it is mounted again "
+            "plug-in": f"{old[0].path} keeps the plug-in that it has read again",
+            "dead": f"{old[0].path} may keep the new options until it is mounted again "
             f"({old[0].path}: its daemon has just died; try again)",
         }[first]
     )

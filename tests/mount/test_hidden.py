@@ -1,6 +1,6 @@
-"""What hidden means: every way in to a hidden object, by real uids through a real mount.
+"""What hidden means: every way to reach a hidden object, tried by real uids through a real mount.
 
-`OWNER` owns what the cloak list hides from everybody else; whoever else looks gets the same answers, root included.
+`OWNER` owns what the cloak list hides from everybody else; all others get the same answers, root included.
 """
 
 import errno

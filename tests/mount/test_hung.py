@@ -1,4 +1,4 @@
-"""One file system of the tree that never answers keeps nobody else waiting [TK §3.1, SFS §5.2]."""
+"""A file system of the tree that never answers delays only callers that use it [TK §3.1, SFS §5.2]."""
 
 import contextlib
 import os

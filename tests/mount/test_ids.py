@@ -1,4 +1,4 @@
-"""An id without a counterpart in the other realm is nobody at all: it opens no gate, owns nothing, runs nothing."""
+"""An id without a counterpart on the other side matches nobody: it enters no view, owns nothing, and runs nothing."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Whoever holds a lease on a file keeps nobody waiting but those who want that file (fcntl(2), F_SETLEASE)."""
+"""A lease on a file delays only callers that want that file (fcntl(2), F_SETLEASE)."""
 
 import errno
 import fcntl

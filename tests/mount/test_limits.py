@@ -1,4 +1,4 @@
-"""Large, long, many and full: what the real tree says is passed on, and the daemon goes on."""
+"""Large files, long names, many files, full disks: errors of the real tree are passed on; the daemon continues."""
 
 import contextlib
 import errno

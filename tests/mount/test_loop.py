@@ -1,4 +1,4 @@
-"""The session loop, ours and pyfuse3's own: it ends when it should, and keeps nobody waiting."""
+"""The session loops of cloakfs and pyfuse3: they end when they should, and keep nobody waiting."""
 
 import contextlib
 import errno

@@ -1,4 +1,4 @@
-"""`mount -f` tells systemd when the mount answers, and not before (sd_notify(3))."""
+"""`mount -f` notifies systemd when the mount answers, and not before (sd_notify(3))."""
 
 import os
 import signal

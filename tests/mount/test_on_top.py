@@ -183,7 +183,7 @@ def test_umount_with_a_bind_mount_left_over_says_so_at_once(base: str, tree: str
     subprocess.run(["mount", "--bind", path, bound], check=True)
     done = run("umount", path, check=False)
     assert done.returncode == 1
-    why = f"its daemon (process {pid}) goes on: the same view is mounted at {bound}, too"
+    why = f"its daemon (process {pid}) continues: the same view is also mounted at {bound}"
     assert done.stderr == f"cloakfs: {path}: unmounted, but {why}\n"
     assert not is_mounted(path)
     again = run("mount", tree, path, "-o", NULL, check=False)
@@ -201,10 +201,10 @@ def test_umount_lazy_says_who_goes_on_and_mount_why_it_cannot(base: str, tree: s
     someone = user(2001)
     someone.do(os.chdir, path)
     said = run("umount", "--lazy", path).stderr
-    assert f"detached; its daemon (process {pid}) serves those who still use it" in said
+    assert f"detached; its daemon (process {pid}) serves processes that still use it" in said
     again = run("mount", tree, path, "-o", NULL, check=False)
     assert again.returncode == 1
-    assert f"(process {pid}) still serves those who have files open" in again.stderr
+    assert f"(process {pid}) still serves processes that have files open" in again.stderr
     someone.do(os.chdir, "/")
     assert ended(pid)
     assert run("umount", path, check=False).stderr == f"cloakfs: {path}: not a cloakfs mount\n"

@@ -1,4 +1,4 @@
-"""What commands say where they are read: full disks, closed pipes, narrow terminals, long lists, odd names."""
+"""The output of commands to full disks, closed pipes and narrow terminals, with long lists and odd names."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What lies deep down costs no more than what lies at the top, and whatever is changed above it is seen at once."""
+"""An object deep in the tree costs no more than one at the top, and any change above it is seen at once."""
 
 import contextlib
 import errno
@@ -144,7 +144,7 @@ def index(base: str) -> Iterator[Index]:
 def nodes(tree: str, index: Index) -> Iterator[Nodes]:
     with contextlib.closing(Nodes(tree, index)) as made:
         if made.root.filesystem.kind not in KINDS:
-            pytest.skip(f"changes on {made.root.filesystem.kind} are not told")
+            pytest.skip(f"changes on {made.root.filesystem.kind} are not reported")
         yield made
 
 

@@ -1,4 +1,4 @@
-"""The slow disk is slow, and goes away; streams are sent to real files; the figures can be made."""
+"""The slow disk is slow, and is removed; streams are read from real files; the figures can be made."""
 
 import contextlib
 import json
@@ -115,7 +115,7 @@ def test_the_devices_settings_are_put_back(place: Path) -> None:
 
 def test_memory_is_no_disk() -> None:
     with pytest.raises(
-        SlowDiskError, match=r"^/dev/shm: this is a tmpfs, in memory; set TMPDIR to a directory on a disk$"
+        SlowDiskError, match=r"^/dev/shm: lies on a tmpfs, in memory; set TMPDIR to a directory on a disk$"
     ):
         slow_disk(16, base="/dev/shm").__enter__()
 
@@ -127,7 +127,7 @@ def test_what_is_missing_is_told(place: Path, monkeypatch: pytest.MonkeyPatch) -
         slow_disk(16, base=str(place)).__enter__()
     assert str(caught.value) == told
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(SlowDiskError, match=r"^there is no mkfs.ext4 "):
+    with pytest.raises(SlowDiskError, match=r"^mkfs.ext4 is not installed "):
         slow_disk(16, base=str(place)).__enter__()
 
 

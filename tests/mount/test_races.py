@@ -1,4 +1,4 @@
-"""What somebody does on the real tree at exactly the wrong moment, and what clients get then.
+"""Changes on the real tree at exactly the wrong moment, and what clients get then.
 
 The moment is between two system calls of the daemon: a plug-in policy, which runs inside it, has one of them followed
 or preceded by the change.

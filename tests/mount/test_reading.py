@@ -106,7 +106,7 @@ def test_a_fast_device_is_left_alone(mount: MakeMount) -> None:
         pytest.skip(f"the disk of this machine is slow: {now['devices']}")
     assert "too fast to read ahead" in now["devices"][0] or "too few" in now["devices"][0]
     shown = run("status", there.path).stdout
-    assert "too fast to read ahead (from 1 ms)" in shown or "too few reads" in shown
+    assert "too fast to read ahead (pays from 1 ms)" in shown or "too few reads so far" in shown
 
 
 def test_several_readers_of_a_slow_file_get_what_is_there(disk: SlowDisk, mount: MakeMount) -> None:
@@ -178,7 +178,7 @@ def test_status_of_what_is_not_mounted(tmp_path: Path) -> None:
     done = run("status", str(tmp_path), check=False)
     assert done.returncode == 1
     assert done.stderr == (
-        f"cloakfs: {tmp_path}: no cloakfs mount, or one whose daemon has died (cloakfs status lists all)\n"
+        f"cloakfs: {tmp_path}: not a cloakfs mount, or its daemon has died (cloakfs status lists all)\n"
     )
 
 

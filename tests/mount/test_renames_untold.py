@@ -1,4 +1,4 @@
-"""File systems whose ctime does not tell of a rename: what was moved out of sight is seen by nobody any more."""
+"""File systems on which a rename does not change the ctime: nobody sees any more what was moved out of sight."""
 
 import errno
 import os

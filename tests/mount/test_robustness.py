@@ -377,7 +377,7 @@ def test_a_mount_point_inside_the_source_is_refused(tree: str) -> None:
     os.mkdir(inside)
     done = run("mount", tree, inside, check=False)
     assert done.returncode == 1
-    assert done.stderr.startswith(f"cloakfs: {inside}: inside of {tree}")
+    assert done.stderr.startswith(f"cloakfs: {inside}: inside {tree}, where")
     assert done.stderr.count("\n") == 1
 
 
@@ -392,7 +392,7 @@ def test_a_mount_point_that_is_inside_by_another_name_is_refused(base: str) -> N
             try:
                 done = run("mount", view, inside, check=False)
                 assert done.returncode == 1
-                assert done.stderr.startswith(f"cloakfs: {inside}: also shows up as {view}/mnt, inside of {view}")
+                assert done.stderr.startswith(f"cloakfs: {inside}: also appears as {view}/mnt, inside {view}")
                 assert done.stderr.count("\n") == 1
                 assert not is_mounted(inside)
                 assert not is_mounted(f"{view}/mnt")

@@ -1,4 +1,4 @@
-"""What the documents say that commands print is what they print.
+"""Commands print what the documents say they print.
 
 A sample is a block with lines that begin with a prompt: `# cloakfs …`, `server# …`, `10101$ …`. Each block is either
 played anew (`SCENES`), in a mount namespace of its own where /srv, /mnt, /home and /etc are as the document has them,

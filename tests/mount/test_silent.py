@@ -1,4 +1,4 @@
-"""A far file system may fall silent at any moment, also if nothing of it may be remembered: nobody else waits."""
+"""A remote file system may stop responding at any moment, even one that may not be cached: nobody else waits."""
 
 import contextlib
 import os

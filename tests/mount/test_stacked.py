@@ -1,4 +1,4 @@
-"""cloakfs over cloakfs: nobody loses a file in it, and nobody gets past the lower one (see test_stacked_views.py)."""
+"""cloakfs over cloakfs: nobody loses a file, and nobody gets past the lower mount (see test_stacked_views.py)."""
 
 import contextlib
 import errno
@@ -239,7 +239,7 @@ def test_over_one_without_extended_attributes_is_refused(base: str, mount: Calla
     done = run("mount", lower.path, view, "-o", OPEN, check=False)
     assert done.returncode == 1
     assert done.stderr == (
-        f"cloakfs: {lower.path} does without extended attributes (noxattr), by which it would be asked what it shows; "
+        f"cloakfs: {lower.path} has noxattr, but cloakfs asks a lower mount through extended attributes; "
         f"mount {lower.source} instead\n"
     )
     assert not is_mounted(view)

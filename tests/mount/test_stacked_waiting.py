@@ -1,4 +1,4 @@
-"""A caller whom the mount below keeps waiting keeps nobody else waiting in the mount above."""
+"""A caller for whom the lower mount does not answer delays nobody else in the upper mount."""
 
 import contextlib
 import errno

@@ -1,4 +1,4 @@
-"""What must neither end the daemon nor have its clients wait for ever."""
+"""Events that must neither end the daemon nor make its clients wait for ever."""
 
 import contextlib
 import errno

@@ -1,4 +1,4 @@
-"""What an earlier cloakfs left is taken over; what a newer one left, or a process of another version, is refused."""
+"""The state of an earlier cloakfs is read; that of a newer one, and processes of another version, are refused."""
 
 import contextlib
 import json
@@ -131,7 +131,7 @@ def test_an_index_of_an_unknown_version_is_refused_and_left_alone(tree: str, bas
         done = run("mount", tree, m.path, check=False)
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr == (
-            f"cloakfs: {index_of(m)}: version {version} is not known to this cloakfs, whose own is {index.VERSION}; "
+            f"cloakfs: {index_of(m)}: version {version} is not known to this cloakfs, which uses {index.VERSION}; "
             f"use the cloakfs that wrote it, or move {os.path.dirname(index_of(m))} away "
             "(old file handles become stale)\n"
         )
@@ -191,7 +191,7 @@ def test_a_daemon_that_tells_in_a_newer_version(tree: str, base: str, monkeypatc
         with commands_of(monkeypatch, TELLS_OTHERWISE):
             m = stack.enter_context(mount("-o", NULL))
         line = (
-            f"{m.path}: {mounted.state_path(m.key)}: version 7 is not known to this cloakfs, whose own is "
+            f"{m.path}: {mounted.state_path(m.key)}: version 7 is not known to this cloakfs, which uses "
             f"{mounted.VERSION}; use the cloakfs that mounted it (process {m.pid})"
         )
         assert refused("status", m.path) == line
@@ -206,8 +206,8 @@ def test_a_daemon_that_tells_in_a_newer_version(tree: str, base: str, monkeypatc
         pid = m.pid
         done = run("umount", m.path)
         assert done.stderr == (
-            f"cloakfs: {m.path}: what its daemon (process {pid}) tells is of version 7, which is not known to this "
-            "cloakfs; unmounting is the same in every version\n"
+            f"cloakfs: {m.path}: its daemon (process {pid}) publishes its state in version 7, which this cloakfs "
+            "does not know; unmounting is the same in every version\n"
         )
         assert not is_mounted(m.path)
         wait_until(lambda: not os.path.exists(f"/proc/{pid}/fd"))
@@ -260,16 +260,16 @@ def test_a_command_and_a_daemon_of_other_protocols(
     def line(m: Mount) -> str:
         return (
             f"{m.path}: its daemon (process {m.pid}) cannot be asked: it speaks version {spoken} of the control "
-            f"protocol, and this cloakfs {known}; use the cloakfs that mounted it, or mount it anew"
+            f"protocol, and this cloakfs {known}; use the cloakfs that mounted it, or mount the tree again"
         )
 
     with commands_of(monkeypatch, ours):
         for command in ("explain", "table"):
             done = run(command, plain.path, "--as", "5:5")
             assert done.stdout
-            assert done.stderr == f"cloakfs: {line(plain)}; these are the options it wrote down\n"
+            assert done.stderr == f"cloakfs: {line(plain)}; using the options that it published last\n"
             said = refused(command, plugged.path, "--as", "5:5")
-            assert said == f"{line(plugged)}; only it knows its plug-in (-o policy=… asks the one on disk)"
+            assert said == f"{line(plugged)}; only the daemon can ask its plug-in (-o policy=… asks the one on disk)"
         os.mkdir(f"{base}/upper")
         assert refused("mount", plain.path, f"{base}/upper") == f"{plain.path}: {line(plain)}"
         run("umount", plain.path)
@@ -347,8 +347,8 @@ def test_a_guard_that_answers_in_a_newer_version(tree: str, base: str, name: str
         pid = process.pid
         for order in ("status", "reload", "down"):
             assert refused("export", order, "--name", name) == (
-                f"service {name}: its guard (process {pid}): version 7 is not known to this cloakfs, whose own is "
-                f"{guard.VERSION}; use the cloakfs that runs it, or end it (kill {pid}), which takes all down"
+                f"service {name}: its guard (process {pid}): version 7 is not known to this cloakfs, which uses "
+                f"{guard.VERSION}; use the cloakfs that runs it, or end it (kill {pid}), which unmounts everything"
             )
         assert is_mounted(f"{base}/root/it")
         process.terminate()
@@ -360,13 +360,13 @@ def test_what_a_killed_guard_of_a_newer_version_wrote_down(tree: str, base: str,
     with guarded(tree, base, name, guard.VERSION, leftover.VERSION + 6) as process:
         kill(process.pid)
         place = os.path.join(mounted.RUN_DIR, f"export-{name}", "service.json")
-        line = f"{place}: version 7 is not known to this cloakfs, whose own is {leftover.VERSION}; "
+        line = f"{place}: version 7 is not known to this cloakfs, which uses {leftover.VERSION}; "
         Path(base, "x.exports").write_text(f"{tree} *(rw)\n")
         up = ("export", "up", f"{base}/x.exports", "--name", name, "--root", f"{base}/root")
         for command in (("export", "status", "--name", name), ("export", "down", "--name", name), up):
             said = refused(*command)
             assert line in said
-            assert "take the cloakfs that wrote it" in said
+            assert "use the cloakfs that wrote it for export status and down" in said
         assert is_mounted(f"{base}/root/it")
         # The one that wrote it takes it down.
         told = json.loads(Path(place).read_text())

@@ -1,4 +1,4 @@
-"""Fixed views: one identity whatever the request says, and only for those who may enter."""
+"""Fixed views: one identity for all requests, and only for callers that may enter."""
 
 import errno
 import grp

@@ -1,4 +1,4 @@
-"""What the kernel tells of changes that others make behind the mount, on every kind of file system."""
+"""What the kernel reports of changes behind the mount, on every kind of file system."""
 
 import contextlib
 import errno

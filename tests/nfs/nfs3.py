@@ -1,4 +1,4 @@
-"""A client that says to an NFSv3 server exactly what a test wants, also what no honest client would (RFC 1813)."""
+"""A client that sends an NFSv3 server exactly what a test wants, even what no honest client would (RFC 1813)."""
 
 import struct
 from collections.abc import Sequence

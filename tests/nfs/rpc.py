@@ -1,4 +1,4 @@
-"""ONC RPC over TCP by hand (RFC 5531), for clients that say what no well-behaved one would."""
+"""ONC RPC over TCP by hand (RFC 5531), for clients that send what no well-behaved one would."""
 
 import itertools
 import socket

@@ -1,4 +1,4 @@
-"""The server process itself, each in a network of its own: what it can reach, whom it serves, and that it goes on."""
+"""The server process, in a network of its own: what it can reach, whom it serves, and that it keeps running."""
 
 import contextlib
 import ctypes
@@ -255,7 +255,7 @@ async def _refused(state_dir: str, paths: Sequence[str]) -> None:
         for bad, said in (
             (replace(export, clients="no-such-host.invalid"), "no-such-host.invalid"),
             (replace(export, clients="0.0.0.0"), "every machine"),
-            (replace(export, path="/etc"), "no cloakfs mount"),
+            (replace(export, path="/etc"), "not a cloakfs mount"),
             (replace(export, pseudo='/a"b'), "cannot express"),
         ):
             with pytest.raises(ServerError, match=said):

@@ -1,4 +1,4 @@
-"""Where the kernel checks permissions with what is shown, it takes nobody for an owner who is none."""
+"""Where the kernel checks permissions by the attributes shown, it never takes anybody for the owner who is not."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""Cloaking against a transcription of the algorithm's text [SZ section 2.2, Figure 2]."""
+"""Compares cloaking with a transcription of the algorithm's text [SZ section 2.2, Figure 2]."""
 
 import stat
 

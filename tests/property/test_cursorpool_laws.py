@@ -1,4 +1,4 @@
-"""The pool against a plain list of what was used, and what it promises whoever is in it."""
+"""Compares the pool with a plain list of what was used, and checks what it promises to each file."""
 
 from collections import Counter
 

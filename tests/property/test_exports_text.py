@@ -1,4 +1,4 @@
-"""Whatever stands in a file: it is read as the grammar says and printed back, or it is an error."""
+"""Any text in a file is read as the grammar says and printed back, or is an error."""
 
 import re
 from pathlib import Path

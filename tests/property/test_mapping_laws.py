@@ -1,4 +1,4 @@
-"""The map against the paper's linear scan, over a handful of ids at both ends of their range."""
+"""Compares the map with the paper's linear scan, for a few ids at both ends of their range."""
 
 from hypothesis import given
 from hypothesis import strategies as st

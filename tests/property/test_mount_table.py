@@ -1,4 +1,4 @@
-"""The table of mounts is read whatever users put into it."""
+"""The mount table can be read whatever users put into it."""
 
 import os
 

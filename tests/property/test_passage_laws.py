@@ -1,4 +1,4 @@
-"""A remembered way to a directory admits whom every directory on it admits, asked one by one."""
+"""A cached path to a directory admits exactly those whom every directory on it admits."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""What is told of a caller's permissions without asking the kernel, against what the kernel says."""
+"""Compares permissions that are derived without asking the kernel with the kernel's answer."""
 
 import os
 import struct

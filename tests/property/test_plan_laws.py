@@ -1,4 +1,4 @@
-"""What the kernel's server is told, for arbitrary entries: nothing that the plan does not say."""
+"""For arbitrary entries, the configuration of the kernel's server contains nothing that the plan does not."""
 
 import re
 

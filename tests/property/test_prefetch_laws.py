@@ -1,4 +1,4 @@
-"""What read-ahead may never do, whatever is read; and what it does for readers that are sequential at heart."""
+"""What reading ahead must never do, whatever is read, and what it does for readers that are mostly sequential."""
 
 from collections import defaultdict
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Whatever is read: the text says it, reordering loses nothing, every block is read once."""
+"""For any stream, the text form is complete, reordering loses nothing, and every block is read once."""
 
 from collections import Counter
 

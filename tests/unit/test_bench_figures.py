@@ -1,4 +1,4 @@
-"""What the benchmark makes of its rates: ratios, targets, and what changed since an earlier run."""
+"""What the benchmark computes from its rates: ratios, targets, and changes since an earlier run."""
 
 import io
 import tarfile

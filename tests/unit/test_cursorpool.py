@@ -1,4 +1,4 @@
-"""Who has to give up a cursor when all are taken."""
+"""Which file gives up a cursor when all are in use."""
 
 from collections.abc import Iterable
 

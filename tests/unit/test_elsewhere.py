@@ -1,4 +1,4 @@
-"""What measures is a package of its own: not imported before it is asked for, and named where it is missing."""
+"""The measuring commands are a package of their own: imported only when called, and named if it is missing."""
 
 import subprocess
 import sys
@@ -48,7 +48,7 @@ def test_no_picture_is_no_matplotlib() -> None:
 def test_where_it_is_missing_one_line_says_so(name: str, missing: str) -> None:
     done = run(name, "--help", missing=missing)
     assert (done.returncode, done.stderr) == (
-        1, f"cloakfs: {name}: there is no {missing} (pip install 'cloakfs[bench]')\n"
+        1, f"cloakfs: {name}: {missing} is not installed (pip install 'cloakfs[bench]')\n"
     )  # fmt: skip
 
 

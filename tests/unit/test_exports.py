@@ -118,7 +118,7 @@ def test_options_behind_a_space_are_for_the_world_and_warned_about() -> None:
     exports, warnings = parse("/home host (rw)", "f")
     assert [(e.client, e.options.read_only) for e in exports] == [("host", True), ("*", False)]
     assert [str(w) for w in warnings] == [
-        "f:1:12: warning: options without a client, so they hold for every client (*)"
+        "f:1:12: warning: options without a client, so they apply to every client (*)"
     ]
 
 
@@ -294,14 +294,14 @@ def test_how_much_is_read_ahead(text: str, limits: Limits, printed: str) -> None
         ("/a\\000", "f:1:3: a NUL character; expected a string without"),
         ("/a\0", "f:1:3: a NUL character; expected a string without"),
         ("/a\ud800", "f:1:3: unexpected '\\ud800'; expected text"),
-        ("/a(rw)", "f:1:3: unexpected '('; expected white space behind the path"),
-        ("/a#b", "f:1:3: a comment begins here; expected white space behind the path"),
+        ("/a(rw)", "f:1:3: unexpected '('; expected white space after the path"),
+        ("/a#b", "f:1:3: a comment begins here; expected white space after the path"),
         ("/a \\ \nhost", "f:1:4: a backslash that neither"),
         ("/a \\\r\nhost", "f:1:4: a backslash that neither"),
         ("/a \\", "f:1:4: a backslash that neither"),
-        ("/a host#b", "f:1:8: a comment begins here; expected white space behind a client"),
-        ("/a host(rw)b", "f:1:12: unexpected 'b'; expected white space behind a client"),
-        ("/a host(rw)(ro)", "f:1:12: unexpected '('; expected white space behind a client"),
+        ("/a host#b", "f:1:8: a comment begins here; expected white space after a client"),
+        ("/a host(rw)b", "f:1:12: unexpected 'b'; expected white space after a client"),
+        ("/a host(rw)(ro)", "f:1:12: unexpected '('; expected white space after a client"),
         ('/a "host"', "f:1:4: unexpected '\"'; expected a host name"),
         ("/a )", "f:1:4: unexpected ')'; expected a host name"),
         ("/a host(rw", "f:1:11: the text ends here; expected ',', ')' or a backslash at the end of the line"),
@@ -342,7 +342,7 @@ def test_how_much_is_read_ahead(text: str, limits: Limits, printed: str) -> None
         ("/a host(views=1,views=2)", "f:1:17: views is given twice; expected it once"),
         ("/a host(views=1 ann 1)", "f:1:21: '1' is in views twice; expected it once"),
         ("/a host(views=)", "f:1:15: unexpected ')'; expected a user name, uid"),
-        ("/a host(view_access=root)", "f:1:21: 'root' does not belong into view_access; expected a number"),
+        ("/a host(view_access=root)", "f:1:21: 'root' does not belong in view_access; expected a number"),
         (
             "/a host(range_map=)",
             "f:1:19: unexpected ')'; expected a definition, which begins with uid or gid",
@@ -434,7 +434,7 @@ def test_bad_values(name: str, value: str) -> None:
     ],
 )
 def test_bad_views(item: str) -> None:
-    assert error_of(f"/a host(views={item})").startswith(f"f:1:15: {item!r} does not belong into views;")
+    assert error_of(f"/a host(views={item})").startswith(f"f:1:15: {item!r} does not belong in views;")
 
 
 @pytest.mark.parametrize("again", ["/home host", "/home/ HOST(rw)", "//home/. other host"])
@@ -498,7 +498,7 @@ def test_warnings_know_the_nobody_of_the_export() -> None:
 
 def test_squash_options_beside_a_range_map_are_reported() -> None:
     assert warnings_of("/a -all_squash host(root_squash,range_map = uid 1 map 1)") == [
-        f"f:1:{column}: warning: {option} plays no part for uids, because range_map maps uids"
+        f"f:1:{column}: warning: {option} has no effect on uids, because range_map maps uids"
         for option, column in (("all_squash", 5), ("root_squash", 21))
     ]
     assert warnings_of("/a -all_squash host(root_squash,range_map = uid 1 squash -2)") == []  # of all others
@@ -549,7 +549,7 @@ CLAIMED = (
 def test_claimed_gids_are_reported(more: str) -> None:
     said = warnings_of(f"/a host(range_map = uid 5 squash -2 uid 1000 1999 map 2000{more})")
     expected = [] if "gid 1 -1" in more else [f"f:1:21: warning: {CLAIMED}"]
-    assert [text for text in said if "plays no part" not in text] == expected
+    assert [text for text in said if "has no effect" not in text] == expected
 
 
 @pytest.mark.parametrize(
@@ -569,20 +569,20 @@ def test_gids_that_cannot_be_claimed_are_not(options: str) -> None:
 
 def test_kinds_are_described() -> None:
     assert describe_kinds(options("range_map = uid 1 map 2 gid 0 -1 squash -2")) == (
-        "uids are closed: who is in no definition is nobody; "
-        "gids are open: who is in no definition stays as it is, but root is nobody (root_squash)"
+        "uids are closed: an id in no definition is nobody; "
+        "gids are open: an id in no definition stays as it is, but root is nobody (root_squash)"
     )
     assert describe_kinds(options("range_map = gid 1 map 2")) == (
-        "uids are open: everybody stays as it is, but root is nobody (root_squash); "
-        "gids are closed: who is in no definition is nobody"
+        "uids are open: every id stays as it is, but root is nobody (root_squash); "
+        "gids are closed: an id in no definition is nobody"
     )
-    assert "everybody is nobody (all_squash)" in describe_kinds(options("all_squash"))
+    assert "every id is nobody (all_squash)" in describe_kinds(options("all_squash"))
 
 
 def test_cloaking_that_never_selects_is_reported() -> None:
     text = "/a host(anonuid=5,cloak_list = uid +000 0 9 uid -000 3 12 uid -000 -2 gid -000 5)"
     assert warnings_of(text) == [
-        "f:1:59: warning: 'uid -000 -2' never selects a file, 'uid +000 0 9' at f:1:32 comes before it:"
+        "f:1:59: warning: 'uid -000 -2' never selects a file, because 'uid +000 0 9' at f:1:32 comes before it:"
         " the first definition wins"
     ]
 

@@ -1,4 +1,4 @@
-"""Who waits for which name to be forgotten. The kernel is a thread that goes on when the test lets it."""
+"""Who waits until a name is invalidated. A thread plays the kernel, and continues when the test lets it."""
 
 import threading
 

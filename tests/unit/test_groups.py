@@ -206,7 +206,7 @@ def test_a_hung_database_costs_5_s_and_a_late_answer_counts(
     assert PATIENCE_SECONDS == 5
     run(test)
     assert [record.getMessage() for record in caplog.records] == [
-        f"the user database does not tell the groups of uid {ALICE}: no answer within 5 s"
+        f"the groups of uid {ALICE} cannot be read from the user database: no answer within 5 s"
     ]
 
 

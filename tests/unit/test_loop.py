@@ -1,4 +1,4 @@
-"""Who reads, and who gets to run meanwhile. The session is a socket, and the loop pyfuse3's, written in Python."""
+"""Which task reads, and which tasks run meanwhile. The session is a socket; pyfuse3's loop is rewritten in Python."""
 
 import contextlib
 import itertools

@@ -1,4 +1,4 @@
-"""Words of mount(8) that change what a mount is."""
+"""Options of mount(8) that change the mount."""
 
 from cloakfs.mountpoint import split_mount_options
 

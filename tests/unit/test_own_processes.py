@@ -1,4 +1,4 @@
-"""What the processes that we start bring along: no modules of the working directory, no descriptors of others."""
+"""Processes that cloakfs starts import nothing from the working directory, and inherit no descriptors of others."""
 
 import fcntl
 import os

@@ -1,4 +1,4 @@
-"""What is mounted and exported for which entries, and what speaks against it."""
+"""What is mounted and exported for which entries, and what is refused."""
 
 import json
 import os
@@ -51,14 +51,16 @@ def test_two_of_one_name_are_refused() -> None:
     (problem,) = planned("/a/b *(rw)\n/a-b *(rw)\n").problems
     assert str(problem) == (
         "x.exports:2:6: /a-b for * and /a/b for * (x.exports:1:6) would both be /srv/cloakfs/a-b; give one of the "
-        "trees another name, by a bind mount say"
+        "trees another name, for example by a bind mount"
     )
 
 
 @pytest.mark.parametrize("server", ["knfsd", "ganesha"])
 def test_two_views_of_one_name_are_refused(server: ServerKind) -> None:
     (problem,) = planned("/x *(views = eve 1001:100 1001:200)\n", server).problems
-    assert str(problem) == "x.exports:1:4: views 1001:100 and 1001:200 would both be @1001; give them an entry each"
+    assert (
+        str(problem) == "x.exports:1:4: views 1001:100 and 1001:200 would both be @1001; give each an entry of its own"
+    )
 
 
 def test_a_tree_that_is_called_like_a_view_is_refused() -> None:
@@ -66,7 +68,7 @@ def test_a_tree_that_is_called_like_a_view_is_refused() -> None:
     (problem,) = planned(text, "ganesha").problems
     assert str(problem) == (
         "x.exports:2:14: /home+daemon for * and /home for *, view daemon, (x.exports:1:7) would both be "
-        "/srv/cloakfs/home+daemon; give one of the trees another name, by a bind mount say"
+        "/srv/cloakfs/home+daemon; give one of the trees another name, for example by a bind mount"
     )
     assert planned(text).problems == ()
 
@@ -123,8 +125,8 @@ def test_what_exportfs_does_not_know_is_refused() -> None:
     more = (*mount.options.other, ("of_tomorrow", None), ("reexports", "none"))
     tomorrow = replace(mount, options=replace(mount.options, other=more))
     assert {str(remark) for remark in knfsd.unknown_options([mount, tomorrow])} == {
-        "x.exports:1:4: of_tomorrow: this machine's exportfs does not know it",
-        "x.exports:1:4: reexports=none: this machine's exportfs does not know it",
+        "x.exports:1:4: of_tomorrow: the exportfs of this machine does not know this option",
+        "x.exports:1:4: reexports=none: the exportfs of this machine does not know this option",
     }
 
 
@@ -196,7 +198,7 @@ def test_ganesha_serves_fixed_views_alone() -> None:
 
 def test_what_ganesha_is_not_told_is_said() -> None:
     (said,) = planned("/x *(views = eve,sync,async,insecure,sec=sys,fsid=7,nohide)\n", "ganesha").warnings
-    assert str(said) == "x.exports:1:4: nfs-ganesha is not told of async, fsid, nohide"
+    assert str(said) == "x.exports:1:4: not passed on to nfs-ganesha: async, fsid, nohide"
     assert planned("/x *(views = eve,sync,insecure,sec=sys)\n", "ganesha").warnings == ()
 
 
@@ -213,7 +215,7 @@ def test_ganesha_has_a_mount_for_each_view() -> None:
         ("/srv/cloakfs/z@b", "ro,views = eve", "/z@b"),
     ]
     (warning,) = made.warnings
-    assert "one export for each account" in str(warning)
+    assert "one export for each of its accounts" in str(warning)
 
 
 def test_numbers_of_exports_that_0_1_0_gave_stay_and_it_can_read_the_file_again(tmp_path: Path) -> None:
@@ -237,8 +239,8 @@ def test_numbers_of_exports_in_an_unknown_version_are_refused(tmp_path: Path) ->
     with pytest.raises(ServerError) as raised:
         exports_of(made.mounts, str(ids))
     assert str(raised.value) == (
-        f"{ids}: version {ganesha_server.VERSION + 1} is not known to this cloakfs, whose own is "
-        f"{ganesha_server.VERSION}; use the cloakfs that wrote it, or remove it (clients then have to mount anew)"
+        f"{ids}: version {ganesha_server.VERSION + 1} is not known to this cloakfs, which uses "
+        f"{ganesha_server.VERSION}; use the cloakfs that wrote it, or remove it (clients then have to mount again)"
     )
     assert ids.read_bytes() == before
 
@@ -265,13 +267,13 @@ def test_ganesha_configuration(tmp_path: Path) -> None:
     [
         ("/x *(cloak_list = uid +007 0 -1)\n", "one cache for all of them"),
         ("/x *(cloak_list = uid +007 0 -1, no_client_cache)\n", "at the very same moment"),
-        ("/x *(range_map = uid 0 map 500)\n", "so it is nobody here"),
+        ("/x *(range_map = uid 0 map 500)\n", "root is therefore nobody"),
         (
             "/x *(rw)\n/x 10.0.0.0/8(rw)\n",
-            "clients that match 10.0.0.0/8 may mount /srv/cloakfs/x, for *, just as well",
+            "clients that match 10.0.0.0/8 may also mount /srv/cloakfs/x, which is for *, instead of",
         ),
-        ("/x 10.0.0.0/8(rw)\n/x 10.1.0.0/16(rw)\n", "clients that match 10.0.0.0/8 may mount"),
-        ("/x *(cloak_list = uid +000 0 -1,views = eve)\n", "by the caller's own id"),
+        ("/x 10.0.0.0/8(rw)\n/x 10.1.0.0/16(rw)\n", "clients that match 10.0.0.0/8 may also mount"),
+        ("/x *(cloak_list = uid +000 0 -1,views = eve)\n", "the kernel checks the caller's own id"),
     ],
 )
 def test_warnings(text: str, said: str) -> None:
@@ -282,7 +284,7 @@ def test_warnings(text: str, said: str) -> None:
 def test_warnings_of_a_plug_in() -> None:
     cache, root = map(str, planned("/x *(policy=p.py:P)\n").warnings)
     assert "one cache for all of them" in cache
-    assert "nobody can prove that p.py:P does; so client uid 65534 stands for it" in root
+    assert "cloakfs cannot know whether p.py:P does, too; client uid 65534 is used in place of root" in root
 
 
 @pytest.mark.parametrize(
@@ -312,7 +314,7 @@ def test_no_warnings(text: str) -> None:
 )
 def test_a_client_in_two_networks_may_choose(one: str, other: str, warned: bool) -> None:
     said = [str(warning) for warning in planned(f"/x {one}(rw)\n/x {other}(rw)\n").warnings]
-    assert [f"clients that match {one} may mount" in text for text in said] == [True] * warned
+    assert [f"clients that match {one} may also mount" in text for text in said] == [True] * warned
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the heuristics make of streams offline, and the commands that tell."""
+"""Replaying streams to the heuristics offline, and the commands that print the results."""
 
 import json
 from pathlib import Path
@@ -117,12 +117,12 @@ def test_limits_are_those_of_a_mount() -> None:
         (
             ["replay", "--pattern", "stride", "--size", "2", "--readers", "3"],
             2,
-            "cloakfs: --size 2: not a byte for each of 3 readers\n",
+            "cloakfs: --size 2: less than a byte for each of 3 readers\n",
         ),
         (
             ["replay", "--pattern", "stride", "-o", "all_squash"],
             2,
-            "cloakfs: -o all_squash: only prefetch_window, _file, _total, _files and _cursors mean something here\n",
+            "cloakfs: -o all_squash: only prefetch_window, _file, _total, _files and _cursors can be given here\n",
         ),
         (
             ["replay", "--pattern", "stride", "--live", "absent"],
@@ -134,7 +134,7 @@ def test_limits_are_those_of_a_mount() -> None:
         (
             ["figures", "--size", "64K"],
             2,
-            "cloakfs: --size 65536: not a block of 8192 for each of 32 readers\n",
+            "cloakfs: --size 65536: less than a block of 8192 for each of 32 readers\n",
         ),
     ],
 )
@@ -151,7 +151,7 @@ def test_one_line_says_what_is_wrong(
 def test_sizes() -> None:
     done = run("replay", "--pattern", "stride", "--size", "8Q")
     assert done.exit_code == 2
-    assert "'8Q' is no size; expected a number of bytes up to 1024G, such as 8K or 256M" in done.stderr
+    assert "'8Q' is not a size; expected a number of bytes up to 1024G, such as 8K or 256M" in done.stderr
 
 
 # -- what is made of figures ---------------------------------------------------------------------------

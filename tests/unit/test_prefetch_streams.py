@@ -85,16 +85,22 @@ def test_text() -> None:
     ("line", "said"),
     [
         ("1 f 0", "'1 f 0' has 3 words; expected SECONDS FILE OFFSET LENGTH"),
-        ("nan f 0 1", "'nan' is no time; expected seconds, such as 12.345678"),
-        ("-1 f 0 1", "'-1' is no time; expected seconds, such as 12.345678"),
-        ("1 f -1 1", f"'-1' is no offset; expected bytes, from 0 to {(1 << 63) - 2}"),
-        ("1 f 0x10 1", f"'0x10' is no offset; expected bytes, from 0 to {(1 << 63) - 2}"),
-        (f"1 f {(1 << 63) - 1} 1", f"'{(1 << 63) - 1}' is no offset; expected bytes, from 0 to {(1 << 63) - 2}"),
-        ("1 f 0 0", "'0' is no length; expected bytes, from 1 to 16777216"),
-        ("1 f 0 16777217", "'16777217' is no length; expected bytes, from 1 to 16777216"),
-        ("1 /etc/passwd 0 1", "'/etc/passwd' is no file's name; expected a path below the directory, without . and .."),
-        ("1 a/../../b 0 1", "'a/../../b' is no file's name; expected a path below the directory, without . and .."),
-        ("1 a//b 0 1", "'a//b' is no file's name; expected a path below the directory, without . and .."),
+        ("nan f 0 1", "'nan' is not a time; expected seconds, such as 12.345678"),
+        ("-1 f 0 1", "'-1' is not a time; expected seconds, such as 12.345678"),
+        ("1 f -1 1", f"'-1' is not a valid offset; expected bytes, from 0 to {(1 << 63) - 2}"),
+        ("1 f 0x10 1", f"'0x10' is not a valid offset; expected bytes, from 0 to {(1 << 63) - 2}"),
+        (
+            f"1 f {(1 << 63) - 1} 1",
+            f"'{(1 << 63) - 1}' is not a valid offset; expected bytes, from 0 to {(1 << 63) - 2}",
+        ),
+        ("1 f 0 0", "'0' is not a valid length; expected bytes, from 1 to 16777216"),
+        ("1 f 0 16777217", "'16777217' is not a valid length; expected bytes, from 1 to 16777216"),
+        (
+            "1 /etc/passwd 0 1",
+            "'/etc/passwd' is not a file name; expected a path below the directory, without . and ..",
+        ),
+        ("1 a/../../b 0 1", "'a/../../b' is not a file name; expected a path below the directory, without . and .."),
+        ("1 a//b 0 1", "'a//b' is not a file name; expected a path below the directory, without . and .."),
     ],
 )
 def test_what_is_wrong_is_told_with_its_line(line: str, said: str) -> None:
@@ -104,5 +110,5 @@ def test_what_is_wrong_is_told_with_its_line(line: str, said: str) -> None:
 
 
 def test_an_empty_stream_is_none() -> None:
-    with pytest.raises(StreamError, match=r"^x: there is no read in it; expected lines SECONDS FILE OFFSET LENGTH$"):
+    with pytest.raises(StreamError, match=r"^x: no read in the stream; expected lines SECONDS FILE OFFSET LENGTH$"):
         parse(["# nothing"], "x")

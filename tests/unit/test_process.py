@@ -1,4 +1,4 @@
-"""Other processes: what names them, and their end."""
+"""Other processes: what identifies them, and waiting for their end."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Is what cloakfs takes from the memory of pyfuse3's objects where it looks for it?"""
+"""What cloakfs takes from the memory of pyfuse3's objects is where it looks for it."""
 
 import ctypes
 
@@ -52,7 +52,7 @@ def test_this_pyfuse3_is_supported() -> None:
     [
         (ReaddirToken, Elsewhere, "a listing could not leave out nodeids"),
         (ReaddirToken, Small, "a listing could not leave out nodeids"),
-        (Token, EntryAttributes, "a listing would not know who reads it"),
+        (Token, EntryAttributes, "the caller of a listing could not be found out"),
     ],
 )
 def test_another_layout_is_refused(token: type, entry: type, problem: str) -> None:

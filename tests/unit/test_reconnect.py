@@ -1,4 +1,4 @@
-"""What a thread of the NFS server may ask while the kernel reconnects a handle on it, and how long."""
+"""What a thread of the NFS server may ask, and for how long, while the kernel reconnects a handle on it."""
 
 import time
 

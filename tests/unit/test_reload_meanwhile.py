@@ -1,4 +1,4 @@
-"""A request that had to wait is served by the policy that is in force when it goes on; and what a reload changes."""
+"""A request that had to wait is served by the policy in force when it continues; and what a reload changes."""
 
 from dataclasses import fields
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""The NULL call, against sockets that answer as servers do, and as they do not."""
+"""The NULL call to sockets that answer as servers do, and to some that do not."""
 
 import socket
 import struct

@@ -1,4 +1,4 @@
-"""When threads are to ask a file system instead of the session loop."""
+"""When threads make the calls on a file system instead of the session loop."""
 
 import time
 

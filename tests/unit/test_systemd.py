@@ -1,4 +1,4 @@
-"""The examples for systemd and fstab: what they have cloakfs do must be there to be done."""
+"""The examples for systemd and fstab use only commands and options that exist."""
 
 import re
 import shlex

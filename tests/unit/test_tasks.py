@@ -1,4 +1,4 @@
-"""Background tasks begin anew whatever happens to them, and there are none but those that do."""
+"""Every background task is started by `tasks`, and started again whatever happens to it."""
 
 import ast
 import logging

@@ -1,4 +1,4 @@
-"""A type checker tells client ids from server ids, and who asks from as whom it is served."""
+"""A type checker distinguishes client ids from server ids, and a ClientCaller from a Caller."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Which versions are known, whatever stands in their place."""
+"""Which versions are known, whatever is found in their place."""
 
 import pytest
 
@@ -18,5 +18,5 @@ def test_what_is_newer_or_no_version_is_not(found: object) -> None:
 def test_a_refusal_is_one_line_with_place_value_and_way_out() -> None:
     assert (
         refusal("/some/file", "x\n", 2, "go away")
-        == "/some/file: version 'x\\n' is not known to this cloakfs, whose own is 2; go away"
+        == "/some/file: version 'x\\n' is not known to this cloakfs, which uses 2; go away"
     )

@@ -1,4 +1,4 @@
-"""What a view makes of its policy's answers, right, wrong or none at all."""
+"""What a view does with its policy's answers: right, wrong, or none at all."""
 
 import logging
 import struct

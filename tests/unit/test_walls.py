@@ -1,4 +1,4 @@
-"""The linter refuses what goes round the one module that touches the real tree."""
+"""The linter refuses code that bypasses the one module that touches the real tree."""
 
 import os
 import subprocess

@@ -1,7 +1,7 @@
 """What a user without any privilege can do to a mount that others use.
 
-Each attack is a function of a directory of the attacker's own on the mount (the shared directory, with the sticky bit,
-is its parent) and of the moment when it has to end; it gives back how much it did.
+Each attack is a function. Its arguments are a directory of the attacker's own on the mount (whose parent is the shared
+directory, with the sticky bit) and the time at which it has to end; it returns how much it did.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""One mount for all attacks, and a table of what they cost another user."""
+"""Fixtures: one mount for all attacks, and a table of what they cost another user."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ REPORT: list[tuple[str, int, Watch]] = []
 
 @pytest.fixture(scope="module")
 def arena() -> Iterator[Mount]:
-    """A mount with a directory of the victim's, and one that everybody shares; beside it a file system that stalls."""
+    """A mount with a directory of the victim and one that everybody shares, and a file system that stalls."""
     base = tempfile.mkdtemp(prefix="cloakfs-test-")
     os.chmod(base, 0o755)
     real, point = f"{base}/real", f"{base}/mnt"

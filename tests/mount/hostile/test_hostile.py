@@ -1,6 +1,6 @@
-"""An unprivileged user does its worst, and another one gets right answers meanwhile, soon enough.
+"""While an unprivileged user attacks the mount, another user gets correct answers, and soon enough.
 
-How soon is reported; what is asserted is that no answer is wrong, nothing is lost, and nobody waits for ever.
+The latency is only reported; the tests assert that no answer is wrong, nothing is lost, and nobody waits for ever.
 """
 
 import os
@@ -30,7 +30,7 @@ def watcher() -> Iterator[User]:
 
 
 def under_attack(arena: Mount, watcher: User, base: str, name: str, attack: Callable[[str, float], int]) -> Watch:
-    """Have the victim work while the attack goes on."""
+    """Make the victim work during the attack."""
     own = arena.at("shared", name.replace(" ", "-"))
     stop = os.path.join(base, "stop")
     with User(ATTACKER, groups=GROUPS.get(name, ())) as attacker, User(0) as root:

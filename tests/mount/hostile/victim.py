@@ -1,4 +1,4 @@
-"""The user who is watched: works in a directory of its own, knows every answer, and takes the time of each."""
+"""The user who is attacked: works in a directory of its own, knows every answer, and measures each latency."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ FILES = 12
 
 @dataclass
 class Watch:
-    """What came of it: seconds that each operation took, and answers that were wrong."""
+    """The seconds that each operation took, and the wrong answers."""
 
     seconds: list[float] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
@@ -23,7 +23,7 @@ class Watch:
 
 
 def furnish(top: str) -> None:
-    """By root, on the real tree: a private directory, and what everybody may see."""
+    """As root, make on the real tree a private directory, and what everybody may see."""
     own = os.path.join(top, "victim")
     os.mkdir(own)
     for name, mode in [("private", 0o600), ("public", 0o644), *((f"file{n}", 0o640) for n in range(FILES))]:
@@ -45,7 +45,7 @@ def what_is_there() -> list[str]:
 
 
 def look_after(top: str, stop: str, hidden: str) -> Watch:
-    """Work until there is a file `stop`; at least one round.
+    """Work until the file `stop` exists, for at least one round.
 
     Args:
         top: the mount.

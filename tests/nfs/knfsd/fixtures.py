@@ -1,4 +1,4 @@
-"""Fixtures of the tests that run in the guest: its NFS server, one service of ours, and client mounts."""
+"""Fixtures of the tests that run in the guest: its NFS server, a service of cloakfs, and client mounts."""
 
 import contextlib
 import itertools

@@ -1,7 +1,7 @@
-"""Users who look at the same time: on clients of their own, with mounts of their own, and on a mount that they share.
+"""Users who look at the same time, on separate clients, with separate mounts, and on one shared mount.
 
 A wrong answer shows what is hidden, misses what is there, or has another file's content. Users with a mount or a client
-of their own get none, even without no_client_cache. On a shared one it takes that option, and a few remain.
+of their own get no wrong answers, even without no_client_cache. On a shared mount, the option prevents all but a few.
 """
 
 import errno

@@ -1,4 +1,4 @@
-"""What the kernel's server exports lets in its clients' users, and no user of the server's own machine."""
+"""A mount that the kernel's server exports admits users of clients, and no local user of the server."""
 
 import errno
 import os

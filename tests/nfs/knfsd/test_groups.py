@@ -1,4 +1,4 @@
-"""Supplementary groups: the kernel's server goes by those of the request, the daemon by the user database."""
+"""Supplementary groups: the kernel's server uses those of the request, the daemon those of the user database."""
 
 import errno
 import os

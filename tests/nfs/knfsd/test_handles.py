@@ -1,4 +1,4 @@
-"""File handles: whoever has one gets no further with it than by name, and its owner always does."""
+"""File handles: nobody gets further with one than by name, and the owner always gets there."""
 
 import errno
 import os

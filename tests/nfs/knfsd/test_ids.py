@@ -1,4 +1,4 @@
-"""Who has no counterpart is nobody at all, to the kernel's own check as well: root, and whoever is called nobody."""
+"""An id without a counterpart matches nobody in the kernel's check either: neither root nor a client's nobody."""
 
 import errno
 import os

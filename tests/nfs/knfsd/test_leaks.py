@@ -1,7 +1,7 @@
-"""What the client's cache, which all users of a mount share, shows one user of another's.
+"""What one user sees of another's files through the client's cache, which all users of a mount share.
 
-Ann looks at what is hers, then Bob looks on the same client: he must not see what is Ann's, and must not miss what is
-his. `LEAKS` and `MISSING` tell where he does, cell by cell; `no_client_cache` is what empties them.
+Ann looks at her files, then Bob looks on the same client: he must not see Ann's files, and must not miss his own.
+`LEAKS` and `MISSING` list the cases in which he does; with `no_client_cache` both are empty.
 """
 
 import errno

@@ -1,4 +1,4 @@
-"""`export up -f` tells systemd when the server answers, and not before (sd_notify(3))."""
+"""`export up -f` notifies systemd when the server answers, and not before (sd_notify(3))."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A file that somebody has open is shared by the kernel's server without asking the daemon: it must still refuse.
+"""The kernel's server shares an open file without asking the daemon, and must still refuse others.
 
 NFSv4 has one state per file on the server, and on one client the page cache is everybody's.
 """
