@@ -16,9 +16,12 @@ from cloakfs.linux import mountinfo
 from cloakfs.mounted import RUN_DIR, STATE_DIR, mount_key
 
 from .cli import OWN_COMMAND
-from .tree import OWNER, WORKER
+from .homes import USERS
+from .job import Work
+from .tree import WORKER
 
 BARE = "bare"
+BINDFS = "bindfs"
 UNCACHED = "bindfs, caches off"
 STOCK = "cloakfs stock loop"
 NULL = "cloakfs null"
@@ -64,16 +67,18 @@ class Peer:
 def definitions(count: int, *, maps: bool = True, cloaks: bool = True) -> str:
     """Return options with `count` range-map and `count` cloak definitions, half for users and half for groups.
 
-    The last definition of each kind selects worker and owner, so that mode bits decide: those for others show public
-    files, and those for the group show private ones to the worker, who owns neither.
+    The users with homes, of whom the worker and the owner are the first, fall to the last of each, so that mode bits
+    have to be looked at: the others' show public files, the group's show private ones to the worker, who owns neither,
+    and nobody's show a home to anyone but its owner.
     """
     range_map, cloak_list = [], []
+    last = WORKER + USERS - 1
     for kind in ("uid", "gid"):
         for i in range(count // 2 - 1):
             range_map.append(f"{kind} {100000 + 10 * i} {100009 + 10 * i} map {200000 + 10 * i}")
             cloak_list.append(f"{kind} +077 {200000 + 10 * i} {200009 + 10 * i}")
-        range_map.append(f"{kind} {WORKER + SHIFT} {OWNER + SHIFT} map {WORKER}")
-        cloak_list.append(f"{kind} +077 {WORKER} {OWNER}")
+        range_map.append(f"{kind} {WORKER + SHIFT} {last + SHIFT} map {WORKER}")
+        cloak_list.append(f"{kind} +077 {WORKER} {last}")
     options = [f"range_map={' '.join(range_map)}"] if maps else []
     return ",".join([*options, f"cloak_list={' '.join(cloak_list)}"] if cloaks else options)
 
@@ -107,12 +112,13 @@ def _overlay(stack: contextlib.ExitStack, name: str, tree: str, at: str) -> Call
 
 
 def _bindfs(*options: str) -> Start:
-    """Debian's bindfs, mapping the same two users and groups."""
+    """Debian's bindfs, mapping the same users and groups."""
 
     def start(stack: contextlib.ExitStack, name: str, tree: str, at: str) -> Callable[[], Peer]:
         if not shutil.which("bindfs"):
             raise Skipped("bindfs is not installed (apt install bindfs)")
-        ids = [f"{sign}{server}/{sign}{server + SHIFT}" for sign in ("", "@") for server in (WORKER, OWNER)]
+        servers = range(WORKER, WORKER + USERS)
+        ids = [f"{sign}{server}/{sign}{server + SHIFT}" for sign in ("", "@") for server in servers]
         # It has a session of its own: Ctrl-C is for the benchmark, which then ends it.
         command = ["bindfs", "-f", f"--map={':'.join(ids)}", *options, tree, at]
         process = subprocess.Popen(command, start_new_session=True)
@@ -179,7 +185,7 @@ PEERS: dict[str, Start] = {
     BARE: _bare,
     "bind mount": _bind,
     "overlayfs": _overlay,
-    "bindfs": _bindfs(),
+    BINDFS: _bindfs(),
     UNCACHED: _bindfs("-o", "attr_timeout=0,entry_timeout=0,negative_timeout=0"),
     STOCK: mounting(f"no_root_squash,{STOCK_WORD}", uid=WORKER, optional=True),
     NULL: mounting("no_root_squash", uid=WORKER),
@@ -196,6 +202,14 @@ PEERS: dict[str, Start] = {
 
 VARIANTS = {"cloakfs map", "cloakfs cloak", FEW, f"{BOTH} 100"}
 """These differ only where files are looked at one by one; they need not do the other work."""
+
+_FOR_ONE = {FIXED, PLAIN}
+"""Views of the worker alone."""
+
+
+def does(peer: str, work: Work) -> bool:
+    """Whether this work is for that peer."""
+    return peer not in (_FOR_ONE if work.users else ()) and (work.thorough or peer not in VARIANTS)
 
 
 def is_mounted(path: str) -> bool:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import count
+from typing import NamedTuple
 
 WORKER, OWNER = 1500, 1501
 """Server ids: who works, and whose the files are."""
@@ -19,16 +20,28 @@ BLOCK = b"x" * 4096
 PACKAGE = "package.tar.gz"
 
 _MIB = b"x" * (1 << 20)
-MODES = {"public": (0o755, 0o644), "private": (0o750, 0o640)}
-"""Of directories and files."""
-
-_GROUPS = {"public": OWNER, "private": WORKER}
 _numbers = count()
+
+
+class Rights(NamedTuple):
+    """Whose directories and files are, and their modes."""
+
+    uid: int
+    gid: int
+    directory: int
+    file: int
+
+
+RIGHTS = {"public": Rights(OWNER, OWNER, 0o755, 0o644), "private": Rights(OWNER, WORKER, 0o750, 0o640)}
+"""By kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much of everything there is; `settle` is how many seconds daemons get to come to rest."""
+    """How much of everything there is; `settle` is how many seconds daemons get to come to rest.
+
+    `own` and `others` are how many files there are in each directory of the worker's home, and of the others' homes.
+    """
 
     listed: int = 1000
     directories: int = 100
@@ -37,32 +50,37 @@ class Sizes:
     known: int = 100_000
     batch: int = 100
     settle: float = 1.0
+    own: int = 50
+    others: int = 5
 
 
-QUICK = Sizes(listed=20, directories=3, per_directory=5, mib=1, known=200, batch=5, settle=0.05)
+QUICK = Sizes(listed=20, directories=3, per_directory=5, mib=1, known=200, batch=5, settle=0.05, own=2, others=1)
 
 
-def _directory(path: str, kind: str) -> None:
+def make_directory(path: str, rights: Rights) -> None:
+    """One that is empty."""
     os.mkdir(path)
-    os.chown(path, OWNER, _GROUPS[kind])
-    os.chmod(path, MODES[kind][0])
+    os.chown(path, rights.uid, rights.gid)
+    os.chmod(path, rights.directory)
 
 
-def _file(path: str, kind: str, content: bytes = b"", blocks: int = 1) -> None:
+def make_file(path: str, rights: Rights, content: bytes = b"", blocks: int = 1) -> None:
+    """One with so many blocks of this content."""
     with open(path, "wb", buffering=0) as file:
         for _ in range(blocks if content else 0):
             file.write(content)
-        os.fchown(file.fileno(), OWNER, _GROUPS[kind])
-        os.fchmod(file.fileno(), MODES[kind][1])
+        os.fchown(file.fileno(), rights.uid, rights.gid)
+        os.fchmod(file.fileno(), rights.file)
 
 
-def _many(path: str, kind: str, directories: int, files: int) -> None:
-    _directory(path, kind)
+def make_many(path: str, rights: Rights, directories: int, files: int) -> None:
+    """So many directories, with so many empty files in each."""
+    make_directory(path, rights)
     for i in range(directories):
         below = os.path.join(path, f"directory-{i:03}")
-        _directory(below, kind)
+        make_directory(below, rights)
         for j in range(files):
-            _file(os.path.join(below, f"file-{j:04}"), kind)
+            make_file(os.path.join(below, f"file-{j:04}"), rights)
 
 
 def prepare(tree: str, sizes: Sizes, package: bytes | None, *, many: bool) -> None:
@@ -77,24 +95,24 @@ def prepare(tree: str, sizes: Sizes, package: bytes | None, *, many: bool) -> No
     os.chown(tree, OWNER, OWNER)
     os.chmod(tree, 0o755)
     for kind in KINDS:
-        top = os.path.join(tree, kind)
-        _directory(top, kind)
-        _file(os.path.join(top, "file"), kind, BLOCK)
+        top, rights = os.path.join(tree, kind), RIGHTS[kind]
+        make_directory(top, rights)
+        make_file(os.path.join(top, "file"), rights, BLOCK)
         listed = os.path.join(top, "listed")
-        _directory(listed, kind)
+        make_directory(listed, rights)
         for i in range(sizes.listed):
-            _file(os.path.join(listed, f"file-{i:04}"), kind, BLOCK)
+            make_file(os.path.join(listed, f"file-{i:04}"), rights, BLOCK)
         if many:
-            _many(os.path.join(top, "many"), kind, sizes.directories, sizes.per_directory)
+            make_many(os.path.join(top, "many"), rights, sizes.directories, sizes.per_directory)
         # Where the worker makes files: its own, or by the right of its group.
         own = os.path.join(top, "own")
-        _directory(own, kind)
+        make_directory(own, rights)
         if kind == "public":
             os.chown(own, WORKER, WORKER)
         else:
             os.chmod(own, 0o770)
         if package is not None:
-            _file(os.path.join(top, PACKAGE), kind, package)
+            make_file(os.path.join(top, PACKAGE), rights, package)
 
 
 @contextmanager
@@ -103,7 +121,7 @@ def data_file(tree: str, kind: str, mib: int) -> Iterator[str]:
     name = f"data-{next(_numbers)}"
     path = os.path.join(tree, kind, name)
     try:
-        _file(path, kind, _MIB, mib)
+        make_file(path, RIGHTS[kind], _MIB, mib)
         yield name
     finally:
         os.unlink(path)
@@ -112,7 +130,7 @@ def data_file(tree: str, kind: str, mib: int) -> Iterator[str]:
 def known_tree(tree: str, files: int) -> str:
     """So many files more, seen by all, in directories of 1,000; the name of the top."""
     each = min(1000, files)
-    _many(os.path.join(tree, "public", "known"), "public", files // each, each)
+    make_many(os.path.join(tree, "public", "known"), RIGHTS["public"], files // each, each)
     return "known"
 
 

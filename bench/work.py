@@ -3,73 +3,19 @@
 import os
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
-from .tree import BLOCK, KINDS, MODES, PACKAGE, Sizes
-
-PINNED, UNPINNED = "pinned", "unpinned"
-"""Client and daemon on one CPU; all CPUs for both."""
+from . import work_in_homes
+from .homes import HOME, USERS, rights_of
+from .job import UNPINNED, Ground, Job, Make, Work, create_one, list_one, mix, nothing, read_one
+from .tree import BLOCK, KINDS, PACKAGE
 
 CLIENTS = 4
 
 _CHUNK = 1 << 20
 _PAGE = 4096
-
-
-class Ground(NamedTuple):
-    """What to work on: the sizes, the kind of files, and the name of a large file if the work needs one."""
-
-    sizes: Sizes
-    kind: str
-    data: str
-
-
-class Job(NamedTuple):
-    """`batch` is timed, repeatedly, and returns how much it did; `before` is called before each batch, and not timed.
-
-    A job that is `warm` does one batch before the first that is timed.
-    """
-
-    batch: Callable[[], int]
-    before: Callable[[], object] | None = None
-    warm: bool = True
-
-
-Make = Callable[[Ground], Job]
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A piece of work, on one kind of files.
-
-    Attributes:
-        name: its name, which includes the kind.
-        kind: the directory in which it is done.
-        table: the table that shows it.
-        unit: what is counted.
-        make: returns the job, in the directory of the kind.
-        settings: pinned, unpinned, or both.
-        rounds: the most rounds; None for all.
-        clients: the number of clients at once.
-        reads_data: whether it needs a large file.
-        counted: whether its requests are counted, too.
-        thorough: whether it is also done with peers that differ little.
-    """
-
-    name: str
-    kind: str
-    table: str
-    unit: str
-    make: Make
-    settings: tuple[str, ...] = (PINNED, UNPINNED)
-    rounds: int | None = None
-    clients: int = 1
-    reads_data: bool = False
-    counted: bool = True
-    thorough: bool = False
 
 
 def _stat(ground: Ground) -> Job:
@@ -104,65 +50,53 @@ def _absent(ground: Ground) -> Job:
 
 def _list_and_stat(_: Ground) -> Job:
     os.chdir("listed")
-
-    def batch() -> int:
-        with os.scandir() as entries:
-            return sum(entry.stat().st_size == len(BLOCK) for entry in entries)
-
-    return Job(batch)
-
-
-def _read_one(name: str) -> None:
-    fd = os.open(name, os.O_RDONLY)
-    if len(os.read(fd, len(BLOCK))) != len(BLOCK):
-        raise OSError(f"{name}: the read was short")
-    os.close(fd)
+    return Job(partial(list_one, "."))
 
 
 def _open_read_close(ground: Ground) -> Job:
     def batch() -> int:
         for _ in range(ground.sizes.batch):
-            _read_one("file")
+            read_one("file")
         return ground.sizes.batch
 
     return Job(batch)
 
 
 def _create_write_unlink(ground: Ground) -> Job:
-    mode = MODES[ground.kind][1]
+    mode = rights_of(ground.kind).file
     os.chdir("own")
     os.umask(0)
 
     def batch() -> int:
         for _ in range(ground.sizes.batch):
-            fd = os.open("new", os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-            os.write(fd, BLOCK)
-            os.close(fd)
+            create_one("new", mode, BLOCK)
             os.unlink("new")
         return ground.sizes.batch
 
     return Job(batch)
 
 
-def _mix(ground: Ground) -> Job:
-    os.chdir("listed")
-    names = sorted(os.listdir())
-    start = os.getpid() % len(names)  # not all clients the same
-    names = names[start:] + names[:start]
-    at = count()
+def _create(ground: Ground) -> Job:
+    mode = rights_of(ground.kind).file
+    os.chdir("own")
+    os.umask(0)
+    names = [f"new-{i}" for i in range(ground.sizes.batch)]
 
     def batch() -> int:
-        for _ in range(ground.sizes.batch):
-            name = names[next(at) % len(names)]
-            os.stat(name)
-            _read_one(name)
-        return ground.sizes.batch
+        for name in names:
+            create_one(name, mode)
+        return len(names)
 
-    def all_of_them() -> int:
-        return sum(batch() for _ in range(0, len(names), ground.sizes.batch))
+    def remove() -> None:
+        for name in names:
+            os.unlink(name)
 
-    all_of_them()
-    return Job(batch)
+    return Job(batch, after=remove)
+
+
+def _mix(ground: Ground) -> Job:
+    os.chdir("listed")
+    return mix(sorted(os.listdir()), ground.sizes.batch)
 
 
 def _all_chunks(fd: int, chunk: bytearray) -> int:
@@ -186,7 +120,22 @@ def _sequential(how: str, ground: Ground) -> Job:
             raise OSError("the descriptor has changed")
 
     befores: dict[str, Callable[[], object]] = {"cold": partial(_forget_pages, fd), "again": open_again}
-    return Job(partial(_all_chunks, fd, chunk), befores.get(how))
+    return Job(partial(_all_chunks, fd, chunk), befores.get(how, nothing))
+
+
+def _sequential_write(ground: Ground) -> Job:
+    mode = rights_of(ground.kind).file
+    os.chdir("own")
+    os.umask(0)
+    chunk = bytes(_CHUNK)
+
+    def batch() -> int:
+        fd = os.open("data", os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        written = sum(os.write(fd, chunk) for _ in range(ground.sizes.mib))
+        os.close(fd)
+        return written >> 20
+
+    return Job(batch, after=partial(os.unlink, "data"))
 
 
 def _random(how: str, ground: Ground) -> Job:
@@ -204,7 +153,7 @@ def _random(how: str, ground: Ground) -> Job:
 
     if how == "warm":
         _all_chunks(fd, bytearray(_CHUNK))
-    return Job(batch, partial(_forget_pages, fd) if how == "cold" else None)
+    return Job(batch, partial(_forget_pages, fd) if how == "cold" else nothing)
 
 
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "HOME": "/nonexistent"}
@@ -228,7 +177,7 @@ def _ls(ground: Ground) -> Job:
 
 
 def _build(ground: Ground) -> Job:
-    os.umask(0o777 & ~MODES[ground.kind][0])
+    os.umask(0o777 & ~rights_of(ground.kind).directory)
     script = (
         f"rm -rf src; mkdir src; tar -xzf ../{PACKAGE} -C src --strip-components=1; "
         "make -C src CC=gcc >/dev/null; rm -r src"
@@ -255,20 +204,30 @@ def all_work(heavy_rounds: int) -> dict[str, Work]:
     """Return all work by name; work that takes long is done in no more than `heavy_rounds`."""
     work: dict[str, Work] = {}
 
-    def add(what: str, table: str, unit: str, make: Make, **more: Any) -> None:
-        for kind in KINDS:
+    def add(what: str, kinds: tuple[str, ...], table: str, unit: str, make: Make, **more: Any) -> None:
+        for kind in kinds:
             name = f"{what} {kind}"
             work[name] = Work(name, kind, f"{table}, {kind}", unit, make, **more)
 
+    everywhere, home = (*KINDS, HOME), (HOME,)
     for what, (unit, make) in _BY_FILE.items():
-        add(what, "file by file", unit, make, thorough=True)
+        add(what, KINDS, "file by file", unit, make, thorough=True)
+    for what, make in work_in_homes.BY_FILE.items():
+        add(what, home, "file by file", "files", make)
+    add("create+write+unlink", home, "file by file", "files", _create_write_unlink)
+    add("create", everywhere, "file by file", "files", _create)
     data = {"rounds": heavy_rounds, "reads_data": True}
     for when in ("warm", "again", "cold"):
-        add(f"sequential {when}", "data", "MiB", partial(_sequential, when), counted=when == "cold", **data)
+        add(f"sequential {when}", KINDS, "data", "MiB", partial(_sequential, when), counted=when == "cold", **data)
     for when in ("warm", "cold"):
-        add(f"random 4K {when}", "data", "reads", partial(_random, when), counted=when == "cold", **data)
+        add(f"random 4K {when}", KINDS, "data", "reads", partial(_random, when), counted=when == "cold", **data)
+    add("sequential write", everywhere, "data", "MiB", _sequential_write, rounds=heavy_rounds)
     programs = "programs and clients"
-    add(f"{CLIENTS} clients", programs, "files", _mix, settings=(UNPINNED,), clients=CLIENTS, counted=False)
-    add("ls -lR", programs, "files", _ls, rounds=heavy_rounds)
-    add("tar+make+rm", programs, "runs", _build, settings=(UNPINNED,), rounds=heavy_rounds)
+    clients: dict[str, Any] = {"settings": (UNPINNED,), "counted": False}
+    many_users: dict[str, Any] = {"clients": USERS, "users": True, "rounds": heavy_rounds}
+    add(f"{CLIENTS} clients", KINDS, programs, "files", _mix, clients=CLIENTS, **clients)
+    add(f"{CLIENTS} clients", home, programs, "files", work_in_homes.read_many, clients=CLIENTS, **clients)
+    add(f"{USERS} users", home, programs, "files", work_in_homes.users, **many_users, **clients)
+    add("ls -lR", everywhere, programs, "files", _ls, rounds=heavy_rounds)
+    add("tar+make+rm", KINDS, programs, "runs", _build, settings=(UNPINNED,), rounds=heavy_rounds)
     return work

@@ -11,9 +11,10 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Self
 
+from .homes import place_of
+from .job import Ground, Work
 from .peers import Peer
 from .tree import Sizes
-from .work import Ground, Work
 
 _PATIENCE = 600.0
 
@@ -41,13 +42,13 @@ class Workers:
         self._pipes: list[Connection] = []
         self._pids: list[int] = []
         try:
-            for _ in range(work.clients if seconds is not None else 1):
+            for client in range(work.clients if seconds is not None else 1):
                 ours, theirs = Pipe()
                 self._pipes.append(ours)
                 if (pid := fork()) == 0:
                     for pipe in self._pipes:
                         pipe.close()
-                    _live(theirs, work, peer, sizes, data, seconds, cpus)
+                    _live(theirs, work, peer, sizes, data, seconds, cpus, client)
                 self._pids.append(pid)
                 theirs.close()
             for pipe in self._pipes:
@@ -122,24 +123,33 @@ def become(uid: int) -> None:
 
 
 def _live(
-    pipe: Connection, work: Work, peer: Peer, sizes: Sizes, data: str, seconds: float | None, cpus: set[int]
+    pipe: Connection,
+    work: Work,
+    peer: Peer,
+    sizes: Sizes,
+    data: str,
+    seconds: float | None,
+    cpus: set[int],
+    client: int,
 ) -> None:
     try:
         os.sched_setaffinity(0, cpus)
-        become(peer.uid)
-        os.chdir(os.path.join(peer.path, work.kind))
-        batch, before, warm = work.make(Ground(sizes, work.kind, data))
+        user = client if work.users else 0
+        become(peer.uid + user)
+        os.chdir(os.path.join(peer.path, place_of(work.kind, user)))
+        batch, before, after, warm = work.make(Ground(sizes, work.kind, data, client))
         if warm:
             batch()
+            after()
         pipe.send((0, 0))
         pipe.recv()
         done, elapsed = 0, 0.0
         while elapsed == 0 or elapsed < (seconds or 0):
-            if before is not None:
-                before()
+            before()
             start = time.perf_counter()
             done += batch()
             elapsed += time.perf_counter() - start
+            after()
         pipe.send((done, elapsed))
         pipe.recv()  # its descriptors are closed only after requests have been counted
     except EOFError:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..figures import Run
+from ..job import Ground, Job, Work
 from ..peers import BARE, Peer, mounting, place
 from ..tree import QUICK
-from ..work import Ground, Job, Work
 from ..workers import WorkError, Workers, undisturbed
 from . import content
 from .live import Files, read_all

@@ -15,9 +15,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ..cli import fail
 from ..figures import Run
+from ..job import PINNED, UNPINNED, Work
 from ..peers import PEERS
 from ..tree import QUICK, Sizes, generated_package
-from ..work import PINNED, UNPINNED, Work
+from ..work import CLIENTS
 from .measure import GROWTH, IDLE, REQUESTS, Plan, can_build, find_package, measure, versions
 
 _EXTRAS = (REQUESTS, IDLE, GROWTH)
@@ -40,8 +41,10 @@ class Choice:
         peers = chosen(list(PEERS), self.peers, "--peer")
         names = chosen([*every, *_EXTRAS], self.works, "--work")
         works = [every[name] for name in names if name in every]
-        if self.quick and self.cpus == "both":
-            works = [replace(work, settings=work.settings[:1]) for work in works]
+        if self.quick:
+            works = [replace(work, clients=min(work.clients, CLIENTS)) for work in works]
+            if self.cpus == "both":
+                works = [replace(work, settings=work.settings[:1]) for work in works]
         package = None
         if any("make" in work.name for work in works):
             if why := can_build():

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from .. import tree
 from ..figures import Run
-from ..peers import FIXED, MANY, NULL, PEERS, PLAIN, UNCACHED, VARIANTS, Peer, Skipped, place
+from ..homes import HOME, prepare_homes
+from ..job import PINNED, UNPINNED, Work
+from ..peers import FIXED, MANY, NULL, PEERS, PLAIN, UNCACHED, Peer, Skipped, does, place
 from ..tree import QUICK, Sizes
-from ..work import PINNED, UNPINNED, Work
 from ..workers import WorkError, Workers, become, end, fork, undisturbed
 
 REQUESTS, IDLE, GROWTH = "requests", "memory idle", "memory growth"
@@ -112,13 +113,16 @@ def _set_up(
         base = os.path.realpath(tempfile.mkdtemp(prefix="cloakfs-bench-"))
         stack.callback(os.rmdir, base)
     os.chmod(base, 0o755)
-    many = any(work.name.startswith("ls -lR") for work in plan.works)
+    kinds = {work.kind for work in plan.works}
+    many = {work.kind for work in plan.works if work.name.startswith("ls -lR")}
     waiting = []
     for name in plan.peers:
         advance(f"tree for {name}")
         with undisturbed():
             top, at = place(stack, base, name)
-        tree.prepare(top, plan.sizes, plan.package, many=many)
+        tree.prepare(top, plan.sizes, plan.package, many=bool(many & set(tree.KINDS)))
+        if HOME in kinds:
+            prepare_homes(top, plan.sizes, many=HOME in many)
         with undisturbed(), _skipping(name, run, tell):
             waiting.append((name, PEERS[name](stack, name, top, at)))
     peers = []
@@ -163,7 +167,7 @@ def _measure_rates(
             for peer in peers:
                 _pin(peer, cpus)
         rates = run.rates.setdefault(setting, {}).setdefault(
-            work.name, {peer.name: [] for peer in peers if work.thorough or peer.name not in VARIANTS}
+            work.name, {peer.name: [] for peer in peers if does(peer.name, work)}
         )
         # Another one is first in each round.
         for peer in peers[at % len(peers) :] + peers[: at % len(peers)]:

@@ -3,8 +3,9 @@
 from itertools import groupby
 
 from ..figures import Run, Spread
+from ..homes import HOME
+from ..job import Work
 from ..peers import BARE, FIXED, MANY, NULL, STOCK, UNCACHED
-from ..work import Work
 
 _SHOWN = ("overlayfs", "bindfs", UNCACHED, STOCK, NULL, MANY, FIXED)
 """The other ways of mounting would fill the picture and look like one of these."""
@@ -22,7 +23,7 @@ def draw(run: Run, works: dict[str, Work], path: str) -> None:
     for setting, rates in run.rates.items():
         names = sorted((name for name in rates if name in works), key=lambda name: works[name].kind, reverse=True)
         for kind, group in groupby(names, key=lambda name: works[name].kind):
-            panels.append((f"{setting}, {kind} files", setting, list(group)))
+            panels.append((f"{setting}, {'files in homes' if kind == HOME else f'{kind} files'}", setting, list(group)))
     canvas, axes = pyplot.subplots(len(panels), 1, figsize=(16, 4.0 * len(panels)), squeeze=False)
     width = 0.76 / max(1, len(peers))
     colours = [f"C{number}" for number in range(10)]

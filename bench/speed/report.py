@@ -6,11 +6,12 @@ import click
 
 from ..cli import console
 from ..figures import Run, Spread, compare, number
+from ..homes import HOME
+from ..job import Work
 from ..peers import BARE, UNCACHED
 from ..sheet import Sheet
 from ..tree import KINDS
-from ..work import Work
-from .targets import judge
+from .targets import judge, judge_homes
 
 MEMORY = ("idle RSS", "idle PSS", "growth RSS", "growth PSS")
 _NOTICED = 0.05
@@ -76,6 +77,14 @@ def target_sheet(run: Run) -> Sheet:
         else:
             cells = [str(judged.figures[kind]) if kind in judged.figures else "not measured" for kind in KINDS]
         sheet.rows.append([judged.target, judged.wanted, *cells])
+    return sheet
+
+
+def home_target_sheet(run: Run) -> Sheet:
+    """The same for private files in homes."""
+    sheet = Sheet("targets for private files in homes: median and range", ["", "wanted", HOME])
+    for judged in judge_homes(run):
+        sheet.rows.append([judged.target, judged.wanted, str(judged.figures.get(HOME, "not measured"))])
     return sheet
 
 
@@ -164,7 +173,7 @@ def show(run: Run, works: dict[str, Work], old: Run | None, *, markdown: bool) -
     sheets += [sheet for sheet in (request_sheet(run, works), memory_sheet(run)) if sheet.rows]
     changes = against_sheets(run, old, works) if old else []
     click.echo(", ".join(f"{key} {value}" for key, value in run.about.items()))
-    for sheet in [target_sheet(run), *sheets, *changes]:
+    for sheet in [target_sheet(run), home_target_sheet(run), *sheets, *changes]:
         if markdown:
             click.echo(sheet.markdown())
         else:

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 from ..figures import Run, Spread, number
-from ..peers import BARE, BOTH, FEW, FIXED, MANY, NULL, PLAIN, STOCK, UNCACHED
+from ..homes import HOME
+from ..job import PINNED, UNPINNED
+from ..peers import BARE, BINDFS, BOTH, FEW, FIXED, MANY, NULL, PLAIN, STOCK, UNCACHED
 from ..tree import KINDS
-from ..work import PINNED, UNPINNED
 
 MOST_IDLE = 45.0
 MOST_GROWTH = 60.0
@@ -16,7 +17,7 @@ MOST_GROWTH = 60.0
 class Target:
     """The rate of `peer`, compared with that of `to`, is to be at least `bound`; or the time at most, if `time`.
 
-    `judged` are the kinds of files that it is about; what was measured with others is shown all the same.
+    `judged` are the kinds of files that it is about; what was measured with others of `KINDS` is shown all the same.
     """
 
     work: str
@@ -53,11 +54,30 @@ TARGETS = (
     Target("sequential warm", PINNED, MANY, BARE, 0.65),
     Target("random 4K warm", PINNED, FIXED, BARE, 0.85),
     Target("random 4K warm", PINNED, MANY, BARE, 0.85),
+    Target("sequential write", PINNED, MANY, BINDFS, 1.0),
     Target("tar+make+rm", UNPINNED, FIXED, BARE, 1.5, time=True),
     Target("tar+make+rm", UNPINNED, MANY, BARE, 1.9, time=True),
     Target("list+stat", PINNED, MANY, FEW, 1.02, time=True),
     Target("list+stat", PINNED, BOTH, NULL, 1.15, time=True),
 )
+
+HOME_TARGETS = tuple(
+    Target(work, setting, MANY, to, bound, judged=(HOME,))
+    for work, setting, to, bound in (
+        ("stat", PINNED, BARE, 0.80),
+        ("lookup", PINNED, BARE, 0.80),
+        ("list+stat", PINNED, BARE, 0.80),
+        ("stat absolute", PINNED, UNCACHED, 1.3),
+        ("open+read+close", PINNED, UNCACHED, 1.0),
+        ("open+read+close absolute", PINNED, UNCACHED, 1.0),
+        ("create+write+unlink", PINNED, UNCACHED, 0.7),
+        ("create", PINNED, UNCACHED, 0.7),
+        ("sequential write", PINNED, BINDFS, 1.0),
+        ("ls -lR", PINNED, BARE, 0.5),
+        ("4 clients", UNPINNED, UNCACHED, 1.5),
+    )
+)
+"""Of what a user does at home."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +102,18 @@ class Judged:
 
 
 def judge(run: Run) -> list[Judged]:
-    """All targets; medians decide."""
-    return [_judge(target, run) for target in TARGETS] + _judge_memory(run)
+    """All targets but those for homes; medians decide."""
+    return [_judge(target, run, KINDS) for target in TARGETS] + _judge_memory(run)
 
 
-def _judge(target: Target, run: Run) -> Judged:
+def judge_homes(run: Run) -> list[Judged]:
+    """Those for homes."""
+    return [_judge(target, run, (HOME,)) for target in HOME_TARGETS]
+
+
+def _judge(target: Target, run: Run, kinds: tuple[str, ...]) -> Judged:
     figures = {}
-    for kind in KINDS:
+    for kind in kinds:
         spread = Spread.of(run.ratios(target.setting, f"{target.work} {kind}", target.peer, target.to))
         if spread is None:
             continue

@@ -7,13 +7,24 @@ from pathlib import Path
 import pytest
 
 from bench.figures import Run, Spread, compare, number
-from bench.peers import BARE, FEW, FIXED, MANY, PEERS, UNCACHED, VARIANTS, definitions
+from bench.homes import HOME
+from bench.job import PINNED, UNPINNED
+from bench.peers import BARE, FEW, FIXED, MANY, PEERS, PLAIN, UNCACHED, VARIANTS, definitions, does
 from bench.speed.choice import chosen
 from bench.speed.measure import Plan, find_package, per_unit
-from bench.speed.report import against_sheets, memory_sheet, ratio_sheets, request_sheet, show, target_sheet, worse
-from bench.speed.targets import TARGETS, judge
+from bench.speed.report import (
+    against_sheets,
+    home_target_sheet,
+    memory_sheet,
+    ratio_sheets,
+    request_sheet,
+    show,
+    target_sheet,
+    worse,
+)
+from bench.speed.targets import HOME_TARGETS, TARGETS, judge
 from bench.tree import KINDS, QUICK, generated_package
-from bench.work import PINNED, UNPINNED, all_work
+from bench.work import all_work
 from cloakfs.config.parse import parse_options
 
 WORKS = all_work(1)
@@ -96,12 +107,32 @@ def test_targets_for_memory_take_the_largest() -> None:
 
 
 def test_every_target_is_about_what_is_measured() -> None:
-    for target in TARGETS:
-        assert {target.peer, target.to} <= set(PEERS)
-        for kind in KINDS:
-            work = WORKS[f"{target.work} {kind}"]
-            assert target.setting in work.settings
-            assert work.thorough or not {target.peer, target.to} & VARIANTS
+    for targets, kinds in ((TARGETS, KINDS), (HOME_TARGETS, (HOME,))):
+        for target in targets:
+            assert {target.peer, target.to} <= set(PEERS)
+            for kind in kinds:
+                work = WORKS[f"{target.work} {kind}"]
+                assert target.setting in work.settings
+                assert does(target.peer, work)
+                assert does(target.to, work)
+
+
+def test_targets_for_homes_are_judged_by_what_was_done_in_homes() -> None:
+    rates = {BARE: [100.0], MANY: [79.0]}
+    run = Run(rates={PINNED: {"stat home": rates, "stat public": rates, "lookup public": rates}})
+    first, second = home_target_sheet(run).rows[:2]
+    assert first == [f"stat, pinned: {MANY} / {BARE}", "rate ≥ 0.80", "0.79 (0.79–0.79) missed"]
+    assert second == [f"lookup, pinned: {MANY} / {BARE}", "rate ≥ 0.80", "not measured"]
+
+
+def test_who_does_what() -> None:
+    assert [peer for peer in PEERS if not does(peer, WORKS["20 users home"])] == [
+        *(peer for peer in PEERS if peer in VARIANTS),
+        FIXED,
+        PLAIN,
+    ]
+    assert [peer for peer in PEERS if not does(peer, WORKS["stat home"])] == [p for p in PEERS if p in VARIANTS]
+    assert all(does(peer, WORKS["stat private"]) for peer in PEERS)
 
 
 def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:

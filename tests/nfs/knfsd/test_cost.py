@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from cloakfs.mounted import mounted
 from tests.agents import User
 from tests.nfs.knfsd.fixtures import VERSIONS, Share, drop_caches, nfs_mounted, sh
@@ -19,9 +21,20 @@ ROUNDS = 2
 MOST = 4.1
 
 
-def prepare(tree: str) -> None:
+def prepare_public(tree: str) -> None:
     for number in range(FILES):
         Path(tree, f"file-{number:04}").touch()
+
+
+def prepare_home(tree: str) -> None:
+    """The same files in ann's home, for her alone, and that of somebody else beside it."""
+    for name, uid in (("ann", ANN), ("ben", ANN + 1)):
+        home = Path(tree, "home", name)
+        home.mkdir(parents=True)
+        prepare_public(str(home))
+        for path in (home, *home.iterdir()):
+            os.chown(path, uid, uid)
+            path.chmod(0o700 if path == home else 0o600)
 
 
 def listed(place: str) -> float:
@@ -40,17 +53,22 @@ def requests(tree: Share) -> Counter[str]:
     return Counter(mounted()[tree.path].requests)
 
 
+@pytest.mark.parametrize(
+    ("prepare", "below"), [(prepare_public, ""), (prepare_home, "home/ann")], ids=["public", "home"]
+)
 def test_ls_l_of_a_thousand_files(
+    prepare: Callable[[str], None],
+    below: str,
     share: Callable[..., Share],
     user: Callable[..., User],
     record_property: Callable[[str, object], None],
 ) -> None:
     trees = {
-        "caller view": share("rw,cloak_list = uid +077 5000 6000", prepare),
+        "caller view": share(f"rw,cloak_list = uid +077 {ANN} 6000", prepare),
         "fixed view": share(f"rw,views = {ANN}:{ANN}", prepare),
     }
     bare = "/srv/bare"
-    os.makedirs(bare)
+    os.makedirs(bare, exist_ok=True)
     sh("mount", "-t", "tmpfs", "bare", bare)
     prepare(bare)
     sh("exportfs", "-o", "rw,insecure,fsid=4711", f"*:{bare}")
@@ -65,7 +83,7 @@ def test_ls_l_of_a_thousand_files(
                 for _ in range(ROUNDS):
                     drop_caches()
                     with nfs_mounted(tree, version, "nosharecache") as place:
-                        best.append(ann.do(listed, place))
+                        best.append(ann.do(listed, os.path.join(place, below)))
                 times[name] = min(best)
                 if tree is direct:
                     continue

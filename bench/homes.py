@@ -1,0 +1,55 @@
+"""Homes, as on a login host: one for each user, of mode 0700, so that nobody else knows what is in it."""
+
+import os
+
+from .tree import BLOCK, OWNER, RIGHTS, WORKER, Rights, Sizes, make_directory, make_file, make_many
+
+HOME = "home"
+"""The kind of files, beside those that `tree` knows."""
+
+USERS = 20
+"""Their server ids begin with the worker's."""
+
+DIRECTORIES = tuple(os.path.join("src", f"part-{i}", *["sub"] * (i % 5)) for i in range(10))
+"""Where a user's files are, below the project: up to six levels deep."""
+
+
+def rights_of(kind: str, user: int = 0) -> Rights:
+    """Of files of this kind; in homes, of all that is in that of one user. The worker is 0."""
+    return Rights(WORKER + user, WORKER + user, 0o700, 0o600) if kind == HOME else RIGHTS[kind]
+
+
+def place_of(kind: str, user: int = 0) -> str:
+    """The directory in which a user works, relative to the top of the tree."""
+    return os.path.join("home", f"user-{user:02}", "project") if kind == HOME else kind
+
+
+def names(files: int) -> list[str]:
+    """Those of a user's files, with so many in each directory, relative to the project."""
+    return [os.path.join(directory, f"file-{i:02}") for directory in DIRECTORIES for i in range(files)]
+
+
+def prepare_homes(tree: str, sizes: Sizes, *, many: bool) -> None:
+    """Fill `home`: everybody may list it, but only the owner of a home gets into it.
+
+    Args:
+        tree: its top.
+        sizes: how much.
+        many: with the files for `ls -lR`, in the worker's home.
+    """
+    make_directory(os.path.join(tree, "home"), Rights(OWNER, OWNER, 0o755, 0o644))
+    for user in range(USERS):
+        rights, project = rights_of(HOME, user), os.path.join(tree, place_of(HOME, user))
+        for name in names(sizes.others if user else sizes.own):
+            path = os.path.join(project, name)
+            _make_directories(os.path.dirname(path), rights)
+            make_file(path, rights, BLOCK)
+        make_directory(os.path.join(project, "own"), rights)  # where the user makes files
+    if many:
+        make_many(os.path.join(tree, place_of(HOME), "many"), rights_of(HOME), sizes.directories, sizes.per_directory)
+
+
+def _make_directories(path: str, rights: Rights) -> None:
+    if not os.path.isdir(path):
+        _make_directories(os.path.dirname(path), rights)
+        make_directory(path, rights)

@@ -1,0 +1,122 @@
+"""What a piece of work is, and what several of them do."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from typing import NamedTuple
+
+from .tree import BLOCK, Sizes
+
+PINNED, UNPINNED = "pinned", "unpinned"
+"""Client and daemon on one CPU; all CPUs for both."""
+
+
+class Ground(NamedTuple):
+    """What there is to work on.
+
+    Attributes:
+        sizes: how much.
+        kind: of files.
+        data: the name of a large file, if the work needs one.
+        client: which of the clients this is; 0 is the first.
+    """
+
+    sizes: Sizes
+    kind: str
+    data: str
+    client: int
+
+
+def nothing() -> None:
+    """What a job does before and after each batch unless it says otherwise."""
+
+
+class Job(NamedTuple):
+    """`batch` is what is timed, again and again, and returns how much it did.
+
+    `before` and `after` are done before and after each, untimed. A job that is to be `warm` does one batch before all.
+    """
+
+    batch: Callable[[], int]
+    before: Callable[[], object] = nothing
+    after: Callable[[], object] = nothing
+    warm: bool = True
+
+
+Make = Callable[[Ground], Job]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A piece of work, on one kind of files.
+
+    Attributes:
+        name: with the kind.
+        kind: in which directory it is done.
+        table: which one tells of it.
+        unit: what is counted.
+        make: makes the job, in the directory of the kind.
+        settings: pinned, unpinned, or both.
+        rounds: at most so many; None: all.
+        clients: so many at once.
+        users: each client is another user, in a home of that user's.
+        reads_data: it needs a large file.
+        counted: how many requests it takes is a question, too.
+        thorough: also with peers that differ little.
+    """
+
+    name: str
+    kind: str
+    table: str
+    unit: str
+    make: Make
+    settings: tuple[str, ...] = (PINNED, UNPINNED)
+    rounds: int | None = None
+    clients: int = 1
+    users: bool = False
+    reads_data: bool = False
+    counted: bool = True
+    thorough: bool = False
+
+
+def read_one(name: str) -> None:
+    """Open it, read its only block, and close it."""
+    fd = os.open(name, os.O_RDONLY)
+    if len(os.read(fd, len(BLOCK))) != len(BLOCK):
+        raise OSError(f"{name}: not all was read")
+    os.close(fd)
+
+
+def list_one(path: str) -> int:
+    """List a directory and stat what is in it; how many files of one block there are."""
+    with os.scandir(path) as entries:
+        return sum(entry.stat().st_size == len(BLOCK) for entry in entries)
+
+
+def create_one(name: str, mode: int, content: bytes = b"") -> None:
+    """It must not be there yet; with what is in it, if that is to be written."""
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    if content:
+        os.write(fd, content)
+    os.close(fd)
+
+
+def mix(names: list[str], number: int) -> Job:
+    """Stat and read so many of these files, in turn; each client begins elsewhere."""
+    start = os.getpid() % len(names)
+    names = names[start:] + names[:start]
+    at = count()
+
+    def batch() -> int:
+        for _ in range(number):
+            name = names[next(at) % len(names)]
+            os.stat(name)
+            read_one(name)
+        return number
+
+    def all_of_them() -> int:
+        return sum(batch() for _ in range(0, len(names), number))
+
+    all_of_them()
+    return Job(batch)
