@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ..figures import Run, Spread, number
-from ..peers import BARE, BOTH, FEW, FIXED, MANY, NULL, PLAIN, STOCK, UNCACHED
+from ..peers import BARE, BOTH, FEW, FIXED, MANY, NULL, PLAIN, SESSION, STOCK, UNCACHED
 from ..tree import KINDS
 from ..work import PINNED, UNPINNED
 
@@ -45,6 +45,7 @@ TARGETS = (
     Target("create+write+unlink", PINNED, MANY, UNCACHED, 1.0),
     Target("4 clients", UNPINNED, MANY, UNCACHED, 1.5),
     Target("stat", PINNED, FIXED, BARE, 0.80),
+    Target("stat", PINNED, SESSION, BARE, 0.85),
     Target("stat", PINNED, MANY, BARE, 0.80, judged=_ALIKE),
     Target("ls -lR", PINNED, FIXED, BARE, 0.75),
     Target("ls -lR", PINNED, PLAIN, BARE, 0.75),

@@ -175,6 +175,7 @@ def test_sudo_stays_in_the_view_and_sudo_i_leaves_it(machine: Machine) -> None:
     # Root acts as ann there: it neither sees more nor owns what it makes.
     assert machine.su(ANN, f"cd /srv/data && sudo ls -A && sudo touch {ANN}/by-root") == f"{ANN}\n"
     assert machine.sh(f"stat -c %u /srv/real/{ANN}/by-root") == f"{USERS[ANN]}\n"
+    assert machine.su(ANN, "sudo su - root -c 'ls /srv/data'") == f"{ANN}\n"
     assert machine.su(ANN, "sudo -i ls /srv/data") == "below\n"
     assert machine.su(ANN, f"sudo -i -u {BEN} ls /srv/data") == f"{BEN}\n"
 
@@ -230,6 +231,14 @@ def test_users_can_log_in_while_the_mount_is_not_there(machine: Machine) -> None
     assert machine.sh("ls -A /srv/export") == ""
     machine.mount(*USERS)
     sees(machine.su, ANN)
+
+
+def test_a_user_whose_view_was_removed_cannot_log_in(machine: Machine) -> None:
+    machine.ok(*SETUP, "--pam", "--install")
+    machine.ok("umount", "/srv/export")
+    machine.mount(BEN, EVA)
+    assert machine.run("su", "-", ANN, "-c", "ls /srv/data").returncode != 0
+    sees(machine.su, BEN)
 
 
 def test_a_session_keeps_its_view_after_the_mount_is_taken_away(machine: Machine) -> None:
@@ -318,7 +327,8 @@ REFUSED = {
                  "/srv/real: no cloakfs mount, or one whose daemon has died (cloakfs status lists all)"),
     "one view": ("mkdir /srv/single", ("/srv/single", "/srv/data"), 1,
                  "/srv/single: has no views in directories @NAME; mount it with several views or a range of them"),
-    "inside": ("", ("/srv/export", f"/srv/export/@{ANN}"), 2, ""),
+    "inside": ("", ("/srv/export", f"/srv/export/@{ANN}"), 2,
+               f"/srv/export/@{ANN}: PATH and /srv/export must not contain each other"),
     "no path": ("", ("/srv/export", "/srv/absent"), 1, "/srv/absent: No such file or directory"),
     "mounted on": ("mount -t tmpfs -o mode=700 tmpfs /srv/data", (), 1,
                    "/srv/data: something is mounted there, which su would unmount for its session"),
@@ -344,9 +354,7 @@ def test_refusals_are_one_line_and_change_nothing(machine: Machine, case: str) -
     machine.sh(before)
     there = machine.etc()
     refused = machine.cloakfs("session", "setup", *(arguments or SETUP[2:]), "--pam", "--install")
-    if line:
-        assert refused.stderr == f"cloakfs: {line}\n"
-    assert refused.stderr.count("\n") == 1
+    assert refused.stderr == f"cloakfs: {line}\n"
     assert refused.returncode == status
     assert machine.etc() == there
     if case == "edited":
@@ -379,7 +387,3 @@ def test_the_drop_ins_of_user_managers_are_valid(machine: Machine) -> None:
         assert text == f"[Service]\nBindPaths=-/srv/export/@{user}:/srv/data\n"
         if shutil.which("systemd-analyze"):
             assert "cloakfs.conf" not in machine.sh(f"systemd-analyze verify --man=no {unit} 2>&1 || true")
-
-
-def test_user_units_see_the_view_of_their_user() -> None:
-    pytest.skip("needs systemd as the first process")
