@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cloakfs.control import socket_of
 from cloakfs.linux import mountinfo
@@ -29,6 +29,7 @@ BOTH = "cloakfs map+cloak"
 FEW, MANY = f"{BOTH} 10", f"{BOTH} 1000"
 FIXED = "cloakfs fixed view"
 PLAIN = f"{FIXED}, noxattr"
+SESSION = "cloakfs session"
 
 STOCK_WORD = "stock_loop"
 """The word of `cloakfs mount -o` for pyfuse3's own session loop."""
@@ -181,6 +182,25 @@ def mounting(options: str, *more: str, uid: int = WORKER + SHIFT, optional: bool
     return start
 
 
+def _in_session(mount: Start, view: str) -> Start:
+    """One of several views, bind-mounted elsewhere as a login does (docs/sessions.md)."""
+
+    def start(stack: contextlib.ExitStack, name: str, tree: str, at: str) -> Callable[[], Peer]:
+        wait_for_mount = mount(stack, name, tree, at)
+
+        def wait() -> Peer:
+            peer = wait_for_mount()
+            path = f"{at}-session"
+            os.mkdir(path)
+            stack.callback(unmount, path)
+            subprocess.run(["mount", "--bind", os.path.join(at, view), path], check=True)
+            return replace(peer, path=path)
+
+        return wait
+
+    return start
+
+
 PEERS: dict[str, Start] = {
     BARE: _bare,
     "bind mount": _bind,
@@ -197,13 +217,16 @@ PEERS: dict[str, Start] = {
     MANY: mounting(definitions(1000)),
     FIXED: mounting(f"{definitions(2)},default_permissions", "--view", f"{WORKER}:{WORKER}"),
     PLAIN: mounting(f"{definitions(2)},default_permissions,noxattr", "--view", f"{WORKER}:{WORKER}"),
+    SESSION: _in_session(
+        mounting(definitions(2), "--view", f"{WORKER}:{WORKER}", "--view", f"{OWNER}:{OWNER}"), f"@{WORKER}"
+    ),
 }
 """Every peer, in the order of the tables."""
 
-VARIANTS = {"cloakfs map", "cloakfs cloak", FEW, f"{BOTH} 100"}
+VARIANTS = {"cloakfs map", "cloakfs cloak", FEW, f"{BOTH} 100", SESSION}
 """These differ only where files are looked at one by one; they need not do the other work."""
 
-_FOR_ONE = {FIXED, PLAIN}
+_FOR_ONE = {FIXED, PLAIN, SESSION}
 """Views of the worker alone."""
 
 

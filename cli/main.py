@@ -13,7 +13,7 @@ from .output import run
 # Exit statuses (docs/commands.md): 0 done, 1 it cannot be done or found out, 2 the command line or a configuration is
 # wrong.
 
-_COMMANDS = ("mount", "umount", "status", "export", "check", "explain", "table")
+_COMMANDS = ("mount", "umount", "status", "export", "session", "check", "explain", "table")
 """Each is a module with a command of that name."""
 
 _MEASURING = {

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from ..figures import Run, Spread, number
 from ..homes import HOME
 from ..job import PINNED, UNPINNED
-from ..peers import BARE, BINDFS, BOTH, FEW, FIXED, MANY, NULL, PLAIN, STOCK, UNCACHED
+from ..peers import BARE, BINDFS, BOTH, FEW, FIXED, MANY, NULL, PLAIN, SESSION, STOCK, UNCACHED
 from ..tree import KINDS
 
 MOST_IDLE = 45.0
@@ -46,6 +46,7 @@ TARGETS = (
     Target("create+write+unlink", PINNED, MANY, UNCACHED, 1.0),
     Target("4 clients", UNPINNED, MANY, UNCACHED, 1.5),
     Target("stat", PINNED, FIXED, BARE, 0.80),
+    Target("stat", PINNED, SESSION, BARE, 0.85),
     Target("stat", PINNED, MANY, BARE, 0.80, judged=_ALIKE),
     Target("ls -lR", PINNED, FIXED, BARE, 0.75),
     Target("ls -lR", PINNED, PLAIN, BARE, 0.75),
