@@ -230,10 +230,8 @@ class IdMap:
             return False
         if server_id == self.nobody and self._makes_nobody():
             return False
-        if not self.closed:
-            return True
         sources = set()
-        for definition in self._reversible:
+        for definition in self._reversible:  # none, where ids remain unchanged
             low, high = definition.server_range(self.nobody)
             if low <= server_id <= high:
                 if definition.action == "squash" and definition.rm_high > definition.rm_low:

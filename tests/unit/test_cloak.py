@@ -123,6 +123,26 @@ def test_the_papers_example() -> None:
     assert PAPER.visible(0, 5, 5, 6, set())
 
 
+def test_groups_are_asked_for_only_where_they_matter() -> None:
+    """Looking them up may take long."""
+
+    def is_asked(mode: int, gid: int, caller_uid: int) -> bool:
+        asked: list[int] = []
+
+        def has_group(gid: int) -> bool:
+            asked.append(gid)
+            return False
+
+        PAPER.condition(mode, 5, gid).admits(caller_uid, has_group)
+        return asked == [gid]
+
+    assert is_asked(0o640, 150, 6)
+    assert not is_asked(0o640, 150, 5)  # the owner
+    assert not is_asked(0o600, 150, 6)  # hidden from all others
+    assert not is_asked(0o644, 150, 6)  # shown to all
+    assert not is_asked(0o640, 50, 6)  # selected by no definition
+
+
 def test_root_sees_no_more_than_others() -> None:
     assert not PAPER.visible(0o777, 500, 0, 0, {0})
 
@@ -191,10 +211,11 @@ def test_what_is_remembered_of_files_has_a_bound_and_changes_no_answer(monkeypat
     monkeypatch.setattr(cloak_module, "_MOST_CONDITIONS", 3)
     cloaks = CloakList([OWN, SHARED])
     files = [(mode, uid, gid) for mode in (0o600, 0o640, 0o604) for uid in (5, 700) for gid in (5, 150)]
-    for file in (*files, *files):
+    for count, file in enumerate((*files, *files)):
         assert cloaks.condition(*file) == CloakList([OWN, SHARED]).condition(*file)
+        assert cloaks.condition(*file) is cloaks.condition(*file)
         assert file in cloaks._conditions
-        assert len(cloaks._conditions) <= 3
+        assert len(cloaks._conditions) == count % 3 + 1  # when there is no room left, all are forgotten
 
 
 def test_shadowed_reports_definitions_without_any_file() -> None:

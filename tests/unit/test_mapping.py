@@ -136,6 +136,9 @@ def test_groups_that_become_nobody_are_dropped() -> None:
     assert IdMap([], squash="all").groups([0, 5, 65534]) == frozenset()
     assert IdMap([RangeDef("gid", 5, 5, "squash", NOBODY)]).groups([0, 5, 6, 65534]) == {6, 65534}
     assert IdMap([]).groups(iter([])) == frozenset()
+    # What is no id becomes nobody.
+    assert IdMap([]).groups([-1, 0, 5]) == IdMap([]).groups([0, 5, MAX_ID + 1]) == {5}
+    assert IdMap([], squash="none").groups([-1, 0, 5]) == {0, 5}
 
 
 @pytest.mark.parametrize("squash", ["root", "none", "all"])
@@ -173,6 +176,24 @@ def test_nobodys_number_is_like_any_other_where_everybody_is_mapped() -> None:
     assert not IdMap([RangeDef("gid", 0, MAX_ID - 1, "map", 0)]).is_sole(65534)
     assert not IdMap([RangeDef("gid", 1, MAX_ID, "map", 1)]).is_sole(65534)
     assert not IdMap([RangeDef("gid", 7, 7, "squash", -2), RangeDef("gid", 0, MAX_ID, "map", 0)]).is_sole(65534)
+
+
+def test_an_id_that_no_definition_names_makes_nobody() -> None:
+    """Wherever it is: below, between or above those that are named."""
+    for gap in (0, 11, MAX_ID):
+        ranges = [(low, high) for low, high in ((0, gap - 1), (gap + 1, MAX_ID)) if low <= high]
+        table = IdMap([RangeDef("gid", low, high, "map", low) for low, high in ranges])
+        assert table.forward(gap) == 65534
+        assert table.counterpart(65534, "reverse") == 65534
+        assert not table.is_sole(65534)
+
+
+def test_an_id_is_sole_whatever_its_definition_could_have_given_to_others() -> None:
+    # A squash of one id, and one that an earlier definition leads elsewhere.
+    assert IdMap([RangeDef("uid", 5, 5, "squash", 9)]).is_sole(9)
+    taken = [RangeDef("uid", 5, 5, "map", 10), RangeDef("uid", 7, 7, "map", 30), RangeDef("uid", 7, 7, "map", 10)]
+    assert IdMap(taken).is_sole(10)
+    assert not IdMap([taken[0], taken[2]]).is_sole(10)
 
 
 def test_what_overlapping_definitions_show_is_not_taken_for_what_it_is() -> None:
