@@ -18,7 +18,7 @@ from cloakfs.mounted import RUN_DIR, STATE_DIR, mount_key
 from .cli import OWN_COMMAND
 from .homes import USERS
 from .job import Work
-from .tree import WORKER
+from .tree import OWNER, WORKER
 
 BARE = "bare"
 BINDFS = "bindfs"

@@ -127,14 +127,19 @@ class Scene:
         above, name = os.path.split(path)
         parent, obj = self.look_up(above), self.look_up(path)
         fd_of = self.nodes.fd
-        at = Entered(0, view, subject(who(STRANGER)), parent, fd_of(parent), os.stat(fd_of(parent)), **how)
+        info = os.stat(fd_of(parent))
+        at = Entered(0, view, subject(who(STRANGER)), parent, fd_of(parent), info, hearer=STRANGER, **how)
         with as_itself():
             return self.cache.of_name(at, obj, os.fsencode(name), fd_of(obj), os.stat(fd_of(obj)))
 
     def of_object(self, view: View, path: str) -> float:
-        obj = self.look_up(path)
+        return self.of_known(view, self.look_up(path))
+
+    def of_known(self, view: View, obj: Object) -> float:
+        fd = self.nodes.fd(obj)
+        info = os.stat(fd)
         with as_itself():
-            return self.cache.of_object(0, view, obj, self.nodes.fd(obj), os.stat(self.nodes.fd(obj)))
+            return self.cache.of_object(Entered(0, view, subject(who(STRANGER)), obj, fd, info, hearer=STRANGER), info)
 
     def of_absence(self, view: View, path: str) -> float:
         above, name = os.path.split(path)
@@ -213,7 +218,7 @@ def test_a_caller_view_remembers_exactly_what_everybody_would_be_told(
                 fd = s.nodes.fd(obj)
                 path, info = os.readlink(f"/proc/self/fd/{fd}"), os.stat(fd)
                 if obj is not s.nodes.root and s.door.visible(view, stranger, obj, info):
-                    assert s.cache.of_object(0, view, obj, fd, info) <= brief or is_told(path), path
+                    assert s.of_known(view, obj) <= brief or is_told(path), path
             for path in s.paths():
                 info = os.stat(path)
                 seconds = LONG_SECONDS if is_told(path) else 0.0
@@ -353,6 +358,7 @@ def test_owners_that_are_not_shown_alike_are_not_remembered_in_exports(exported:
     async def main() -> None:
         view = View(Policy(parse_options("root_squash,cloak_list=uid +000 1")[0]))
         s = scene(exported=exported)
+        os.chown(f"{s.top}/a", 65534, 65534)  # of whom root becomes one
         os.chown(f"{s.top}/d", OWNER, OWNER)
         s.catch_up()
         assert s.of_name(view, f"{s.top}/a") == (LONG_SECONDS, 0.0 if exported else LONG_SECONDS)
