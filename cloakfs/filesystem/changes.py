@@ -32,7 +32,7 @@ from ..view import View
 from ..views import Views
 from ..watch import Watch, mounts_changed
 from .audience import Audiences
-from .forget import Forgetting
+from .forget import Below, Forgetting
 from .remember import SHORT_SECONDS, Remembering, may_search
 
 log = logging.getLogger(__name__)
@@ -240,15 +240,17 @@ class Changes:
 
         It must not be called while the kernel holds the lock of the directory that `obj` is in for this request.
         """
-        if not obj.ever_kept:
-            return
-        fd = self._nodes.fd(obj)
-        info = obj.filesystem.stat(fd)
-        if not self._tells_less(view, obj, fd, info):
-            return
-        twins = [obj, *self._nodes.twins(obj)]
-        waits = {wait for twin in twins for wait in self._forgetting.forget_one(twin)}
-        belows = [self._forgetting.forget_below(twin) for twin in twins]
+        waits: set[trio.Event] = set()
+        belows: list[Below] = []
+        for one in (obj, *self._nodes.twins(obj)):
+            if not one.ever_kept:
+                continue
+            fd = self._nodes.fd(one)
+            if self._tells_less(view, one, fd, one.filesystem.stat(fd)):
+                waits.update(self._forgetting.forget_one(one))
+                belows.append(self._forgetting.forget_below(one))
+            elif one is not obj:
+                self._forgetting.forget_attributes(one)  # the kernel knows those of `obj` from the answer
         for below in belows:
             await below.done.wait()
             waits |= below.names

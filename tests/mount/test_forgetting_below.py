@@ -189,6 +189,27 @@ def test_each_name_of_a_hard_link_is_forgotten(where: str, tree: str, mount: Mak
     assert stranger.do(os.stat, m.at("there/second")).st_size == 7
 
 
+def test_a_file_that_is_mounted_twice_is_forgotten_where_it_is_known(
+    tree: str, mount: MakeMount, user: MakeUser
+) -> None:
+    """It is changed where nobody else was told of it."""
+    put(os.path.join(tree, "home"), OWNER, stat.S_IFDIR | 0o700)
+    shared = put(os.path.join(tree, "home/shared"), OWNER, stat.S_IFDIR | 0o755)
+    put(os.path.join(shared, "file"), OWNER, 0o644)
+    os.mkdir(os.path.join(tree, "twin"))
+    with attached(shared, os.path.join(tree, "twin"), "--bind"):
+        m = mount("-o", CLOAKED)
+        owner, stranger = user(OWNER), user(STRANGER)
+        told()
+        for _ in range(3):
+            owner.do(os.stat, m.at("home/shared/file"))
+            assert stranger.do(os.stat, m.at("twin/file")).st_mode & 0o777 == 0o644
+        owner.do(os.chmod, m.at("home/shared/file"), 0o604)
+        assert stranger.do(os.stat, m.at("twin/file")).st_mode & 0o777 == 0o604
+        owner.do(os.chmod, m.at("home/shared/file"), 0o600)
+        assert stranger.error(os.stat, m.at("twin/file")) == errno.ENOENT
+
+
 def test_a_directory_that_is_mounted_twice_is_forgotten_twice(tree: str, mount: MakeMount, user: MakeUser) -> None:
     put(os.path.join(tree, "open"), OWNER, stat.S_IFDIR | 0o755)
     directory = put(os.path.join(tree, "open/directory"), OWNER, stat.S_IFDIR | 0o755)
