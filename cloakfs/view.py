@@ -204,16 +204,12 @@ class View:
                 self.forwards_by_mapping
                 and self.shows_by_mapping
                 and (self.policy.ids["uid"].is_sole(uid) or self._is_squashed_root("uid", uid))
-                and self.is_group_shown_alike(gid)
+                and (self.policy.ids["gid"].is_sole(gid) or self._is_squashed_root("gid", gid))
             )
             if len(self._alike) >= _MOST_KNOWN:
                 self._alike.clear()
             self._alike[uid, gid] = alike
         return alike
-
-    def is_group_shown_alike(self, gid: ServerId) -> bool:
-        """Whether a caller is shown the same group with whatever gid it makes a request."""
-        return self.policy.ids["gid"].is_sole(gid) or self._is_squashed_root("gid", gid)
 
     def _is_squashed_root(self, kind: Kind, server_id: ServerId) -> bool:
         """Whether this is root, which is shown as 0 where no client id becomes it.

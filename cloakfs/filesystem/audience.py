@@ -52,7 +52,7 @@ class Audiences:
             obj.audience = hearer
             return None
         obj.audience = ALL
-        if obj.kept:
+        if obj.private:
             self._forgetting.forget_attributes(obj)
         return self._forgetting.forget_below(obj) if obj.remembers_names else None
 
@@ -82,12 +82,12 @@ class Audiences:
         if self.is_ready(number, obj, hearer):
             return
         self.tell(number, obj, ALL)
-        below = self._forgetting.forget_below(obj)
-        await below.done.wait()
-        for wait in (*below.names, *below.inside):
-            await wait.wait()
-        forgetter = self._forgetting.forgetter
-        if forgetter.session < 0 and forgetter.is_late(self._nodes.nodeid(number, obj)):
+        await self._forgetting.forget_below(obj).done.wait()
+        forgetter, nodeid = self._forgetting.forgetter, self._nodes.nodeid(number, obj)
+        forgotten = forgetter.names_so_far(nodeid)
+        if forgotten is not None:
+            await forgotten.wait()
+        if forgetter.session < 0 and forgetter.is_late(nodeid):
             raise Stale
         obj.remembers_names = False
 

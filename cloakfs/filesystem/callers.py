@@ -106,11 +106,10 @@ class Callers:
             raise FUSEError(errno.ENOENT)
         return who
 
-    def hearer(self, view: View, who: Subject, ctx: RequestContext) -> int:
+    def hearer(self, who: Subject, ctx: RequestContext) -> int:
         """Return who learns the answer to a request that is served as `who`, as `audience.Audiences` has it."""
         if who is not INSIDER:
-            # Root may always enter a fixed view, so nothing that is remembered for others is kept from it.
-            return NOBODY if view.fixed is not None and not ctx.uid else ctx.uid
+            return ctx.uid
         return NOBODY if ctx.pid in self._inside.threads else ALL
 
     def asker(self, view: View, who: Subject, ctx: RequestContext) -> Asker | None:

@@ -140,7 +140,7 @@ class Core(pyfuse3.Operations):
             number, view, who = await self._served_late(obj, inode, ctx, for_attributes=for_attributes)
         else:
             number, view, who = await self.callers.served(inode, ctx, for_attributes=for_attributes)
-        hearer = self.callers.hearer(view, who, ctx)
+        hearer = self.callers.hearer(who, ctx)
         self.cache.tell(number, obj, hearer)  # who asks evidently was told, or was handed it
         fd = self.nodes.fd(obj)
         info = obj.filesystem.stat(fd)

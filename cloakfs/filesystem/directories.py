@@ -231,7 +231,7 @@ class Directories(Names):
             number, view, who = await self._served_late(obj, self._nodeid(directory), ctx, listed=found)
         else:
             number, view, who = await self.callers.served(self._nodeid(directory), ctx)
-        hearer = self.callers.hearer(view, who, ctx)
+        hearer = self.callers.hearer(who, ctx)
         self.cache.tell(number, obj, hearer)
         info = obj.filesystem.stat(fh)
         if view.hides and not self.door.visible(view, who, obj, info):

@@ -45,7 +45,6 @@ class Below:
         todo: the objects to go on with.
         again: whether to begin once more, because the directory has changed again.
         names: each is set when a name is forgotten; without names in the directory itself, which the kernel may hold.
-        inside: the same for the names in the directory itself.
         done: set when no attributes are remembered any more; then nothing is relied on.
     """
 
@@ -54,7 +53,6 @@ class Below:
         self.todo = todo
         self.again = False
         self.names: set[trio.Event] = set()
-        self.inside: set[trio.Event] = set()
         self.done = trio.Event()
 
 
@@ -165,7 +163,8 @@ class Forgetting:
             inside: list[Object] = []
             if obj.ever_kept:
                 for wait, parent in self.forget_one(obj).items():
-                    (below.inside if parent is below.directory else below.names).add(wait)
+                    if parent is not below.directory:
+                        below.names.add(wait)
                 inside = self._nodes.within(obj)
             below.todo.pop()
             below.todo += inside

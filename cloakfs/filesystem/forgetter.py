@@ -156,6 +156,10 @@ class Forgetter:
             nodeids.add(nodeid)
         return None if lane.late else lane.waiting.settled
 
+    def names_so_far(self, parent: int) -> trio.Event | None:
+        """Return an event like that of `name` for all names that are to be forgotten in this directory by now."""
+        return self.name(parent, _NO_NAME)
+
     def pages(self, nodeid: int) -> None:
         """Forget the content soon; the kernel has to wait for a page that is just being read."""
         self._pages.add(nodeid)

@@ -90,22 +90,11 @@ class Remembering:
             return 0.0, self._brief
         elif not (at.has_searched or may_search(view.fixed, parent, at.fd, at.info)):
             return 0.0, 0.0  # a listing tells names and no more
-        elif self._exported and at.hearer < 0:
-            return 0.0, 0.0  # nobody would notice who is told by the name that is remembered
         seconds = self._seconds(obj)
         self._keep(at.number, parent)
         self._keep(at.number, obj)
-        # What is remembered tells all who know the directory, without a word to the daemon.
-        if view.fixed is None:
-            obj.audience = ALL
-        elif self._exported and not at.number:
-            if parent.audience == at.hearer:
-                parent.remembers_names = True
-            elif obj.remembers_names:
-                seconds = 0.0
-            elif parent is not self._nodes.root:  # others do not get past the root
-                obj.audience = ALL
-        return seconds, self._of_attributes(at, obj, info, self._seconds(obj))
+        obj.audience = ALL  # what is remembered tells everybody, without a word to the daemon
+        return seconds, self._of_attributes(view, obj, info, seconds)
 
     def _of_private_name(self, at: Entered, obj: Object, info: linux.Stat) -> tuple[float, float]:
         """Do what `of_name` does for a name in a caller view that not everybody may know.
@@ -158,7 +147,7 @@ class Remembering:
         if obj.parent is not None and self._forgetter.is_late(self._nodes.nodeid(number, obj.parent)):
             return 0.0
         self._keep(number, obj)
-        return self._of_attributes(at, obj, info, self._seconds(obj))
+        return self._of_attributes(view, obj, info, self._seconds(obj))
 
     def _of_private_object(self, at: Entered, info: linux.Stat) -> float:
         obj = at.obj
@@ -180,20 +169,16 @@ class Remembering:
             return 0.0
         if obj.audience != at.hearer or (info.st_nlink > 1 and not is_directory):
             return self._brief
-        # Each caller is shown its own ids; with one uid, it may still make requests with several groups.
-        if self._exported and not at.view.is_group_shown_alike(info.st_gid):
-            return 0.0
         self._keep(at.number, obj, private=True)
         return self._seconds(obj)
 
-    def _of_attributes(self, at: Entered, obj: Object, info: linux.Stat, seconds: float) -> float:
-        view = at.view
+    def _of_attributes(self, view: View, obj: Object, info: linux.Stat, seconds: float) -> float:
         is_directory = stat.S_ISDIR(info.st_mode)
         if is_directory and self._forgetful:
             return 0.0
         if view.fixed is not None:
-            # Handles bypass the gate, so the daemon has to be asked who uses one, unless only one caller can have it.
-            return seconds if not self._exported or (obj.audience == at.hearer and not at.number) else 0.0
+            # Handles bypass the gate, so the daemon has to be asked each time who uses one.
+            return 0.0 if self._exported else seconds
         # Another name of a hard link may be hidden, and be the one that is left.
         if info.st_nlink > 1 and not is_directory:
             return self._brief
@@ -217,8 +202,16 @@ class Remembering:
     # -- what one caller would be told ---------------------------------------------------------------
 
     def _is_steady_for(self, at: Entered, info: linux.Stat) -> bool:
-        """Whether who asks is a single caller, and sees the object whatever its groups are."""
-        return at.hearer >= 0 and at.obj.filesystem.watched and self._audiences.sees(at.view, at.who.uid, info)
+        """Whether who asks is a single caller, and sees the object whatever its groups are.
+
+        In an export, a client that knows a handle may send it on behalf of others.
+        """
+        return (
+            at.hearer >= 0
+            and not self._exported
+            and at.obj.filesystem.watched
+            and self._audiences.sees(at.view, at.who.uid, info)
+        )
 
     def _reaches(self, at: Entered, directory: Object) -> bool:
         """Whether who asks sees this directory and all above it, whatever its groups are.

@@ -7,10 +7,6 @@ generation (`nodes`), so that an old handle is refused rather than misdirected.
 What an NFS server exports must be committed before a client gets a handle. On local mounts the commit comes up to a
 second after the answer (`behind`): if the daemon is killed in between, a handle from that second is ESTALE.
 
-There, clients also keep the handles of objects that the kernel has forgotten, so the audiences of such objects are
-stored: only while an object is not known, so that no audience has to be committed before it grows, and only until the
-database is opened again without having been closed. An audience that is not stored is taken for all.
-
 The database has a version (`PRAGMA user_version`). The database of an earlier cloakfs is migrated to the present
 version when it is opened, and keeps every number, key and secret, so that handles stay valid.
 """
@@ -24,14 +20,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ..versions import VersionError, is_known, refusal
-from .objects import ALL, NOBODY
 
 log = logging.getLogger(__name__)
 
 # How many deleted objects are collected before they are removed from the database together.
 _MANY = 1000
 
-VERSION = 2
+VERSION = 1
 """The version of the database that this cloakfs writes."""
 
 # The step from each version to the next. Version 0 is an empty database, or that of 0.1.0, which had these tables.
@@ -46,10 +41,6 @@ _STEPS = (
         parent INTEGER NOT NULL,
         name BLOB NOT NULL
     );
-    """,
-    """
-    ALTER TABLE objects ADD COLUMN audience INTEGER;
-    ALTER TABLE secret ADD COLUMN closed INTEGER NOT NULL DEFAULT 0;
     """,
 )
 
@@ -79,16 +70,13 @@ class Index:
             self._db.execute("PRAGMA wal_autocheckpoint=0")  # a checkpoint waits for the disk
             self._migrate(before)
             if self._db.execute("SELECT 1 FROM secret").fetchone() is None:
-                self._db.execute("INSERT INTO secret (key) VALUES (?)", (secrets.token_bytes(32),))
-            self._reopen()
+                self._db.execute("INSERT INTO secret VALUES (?)", (secrets.token_bytes(32),))
         except BaseException:
             self._db.close()
             raise
         self.secret = self._secret()
         self._last = self._last_given()
         self._removed: set[int] = set()
-        self._keeps_audiences = not behind
-        self._audiences: dict[int, int] = {}  # of objects that are not known any more, to be written together
         self._batching = False
 
     def _version(self) -> int:
@@ -103,14 +91,6 @@ class Index:
         """Migrate a database of that version to the present version; a step that fails changes nothing."""
         for number, step in enumerate(_STEPS[version:], version + 1):
             self._db.executescript(f"BEGIN IMMEDIATE; {step} PRAGMA user_version = {number}; COMMIT")
-
-    def _reopen(self) -> None:
-        """Discard the audiences unless they were complete when the database was closed; from now on they are not."""
-        if self._db.execute("SELECT closed FROM secret").fetchone() == (0,):
-            self._db.execute("UPDATE objects SET audience = NULL WHERE audience IS NOT NULL")
-        self._db.execute("PRAGMA synchronous=FULL")  # not even a crash of the machine may undo this
-        self._db.execute("UPDATE secret SET closed = 0")
-        self._db.execute("PRAGMA synchronous=NORMAL")
 
     def _secret(self) -> bytes:
         return bytes(self._db.execute("SELECT key FROM secret").fetchone()[0])
@@ -131,7 +111,7 @@ class Index:
             self._change("DELETE FROM objects")
             self._change("DELETE FROM sqlite_sequence WHERE name = 'objects'")
             self._change("UPDATE secret SET key = ?", (secrets.token_bytes(32),))
-            self._change("INSERT INTO objects VALUES (?, ?, 0, x'', NULL)", (number, handle))
+            self._change("INSERT INTO objects VALUES (?, ?, 0, x'')", (number, handle))
         self.commit()
         self.secret = self._secret()
         self._last = self._last_given()
@@ -143,11 +123,8 @@ class Index:
 
     def close(self) -> None:
         """Write everything to the database file and close it."""
+        self.tidy()
         with contextlib.suppress(sqlite3.Error):  # `commit` has logged it
-            with self.batch():
-                self.tidy()
-                if self._keeps_audiences:
-                    self._change("UPDATE secret SET closed = 1")
             self.commit()
         self._db.close()
 
@@ -178,7 +155,7 @@ class Index:
         try:
             self._db.execute("COMMIT")
         except sqlite3.Error as exc:
-            self._behind = self._keeps_audiences = False
+            self._behind = False
             log.warning("%s: %s; handles of what was just found do not outlive the daemon", self._path, exc)
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
@@ -215,41 +192,21 @@ class Index:
         self.commit()
         return int(row[0])
 
-    def object(self, handle: bytes, parent: int, name: bytes) -> tuple[int, int]:
-        """Return the number and the audience of the object with this handle, just seen as `name` in `parent`."""
+    def object(self, handle: bytes, parent: int, name: bytes) -> int:
+        """Return the number of the object with this handle, which was just seen as `name` in `parent`."""
         # Counted here, because a number must not be given twice even if a transaction was rolled back.
         self._last += 1
-        number, was_parent, was_name, audience = self._change(
-            "INSERT INTO objects VALUES (?, ?, ?, ?, NULL) ON CONFLICT (handle) DO UPDATE SET handle = handle "
-            "RETURNING number, parent, name, audience",
+        number, was_parent, was_name = self._change(
+            "INSERT INTO objects VALUES (?, ?, ?, ?) ON CONFLICT (handle) DO UPDATE SET handle = handle "
+            "RETURNING number, parent, name",
             (self._last, handle, parent, name),
         ).fetchone()
-        if number == self._last:
-            return int(number), NOBODY
-        self._last -= 1
-        self._removed.discard(number)
-        if (was_parent, was_name) != (parent, name):
-            self.moved(number, parent, name)
-        if not self._keeps_audiences:
-            return int(number), NOBODY  # no handle outlives the kernel's reference
-        return int(number), self._take_audience(number, audience)
-
-    def take_audience(self, number: int) -> int:
-        """Return the audience of an object that is about to be known, which the database then no longer has."""
-        row = self._db.execute("SELECT audience FROM objects WHERE number = ?", (number,)).fetchone()
-        return self._take_audience(number, None if row is None else row[0])
-
-    def _take_audience(self, number: int, stored: int | None) -> int:
-        if stored is not None:
-            self._change("UPDATE objects SET audience = NULL WHERE number = ?", (number,))
-        return self._audiences.pop(number, ALL if stored is None else stored)
-
-    def note_audience(self, number: int, audience: int) -> None:
-        """Note the audience of an object that is not known any more, for `tidy` to write."""
-        if self._keeps_audiences and audience >= 0:
-            self._audiences[number] = audience
-            if len(self._audiences) >= _MANY:
-                self.tidy()
+        if number != self._last:
+            self._last -= 1
+            self._removed.discard(number)
+            if (was_parent, was_name) != (parent, name):
+                self.moved(number, parent, name)
+        return int(number)
 
     def moved(self, number: int, parent: int, name: bytes) -> None:
         """Record that the object is now called `name` in `parent`."""
@@ -265,15 +222,12 @@ class Index:
             self.tidy()
 
     def tidy(self) -> None:
-        """Write what was noted: remove the deleted objects from the database, and keep audiences."""
-        if not self._removed and not self._audiences:
+        """Remove the deleted objects from the database."""
+        if not self._removed:
             return
         removed, self._removed = [(number,) for number in self._removed], set()
-        audiences, self._audiences = [(audience, number) for number, audience in self._audiences.items()], {}
         try:
             with contextlib.nullcontext() if self._batching else self.batch():
-                for audience in audiences:
-                    self._change("UPDATE objects SET audience = ? WHERE number = ?", audience)
                 for values in removed:
                     self._change("DELETE FROM objects WHERE number = ?", values)
         except sqlite3.Error as exc:

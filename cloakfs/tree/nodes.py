@@ -137,7 +137,6 @@ class Nodes:
         self.registry.forget(nodeid & _OBJECT_MASK, count)
 
     def close(self) -> None:
-        """Close every descriptor; the index is closed afterwards, by whoever opened it."""
-        self.registry.close()
+        """Close every descriptor."""
         self.descriptors.close_all()
         self.mounts.close()

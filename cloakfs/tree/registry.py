@@ -13,7 +13,7 @@ from .descriptors import Descriptors
 from .filesystems import Filesystem
 from .index import Index
 from .knownmounts import KnownMounts
-from .objects import ALL, NOBODY, ROOT, TRANSIENT, Object, Stale
+from .objects import ALL, ROOT, TRANSIENT, Object, Stale
 
 
 class Registry:
@@ -66,7 +66,7 @@ class Registry:
         parent = self.by_number.get(number)  # none if that is gone
         for number, (handle, name, filesystem) in reversed(rows.items()):
             obj = Object(number, handle, filesystem)
-            obj.audience = self._index.take_audience(number)
+            obj.audience = ALL  # it is asked for by a handle, which anybody may have
             if parent is not None:
                 self._place(obj, parent, name)
             self._remember(obj)
@@ -85,12 +85,10 @@ class Registry:
             if obj is None:
                 linux.act_as_daemon()
                 if filesystem.has_handles:
-                    number, audience = self._index.object(handle, parent.number if parent is not None else 0, name)
+                    number = self._index.object(handle, parent.number if parent is not None else 0, name)
                 else:
                     number = self._transient = self._transient + 1
-                    audience = NOBODY
                 obj = Object(number, handle, filesystem)
-                obj.audience = audience
                 self._remember(obj)
                 if parent is not None:
                     self._place(obj, parent, name)
@@ -205,8 +203,6 @@ class Registry:
                 and calls.fstat(obj.fd).st_nlink == 0
             ):
                 self._index.remove(obj.number)
-            if obj.audience >= 0 and obj.number < TRANSIENT:
-                self._index.note_audience(obj.number, obj.audience)
             self._descriptors.close(obj)
             obj.barrier = None  # it may be this object: then only the garbage collector would free it
             others, obj.others = obj.others, None
@@ -217,12 +213,6 @@ class Registry:
             if parent_ is not None:
                 links.unpin(parent_, obj)
             obj = parent_
-
-    def close(self) -> None:
-        """Note the audiences of all objects, for the next time that the index is used."""
-        for obj in self.by_number.values():
-            if obj.audience >= 0 and obj.number < TRANSIENT:
-                self._index.note_audience(obj.number, obj.audience)
 
     def objects(self) -> list[Object]:
         """Return all objects that are known."""

@@ -10,14 +10,16 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from tests.agents import User, become, names, read, write
-from tests.mount import conftest
 from tests.mount.conftest import Mount, told
 from tests.mount.test_caching import CLOAKED, OTHER, OWNER, STRANGER, many, put, requests
-from tests.mount.test_forgetting import _OLD_KERNEL
+from tests.mount.test_forgetting import has_let_go, hold, kernel, stalled
+from tests.mount.test_hung import Far
+from tests.mount.test_limits import wait_until
 
 MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]
@@ -45,12 +47,7 @@ def scene(tree: str) -> str:
     return tree
 
 
-@pytest.fixture(params=["", "before Linux 6.16"])
-def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param:
-        monkeypatch.setattr(conftest, "COMMAND", conftest.command_with(_OLD_KERNEL))
-    return str(request.param)
-
+__all__ = ["kernel", "stalled"]  # fixtures
 
 INSIDE = ("secret", "public", "work", "work/secret", "work/vault", "work/vault/file")
 
@@ -136,9 +133,12 @@ WIDENED: dict[str, Callable[[User, Mount], object]] = {
 }
 
 
+@pytest.mark.parametrize("looks_first", [False, True])
 @pytest.mark.parametrize("how", WIDENED)
 @pytest.mark.usefixtures("kernel")
-def test_a_directory_that_becomes_visible(how: str, scene: str, mount: MakeMount, user: MakeUser) -> None:
+def test_a_directory_that_becomes_visible(
+    how: str, looks_first: bool, scene: str, mount: MakeMount, user: MakeUser
+) -> None:
     """What its owner has there is known to nobody else by what the kernel remembers for the owner."""
     m = mount("-o", CLOAKED)
     owner, other = user(OWNER), user(OTHER)
@@ -147,6 +147,9 @@ def test_a_directory_that_becomes_visible(how: str, scene: str, mount: MakeMount
     assert other.error(os.stat, m.at("homes/owner/secret")) == errno.ENOENT
     owner.do(os.stat, "secret")
     WIDENED[how](owner, m)
+    if looks_first:
+        owner.do(os.stat, m.at("homes/owner"))
+    assert other.error(os.open, m.at("homes/owner/secret"), os.O_PATH) == errno.ENOENT
     for path, expected in {
         "secret": errno.ENOENT,
         "work/secret": errno.ENOENT,
@@ -163,6 +166,29 @@ def test_a_directory_that_becomes_visible(how: str, scene: str, mount: MakeMount
     owner.do(os.chdir, "/")
     owner.do(os.stat, m.at("homes/owner/work/vault/file"))
     assert other.error(os.stat, "vault/file") == errno.ENOENT
+
+
+def test_a_name_that_the_kernel_cannot_be_made_to_forget(
+    kernel: str, scene: str, base: str, stalled: Far, mount: MakeMount, user: MakeUser
+) -> None:
+    """The owner holds the lock of the directory. Nobody else is told of the directory as long as it tells names."""
+    m = mount("-o", CLOAKED)
+    owner, holder, other = user(OWNER), user(OWNER), user(OTHER)
+    told()
+    owner.do(look, m.at("homes/owner"))
+    holder.do(hold, m.at("homes/owner"), os.path.join(stalled.path, "10000"))
+    wait_until(lambda: os.path.exists(os.path.join(base, "flag.asked")))
+    os.chmod(m.real("homes/owner"), 0o755)
+    told()
+    other.start(os.open, m.at("homes/owner/secret"), os.O_PATH)
+    time.sleep(1)  # longer than the daemon waits for the lock
+    assert user(OTHER).error(os.stat, m.at("homes")) == 0
+    Path(base, "flag").touch()
+    wait_until(lambda: holder.do(has_let_go))
+    # Until then it was refused, or waited for the same lock, as whoever needs this very directory does.
+    assert not other.finish_within(60)
+    wait_until(lambda: other.error(os.stat, m.at("homes/owner/public")) == 0)
+    assert other.error(os.open, m.at("homes/owner/secret"), os.O_PATH) == errno.ENOENT
 
 
 @pytest.mark.usefixtures("figures_at_once")

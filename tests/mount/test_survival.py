@@ -256,7 +256,7 @@ def test_a_number_is_given_once_also_when_it_could_not_be_stored(base: str) -> N
                 with index.batch():
                     for number in range(100):
                         handle = f"{listing} {number}".encode() * 10
-                        assert given.setdefault(index.object(handle, 1, b"name")[0], handle) == handle
+                        assert given.setdefault(index.object(handle, 1, b"name"), handle) == handle
             except sqlite3.Error:
                 failed += 1
         index.close()
@@ -270,10 +270,10 @@ def test_what_is_not_committed_yet_is_known_all_the_same(base: str) -> None:
         def stored() -> int:
             return int(other.execute("SELECT count(*) FROM objects").fetchone()[0])
 
-        number, _ = index.object(b"handle", 1, b"name")
+        number = index.object(b"handle", 1, b"name")
         assert stored() == 0
         assert index.find(number) == (b"handle", 1, b"name")
-        assert index.object(b"handle", 1, b"name")[0] == number
+        assert index.object(b"handle", 1, b"name") == number
         index.commit()
         assert stored() == 1
         index.object(b"another", 1, b"name")

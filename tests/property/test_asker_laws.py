@@ -104,24 +104,9 @@ def test_what_is_shown_alike_is_the_same_for_everybody(
                     assert Asker(client, group, *servers).recognise(stored, stored, *plain) == plain, (client, group)
 
 
-@given(lists, ids, squashes, ids)
-def test_a_group_that_is_shown_alike_is_shown_so_to_whoever_asks_with_any_group(
-    defs: list[RangeDef], nobody: int, squash: Squash, stored: int
-) -> None:
-    view = checked(defs, nobody, squash)
-    table = IdMap(defs, nobody=nobody, squash=squash)
-    if view.is_group_shown_alike(stored):
-        plain = view.client_ids(stored, stored)
-        for client in IDS:
-            groups = [group for group in IDS if group or not client or table.forward(0) == 0]
-            askers = [Asker(client, group, table.forward(client), table.forward(group)) for group in groups]
-            assert {asker.recognise(stored, stored, *plain)[1] for asker in askers} == {plain[1]}, client
-
-
 def test_root_s_files_are_shown_alike_where_root_is_squashed() -> None:
     """They are most of a system's files."""
     assert checked([], 65534, "root").is_shown_alike(0, 0)
-    assert not checked([], 0, "root").is_group_shown_alike(0)
     assert not checked([RangeDef("uid", 5, 5, "map", 6)], 65534, "root").is_shown_alike(0, 0)
 
 
