@@ -6,6 +6,7 @@ busy machine takes for an answer.
 
 import signal
 
+import pyfuse3
 from hypothesis import settings
 
 settings.register_profile("suite", deadline=None, derandomize=True)
@@ -18,3 +19,9 @@ for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # not below nohup(1)
     signal.signal(signal.SIGHUP, signal.default_int_handler)
+
+
+def pytest_report_header() -> str:
+    """Say whose pyfuse3 is tested."""
+    how = "patched" if hasattr(pyfuse3.Operations, "fallocate") else "released"
+    return f"pyfuse3: {pyfuse3.__version__} ({how})"

@@ -42,13 +42,27 @@ def open_again(who: linux.Credentials, fd: int, flags: int) -> int:
         return calls.open(who, fd, reopen_flags(flags) | os.O_APPEND)  # chattr +a allows nothing else
 
 
+def _seek(fd: int, offset: int, whence: int, *, without_holes: bool) -> int:
+    """Call lseek(2) with SEEK_DATA or SEEK_HOLE; `without_holes` treats all of the file as data."""
+    if not without_holes:
+        return calls.lseek(fd, offset, whence)
+    size = calls.fstat(fd).st_size
+    if offset >= size:
+        raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
+    return offset if whence == os.SEEK_DATA else size
+
+
 def _refuses(fd: int, who: linux.Credentials | None, mode: int) -> bool:
     assert who is not None
     return not calls.access(who, fd, mode) and calls.fstat(fd).st_uid != who.uid
 
 
 class Data(Core):
-    """OPEN, READ, WRITE, FLUSH, FSYNC, RELEASE."""
+    """OPEN, READ, WRITE, FALLOCATE, LSEEK, FLUSH, FSYNC, RELEASE.
+
+    pyfuse3 passes on FALLOCATE and LSEEK only with the patch in contrib/pyfuse3. Without it, the kernel fails the
+    former with EOPNOTSUPP, and treats all of a file as data.
+    """
 
     @answers
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
@@ -128,6 +142,36 @@ class Data(Core):
         if appends and not obj.filesystem.remote and calls.fstat(fh).st_size != off + done:
             self.cache.forget_pages(file.number, obj)  # what others wrote is at `off`
         return done
+
+    @answers
+    async def fallocate(self, fh: FileHandleT, mode: FlagT, off: int, length: int) -> None:
+        """See fallocate(2), which is called as the caller that opened the file (as in `write`).
+
+        The kernel drops its own pages of a range that no longer contains anything.
+        """
+        await self._check_again(fh, os.W_OK)
+        file = self.files.by_fd[fh]
+        obj, opener = file.obj, file.opener
+        assert opener is not None
+        try:
+            await trio.to_thread.run_sync(calls.fallocate, opener, fh, mode, off, length, abandon_on_cancel=True)
+        except OSError:
+            self.cache.forget_attributes(obj)  # ext4 keeps what it allocated before the disk was full
+            raise
+        if not mode & linux.FALLOC_FL_KEEP_SIZE and off + length > obj.size_in_kernel(file.number):
+            obj.report_size(file.number, off + length)
+
+    @answers
+    async def lseek(self, fh: FileHandleT, off: int, whence: int) -> int:
+        """Find the next data (SEEK_DATA) or the next hole (SEEK_HOLE) from `off`.
+
+        A file that may be mapped for writing has no holes: the kernel may have data for them that it has not written.
+        """
+        self.files.require_readable(fh)
+        await self._check_again(fh, os.R_OK)
+        without_holes = self.files.may_be_mapped(self.files.by_fd[fh].obj)
+        seek = partial(_seek, fh, off, whence, without_holes=without_holes)
+        return await trio.to_thread.run_sync(seek, abandon_on_cancel=True)
 
     @answers
     async def flush(self, fh: FileHandleT) -> None:

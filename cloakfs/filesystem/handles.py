@@ -24,8 +24,8 @@ class OpenFile:
     """A file or directory that a client has open; its handle is the number of the descriptor."""
 
     __slots__ = (
-        "appends", "cookie", "found", "is_directory", "number", "obj", "opener", "pending", "sought", "uid",
-        "unreadable",
+        "appends", "cookie", "found", "is_directory", "may_be_mapped", "number", "obj", "opener", "pending", "sought",
+        "uid", "unreadable",
     )  # fmt: skip
 
     def __init__(self, at: Entered, opener: linux.Credentials | None = None) -> None:
@@ -35,6 +35,7 @@ class OpenFile:
         self.opener = opener  # as whom further calls are made, where that matters
         self.unreadable = False  # opened for its attributes alone
         self.appends = False  # opened with O_APPEND
+        self.may_be_mapped = False  # for writing, which takes O_RDWR (mmap(2))
         self.is_directory = stat.S_ISDIR(at.info.st_mode)
         # For directories: the position at which `pending`, the entries read ahead, begin.
         self.cookie = 0
@@ -116,6 +117,7 @@ class OpenFiles:
         """
         file = self.by_fd[fd] = OpenFile(at, credentials(at.who.caller) if as_opener else None)
         file.appends = bool(flags & os.O_APPEND)
+        file.may_be_mapped = flags & os.O_ACCMODE == os.O_RDWR
         if flags & os.O_TRUNC:
             at.obj.report_size(at.number, 0)
         self._nodes.opened(at.obj, fd)
@@ -134,6 +136,13 @@ class OpenFiles:
         """Whether `who` opened this file while it was visible. Directories do not count: nothing is read from them."""
         opened = (self.by_fd[fd] for fd in obj.open_files or ())
         return any(not file.is_directory and file.uid == who.uid for file in opened)
+
+    def may_be_mapped(self, obj: Object) -> bool:
+        """Whether a mapping of the file may have been modified without the real file knowing yet.
+
+        When a mapping goes, the kernel writes it to the file before it closes the latter.
+        """
+        return any(self.by_fd[fd].may_be_mapped for fd in obj.open_files or ())
 
     def opener(self, fh: Any) -> int:
         """Return who counts as the caller of a request without one: the opener's server uid, as a number below 0."""

@@ -10,6 +10,7 @@ pyfuse3 3.4.0 to 3.5.0. It is checked before anything is mounted (`check`) and, 
 import ctypes
 from collections.abc import Callable
 from operator import attrgetter
+from typing import Any, cast
 
 import pyfuse3
 from pyfuse3 import EntryAttributes, InodeT, ModeT, ReaddirToken, RequestContext
@@ -51,7 +52,7 @@ def _nodeid_of(entry: object) -> ctypes.c_uint64:
 
 
 _offers_nodeid = hasattr(EntryAttributes, "nodeid")
-_entry = EntryAttributes()
+_entry: Any = EntryAttributes()  # only a patched one has a `nodeid`
 _nodeid = _nodeid_of(_entry)
 
 
@@ -63,10 +64,10 @@ def name_only(ino: int, kind: int) -> EntryAttributes:
     _entry.st_ino = InodeT(ino)
     _entry.st_mode = ModeT(kind << 12)
     if _offers_nodeid:
-        _entry.nodeid = 0  # type: ignore[attr-defined]
+        _entry.nodeid = 0
     else:
         _nodeid.value = 0
-    return _entry
+    return cast(EntryAttributes, _entry)
 
 
 def is_name_only(entry: EntryAttributes) -> bool:

@@ -31,11 +31,13 @@ from .mounting import (
 )
 from .syscalls import (
     AT_HANDLE_FID,
+    FALLOC_FL_KEEP_SIZE,
     FMODE_EXEC,
     RENAME_EXCHANGE,
     RENAME_NOREPLACE,
     RWF_NOWAIT,
     Stat,
+    fallocate,
     fstat,
     getdents,
     may_access,
@@ -48,10 +50,11 @@ from .syscalls import (
 from .threads import apart, in_main_thread, umask
 
 __all__ = [
-    "AT_HANDLE_FID", "CAP_SETFCAP", "CAP_SYS_ADMIN", "CAP_SYS_RESOURCE", "FEW_GROUPS", "FMODE_EXEC", "MNT_DETACH",
-    "MOST_LONG", "MS_DIRSYNC", "MS_NOATIME", "MS_NODEV", "MS_NODIRATIME", "MS_NOEXEC", "MS_NOSUID", "MS_POSIXACL",
-    "MS_RDONLY", "MS_RELATIME", "MS_SYNCHRONOUS", "RENAME_EXCHANGE", "RENAME_NOREPLACE", "ROOT", "RWF_NOWAIT",
-    "Credentials", "Stat", "act_as_daemon", "act_for_nobody_as", "apart", "clone_tree", "detach_mount",
-    "effective_capabilities", "fstat", "getdents", "in_main_thread", "may_access", "mount", "name_to_handle",
-    "open_by_handle", "raised", "renameat2", "set_effective_capabilities", "statx", "umask", "umount", "xfs_uuid",
+    "AT_HANDLE_FID", "CAP_SETFCAP", "CAP_SYS_ADMIN", "CAP_SYS_RESOURCE", "FALLOC_FL_KEEP_SIZE", "FEW_GROUPS",
+    "FMODE_EXEC", "MNT_DETACH", "MOST_LONG", "MS_DIRSYNC", "MS_NOATIME", "MS_NODEV", "MS_NODIRATIME", "MS_NOEXEC",
+    "MS_NOSUID", "MS_POSIXACL", "MS_RDONLY", "MS_RELATIME", "MS_SYNCHRONOUS", "RENAME_EXCHANGE", "RENAME_NOREPLACE",
+    "ROOT", "RWF_NOWAIT", "Credentials", "Stat", "act_as_daemon", "act_for_nobody_as", "apart", "clone_tree",
+    "detach_mount", "effective_capabilities", "fallocate", "fstat", "getdents", "in_main_thread", "may_access", "mount",
+    "name_to_handle", "open_by_handle", "raised", "renameat2", "set_effective_capabilities", "statx", "umask", "umount",
+    "xfs_uuid",
 ]  # fmt: skip

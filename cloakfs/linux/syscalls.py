@@ -1,4 +1,4 @@
-"""System calls on files that Python's `os` lacks: file handles, directory cookies, statx(2).
+"""System calls on files that Python's `os` lacks: file handles, directory cookies, statx(2), fallocate(2).
 
 Everything here is a thin, typed wrapper that raises `OSError`; `tree.calls` calls them with chosen credentials.
 """
@@ -19,6 +19,7 @@ AT_HANDLE_FID = 0x200  # Linux 6.5: an identifier that need not be decodable
 RENAME_NOREPLACE = 1
 RENAME_EXCHANGE = 2
 RWF_NOWAIT = os.RWF_NOWAIT
+FALLOC_FL_KEEP_SIZE = 0x01
 FMODE_EXEC = 0x20  # what execve(2) adds to the flags of a FUSE OPEN
 
 if TYPE_CHECKING:
@@ -87,6 +88,15 @@ def renameat2(src_dir: int, src: bytes, dst_dir: int, dst: bytes, flags: int) ->
             ctypes.c_long(flags),
         )
     )
+
+
+def fallocate(fd: int, mode: int, offset: int, length: int) -> None:
+    """Call fallocate(2). (`os.posix_fallocate` has no modes, and writes zeros where the file system allocates nothing.)
+
+    Raises:
+        OSError: EOPNOTSUPP when the file system cannot do this.
+    """
+    check(libc.fallocate(fd, mode, ctypes.c_int64(offset), ctypes.c_int64(length)))
 
 
 def may_access(fd: int, mode: int) -> bool:

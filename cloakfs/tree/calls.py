@@ -242,6 +242,12 @@ def pwrite(who: Credentials, fd: int, data: bytes | memoryview, offset: int, fla
     return os.pwritev(fd, [data], offset, flags)
 
 
+def fallocate(who: Credentials, fd: int, mode: int, offset: int, length: int) -> None:
+    """See fallocate(2). Who calls determines who may use reserved blocks, and which set-id bits are cleared."""
+    assume(who)
+    linux.fallocate(fd, mode, offset, length)
+
+
 # -- extended attributes ---------------------------------------------------------------------------
 
 

@@ -1,6 +1,8 @@
 """What cloakfs takes from the memory of pyfuse3's objects is where it looks for it."""
 
 import ctypes
+import re
+from pathlib import Path
 
 import pyfuse3
 import pytest
@@ -41,6 +43,12 @@ class TokenThatOffers(Token):
 
     __slots__ = ()
     ctx = None
+
+
+def test_the_patches_are_for_the_version_that_is_installed() -> None:
+    top = Path(__file__).parents[2]
+    (version,) = re.findall(r"^sdist=.*/pyfuse3-(.*)\.tar\.gz$", (top / "scripts/setup").read_text(), re.MULTILINE)
+    assert f"pyfuse3=={version}" in (top / "constraints.txt").read_text().splitlines()
 
 
 def test_this_pyfuse3_is_supported() -> None:

@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import pyfuse3
 import pytest
 
+from cloakfs import linux
 from tests.agents import User, names, read, write
 from tests.nfs.knfsd.fixtures import VERSIONS, Service, Share, exported, nfs_mounted, sh
 
@@ -123,6 +125,39 @@ def test_writing_at_places(site: Site) -> None:
     site.ann.do(write_parts, site.at("file"))
     assert Path(site.real("file.renamed")).read_bytes() == b"x" * 300_000 + b"\0" * 700_000 + b"fend"
     assert site.bob.error(read, site.at("file.renamed")) == errno.EACCES
+
+
+def allocate_and_punch(path: str) -> None:
+    """Allocate a MiB, and make a hole in it."""
+    punch_hole_and_keep_size = 2 | 1
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o640)
+    os.pwrite(fd, b"x" * 300_000, 0)
+    os.fsync(fd)
+    linux.fallocate(fd, 0, 0, 1 << 20)
+    linux.fallocate(fd, punch_hole_and_keep_size, 1 << 16, 1 << 17)
+    assert os.pread(fd, 300_000, 0) == b"x" * (1 << 16) + bytes(1 << 17) + b"x" * (300_000 - 3 * (1 << 16))
+    os.close(fd)
+
+
+def first_hole(path: str) -> int:
+    with open(path, "rb") as file:
+        return file.seek(0, os.SEEK_HOLE)
+
+
+def test_allocating(site: Site) -> None:
+    """NFSv4.2 can do this, and so can pyfuse3 with the patch in contrib/pyfuse3."""
+    if site.version == "3" or not hasattr(pyfuse3.Operations, "fallocate"):
+        assert site.ann.error(allocate_and_punch, site.at("file")) == errno.EOPNOTSUPP
+        return
+    site.ann.do(allocate_and_punch, site.at("file"))
+    assert os.stat(site.real("file")).st_size == 1 << 20
+    assert os.stat(site.real("file")).st_blocks * 512 == (1 << 20) - (1 << 17)
+
+    with open(site.real("sparse"), "wb") as file:
+        file.write(b"x" * (1 << 16))
+        file.truncate(1 << 20)
+    os.chown(site.real("sparse"), 20000, 20000)
+    assert site.ann.do(first_hole, site.at("sparse")) == 1 << 16
 
 
 def test_changing_owner_and_mode(site: Site) -> None:

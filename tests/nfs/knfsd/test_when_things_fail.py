@@ -179,7 +179,7 @@ def test_a_broken_configuration_changes_nothing(
         (good + "/tmp *(policy=missing.py:P)\n", f"{file}:2:6: policy="),
         (good + "/tmp *(groups=proc)\n", f"{file}:2:6: groups=proc"),
         # What stands behind a symbolic link is not for a mount point inside of it.
-        (good + "/srv *(ro)\n", "/srv/cloakfs/srv: inside of /srv"),
+        (good + "/srv *(ro)\n", "/srv/cloakfs/srv: inside /srv"),
     ):
         Path(file).write_text(text)
         done = run("export", "reload")

@@ -1,0 +1,241 @@
+"""fallocate(2), and lseek(2) to data and holes: with the patch in contrib/pyfuse3, and without it."""
+
+import errno
+import mmap
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyfuse3
+import pytest
+
+from cloakfs import linux
+from tests.agents import User
+from tests.mount.conftest import Mount, told
+from tests.mount.loopfs import filesystem
+
+MakeMount = Callable[..., Mount]
+
+HAS_PATCH = hasattr(pyfuse3.Operations, "fallocate")
+with_patch = pytest.mark.skipif(not HAS_PATCH, reason="this pyfuse3 is not patched (scripts/setup --patched-pyfuse3)")
+without_patch = pytest.mark.skipif(HAS_PATCH, reason="this pyfuse3 is patched (scripts/setup --released-pyfuse3)")
+
+K, M = 1 << 10, 1 << 20
+KEEP_SIZE, PUNCH_HOLE, COLLAPSE_RANGE, ZERO_RANGE = 1, 2, 8, 16
+UID = 2001
+
+
+@pytest.fixture
+def ext4(base: str) -> Iterator[str]:
+    """A file system with holes, half of which is reserved for root."""
+    with filesystem("ext4", base, mkfs=("-m", "50")) as path:
+        yield path
+
+
+@pytest.fixture
+def there(ext4: str, mount: MakeMount) -> Mount:
+    return mount("-o", "no_root_squash", source=ext4)
+
+
+def write(path: str, content: bytes) -> str:
+    with open(path, "wb") as file:
+        file.write(content)
+    os.chmod(path, 0o666)
+    return path
+
+
+def read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def error(call: Callable[..., object], *arguments: Any) -> int:
+    """The errno of the call, 0 if it succeeds."""
+    try:
+        call(*arguments)
+    except OSError as exc:
+        return exc.errno or -1
+    return 0
+
+
+def fallocate(path: str, mode: int, offset: int, length: int, flags: int = os.O_RDWR) -> None:
+    fd = os.open(path, flags)
+    try:
+        linux.fallocate(fd, mode, offset, length)
+    finally:
+        os.close(fd)
+
+
+def sparse(path: str) -> list[tuple[int, int]]:
+    """Make a file with two extents of data; where they begin and end."""
+    extents = [(0, 64 * K), (M, M + 64 * K)]
+    with open(path, "wb") as file:
+        for start, end in extents:
+            file.seek(start)
+            file.write(b"x" * (end - start))
+        file.truncate(2 * M)
+    os.chmod(path, 0o666)
+    return extents
+
+
+def extents(path: str) -> list[tuple[int, int]]:
+    """Where lseek(2) says that data begins and ends."""
+    found = []
+    end = 0
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        while error(os.lseek, fd, end, os.SEEK_DATA) != errno.ENXIO:
+            start = os.lseek(fd, end, os.SEEK_DATA)
+            end = os.lseek(fd, start, os.SEEK_HOLE)
+            found.append((start, end))
+    finally:
+        os.close(fd)
+    return found
+
+
+# -- with the patch ----------------------------------------------------------------------------------------------------
+
+
+@with_patch
+def test_space_is_allocated(there: Mount, user: Callable[..., User]) -> None:
+    write(there.real("file"), b"abc")
+    user(UID).do(fallocate, there.at("file"), 0, 0, M)
+    for path in (there.at("file"), there.real("file")):
+        info = os.stat(path)
+        assert info.st_size == M
+        assert info.st_blocks * 512 >= M
+    assert read(there.at("file")) == b"abc" + bytes(M - 3)
+
+
+@with_patch
+def test_the_size_can_be_kept(there: Mount) -> None:
+    write(there.real("file"), b"abc")
+    fallocate(there.at("file"), KEEP_SIZE, 0, M)
+    assert os.stat(there.at("file")).st_size == 3
+    assert os.stat(there.real("file")).st_blocks * 512 >= M
+
+
+@with_patch
+@pytest.mark.parametrize("mode", [PUNCH_HOLE | KEEP_SIZE, ZERO_RANGE, ZERO_RANGE | KEEP_SIZE])
+def test_what_is_removed_is_no_longer_read(there: Mount, mode: int) -> None:
+    write(there.real("file"), b"x" * M)
+    assert read(there.at("file")) == b"x" * M  # and the kernel keeps it
+    before = os.stat(there.at("file"))
+    fallocate(there.at("file"), mode, 256 * K, 256 * K)
+    for path in (there.real("file"), there.at("file")):
+        assert read(path) == b"x" * (256 * K) + bytes(256 * K) + b"x" * (512 * K)
+    after = os.stat(there.at("file"))
+    assert after.st_size == M
+    assert after.st_mtime_ns > before.st_mtime_ns
+    assert (after.st_blocks < before.st_blocks) == bool(mode & PUNCH_HOLE)
+
+
+@with_patch
+def test_it_is_done_as_the_caller(there: Mount, user: Callable[..., User]) -> None:
+    """Half of the file system is reserved for root."""
+    info = os.statvfs(there.source)
+    too_much = (info.f_bavail + info.f_bfree) // 2 * info.f_frsize
+    write(there.real("file"), b"")
+    assert os.stat(there.at("file")).st_size == 0
+    assert user(UID).error(fallocate, there.at("file"), 0, 0, too_much) == errno.ENOSPC
+    part = os.stat(there.real("file"))
+    assert part.st_size > 0  # ext4 keeps what it could allocate
+    told()
+    assert os.stat(there.at("file")).st_size == part.st_size
+    fallocate(there.at("file"), 0, 0, too_much)
+    assert os.stat(there.real("file")).st_size == too_much
+
+
+@with_patch
+def test_what_is_appended_then_goes_to_the_real_end(there: Mount) -> None:
+    write(there.real("file"), b"")
+    fd = os.open(there.at("file"), os.O_WRONLY | os.O_APPEND)
+    try:
+        linux.fallocate(fd, 0, 0, 4 * K)
+        with open(there.real("file"), "ab") as behind:
+            behind.write(b"behind")
+        os.write(fd, b"through")
+    finally:
+        os.close(fd)
+    assert read(there.real("file")) == bytes(4 * K) + b"behindthrough"
+
+
+@with_patch
+def test_an_error_of_the_real_file_system_is_passed_on(base: str, mount: MakeMount) -> None:
+    with filesystem("tmpfs", base) as source:
+        there = mount(source=source)
+        write(there.real("file"), b"x" * K)
+        assert error(fallocate, there.at("file"), ZERO_RANGE, 0, K) == errno.EOPNOTSUPP
+        fallocate(there.at("file"), PUNCH_HOLE | KEEP_SIZE, 0, K)  # which it can do
+        assert read(there.real("file")) == bytes(K)
+
+
+@with_patch
+def test_data_and_holes_are_found(there: Mount) -> None:
+    made = sparse(there.real("file"))
+    assert extents(there.real("file")) == made
+    assert extents(there.at("file")) == made
+    with open(there.at("file"), "rb", buffering=0) as file:
+        assert file.seek(128 * K, os.SEEK_DATA) == M
+        assert file.read(1) == b"x"
+        for whence in (os.SEEK_DATA, os.SEEK_HOLE):
+            assert error(file.seek, 2 * M, whence) == errno.ENXIO
+
+
+@with_patch
+def test_a_mapping_may_have_data_for_a_hole(there: Mount) -> None:
+    """The kernel keeps it until it sees fit, or nobody maps the file any more."""
+    made = sparse(there.real("file"))
+    with open(there.at("file"), "r+b") as file:
+        mapping = mmap.mmap(file.fileno(), 2 * M)
+    mapping[512 * K] = ord("y")
+    assert extents(there.real("file")) == made  # it is not there yet
+    assert extents(there.at("file")) == [(0, 2 * M)]
+    mapping.close()
+    assert extents(there.at("file")) == extents(there.real("file"))
+    assert read(there.at("file"))[512 * K] == ord("y")
+    assert len(extents(there.at("file"))) == 3
+
+
+# -- with and without it -----------------------------------------------------------------------------------------------
+
+
+def test_a_descriptor_for_reading_does_not_do(there: Mount, user: Callable[..., User]) -> None:
+    write(there.real("file"), b"abc")
+    for mode in (0, PUNCH_HOLE | KEEP_SIZE):
+        assert user(UID).error(fallocate, there.at("file"), mode, 0, M, os.O_RDONLY) == errno.EBADF
+    os.chmod(there.real("file"), 0o644)
+    assert user(UID).error(fallocate, there.at("file"), 0, 0, M) == errno.EACCES
+    assert read(there.real("file")) == b"abc"
+
+
+def test_the_kernel_passes_on_no_other_modes(there: Mount) -> None:
+    write(there.real("file"), b"x" * M)
+    assert error(fallocate, there.at("file"), COLLAPSE_RANGE, 0, 64 * K) == errno.EOPNOTSUPP
+    fallocate(there.real("file"), COLLAPSE_RANGE, 0, 64 * K)  # which the real file system can do
+
+
+def test_the_c_library_allocates_in_any_case(there: Mount) -> None:
+    write(there.real("file"), b"abc")
+    with open(there.at("file"), "r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, M)
+    assert read(there.real("file")) == b"abc" + bytes(M - 3)
+    assert os.stat(there.real("file")).st_blocks * 512 >= M
+
+
+# -- without it --------------------------------------------------------------------------------------------------------
+
+
+@without_patch
+@pytest.mark.parametrize("mode", [0, KEEP_SIZE, PUNCH_HOLE | KEEP_SIZE, ZERO_RANGE])
+def test_nothing_is_allocated(there: Mount, mode: int) -> None:
+    write(there.real("file"), b"abc")
+    assert error(fallocate, there.at("file"), mode, 0, M) == errno.EOPNOTSUPP
+    assert read(there.real("file")) == b"abc"
+    assert os.stat(there.real("file")).st_blocks * 512 < M
+
+
+@without_patch
+def test_everything_is_data(there: Mount) -> None:
+    sparse(there.real("file"))
+    assert extents(there.at("file")) == [(0, 2 * M)]
