@@ -104,6 +104,14 @@ def test_what_is_shown_alike_is_the_same_for_everybody(
                     assert Asker(client, group, *servers).recognise(stored, stored, *plain) == plain, (client, group)
 
 
+@given(lists, ids, squashes, ids, ids)
+def test_a_uid_becomes_the_same_one_with_any_group(
+    defs: list[RangeDef], nobody: int, squash: Squash, client: int, group: int
+) -> None:
+    view = checked(defs, nobody, squash)
+    assert view.server_uid(client) == view.server_ids(client, group)[0]
+
+
 def test_root_s_files_are_shown_alike_where_root_is_squashed() -> None:
     """They are most of a system's files."""
     assert checked([], 65534, "root").is_shown_alike(0, 0)
