@@ -135,6 +135,7 @@ until [ "$(readlink /proc/$busy/cwd)" = /mnt/demo ]; do sleep .1; done
 """
 
 NFS = "it takes an NFS server; tests/nfs has one"
+LOGIN = "it changes how users log in; tests/mount/test_sessions.py does that on a machine within the machine"
 CLIENT = "it is typed on a client of an NFS server; tests/nfs has one"
 
 
@@ -170,6 +171,7 @@ SCENES = {
         "cd /srv",
         left_out={
             "cloakfs bench --peer bare --peer '*1000' --work 'stat*' --json run.json": "it measures, for minutes",
+            "cloakfs bench --peer bare --peer 'bindfs*' --peer '*1000' --work '* home' --json homes.json": "so does it",
             "cloakfs bench --show run.json --markdown": "it shows what was measured",
         },
     ),
@@ -190,6 +192,8 @@ SCENES = {
 }
 
 ELSEWHERE = {
+    ("commands.md", "cloakfs session setup /export /srv/data --pam --install"): LOGIN,
+    ("sessions.md", "cloakfs mount /srv/real /export -o 'cloak_list=uid +077 1000 1999' --view ann --view ben"): LOGIN,
     ("README.md", "cat /etc/cloakfs/exports.d/home.exports"): NFS,
     ("nfs.md", "mount -t nfs server:/srv/cloakfs/home@10.1.0.0_16 home"): CLIENT,
     ("nfs.md", "ls -l home"): CLIENT,
