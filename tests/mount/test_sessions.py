@@ -74,7 +74,7 @@ class Machine:
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Run a command there as root."""
         # Its root is not that of its mount namespace if the tests run in a chroot.
-        there = ("nsenter", "--target", str(self.first), "--root", "--mount", "--pid", "--net")
+        there = ("nsenter", "--target", str(self.first), "--root", "--wdns=/", "--mount", "--pid", "--net")
         return subprocess.run([*there, *command], capture_output=True, text=True, check=False, timeout=60, cwd="/")
 
     def sh(self, script: str) -> str:
