@@ -30,6 +30,14 @@ def note(text: str) -> None:
     click.echo(printable(f"cloakfs: {text}"), err=True)
 
 
+def working_directory() -> str:
+    """Return the working directory; or the root, if it has been removed and nothing relative can be found in it."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return "/"
+
+
 def printable(text: str) -> str:
     """Escape text for a terminal: file names may contain control characters, or bytes that are not UTF-8."""
     parts = []

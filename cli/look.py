@@ -23,7 +23,7 @@ from cloakfs.policy import Policy, PolicyError, load_policy
 from cloakfs.view import View
 from cloakfs.views import Identity, ViewError, resolve, user_identity
 
-from .common import entry_for, fail, note
+from .common import entry_for, fail, note, working_directory
 
 _F = TypeVar("_F", bound=Callable[..., object])
 
@@ -107,7 +107,7 @@ def _find(
             fail(f"{path}: the daemon of the mount at {died} has died, so that nobody sees anything there", 1)
         fail(f"{path}: not in a mount; give its options with --exports FILE, or -o OPTIONS and --source DIR", 2)
     root = mount.source if mount is not None else os.path.realpath(source) if source is not None else None
-    policy_dir = os.getcwd()
+    policy_dir = working_directory()
     policy = None
     if exports is not None:
         entries, _ = files.read(exports)

@@ -22,7 +22,7 @@ from cloakfs.mountpoint import MountError, split_mount_options
 from cloakfs.unmount import detach_dead
 
 from .background import in_background, in_foreground, remember_inherited
-from .common import entry_for, fail, printable
+from .common import entry_for, fail, printable, working_directory
 
 
 @click.command()
@@ -97,7 +97,7 @@ def mount(
         mountpoint,
         options,
         mount_options,
-        policy_dir=files.policy_dir(exports) if exports else os.getcwd(),
+        policy_dir=files.policy_dir(exports) if exports else working_directory(),
         reread=read_options if exports else None,
     )
     level = logging.DEBUG if debug else logging.INFO

@@ -168,6 +168,25 @@ def test_a_mount_whose_daemon_died_is_told_and_taken_off_by_the_next(mount: Make
     assert os.listdir(m.path) == ["file"]
 
 
+def test_a_working_directory_that_is_gone(base: str, tree: str, target: str) -> None:
+    def there(*arguments: str) -> tuple[int, str]:
+        gone = os.path.join(base, "gone")
+        os.mkdir(gone)
+        script = 'cd "$1" && rmdir "$1" && shift && exec "$@"'
+        done = subprocess.run(
+            ["sh", "-c", script, "sh", gone, str(SCRIPTS / "cloakfs"), *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        return done.returncode, done.stderr
+
+    assert there("mount", tree, target) == (0, "")
+    assert there("explain", target, "--as", "1000:1000") == (0, "")
+    assert there("umount", target) == (0, "")
+
+
 def test_a_mount_made_twice(tree: str, mount: MakeMount) -> None:
     m = mount()
     assert refused(1, "mount", tree, m.path) == f"{m.path}: {tree} is mounted there already (cloakfs umount {m.path})"
