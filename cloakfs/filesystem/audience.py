@@ -68,7 +68,12 @@ class Audiences:
         """Whether `hearer` may be told of the directory `obj` without waiting for anything to be forgotten."""
         if number or hearer == NOBODY:
             return True
-        return (not obj.remembers_names or hearer == obj.audience) and not self._carries(obj)
+        return (not obj.remembers_names or self._is_audience(obj, hearer)) and not self._carries(obj)
+
+    @staticmethod
+    def _is_audience(obj: Object, hearer: int) -> bool:
+        """Whether `hearer` alone was told of the object. (`ALL` says that something may have to be forgotten yet.)"""
+        return hearer == obj.audience != ALL
 
     async def make_ready(self, number: int, obj: Object, hearer: int) -> None:
         """Forget what has to be forgotten before `hearer` is told of the directory `obj`.
@@ -109,10 +114,9 @@ class Audiences:
         for below in belows:
             await below.done.wait()
 
-    @staticmethod
-    def is_remembered_for_others(number: int, obj: Object, hearer: int) -> bool:
+    def is_remembered_for_others(self, number: int, obj: Object, hearer: int) -> bool:
         """Whether something is remembered of `obj` for an audience to which `hearer` does not belong."""
-        if number or hearer in (obj.audience, NOBODY):
+        if number or hearer == NOBODY or self._is_audience(obj, hearer):
             return False
         return obj.remembers_names or (obj.private and obj.audience >= 0)
 
