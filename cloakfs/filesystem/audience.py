@@ -16,7 +16,7 @@ import stat
 
 from .. import linux
 from ..ids import ClientId, ServerId
-from ..tree.door import everybody_may
+from ..tree.door import may_with_any_groups
 from ..tree.nodes import Nodes
 from ..tree.objects import ALL, NOBODY, Object, Stale
 from ..view import View
@@ -130,12 +130,6 @@ class Audiences:
             return False
         return cloak.condition(info.st_mode, info.st_uid, info.st_gid).surely_admits(uid)
 
-    @staticmethod
-    def may_search(uid: ServerId, obj: Object, fd: int, info: linux.Stat) -> bool:
-        """Whether everybody with this uid, whatever its groups, may search the directory. False when in doubt."""
-        is_owner = uid == info.st_uid and info.st_mode & stat.S_IXUSR and obj.filesystem.has_posix_rules
-        return bool(is_owner) or everybody_may(os.X_OK, obj, fd, info)
-
     def still_holds(self, view: View, obj: Object, fd: int, info: linux.Stat) -> bool:
         """Whether what is remembered of `obj`, and below it, for an audience of one may still be told to it."""
         audience = obj.audience
@@ -144,4 +138,6 @@ class Audiences:
         if audience < 0:
             return False
         uid = view.server_uid(ClientId(audience))
-        return self.sees(view, uid, info) and (not stat.S_ISDIR(info.st_mode) or self.may_search(uid, obj, fd, info))
+        return self.sees(view, uid, info) and (
+            not stat.S_ISDIR(info.st_mode) or may_with_any_groups(uid, os.X_OK, obj, fd, info)
+        )

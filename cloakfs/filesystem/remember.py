@@ -12,7 +12,7 @@ import stat
 from .. import linux
 from ..caller import Caller
 from ..tree import calls
-from ..tree.door import attrs_of, credentials, everybody_may, sees, subject
+from ..tree.door import attrs_of, credentials, everybody_may, may_with_any_groups, sees, subject
 from ..tree.locate import is_settled
 from ..tree.nodes import Nodes
 from ..tree.objects import ALL, Object
@@ -106,7 +106,7 @@ class Remembering:
         if not self._is_steady_for(at, info) or not self._reaches(at, parent):
             return 0.0, self._brief
         seconds = 0.0
-        if parent.audience == at.hearer and self._audiences.may_search(at.who.uid, parent, at.fd, at.info):
+        if parent.audience == at.hearer and may_with_any_groups(at.who.uid, os.X_OK, parent, at.fd, at.info):
             seconds = self._seconds(obj)
             parent.remembers_names = True
             self._keep(at.number, parent, private=True)

@@ -151,6 +151,13 @@ def everybody_may(bits: int, obj: Object, fd: int, info: linux.Stat) -> bool:
     return info.st_mode & wanted == wanted and obj.filesystem.has_posix_rules and _has_no_acl(obj, fd, info)
 
 
+def may_with_any_groups(uid: ServerId, bits: int, obj: Object, fd: int, info: linux.Stat) -> bool:
+    """Whether callers with this uid have permission `bits` on it, whatever their groups. False when in doubt."""
+    if uid == info.st_uid:
+        return obj.filesystem.has_posix_rules and info.st_mode >> 6 & bits == bits
+    return everybody_may(bits, obj, fd, info)
+
+
 def surely_may(who: Subject, bits: int, obj: Object, fd: int, info: linux.Stat) -> bool:
     """Whether `who` has permission `bits` on it, judged without its supplementary groups. False when in doubt.
 
