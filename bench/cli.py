@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cli.common import OWN_COMMAND, console, fail
+    from cli.common import OWN_COMMAND, console, fail, note
 else:
-    from cloakfs_cli.common import OWN_COMMAND, console, fail
+    from cloakfs_cli.common import OWN_COMMAND, console, fail, note
 
-__all__ = ("OWN_COMMAND", "console", "fail")
+__all__ = ("OWN_COMMAND", "console", "fail", "note")

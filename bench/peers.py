@@ -30,6 +30,7 @@ FEW, MANY = f"{BOTH} 10", f"{BOTH} 1000"
 FIXED = "cloakfs fixed view"
 PLAIN = f"{FIXED}, noxattr"
 SESSION = "cloakfs session"
+TRACED = f"{BOTH}, traced"
 
 STOCK_WORD = "stock_loop"
 """The word of `cloakfs mount -o` for pyfuse3's own session loop."""
@@ -201,6 +202,39 @@ def _in_session(mount: Start, view: str) -> Start:
     return start
 
 
+def _traced(mount: Start) -> Start:
+    """The same while `cloakfs trace` prints all requests, which nobody keeps."""
+
+    def start(stack: contextlib.ExitStack, name: str, tree: str, at: str) -> Callable[[], Peer]:
+        wait_for_mount = mount(stack, name, tree, at)
+
+        def run(*command: str, read: int | None = None, write: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+            process = subprocess.Popen(
+                command, stdin=read, stdout=write, stderr=subprocess.DEVNULL, start_new_session=True
+            )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            return process
+
+        def wait() -> Peer:
+            peer = wait_for_mount()
+            records, theirs = os.pipe()
+            with open(records, "rb") as printed:
+                with open(theirs, "wb") as out:
+                    trace = run(*OWN_COMMAND, "trace", at, "--json", write=out.fileno())
+                deadline = time.monotonic() + _PATIENCE
+                while not select.select([printed], [], [], 0.01)[0] and time.monotonic() < deadline:
+                    os.statvfs(at)
+                if not os.read(records, 1):
+                    raise RuntimeError(f"{name}: cloakfs trace ended (exit status {trace.wait()})")
+                run("cat", read=printed.fileno())
+            return peer
+
+        return wait
+
+    return start
+
+
 PEERS: dict[str, Start] = {
     BARE: _bare,
     "bind mount": _bind,
@@ -212,6 +246,7 @@ PEERS: dict[str, Start] = {
     "cloakfs map": mounting(definitions(2, cloaks=False)),
     "cloakfs cloak": mounting(definitions(2, maps=False), uid=WORKER),
     BOTH: mounting(definitions(2)),
+    TRACED: _traced(mounting(definitions(2))),
     FEW: mounting(definitions(10)),
     f"{BOTH} 100": mounting(definitions(100)),
     MANY: mounting(definitions(1000)),
@@ -223,7 +258,7 @@ PEERS: dict[str, Start] = {
 }
 """Every peer, in the order of the tables."""
 
-VARIANTS = {"cloakfs map", "cloakfs cloak", FEW, f"{BOTH} 100", SESSION}
+VARIANTS = {"cloakfs map", "cloakfs cloak", TRACED, FEW, f"{BOTH} 100", SESSION}
 """These differ only where files are looked at one by one; they need not do the other work."""
 
 _FOR_ONE = {FIXED, PLAIN, SESSION}

@@ -9,12 +9,12 @@ from .cli import fail
 from .figures import Run
 
 
-def require_matplotlib() -> None:
-    """End the command if matplotlib is not installed."""
+def require_matplotlib(what: str = "--plot") -> None:
+    """End the command if matplotlib is not installed, which `what` needs."""
     try:
         import matplotlib  # noqa: F401, PLC0415
     except ImportError:
-        fail("--plot: matplotlib is not installed (pip install 'cloakfs[bench]')", 1)
+        fail(f"{what}: matplotlib is not installed (pip install 'cloakfs[bench]')", 1)
 
 
 def require_writable(path: str) -> None:

@@ -3,14 +3,18 @@
 import contextlib
 import logging
 import os
+import queue
 import signal
 import sys
 from collections.abc import Callable
+from logging.handlers import QueueHandler, QueueListener, SysLogHandler
 from typing import NoReturn
 
-from sdnotify import SystemdNotifier
-
 from .common import fail
+
+SYSLOG = "syslog"
+SYSLOG_SOCKET = "/dev/log"
+_MOST_MESSAGES = 1000
 
 Work = Callable[[Callable[[], None]], None]
 """A function that works for a long time, and calls its argument once it is ready."""
@@ -64,6 +68,8 @@ def in_foreground(work: Work, level: int, *refusals: type[Exception]) -> NoRetur
         level: the level of messages to log.
         refusals: exceptions whose text is a message for the user.
     """
+    from sdnotify import SystemdNotifier  # noqa: PLC0415  (no other command needs it)
+
     logging.basicConfig(level=level, format="cloakfs: %(message)s", stream=sys.stderr)
     _close_inherited()
     try:
@@ -73,8 +79,16 @@ def in_foreground(work: Work, level: int, *refusals: type[Exception]) -> NoRetur
     sys.exit(0)
 
 
-def in_background(work: Work, level: int, log_path: str, *refusals: type[Exception]) -> NoReturn:
-    """Do the work in a process of its own, which logs to a file; end when it is ready, or reports why it is not."""
+def in_background(work: Work, level: int, log_path: str, *refusals: type[Exception], syslog: bool = False) -> NoReturn:
+    """Do the work in a process of its own, which logs to a file; end when it is ready, or reports why it is not.
+
+    Args:
+        work: the work to do.
+        level: the level of messages to log.
+        log_path: the file.
+        refusals: exceptions whose text is a message for the user.
+        syslog: log to syslog or the journal instead; the file gets only what Python itself has to say.
+    """
     log_fd = open_for_us(log_path, os.O_WRONLY | os.O_APPEND)
     reader, writer = os.pipe()
     if os.fork():
@@ -95,7 +109,17 @@ def in_background(work: Work, level: int, log_path: str, *refusals: type[Excepti
     os.dup2(log_fd, 2)
     for fd in {null, log_fd} - {0, 1, 2}:
         os.close(fd)
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+    to_file = logging.StreamHandler()
+    to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler: logging.Handler = to_file
+    flush: Callable[[], None] = to_file.flush
+    if syslog:
+        try:
+            handler, flush = _syslog()
+        except OSError as exc:
+            os.write(writer, f"log={SYSLOG}: {SYSLOG_SOCKET}: {exc.strerror}".encode())
+            os._exit(1)
+    logging.basicConfig(level=level, handlers=[handler], force=True)
 
     def ready() -> None:
         os.write(writer, b"ready")
@@ -105,8 +129,31 @@ def in_background(work: Work, level: int, log_path: str, *refusals: type[Excepti
         work(ready)
     except refusals as exc:
         os.write(writer, str(exc).encode("utf-8", "replace"))
+        flush()
         os._exit(1)
     except BaseException:
         logging.getLogger("cloakfs").exception("the daemon failed")
+        flush()
         os._exit(1)
+    flush()
     os._exit(0)
+
+
+def _syslog() -> tuple[logging.Handler, Callable[[], None]]:
+    """Return a handler for syslog or the journal, and what sends the rest.
+
+    A thread does the sending, since syslog may keep its senders waiting. Messages beyond what it has room for are lost.
+
+    Raises:
+        OSError: there is no syslog.
+    """
+    os.stat(SYSLOG_SOCKET)  # the handler would ignore that
+    target = SysLogHandler(SYSLOG_SOCKET, SysLogHandler.LOG_DAEMON)
+    target.ident = f"cloakfs[{os.getpid()}]: "
+    target.append_nul = False
+    messages: queue.Queue[logging.LogRecord] = queue.Queue(_MOST_MESSAGES)
+    listener = QueueListener(messages, target)
+    listener.start()
+    handler = QueueHandler(messages)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    return handler, listener.stop

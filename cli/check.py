@@ -11,6 +11,7 @@ from cloakfs.config.lint import describe_kinds
 from cloakfs.refusals import refusals
 
 from .common import printable
+from .completion import a_file
 from .output import echo_json
 
 
@@ -30,7 +31,7 @@ class Finding:
 
 
 @click.command()
-@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...", shell_complete=a_file)
 @click.option("--text-only", is_flag=True, help="Check the text only: look up nothing on this machine.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list of objects instead of lines.")
 def check(paths: tuple[str, ...], *, text_only: bool, as_json: bool) -> None:

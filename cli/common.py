@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from cloakfs.config.options import Export, Options
-from cloakfs.mountpoint import MountError
+from cloakfs.linux import mountinfo
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from cloakfs.config.options import Export, Options
 
 # Modules that not every command needs are imported where they are used.
 
@@ -38,6 +39,12 @@ def working_directory() -> str:
         return "/"
 
 
+def mount_point(path: str) -> str:
+    """Return the mount point that is meant. One that does not answer is not asked: lstat(2) would wait for it."""
+    absolute = os.path.abspath(path)
+    return absolute if absolute in mountinfo.by_path() else os.path.realpath(path)
+
+
 def printable(text: str) -> str:
     """Escape text for a terminal: file names may contain control characters, or bytes that are not UTF-8."""
     parts = []
@@ -58,12 +65,14 @@ def console() -> "Console":
     return Console(highlight=False, force_terminal=False, no_color=True, width=100_000)
 
 
-def entry_for(entries: list[Export], path: str, source: str, client: str | None) -> Options:
+def entry_for(entries: "list[Export]", path: str, source: str, client: str | None) -> "Options":
     """Return the options of the one entry for `source` (and `client`) among those of the file `path`.
 
     Raises:
         MountError: there is no such entry, or several.
     """
+    from cloakfs.mountpoint import MountError  # noqa: PLC0415
+
     matching = [e for e in entries if os.path.realpath(e.path) == source and client in (None, e.client)]
     if not matching:
         raise MountError(f"{path}: no entry for {source}" + (f" and client {client}" if client else ""))

@@ -26,9 +26,13 @@ class Elsewhere(click.Command):
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: object
     ) -> click.Context:
         """Return the context of the real command, with which click then continues."""
+        return self.real().make_context(info_name, args, parent, **extra)
+
+    def real(self) -> click.Command:
+        """Return the real command; if it is not installed, end this one."""
         try:
             module = importlib.import_module(self._module)
         except ModuleNotFoundError as exc:
             fail(f"{self.name}: {exc.name} is not installed (pip install 'cloakfs[{self._extra}]')", 1)
         command: click.Command = getattr(module, str(self.name))
-        return command.make_context(info_name, args, parent, **extra)
+        return command

@@ -12,8 +12,10 @@ from rich.text import Text
 from cloakfs import explain as why
 from cloakfs.caller import Caller
 from cloakfs.control import DaemonError
+from cloakfs.rules import reverse_rule
 
 from .common import console, fail, printable
+from .completion import a_file
 from .look import Look, find, parse_caller, parse_client_caller, tree_options
 from .output import echo_json
 
@@ -21,7 +23,7 @@ HIDDEN = 3
 
 
 @click.command()
-@click.argument("path")
+@click.argument("path", shell_complete=a_file)
 @click.option("--as", "client_user", metavar="WHO", help="The caller as its machine sends it: USER or UID:GID[:GID,…].")
 @click.option("--as-server", "server_user", metavar="WHO", help="An identity on the server, which is not mapped.")
 @tree_options
@@ -97,8 +99,8 @@ def _report(
         file = {
             "type": why.kind_of(last.mode),
             "mode": {"server": _octal(last.mode), "client": None if shown_mode is None else _octal(shown_mode)},
-            "uid": {"client": shown_uid, "server": last.uid, "rule": why.reverse_rule(policy, "uid", last.uid)},
-            "gid": {"client": shown_gid, "server": last.gid, "rule": why.reverse_rule(policy, "gid", last.gid)},
+            "uid": {"client": shown_uid, "server": last.uid, "rule": reverse_rule(policy, "uid", last.uid)},
+            "gid": {"client": shown_gid, "server": last.gid, "rule": reverse_rule(policy, "gid", last.gid)},
         }
     hidden_at = None
     if not admitted:

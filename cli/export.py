@@ -21,8 +21,8 @@ from cloakfs.config.errors import Location, Remark
 from cloakfs.config.files import files_of, read_all
 from cloakfs.config.options import Export
 from cloakfs.linux import process
-from cloakfs.mounted import RUN_DIR, STATE_DIR
-from cloakfs.nfs import ganesha, knfsd, leftover
+from cloakfs.mounted import STATE_DIR
+from cloakfs.nfs import ganesha, knfsd, leftover, services
 from cloakfs.nfs.ganesha_server import GaneshaServer, exports_of
 from cloakfs.nfs.guard import VERSION, Guard, control_path, take_down
 from cloakfs.nfs.plan import Plan, ServerKind, absolute, plan
@@ -33,6 +33,7 @@ from cloakfs.views import accounts_of
 
 from .background import in_background, in_foreground, open_for_us
 from .common import OWN_COMMAND, console, fail, printable
+from .completion import a_directory, a_file
 
 DEFAULT_PATH = "/etc/cloakfs/exports.d"
 DEFAULT_ROOT = "/srv/cloakfs"
@@ -103,11 +104,11 @@ def export() -> None:
 
 def _service_options(command: Callable[..., None]) -> Callable[..., None]:
     options = (
-        click.argument("paths", nargs=-1, metavar="[PATH]..."),
+        click.argument("paths", nargs=-1, metavar="[PATH]...", shell_complete=a_file),
         click.option("--server", type=click.Choice(["knfsd", "ganesha"]), default="knfsd", show_default=True,
                      help="The kernel's server (a view per caller), or nfs-ganesha (fixed views)."),
         click.option("--root", metavar="DIR", default=DEFAULT_ROOT, show_default=True,
-                     help="The directory of the mounts."),
+                     shell_complete=a_directory, help="The directory of the mounts."),
         click.option("--protocols", metavar="LIST", default="4", show_default=True,
                      help="NFS versions, 4 or 3,4, for a server that is not running yet; 3 needs rpcbind."),
         click.option("--port", type=click.IntRange(1, 65535), default=2049, show_default=True,
@@ -249,7 +250,7 @@ def up(*, foreground: bool, **given: Any) -> None:
 
     def work(ready: Callable[[], None]) -> None:
         try:
-            _serve(service, made, run_dir, ready)
+            _serve(service, made, run_dir, None if foreground else f"{run_dir}.log", ready)
         finally:
             shutil.rmtree(run_dir, ignore_errors=True)
             os.close(lock)
@@ -288,8 +289,9 @@ def _lock(run_dir: str, name: str) -> int:
     return lock
 
 
-def _serve(service: _Service, made: Plan, run_dir: str, ready: Callable[[], None]) -> None:
-    guard = Guard(made, service.plan, service.make_server(), run_dir, [*OWN_COMMAND, "mount"], service.state_dir)
+def _serve(service: _Service, made: Plan, run_dir: str, log: str | None, ready: Callable[[], None]) -> None:
+    mount = [*OWN_COMMAND, "mount"]
+    guard = Guard(made, service.plan, service.make_server(), run_dir, mount, service.state_dir, log)
     try:
         trio.run(guard.run, ready)
     except OSError as exc:
@@ -299,7 +301,7 @@ def _serve(service: _Service, made: Plan, run_dir: str, ready: Callable[[], None
 def _run_dir(name: str) -> str:
     if not name.replace("-", "").replace("_", "").isalnum():
         fail(f"--name {name}: expected letters, digits, - and _", 2)
-    return os.path.join(RUN_DIR, f"export-{name}")
+    return services.run_dir(name)
 
 
 def _order(name: str, order: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import errno
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import click
@@ -17,6 +17,7 @@ from cloakfs.config.parse import parse_options
 from cloakfs.config.views import User, parse_view
 from cloakfs.control import Daemon, DaemonError
 from cloakfs.ids import ClientId
+from cloakfs.linux import mountinfo
 from cloakfs.mounted import Mounted, dead, mounted
 from cloakfs.mountpoint import MountError, split_mount_options
 from cloakfs.policy import Policy, PolicyError, load_policy
@@ -24,6 +25,7 @@ from cloakfs.view import View
 from cloakfs.views import Identity, ViewError, resolve, user_identity
 
 from .common import entry_for, fail, note, working_directory
+from .completion import a_directory, a_file
 
 _F = TypeVar("_F", bound=Callable[..., object])
 
@@ -31,9 +33,13 @@ _F = TypeVar("_F", bound=Callable[..., object])
 def tree_options(command: _F) -> _F:
     """Add the options that say which tree a command looks at, and how."""
     for option in (
-        click.option("--source", metavar="DIR", help="With -o: the directory that would be mounted."),
+        click.option(
+            "--source", metavar="DIR", shell_complete=a_directory, help="With -o: the directory that would be mounted."
+        ),
         click.option("--client", metavar="CLIENT", help="With --exports: the entry for this client."),
-        click.option("--exports", metavar="FILE", help="Take the options from this exports.d file."),
+        click.option(
+            "--exports", metavar="FILE", shell_complete=a_file, help="Take the options from this exports.d file."
+        ),
         click.option("-o", "words", multiple=True, metavar="OPTIONS", help="Options, as for `cloakfs mount`."),
     ):
         command = option(command)
@@ -122,6 +128,7 @@ def _find(
         options, _ = parse_options(split_mount_options(",".join(words))[1])
     else:
         options, policy = _in_force(mount)
+        options = _as_remounted(mount, options)
     assert root is not None
     below = find_below(root) if mount is not None else None  # from now on, the mount below shows everything
     top = mount.target if mount is not None and place.is_below_mount else root
@@ -158,6 +165,12 @@ def _in_force(mount: Mounted) -> tuple[Options, Policy]:
         note(f"{exc}; using the options that it published last")
         return options, Policy(options)
     return daemon.options, daemon.policy
+
+
+def _as_remounted(mount: Mounted, options: Options) -> Options:
+    """Return the options with ro or rw as the kernel now has it: `remount` does not ask the daemon."""
+    words = next((place.words for place in mountinfo.by_id().values() if place.device == mount.device), None)
+    return options if words is None else replace(options, read_only="ro" in words.split(","))
 
 
 @dataclass(frozen=True, slots=True)

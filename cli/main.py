@@ -13,7 +13,10 @@ from .output import run
 # Exit statuses (docs/commands.md): 0 done, 1 it cannot be done or found out, 2 the command line or a configuration is
 # wrong.
 
-_COMMANDS = ("mount", "umount", "status", "export", "session", "check", "explain", "table")
+_COMMANDS = (
+    "mount", "umount", "status", "metrics", "export", "session", "prune", "check", "explain", "table", "trace",
+    "events", "exposure",
+)  # fmt: skip
 """Each is a module with a command of that name."""
 
 _MEASURING = {
@@ -46,7 +49,7 @@ class _Commands(click.Group):
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="cloakfs")
+@click.version_option(None, "-V", "--version", package_name="cloakfs")
 def cloakfs() -> None:
     """Give each caller of a shared tree a view of its own."""
 
@@ -54,9 +57,16 @@ def cloakfs() -> None:
 def main() -> None:
     """Run the command; `cloakfs SOURCE MOUNTPOINT …`, as mount(8)'s FUSE helper calls it, means `cloakfs mount`."""
     remember_inherited()
-    if len(sys.argv) > 1 and os.sep in sys.argv[1] and not sys.argv[1].startswith("-"):
+    if _is_by_mount8(sys.argv[1:]):
         sys.argv.insert(1, "mount")
     run(cloakfs)
+
+
+def _is_by_mount8(arguments: list[str]) -> bool:
+    """Whether this is SOURCE MOUNTPOINT …; in a remount, SOURCE may be any word (`fsname=`)."""
+    if arguments and os.sep in arguments[0] and not arguments[0].startswith("-"):
+        return True
+    return arguments[2:3] == ["-o"] and "remount" in ",".join(arguments[3:4]).split(",")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from cloakfs.cleanup import Again
 from cloakfs.config import files
 from cloakfs.config.errors import ExportsError
 from cloakfs.config.options import Options
@@ -21,20 +22,32 @@ from cloakfs.mounted import RUN_DIR, dead, mount_key
 from cloakfs.mountpoint import MountError, split_mount_options
 from cloakfs.unmount import detach_dead
 
-from .background import in_background, in_foreground, remember_inherited
-from .common import entry_for, fail, printable, working_directory
+from .background import SYSLOG, in_background, in_foreground, remember_inherited
+from .common import OWN_COMMAND, entry_for, fail, printable, working_directory
+from .completion import a_directory, a_file
+from .remount import remount
 
 
 @click.command()
-@click.argument("source")
-@click.argument("mountpoint")
+@click.argument("source", shell_complete=a_directory)
+@click.argument("mountpoint", shell_complete=a_directory)
 @click.option(
     "-o", "words", multiple=True, metavar="OPTIONS", help="Options of exports.d and mount(8), separated by commas."
 )
-@click.option("--exports", metavar="FILE", help="Take the options from the entry for SOURCE in this exports.d file.")
+@click.option(
+    "--exports",
+    metavar="FILE",
+    shell_complete=a_file,
+    help="Take the options from the entry for SOURCE in this exports.d file.",
+)
 @click.option("--client", metavar="CLIENT", help="With --exports: the entry for this client, if there are several.")
 @click.option("--view", "views", multiple=True, metavar="VIEW", help="A fixed view: USER, UID:GID[:GID,…] or LOW-HIGH.")
-@click.option("--policy", metavar="FILE.py:CLASS", help="A plug-in policy, from a file or an installed module.")
+@click.option(
+    "--policy",
+    metavar="FILE.py:CLASS",
+    shell_complete=a_file,
+    help="A plug-in policy, from a file or an installed module.",
+)
 @click.option("--groups", metavar="SOURCE", help="Callers' groups: proc, database, none, or gids (1001:1002).")
 @click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground, and log to the terminal.")
 @click.option("-d", "--debug", is_flag=True, help="Log debugging messages, too.")
@@ -57,6 +70,12 @@ def mount(
     """
     if os.geteuid() != 0:
         fail("only root can mount: the daemon acts as every caller", 1)
+    mount_options, text = split_mount_options(",".join(words))
+    if mount_options.remount:
+        remount(mountpoint, mount_options)
+        return
+    exports = _one_of("exports", exports, mount_options.exports)
+    client = _one_of("client", client, mount_options.client)
     if client is not None and exports is None:
         fail("--client chooses an entry of an exports.d file, and needs --exports FILE", 2)
     _take_off_dead(mountpoint)
@@ -65,17 +84,20 @@ def mount(
     source, mountpoint = os.path.realpath(source), os.path.realpath(mountpoint)
     if mountpoint.startswith(source.rstrip("/") + "/"):
         fail(f"{mountpoint}: inside {source}, where the daemon would wait for itself; mount it elsewhere", 1)
-    mount_options, text = split_mount_options(",".join(words))
     given = _given(views, policy, groups)
 
     def read_options() -> Options:
         if exports is None:
             options, warnings = parse_options(text)
         else:
-            if text.strip():
-                raise MountError(f"-o {text.strip()}: with --exports, options come from the file alone")
+            # mount(8) always passes one of these two. The file decides, but fstab can make the mount read-only.
+            left = [word for word in map(str.strip, text.split(",")) if word not in ("", "ro", "rw")]
+            if left:
+                raise MountError(f"-o {','.join(left)}: with --exports, options come from the file alone")
             entries, warnings = files.read(exports)
             options = entry_for(entries, exports, source, client)
+            if "ro" in mount_options.given:
+                options = replace(options, read_only=True)
         for warning in warnings:
             click.echo(printable(f"cloakfs: {warning}"), err=True)
         return replace(options, **given)
@@ -92,6 +114,22 @@ def mount(
         exports = os.path.abspath(exports)  # the daemon, which reads it again, works in another directory
     if mount_options.record:
         mount_options = replace(mount_options, record=os.path.abspath(mount_options.record))
+    log_path = os.path.join(RUN_DIR, f"{mount_key(source, mountpoint)}.log")
+    if mount_options.log is not None and mount_options.log != SYSLOG:
+        if not os.path.isabs(mount_options.log):
+            fail(f"-o log={mount_options.log}: expected {SYSLOG}, or a file with its whole path", 2)
+        log_path = mount_options.log
+    again = None
+    if mount_options.restart and not foreground:  # whoever started it in the foreground sees its end
+        own_words = [word for word in mount_options.given if not word.startswith(("restarted=", "exports=", "client="))]
+        command = [*OWN_COMMAND, "mount", source, mountpoint, "-o", ",".join(own_words)]
+        for name, value in (("exports", exports), ("client", client), ("policy", policy), ("groups", groups)):
+            if value is not None:
+                command.append(f"--{name}={value}")
+        command += [f"--view={view}" for view in views]
+        if debug:
+            command.append("--debug")
+        again = Again(tuple(command), working_directory(), log_path, mount_options.restarts)
     settings = Settings(
         source,
         mountpoint,
@@ -99,12 +137,22 @@ def mount(
         mount_options,
         policy_dir=files.policy_dir(exports) if exports else working_directory(),
         reread=read_options if exports else None,
+        again=again,
+        log=None if foreground else log_path,
+        supervised=foreground,
     )
     level = logging.DEBUG if debug else logging.INFO
     work = partial(serve, settings)
     if foreground:
         in_foreground(work, level, MountError)
-    in_background(work, level, os.path.join(RUN_DIR, f"{mount_key(source, mountpoint)}.log"), MountError)
+    in_background(work, level, log_path, MountError, syslog=mount_options.log == SYSLOG)
+
+
+def _one_of(name: str, option: str | None, word: str | None) -> str | None:
+    """Return the value of a command line option that `-o` has, too; end the command if they contradict each other."""
+    if None not in (option, word) and option != word:
+        fail(f"--{name} {option} and -o {name}={word}: give one of them", 2)
+    return word if option is None else option
 
 
 def _given(views: tuple[str, ...], policy: str | None, groups: str | None) -> dict[str, Any]:
@@ -155,7 +203,8 @@ Usage: mount.fuse.cloakfs SOURCE MOUNTPOINT [-sfnv] [-t TYPE] [-N NAMESPACE] [-o
 mount(8) runs this for the type fuse.cloakfs, if /sbin has a link to it. It does the same as cloakfs mount.
 
 Options:
-  -o OPTIONS  Options of exports.d and mount(8), separated by commas.
+  -o OPTIONS  Options of exports.d and mount(8), separated by commas; exports=FILE and client=CLIENT, as the options of
+              cloakfs mount; remount,ro and remount,rw.
   -f          Mount nothing.
   -h, --help  Show this message and exit.
 

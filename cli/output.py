@@ -61,6 +61,11 @@ def echo_json(value: object) -> None:
     click.echo(json.dumps(_encodable(value), indent=2))
 
 
+def echo_json_line(value: object) -> None:
+    """Print a value as JSON in one line, for a list that has no end."""
+    click.echo(json.dumps(_encodable(value)))
+
+
 def _encodable(value: object) -> object:
     if isinstance(value, dict):
         return {_encodable(key): _encodable(item) for key, item in value.items()}

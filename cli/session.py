@@ -24,6 +24,7 @@ from cloakfs.mounted import mounted
 from cloakfs.views import Identity, accounts_of, resolve
 
 from .common import fail, note, printable
+from .completion import a_directory, a_mount_point
 from .markedlines import EditedError, marked, with_added, without
 
 PAM_D = "/etc/pam.d"
@@ -61,8 +62,8 @@ def session() -> None:
 
 
 @session.command()
-@click.argument("mountpoint", required=False)
-@click.argument("path", required=False)
+@click.argument("mountpoint", required=False, shell_complete=a_mount_point)
+@click.argument("path", required=False, shell_complete=a_directory)
 @click.option("--pam", "how", flag_value="pam", help="Logins and jobs that go through PAM: login, ssh, su, cron, at.")
 @click.option("--systemd", "how", flag_value="systemd", help="The user managers of systemd, and their user units.")
 @click.option("--install", "what", flag_value="install", help="Write the files; otherwise they are only shown.")

@@ -1,81 +1,169 @@
-"""`cloakfs status`: shows the mounts of this machine and their state."""
+"""`cloakfs status`: shows the mounts and services of this machine, and whether they are healthy."""
 
 import os
 import re
+import shutil
+import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import datetime
+from typing import Any
 
 import click
+from rich.cells import cell_len
 from rich.filesize import decimal
 
+from cloakfs.health import Health, look
 from cloakfs.linux import mountinfo
-from cloakfs.mounted import Mounted, dead, mounted
+from cloakfs.mounted import Mounted
+from cloakfs.nfs.services import Service
 
-from .common import fail, printable
+from .common import fail, mount_point, printable
+from .completion import a_mount_point
 from .output import echo_json
 
 SHOWN = 20
 """How many definitions are shown at most."""
 
-_DIED = "its daemon has died, and nobody gets an answer"
+UNHEALTHY = 3
+"""The exit status if something is not healthy."""
+
+_UNITS = (("h", 3600), ("s", 1), ("ms", 0.001))
+
+_INDENT = 11
+"""Where values begin."""
 
 
 @click.command()
-@click.argument("mountpoints", nargs=-1, metavar="[MOUNTPOINT]…")
+@click.argument("mountpoints", nargs=-1, metavar="[MOUNTPOINT]…", shell_complete=a_mount_point)
+@click.option("-v", "--verbose", is_flag=True, help=f"Show all definitions, also if there are more than {SHOWN}.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list of objects instead of text.")
-def status(mountpoints: tuple[str, ...], *, as_json: bool) -> None:
-    """Report the mounts that are served on this machine: requests, reads, and whether reading ahead pays.
+def status(mountpoints: tuple[str, ...], *, verbose: bool, as_json: bool) -> None:
+    """Report whether the mounts and services of this machine are healthy, and what they do.
 
-    Figures are up to five seconds old. Mounts whose daemon has died come last.
+    With a MOUNTPOINT, also what the kernel may remember, for how long, and what keeps it from remembering more. Figures
+    are up to five seconds old. What nobody serves comes last.
 
-    Exit status: 0 reported, 1 a MOUNTPOINT is not served, or its daemon is of an unknown version.
+    Exit status: 0 healthy, 1 a MOUNTPOINT is no cloakfs mount, or its daemon is of an unknown version, 3 a daemon or a
+    guard has died or has not answered for five seconds, a mount cannot be served, or a server does not answer.
     """
     if os.geteuid() != 0:
         fail("only root may see the options of mounts", 1)
-    there = mounted()
-    wanted = [os.path.realpath(path) for path in mountpoints] or sorted(there)
-    for path in wanted:
-        if path not in there:
-            fail(f"{path}: not a cloakfs mount, or its daemon has died (cloakfs status lists all)", 1)
-        refusal = there[path].unknown
-        if mountpoints and refusal:
-            fail(f"{path}: {refusal}", 1)
-    mounts = [there[path] for path in wanted]
+    machine = look()
+    if mountpoints:
+        machine = machine.only(map(mount_point, mountpoints))
+        for one in machine.mounts:
+            if one.is_absent:
+                fail(f"{one.path}: {one.complaint} (cloakfs status lists all)", 1)
+            if one.mount is not None and one.mount.unknown:
+                fail(f"{one.path}: {one.mount.unknown}", 1)
     words = {place.device: place.words for place in mountinfo.by_id().values()}
-    left = [] if mountpoints else [place.path for place in dead()]
     if as_json:
-        told = [
-            {**asdict(mount), "failure": mount.unknown or mount.failure, "words": words.get(mount.device, "")}
-            for mount in mounts
-        ]
-        echo_json([*told, *({"target": path, "pid": None, "failure": _DIED} for path in left)])
+        echo_json([_plain(one, words) for one in machine.mounts])
+    else:
+        for one in machine.mounts:
+            _show(one, words, in_full=verbose, with_kernel=bool(mountpoints))
+        for service in machine.services:
+            _show_service(service)
+    if not machine.is_healthy:
+        sys.exit(UNHEALTHY)
+
+
+def _plain(one: Health, words: dict[str, str]) -> dict[str, Any]:
+    """Return an object for JSON: the published state of the mount, and its health."""
+    of_service = None
+    if (service := one.service) is not None:
+        of_service = {
+            "name": service.name,
+            "guard": service.pid,
+            "unhealthy": service.complaint,
+            "restarts": one.restarts,
+        }
+    health = {"unhealthy": one.complaint, "service": of_service}
+    mount = one.mount
+    if mount is None:
+        return {"target": one.path, "pid": None, "failure": one.complaint, **health}
+    told = asdict(mount)
+    return {**told, "failure": mount.unknown or mount.failure, "words": words.get(mount.device, ""), **health}
+
+
+def _show(one: Health, words: dict[str, str], *, in_full: bool, with_kernel: bool) -> None:
+    """Print what there is to know of a mount, for people."""
+    mount = one.mount
+    way_out = f" ({one.way_out})" if one.way_out else ""
+    if mount is None:
+        _tell(f"{one.path}: {one.complaint}{way_out}")
         return
-    for mount in mounts:
-        if mount.unknown:
-            click.echo(printable(f"{mount.target}: {mount.unknown}"))
-            continue
-        click.echo(printable(mount.target))
-        for name, value in _lines(mount, words.get(mount.device, "")):
-            click.echo(f" {name:9} {printable(value)}")
-    for path in left:
-        click.echo(printable(f"{path}: {_DIED} (cloakfs umount {path}; mounting there again unmounts it, too)"))
+    if mount.unknown:
+        _tell(f"{mount.target}: {mount.unknown}")
+        return
+    _tell(mount.target)
+    if one.complaint:
+        _tell_value("unhealthy", f"{one.complaint}{way_out}")
+    for name, value in _lines(mount, words.get(mount.device, ""), in_full=in_full):
+        _tell_value(name, value)
+    if one.service is not None:
+        restarts = f", daemon replaced {one.restarts}×" if one.restarts else ""
+        _tell_value("service", f"{one.service.name}{restarts}")
+    if with_kernel:
+        for name, value in _remembered(mount):
+            _tell_value(name, value, 2 * _INDENT + 1)
+
+
+def _show_service(service: Service) -> None:
+    if service.complaint:
+        _tell(f"service {service.name}: {service.complaint}")
+    elif service.server:
+        count = f"{len(service.mounts)} mount{'s' * (len(service.mounts) != 1)}"
+        _tell(f"service {service.name}: {service.server} answers, guard is process {service.pid}, {count}")
+
+
+def _tell_value(name: str, value: str, indent: int = _INDENT) -> None:
+    _tell(f" {name:{_INDENT - 2}} {value}", indent)
+
+
+def _tell(line: str, indent: int = 1) -> None:
+    """Print a line. A terminal gets it in lines of its width that end between words, and are indented from the second.
+
+    A word that is longer than the terminal is wide (a path, say) is left in one piece.
+    """
+    line = printable(line)
+    if not sys.stdout.isatty():
+        click.echo(line)
+        return
+    width = max(shutil.get_terminal_size().columns, indent + 20)
+    for part in _wrapped(line, width, indent):
+        click.echo(part)
+
+
+def _wrapped(line: str, width: int, indent: int) -> Iterator[str]:
+    """Yield the line in parts that are no wider than `width`, unless a single word is, and end between words."""
+    part, rest = line[:indent], line[indent:]
+    at, is_empty = cell_len(part), True
+    for blanks, word in re.findall(r"( *)([^ ]+)", rest):
+        more = blanks + word
+        if at + cell_len(more) > width and not is_empty:
+            yield part
+            part, at, more = " " * indent, indent, word
+        part, at, is_empty = part + more, at + cell_len(more), False
+    yield part.rstrip()
 
 
 def _shortened(options: str) -> str:
-    """Replace lists that are too long to read at a glance by their length; --json prints all of it."""
+    """Replace lists that are too long to read at a glance by their length."""
 
     def shorten(found: re.Match[str]) -> str:
         count = len(re.findall(r"\S+" if found[1] == "views" else r"\b[ug]id\b", found[2]))
-        return found[0] if count <= SHOWN else f"{found[1]} = ({count:,} of them: see --json)"
+        return found[0] if count <= SHOWN else f"{found[1]} = ({count:,} of them: see -v)"
 
     return re.sub(r"\b(range_map|cloak_list|views) = ([^,]*)", shorten, options)
 
 
-def _lines(mount: Mounted, words: str) -> list[tuple[str, str]]:
+def _lines(mount: Mounted, words: str, *, in_full: bool) -> list[tuple[str, str]]:
     since = f", since {datetime.fromtimestamp(mount.since).isoformat(' ', 'seconds')}" if mount.since else ""
     lines = [
         ("tree", mount.source),
-        ("options", _shortened(mount.options)),
+        ("options", mount.options if in_full else _shortened(mount.options)),
         ("mounted", words + since),
         ("daemon", f"process {mount.pid}, {mount.reloads} reloads"),
     ]
@@ -89,3 +177,21 @@ def _lines(mount: Mounted, words: str) -> list[tuple[str, str]]:
         lines.append(("prefetch", f"{reading['heuristic']}, {decimal(reading['asked'])} requested"))
         lines += [("", device) for device in reading["devices"]]
     return lines
+
+
+def _remembered(mount: Mounted) -> list[tuple[str, str]]:
+    """Return what the kernel may remember: one line for each fact, and the reason why it is not more."""
+    lines = []
+    for fact in mount.remembered:
+        what = " ".join(filter(None, (fact["what"], fact["of"], fact["where"] and f"on {fact['where']}")))
+        why = f": {fact['reason']}" if fact["reason"] else ""
+        way_out = f" (way out: {fact['way_out']})" if fact["way_out"] else ""
+        lines.append(f"{_duration(fact['seconds']):10}  {what}{why}{way_out}")
+    return [("" if number else "kernel", line) for number, line in enumerate(lines)]
+
+
+def _duration(seconds: float | None) -> str:
+    if not seconds:
+        return "no limit" if seconds is None else "not at all"
+    unit, value = next((unit, seconds / size) for unit, size in _UNITS if seconds >= size)
+    return f"{value:g} {unit}"

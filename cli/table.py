@@ -15,12 +15,13 @@ from cloakfs.ids import ServerId
 from cloakfs.views import ViewError, user_identity
 
 from .common import console, fail, printable
+from .completion import a_directory
 from .look import Look, find, parse_caller, parse_client_caller, tree_options
 from .output import echo_json
 
 
 @click.command()
-@click.argument("path")
+@click.argument("path", shell_complete=a_directory)
 @click.option("--as", "client_users", multiple=True, metavar="WHO", help="Add a caller by its client ids; repeatable.")
 @click.option("--as-server", "server_users", multiple=True, metavar="WHO", help="Add an identity by its server ids.")
 @click.option("--only", is_flag=True, help="Show only the callers given with --as or --as-server, not the owners.")

@@ -1,23 +1,30 @@
 """`cloakfs umount`: unmounts, and waits for the daemon to end."""
 
+import contextlib
 import errno
 import os
+import signal
+import time
 
 import click
 
 from cloakfs import linux
 from cloakfs.linux import mountinfo, process
-from cloakfs.mounted import Mounted, all_mounted
+from cloakfs.mounted import Mounted, all_mounted, waiting
 from cloakfs.unmount import KINDS
 
 from .common import fail, note, printable
+from .completion import a_mount_point
 
 _SILENCE_SECONDS = 1.0
 _WAIT_SECONDS = 30.0
+# How long a mount may be busy before that counts, and how often to try meanwhile.
+_BUSY_SECONDS = 0.5
+_PAUSE_SECONDS = 0.02
 
 
 @click.command()
-@click.argument("mountpoint")
+@click.argument("mountpoint", shell_complete=a_mount_point)
 @click.option("-l", "--lazy", is_flag=True, help="Detach at once; processes with open files keep them.")
 def umount(mountpoint: str, *, lazy: bool) -> None:
     """Unmount MOUNTPOINT.
@@ -25,11 +32,16 @@ def umount(mountpoint: str, *, lazy: bool) -> None:
     Exit status: 0 unmounted and the daemon has ended (with --lazy: detached), 1 busy, not a cloakfs mount, or the
     same view is also mounted elsewhere (a bind mount), so that its daemon continues.
     """
-    top = _mounted_at(os.path.abspath(mountpoint))
-    if top is None:
+    path = os.path.abspath(mountpoint)
+    if _mounted_at(path) is None:
         # The path was compared as text first, because a mount that does not answer would not answer lstat(2) either.
-        top = _mounted_at(os.path.realpath(mountpoint))
+        path = os.path.realpath(mountpoint)
+    given_up = _end_waiting(path)
+    top = _mounted_at(path)
     if top is None or top.kind not in KINDS:
+        if given_up:
+            note(f"{mountpoint}: its daemon had died; it will not be mounted again")
+            return
         fail(f"{mountpoint}: not a cloakfs mount", 1)
     daemon = next((mount for mount in all_mounted() if mount.device == top.device), None)
     if daemon is not None and daemon.unknown:
@@ -40,7 +52,7 @@ def umount(mountpoint: str, *, lazy: bool) -> None:
     # The pidfd is opened before the unmount, because another process may reuse the pid afterwards.
     held = process.held(daemon.pid) if daemon else None
     try:
-        linux.umount(top.path, linux.MNT_DETACH if lazy else 0)
+        _take_off(top, linux.MNT_DETACH if lazy else 0)
     except OSError as exc:
         hint = "; see who uses it (fuser -vm), or use --lazy" if exc.errno == errno.EBUSY else ""
         fail(f"{top.path}: {exc.strerror}{hint}", 1)
@@ -53,6 +65,37 @@ def umount(mountpoint: str, *, lazy: bool) -> None:
         )
     if daemon is not None and held is not None:
         _wait(top.path, daemon, held, lazy=lazy)
+
+
+def _take_off(top: mountinfo.Place, flags: int) -> None:
+    """Unmount; a mount is also busy for the moment in which its own daemon looks at it (`filesystem.repair`)."""
+    deadline = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            linux.umount(top.path, flags)
+        except OSError as exc:
+            if exc.errno != errno.EBUSY or time.monotonic() >= deadline:
+                raise
+            time.sleep(_PAUSE_SECONDS)
+            if _mounted_at(top.path) != top:  # that is for somebody else to unmount
+                raise
+        else:
+            return
+
+
+def _end_waiting(path: str) -> bool:
+    """End the attempts to mount again there, once one that is under way has come to its end; was there any?"""
+    found = [mount for mount in waiting() if mount.target == path]
+    for mount in found:
+        held = process.held(mount.pid)
+        if held is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(held, signal.SIGTERM)
+            if not process.ends(held, _WAIT_SECONDS):
+                fail(f"{mount.target}: process {mount.pid}, which mounts it again, does not end", 1)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(mount.path)
+    return bool(found)
 
 
 def _mounted_at(path: str) -> mountinfo.Place | None:

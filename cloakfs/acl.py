@@ -51,3 +51,12 @@ def translate(
     # acl(5) requires the order of the tags' numbers, and of the ids of named entries, which mapping may have changed.
     entries.sort(key=lambda entry: (entry[0], entry[2]))
     return _VERSION + b"".join(_ENTRY.pack(*entry) for entry in entries)
+
+
+def named(value: bytes) -> tuple[frozenset[int], frozenset[int]]:
+    """Return the ids of the users and of the groups that an ACL, as the kernel returns it, names."""
+    found: dict[int, set[int]] = {_USER: set(), _GROUP: set()}
+    for tag, _, entry_id in _ENTRY.iter_unpack(value[4:]):
+        if tag in found:
+            found[tag].add(entry_id)
+    return frozenset(found[_USER]), frozenset(found[_GROUP])

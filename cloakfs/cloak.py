@@ -8,7 +8,7 @@ hides: whether a visible file may be read is decided by the kernel.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -102,19 +102,20 @@ class Verdict(NamedTuple):
 
 
 class Condition(NamedTuple):
-    """Who sees a file: its owner, callers in its group if in_group is set, and all others if outside is set."""
+    """Who sees a file: its owner, exempt uids, its group if in_group is set, and all others if outside is set."""
 
     owner: ServerId
     group: ServerId
     in_group: bool
     outside: bool
+    exempt: frozenset[ServerId] = frozenset()
 
     def admits(self, uid: ServerId, has_group: Callable[[ServerId], bool]) -> bool:
         """Return whether a caller sees the file [SZ Figure 2]. No other code may decide that.
 
         has_group returns whether a gid is one of the caller's; it is only called where that matters.
         """
-        if uid == self.owner:
+        if uid == self.owner or uid in self.exempt:
             return True
         if self.in_group is self.outside:
             return self.outside
@@ -122,11 +123,11 @@ class Condition(NamedTuple):
 
     def surely_admits(self, uid: ServerId) -> bool:
         """Return whether every caller with this uid sees the file, whatever its groups."""
-        return uid == self.owner or self.admits_all
+        return uid == self.owner or uid in self.exempt or self.admits_all
 
     @property
     def admits_all(self) -> bool:
-        """Whether every possible caller sees the file."""
+        """Whether every possible caller sees the file. (There are always callers that are not exempt.)"""
         return self.in_group and self.outside
 
 
@@ -146,16 +147,23 @@ class CloakList:
     """The ``cloak_list`` of an export [SZ §2.2].
 
     A file is judged by the first ``uid`` and by the first ``gid`` definition that selects it. It is visible
-    if all of these (at most two) say so, and its owner always sees it.
+    if all of these (at most two) say so. Its owner always sees it, and so do callers whose uid is exempt.
     """
 
-    __slots__ = ("_conditions", "_gids", "_uids", "hides")
+    __slots__ = ("_conditions", "_gids", "_uids", "exempt", "hides")
 
     def __init__(
-        self, defs: Sequence[CloakDef], *, nobody_uid: ServerId = DEFAULT_NOBODY, nobody_gid: ServerId = DEFAULT_NOBODY
+        self,
+        defs: Sequence[CloakDef],
+        *,
+        nobody_uid: ServerId = DEFAULT_NOBODY,
+        nobody_gid: ServerId = DEFAULT_NOBODY,
+        exempt: Iterable[ServerId] = (),
     ) -> None:
         self.hides = bool(defs)
         """False if the list is empty, so that it hides nothing."""
+        self.exempt = frozenset(exempt)
+        """The uids of callers from whom nothing is hidden."""
         self._uids = _Table(defs, "uid", nobody_uid)
         self._gids = _Table(defs, "gid", nobody_gid)
         self._conditions: dict[tuple[int, ServerId, ServerId], Condition] = {}
@@ -184,6 +192,7 @@ class CloakList:
                 file_gid,
                 in_group=all(mask.hit(mode, True) == mask.show for mask in masks),
                 outside=all(mask.hit(mode, False) == mask.show for mask in masks),
+                exempt=self.exempt,
             )
             if len(self._conditions) >= _MOST_CONDITIONS:
                 self._conditions.clear()
@@ -193,9 +202,10 @@ class CloakList:
     def judge(
         self, mode: int, file_uid: ServerId, file_gid: ServerId, caller_uid: ServerId, caller_gids: Container[ServerId]
     ) -> list[Verdict]:
-        """Return the verdict of each selecting definition, as if the caller did not own the file.
+        """Return the verdict of each selecting definition, as if the caller neither owned the file nor were exempt.
 
-        This is for explanations: visible() is True if caller_uid owns the file or all verdicts are visible.
+        This is for explanations: visible() is True if caller_uid owns the file or is exempt, or all verdicts are
+        visible.
         """
         verdicts = []
         for definition in self.selected(file_uid, file_gid):
@@ -215,7 +225,7 @@ class CloakList:
     def same_for_all(self, mode: int, file_uid: ServerId, file_gid: ServerId) -> bool:
         """Return whether every possible caller gets the same answer from visible().
 
-        As the owner always sees the file, this means that it is visible both in its group and outside of it.
+        As the owner and exempt callers always see it, this means that it is visible both in its group and outside.
         """
         return self.condition(mode, file_uid, file_gid).admits_all
 

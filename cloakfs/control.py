@@ -1,4 +1,5 @@
-"""The protocol in which a running daemon answers questions, for `cloakfs explain` and `table`.
+"""The protocol in which a running daemon answers questions, for `cloakfs explain`, `table`, `trace`, `events` and
+`metrics`.
 
 The options and the plug-in on disk may have changed since the mount. Each daemon therefore listens on a unix stream
 socket, to which only root has access, and answers each line of JSON with another. The first line is about the version,
@@ -10,7 +11,11 @@ Then:
 
     {}                                           {"options": …, "groups": …, "plugin": null or {…}}
     {"method": "visible", "arguments": […]}      {"answer": …}, {"failed": why}, or {"access": [caller, mode]}
+    {"method": "metrics"}                        {"metrics": …}: what `filesystem.figures` returns
     {"method": "lie over"}                       {"xattrs": …}: from now on, the client is let in (`above`)
+    {"method": "trace", "wanted": {…}}           {}: from now on, records are kept for the client (`tracers`)
+    {"method": "fetch"}                          {"records": […], "dropped": COUNT}, at once, or within a second
+    {"method": "events", "after": NUMBER}        {"events": […]}: those with a larger number that are kept (`events`)
 
 "access" is a question back: a plug-in needs to know what the kernel grants, and only the client has the object. The
 client repeats its request, with all questions that came back and their answers as "access".
@@ -21,8 +26,8 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Self
 
@@ -33,9 +38,11 @@ from .above import Above
 from .caller import Caller, ClientCaller
 from .config.parse import parse_options
 from .config.render import format_options
+from .events import Event, Events
 from .mounted import RUN_DIR, Mounted, PublishedState, mount_key
 from .policy import METHODS, Attrs, Policy, is_built_in
 from .tasks import Tasks, cause
+from .tracers import Record, TooManyTracers, Tracer, Tracers, Wanted
 from .views import Views
 
 CONTROL_DIR = os.path.join(RUN_DIR, "control")
@@ -73,6 +80,23 @@ def socket_of(key: str) -> str:
 # -- the daemon ------------------------------------------------------------------------------------
 
 
+@dataclass(slots=True)
+class _Client:
+    """One end of a conversation.
+
+    Attributes:
+        pid: its process.
+        scope: ends the conversation when it is cancelled.
+        until_its_end: what lasts as long as the conversation.
+        tracer: what is kept for it if it traces.
+    """
+
+    pid: int
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    until_its_end: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    tracer: Tracer | None = None
+
+
 class Control:
     """Serves the control socket of one mount's daemon; as a context manager, removes it on exit.
 
@@ -82,6 +106,9 @@ class Control:
         groups: the effective source of supplementary groups, as in the option `groups=`.
         views: hold the policy in force.
         above: the daemons of mounts that lie over this one.
+        tracers: those who trace this mount.
+        figures: returns the figures of the mount, ready for JSON.
+        events: its events.
         xattrs: whether the mount supports extended attributes.
     """
 
@@ -92,6 +119,9 @@ class Control:
         groups: str | None,
         views: Views,
         above: Above,
+        tracers: Tracers,
+        figures: Callable[[], dict[str, Any]],
+        events: Events,
         *,
         xattrs: bool = True,
     ) -> None:
@@ -100,6 +130,9 @@ class Control:
         self._groups = groups
         self._views = views
         self._above = above
+        self._tracers = tracers
+        self._figures = figures
+        self._events = events
         self._xattrs = xattrs
         self._conversations: dict[trio.CancelScope, None] = {}  # the one silent longest comes first
 
@@ -144,36 +177,40 @@ class Control:
             silent = next(iter(self._conversations))
             del self._conversations[silent]
             silent.cancel()
-        scope = trio.CancelScope()
-        self._conversations[scope] = None
-        tasks.once("answering another command", self._converse, connection, scope, pid)
+        client = _Client(pid)
+        self._conversations[client.scope] = None
+        tasks.once("answering another command", self._converse, connection, client)
 
-    async def _converse(self, connection: trio.socket.SocketType, scope: trio.CancelScope, pid: int) -> None:
+    async def _converse(self, connection: trio.socket.SocketType, client: _Client) -> None:
         try:
-            with scope, contextlib.suppress(trio.BrokenResourceError), contextlib.ExitStack() as until_its_end:
+            with client.scope, contextlib.suppress(trio.BrokenResourceError), client.until_its_end:
                 async with trio.SocketStream(connection) as stream:
-                    await self._answer_lines(stream, scope, partial(self._let_in, pid, scope, until_its_end))
+                    await self._answer_lines(stream, client)
         finally:
-            self._conversations.pop(scope, None)
+            self._conversations.pop(client.scope, None)
 
-    def _let_in(self, pid: int, scope: trio.CancelScope, until_its_end: contextlib.ExitStack) -> None:
-        until_its_end.enter_context(self._above.let_in(pid))
-        self._conversations.pop(scope, None)  # it stays silent all its life, and must never be ended to make room
+    def _let_in(self, client: _Client) -> None:
+        client.until_its_end.enter_context(self._above.let_in(client.pid))
+        self._conversations.pop(client.scope, None)  # it stays silent all its life, and must never make room for others
 
-    async def _answer_lines(
-        self, stream: trio.SocketStream, scope: trio.CancelScope, let_in: Callable[[], None]
-    ) -> None:
+    def _let_trace(self, client: _Client, wanted: Wanted) -> None:
+        if client.tracer is not None:
+            raise ValueError("it traces already")
+        client.tracer = client.until_its_end.enter_context(self._tracers.attach(wanted))
+        self._conversations.pop(client.scope, None)  # it may be slow, and there are few of them
+
+    async def _answer_lines(self, stream: trio.SocketStream, client: _Client) -> None:
         received = bytearray()
         greeted = False
         async for data in stream:
             received += data
             *lines, rest = received.split(b"\n")
             for line in lines:
-                if scope in self._conversations:
-                    self._conversations[scope] = self._conversations.pop(scope)
+                if client.scope in self._conversations:
+                    self._conversations[client.scope] = self._conversations.pop(client.scope)
                 # A client that does not read holds up nobody else.
                 if greeted:
-                    await stream.send_all(self._answer(line, let_in))
+                    await stream.send_all(await self._answer(line, client))
                 else:
                     greeted, answer = _greeted(line)
                     await stream.send_all(answer)
@@ -181,20 +218,32 @@ class Control:
             if len(received) > LONGEST_REQUEST:
                 return
 
-    def _answer(self, line: bytes | bytearray, let_in: Callable[[], None]) -> bytes:
+    async def _answer(self, line: bytes | bytearray, client: _Client) -> bytes:
         linux.act_as_daemon()
         try:
-            answer = self._answer_to(json.loads(line), let_in)
+            request = json.loads(line)
+            if client.tracer is not None and request.get("method") == "fetch":
+                return await client.tracer.fetch() + b"\n"
+            answer = self._answer_to(request, client)
+        except TooManyTracers as exc:
+            answer = {"refused": str(exc)}
         except Exception as exc:
             answer = {"refused": cause(exc)}
         return json.dumps(answer).encode() + b"\n"
 
-    def _answer_to(self, request: dict[str, Any], let_in: Callable[[], None]) -> dict[str, Any]:
+    def _answer_to(self, request: dict[str, Any], client: _Client) -> dict[str, Any]:
         policy = self._views.policy
         method = request.get("method")
+        if method == "metrics":
+            return {"metrics": self._figures()}
         if method == "lie over":
-            let_in()
+            self._let_in(client)
             return {"xattrs": self._xattrs}
+        if method == "trace":
+            self._let_trace(client, Wanted.parse(request["wanted"]))
+            return {}
+        if method == "events":
+            return {"events": self._events.after(int(request["after"]))}
         if method is None:
             return {"options": self._published.options, "groups": self._groups, "plugin": _described(policy)}
         if method not in METHODS:
@@ -355,6 +404,42 @@ class Daemon(Conversation):
         if "failed" in answer:
             raise PluginError(answer["failed"])
         return _restored(answer["answer"])
+
+
+def traced(mount: Mounted, wanted: Wanted) -> Generator[tuple[list[Record], int], None, None]:
+    """Trace a mount: yield records, and how many have been dropped since then; at least once a second, even if none.
+
+    Raises:
+        DaemonError: the daemon cannot be asked, or ends.
+    """
+    with Conversation(mount) as conversation:
+        conversation.ask({"method": "trace", "wanted": wanted.plain()})
+        while True:
+            answer = conversation.ask({"method": "fetch"})
+            yield answer["records"], answer["dropped"]
+
+
+class Watcher(Conversation):
+    """Fetches the events of a mount; see `Conversation`.
+
+    Attributes:
+        last: the number of the last event that is known; only later ones are fetched.
+    """
+
+    def __init__(self, mount: Mounted, last: int = 0) -> None:
+        super().__init__(mount)
+        self.last = last
+
+    def fetch(self) -> list[Event]:
+        """Return the events since the last call, or at first those that the daemon keeps.
+
+        Raises:
+            DaemonError: the daemon does not answer.
+        """
+        events: list[Event] = self.ask({"method": "events", "after": self.last})["events"]
+        if events:
+            self.last = events[-1]["number"]
+        return events
 
 
 # -- values on the wire ----------------------------------------------------------------------------

@@ -3,34 +3,37 @@
 import contextlib
 import errno
 import faulthandler
-import fcntl
 import logging
 import os
 import resource
 import select
 import signal
 import sqlite3
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TextIO
 
 import pyfuse3
 import trio
 
-from . import linux, loop, mountpoint
+from . import keptstate, linux, loop, mountpoint
 from .below import find_below
-from .cleanup import CleanUp
+from .cleanup import ENDED, FAILED, READY, Again, CleanUp
 from .config.errors import ExportsError
 from .config.options import Options
+from .config.render import format_options
 from .control import Control, socket_of
 from .filesystem import Filesystem, pyfuse3memory, remember
+from .filesystem.figures import figures
 from .groups import group_source
 from .linux import fuseconnection, mountinfo
+from .logfile import follow_rotation
 from .mounted import STATE_DIR, PublishedState, all_mounted, mount_key
 from .mountpoint import Attached, MountError, MountOptions
 from .policy import PolicyError, is_in_file, load_policy
 from .reader import Reader
+from .supervisor import Supervisor
 from .tasks import Tasks
 from .tree.index import Index
 from .tree.nodes import Nodes
@@ -56,8 +59,6 @@ _IDLE_SECONDS = 5.0
 
 # A daemon of a local mount that is killed loses the nodeids of this many seconds.
 _COMMIT_SECONDS = 1.0
-_ATTEMPTS = 20
-_ATTEMPT_SECONDS = 0.02
 
 # Clients cannot have this many descriptors, because requests need some for a moment.
 _SPARE_DESCRIPTORS = 256
@@ -75,6 +76,9 @@ class Settings:
         policy_dir: the directory that a relative `policy=` file is relative to.
         reread: reads the options again from their origin, for SIGHUP; None if they cannot be read again (a plug-in
             is still read again).
+        again: how to mount again if the daemon dies; None if that is not wanted.
+        log: the file to which standard error goes; None in the foreground.
+        supervised: systemd may have started the daemon, and wants to be told how it is (sd_notify(3)).
     """
 
     source: str
@@ -83,6 +87,9 @@ class Settings:
     mount_options: MountOptions
     policy_dir: str = "."
     reread: Callable[[], Options] | None = None
+    again: Again | None = None
+    log: str | None = None
+    supervised: bool = False
 
 
 def serve(settings: Settings, ready: Callable[[], None]) -> None:
@@ -99,23 +106,23 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    supervisor = Supervisor(listens=settings.supervised)
     key = mount_key(settings.source, settings.target)
     state = os.path.join(STATE_DIR, key)
     with contextlib.ExitStack() as stack:
         try:
-            os.makedirs(state, mode=0o700, exist_ok=True)
-            lock = os.open(state, os.O_RDONLY | os.O_CLOEXEC)
+            lock = keptstate.take(key)
         except OSError as exc:
             raise MountError(f"{exc.filename}: {exc.strerror}") from exc
-        stack.callback(os.close, lock)
-        if not _locked(lock):
+        if lock is None:
             raise MountError(_served_already(settings))
+        stack.callback(os.close, lock)
         below = find_below(settings.source)
         if below is not None:
             stack.callback(below.close)
         try:
             policy = load_policy(settings.options.policy, settings.options, settings.policy_dir)
-            index = Index(os.path.join(state, "nodes.sqlite"), behind=not settings.mount_options.is_exported)
+            index = Index(os.path.join(state, keptstate.INDEX), behind=not settings.mount_options.is_exported)
             stack.callback(index.close)
             nodes = _nodes(settings, index, min(most // 4, 4096))
             stack.callback(nodes.close)
@@ -124,6 +131,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
                 settings.options.views,
                 frozenset(settings.options.view_access),
                 index,
+                for_all=settings.mount_options.ganesha,
                 checked=settings.mount_options.default_permissions,
                 below=below,
             )
@@ -144,24 +152,36 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             settings.target,
             no_client_cache=settings.options.no_client_cache,
             knfsd=settings.mount_options.knfsd,
+            all_squashed=settings.mount_options.all_squashed,
             ganesha=settings.mount_options.ganesha,
             default_permissions=settings.mount_options.default_permissions,
             xattrs=settings.mount_options.xattrs,
             max_open=most - min(most // 4, _SPARE_DESCRIPTORS),
         )
+        filesystem.probing.use(settings.options)
         watch = _watch(filesystem)
         # Once such a mount is gone, a server would export what lies below it; where that is the tree itself, everybody
         # would see all of it.
         must_stay = settings.mount_options.is_exported or _lies_over_the_tree(settings)
-        clean_up = None if must_stay else CleanUp(key, settings.target)
+        clean_up = None if must_stay else CleanUp(key, settings.target, settings.again)
         if clean_up is not None:
             stack.callback(clean_up.close)
+        elif settings.again is not None:
+            log.warning(
+                "%s: restart has no effect: the guard of an export mounts again, and a mount over its own source "
+                "stays dead, since everybody would see all of the tree in between",
+                settings.target,
+            )
+        try:
+            keptstate.keep_record(settings.source, settings.target, exported=settings.mount_options.is_exported)
+        except OSError as exc:
+            raise MountError(f"{exc.filename or state}: {exc.strerror}") from exc
         attached = mountpoint.attach(
             settings.source,
             settings.target,
             settings.mount_options,
             read_only=settings.options.read_only,
-            image=os.path.join(state, "identity"),
+            image=os.path.join(state, keptstate.IMAGE),
         )
         try:
             _refuse_to_serve_itself(settings)
@@ -169,10 +189,24 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             pyfuse3.init(filesystem, f"/dev/fd/{attached.session}", {"fsname=cloakfs"})
             filesystem.cache.forgetter.session = attached.session
             published = PublishedState(
-                key, settings.source, settings.target, settings.options, settings.policy_dir, attached.device
+                key,
+                settings.source,
+                settings.target,
+                format_options(settings.options),
+                settings.policy_dir,
+                attached.device,
+                settings.mount_options.given,
             )
             control = Control(
-                key, published, _groups_of(settings), views, filesystem.above, xattrs=settings.mount_options.xattrs
+                key,
+                published,
+                _groups_of(settings),
+                views,
+                filesystem.above,
+                filesystem.tracers,
+                partial(figures, filesystem, index),
+                filesystem.probing.events,
+                xattrs=settings.mount_options.xattrs,
             )
             try:
                 stack.enter_context(published)
@@ -193,14 +227,19 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         # and give programs capabilities. (setfsuid(2) takes away others, but not these.)
         given_up = 1 << linux.CAP_SYS_ADMIN | 1 << linux.CAP_SYS_RESOURCE | 1 << linux.CAP_SETFCAP
         linux.set_effective_capabilities(linux.effective_capabilities() & ~given_up)
+        say = clean_up.say if clean_up is not None else lambda _: None
         try:
-            trio.run(_Daemon(settings, filesystem, index, published, control, watch, attached, ready).run)
+            daemon = _Daemon(settings, filesystem, index, published, control, watch, attached, ready, say, supervisor)
+            trio.run(daemon.run)
+            say(ENDED)
         except BaseExceptionGroup as group:
             refused = group.subgroup(MountError)
             if refused is None:
                 raise
             raise _only_one(refused) from None
         finally:
+            supervisor.stopping()
+            say(FAILED)  # unless it has ended
             linux.act_as_daemon()
             if abort >= 0:
                 fuseconnection.abort(abort)  # a thread may still hold the session, and wait in the kernel
@@ -214,18 +253,6 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
 def _only_one(group: BaseExceptionGroup[MountError]) -> MountError:
     exc = group.exceptions[0]
     return _only_one(exc) if isinstance(exc, BaseExceptionGroup) else exc
-
-
-def _locked(state: int) -> bool:
-    """Try to get the lock that a mount's daemon holds for life; others hold it for a moment, to look for a daemon."""
-    for _ in range(_ATTEMPTS):
-        try:
-            fcntl.flock(state, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(_ATTEMPT_SECONDS)
-        else:
-            return True
-    return False
 
 
 def _nodes(settings: Settings, index: Index, max_fds: int) -> Nodes:
@@ -390,7 +417,11 @@ class _Daemon:
         watch: Watch | None,
         attached: Attached,
         ready: Callable[[], None],
+        say: Callable[[str], None],
+        supervisor: Supervisor,
     ) -> None:
+        self._supervisor = supervisor
+        self._say = say
         self._settings = settings
         self._filesystem = filesystem
         self._index = index
@@ -417,7 +448,10 @@ class _Daemon:
                 tasks.keep("watching the user database", views.keep_fresh, cache.forget_everything)
                 tasks.keep("invalidating what the kernel caches", cache.keep_forgetting)
                 tasks.keep("watching mounts", cache.follow_mounts)
+                tasks.keep("counting probes", filesystem.probing.keep_counting)
                 tasks.keep("answering commands", self._control.serve, tasks)
+                if self._supervisor.watchdog_seconds is not None:
+                    tasks.keep("showing systemd that it answers", self._show_life, self._supervisor.watchdog_seconds)
                 if self._watch is not None:
                     tasks.keep("watching changes", cache.follow, self._watch)
                 await self._answer_requests()
@@ -433,8 +467,27 @@ class _Daemon:
 
     async def _say_ready(self) -> None:
         await trio.to_thread.run_sync(linux.apart, self._filesystem.inside.check, abandon_on_cancel=True)
+        self._publish_remembered()
         log.info("%s: serving %s", self._settings.target, self._settings.source)
+        self._log_exempt(self._settings.options)
+        restarts = self._settings.mount_options.restarts
+        if restarts:
+            log.warning("%s: mounted again, as its daemon had died (restart %d)", self._settings.target, restarts)
         self._ready()
+        self._supervisor.ready(f"serving {self._settings.source} at {self._settings.target}")
+        self._say(READY)
+
+    async def _show_life(self, seconds: float) -> None:
+        """Tell systemd, as often as it wants to know, that a request was answered. A loop that hangs tells nothing.
+
+        Nobody can be asked where something else is mounted on top. Then it is enough that this runs.
+        """
+        while True:
+            linux.act_as_daemon()
+            if self._attached.is_on_top():
+                await trio.to_thread.run_sync(linux.apart, self._filesystem.inside.ask, abandon_on_cancel=True)
+            self._supervisor.alive()
+            await trio.sleep(seconds)
 
     async def _keep_index(self) -> None:
         while True:
@@ -449,11 +502,14 @@ class _Daemon:
             nodes = self._filesystem.nodes
             nodes.descriptors.close_idle()
             linux.act_as_daemon()
+            if self._settings.log is not None:
+                follow_rotation(self._settings.log)
             look = nodes.sweeper.sweep()
             nodes.sweeper.swept(await trio.to_thread.run_sync(look, abandon_on_cancel=True))
             linux.act_as_daemon()
             self._index.tidy()
             self._published.work(self._filesystem.requests.counts, self._filesystem.reader.state())
+            self._publish_remembered()
             try:
                 await trio.to_thread.run_sync(self._checkpoint)
             except sqlite3.Error:
@@ -466,12 +522,19 @@ class _Daemon:
     async def _obey(self, signals: AsyncIterator[int], tasks: Tasks) -> None:
         async for number in signals:
             if number == signal.SIGHUP:
-                self._reload()
+                self._supervisor.reloading()
+                status = "the reload failed; see the log"
+                try:
+                    status = self._reload()
+                finally:
+                    self._supervisor.ready(status)
             elif self._asked_to_stop:
                 log.info("%s: asked to stop again; ending at once", self._settings.target)
                 pyfuse3.terminate()
             else:
                 self._asked_to_stop = True
+                self._say(ENDED)
+                self._supervisor.stopping()
                 log.info("%s: asked to stop", self._settings.target)
                 tasks.keep("stopping", self._stop)
 
@@ -489,13 +552,17 @@ class _Daemon:
         linux.act_as_daemon()
         self._attached.detach()
 
-    def _reload(self) -> None:
-        """Apply changed options and a changed plug-in: all changes or, if anything is wrong, none."""
+    def _reload(self) -> str:
+        """Apply changed options and a changed plug-in: all changes or, if anything is wrong, none.
+
+        Returns:
+            one line that says which.
+        """
         linux.act_as_daemon()
         reread = self._settings.reread
         if reread is None and not is_in_file(self._settings.options.policy):
             log.warning("%s: nothing to reload: the options came from the command line", self._settings.target)
-            return
+            return "nothing to reload: the options came from the command line"
         try:
             options = reread() if reread is not None else self._settings.options
             self._refuse_what_takes_a_new_mount(options)
@@ -503,12 +570,25 @@ class _Daemon:
         except (ExportsError, MountError, PolicyError, OSError) as exc:
             log.error("not reloaded, the old configuration stays in force: %s", exc)  # noqa: TRY400  (one line)
             self._published.not_reloaded(str(exc))
-            return
+            return f"not reloaded, the old configuration stays in force: {exc}"
         self._filesystem.views.use(policy)
         self._filesystem.reader.use(options.prefetch, options.prefetch_limits)
+        self._filesystem.probing.use(options)
         self._filesystem.cache.forget_everything()
         log.info("%s: reloaded", self._settings.target)
-        self._published.reloaded(options)
+        self._log_exempt(options)
+        self._published.reloaded(format_options(options))
+        self._publish_remembered()
+        return f"reloaded; serving {self._settings.source} at {self._settings.target}"
+
+    def _publish_remembered(self) -> None:
+        linux.act_as_daemon()
+        self._published.remembers([asdict(fact) for fact in self._filesystem.remembered()])
+
+    def _log_exempt(self, options: Options) -> None:
+        if options.exempt:
+            uids = ", ".join(map(str, options.exempt))
+            log.warning("%s: nothing is hidden from server uid %s (exempt)", self._settings.target, uids)
 
     def _refuse_what_takes_a_new_mount(self, options: Options) -> None:
         """Refuse a reload that needs a new mount, so that half of a change is never in force.

@@ -18,8 +18,8 @@ from .cloak import Verdict
 from .groups import group_source
 from .ids import ClientId, ServerId
 from .linux import ROOT, act_as_daemon
-from .mapping import Kind
-from .policy import Attrs, Policy, is_built_in
+from .policy import is_built_in
+from .rules import forward_rule, plugin_rule, reason_of
 from .tree import calls
 from .tree.door import attrs_of, credentials, subject
 from .view import View
@@ -77,7 +77,7 @@ def identify(view: View, caller: ClientCaller, groups: str | None) -> Identifica
             kept = policy.ids["gid"].groups([gid])
             mapped.append(MappedId(gid, next(iter(kept), None), forward_rule(policy, "gid", gid)))
     else:
-        mapped += [MappedId(None, gid, _plugin(policy)) for gid in sorted(server.groups - {server.gid})]
+        mapped += [MappedId(None, gid, plugin_rule(policy)) for gid in sorted(server.groups - {server.gid})]
     more = frozenset[ServerId]() if source is None else trio.run(source.of_user, server.uid)
     mapped += [MappedId(None, gid, "the server's user database") for gid in sorted(more - server.groups)]
     return Identification(
@@ -99,34 +99,6 @@ def as_given(server: Caller) -> Identification:
         tuple(MappedId(None, gid, rule) for gid in sorted(server.groups - {server.gid})),
         rule,
     )
-
-
-def _plugin(policy: Policy) -> str:
-    return f"plug-in {policy.options.policy}"
-
-
-def forward_rule(policy: Policy, kind: Kind, client_id: ClientId) -> str:
-    """Return what decides the server id of a caller's `client_id`: a definition, or why none applies."""
-    if not is_built_in(policy, "forward"):
-        return _plugin(policy)
-    definition = policy.ids[kind].definition_of(client_id)
-    if definition is not None:
-        return str(definition)
-    if policy.ids[kind].closed:
-        return "in no definition: nobody"
-    if policy.options.squash == "all":
-        return "all_squash: nobody"
-    return "root_squash: nobody" if client_id == 0 and policy.options.squash == "root" else "unchanged"
-
-
-def reverse_rule(policy: Policy, kind: Kind, server_id: ServerId) -> str:
-    """Return what decides the client id that stands for the `server_id` of a file."""
-    if not (is_built_in(policy, "show") and is_built_in(policy, "client_id")):
-        return _plugin(policy)
-    definition = policy.ids[kind].reverse_definition_of(server_id)
-    if definition is not None:
-        return str(definition)
-    return "in no definition: nobody" if policy.ids[kind].closed else "unchanged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +138,7 @@ def judge(view: View, who: Caller, name: str, fd: int, *, is_root: bool = False)
     below = view.below if view.below is not None and view.below.has(info) else None
     is_shown_below = below is None or below.shows(Asked(subject(who), ask(below, credentials(who), [fd])), fd, info)
     visible = shown is not None and is_shown_below and (is_root or view.visible(who, attrs))
-    reason = _reason(policy, who, attrs, verdicts, is_root=is_root, is_shown=shown is not None)
+    reason = reason_of(policy, who, attrs, verdicts, is_root=is_root, is_shown=shown is not None)
     if below is not None and not is_shown_below:
         reason = f"hidden by the mount below, {below.path}"
     asks = credentials(who)
@@ -183,37 +155,6 @@ def judge(view: View, who: Caller, name: str, fd: int, *, is_root: bool = False)
         reason,
         permissions,
     )
-
-
-def _reason(
-    policy: Policy, who: Caller, attrs: Attrs, verdicts: list[Verdict], *, is_root: bool, is_shown: bool
-) -> str:
-    if not is_shown:
-        return f"{_plugin(policy)} failed"
-    if is_root:
-        return "the root of an export is always visible"
-    if not is_built_in(policy, "visible"):
-        return _plugin(policy)
-    if not policy.hides:
-        return "nothing is hidden: there is no cloak_list"
-    if who.uid == attrs.uid:
-        return "owners see their own files"
-    if not verdicts:
-        return "no definition selects it"
-    return "; ".join(map(describe, verdicts))
-
-
-def describe(verdict: Verdict) -> str:
-    """Return a verdict in words: the definition, what it does, and the bits that decide it."""
-    met = [
-        f"{what} {''.join(letter for letter, bit in zip('rwx', (4, 2, 1), strict=True) if bits & bit)}"
-        for what, bits in (("group", verdict.hit_group), ("other", verdict.hit_other))
-        if bits
-    ]
-    specials = zip(("setuid", "setgid", "sticky"), (4, 2, 1), strict=True)
-    met += [name for name, bit in specials if verdict.hit_special & bit]
-    does = "shows" if verdict.visible else "hides"
-    return f"{verdict.definition} {does} it ({', '.join(met) or 'no bit of the mask'} met)"
 
 
 def walk(source: str, names: list[str], view: View, who: Caller) -> list[Step]:

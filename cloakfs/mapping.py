@@ -247,6 +247,18 @@ class IdMap:
             return self._squash != "none"
         return self._forward.starts[-1] <= MAX_ID or -1 in self._forward.owners[:-1]
 
+    def stretches(self) -> list[tuple[ClientId, ClientId]]:
+        """Return disjoint ranges (first and last, in order) of client ids that together are all client ids.
+
+        Within each, one rule applies: either all ids become the same server id, or each the one after that of the id
+        before it; and either all of them have a counterpart, or none.
+        """
+        starts = [start for start in self._forward.starts if start <= MAX_ID]
+        if not self.closed and self._forward.owners[0] < 0 and starts[1:2] != [1]:
+            starts.insert(1, 1)  # a client's root may be squashed
+        ends = [*(start - 1 for start in starts[1:]), MAX_ID]
+        return [(ClientId(low), ClientId(high)) for low, high in zip(starts, ends, strict=True)]
+
     def groups(self, ids: Iterable[ClientId]) -> frozenset[ServerId]:
         """Return the server groups for a client's supplementary groups; groups that become nobody are dropped."""
         ids = frozenset(ids)

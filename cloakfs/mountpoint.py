@@ -9,7 +9,7 @@ import logging
 import os
 import select
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from . import linux
@@ -29,9 +29,18 @@ _FLAGS = {
     "relatime": linux.MS_RELATIME,
 }
 _CLEARED = {"suid": "nosuid", "dev": "nodev", "exec": "noexec", "async": "sync", "atime": "noatime"}
-# Options that mount(8), systemd and libfuse's helper use among themselves.
+# mount(8) keeps `suid` and `dev` from its helpers, as they are its defaults. These are the same by names that it passes
+# on. It also reorders options, so the one that withholds wins, wherever it stands.
+_PASSED_ON = {"setid": "nosuid", "devices": "nodev"}
+# Options that mount(8), systemd and libfuse's helper use among themselves; and what libfuse has options for and a
+# cloakfs mount always does: anybody may use it, it may be made over a directory with content, and it is unmounted when
+# its daemon dies.
 _IGNORED = frozenset({"defaults", "auto", "noauto", "nofail", "user", "nouser", "users", "owner", "group", "_netdev",
-                      "allow_other"})  # fmt: skip
+                      "allow_other", "nonempty", "auto_unmount"})  # fmt: skip
+_IGNORED_BEGINNINGS = ("x-", "X-", "comment=")
+_SWITCHES = frozenset({"default_permissions", "knfsd", "all_squashed", "ganesha", "stock_loop", "noxattr", "remount",
+                       "restart"})  # fmt: skip
+_VALUES = frozenset({"record", "fsname", "exports", "client", "restarted", "log"})
 
 
 class MountError(Exception):
@@ -46,21 +55,39 @@ class MountOptions:
         flags: the flags for mount(2); without `suid` and `dev`, set-id bits and devices have no effect.
         default_permissions: let the kernel check the shown mode bits as well.
         knfsd: the kernel's NFS server will export the mount; implies default_permissions.
+        all_squashed: with `knfsd`: the server makes all callers one (all_squash of exports(5)).
         ganesha: nfs-ganesha will export the mount, which gets an identity that outlives it.
         stock_loop: answer with pyfuse3's own session loop, for comparison.
         xattrs: support extended attributes; False with `noxattr`, unless `knfsd` needs ACLs.
         record: the file that gets a line for each READ.
         dev_refused: `dev` was asked for without `default_permissions`, and is not in `flags`.
+        fsname: the source that the mount table shows instead of the real tree.
+        exports: the exports.d file from which the options of the export come, as with `--exports`.
+        client: the entry in that file, as with `--client`.
+        remount: change a mount that is there (`remount`).
+        restart: mount again if the daemon dies.
+        restarts: how many times that has happened (`restarted=N`, which nobody but the clean-up process gives).
+        log: where the log of a mount in the background goes: a file, or `syslog`.
+        given: the single words, as they were given; also those that belong to an export.
     """
 
     flags: int
     default_permissions: bool
     knfsd: bool = False
+    all_squashed: bool = False
     ganesha: bool = False
     stock_loop: bool = False
     xattrs: bool = True
     record: str | None = None
     dev_refused: bool = False
+    fsname: str | None = None
+    exports: str | None = None
+    client: str | None = None
+    remount: bool = False
+    restart: bool = False
+    restarts: int = 0
+    log: str | None = None
+    given: tuple[str, ...] = ()
 
     @property
     def is_exported(self) -> bool:
@@ -75,30 +102,26 @@ def split_mount_options(text: str) -> tuple[MountOptions, str]:
         those options, and the rest of the string with every remaining word in its original column.
     """
     names = {"nosuid", "nodev"}
-    default_permissions = knfsd = ganesha = stock_loop = False
-    record = None
-    xattrs = True
+    withheld: set[str] = set()
+    switches: set[str] = set()
+    values: dict[str, str] = {}
+    given: list[str] = []
     rest = list(text)
     for start, end in _items(text):
         word = text[start:end].strip()
+        name, _, value = word.partition("=")
+        if word:
+            given.append(word)
         if word in _FLAGS:
             names.add(word)
+            withheld.add(word)
         elif word in _CLEARED:
             names.discard(_CLEARED[word])
-        elif word == "default_permissions":
-            default_permissions = True
-        elif word == "knfsd":
-            # This server relies on the kernel's own check to answer ACCESS, and to share a file that somebody has open.
-            default_permissions = knfsd = True
-        elif word == "ganesha":
-            ganesha = True
-        elif word == "stock_loop":
-            stock_loop = True
-        elif word == "noxattr":
-            xattrs = False
-        elif word.startswith("record="):
-            record = word.removeprefix("record=")
-        elif not (word in _IGNORED or word.startswith(("x-", "X-", "comment="))):
+        elif word in _SWITCHES or word in _PASSED_ON:
+            switches.add(word)
+        elif name in _VALUES and value:
+            values[name] = value.strip('"')
+        elif not is_ignored(word):
             continue
         comma = end if end < len(text) else start - 1
         rest[start:end] = " " * (end - start)
@@ -108,6 +131,10 @@ def split_mount_options(text: str) -> tuple[MountOptions, str]:
     left = "".join(rest)
     if left.rstrip().endswith(","):
         left = left.rstrip()[:-1]
+    names -= {_PASSED_ON[word] for word in switches & _PASSED_ON.keys()} - withheld
+    knfsd = "knfsd" in switches
+    # This server relies on the kernel's own check to answer ACCESS, and to share a file that somebody has open.
+    default_permissions = knfsd or "default_permissions" in switches
     # When a process opens a device, the kernel does not ask the file system, and without default_permissions it checks
     # nothing: every caller that sees the device could open it.
     dev_refused = "nodev" not in names and not default_permissions
@@ -117,8 +144,37 @@ def split_mount_options(text: str) -> tuple[MountOptions, str]:
     for name in names:
         flags |= _FLAGS[name]
     return MountOptions(
-        flags, default_permissions, knfsd, ganesha, stock_loop, xattrs or knfsd, record, dev_refused
+        flags,
+        default_permissions,
+        knfsd,
+        knfsd and "all_squashed" in switches,
+        "ganesha" in switches,
+        "stock_loop" in switches,
+        knfsd or "noxattr" not in switches,
+        values.get("record"),
+        dev_refused,
+        values.get("fsname"),
+        values.get("exports"),
+        values.get("client"),
+        "remount" in switches,
+        "restart" in switches,
+        int(restarted) if (restarted := values.get("restarted", "")).isdecimal() else 0,
+        values.get("log"),
+        tuple(given),
     ), left
+
+
+def is_ignored(word: str) -> bool:
+    """Whether an option makes no difference to a mount, and is for others."""
+    return word in _IGNORED or word.startswith(_IGNORED_BEGINNINGS)
+
+
+def flags_of(words: Iterable[str]) -> int:
+    """Return the flags for mount(2) among these words, such as those of `mountinfo.Place`."""
+    flags = 0
+    for word in words:
+        flags |= _FLAGS.get(word, 0)
+    return flags
 
 
 def _items(text: str) -> Iterator[tuple[int, int]]:
@@ -154,6 +210,11 @@ class Attached:
         session = select.poll()
         session.register(self.session, 0)  # for POLLERR alone
         return bool(session.poll(0))
+
+    def is_on_top(self) -> bool:
+        """Whether its path leads to it: it is still mounted there, and nothing else on top of it."""
+        there = (number for number, place in reversed(mountinfo.by_id().items()) if place.path == self.target)
+        return next(there, None) == self.mount_id
 
     def detach(self) -> None:
         """Detach the mount at once; processes that have it open keep it until they close it.
@@ -229,7 +290,7 @@ def attach(source: str, target: str, words: MountOptions, *, read_only: bool, im
     before = mountinfo.by_id()
     try:
         if device is None:
-            linux.mount(source, target, KINDS[0], flags, data)
+            linux.mount(words.fsname or source, target, KINDS[0], flags, data)
         else:
             linux.mount(device[0], target, KINDS[1], flags, data)
     except OSError as exc:

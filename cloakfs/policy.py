@@ -69,7 +69,7 @@ class Attrs:
 
 
 class Policy:
-    """The built-in policy: `range_map` and `cloak_list` of an export [SZ §2].
+    """The built-in policy: `range_map` and `cloak_list` of an export [SZ §2], and `exempt`.
 
     Args:
         options: the export's options; by default those of an export that specifies none.
@@ -93,7 +93,9 @@ class Policy:
                 squash=options.squash,
             ),
         }
-        self.cloak = CloakList(options.cloak_list, nobody_uid=options.anonuid, nobody_gid=options.anongid)
+        self.cloak = CloakList(
+            options.cloak_list, nobody_uid=options.anonuid, nobody_gid=options.anongid, exempt=options.exempt
+        )
         self.hides = self.cloak.hides or not is_built_in(self, "visible")
 
     def forward(self, caller: ClientCaller) -> Caller:

@@ -13,6 +13,7 @@ from itertools import takewhile
 from typing import NamedTuple, Protocol
 
 from cloakfs.cursorpool import CursorPool
+from cloakfs.filetable import FileTable
 
 NEAR_BYTES = 64 << 10
 """A read no farther than this from the expected offset may belong to a sequential stream, but be out of order."""
@@ -68,7 +69,7 @@ class Limits:
         window: the maximum of bytes ahead of one cursor.
         file: the maximum of bytes asked for and not read yet, for one file.
         total: the same for all files together.
-        files: how many files are remembered; if there are more, the least recently read is forgotten first.
+        files: how many files are remembered; if there are more, `FileTable` says which are forgotten.
         cursors: how many streams are followed, which all files share fairly; at least as many as files.
     """
 
@@ -87,12 +88,14 @@ class Heuristic(Protocol):
         many: whether a read too far from the expected offset begins another cursor.
         frugal: whether read-ahead stops where it has not been worth it, or would not be.
         trusting: whether a reader of the beginning of a file is expected to read all of it, as long as most do.
+        loyal: whether files that are being read are kept when a full table meets one that comes back.
     """
 
     first: int
     many: bool
     frugal: bool
     trusting: bool
+    loyal: bool
 
     def count(self, seq_count: int, distance: int) -> int:
         """Return the seqCount after a read at `distance` bytes from the expected offset; negative means before it."""
@@ -105,6 +108,7 @@ class Default:
     many = False
     frugal = True
     trusting = False
+    loyal = False
 
     def count(self, seq_count: int, distance: int) -> int:
         """Return one more if the read begins where the last one ended, otherwise 1."""
@@ -118,6 +122,7 @@ class SlowDown:
     many = False
     frugal = True
     trusting = True
+    loyal = True
 
     def count(self, seq_count: int, distance: int) -> int:
         """Return one more in sequence, the same value if the read is near, and otherwise half of it."""
@@ -139,6 +144,7 @@ class Always:
     many = False
     frugal = False
     trusting = False
+    loyal = False
 
     def count(self, seq_count: int, distance: int) -> int:
         """Return the highest seqCount."""
@@ -186,10 +192,11 @@ class Cursor:
 class _File:
     """An active file: its cursors in the order of their expected offsets."""
 
-    __slots__ = ("ahead", "cursors", "given_up", "going_on", "trial", "waste", "worth")
+    __slots__ = ("ahead", "cursors", "given_up", "going_on", "trial", "used", "waste", "worth")
 
     def __init__(self) -> None:
         self.cursors: list[Cursor] = []
+        self.used = 0  # when it was last read, by the count of all reads
         self.going_on = 0  # how many of the cursors have proven to be streams, and are being read
         self.ahead = 0  # bytes asked for and not read yet
         self.trial = 0  # the part of `ahead` that belongs to unproven streams
@@ -215,10 +222,12 @@ class Prefetcher:
         self.limits = limits or Limits()
         self.ahead = 0
         """Bytes asked for and not read yet, for all files together."""
+        self.useful = 0
+        """Bytes asked for that were then read, for all files together."""
         self._trust = self._most_trust = self.limits.total // 2  # bytes that may be asked for on trust
         self._reads = 0
         self._next_look = 0  # the read at which to look for idle cursors again
-        self._files: OrderedDict[Hashable, _File] = OrderedDict()
+        self._files: FileTable[_File] = FileTable(self.limits.files)
         self._pool: CursorPool[Cursor] = CursorPool(max(self.limits.cursors, self.limits.files))
         self._going_on: OrderedDict[Cursor, None] = OrderedDict()  # the most recently read is the last
 
@@ -235,9 +244,9 @@ class Prefetcher:
             size: the size of the file in bytes; nothing is read ahead past its end.
             missed: whether the read had to wait for its data.
         """
+        self._reads += 1
         file = self._file(key)
         end = offset + length
-        self._reads += 1
         file.waste = max(0, file.waste - length // _FORGIVING)
         cursor = self._cursor(file, offset)
         if cursor is None:
@@ -261,19 +270,20 @@ class Prefetcher:
 
     def seq_counts(self, key: Hashable) -> list[int]:
         """Return the seqCounts of the file's cursors, in the order of their offsets."""
-        file = self._files.get(key)
+        file = self._files.peek(key)
         return [cursor.seq_count for cursor in file.cursors] if file is not None else []
 
     # -- files and cursors -------------------------------------------------------------------------
 
     def _file(self, key: Hashable) -> _File:
-        file = self._files.get(key)
-        if file is not None:
-            self._files.move_to_end(key)
-            return file
-        if len(self._files) >= self.limits.files:
-            self._drop(self._files.popitem(last=False)[1])
-        file = self._files[key] = _File()
+        file = self._files.use(key)
+        if file is None:
+            file = _File()
+            before = self._reads - self._turns()
+            old = self._files.add(key, file, lambda other: self.heuristic.loyal and other.used > before)
+            if old is not None:
+                self._drop(old)
+        file.used = self._reads
         return file
 
     def _drop(self, file: _File) -> None:
@@ -445,6 +455,7 @@ class Prefetcher:
 
     def _pay(self, file: _File, amount: int) -> None:
         """Note that `amount` bytes were read that had been asked for."""
+        self.useful += amount
         file.worth = min(file.worth + amount, self.limits.file)
         self._trust = min(self._trust + amount // _EARNING, self._most_trust)
 

@@ -101,6 +101,9 @@ class Reader:
     """
 
     def __init__(self, heuristic: str, limits: Limits, record: TextIO | None = None) -> None:
+        self._prefetcher: Prefetcher | None = None
+        self._useful_before = 0  # by earlier prefetchers
+        self._wasted = 0
         self.use(heuristic, limits)
         self._record = record
         self._storages: dict[Filesystem, Storage] = {}
@@ -112,6 +115,8 @@ class Reader:
 
     def use(self, heuristic: str, limits: Limits) -> None:
         """Use this heuristic from now on; it starts without any history."""
+        if self._prefetcher is not None:
+            self._useful_before += self._prefetcher.useful
         self._name = heuristic
         self._prefetcher = Prefetcher(HEURISTICS[heuristic], limits) if heuristic in HEURISTICS else None
 
@@ -193,6 +198,19 @@ class Reader:
             **{name: self.counts[name] for name in ("hits", "misses", "asked")},
             "devices": [str(storage) for storage in self._storages.values()],
         }
+
+    def read_ahead(self) -> tuple[int, int, int]:
+        """Return how many bytes were asked for by read-ahead, were then read, and are not expected to be read any more.
+
+        The remaining ones are still ahead of a reader.
+        """
+        asked, useful, ahead = self.counts["asked"], self._useful_before, 0
+        if self._prefetcher is not None:
+            useful += self._prefetcher.useful
+            ahead = self._prefetcher.ahead
+        # What was given up may be read after all; a counter never falls.
+        self._wasted = max(self._wasted, asked - useful - ahead)
+        return asked, useful, self._wasted
 
     def _storage(self, filesystem: Filesystem) -> Storage:
         storage = self._storages.get(filesystem)

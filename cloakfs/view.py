@@ -79,6 +79,7 @@ class View:
         policy: decides what is visible, and how it is shown.
         fixed: the identity (server ids) of a fixed view; None for a caller view.
         entrants: client uids that may enter a fixed view, apart from root and the identity itself.
+        for_all: whether everybody may enter a fixed view.
         checked: whether the kernel checks permissions against the attributes that are shown.
         below: the cloakfs mount in which the tree lies, if any; the door asks it as well.
         not_its_failure: exceptions that do not mean a failure of the policy; they are passed on.
@@ -91,6 +92,7 @@ class View:
         fixed: Caller | None = None,
         entrants: frozenset[ClientId] = frozenset(),
         *,
+        for_all: bool = False,
         checked: bool = False,
         below: "Below | None" = None,
         not_its_failure: type[Exception] | tuple[()] = (),
@@ -101,6 +103,7 @@ class View:
         self._not_its_failure = not_its_failure
         self.fixed = fixed
         self.entrants = entrants
+        self._shared = fixed if for_all or entrants else None  # the identity that several callers have
         self.checked = checked
         self.below = below
         self._logged: set[tuple[str, type[BaseException], int]] = set()
@@ -114,6 +117,8 @@ class View:
         """The cloak_list if it alone decides who sees what, so that the policy need not be asked; otherwise None."""
         self.forwards_by_mapping = is_built_in(policy, "forward")
         """Whether the identity of a caller results from mapping each of its ids separately."""
+        self.is_steady = below is None and self.shows_by_mapping and (self.cloak is not None or not self.hides)
+        """Whether what one identity is shown changes only when the tree, or this identity, does."""
         self._plain_ids = is_built_in(policy, "client_id")
         self._shown: dict[_ServerIds, _ClientIds] = {}
         self._alike: dict[_ServerIds, bool] = {}
@@ -245,7 +250,8 @@ class View:
         """Return `mode` without the set-id bits that would mean something else on a client than here.
 
         On a client, a set-id program runs as its shown owner. If that is not the only client id that becomes the owner
-        here, others could plant the program. (On a directory, S_ISGID runs nothing.)
+        here, others could plant the program; so could whoever is let into a fixed view. (On a directory, S_ISGID runs
+        nothing.)
         """
         if mode & stat.S_ISUID and not self._is_only("uid", uid, shown_uid):
             mode &= ~stat.S_ISUID
@@ -255,6 +261,9 @@ class View:
 
     def _is_only(self, kind: Kind, server_id: ServerId, shown: ClientId) -> bool:
         if not (self.forwards_by_mapping and self._plain_ids):
+            return False
+        shared = self._shared
+        if shared is not None and (server_id == shared.uid if kind == "uid" else server_id in shared.groups):
             return False
         ids = self.policy.ids[kind]
         return shown == ids.counterpart(server_id, "reverse") and ids.is_sole(server_id)

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import trio
-
 from . import linux
 from .caller import Caller
 from .config.views import Ids, Range, User, ViewItem
@@ -91,6 +89,7 @@ class Views:
         policy: the policy that all views look through.
         items: the fixed views; if there are none, every caller has a view of its own.
         entrants: client uids that may enter every fixed view.
+        for_all: whether everybody may enter them.
         index: stores the numbers of views.
         checked: whether the kernel checks permissions against the attributes that are shown.
         below: the cloakfs mount in which the tree lies, if any.
@@ -99,6 +98,7 @@ class Views:
         policy: the policy in force.
         below: see above.
         top: whether the views are `@NAME` directories, so that the root of the mount only lists them.
+        fixed: whether the views are fixed.
 
     Raises:
         ViewError: an item is wrong, or two of them have the same name.
@@ -111,10 +111,12 @@ class Views:
         entrants: frozenset[ClientId],
         index: Index,
         *,
+        for_all: bool = False,
         checked: bool = False,
         below: "Below | None" = None,
     ) -> None:
         self.policy = policy
+        self._for_all = for_all
         self._checked = checked
         self.below = below
         self._entrants = entrants
@@ -123,6 +125,7 @@ class Views:
         self._ranges = [item for item in resolved if isinstance(item, Range)]
         identities = [item for item in resolved if isinstance(item, Identity)]
         self.top = bool(self._ranges) or len(identities) > 1
+        self.fixed = bool(items)
         self._numbers: dict[str, int] = {}
         self._views: dict[int, View] = {}
         self._by_user: dict[int, ServerId] = {}  # view number -> uid in the database
@@ -148,6 +151,7 @@ class Views:
             self.policy,
             fixed,
             self._entrants,
+            for_all=self._for_all,
             checked=self._checked,
             below=self.below,
             act_as_daemon=linux.act_as_daemon,
@@ -156,6 +160,10 @@ class Views:
     def get(self, number: int) -> View | None:
         """Return the view with this number, or None if this mount does not have it (yet)."""
         return self._views.get(number)
+
+    def any(self) -> View:
+        """Return one of the views, to find out what holds for all; one for each caller if none has been made yet."""
+        return next(iter(self._views.values()), None) or self._view(None)
 
     def use(self, policy: Policy) -> None:
         """Use another policy from now on, also for handles given out before."""
@@ -170,6 +178,10 @@ class Views:
         """Return the number of a view that `labels` returned."""
         return self._numbers[label]
 
+    def label(self, number: int) -> str | None:
+        """Return the name (without @) of the view with this number; None if there is no such view (yet)."""
+        return next((label for label, known in self._numbers.items() if known == number), None)
+
     async def find(self, label: str, client_uid: ClientId) -> int | None:
         """Return the number of the view called `label`, which is made on first access if a range allows it.
 
@@ -177,6 +189,8 @@ class Views:
         """
         number = self._numbers.get(label)
         if number is None and self._ranges:
+            import trio  # noqa: PLC0415  (half of the time that commands without an event loop take to start)
+
             try:
                 identity = await trio.to_thread.run_sync(user_identity, label)
             except ViewError:
@@ -202,6 +216,8 @@ class Views:
 
     async def keep_fresh(self, changed: Callable[[], None]) -> None:
         """Follow the user database for ever: call `changed` when the ids or groups of a view named by user change."""
+        import trio  # noqa: PLC0415  (as above)
+
         while True:
             await trio.sleep(REFRESH_SECONDS)
             for number, uid in list(self._by_user.items()):

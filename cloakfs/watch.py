@@ -41,6 +41,7 @@ import errno
 import os
 import select
 import struct
+import time
 from collections.abc import AsyncGenerator, Callable
 
 import trio
@@ -82,8 +83,9 @@ _BTRFS_TOP = struct.pack("=iQQI", 0x4D, 256, 5, 0)
 _BATCH = 65536
 _LARGEST = 1024  # more than the size of any event
 
-# The daemon is woken at most once in this many seconds, since its own changes wake it as well.
-_PAUSE = 0.002
+# The daemon is woken only if nothing was read for this many seconds: its own changes would wake it as well, and
+# requests read what is reported, too.
+_PAUSE = 0.004
 
 # How often to check for changed mounts that did not wake anybody.
 _MOUNTS_SECONDS = 1.0
@@ -161,16 +163,16 @@ class Watch:
     async def changes(self) -> list[Event]:
         """Return what others changed since the last call; wait until there is something."""
         while True:
-            if not self._more and trio.current_time() < self._rest_until:
-                await trio.sleep_until(self._rest_until)
+            while not self._more and (rest := self._rest_until - time.monotonic()) > 0:
+                await trio.sleep(rest)
             await trio.lowlevel.wait_readable(self._fd)
             events = self.read()
-            self._rest_until = trio.current_time() + _PAUSE
             if events:
                 return events
 
     def read(self) -> list[Event]:
         """Return the same without waiting, perhaps nothing: at most about 800 events, which takes a millisecond."""
+        self._rest_until = time.monotonic() + _PAUSE
         try:
             raw = fanotify.read(self._fd, _BATCH)
         except BlockingIOError:
@@ -188,6 +190,13 @@ class Watch:
     def is_silent(self) -> bool:
         """Whether there is nothing to be read."""
         return not self._queue.poll(0)
+
+    def has_read_all(self) -> bool:
+        """Whether the last `read` returned everything that had been reported by then.
+
+        read(2) goes on until the queue is empty, unless the buffer has no room for another event.
+        """
+        return not self._more
 
     def close(self) -> None:
         """Stop watching; no task may be waiting in `changes`."""

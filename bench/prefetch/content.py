@@ -69,6 +69,15 @@ def cached_pages(fd: int) -> int | None:
     return None if failed else int(told.cached)
 
 
+def can_tell() -> bool:
+    """Whether the kernel can tell what is in memory."""
+    fd = os.open(__file__, os.O_RDONLY)
+    try:
+        return cached_pages(fd) is not None
+    finally:
+        os.close(fd)
+
+
 def forget(path: str) -> int | None:
     """Make the kernel drop a file's pages; return how many are left. Below a cloakfs mount, drop the real file's, too.
 

@@ -221,8 +221,14 @@ def _random(size: int, reads: int, seed: int, prefix: str) -> list[list[Read]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Site:
-    """A place with its mounts: where files are made, the peers that read them, and the throttle."""
+class Site:
+    """A place with its mounts.
+
+    Attributes:
+        tree: where files are made.
+        peers: those that read them.
+        disk: the throttle; None where there is none.
+    """
 
     tree: str
     peers: dict[str, Peer]
@@ -245,7 +251,7 @@ def measure(todo: list[Case], scale: Scale, advance: Callable[[str], None], tell
     run = Run()
     with contextlib.ExitStack() as stack:
         try:
-            sites = _set_up(stack, todo, scale, run, advance)
+            sites = set_up(stack, todo, scale, run, advance)
             numbers = iter(range(1 << 30))
             for at in range(max(case.rounds for case in todo)):
                 for case in todo:
@@ -262,15 +268,21 @@ def length(todo: list[Case]) -> int:
     return 1 + sum(case.rounds * len(case.peers) for case in todo)
 
 
-def _set_up(
+def set_up(
     stack: contextlib.ExitStack, todo: list[Case], scale: Scale, run: Run, advance: Callable[[str], None]
-) -> dict[str, _Site]:
+) -> dict[str, Site]:
+    """Mount all that the cases need, until the stack is closed; `run.about` says what each place is.
+
+    Raises:
+        SlowDiskError: no slow disk can be made here.
+        RuntimeError, OSError: something cannot be mounted.
+    """
     advance("mounting")
     require_disk(tempfile.gettempdir())
     with undisturbed():
         base = os.path.realpath(tempfile.mkdtemp(prefix="cloakfs-prefetch-"))
         stack.callback(os.rmdir, base)
-    sites: dict[str, _Site] = {}
+    sites: dict[str, Site] = {}
     waiting = []
     for where in dict.fromkeys(case.place for case in todo):
         disk = None
@@ -287,7 +299,7 @@ def _set_up(
             with undisturbed():
                 tree, _ = place(stack, base, where)
         run.about[where] = disk.about if disk else device_of(tree)
-        sites[where] = _Site(tree, {}, disk)
+        sites[where] = Site(tree, {}, disk)
         for name in dict.fromkeys(peer for case in todo if case.place == where for peer in case.peers):
             if name == BARE:
                 sites[where].peers[name] = Peer(name, tree, tree, 0)
@@ -317,20 +329,20 @@ def _measure_case(
     case: Case,
     at: int,
     prefix: str,
-    site: _Site,
+    site: Site,
     run: Run,
     advance: Callable[[str], None],
     tell: Callable[[str], None],
 ) -> None:
     rates = run.rates.setdefault(case.setting, {}).setdefault(case.name, {name: [] for name in case.peers})
     streams = case.streams(at, prefix)
-    with _files(site.tree, streams) as names:
+    with files_of(site.tree, streams) as names:
         for name in case.peers[at % len(case.peers) :] + case.peers[: at % len(case.peers)]:
             advance(f"run {at + 1}: {case.name}, {name}")
             if name not in rates:
                 continue
             try:
-                rates[name].append(_rate(case, site, name, streams, names))
+                rates[name].append(rate(case, site, name, streams, names))
             except (WorkError, OSError) as exc:
                 run.failed.append(f"{case.name}, {name}: {exc}")
                 tell(run.failed[-1])
@@ -338,7 +350,8 @@ def _measure_case(
 
 
 @contextlib.contextmanager
-def _files(tree: str, streams: list[list[Read]]) -> Iterator[list[str]]:
+def files_of(tree: str, streams: list[list[Read]]) -> Iterator[list[str]]:
+    """Make the files that are read, and remove them afterwards; give their names."""
     needed = {name: size for stream in streams for name, size in sizes(stream).items()}
     made: list[str] = []
     try:
@@ -355,7 +368,7 @@ def _files(tree: str, streams: list[list[Read]]) -> Iterator[list[str]]:
                     os.unlink(path)
 
 
-def _rate(case: Case, site: _Site, name: str, streams: list[list[Read]], files: list[str]) -> float:
+def rate(case: Case, site: Site, name: str, streams: list[list[Read]], files: list[str]) -> float:
     """Return the rate in MB/s until the last reader is done, beginning with nothing in memory."""
     for file in files if case.place != MEMORY else ():
         if left := content.forget(os.path.join(site.tree, file)):

@@ -36,9 +36,9 @@ class SlowDiskError(Exception):
     """No slow disk can be made here; the message says why in one line."""
 
 
-@dataclass(frozen=True, slots=True)
-class SlowDisk:
-    """A file system that is slow for some processes.
+@dataclass(frozen=True)
+class Disk:
+    """A file system on a device of its own.
 
     Attributes:
         path: its root.
@@ -49,6 +49,17 @@ class SlowDisk:
     path: str
     device: str
     about: str
+
+    def bytes_read(self) -> int:
+        """Return how many bytes the device has delivered so far."""
+        with open(f"/sys/block/{self.device}/stat", encoding="ascii") as file:
+            return int(file.read().split()[2]) * 512
+
+
+@dataclass(frozen=True)
+class SlowDisk(Disk):
+    """A disk that is slow for some processes."""
+
     group: str
 
     def slow_down(self, pid: int) -> None:
@@ -86,9 +97,43 @@ def slow_disk(
                 stack.close()
 
 
+@contextlib.contextmanager
+def fast_disk(mib: int, *, read_ahead_kb: int = READ_AHEAD_KB, base: str | None = None) -> Iterator[Disk]:
+    """Make an empty disk that is as fast as the one below it: nothing is kept in memory there, and nothing throttled.
+
+    Args:
+        mib: size, at least 16.
+        read_ahead_kb: how much the kernel reads ahead from the device.
+        base: an existing directory on a disk, by default $TMPDIR.
+
+    Raises:
+        SlowDiskError: the directory is in memory, or there is no ext4 or loop device, or none with direct I/O.
+        OSError: the image cannot be written.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            _, path, _, block = _device(stack, mib, read_ahead_kb, base)
+            device = os.path.basename(block)
+            _run("losetup", "--direct-io=on", f"/dev/{device}")
+            yield Disk(path, device, f"ext4 on {device}; {_settings(block)}; below, {device_of(os.path.dirname(path))}")
+        finally:
+            with undisturbed():
+                stack.close()
+
+
 def _set_up(
     stack: contextlib.ExitStack, mib: int, iops: int, bps: int, read_ahead_kb: int, base: str | None
 ) -> SlowDisk:
+    place, path, name, block = _device(stack, mib, read_ahead_kb, base)
+    with undisturbed():
+        group = _throttle(stack, os.path.basename(place), name, iops, bps)
+    device = os.path.basename(block)
+    about = f"ext4 on {device}, throttled to {iops} reads/s and {bps / 1e6:g} MB/s; {_settings(block)}"
+    return SlowDisk(path, device, about, group)
+
+
+def _device(stack: contextlib.ExitStack, mib: int, read_ahead_kb: int, base: str | None) -> tuple[str, str, str, str]:
+    """Make a disk; return its directory, its root, and its device: MAJOR:MINOR, and the directory in /sys."""
     require_disk(base or tempfile.gettempdir())
     with undisturbed():
         place = os.path.realpath(tempfile.mkdtemp(prefix="cloakfs-slow-", dir=base))
@@ -108,14 +153,11 @@ def _set_up(
     block = os.path.realpath(f"/sys/dev/block/{name}")
     with undisturbed():
         _set_read_ahead(stack, os.path.join(block, "queue", "read_ahead_kb"), read_ahead_kb)
-    with undisturbed():
-        group = _throttle(stack, os.path.basename(place), name, iops, bps)
-    told = {setting: _setting(block, setting) for setting in ("read_ahead_kb", "max_sectors_kb", "scheduler")}
-    about = (
-        f"ext4 on {os.path.basename(block)}, throttled to {iops} reads/s and {bps / 1e6:g} MB/s; "
-        + ", ".join(f"{setting} {value}" for setting, value in told.items())
-    )  # fmt: skip
-    return SlowDisk(path, os.path.basename(block), about, group)
+    return place, path, name, block
+
+
+def _settings(block: str) -> str:
+    return ", ".join(f"{one} {_setting(block, one)}" for one in ("read_ahead_kb", "max_sectors_kb", "scheduler"))
 
 
 def require_disk(directory: str) -> None:

@@ -6,6 +6,7 @@ import sys
 import click
 
 from ..cli import fail
+from ..papers.command import papers
 from ..peers import BARE
 from ..session import interruptible, read, require_matplotlib, require_writable
 from ..work import all_work
@@ -14,7 +15,8 @@ from .choice import Choice, about, listing, measured
 from .picture import draw
 
 
-@click.command()
+@click.group(invoke_without_command=True)
+@click.pass_context
 @click.option("--peer", "peers", multiple=True, metavar="GLOB", help="Only these peers (see --list); repeatable.")
 @click.option("--work", "works", multiple=True, metavar="GLOB", help="Only these works (see --list); repeatable.")
 @click.option(
@@ -54,6 +56,7 @@ from .picture import draw
 @click.option("--show", metavar="FILE", help="Measure nothing; show an earlier run (from --json).")
 @click.option("--list", "only_list", is_flag=True, help="Print the names of all peers and works.")
 def bench(
+    context: click.Context,
     peers: tuple[str, ...],
     works: tuple[str, ...],
     cpus: str,
@@ -78,6 +81,8 @@ def bench(
 
     Exit status: 0 measured (or shown), 1 it cannot be measured, or some work failed, 2 wrong usage.
     """
+    if context.invoked_subcommand is not None:
+        return
     every = all_work(1 if quick else heavy_rounds)
     choice = Choice(peers, works, cpus, rounds, seconds, package, quick=quick)
     if only_list:
@@ -112,3 +117,6 @@ def bench(
         )
     report.show(run, every, old, markdown=markdown)
     sys.exit(1 if run.failed and not show else 0)
+
+
+bench.add_command(papers)

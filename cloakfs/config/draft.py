@@ -8,6 +8,7 @@ from ..cloak import CloakDef
 from ..ids import ClientId, ServerId
 from ..mapping import DEFAULT_NOBODY, RangeDef
 from ..prefetch import Limits
+from ..probes import DEFAULT_ALARM, Rate
 from .errors import Location
 from .options import DEFAULT_PREFETCH, Options
 from .views import ViewItem
@@ -23,6 +24,7 @@ class Draft:
     ids: dict[str, ServerId] = field(default_factory=dict)
     range_map: list[tuple[RangeDef, Location]] = field(default_factory=list)
     cloak_list: list[tuple[CloakDef, Location]] = field(default_factory=list)
+    exempt: list[tuple[ServerId, Location]] = field(default_factory=list)
     no_client_cache: bool = False
     groups: str | None = None
     policy: str | None = None
@@ -30,6 +32,9 @@ class Draft:
     view_access: tuple[ClientId, ...] = ()
     prefetch: str = DEFAULT_PREFETCH
     limits: dict[str, int] = field(default_factory=dict)
+    probe_alarm: Rate | None = DEFAULT_ALARM
+    probe_delay: int = 0
+    probe_delay_at: Location | None = None
     other: dict[str, tuple[str, str | None]] = field(default_factory=dict)
     squash_options: dict[str, Location] = field(default_factory=dict)
 
@@ -53,6 +58,7 @@ class Draft:
             anongid=self.ids.get("anongid", DEFAULT_NOBODY),
             range_map=tuple(definition for definition, _ in self.range_map),
             cloak_list=tuple(definition for definition, _ in self.cloak_list),
+            exempt=tuple(uid for uid, _ in self.exempt),
             no_client_cache=self.no_client_cache,
             groups=self.groups,
             policy=self.policy,
@@ -60,5 +66,7 @@ class Draft:
             view_access=self.view_access,
             prefetch=self.prefetch,
             prefetch_limits=Limits(**self.limits),
+            probe_alarm=self.probe_alarm,
+            probe_delay=self.probe_delay,
             other=tuple(self.other.values()),
         )

@@ -27,6 +27,21 @@ def warnings_about(draft: Draft) -> list[ExportsWarning]:
             " comes before it: the first definition wins"
         )
         found.append(ExportsWarning(places[id(hidden)], message))
+    if draft.probe_delay and draft.probe_delay_at is not None and draft.probe_alarm is None:
+        found.append(ExportsWarning(draft.probe_delay_at, "probe_delay has no effect, because probe_alarm is off"))
+    return found + _exempt(draft, nobody["uid"])
+
+
+def _exempt(draft: Draft, nobody: ServerId) -> list[ExportsWarning]:
+    """Return warnings of an exemption that has no effect, or that everybody has who becomes nobody."""
+    found = []
+    if draft.exempt and not draft.cloak_list and draft.policy is None:
+        found.append(ExportsWarning(draft.exempt[0][1], "exempt has no effect, because there is no cloak_list"))
+    found += [
+        ExportsWarning(where, f"server uid {uid} is nobody: nothing is hidden from any caller who becomes nobody")
+        for uid, where in draft.exempt
+        if uid == nobody
+    ]
     return found
 
 

@@ -25,8 +25,9 @@ _FLAGS = (
     "sign_fh",
 )
 _VALUES = (
-    *("range_map", "cloak_list", "groups", "policy", "views", "view_access"),
+    *("range_map", "cloak_list", "exempt", "groups", "policy", "views", "view_access"),
     *("prefetch", *LIMITS),
+    *("probe_alarm", "probe_delay"),
     *("anonuid", "anongid", "fsid", "sec", "xprtsec", "reexport"),
     "refer replicas",
 )

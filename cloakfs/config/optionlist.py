@@ -3,12 +3,13 @@
 import difflib
 
 from ..ids import ServerId
+from ..probes import Rate
 from .draft import Draft
 from .errors import ExportsError, Location, shown
 from .names import FAMILY, FLAG_FAMILY, LIMITS, ONCE, PERHAPS_VALUES
 from .scanner import WORD, Scanner
 from .terms import Terms
-from .values import EXPECTED_ID, SINGLE_VALUES, amount_of, parse_client_id
+from .values import EXPECTED_ID, SINGLE_VALUES, amount_of, parse_client_id, parse_server_id
 from .views import EXPECTED_VIEW, parse_view
 
 
@@ -105,6 +106,9 @@ class OptionList:
                 draft.range_map = self._terms.range_map()
             case "cloak_list":
                 draft.cloak_list = self._terms.cloak_list()
+            case "exempt":
+                where = self._scan.location()
+                draft.exempt = [(uid, where) for uid in self._terms.items(name, EXPECTED_ID, parse_server_id)]
             case "views":
                 draft.views = self._terms.items(name, EXPECTED_VIEW, parse_view)
             case "view_access":
@@ -117,6 +121,12 @@ class OptionList:
                 draft.policy = self._single(name)
             case "prefetch":
                 draft.prefetch = self._single(name)
+            case "probe_alarm":
+                draft.probe_alarm = Rate.parse(self._single(name))
+            case "probe_delay":
+                draft.probe_delay_at = self._scan.location()
+                value = self._single(name)
+                draft.probe_delay = 0 if value == "off" else int(value)
             case _ if name in LIMITS:
                 draft.limits[LIMITS[name]] = amount_of(self._single(name))
             case _:

@@ -6,6 +6,7 @@ from ..cloak import CloakDef
 from ..ids import ClientId, ServerId
 from ..mapping import DEFAULT_NOBODY, RangeDef, Squash
 from ..prefetch import Limits
+from ..probes import DEFAULT_ALARM, Rate
 from .errors import Location
 from .views import ViewItem
 
@@ -16,12 +17,15 @@ DEFAULT_PREFETCH = "cursors"
 class Options:
     """The options of one export; the defaults are those of exports(5).
 
-    anonuid and anongid are the server ids of "nobody" in this export. groups says where a caller's
-    supplementary groups come from (``proc``, ``database``, ``none`` or gids joined by colons; None if it is
-    not given). policy names a plug-in (``FILE.py:Class`` or ``package.module:Class``), views the identities
-    that get a fixed view, and view_access the client uids that may enter any of them. prefetch is the name
-    of a heuristic, or ``off``, and prefetch_limits are its limits. other holds the remaining options of
-    exports(5) in the order given, with their values.
+    anonuid and anongid are the server ids of "nobody" in this export. exempt holds the server uids from
+    which cloak_list hides nothing. groups says where a caller's supplementary groups come from (``proc``,
+    ``database``, ``none`` or gids joined by colons; None if it is not given). policy names a plug-in
+    (``FILE.py:Class`` or ``package.module:Class``), views the identities that get a fixed view, and
+    view_access the client uids that may enter any of them. prefetch is the name of a heuristic, or ``off``,
+    and prefetch_limits are its limits. probe_alarm is the rate of probes above which a caller is reported, None
+    for ``off``, and probe_delay is how many milliseconds a reported caller then waits for each "no such file"
+    (0 for ``off``). other holds the remaining options of exports(5) in the order given,
+    with their values.
     """
 
     read_only: bool = True
@@ -30,6 +34,7 @@ class Options:
     anongid: ServerId = DEFAULT_NOBODY
     range_map: tuple[RangeDef, ...] = ()
     cloak_list: tuple[CloakDef, ...] = ()
+    exempt: tuple[ServerId, ...] = ()
     no_client_cache: bool = False
     groups: str | None = None
     policy: str | None = None
@@ -37,6 +42,8 @@ class Options:
     view_access: tuple[ClientId, ...] = ()
     prefetch: str = DEFAULT_PREFETCH
     prefetch_limits: Limits = field(default_factory=Limits)
+    probe_alarm: Rate | None = DEFAULT_ALARM
+    probe_delay: int = 0
     other: tuple[tuple[str, str | None], ...] = ()
 
 

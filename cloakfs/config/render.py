@@ -5,10 +5,12 @@ from collections.abc import Iterable
 
 from ..mapping import DEFAULT_NOBODY
 from ..prefetch import Limits
+from ..probes import DEFAULT_ALARM
 from .names import BYTES, LIMITS
 from .options import DEFAULT_PREFETCH, Export, Options
 from .values import UNITS
 
+_LISTS = ("range_map", "cloak_list", "exempt", "views", "view_access")
 _PLAIN = re.compile(r"[\w/.:@%+~=-]+")
 
 
@@ -21,7 +23,7 @@ def format_export(export: Export) -> str:
     """Return an export as one entry, without a line break at its end."""
     options = export.options
     between, inside = ",", " "
-    if options.range_map or options.cloak_list or options.views or options.view_access:
+    if any(getattr(options, name) for name in _LISTS):
         between, inside = ", \\\n    ", " \\\n        "
     return f"{_quoted(export.path)} {export.client}({between.join(_items(options, inside))})"
 
@@ -51,7 +53,11 @@ def _items(options: Options, space: str) -> list[str]:
         value = getattr(options.prefetch_limits, limit)
         if value != getattr(Limits(), limit):
             items.append(f"{name}={_with_unit(value) if name in BYTES else value}")
-    for name in ("range_map", "cloak_list", "views", "view_access"):
+    if options.probe_alarm != DEFAULT_ALARM:
+        items.append(f"probe_alarm={options.probe_alarm or 'off'}")
+    if options.probe_delay:
+        items.append(f"probe_delay={options.probe_delay}")
+    for name in _LISTS:
         terms = getattr(options, name)
         if terms:
             items.append(space.join([f"{name} =", *map(str, terms)]))

@@ -3,15 +3,17 @@
 import re
 from collections.abc import Callable
 
-from ..ids import ClientId
+from ..ids import ClientId, ServerId
 from ..mapping import MAX_ID
 from ..prefetch import HEURISTICS
+from ..probes import Rate
 from .names import BYTES, COUNTS
 
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _SIZE = re.compile(r"([1-9][0-9]{0,9})([KMG]?)")
 _MOST_BYTES = 1 << 40
 _COUNT = re.compile(r"[1-9][0-9]{0,6}")
+_MOST_MILLISECONDS = 5000
 
 ID = r"(?:0|[1-9][0-9]{0,9})"
 _NUMBER = re.compile(ID)
@@ -25,6 +27,8 @@ _REEXPORTS = ("auto-fsidnum", "predefined-fsidnum", "none")
 EXPECTED_ID = f"a number from 0 to {MAX_ID}"
 _EXPECTED_SIZE = "a number of bytes up to 1024G, such as 65536, 64K or 4M"
 _EXPECTED_COUNT = "a number from 1 to 9999999"
+_EXPECTED_RATE = "a number from 1 to 9999 and /s, /min or /h, such as 60/min, or off"
+_EXPECTED_DELAY = f"a number of milliseconds from 1 to {_MOST_MILLISECONDS}, or off"
 
 
 def is_id(text: str) -> bool:
@@ -46,6 +50,11 @@ def parse_client_id(text: str) -> ClientId | None:
     return ClientId(int(text)) if is_id(text) else None
 
 
+def parse_server_id(text: str) -> ServerId | None:
+    """Return the server id with this text; None if the text is no id."""
+    return ServerId(int(text)) if is_id(text) else None
+
+
 def amount_of(text: str) -> int:
     """Return the value of a size (in bytes) or a count; 0 if the text is neither."""
     match = _SIZE.fullmatch(text)
@@ -58,6 +67,14 @@ def _is_size(text: str) -> bool:
 
 def _is_count(text: str) -> bool:
     return _COUNT.fullmatch(text) is not None
+
+
+def _is_rate(text: str) -> bool:
+    return text == "off" or Rate.parse(text) is not None
+
+
+def _is_delay(text: str) -> bool:
+    return text == "off" or (_is_count(text) and int(text) <= _MOST_MILLISECONDS)
 
 
 def _is_policy(text: str) -> bool:
@@ -93,6 +110,8 @@ SINGLE_VALUES: dict[str, tuple[Callable[[str], bool], str]] = {
     "prefetch": (lambda text: text in ("off", *HEURISTICS), f"one of {', '.join(HEURISTICS)}, off"),
     **dict.fromkeys(BYTES, (_is_size, _EXPECTED_SIZE)),
     **dict.fromkeys(COUNTS, (_is_count, _EXPECTED_COUNT)),
+    "probe_alarm": (_is_rate, _EXPECTED_RATE),
+    "probe_delay": (_is_delay, _EXPECTED_DELAY),
     "fsid": (_is_fsid, "a number, root or a UUID of 32 hexadecimal digits"),
     "sec": (_all_in(_FLAVORS), f"some of {', '.join(_FLAVORS)}, joined by colons"),
     "xprtsec": (_all_in(_TRANSPORTS), f"some of {', '.join(_TRANSPORTS)}, joined by colons"),

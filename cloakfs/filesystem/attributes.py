@@ -183,7 +183,10 @@ class Attributes(Names, Core):
         if self._is_top(inode):
             return not mode & os.W_OK
         at = await self._enter(inode, ctx)
-        return await self._do(at, partial(_may, mode=mode))
+        is_granted = await self._do(at, partial(_may, mode=mode))
+        if not is_granted:
+            self.requests.counters.errors["access", errno.EACCES] += 1
+        return is_granted
 
     @answers
     async def readlink(self, inode: InodeT, ctx: RequestContext) -> bytes:
@@ -194,6 +197,8 @@ class Attributes(Names, Core):
     @answers
     async def statfs(self, ctx: RequestContext) -> StatvfsData:
         """Return the statvfs(3) of the file system that the root of the tree is on."""
+        if ctx.pid in self.inside.threads:
+            return pyfuse3.StatvfsData()  # the daemon asks itself whether it answers, not how the tree is
         root = self.nodes.root
         if root.filesystem.remote:
             real = await trio.to_thread.run_sync(calls.fstatvfs, root.fd, abandon_on_cancel=True)

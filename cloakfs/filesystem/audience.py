@@ -36,6 +36,7 @@ class Audiences:
     def __init__(self, nodes: Nodes, forgetting: Forgetting) -> None:
         self._nodes = nodes
         self._forgetting = forgetting
+        self._being_carried: dict[Object, list[Below]] = {}  # directories, with what `carry` has yet to forget
 
     # -- who was told ------------------------------------------------------------------------------
 
@@ -65,10 +66,15 @@ class Audiences:
         return obj.audience != NOBODY and obj.parent is not None and obj.parent.audience not in (ALL, obj.audience)
 
     def is_ready(self, number: int, obj: Object, hearer: int) -> bool:
-        """Whether `hearer` may be told of the directory `obj` without waiting for anything to be forgotten."""
-        if number or hearer == NOBODY:
+        """Whether `hearer` may be told of the directory `obj` without waiting for anything to be forgotten.
+
+        If the daemon itself looks it up, nobody is told, but the kernel learns where the directory is now, and where
+        ".." leads those who stand in it.
+        """
+        if number:
             return True
-        return (not obj.remembers_names or self._is_audience(obj, hearer)) and not self._carries(obj)
+        is_told = hearer == NOBODY or not obj.remembers_names or self._is_audience(obj, hearer)
+        return is_told and obj not in self._being_carried and not self._carries(obj)
 
     @staticmethod
     def _is_audience(obj: Object, hearer: int) -> bool:
@@ -102,17 +108,18 @@ class Audiences:
         The kernel may hold their locks. So this waits only until no attributes are remembered below them: of a name
         that somebody has open, the kernel then still knows that it exists, for a moment.
         """
-        if number or not self._carries(obj):
-            return
-        belows: list[Below] = []
-        above = obj.parent
-        while above is not None:
-            below = self.tell(number, above, obj.audience)
-            if below is not None:
-                belows.append(below)
-            above = above.parent
-        for below in belows:
-            await below.done.wait()
+        if self._carries(obj):
+            belows = self._being_carried.setdefault(obj, [])
+            above = obj.parent
+            while above is not None:
+                below = self.tell(number, above, obj.audience)
+                if below is not None:
+                    belows.append(below)
+                above = above.parent
+        # Meanwhile, others may be told or move it again.
+        while belows := [below for below in self._being_carried.get(obj, ()) if not below.done.is_set()]:
+            await belows[0].done.wait()
+        self._being_carried.pop(obj, None)
 
     def is_remembered_for_others(self, number: int, obj: Object, hearer: int) -> bool:
         """Whether something is remembered of `obj` for an audience to which `hearer` does not belong."""

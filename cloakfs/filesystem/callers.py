@@ -13,6 +13,7 @@ from ..groups import GroupSource
 from ..ids import ClientId
 from ..tree.door import INSIDER, Subject, subject, with_group
 from ..tree.nodes import Nodes
+from ..tree.notes import noting
 from ..tree.objects import ALL, NOBODY, Stale
 from ..view import Asker, View
 from ..views import Views
@@ -32,10 +33,19 @@ class Callers:
         inside: knows the daemon's own threads.
         above: knows the daemons of mounts above.
         knfsd: whether the kernel's NFS server exports the mount.
+        all_squashed: whether that server makes all callers one.
     """
 
     def __init__(
-        self, nodes: Nodes, views: Views, groups: GroupSource, inside: Inside, above: Above, *, knfsd: bool
+        self,
+        nodes: Nodes,
+        views: Views,
+        groups: GroupSource,
+        inside: Inside,
+        above: Above,
+        *,
+        knfsd: bool,
+        all_squashed: bool,
     ) -> None:
         self._nodes = nodes
         self._views = views
@@ -43,6 +53,7 @@ class Callers:
         self._inside = inside
         self._above = above
         self._knfsd = knfsd
+        self._all_squashed = all_squashed
 
     async def view(self, inode: InodeT) -> tuple[int, View]:
         """Return the number of the view that a nodeid belongs to, and the view."""
@@ -61,19 +72,21 @@ class Callers:
         """Return the view's number, the view, and who the request is served as, all by the policy that is in force."""
         number = self._nodes.view_of(inode)
         view = self._views.get(number) or await self._revived(number)
-        if self._is_inside(ctx, for_attributes=for_attributes):
+        if self.is_inside(ctx, for_attributes=for_attributes):
             return number, view, INSIDER
-        who = self._who(view, ctx) or await self._who_by_groups(view, ctx)
-        while (now := self._views.get(number)) is not view:  # the policy was reloaded meanwhile
-            if now is None:
-                raise Stale
-            view = now
-            who = self._who(view, ctx) or await self._who_by_groups(view, ctx)
+        who = self._who(view, ctx)
+        if who is None:
+            who = await self._who_by_groups(view, ctx)
+            while (now := self._views.get(number)) is not view:  # the policy was reloaded meanwhile
+                if now is None:
+                    raise Stale
+                view = now
+                who = self._who(view, ctx) or await self._who_by_groups(view, ctx)
         if view.below is not None and (who.uid, who.gid) == INSIDE[:2]:
             raise FUSEError(errno.EACCES)
         return number, view, who
 
-    def _is_inside(self, ctx: RequestContext, *, for_attributes: bool) -> bool:
+    def is_inside(self, ctx: RequestContext, *, for_attributes: bool) -> bool:
         """Whether a daemon, this one or one above, asks on its own behalf."""
         return ctx.pid in self._inside.threads or self._above.asks(
             *_client_ids(ctx), ctx.pid, for_attributes=for_attributes
@@ -104,12 +117,19 @@ class Callers:
         who = view.identify(ClientCaller(uid, gid, with_group(self._groups.of_request(pid), gid)))
         if who is None:
             raise FUSEError(errno.ENOENT)
+        if (notes := noting.get()) is not None:
+            notes.who = who
         return who
 
-    def hearer(self, who: Subject, ctx: RequestContext) -> int:
-        """Return who learns the answer to a request that is served as `who`, as `audience.Audiences` has it."""
+    def hearer(self, view: View, who: Subject, ctx: RequestContext) -> int:
+        """Return who learns the answer to a request that is served as `who`, as `audience.Audiences` has it.
+
+        Where the server makes all callers one, anybody else is local root, such as mountd at the top directory, or a
+        thread of the server that reconnects a handle with the identity of the caller that it served before. They must
+        not end what is cached for the one caller.
+        """
         if who is not INSIDER:
-            return ctx.uid
+            return NOBODY if self._all_squashed and ctx.uid != view.policy.options.anonuid else ctx.uid
         return NOBODY if ctx.pid in self._inside.threads else ALL
 
     def asker(self, view: View, who: Subject, ctx: RequestContext) -> Asker | None:

@@ -83,7 +83,7 @@ class Changes:
 
     def watch(self, watch: Watch) -> None:
         """Watch the file systems that report their changes."""
-        for filesystem in self._nodes.mounts.filesystems:
+        for filesystem in sorted(self._nodes.mounts.filesystems, key=lambda it: len(it.path)):  # what is above first
             self._add(watch, filesystem)
         self._nodes.mounts.on_new_filesystem = partial(self._add, watch)
         watch.on_own = self._heed_own
@@ -104,7 +104,12 @@ class Changes:
             )
             return
         self._watched.setdefault(fsid, []).append(filesystem)
-        filesystem.watched = True
+        # Who may know of something also depends on the directories above.
+        filesystem.watched = all(
+            other.watched or other is filesystem
+            for other in self._nodes.mounts.filesystems
+            if filesystem.path.startswith(f"{other.path}/") or other is self._nodes.root.filesystem
+        )
 
     async def follow(self, watch: Watch) -> None:
         """Run for ever, making the kernel forget what others change."""
@@ -123,7 +128,7 @@ class Changes:
         except BaseException:
             self._forgetting.forget_everything()
             raise
-        return watch.is_silent()
+        return watch.has_read_all()
 
     def _heed_all(self, events: list[Event]) -> None:
         forgotten = False
@@ -179,7 +184,7 @@ class Changes:
     def _forget_absence(self, filesystem: Filesystem, handle: bytes) -> None:
         """Forget the absence of a directory that nobody was shown and that has changed. The event does not name it."""
         own = self._views.get(0)
-        if self._to_look_up and (own is None or own.fixed is not None):  # caller views remember no absences
+        if self._to_look_up and (own is None or own.fixed is not None):  # a caller view that hides remembers none
             self._to_look_up -= 1
             place = self._nodes.place_of(filesystem, handle)
             if place is not None:
@@ -187,7 +192,10 @@ class Changes:
                 self._forgetting.forget_name(parent, name, parent.ever_kept)
 
     def _forget_absence_of(self, directory: Object) -> None:
-        """Forget the absence of a directory that has changed: it may be visible now. Only fixed views remember it."""
+        """Forget the absence of a directory that has changed: it may be visible now.
+
+        A caller view that hides anything remembers no absence.
+        """
         for parent, name in self._forgetting.names_of(directory):
             for number in parent.ever_kept - directory.kept:
                 view = self._views.get(number)

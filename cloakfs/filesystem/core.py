@@ -18,6 +18,7 @@ from ..groups import GroupSource
 from ..ids import ServerId
 from ..reader import Reader
 from ..tasks import Tasks
+from ..tracers import Tracers
 from ..tree import calls
 from ..tree.door import (
     INSIDER,
@@ -32,15 +33,18 @@ from ..tree.nodes import Nodes
 from ..tree.objects import NOBODY, ROOT, Object, Stale
 from ..view import View
 from ..views import Views
+from . import cachereport
 from .callers import Callers
 from .entered import Entered
 from .handles import HalfRead, OpenFiles
 from .inside import Inside
 from .kernelcache import KernelCache
+from .probing import Probing
 from .reconnect import Reconnecting
 from .repair import Repair
 from .replies import Replies
 from .request import Requests
+from .trace import Trace
 
 if TYPE_CHECKING:
     from ..below import Below
@@ -49,6 +53,13 @@ _T = TypeVar("_T")
 
 # After a rename behind the mount, what is above a remote directory is found level by level.
 _MOST_LOOKS = 100
+
+
+class HiddenName(FileNotFoundError):
+    """There is an entry of that name, and it is hidden from the caller, who must not notice the difference."""
+
+    def __init__(self) -> None:
+        super().__init__(errno.ENOENT, os.strerror(errno.ENOENT))
 
 
 class Core(pyfuse3.Operations):
@@ -62,7 +73,8 @@ class Core(pyfuse3.Operations):
         mountpoint: where the daemon finds its own mount.
         no_client_cache: whether to show every directory as changed just now [SZ §3.2].
         knfsd: whether the kernel's NFS server exports the mount (docs/design.md).
-        ganesha: whether nfs-ganesha does.
+        all_squashed: whether that server makes all callers one.
+        ganesha: whether nfs-ganesha exports the mount.
         default_permissions: whether the kernel checks permissions, too.
         xattrs: whether there are extended attributes, ACLs among them.
         max_open: how many files and directories clients may have open.
@@ -81,6 +93,7 @@ class Core(pyfuse3.Operations):
         *,
         no_client_cache: bool = False,
         knfsd: bool = False,
+        all_squashed: bool = False,
         ganesha: bool = False,
         default_permissions: bool = False,
         xattrs: bool = True,
@@ -104,8 +117,10 @@ class Core(pyfuse3.Operations):
         self.files = OpenFiles(nodes, max_open)
         self.half_read = HalfRead()
         self.inside = Inside(mountpoint)
-        self.callers = Callers(nodes, views, groups, self.inside, self.above, knfsd=knfsd)
+        self.callers = Callers(nodes, views, groups, self.inside, self.above, knfsd=knfsd, all_squashed=all_squashed)
         self.repair = Repair(nodes, views, self.inside)
+        self.probing = Probing(nodes, views, mountpoint, exported=self.exported)
+        self.tracers = Tracers(self._switch_trace)
         # The kernel keeps others out of a mount that is one fixed view, since its top is shown as its identity's alone.
         only = views.get(0)
         gated = only is not None and only.fixed is not None and not only.entrants and default_permissions
@@ -114,12 +129,32 @@ class Core(pyfuse3.Operations):
             views,
             self.door.passages,
             exported=knfsd,
+            one_caller=all_squashed,
             gated=gated or ganesha,
             forgetful=no_client_cache,
         )
-        self.replies = Replies(nodes, self.cache, gated=gated, no_client_cache=no_client_cache)
+        self.replies = Replies(nodes, self.cache, self.requests.counters, gated=gated, no_client_cache=no_client_cache)
+        self._terms = cachereport.Terms(
+            fixed=views.fixed,
+            several=views.top,
+            gated=gated or ganesha,
+            exported=knfsd,
+            one_caller=all_squashed,
+            ganesha=ganesha,
+            forgetful=no_client_cache,
+            xattrs=xattrs,
+            acls=self.enable_acl,
+        )
         # Remote mounts that were asked and have not answered yet.
         self._asking: dict[tuple[int, bytes], trio.Event] = {}
+
+    def _switch_trace(self, on: bool) -> None:
+        self.requests.trace = Trace(self, self.tracers.tell) if on else None
+
+    def remembered(self) -> list[cachereport.Fact]:
+        """Return what the kernel may remember of the mount at present, for people."""
+        tree = cachereport.tree_mounts(self.nodes.mounts.filesystems)
+        return cachereport.facts(self._terms, self.views.any(), tree)
 
     # -- coming in ---------------------------------------------------------------------------------
 
@@ -140,18 +175,27 @@ class Core(pyfuse3.Operations):
             number, view, who = await self._served_late(obj, inode, ctx, for_attributes=for_attributes)
         else:
             number, view, who = await self.callers.served(inode, ctx, for_attributes=for_attributes)
-        hearer = self.callers.hearer(who, ctx)
+        hearer = self.callers.hearer(view, who, ctx)
         self.cache.tell(number, obj, hearer)  # who asks evidently was told, or was handed it
         fd = self.nodes.fd(obj)
         info = obj.filesystem.stat(fd)
         if (
             view.hides
             and not self.cache.is_known_to_all(number, obj)
+            and not (
+                # While no change is reported, everything above is as it was when the kernel was told (see `audience`).
+                obj.private
+                and self.door.passages.is_up_to_date()
+                and self.cache.is_known_to(number, obj, hearer)
+                and sees(view, who, obj.name, info, fd)
+            )
             and not self.door.visible(view, who, obj, info)
             and not (or_open and self.files.has_open(who, obj))
         ):
             if obj is self.nodes.root:  # this mount's own policy hides it from nobody
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            self.door.note_hidden(view, who, obj)
+            self.requests.counters.hidden_handles += 1
             raise Stale
         return Entered(number, view, who, obj, self.nodes.fd(obj), info, hearer, self.callers.asker(view, who, ctx))
 
@@ -240,7 +284,8 @@ class Core(pyfuse3.Operations):
     async def _again(self, at: Entered, inode: InodeT, ctx: RequestContext) -> Entered:
         """Return how to go on after an await: the policy may be a new one, and the descriptor another."""
         if self.views.get(at.number) is at.view:
-            return at._replace(fd=self.nodes.fd(at.obj))
+            fd = self.nodes.fd(at.obj)
+            return at if fd == at.fd else at._replace(fd=fd)
         return await self._enter(inode, ctx)
 
     async def _again_asked(
@@ -297,7 +342,7 @@ class Core(pyfuse3.Operations):
         """Open (O_PATH) and stat the entry `name` of the directory, as the caller.
 
         Raises:
-            FileNotFoundError: there is no such entry, or it is hidden from this caller.
+            FileNotFoundError: there is no such entry, or it is hidden from this caller (`HiddenName`).
             PermissionError: it must not be looked into (`Nodes.stat`).
         """
         fd = self._open_named(at, name)
@@ -327,12 +372,13 @@ class Core(pyfuse3.Operations):
     def _credentials_for(at: Entered, bits: int) -> linux.Credentials:
         """Return as whom to make a call that needs only `bits` on the object: the daemon, if the caller surely may.
 
-        Acting as the caller takes its groups, which are not cheap to find out. By the time that a thread makes the
-        call, `at` may be outdated, so there the kernel decides.
+        Acting as the caller takes its groups, which are not cheap to find out. (If this thread acts as the caller
+        already, it goes on with that.) By the time that a thread makes the call, `at` may be outdated, so there the
+        kernel decides.
         """
         what = bits, at.obj, at.fd, at.info
         if linux.in_main_thread() and (everybody_may(*what) or surely_may(at.who, *what)):
-            return linux.ROOT
+            return linux.acting_as(at.who.uid, at.who.gid) or linux.ROOT
         return at.credentials
 
     def _open_named(self, at: Entered, name: bytes) -> int:
@@ -362,25 +408,26 @@ class Core(pyfuse3.Operations):
         """Return the stat of the entry `name`, which `fd` refers to.
 
         Raises:
-            FileNotFoundError: the caller may not see it; `fd` is closed, as on any error.
+            HiddenName: the caller may not see it; `fd` is closed, as on any error.
         """
         try:
             info = self.nodes.stat(fd)
             if sees(at.view, at.who, name, info, fd):
                 return info
+            self.requests.counters.hidden_names += 1
             if stat.S_ISDIR(info.st_mode) and linux.in_main_thread():
                 self.repair.refused(self.nodes.known(fd, at.obj))
         except BaseException:
             calls.close(fd)
             raise
         calls.close(fd)
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        raise HiddenName
 
     def _known_at(self, at: Entered, name: bytes) -> tuple[Object, linux.Stat] | None:
         """Return the entry `name` of the directory, with its stat, if the kernel certainly knows it; otherwise None.
 
         Raises:
-            FileNotFoundError: there is no such entry, or it is hidden from this caller.
+            FileNotFoundError: there is no such entry, or it is hidden from this caller (`HiddenName`).
         """
         who = self._credentials_for(at, os.X_OK)
         began = at.obj.filesystem.begin()
@@ -393,9 +440,10 @@ class Core(pyfuse3.Operations):
             return None
         if sees(at.view, at.who, name, info, obj.fd):
             return obj, info
+        self.requests.counters.hidden_names += 1
         if stat.S_ISDIR(info.st_mode):
             self.repair.refused(obj)
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        raise HiddenName
 
     def _is_hidden(self, at: Entered, name: bytes) -> bool:
         """Whether there is an entry `name` that the caller may not know of."""

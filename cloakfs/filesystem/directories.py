@@ -231,10 +231,12 @@ class Directories(Names):
             number, view, who = await self._served_late(obj, self._nodeid(directory), ctx, listed=found)
         else:
             number, view, who = await self.callers.served(self._nodeid(directory), ctx)
-        hearer = self.callers.hearer(who, ctx)
+        hearer = self.callers.hearer(view, who, ctx)
         self.cache.tell(number, obj, hearer)
         info = obj.filesystem.stat(fh)
         if view.hides and not self.door.visible(view, who, obj, info):
+            self.door.note_hidden(view, who, obj)
+            self.requests.counters.hidden_handles += 1
             raise Stale
         at = Entered(number, view, who, obj, fh, info, hearer, self.callers.asker(view, who, ctx))
         linux.act_as_daemon()
@@ -269,6 +271,7 @@ class Directories(Names):
             entry: EntryAttributes | None
             if (
                 obj is not None
+                and name != directory.left_out
                 and not obj.others  # a policy may hide one of several names of a file
                 and self.cache.is_known_to(at.number, obj, at.hearer)
                 and at.who is not INSIDER
@@ -283,6 +286,7 @@ class Directories(Names):
             if entry is not None:
                 if not pyfuse3.readdir_reply(token, name, entry, cookie):
                     del directory.pending[:done]
+                    directory.left_out = None if is_name_only(entry) else name
                     return False
                 if name not in (b".", b"..") and not is_name_only(entry):
                     self.nodes.get(entry.st_ino).lookups += 1
@@ -304,7 +308,10 @@ class Directories(Names):
             info, _ = calls.statx(linux.ROOT, at.fd, name)
             obj = self.nodes.at_place(at.obj, name, info)
             if obj is not None:
-                return self._shown(at, name, obj, info, kind) if sees(at.view, at.who, name, info, obj.fd) else None
+                if sees(at.view, at.who, name, info, obj.fd):
+                    return self._shown(at, name, obj, info, kind)
+                self.requests.counters.hidden_entries += 1
+                return None
             fd = self._with_descriptor(calls.find, linux.ROOT, at.fd, name)
         except OSError as exc:
             if exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
@@ -317,6 +324,7 @@ class Directories(Names):
         try:
             info = self.nodes.stat(fd)
             if not sees(at.view, at.who, name, info, fd):
+                self.requests.counters.hidden_entries += 1
                 calls.close(fd)
                 return None
         except BaseException as exc:
@@ -324,7 +332,7 @@ class Directories(Names):
             if isinstance(exc, PermissionError) and not isinstance(exc, TooSoon):
                 return None  # see `Nodes.stat`
             raise
-        return self._shown(at, name, self.nodes.resolve(fd, at.obj, name), info, kind)
+        return self._shown(at, name, self.nodes.resolve(fd, at.obj, name, info), info, kind)
 
     def _shown(self, at: Entered, name: bytes, obj: Object, info: linux.Stat, kind: int) -> EntryAttributes | None:
         is_ready = not stat.S_ISDIR(info.st_mode) or self.cache.is_ready(at.number, obj, at.hearer)

@@ -17,9 +17,9 @@ import stat
 from collections.abc import Callable
 
 from .. import linux
-from ..linux import ROOT, Credentials
+from ..linux import ROOT, Credentials, Stat
 from ..tree import calls
-from ..tree.objects import Stale
+from ..tree.objects import Stale, dev_ino
 
 log = logging.getLogger(__name__)
 
@@ -40,18 +40,20 @@ class Elsewhere(OSError):
         super().__init__(errno.ESTALE, os.strerror(errno.ESTALE))
 
 
-def leads_to(who: Credentials, directory: int, name: bytes, seen: int) -> bool:
-    """Whether the name leads to what `seen` (O_PATH) refers to. (While that is open, nothing else gets its number.)"""
+def leads_to(who: Credentials, directory: int, name: bytes, info: Stat) -> bool:
+    """Whether the name leads to the object with this stat. (While a descriptor holds it, nothing else gets its number.)
+
+    The stat may be outdated: only st_dev and st_ino count.
+    """
     try:
         there, _ = calls.statx(who, directory, name)
     except FileNotFoundError:
         return False
-    info = calls.fstat(seen)
-    return (there.st_dev, there.st_ino) == (info.st_dev, info.st_ino)
+    return dev_ino(there) == dev_ino(info)
 
 
-def _put_aside(who: Credentials, directory: int, name: bytes, seen: int) -> bytes:
-    """Rename what `seen` refers to from `name` to a name that nobody can guess, and return that name.
+def _put_aside(who: Credentials, directory: int, name: bytes, info: Stat) -> bytes:
+    """Rename the object with this stat from `name` to a name that nobody can guess, and return that name.
 
     Raises:
         Elsewhere: `name` no longer leads to it.
@@ -59,7 +61,7 @@ def _put_aside(who: Credentials, directory: int, name: bytes, seen: int) -> byte
     """
     aside = b".cloakfs-" + secrets.token_hex(16).encode()
     calls.rename(who, directory, name, directory, aside, linux.RENAME_NOREPLACE)
-    if leads_to(who, directory, aside, seen):
+    if leads_to(who, directory, aside, info):
         return aside
     _put_back(who, directory, aside, name)
     raise Elsewhere
@@ -81,7 +83,12 @@ def _is_empty(seen: int) -> bool:
 
 
 def remove(
-    who: Credentials, directory: int, name: bytes, seen: int, call: Callable[[Credentials, int, bytes], None]
+    who: Credentials,
+    directory: int,
+    name: bytes,
+    seen: int,
+    info: Stat,
+    call: Callable[[Credentials, int, bytes], None],
 ) -> None:
     """Remove the entry `name`, which leads to what `seen` (O_PATH) refers to, by `calls.unlink` or `calls.rmdir`.
 
@@ -90,6 +97,7 @@ def remove(
         directory: the directory that the entry is in.
         name: the name of the entry.
         seen: the object.
+        info: its stat.
         call: one of these two functions.
 
     Raises:
@@ -97,11 +105,11 @@ def remove(
         OSError: a system call failed.
     """
     # What is going to fail has to fail at once, so that nobody misses a directory meanwhile.
-    can_be = not stat.S_ISDIR(calls.fstat(seen).st_mode) if call is calls.unlink else _is_empty(seen)
+    can_be = not stat.S_ISDIR(info.st_mode) if call is calls.unlink else _is_empty(seen)
     aside = name
     if can_be:
         try:
-            aside = _put_aside(who, directory, name, seen)
+            aside = _put_aside(who, directory, name, info)
         except Elsewhere:
             raise
         except OSError as exc:
@@ -170,14 +178,14 @@ def _replace(who: Credentials, old: int, name_old: bytes, new: int, name_new: by
     if stat.S_ISDIR(ours.st_mode) is not onto_directory:
         code = errno.EISDIR if onto_directory else errno.ENOTDIR
         raise OSError(code, os.strerror(code))
-    if onto_directory or (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino):
+    if onto_directory or dev_ino(ours) == dev_ino(theirs):
         # A directory is replaced only if it is empty, and two names of one file both stay (rename(2)).
         calls.rename(who, old, name_old, new, name_new)
         return True
     try:
         calls.rename(who, old, name_old, new, name_new, linux.RENAME_EXCHANGE)
     except FileNotFoundError:
-        if leads_to(who, old, name_old, source):
+        if leads_to(who, old, name_old, ours):
             return False  # the target has gone
         raise
     except OSError as exc:
@@ -187,9 +195,9 @@ def _replace(who: Credentials, old: int, name_old: bytes, new: int, name_new: by
         return True
     # The caller had the right to do all this. It may not have the right to do the rest in the source's directory.
     try:
-        aside = _put_aside(ROOT, old, name_old, target)
+        aside = _put_aside(ROOT, old, name_old, theirs)
     except Elsewhere:
-        if leads_to(ROOT, new, name_new, source):
+        if leads_to(ROOT, new, name_new, ours):
             with contextlib.suppress(FileNotFoundError):
                 calls.rename(ROOT, old, name_old, new, name_new, linux.RENAME_EXCHANGE)
         return False

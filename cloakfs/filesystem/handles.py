@@ -24,8 +24,8 @@ class OpenFile:
     """A file or directory that a client has open; its handle is the number of the descriptor."""
 
     __slots__ = (
-        "appends", "cookie", "found", "is_directory", "may_be_mapped", "number", "obj", "opener", "pending", "sought",
-        "uid", "unreadable",
+        "appends", "cookie", "found", "is_directory", "left_out", "may_be_mapped", "number", "obj", "opener", "pending",
+        "sought", "uid", "unreadable",
     )  # fmt: skip
 
     def __init__(self, at: Entered, opener: linux.Credentials | None = None) -> None:
@@ -40,6 +40,8 @@ class OpenFile:
         # For directories: the position at which `pending`, the entries read ahead, begin.
         self.cookie = 0
         self.pending: list[tuple[bytes, int, int]] = []
+        # The name for which the last reply had no room: the kernel was not told of it, although this was noted.
+        self.left_out: bytes | None = None
         # For remote directories: what names lead to (O_PATH), while a request is being served.
         self.found: dict[bytes, int] = {}
         self.sought: int | None = None  # the nodeid whose name is all that the kernel wants from this
@@ -87,12 +89,13 @@ class OpenFiles:
         most: how many there may be.
 
     Attributes:
+        most: see above.
         by_fd: all of them, by descriptor.
     """
 
     def __init__(self, nodes: Nodes, most: int) -> None:
         self._nodes = nodes
-        self._most = most
+        self.most = most
         self.by_fd: dict[int, OpenFile] = {}
 
     def require_descriptor(self) -> None:
@@ -103,7 +106,7 @@ class OpenFiles:
         Raises:
             OSError: EMFILE: clients have too much open.
         """
-        if len(self.by_fd) >= self._most:
+        if len(self.by_fd) >= self.most:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     def opened(self, fd: int, at: Entered, *, as_opener: bool = False, flags: int = 0) -> FileHandleT:

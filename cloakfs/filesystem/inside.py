@@ -44,6 +44,20 @@ class Inside:
         if self.last_reader != me:
             raise pyfuse3memory.unsupported("the caller of a listing cannot be found out")
 
+    def ask(self) -> None:
+        """In a thread: return when the daemon has answered a request for which it asks nobody else (`statfs`).
+
+        Raises:
+            OSError: there was no answer.
+        """
+        linux.act_as_daemon()
+        me = threading.get_native_id()
+        self.threads.add(me)
+        try:
+            os.statvfs(self.mountpoint)  # noqa: TID251  (the mount, not the tree)
+        finally:
+            self.threads.discard(me)
+
     def stat(self, path: bytes) -> None:
         """In a thread: look up `path`, which lies in the daemon's own mount."""
         linux.act_as_daemon()

@@ -19,6 +19,7 @@ class KernelCache:
         views: the views that the mount offers.
         passages: is told of directories that change.
         exported: whether a server of the kernel exports the mount: then requests come by handle, without any LOOKUP.
+        one_caller: whether that server makes all callers one.
         gated: whether the kernel itself keeps everybody else out of the only, fixed, view.
         forgetful: whether directories change with every answer (`no_client_cache`).
 
@@ -33,13 +34,20 @@ class KernelCache:
         passages: Passages,
         *,
         exported: bool = False,
+        one_caller: bool = False,
         gated: bool = False,
         forgetful: bool = False,
     ) -> None:
         forgetting = Forgetting(nodes, passages)
         audiences = Audiences(nodes, forgetting)
         remembering = Remembering(
-            nodes, forgetting, audiences, exported=exported, gated=gated or views.top, forgetful=forgetful
+            nodes,
+            forgetting,
+            audiences,
+            exported=exported,
+            one_caller=one_caller,
+            gated=gated or views.top,
+            forgetful=forgetful,
         )
         changes = Changes(nodes, views, passages, forgetting, audiences, remembering)
         self.forgetter = forgetting.forgetter

@@ -12,15 +12,15 @@ from pyfuse3 import EntryAttributes, FileInfo, FlagT, FUSEError, InodeT, ModeT, 
 
 from .. import linux
 from ..ids import ClientId
-from ..policy import Attrs
 from ..tree import calls
-from ..tree.door import INSIDER, sees
+from ..tree.door import INSIDER, note_unmade, sees, sees_made, surely_may
 from ..tree.knownmounts import TooSoon
-from ..tree.objects import ROOT, Stale
+from ..tree.objects import ROOT, Object, Stale
 from . import exactly
-from .core import Core
+from .core import Core, HiddenName
 from .data import open_again, reopen_flags
 from .entered import Entered
+from .remember import BRIEF_SECONDS
 from .request import answers
 
 _Remove = Callable[[linux.Credentials, int, bytes], None]  # `calls.unlink` or `calls.rmdir`
@@ -31,12 +31,24 @@ _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 _TRIES = 20
 
 
+def _remover(at: Entered) -> linux.Credentials:
+    """Return as whom to remove a name: as the caller, but without its groups if it surely may (`surely_may`).
+
+    Groups are not cheap to find out, and play no part in what else the kernel checks: a sticky directory is a matter of
+    uids alone. By the time that a thread makes the call, `at` may be outdated, so there the groups count.
+    """
+    who = at.who
+    if linux.in_main_thread() and surely_may(who, os.W_OK | os.X_OK, at.obj, at.fd, at.info):
+        return linux.acting_as(who.uid, who.gid) or linux.Credentials(who.uid, who.gid, ())
+    return at.credentials
+
+
 def _removed(at: Entered, call: _Remove, name: bytes) -> None:
-    call(at.credentials, at.fd, name)
+    call(_remover(at), at.fd, name)
 
 
-def _removed_exactly(at: Entered, call: _Remove, name: bytes, seen: int) -> None:
-    exactly.remove(at.credentials, at.fd, name, seen, call)
+def _removed_exactly(at: Entered, call: _Remove, name: bytes, seen: int, info: linux.Stat) -> None:
+    exactly.remove(_remover(at), at.fd, name, seen, info, call)
 
 
 class Names(Core):
@@ -48,7 +60,12 @@ class Names(Core):
         if self._is_top(parent_inode):
             return await self._lookup_view(name, ctx)
         if name in (b".", b".."):
-            return await self._reconnect(parent_inode, name, ctx)
+            try:
+                return await self._reconnect(parent_inode, name, ctx)
+            except Stale:
+                if not self.callers.is_inside(ctx, for_attributes=False):
+                    self.probing.handle_refused(parent_inode, ctx)
+                raise
         for_kernel = self.knfsd and self.reconnecting.finish(ctx.pid, parent_inode, name)
         for _ in range(_TRIES):
             try:
@@ -64,13 +81,13 @@ class Names(Core):
                 await trio.sleep(exc.seconds)
                 continue
             except FileNotFoundError as exc:
-                # It is absent, or hidden, for which `_find` raises the same error.
+                self.probing.looked_up(at, name, ctx, is_hidden=isinstance(exc, HiddenName))
                 return self._absent(at, name, exc)
             except (OSError, FUSEError):
                 self.repair.name_refused(parent_inode, name)
                 raise
             if known is None:
-                known = self.nodes.resolve(fd, at.obj, name), info
+                known = self.nodes.resolve(fd, at.obj, name, info), info
             obj, info = known
             if not stat.S_ISDIR(info.st_mode) or self.cache.is_ready(at.number, obj, at.hearer):
                 return self.replies.named(at, name, obj, info)
@@ -83,8 +100,14 @@ class Names(Core):
         Raises:
             FileNotFoundError: it may not remember it at all.
         """
-        if at.who is INSIDER or not (seconds := self.cache.of_absence(at.number, at.view, at.obj, name)):
+        if at.who is INSIDER:
             raise exc
+        counters = self.requests.counters
+        seconds = self.cache.of_absence(at.number, at.view, at.obj, name)
+        counters.names[seconds > BRIEF_SECONDS] += 1
+        if not seconds:
+            raise exc
+        counters.errors["lookup", errno.ENOENT] += 1
         entry = EntryAttributes()
         entry.st_ino = InodeT(0)
         entry.entry_timeout = seconds
@@ -156,8 +179,9 @@ class Names(Core):
         if at.view.judges and at.who is not INSIDER:
             at, (uid, gid) = await self._maker(at, inode, ctx)
             gid = at.info.st_gid if at.info.st_mode & stat.S_ISGID else gid
-            new = Attrs(name.decode("utf-8", "surrogateescape"), mode & ~ctx.umask, uid, gid)
-            if not at.view.visible(at.who.caller, new) and not await self._do(at, partial(self._exists, name=name)):
+            is_seen = sees_made(at.view, at.who, name, mode & ~ctx.umask, uid, gid)
+            if not is_seen and not await self._do(at, partial(self._exists, name=name)):
+                note_unmade(at.view, at.who, name, mode & ~ctx.umask, uid, gid)
                 raise FUSEError(errno.EACCES)
         return at
 
@@ -189,7 +213,8 @@ class Names(Core):
                     raise
                 return -1  # only the session loop can make room, and `call` must not be made twice
 
-        fd = await self._do(at, work)
+        with self.probing.making(at, name, ctx):
+            fd = await self._do(at, work)
         try:
             at = await self._again(at, inode, ctx)
             if fd < 0:
@@ -205,20 +230,23 @@ class Names(Core):
             raise
         return self.replies.hand_out(at, name, fd, info)
 
-    def _made_as(self, at: Entered, name: bytes, fd: int, *, is_there: bool) -> EntryAttributes:
-        """Answer with what `fd` (O_PATH) refers to, whatever has its name now. Takes ownership of `fd`.
+    def _made_as(
+        self, at: Entered, name: bytes, fd: int, *, is_there: bool, is_new: bool = False
+    ) -> tuple[Object, linux.Stat, EntryAttributes]:
+        """Return what `fd` (O_PATH) refers to, whatever has its name now, its stat, and the answer.
 
-        `is_there` is for remote directories: whether the name leads to it, as a thread has found.
+        Takes ownership of `fd`. `is_there` is for remote directories: whether the name leads to it, as a thread has
+        found. `is_new`: see `Registry.resolve`.
         """
         info = at.obj.filesystem.stat(fd)
-        obj = self.nodes.resolve(fd, at.obj, name)
-        if is_there if at.obj.filesystem.remote else self.nodes.is_at(info, at.obj, name):
-            return self.replies.named(at, name, obj, info)
+        obj = self.nodes.resolve(fd, at.obj, name, info, is_new=is_new)
+        if is_there if at.obj.filesystem.remote else self.nodes.is_at(info, at.obj, name, at.credentials):
+            return obj, info, self.replies.named(at, name, obj, info)
         # The name already leads to something else, so the kernel is not to remember it.
         entry = self.replies.attributes(at.number, at.view, obj, name, self.nodes.fd(obj), info, at.asker)
         self.cache.tell(at.number, obj, at.hearer)
         obj.lookups += 1
-        return entry
+        return obj, info, entry
 
     @answers
     async def mkdir(self, parent_inode: InodeT, name: bytes, mode: ModeT, ctx: RequestContext) -> EntryAttributes:
@@ -263,37 +291,39 @@ class Names(Core):
         self.files.require_descriptor()
         at = await self._enter_to_make(parent_inode, name, mode, ctx)
 
-        def work(at: Entered) -> tuple[int, int, bool]:
-            fd = self._create(at, name, mode, flags, ctx.umask)
+        def work(at: Entered) -> tuple[int, bool, int, bool]:
+            fd, is_new = self._create(at, name, mode, flags, ctx.umask)
             path_fd, is_there = -1, False
             if at.obj.filesystem.remote:
                 with contextlib.suppress(OSError):  # as in `_make_named`
-                    path_fd = calls.find_again(fd)
+                    path_fd = calls.find_again(linux.ROOT, fd)
                     self.nodes.ask(at.credentials, path_fd)
-                    is_there = exactly.leads_to(at.credentials, at.fd, name, path_fd)
-            return fd, path_fd, is_there
+                    is_there = exactly.leads_to(at.credentials, at.fd, name, calls.fstat(path_fd))
+            # While a thread makes it, other requests may find it.
+            return fd, is_new and linux.in_main_thread(), path_fd, is_there
 
-        fd, path_fd, is_there = await self._do(at, work)
+        with self.probing.making(at, name, ctx):
+            fd, is_new, path_fd, is_there = await self._do(at, work)
         try:
             at = await self._again(at, parent_inode, ctx)
             if path_fd < 0:
-                path_fd = self._with_descriptor(calls.find_again, fd)
+                who = linux.ANYBODY if at.obj.filesystem.has_posix_rules else linux.ROOT
+                path_fd = self._with_descriptor(calls.find_again, who, fd)
             taken, path_fd = path_fd, -1
-            entry = self._made_as(at, name, taken, is_there=is_there)
+            obj, info, entry = self._made_as(at, name, taken, is_there=is_there, is_new=is_new)
         except BaseException:
             calls.close(fd)
             if path_fd >= 0:
                 calls.close(path_fd)
             raise
-        obj = self.nodes.get(entry.st_ino)
-        made = at._replace(obj=obj, info=obj.filesystem.stat(fd))
-        fh = self.files.opened(fd, made, as_opener=True, flags=flags)
+        fh = self.files.opened(fd, at._replace(obj=obj, info=info), as_opener=True, flags=flags)
         return FileInfo(fh=fh, keep_cache=False), entry
 
-    def _create(self, at: Entered, name: bytes, mode: int, flags: int, umask: int) -> int:
+    def _create(self, at: Entered, name: bytes, mode: int, flags: int, umask: int) -> tuple[int, bool]:
+        """Return a descriptor of the file with that name, and whether it was made here."""
         how = reopen_flags(flags)
         try:
-            return self._with_descriptor(calls.create, at.credentials, at.fd, name, how, stat.S_IMODE(mode), umask)
+            fd = self._with_descriptor(calls.create, at.credentials, at.fd, name, how, stat.S_IMODE(mode), umask)
         except FileExistsError:
             if flags & os.O_EXCL:
                 raise
@@ -305,9 +335,11 @@ class Names(Core):
                 if not stat.S_ISREG(info.st_mode):
                     # Opening a FIFO would make everybody wait; on this error, the kernel looks the name up again.
                     raise Stale from None
-                return self._with_descriptor(open_again, at.credentials, path_fd, flags)
+                return self._with_descriptor(open_again, at.credentials, path_fd, flags), False
             finally:
                 calls.close(path_fd)
+        else:
+            return fd, True
 
     @answers
     async def link(
@@ -329,16 +361,19 @@ class Names(Core):
                 return False
             with contextlib.suppress(OSError):  # the link has been made
                 self.nodes.ask(at.credentials, source)
-                return exactly.leads_to(at.credentials, at.fd, new_name, source)
+                return exactly.leads_to(at.credentials, at.fd, new_name, calls.fstat(source))
             return False
 
         try:
-            is_there = await self._do(at, work)
+            with self.probing.making(at, new_name, ctx):
+                is_there = await self._do(at, work)
         finally:
             calls.close(source)
         self.cache.forget(obj)  # all may know it by the old name, but a policy may hide the new one
         at = await self._again(at, new_parent_inode, ctx)
-        return self._made_as(at, new_name, self._with_descriptor(calls.dup, self.nodes.fd(obj)), is_there=is_there)
+        again = self._with_descriptor(calls.dup, self.nodes.fd(obj))
+        _, _, entry = self._made_as(at, new_name, again, is_there=is_there)
+        return entry
 
     # -- removing ----------------------------------------------------------------------------------
 
@@ -350,13 +385,13 @@ class Names(Core):
             await self._do(at, partial(_removed, call=call, name=name))
             return
         for _ in range(exactly.TRIES):
-            at, seen, _ = await self._find_late(at, name, inode, ctx)
+            at, seen, info = await self._find_late(at, name, inode, ctx)
             try:
-                await self._do(at, partial(_removed_exactly, call=call, name=name, seen=seen))
+                await self._do(at, partial(_removed_exactly, call=call, name=name, seen=seen, info=info))
             except exactly.Elsewhere:
                 at = await self._again(at, inode, ctx)
             else:
-                self.cache.removed(self.nodes.known(seen, at.obj))
+                self.cache.removed(self.nodes.at_place(at.obj, name, info) or self.nodes.known(seen, at.obj))
                 return
             finally:
                 calls.close(seen)
@@ -408,7 +443,8 @@ class Names(Core):
                 stack.callback(calls.close, seen)
                 new = await self._again(new, parent_inode_new, ctx)
                 exactly_ = partial(self._rename_exactly, source, name_old, seen, name_new=name_new, flags=flags)
-                replaced = await self._do(new, exactly_)
+                with self.probing.making(new, name_new, ctx):
+                    replaced = await self._do(new, exactly_)
                 if replaced is not None:
                     stack.callback(calls.close, replaced)
                     self.cache.removed(self.nodes.known(replaced, new.obj))

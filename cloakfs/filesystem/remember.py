@@ -48,6 +48,7 @@ class Remembering:
         forgetting: knows what has yet to be forgotten, and is not relied on.
         audiences: knows who was told of an object.
         exported: whether a server of the kernel exports the mount: then requests come by handle, without any LOOKUP.
+        one_caller: whether that server makes all callers one (all_squash of exports(5)).
         gated: whether the kernel itself keeps everybody else out of fixed views.
         forgetful: whether directories change with every answer (`no_client_cache`).
     """
@@ -59,6 +60,7 @@ class Remembering:
         audiences: Audiences,
         *,
         exported: bool,
+        one_caller: bool,
         gated: bool,
         forgetful: bool,
     ) -> None:
@@ -68,6 +70,7 @@ class Remembering:
         self._forgetter = forgetting.forgetter
         self._brief = 0.0 if exported or forgetful else BRIEF_SECONDS
         self._exported = exported
+        self._passes_handles = exported and not one_caller  # whether one caller's handle may come back from another
         self._gated = gated
         self._forgetful = forgetful
         self._sets: dict[frozenset[int], frozenset[int]] = {}  # one instance of each, for `Object.kept`
@@ -86,7 +89,7 @@ class Remembering:
             is_public = self.same_for_all(view, name, info, fd) and self.is_public(at.number, view, parent)
             if not is_public or obj.remembers_names:
                 return self._of_private_name(at, obj, info)
-        elif not self._is_steady(view) or (parent is self._nodes.root and not self._gated):
+        elif not view.is_steady or (parent is self._nodes.root and not self._gated):
             return 0.0, self._brief
         elif not (at.has_searched or may_search(view.fixed, parent, at.fd, at.info)):
             return 0.0, 0.0  # a listing tells names and no more
@@ -94,7 +97,7 @@ class Remembering:
         self._keep(at.number, parent)
         self._keep(at.number, obj)
         obj.audience = ALL  # what is remembered tells everybody, without a word to the daemon
-        return seconds, self._of_attributes(view, obj, info, seconds)
+        return seconds, self._of_attributes(at, obj, info, seconds)
 
     def _of_private_name(self, at: Entered, obj: Object, info: linux.Stat) -> tuple[float, float]:
         """Do what `of_name` does for a name in a caller view that not everybody may know.
@@ -108,23 +111,27 @@ class Remembering:
         seconds = 0.0
         if parent.audience == at.hearer and may_with_any_groups(at.who.uid, os.X_OK, parent, at.fd, at.info):
             seconds = self._seconds(obj)
-            parent.remembers_names = True
-            self._keep(at.number, parent, private=True)
+            parent.remembers_names = True  # `_reaches` has noted that it is kept
             self._keep(at.number, obj, private=True)
         return seconds, self._of_private_attributes(at, obj, info)
 
     def of_absence(self, number: int, view: View, parent: Object, name: bytes) -> float:
         """Return how long to remember that `name` leads nowhere in `parent`.
 
-        In a caller view it is never remembered: names that are hidden from some must not be, and the time that an
-        answer takes would reveal which ones these are.
+        In a caller view that hides anything, it is never remembered: names that are hidden from some must not be, and
+        the time that an answer takes would reveal which ones these are. In one that hides nothing it is remembered
+        where everybody may search.
         """
-        if view.fixed is None or not self._is_steady(view) or (parent is self._nodes.root and not self._gated):
+        top = self._nodes.root
+        if view.fixed is None:
+            if view.hides or not self.is_public(number, view, parent):
+                return 0.0
+        elif not view.is_steady or (parent is top and not self._gated):
             return 0.0
         if self._forgetter.is_late(self._nodes.nodeid(number, parent)):
             return 0.0
         self._keep(number, parent)
-        if parent is self._nodes.root and not self._forgetting.note_absence(number, name):
+        if parent is top and not self._forgetting.note_absence(number, name):
             return 0.0
         return min(ABSENT_SECONDS, self._seconds(parent))
 
@@ -142,18 +149,16 @@ class Remembering:
         elif view.fixed is None:
             if not self.same_for_all(view, obj.name, info, fd) or not self._is_public_place(number, view, obj, info):
                 return self._of_private_object(at, info)
-        elif not self._is_steady(view) or not sees(view, subject(view.fixed), obj.name, info, fd):
+        elif not view.is_steady or not sees(view, subject(view.fixed), obj.name, info, fd):
             return self._brief  # a change that is just being answered may have hidden it
         if obj.parent is not None and self._forgetter.is_late(self._nodes.nodeid(number, obj.parent)):
             return 0.0
         self._keep(number, obj)
-        return self._of_attributes(view, obj, info, self._seconds(obj))
+        return self._of_attributes(at, obj, info, self._seconds(obj))
 
     def _of_private_object(self, at: Entered, info: linux.Stat) -> float:
         obj = at.obj
         if obj.audience != at.hearer or not self._is_steady_for(at, info):
-            return self._brief
-        if info.st_nlink > 1 and not stat.S_ISDIR(info.st_mode):
             return self._brief
         places = list(self._nodes.places(obj, info))
         if len(places) != 1 or not self._reaches(at, places[0][0]):
@@ -172,7 +177,8 @@ class Remembering:
         self._keep(at.number, obj, private=True)
         return self._seconds(obj)
 
-    def _of_attributes(self, view: View, obj: Object, info: linux.Stat, seconds: float) -> float:
+    def _of_attributes(self, at: Entered, obj: Object, info: linux.Stat, seconds: float) -> float:
+        view = at.view
         is_directory = stat.S_ISDIR(info.st_mode)
         if is_directory and self._forgetful:
             return 0.0
@@ -182,7 +188,8 @@ class Remembering:
         # Another name of a hard link may be hidden, and be the one that is left.
         if info.st_nlink > 1 and not is_directory:
             return self._brief
-        if self._exported and not view.is_shown_alike(info.st_uid, info.st_gid):
+        is_alike = at.hearer >= 0 and not self._passes_handles  # there is but one caller to show it to
+        if not is_alike and not view.is_shown_alike(info.st_uid, info.st_gid):
             return 0.0
         return seconds
 
@@ -204,11 +211,12 @@ class Remembering:
     def _is_steady_for(self, at: Entered, info: linux.Stat) -> bool:
         """Whether who asks is a single caller, and sees the object whatever its groups are.
 
-        In an export, a client that knows a handle may send it on behalf of others.
+        In an export, a client that knows a handle may send it on behalf of others, unless the server makes all callers
+        one.
         """
         return (
             at.hearer >= 0
-            and not self._exported
+            and not self._passes_handles
             and at.obj.filesystem.watched
             and self._audiences.sees(at.view, at.who.uid, info)
         )
@@ -221,9 +229,7 @@ class Remembering:
         """
         nodes, number = self._nodes, at.number
         here = directory
-        while not self._is_known_to_one(number, here, at.hearer):
-            if here is nodes.root or (number in here.public and self.is_known_to_all(number, here)):
-                break
+        while here is not nodes.root and not self.is_known_to(number, here, at.hearer):
             fd = nodes.fd(here)
             info = here.filesystem.stat(fd)
             if not here.filesystem.watched or not self._audiences.sees(at.view, at.who.uid, info):
@@ -237,10 +243,6 @@ class Remembering:
         return True
 
     # -- what everybody would be told --------------------------------------------------------------
-
-    def _is_steady(self, view: View) -> bool:
-        """Whether a fixed view changes only when the tree, or its identity, does."""
-        return view.below is None and view.shows_by_mapping and (view.cloak is not None or not view.hides)
 
     def same_for_all(self, view: View, name: bytes, info: linux.Stat, fd: int) -> bool:
         """Whether everybody is shown the same of the entry `name`, which `fd` refers to."""
@@ -283,11 +285,9 @@ class Remembering:
             if obj.checked != info.st_ctime_ns and not nodes.is_child(obj, parent):
                 return False
             obj = parent
-        is_told = True  # whether changes to those above are reported
         for directory in reversed(above):
             self._keep(number, directory)
-            is_told = is_told and directory.filesystem.watched
-            if is_told and number not in directory.public:
+            if number not in directory.public:
                 public = directory.public | {number}
                 directory.public = self._sets.setdefault(public, public)
         return True
@@ -325,10 +325,6 @@ class Remembering:
     def is_known_to_all(self, number: int, obj: Object) -> bool:
         """Whether the kernel remembers it, so that it need not be found out who may know of it."""
         return not obj.private and self._is_remembered(number, obj)
-
-    def _is_known_to_one(self, number: int, obj: Object, hearer: int) -> bool:
-        """Whether the kernel remembers it for this caller, which alone was told of it."""
-        return obj.private and obj.audience == hearer and self._is_remembered(number, obj)
 
     def is_known_to(self, number: int, obj: Object, hearer: int) -> bool:
         """Whether the kernel may tell this caller of the object without asking the daemon."""

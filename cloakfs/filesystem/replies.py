@@ -7,12 +7,14 @@ import pyfuse3
 from pyfuse3 import EntryAttributes, InodeT, ModeT
 
 from .. import linux
+from ..counters import Counters
 from ..tree.door import INSIDER, attrs_of
 from ..tree.nodes import Nodes
 from ..tree.objects import Object, Stale
 from ..view import Asker, View
 from .entered import Entered
 from .kernelcache import KernelCache
+from .remember import BRIEF_SECONDS
 
 SET_ID = stat.S_ISUID | stat.S_ISGID
 """The bits of a mode that make a program run as its owner, or its group."""
@@ -24,14 +26,18 @@ class Replies:
     Args:
         nodes: the objects.
         cache: says how long the kernel may keep an answer.
+        counters: count what it may keep.
         gated: whether the kernel keeps others out of a mount that is one fixed view: then the top is shown as its
             identity's alone.
         no_client_cache: whether to show every directory as changed just now [SZ §3.2].
     """
 
-    def __init__(self, nodes: Nodes, cache: KernelCache, *, gated: bool, no_client_cache: bool) -> None:
+    def __init__(
+        self, nodes: Nodes, cache: KernelCache, counters: Counters, *, gated: bool, no_client_cache: bool
+    ) -> None:
         self._nodes = nodes
         self._cache = cache
+        self._counters = counters
         self._gated = gated
         self._no_client_cache = no_client_cache
         self._last_change = 0
@@ -94,7 +100,7 @@ class Replies:
 
     def hand_out(self, at: Entered, name: bytes, fd: int, info: linux.Stat) -> EntryAttributes:
         """Answer a request by name: the kernel now holds one more reference. Takes ownership of `fd`."""
-        return self.named(at, name, self._nodes.resolve(fd, at.obj, name), info)
+        return self.named(at, name, self._nodes.resolve(fd, at.obj, name, info), info)
 
     def named(self, at: Entered, name: bytes, obj: Object, info: linux.Stat) -> EntryAttributes:
         """Answer a request by name with what it leads to: the kernel now holds one more reference."""
@@ -110,14 +116,18 @@ class Replies:
         entry = self.attributes(at.number, at.view, obj, name, fd, info, at.asker)
         self._cache.tell(at.number, obj, at.hearer)
         if at.who is not INSIDER:
-            entry.entry_timeout, entry.attr_timeout = self._cache.of_name(at, obj, name, fd, info)
+            of_name, of_attributes = self._cache.of_name(at, obj, name, fd, info)
+            entry.entry_timeout, entry.attr_timeout = of_name, of_attributes
+            self._counters.names[of_name > BRIEF_SECONDS] += 1
+            self._counters.attributes[of_attributes > BRIEF_SECONDS] += 1
         return entry
 
     def of_object(self, at: Entered, info: linux.Stat) -> EntryAttributes:
         """Return the attributes of what was asked about by its nodeid, with how long to remember them."""
         entry = self.attributes(at.number, at.view, at.obj, at.obj.name, at.fd, info, at.asker)
         if at.who is not INSIDER:
-            entry.attr_timeout = self._cache.of_object(at, info)
+            entry.attr_timeout = seconds = self._cache.of_object(at, info)
+            self._counters.attributes[seconds > BRIEF_SECONDS] += 1
         return entry
 
     def top(self) -> EntryAttributes:

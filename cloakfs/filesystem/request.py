@@ -8,13 +8,18 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 from pyfuse3 import FUSEError
 
 from .. import linux
+from ..counters import SUM, Counters
 from ..loop import SHARE
+from ..tree.notes import noting
 from .handles import OpenFiles
+
+if TYPE_CHECKING:
+    from .trace import Trace
 
 log = logging.getLogger(__name__)
 
@@ -31,13 +36,22 @@ class Requests:
 
     Attributes:
         counts: how many there were, by operation.
+        counters: what is counted of the answers.
         waiting: how many are not answered yet, by the caller's client uid, or by `OpenFiles.opener`.
+        trace: makes records of them; None while nobody traces, which is all that tracing costs then.
     """
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
+        self.counters = Counters()
         self.waiting: dict[int, int] = {}
+        self.trace: Trace | None = None
         self._logged: dict[tuple[str, type[Exception], int], float] = {}  # cause -> when
+
+    def failed(self, operation: str, code: int) -> FUSEError:
+        """Count an answer with this error, and return what pyfuse3 makes one of."""
+        self.counters.errors[operation, code] += 1
+        return FUSEError(code)
 
     def is_news(self, what: str, exc: Exception) -> bool:
         """Whether this failure is to be logged, which it is not if it was logged just now."""
@@ -72,34 +86,47 @@ def answers(
     name = handler.__name__
     # A request that only gives something back is never refused.
     counted = name not in ("release", "releasedir")
-    has_context = "ctx" in inspect.signature(handler).parameters
+    _, *parameters = inspect.signature(handler).parameters
+    has_context = "ctx" in parameters
 
     @functools.wraps(handler)
     async def guarded(self: _C, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        self.requests.counts[name] += 1
+        trace = self.requests.trace
+        if trace is not None and noting.get() is None:  # otherwise, this is the call in the next line
+            return await trace.answer(name, dict(zip(parameters, args, strict=True)), guarded(self, *args, **kwargs))
+        requests = self.requests
+        requests.counts[name] += 1
         if counted:
-            caller: int = cast("Any", args[-1]).uid if has_context else self.files.opener(args[0])
-            waiting = self.requests.waiting
+            last: Any = args[-1]
+            caller: int = last.uid if has_context else self.files.opener(args[0])
+            waiting = requests.waiting
             others = waiting.get(caller, 0)
             if others >= SHARE:
-                raise FUSEError(errno.EAGAIN)
+                requests.counters.durations[name][0] += 1
+                raise requests.failed(name, errno.EAGAIN)
             waiting[caller] = others + 1
+        began = time.perf_counter_ns()
         try:
             return await handler(self, *args, **kwargs)
         except OSError as exc:
-            raise FUSEError(_errno_to_pass_on(exc)) from None
-        except FUSEError:
+            raise requests.failed(name, _errno_to_pass_on(exc)) from None
+        except FUSEError as exc:
+            requests.counters.errors[name, exc.errno] += 1
             raise
         except Exception as exc:
             if isinstance(exc, RuntimeError) and str(exc) == _NO_THREAD:
-                if self.requests.is_news(name, exc):
+                if requests.is_news(name, exc):
                     log.warning("%s: %s: answered EAGAIN", name, exc)
-                raise FUSEError(errno.EAGAIN) from None
+                raise requests.failed(name, errno.EAGAIN) from None
             linux.act_as_daemon()  # the traceback reads source files
-            if self.requests.is_news(name, exc):
+            if requests.is_news(name, exc):
                 log.exception("%s%r failed: answered EIO", name, args)
-            raise FUSEError(errno.EIO) from None
+            raise requests.failed(name, errno.EIO) from None
         finally:
+            took = time.perf_counter_ns() - began
+            durations = requests.counters.durations[name]
+            durations[took.bit_length()] += 1
+            durations[SUM] += took
             if counted:
                 others = waiting[caller] - 1
                 if others:

@@ -24,6 +24,12 @@ class Credentials(NamedTuple):
 ROOT = Credentials(ServerId(0), ServerId(0), ())
 """The daemon, acting on its own behalf. It is distinguished by identity (`is`) from a caller with the same ids."""
 
+ANYBODY = Credentials(ServerId(0), ServerId(0), ())
+"""For a call that needs no permission, and gives the same result whoever makes it: the thread need not switch.
+
+It is distinguished by identity, too.
+"""
+
 _of_daemon = ROOT
 
 
@@ -89,6 +95,8 @@ def assume(who: Credentials) -> None:
     Raises:
         PermissionError: the kernel refused one of the ids (for example, one not mapped in a user namespace).
     """
+    if who is ANYBODY:
+        return
     if who is ROOT:
         who = _of_daemon
     before = _thread.who
@@ -106,6 +114,12 @@ def assume(who: Credentials) -> None:
             raise PermissionError(errno.EPERM, f"cannot act as {who.uid}:{who.gid}")
         ready.proven = True
     _thread.who = who
+
+
+def acting_as(uid: ServerId, gid: ServerId) -> Credentials | None:
+    """Return the credentials of the calling thread if they have this uid and primary gid, whatever its other groups."""
+    who = _thread.who
+    return who if who is not None and who.uid == uid and who.gid == gid else None
 
 
 def act_as_daemon() -> None:

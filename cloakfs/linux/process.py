@@ -104,6 +104,16 @@ def groups_in(status: int) -> bytes:
     return text[start:end]
 
 
+def command_of(tid: int) -> str | None:
+    """Return the name of the command that this thread runs (proc_pid_comm(5)); None if the thread has ended."""
+    act_as_daemon()  # /proc may be mounted with hidepid
+    try:
+        with open(f"/proc/{tid}/comm", "rb") as file:
+            return os.fsdecode(file.read().removesuffix(b"\n"))
+    except OSError:
+        return None
+
+
 def has_only_root_ids(tid: int) -> bool:
     """Whether the real, effective and saved ids of this thread are all root's, whatever its file-system ids (proc(5)).
 

@@ -18,13 +18,16 @@ _CLONE_FS = 0x200
 class _Thread(threading.local):
     has_own_umask = False
 
+    def __init__(self) -> None:
+        self.is_main = threading.get_ident() == threading.main_thread().ident
+
 
 _thread = _Thread()
 
 
 def in_main_thread() -> bool:
     """Whether this is the thread of the session loop."""
-    return threading.get_ident() == threading.main_thread().ident
+    return _thread.is_main
 
 
 def umask(mask: int) -> None:

@@ -6,6 +6,7 @@ handles stay valid, since nodeids and generations are kept. In between, nothing 
 """
 
 import contextlib
+import itertools
 import json
 import logging
 import math
@@ -23,10 +24,12 @@ from .. import files, tasks
 from ..config.options import Export, Options
 from ..config.render import format_exports, format_options
 from ..linux import mountinfo
+from ..logfile import follow_rotation
 from ..mounted import Mounted, mounted
+from ..pauses import pause
 from ..policy import is_in_file
 from ..unmount import KINDS, detach
-from . import leftover
+from . import leftover, root
 from .ending import end, wait_for_end
 from .plan import Mount, Plan
 from .server import Server, ServerError
@@ -48,11 +51,11 @@ This does not cut off clients, which are cut off before, when the exports end. B
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _MOUNTS_AT_ONCE = 4
 _MOST_LAYERS = 10  # of mounts at one place
-_RETRY_SECONDS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 # The options that a daemon applies on a reload; any other change needs a new mount.
 _RELOADABLE = (
-    "range_map", "cloak_list", "policy", "squash", "anonuid", "anongid", "prefetch", "prefetch_limits", "other",
+    "range_map", "cloak_list", "exempt", "policy", "squash", "anonuid", "anongid", "prefetch", "prefetch_limits",
+    "probe_alarm", "probe_delay", "other",
 )  # fmt: skip
 
 
@@ -82,6 +85,7 @@ class Guard:
         run_dir: the guard's own directory.
         mount_command: the command `cloakfs mount`.
         state_dir: the state directory of the server.
+        log: the file to which standard error goes; None in the foreground.
     """
 
     def __init__(
@@ -92,7 +96,9 @@ class Guard:
         run_dir: str,
         mount_command: Sequence[str],
         state_dir: str = "",
+        log: str | None = None,
     ) -> None:
+        self._log = log
         self._state_dir = state_dir
         self._plan = plan
         self._reread = reread
@@ -202,8 +208,8 @@ class Guard:
 
     async def _run_mount(self, mount: Mount) -> Watched:
         done = await trio.run_process(
-            [*self._mount_command, mount.source, mount.path, "-o", self._plan.server, "--client", mount.client,
-             "--exports", self._entry_file(mount)],
+            [*self._mount_command, mount.source, mount.path, "-o", self._mount_options(mount),
+             "--client", mount.client, "--exports", self._entry_file(mount)],
             capture_stdout=True, capture_stderr=True, check=False,
         )  # fmt: skip
         if done.returncode:
@@ -213,6 +219,10 @@ class Guard:
         if daemon is None:
             raise ServerError(f"{mount.path}: its daemon ended at once")
         return Watched(mount, daemon.pid, time.time())
+
+    def _mount_options(self, mount: Mount) -> str:
+        is_one_caller = self._plan.server == "knfsd" and root.everybody(mount.options) is not None
+        return f"{self._plan.server},all_squashed" if is_one_caller else self._plan.server
 
     @staticmethod
     def _daemon(mount: Mount) -> Mounted | None:
@@ -253,9 +263,9 @@ class Guard:
                 await wait_for_end(watched.pid)
                 watched.complaint = "its daemon died; it is being mounted again"
                 log.warning("%s: %s", path, watched.complaint)
-            waits = iter(_RETRY_SECONDS)
+            failures = itertools.count()
             while watched.complaint:
-                await trio.sleep(next(waits, _RETRY_SECONDS[-1]))
+                await trio.sleep(pause(next(failures)))
                 async with self._change:
                     try:
                         again = await self._mount(watched.mount)
@@ -279,6 +289,8 @@ class Guard:
     async def _check_server(self) -> None:
         while True:
             await trio.sleep(_CHECK_SECONDS)
+            if self._log is not None:
+                follow_rotation(self._log)
             async with self._change:
                 try:
                     said = await self._server.check()
@@ -331,6 +343,10 @@ class Guard:
                 del self._watched[mount.name]
                 await self._unmount(mount)
             raise ServerError("; ".join([str(exc), *left])) from exc
+        # The server must not pass several callers on to a mount that takes them for one, not even for a moment.
+        squashed = [old.mount for old, mount in renewed if _are_squashed_anew(old.mount, mount)]
+        if squashed:
+            await self._server.change([mount for mount in self._mounts() if mount not in squashed], [])
         for old, mount in renewed:
             await self._renew(old, mount)
         for watched in removed:
@@ -484,9 +500,15 @@ def _differ_live(old: Mount, new: Mount) -> bool:
     """Whether a reload suffices for the difference, without a new mount. (A plug-in may always have changed.)"""
     return (
         _without(old.options) == _without(new.options)
+        and not _are_squashed_anew(old, new)
         and old.condition == new.condition
         and (old != new or new.options.policy is not None)
     )
+
+
+def _are_squashed_anew(old: Mount, new: Mount) -> bool:
+    """Whether the server makes all callers one (`root.everybody`), and did not, or made them another one."""
+    return root.everybody(old.options) != root.everybody(new.options)
 
 
 def _without(options: Options) -> Options:

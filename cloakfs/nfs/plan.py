@@ -63,9 +63,10 @@ class Mount:
     @property
     def kind(self) -> str:
         """Whose views it shows: `per caller`, or `fixed` with the identities or views."""
+        alike = root.everybody(self.options)
         match len(self.options.views):
-            case 0 if self.options.squash == "all" and not self.options.range_map and not self.options.policy:
-                return f"fixed: {self.options.anonuid}:{self.options.anongid}"
+            case 0 if alike is not None:
+                return f"fixed: {alike[0]}:{alike[1]}"
             case 0:
                 return "per caller"
             case 1 if not isinstance(self.options.views[0], Range):
@@ -242,6 +243,8 @@ def _warnings(entry: Export, server: ServerKind) -> list[str]:
                 "while NFSv4 delegations are on (sysctl fs.leases-enable=0 turns them off); a mount per user with "
                 "nosharecache, or a fixed view per client, does"
             )
+    if options.exempt:
+        said.append(f"nothing is hidden from server uid {', '.join(map(str, options.exempt))} (exempt)")
     if server == "knfsd" and not root.keeps_identity(options):
         said.append(
             f"the kernel lets a client's root do anything with files that others hold open, and cloakfs cannot know "

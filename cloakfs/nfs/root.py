@@ -1,11 +1,11 @@
-"""Decides how the kernel's NFS server maps a client's root before its own check, which lets root do anything. Pure.
+"""Decides how the kernel's NFS server maps callers before its own check, which lets root do anything. Pure.
 
 The kernel answers ACCESS, and lets a second user share a file that somebody has open, without asking cloakfs. To the
 kernel, uid 0 is root, whatever cloakfs maps it to. So the server keeps root only if this provably grants nothing more.
 """
 
 from ..config.options import Options
-from ..ids import ClientId
+from ..ids import ClientId, ServerId
 from ..mapping import DEFAULT_NOBODY, MAX_ID, IdMap, Kind
 
 _ROOT = ClientId(0)
@@ -22,8 +22,21 @@ def is_root(options: Options) -> bool:
     return options.policy is None and _ids(options, "uid").forward(_ROOT) == 0
 
 
+def everybody(options: Options) -> tuple[ServerId, ServerId] | None:
+    """Return the uid and gid that serve every caller (`all_squash`); None if callers may have different identities."""
+    if options.squash != "all" or options.range_map or options.policy or options.views:
+        return None
+    return options.anonuid, options.anongid
+
+
 def words(options: Options) -> list[str]:
-    """Return the options of exports(5) for client root. They apply to its group, too, whichever caller claims it."""
+    """Return the options of exports(5) for client root. They apply to its group, too, whichever caller claims it.
+
+    If all callers are served alike, the server makes them one caller, for which the kernel may cache what is private.
+    """
+    alike = everybody(options)
+    if alike is not None:
+        return ["all_squash", f"anonuid={alike[0]}", f"anongid={alike[1]}"]
     if is_root(options):
         return ["no_root_squash"]
     return ["root_squash", f"anonuid={stand_in(options, 'uid')}", f"anongid={stand_in(options, 'gid')}"]
@@ -31,7 +44,7 @@ def words(options: Options) -> list[str]:
 
 def keeps_identity(options: Options) -> bool:
     """Whether the kernel's server serves client root as the identity that the options give it. See `stand_in`."""
-    if is_root(options):
+    if is_root(options) or everybody(options) is not None:
         return True
     if options.policy is not None:
         return False

@@ -22,15 +22,22 @@ class Descriptors:
     Args:
         mounts: identifies objects, where a name may by now lead to another one.
         max_fds: how many to keep at most.
+
+    Attributes:
+        max_fds: see above.
     """
 
     def __init__(self, mounts: KnownMounts, max_fds: int) -> None:
         self._mounts = mounts
-        self._max_fds = max_fds
+        self.max_fds = max_fds
         self._open: dict[int, Object] = {}
         self._by_inode: dict[tuple[int, int], Object] = {}  # the objects in `_open`
         self._uses = 0
         self._uses_before = 0  # `_uses` when the idle ones were last closed
+
+    def __len__(self) -> int:
+        """Return how many are open."""
+        return len(self._open)
 
     def fd(self, obj: Object) -> int:
         """Return a descriptor (O_PATH, or one that a client has open) for `obj`, valid until the next await.
@@ -82,15 +89,15 @@ class Descriptors:
             calls.close(fd)
         raise Stale
 
-    def keep(self, obj: Object, fd: int) -> None:
-        """Take ownership of a descriptor (O_PATH) for `obj`, which has none."""
+    def keep(self, obj: Object, fd: int, info: Stat | None = None) -> None:
+        """Take ownership of a descriptor (O_PATH) for `obj`, which has none; `info` is its stat, if known."""
         obj.fd = fd
         obj.used = self._uses = self._uses + 1
         self._open[obj.number] = obj
-        obj.inode = dev_ino(obj.filesystem.stat(fd))
+        obj.inode = dev_ino(info or obj.filesystem.stat(fd))
         self._by_inode[obj.inode] = obj
-        if len(self._open) > self._max_fds:
-            self._close_oldest(self._max_fds // 8)
+        if len(self._open) > self.max_fds:
+            self._close_oldest(self.max_fds // 8)
 
     def inode_of(self, obj: Object) -> tuple[int, int]:
         """Return `dev_ino` of the object."""

@@ -1,9 +1,11 @@
 """Asks a view whether a caller may see an object and every directory above it."""
 
+import contextlib
 import errno
 import stat
 from collections.abc import Callable
 from functools import lru_cache, partial
+from typing import Literal
 
 from .. import linux
 from ..caller import Caller
@@ -13,6 +15,7 @@ from ..view import View
 from . import calls
 from .locate import is_settled
 from .nodes import Nodes
+from .notes import noting
 from .objects import Object
 from .passages import Passages
 
@@ -131,8 +134,24 @@ def sees(view: View, who: Subject, name: bytes, info: linux.Stat, fd: int) -> bo
     if not view.hides or who is INSIDER:
         return True
     if view.below is not None and view.below.has(info) and not view.below.shows(who, fd, info):
-        return False
-    return _judged(view, who, name, info, fd)
+        return _note_hidden_below(view.below.path, name)
+    return _judged(view, who, name, info, fd) or _note_hidden(view, who, name, info, fd)
+
+
+def _note_hidden(
+    view: View, who: Subject, name: bytes, info: linux.Stat, fd: int, obj: Object | None = None
+) -> Literal[False]:
+    """Note for those who trace that this mount's own policy hides the object; return False."""
+    if (notes := noting.get()) is not None:
+        notes.add_hidden(view, who.caller, name, attrs_of(name, info, fd), obj)
+    return False
+
+
+def _note_hidden_below(mount: str, name: bytes, obj: Object | None = None) -> Literal[False]:
+    """Note for those who trace that the mount below hides the object; return False."""
+    if (notes := noting.get()) is not None:
+        notes.add_hidden_below(mount, name, obj)
+    return False
 
 
 def _judged(view: View, who: Subject, name: bytes, info: linux.Stat, fd: int) -> bool:
@@ -143,6 +162,24 @@ def _judged(view: View, who: Subject, name: bytes, info: linux.Stat, fd: int) ->
     if cloak is None:
         return view.visible(who.caller, attrs_of(name, info, fd))
     return cloak.condition(info.st_mode, info.st_uid, info.st_gid).admits(who.uid, who.has_group)
+
+
+def sees_made(view: View, who: Subject, name: bytes, mode: int, uid: ServerId, gid: ServerId) -> bool:
+    """Whether `who` would see, by this mount's own policy, what it is about to make with this mode, owner and group."""
+    cloak = view.cloak
+    if cloak is None:
+        return view.visible(who.caller, _attrs_of_new(name, mode, uid, gid))
+    return cloak.condition(mode, uid, gid).admits(who.uid, who.has_group)
+
+
+def note_unmade(view: View, who: Subject, name: bytes, mode: int, uid: ServerId, gid: ServerId) -> None:
+    """Note for those who trace that `sees_made` has answered no, and that nothing is made therefore."""
+    if (notes := noting.get()) is not None:
+        notes.add_hidden(view, who.caller, name, _attrs_of_new(name, mode, uid, gid))
+
+
+def _attrs_of_new(name: bytes, mode: int, uid: ServerId, gid: ServerId) -> Attrs:
+    return Attrs(name.decode("utf-8", "surrogateescape"), mode, uid, gid)
 
 
 def everybody_may(bits: int, obj: Object, fd: int, info: linux.Stat) -> bool:
@@ -174,7 +211,7 @@ def surely_may(who: Subject, bits: int, obj: Object, fd: int, info: linux.Stat) 
 def _has_no_acl(obj: Object, fd: int, info: linux.Stat) -> bool:
     if obj.no_acl_at != info.st_ctime_ns:
         try:
-            calls.peek_xattr(linux.ROOT, fd, "system.posix_acl_access")
+            calls.peek_xattr(linux.ANYBODY, fd, "system.posix_acl_access")
         except OSError as exc:
             if exc.errno not in (errno.ENODATA, errno.EOPNOTSUPP):
                 return False
@@ -199,8 +236,7 @@ class Door:
         if not view.hides or who is INSIDER:
             return True
         cloak = view.cloak
-        asked = obj
-        is_known = cloak is not None  # whether a passage may be known
+        is_known = True  # whether a passage may be known
         to_ask = view.below
         while True:
             if to_ask is not None and to_ask.has(info):
@@ -209,7 +245,7 @@ class Door:
                 to_ask = None  # the mount below has judged everything above as well
             if obj is nodes.root or not (to_ask or view.judges):
                 return True
-            if to_ask is None and cloak is not None and is_known and (obj is not asked or stat.S_ISDIR(info.st_mode)):
+            if to_ask is None and cloak is not None and is_known and stat.S_ISDIR(info.st_mode):
                 passage = self.passages.to(cloak, obj)
                 if passage is not None:
                     return passage.admits(who)
@@ -237,3 +273,26 @@ class Door:
 
     def _stat(self, obj: Object) -> linux.Stat:
         return obj.filesystem.stat(self._nodes.fd(obj))
+
+    def note_hidden(self, view: View, who: Subject, obj: Object) -> None:
+        """Note for those who trace what made `visible` answer that `who` may not see `obj`: it or what is above it."""
+        if (notes := noting.get()) is not None:
+            notes.hidden.clear()  # `obj` may have been judged by its name before
+            with contextlib.suppress(OSError):  # it is gone by now
+                self._note_hidden(view, who, obj)
+
+    def _note_hidden(self, view: View, who: Subject, obj: Object) -> None:
+        at: Object | None = obj
+        to_ask = view.below
+        while at is not None and at is not self._nodes.root:
+            fd = self._nodes.fd(at)
+            info = self._stat(at)
+            if to_ask is not None and to_ask.has(info):
+                if not to_ask.shows(who, fd, info):
+                    _note_hidden_below(to_ask.path, at.name, at)
+                    return
+                to_ask = None
+            if not _judged(view, who, at.name, info, fd):
+                _note_hidden(view, who, at.name, info, fd, at)
+                return
+            at = at.parent

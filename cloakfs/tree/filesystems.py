@@ -26,7 +26,7 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _SILENT_KINDS = frozenset({"vfat", "msdos", "exfat"})
 
 _MEMORY_KINDS = frozenset({"tmpfs", "ramfs"})
-_PLAIN_KINDS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", *_MEMORY_KINDS})
+PLAIN_KINDS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", *_MEMORY_KINDS})
 
 # Prefixes of kinds served by a network or a daemon such as FUSE's. (autofs mounts something when it is looked at.)
 _REMOTE_KINDS = (
@@ -66,7 +66,7 @@ class Filesystem:
     flags: int = 0
     has_handles: bool = True
     decodable: bool = True
-    watched: bool = False  # whether fanotify reports changes behind the mount
+    watched: bool = False  # whether fanotify reports changes behind the mount, on it and on all above it
     device: int = 0  # st_dev
     slow_until: float = 0.0  # by time.monotonic()
     suspect_until: float = 0.0  # likewise
@@ -77,7 +77,7 @@ class Filesystem:
     @property
     def has_posix_rules(self) -> bool:
         """Whether mode bits and POSIX ACLs alone decide, on this machine, and every change shows in the ctime."""
-        return self.kind in _PLAIN_KINDS
+        return self.kind in PLAIN_KINDS
 
     @property
     def in_memory(self) -> bool:

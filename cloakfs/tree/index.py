@@ -19,11 +19,13 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from .. import linux
 from ..versions import VersionError, is_known, refusal
 
 log = logging.getLogger(__name__)
 
-# How many deleted objects are collected before they are removed from the database together.
+# How many deleted objects are collected before they are removed from the database together, and how many new ones are
+# not put into it yet.
 _MANY = 1000
 
 VERSION = 1
@@ -76,6 +78,8 @@ class Index:
             raise
         self.secret = self._secret()
         self._last = self._last_given()
+        self._made: dict[int, tuple[bytes, int, bytes]] = {}  # number -> handle, parent, name: not in the database yet
+        self._has_skipped = False  # whether the last number that was given may be larger than the database knows
         self._removed: set[int] = set()
         self._batching = False
 
@@ -94,6 +98,11 @@ class Index:
 
     def _secret(self) -> bytes:
         return bytes(self._db.execute("SELECT key FROM secret").fetchone()[0])
+
+    @property
+    def last(self) -> int:
+        """The largest number that was ever given to an object."""
+        return self._last
 
     def claim(self, number: int, handle: bytes) -> bool:
         """Ensure that `number` belongs to the object with this handle.
@@ -150,16 +159,23 @@ class Index:
             sqlite3.Error: it failed, and the numbers are valid only for the life of this process. From then on, numbers
                 are made durable before they are returned, so that whoever asks for one learns of a failure.
         """
-        if not self._db.in_transaction:  # SQLite itself ends a transaction when the disk is full
-            return
+        self._store_made()
         try:
+            if self._has_skipped:
+                self._change("UPDATE sqlite_sequence SET seq = ? WHERE name = 'objects'", (self._last,))
+                self._has_skipped = False
+            if not self._db.in_transaction:  # SQLite itself ends a transaction when the disk is full
+                return
             self._db.execute("COMMIT")
         except sqlite3.Error as exc:
-            self._behind = False
-            log.warning("%s: %s; handles of what was just found do not outlive the daemon", self._path, exc)
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
+            self._fail(exc)
             raise
+
+    def _fail(self, exc: sqlite3.Error) -> None:
+        self._behind = False
+        log.warning("%s: %s; handles of what was just found do not outlive the daemon", self._path, exc)
+        if self._db.in_transaction:
+            self._db.execute("ROLLBACK")
 
     def _change(self, statement: str, values: tuple[object, ...] = ()) -> sqlite3.Cursor:
         # The transaction is begun only here, because most listings change nothing.
@@ -192,8 +208,34 @@ class Index:
         self.commit()
         return int(row[0])
 
+    def made(self, handle: bytes, parent: int, name: bytes) -> int | None:
+        """Return a number for an object that was just made as `name` in `parent`, so that nobody can have seen it yet.
+
+        The database is not touched: a file that is soon removed never gets there. The result is None if numbers have
+        to be durable before they are given, or many are not in the database yet: `object` has to be called then.
+        """
+        if not self._behind or len(self._made) >= _MANY:
+            return None
+        self._last += 1
+        self._made[self._last] = handle, parent, name
+        return self._last
+
+    def _store_made(self) -> None:
+        """Put what was made into the database, before that is asked anything; raises what `commit` raises."""
+        if not self._made:
+            return
+        made, self._made = self._made, {}
+        try:
+            for number, values in made.items():
+                # A file system may give the handle of a removed object to another one. The old number is void then.
+                self._change("INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?)", (number, *values))
+        except sqlite3.Error as exc:
+            self._fail(exc)
+            raise
+
     def object(self, handle: bytes, parent: int, name: bytes) -> int:
         """Return the number of the object with this handle, which was just seen as `name` in `parent`."""
+        self._store_made()
         # Counted here, because a number must not be given twice even if a transaction was rolled back.
         self._last += 1
         number, was_parent, was_name = self._change(
@@ -210,6 +252,7 @@ class Index:
 
     def moved(self, number: int, parent: int, name: bytes) -> None:
         """Record that the object is now called `name` in `parent`."""
+        self._store_made()
         self._change("UPDATE objects SET parent = ?, name = ? WHERE number = ?", (parent, name, number))
 
     def remove(self, number: int) -> None:
@@ -217,8 +260,12 @@ class Index:
 
         The number is never reused.
         """
+        if self._made.pop(number, None) is not None:
+            self._has_skipped = True
+            return
         self._removed.add(number)
         if len(self._removed) >= _MANY:
+            linux.act_as_daemon()
             self.tidy()
 
     def tidy(self) -> None:
@@ -235,6 +282,7 @@ class Index:
 
     def after(self, number: int, count: int) -> list[tuple[int, bytes]]:
         """Return (number, handle) of up to `count` objects with larger numbers, in ascending order."""
+        self._store_made()
         return self._db.execute(
             "SELECT number, handle FROM objects WHERE number > ? ORDER BY number LIMIT ?", (number, count)
         ).fetchall()
@@ -244,8 +292,17 @@ class Index:
         with contextlib.closing(sqlite3.connect(self._path, timeout=10)) as db:
             db.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
+    def size(self) -> int:
+        """Return how many bytes the database and its log have on disk."""
+        size = 0
+        for path in (self._path, f"{self._path}-wal"):
+            with contextlib.suppress(OSError):
+                size += os.stat(path).st_size
+        return size
+
     def find(self, number: int) -> tuple[bytes, int, bytes] | None:
         """Return (handle, parent, name) of an object, or None if the index does not have the number."""
+        self._store_made()
         row: tuple[bytes, int, bytes] | None = self._db.execute(
             "SELECT handle, parent, name FROM objects WHERE number = ?", (number,)
         ).fetchone()

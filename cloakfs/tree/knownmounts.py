@@ -191,7 +191,7 @@ class KnownMounts:
 
     def waits(self, obj: Object) -> bool:
         """Whether it is better to ask about this object, or a name in it, from a thread."""
-        return obj.filesystem.waits or bool(self.remote_names(obj))
+        return obj.filesystem.waits or bool(self._beside and self.remote_names(obj))
 
     def is_name_remote(self, parent: Object, name: bytes) -> bool:
         """Whether a lookup of this name may have to wait for another machine or process."""

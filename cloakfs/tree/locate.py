@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 
 from .. import linux
-from ..linux import Stat
+from ..linux import Credentials, Stat
 from . import calls
 from .descriptors import Descriptors
 from .filesystems import Filesystem
@@ -101,15 +101,15 @@ class Locator:
         if obj.filesystem.tells_moves and is_settled(info) and not is_mounted_there:
             obj.checked = info.st_ctime_ns
 
-    def is_at(self, info: Stat, parent: Object, name: bytes) -> bool:
-        """Whether `name` in the directory leads to the object with this stat.
+    def is_at(self, info: Stat, parent: Object, name: bytes, who: Credentials = linux.ROOT) -> bool:
+        """Whether `name` in the directory leads to the object with this stat, as far as `who` may find out.
 
         For a remote name, the answer is what a thread has just found: see `look`.
         """
         if self._mounts.is_name_remote(parent, name):
             return self._there.get((parent.number, name)) == dev_ino(info)
         try:
-            there, _ = calls.statx(linux.ROOT, self._descriptors.fd(parent), name)
+            there, _ = calls.statx(who, self._descriptors.fd(parent), name)
         except OSError:
             return False
         return (there.st_dev, there.st_ino) == (info.st_dev, info.st_ino)

@@ -18,7 +18,7 @@ from .index import Index
 from .knownmounts import KnownMounts
 from .locate import Locator
 from .look import Lookout
-from .objects import ROOT, Object
+from .objects import ROOT, TRANSIENT, Object
 from .registry import Registry
 from .sweep import Sweeper
 
@@ -131,6 +131,17 @@ class Nodes:
         """
         number = nodeid & _OBJECT_MASK
         return self._by_number.get(number) or self.registry.restore(number)
+
+    def was_given(self, nodeid: int) -> bool:
+        """Whether some object ever had this nodeid; True when in doubt."""
+        view, number = nodeid >> _OBJECT_BITS, nodeid & _OBJECT_MASK
+        if number >= TRANSIENT:
+            return not all(filesystem.has_handles for filesystem in self.mounts.filesystems)
+        return 0 < number <= self._index.last and (not view or self._index.view_label(view) is not None)
+
+    def known_as(self, nodeid: int) -> Object | None:
+        """Return the object that a nodeid names, if it need not be restored from the index."""
+        return self._by_number.get(nodeid & _OBJECT_MASK)
 
     def forget(self, nodeid: int, count: int) -> None:
         """Note that the kernel dropped `count` references."""

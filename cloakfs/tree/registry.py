@@ -8,6 +8,7 @@ import os
 import stat
 
 from .. import linux
+from ..linux import Stat
 from . import calls, links
 from .descriptors import Descriptors
 from .filesystems import Filesystem
@@ -74,18 +75,20 @@ class Registry:
         assert parent is not None
         return parent
 
-    def resolve(self, fd: int, parent: Object | None, name: bytes) -> Object:
+    def resolve(
+        self, fd: int, parent: Object | None, name: bytes, info: Stat | None = None, *, is_new: bool = False
+    ) -> Object:
         """Return the object that `fd` (O_PATH) refers to, which was just found as `name` in `parent`.
 
-        Takes ownership of `fd`, even when it raises.
+        Takes ownership of `fd`, even when it raises. `info` is its stat, if the caller has it. `is_new` says that it
+        was just made, and that no other request has been served since.
         """
         try:
             handle, filesystem = self._mounts.identify(fd, parent)
             obj = self._by_handle.get(handle)
             if obj is None:
-                linux.act_as_daemon()
                 if filesystem.has_handles:
-                    number = self._index.object(handle, parent.number if parent is not None else 0, name)
+                    number = self._number(handle, parent.number if parent is not None else 0, name, is_new=is_new)
                 else:
                     number = self._transient = self._transient + 1
                 obj = Object(number, handle, filesystem)
@@ -98,10 +101,17 @@ class Registry:
             calls.close(fd)
             raise
         if obj.fd < 0:
-            self._descriptors.keep(obj, fd)
+            self._descriptors.keep(obj, fd, info)
         else:
             calls.close(fd)
         return obj
+
+    def _number(self, handle: bytes, parent: int, name: bytes, *, is_new: bool) -> int:
+        number = self._index.made(handle, parent, name) if is_new else None
+        if number is None:
+            linux.act_as_daemon()
+            number = self._index.object(handle, parent, name)
+        return number
 
     def known(self, fd: int, parent: Object | None) -> Object | None:
         """Return the object that `fd` (O_PATH) refers to, if the kernel knows it already."""

@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tests.mount.test_stateful import ALL, TwoTrees, search
@@ -24,21 +24,46 @@ from tests.mount.test_stateful import ALL, TwoTrees, search
 KINDS = ("tmpfs", "ext4", "xfs", "btrfs")
 
 
-def take_turn(turn: int, seed: int, examples: int, length: int, kinds: Sequence[str]) -> tuple[int, str]:
-    """Return the number of steps, and the failure, if there is one."""
-    before = next(TwoTrees.steps)
-    failure = ""
-    kind = kinds[turn // len(ALL) % len(kinds)]
-    try:
-        search(ALL[turn % len(ALL)], examples=examples, steps=length, seed=seed * 1_000_000 + turn, kind=kind)
-    except Exception as exc:
-        failure = "".join(traceback.format_exception(exc))
-    return next(TwoTrees.steps) - before - 1, failure
+@dataclass(frozen=True)
+class Turns:
+    """What all turns have in common.
+
+    Attributes:
+        seed: of the campaign.
+        examples: how many sequences each has.
+        length: how many steps a sequence has at most.
+        kinds: of file systems, which take turns.
+        oracle: whether daemons check what the kernel remembers.
+        delays: whether their replies and events are late at times.
+    """
+
+    seed: int
+    examples: int
+    length: int
+    kinds: tuple[str, ...]
+    oracle: bool
+    delays: bool
+
+    def take(self, turn: int) -> tuple[int, str]:
+        """Return the number of steps, and the failure, if there is one."""
+        before = next(TwoTrees.steps)
+        failure = ""
+        try:
+            search(
+                ALL[turn % len(ALL)],
+                examples=self.examples,
+                steps=self.length,
+                seed=self.seed * 1_000_000 + turn,
+                kind=self.kinds[turn // len(ALL) % len(self.kinds)],
+                checked=self.oracle,
+                delays=self.delays,
+            )
+        except Exception as exc:
+            failure = "".join(traceback.format_exception(exc))
+        return next(TwoTrees.steps) - before - 1, failure
 
 
-def run(
-    steps: int, seed: int, first: int, examples: int, length: int, seconds: float, jobs: int, kinds: Sequence[str]
-) -> dict[str, Any]:
+def run(common: Turns, *, steps: int, first: int, seconds: float, jobs: int) -> dict[str, Any]:
     """Run sequences until this number of steps or seconds is over; return a report."""
     began = time.monotonic()
     findings: list[dict[str, Any]] = []
@@ -51,7 +76,7 @@ def run(
             while True:
                 while len(running) < jobs and sum(by_policy.values()) < steps and time.monotonic() - began < seconds:
                     last = next(turns)
-                    running[processes.submit(take_turn, last, seed, examples, length, kinds)] = last
+                    running[processes.submit(common.take, last)] = last
                 if not running:
                     break
                 for done in concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED).done:
@@ -75,7 +100,7 @@ def run(
                 child.terminate()
     return {
         "steps": sum(by_policy.values()),
-        "seed": seed,
+        "seed": common.seed,
         "turns": [first, last + 1],
         "seconds": round(time.monotonic() - began),
         "steps_by_policy": by_policy,
@@ -94,13 +119,15 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="end earlier, after the turn at that time")
     parser.add_argument("--jobs", type=int, default=1, help="so many turns at a time")
     parser.add_argument("--kinds", default=",".join(KINDS), help="of file systems (default: %(default)s)")
+    parser.add_argument("--oracle", action="store_true", help="daemons check what the kernel remembers, and for whom")
+    parser.add_argument("--delays", action="store_true", help="the same, with late replies and events")
     parser.add_argument("--json", action="store_true", help="print the summary for a program to read")
     words = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):  # of the turns, too; a shell may have had the first one ignored
         signal.signal(number, signal.default_int_handler)
     print(f"machine: seed {words.seed}, {words.steps:,} steps", file=sys.stderr, flush=True)
-    kinds = words.kinds.split(",")
-    report = run(words.steps, words.seed, words.first, words.examples, words.length, words.seconds, words.jobs, kinds)
+    common = Turns(words.seed, words.examples, words.length, tuple(words.kinds.split(",")), words.oracle, words.delays)
+    report = run(common, steps=words.steps, first=words.first, seconds=words.seconds, jobs=words.jobs)
     if words.json:
         print(json.dumps(report, indent=2))
     else:

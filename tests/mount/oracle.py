@@ -15,6 +15,13 @@ from typing import Literal, NamedTuple
 
 Kind = Literal["uid", "gid"]
 
+with open("/proc/sys/fs/protected_symlinks", encoding="ascii") as _setting:
+    PROTECTED_SYMLINKS = _setting.read().strip() != "0"
+"""Whether nobody follows the links of others in sticky directories that everybody may write to (proc_sys_fs(5)).
+
+FUSE's kernel does so nevertheless, because without default_permissions it does not know which directories are sticky.
+"""
+
 NOBODY = 65534
 MAX_ID = 2**32 - 2
 
@@ -56,10 +63,11 @@ class Who(NamedTuple):
 
 @dataclass(frozen=True)
 class Rules:
-    """One export: what is mapped (nothing: the identity, no_root_squash) and what is cloaked."""
+    """One export: what is mapped (nothing: the identity, no_root_squash), what is cloaked, and from whom nothing is."""
 
     maps: tuple[Map, ...] = ()
     cloaks: tuple[Cloak, ...] = ()
+    exempt: tuple[int, ...] = ()
 
     @property
     def options(self) -> str:
@@ -69,6 +77,8 @@ class Rules:
             words.append("range_map=" + " ".join(map(str, self.maps)))
         if self.cloaks:
             words.append("cloak_list=" + " ".join(map(str, self.cloaks)))
+        if self.exempt:
+            words.append("exempt=" + " ".join(map(str, self.exempt)))
         return ",".join(words)
 
     # -- ids
@@ -119,7 +129,7 @@ class Rules:
 
     def shows(self, who: Who, info: os.stat_result) -> bool:
         """visible(file, caller, mask) of every definition that selects the file; the first of each kind does."""
-        if who.uid == info.st_uid:
+        if who.uid == info.st_uid or who.uid in self.exempt:
             return True
         for kind, file_id in (("uid", info.st_uid), ("gid", info.st_gid)):
             for d in self.cloaks:
@@ -145,6 +155,10 @@ class Hidden(Exception):
         self.parent = parent
 
 
+class Protected(Exception):
+    """The path leads through a symbolic link that the server's kernel does not follow: see `PROTECTED_SYMLINKS`."""
+
+
 class Place(NamedTuple):
     """Where a path leads: a real directory, a name in it, and what is there."""
 
@@ -159,7 +173,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Look:
-    """How one caller looks at the tree whose root (always visible) is `root`."""
+    """How one caller looks at the tree whose root, which may be hidden like anything in it, is `root`."""
 
     rules: Rules
     who: Who
@@ -171,8 +185,12 @@ class Look:
         Raises:
             Hidden: something on the way, or at the end, is hidden.
             OSError: the path leads nowhere, or the caller may not go there.
+            Protected: it follows a link that others than the client's kernel do not follow.
         """
-        info: os.stat_result | None = os.lstat(self.root)
+        top = os.lstat(self.root)
+        if not self.rules.shows(self.who, top):
+            raise Hidden(last=False, parent=self.root)
+        info: os.stat_result | None = top
         parent, name = self.root, ""
         todo = [part for part in path.split("/") if part not in ("", ".")]
         links = 0
@@ -196,10 +214,16 @@ class Look:
                 links += 1
                 if links > 40:
                     raise OSError(errno.ELOOP, "loop")
+                if PROTECTED_SYMLINKS and self._is_protected(os.lstat(parent), info):
+                    raise Protected
                 target = os.readlink(os.path.join(parent, name))
                 todo = [part for part in target.split("/") if part not in ("", ".")] + todo
                 name, info = "", os.lstat(parent)
         return Place(parent, name, info)
+
+    def _is_protected(self, directory: os.stat_result, link: os.stat_result) -> bool:
+        in_tmp = directory.st_mode & (stat.S_ISVTX | stat.S_IWOTH) == stat.S_ISVTX | stat.S_IWOTH
+        return in_tmp and link.st_uid not in (self.who.uid, directory.st_uid)
 
 
 Verdict = tuple[int, frozenset[int]]
@@ -536,14 +560,15 @@ def expected(look: Look, paths: list[str], infos: dict[str, os.stat_result]) -> 
     for path in ["", *paths]:
         seen, listed = plain[path]
         parent = os.path.dirname(path)
+        info = infos[path] if path else os.lstat(look.root)
         if path and shown[parent][0].error:
             seen, listed = shown[parent][0], None
-        elif path and not seen.error and not look.rules.shows(look.who, infos[path]):
+        elif not seen.error and not look.rules.shows(look.who, info):
             seen, listed = Seen(errno.ENOENT), None
         elif not seen.error:
             one_link = bool(look.rules.cloaks) and stat.S_ISDIR(seen.mode)
             seen = seen._replace(
-                mode=seen.mode & ~look.rules.hidden_bits(infos[path] if path else os.lstat(look.root)),
+                mode=seen.mode & ~look.rules.hidden_bits(info),
                 uid=look.rules.client("uid", seen.uid),
                 gid=look.rules.client("gid", seen.gid),
                 nlink=1 if one_link else seen.nlink,

@@ -3,6 +3,7 @@
 Each rule has a test here that fails without it. Arbitrary sequences are in `test_stateful.py`.
 """
 
+import contextlib
 import errno
 import os
 import signal
@@ -268,6 +269,30 @@ def test_dot_dot_of_a_directory_that_was_moved(
             assert other.error(os.stat, f"{above}/{path}") in (errno.ESTALE, errno.ENOENT, errno.EACCES), path
 
 
+def test_dot_dot_after_the_daemon_itself_has_looked(scene: str, mount: MakeMount, user: MakeUser) -> None:
+    """Somebody is refused the directory that was moved, and the daemon looks it up again for those who stand in it."""
+    put(os.path.join(scene, "moved"), OTHER, stat.S_IFDIR | 0o700)
+    m = mount("-o", CLOAKED)
+    owner, other = user(OWNER), user(OTHER)
+    told()
+    owner.do(os.chdir, m.at("homes/owner"))
+    other.do(os.chdir, m.at("moved"))
+    assert other.do(os.stat, "..").st_uid != OWNER
+    os.rename(m.real("moved"), m.real("homes/owner/moved"))
+    told()
+    assert other.error(os.stat, ".") == errno.ESTALE  # now the daemon knows where it is
+    assert owner.error(os.stat, m.at("homes/owner/moved")) == errno.ENOENT
+    for path in ("homes/owner/moved", "moved"):
+        assert other.error(os.stat, m.at(path)) == errno.ENOENT
+    time.sleep(1)  # the daemon looks several times
+    for _ in range(3):
+        owner.do(os.stat, ".")
+        owner.do(os.stat, m.at("homes/owner"))
+        time.sleep(AN_INSTANT)
+        with contextlib.suppress(OSError):
+            assert other.do(os.stat, "..").st_uid != OWNER
+
+
 @pytest.mark.usefixtures("kernel")
 def test_what_is_hidden_from_its_former_owner(scene: str, mount: MakeMount, user: MakeUser) -> None:
     m = mount("-o", CLOAKED)
@@ -286,6 +311,26 @@ def test_what_is_hidden_from_its_former_owner(scene: str, mount: MakeMount, user
     assert owner.error(os.stat, "work/vault/file") == errno.ENOENT
     assert within.error(os.stat, "file") in (errno.ENOENT, errno.ESTALE)
     assert within.error(os.stat, ".") in (errno.ENOENT, errno.ESTALE)
+
+
+def test_what_is_remembered_for_its_former_owner_is_refused_at_once(
+    scene: str, mount: MakeMount, user: MakeUser
+) -> None:
+    """The daemon reads what has been reported before it relies on what the kernel remembers for one caller."""
+    m = mount("-o", CLOAKED)
+    work, vault = m.real("homes/owner/work"), m.at("homes/owner/work/vault")
+    within = user(OWNER)
+    told()
+    within.do(look, m.at("homes/owner"))
+    for _ in range(10):
+        within.do(os.chdir, vault)
+        assert within.do(names, ".") == ["file"]
+        within.do(os.stat, "file")
+        os.chmod(work, 0o700)
+        os.chown(work, OTHER, OTHER)
+        assert within.error(os.open, ".", os.O_RDONLY) in (errno.ENOENT, errno.ESTALE)
+        os.chown(work, OWNER, OWNER)
+        told()
 
 
 def test_an_owner_without_search(scene: str, mount: MakeMount, user: MakeUser) -> None:

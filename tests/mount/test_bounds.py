@@ -359,6 +359,8 @@ def test_who_changes_many_hidden_directories_keeps_nobody_waiting(
     for path in hidden:
         os.mkdir(path, 0o700)
     counts = Path(base, "counts")
+    counts.touch()
+    counts.chmod(0o666)  # the daemon may write there as whoever is served
     monkeypatch.setattr(conftest, "COMMAND", conftest.command_with(_COUNTS.format(path=str(counts))))
     mount("-o", "no_root_squash,cloak_list=uid +077 0 9999", "--view", "3001:3001")
     for path in hidden:

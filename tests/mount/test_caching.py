@@ -107,6 +107,44 @@ def test_a_caller_view_remembers_what_is_the_same_for_all(scene: str, mount: Mak
     assert (requests(m) - before)["lookup"] >= 20  # else, time would tell hidden names from absent ones
 
 
+@pytest.mark.usefixtures("figures_at_once")
+def test_where_nothing_is_hidden_absent_names_are_remembered(scene: str, mount: MakeMount, user: MakeUser) -> None:
+    m = mount("-o", "rw,no_root_squash")
+    other, member = user(OTHER), user(OTHER, GROUP)
+    told()
+    absent = m.at("open/absent")
+    before = requests(m)
+    for _ in range(100):
+        assert other.error(os.stat, absent) == errno.ENOENT
+    assert (requests(m) - before)["lookup"] <= 5
+    write(m.real("open/absent"), b"")  # made behind the mount, and then in a directory that not everybody may search
+    wait_until(lambda: other.error(os.stat, absent) == 0)
+    assert other.error(os.stat, m.at("closed/absent")) == errno.EACCES
+    before = requests(m)
+    for _ in range(20):
+        assert member.error(os.stat, m.at("closed/absent")) == errno.ENOENT
+    assert (requests(m) - before)["lookup"] >= 20
+
+
+def list_and_stat(directory: str) -> None:
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            entry.stat(follow_symlinks=False)
+
+
+@pytest.mark.usefixtures("figures_at_once")
+def test_what_was_listed_need_not_be_looked_up(scene: str, mount: MakeMount, user: MakeUser) -> None:
+    for number in range(1000):  # many replies, each of which has no room for one more entry
+        put(os.path.join(scene, "open", f"{number:04}"), OWNER, 0o644)
+    m = mount("-o", CLOAKED)
+    told()
+    before = requests(m)
+    user(OTHER).do(list_and_stat, m.at("open"))
+    asked = requests(m) - before
+    assert asked["lookup"] <= 1, asked  # for the directory
+    assert asked["readdir"] >= 5, asked
+
+
 @pytest.mark.parametrize("options", ["default_permissions", "several"])
 @pytest.mark.usefixtures("figures_at_once")
 def test_a_fixed_view_remembers_everything(options: str, scene: str, mount: MakeMount, user: MakeUser) -> None:
@@ -359,6 +397,28 @@ def test_where_changes_are_not_told_they_are_seen_within_a_second(
                 assert stranger.error(os.stat, m.at("open/public")) == errno.ENOENT
                 assert stranger.do(read, m.at("open/made")) == b"content"
             finally:
+                subprocess.run(["umount", m.path], check=True)
+
+
+def test_where_changes_above_are_not_told_they_are_seen_within_a_second(
+    tree: str, mount: MakeMount, user: MakeUser
+) -> None:
+    with attached("ramfs", tree, "-t", "ramfs"):
+        above = put(os.path.join(tree, "above"), OWNER, stat.S_IFDIR | 0o755)
+        inner = put(os.path.join(above, "inner"), OWNER, stat.S_IFDIR | 0o755)
+        with attached("tmpfs", inner, "-t", "tmpfs"):
+            put(os.path.join(inner, "public"), OWNER, 0o644)
+            m = mount("-o", CLOAKED)
+            try:
+                stranger = user(STRANGER)
+                stranger.do(os.chdir, m.at("above/inner"))  # which needs no name of what is above
+                assert stranger.do(read, "public") == b"content"
+                os.chmod(above, 0o700)
+                time.sleep(1.1)
+                for call in (os.stat, read):
+                    assert stranger.error(call, "public") in (errno.ENOENT, errno.ESTALE)
+            finally:
+                stranger.close()
                 subprocess.run(["umount", m.path], check=True)
 
 

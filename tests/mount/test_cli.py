@@ -26,6 +26,7 @@ from cloakfs.mounted import mounted as telling
 from tests.agents import User, read
 from tests.mount import conftest
 from tests.mount.conftest import COMMAND, Mount, is_mounted, mounted, run
+from tests.mount.test_limits import wait_until
 from tests.processes import kill
 
 SCRIPTS = Path(__file__).parents[2] / ".venv" / "bin"
@@ -75,6 +76,16 @@ def run_here(*arguments: str) -> tuple[int, str]:
     """Run a command in this process, for a User: others may not be allowed to execute root's interpreter."""
     done = CliRunner().invoke(cloakfs, arguments)
     return done.exit_code, done.output
+
+
+def test_mount_points_are_completed(tree: str, mount: MakeMount, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = mount(), mount()
+    for name, value in (("COMP_WORDS", f"cloakfs umount {os.path.dirname(tree)}/m"), ("COMP_CWORD", "2")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("_CLOAKFS_COMPLETE", "bash_complete")
+    done = subprocess.run([f"{SCRIPTS}/cloakfs"], capture_output=True, text=True, check=True)
+    monkeypatch.delenv("_CLOAKFS_COMPLETE")  # for the umount at the end
+    assert done.stdout.split() == [f"plain,{one.path}", f"plain,{two.path}"]
 
 
 # -- mount -----------------------------------------------------------------------------------------
@@ -158,13 +169,15 @@ def test_a_mount_whose_daemon_died_is_told_and_taken_off_by_the_next(mount: Make
     m = mount("-o", "views=0:0,default_permissions")  # the kernel remembers its top, dead or not
     assert os.listdir(m.path) == ["file"]
     kill(m.without_clean_up())
-    assert f"{m.path}: its daemon has died" in run("status").stdout
-    assert [told["pid"] for told in json.loads(run("status", "--json").stdout) if told["target"] == m.path] == [None]
+    assert f"{m.path}: its daemon has died" in run("status", check=False).stdout
+    assert [
+        told["pid"] for told in json.loads(run("status", "--json", check=False).stdout) if told["target"] == m.path
+    ] == [None]
     done = run("mount", tree, m.path)
     assert "unmounted a mount whose daemon had died" in done.stderr
     with open("/proc/self/mounts", encoding="utf-8") as mounts:
         assert sum(line.split()[1] == m.path for line in mounts) == 1
-    assert f"{m.path}: its daemon has died" not in run("status").stdout
+    assert f"{m.path}: its daemon has died" not in run("status", check=False).stdout
     assert os.listdir(m.path) == ["file"]
 
 
@@ -349,8 +362,8 @@ def test_an_entry_is_found_by_path_and_client(base: str, tree: str, target: str)
     said = refused(2, "mount", tree, target, "--exports", str(file), "--client", "three")
     assert said == f"{file}: no entry for {tree} and client three"
     assert refused(2, "mount", "/proc", target, "--exports", str(file)) == f"{file}: no entry for /proc"
-    said = refused(2, "mount", tree, target, "--exports", str(file), "--client", "one", "-o", "ro")
-    assert said == "-o ro: with --exports, options come from the file alone"
+    said = refused(2, "mount", tree, target, "--exports", str(file), "--client", "one", "-o", "rw,no_client_cache")
+    assert said == "-o no_client_cache: with --exports, options come from the file alone"
     with mounted(tree, target, "--exports", str(file), "--client", "two"):
         assert os.statvfs(target).f_flag & os.ST_RDONLY
     with mounted(tree, target, "--exports", str(file), "--client", "one", "-o", "nosuid"):
@@ -1103,3 +1116,31 @@ def test_help_and_version() -> None:
             assert "Exit status: 0 " in " ".join(done.stdout.split())
     assert run("--version").stdout.startswith("cloakfs, version ")
     assert run("no-such-command", check=False).returncode == 2
+
+
+_TRIED = """
+from cloakfs_cli import umount
+def tried(*arguments, at_once=umount.linux.umount):
+    try:
+        at_once(*arguments)
+    except OSError:
+        open({flag!r}, "w").close()
+        raise
+umount._BUSY_SECONDS = 30.0
+umount.linux.umount = tried
+"""
+
+
+def test_umount_waits_while_the_mount_is_busy_for_a_moment(base: str, mount: MakeMount) -> None:
+    """As it is when the daemon looks at its own mount."""
+    m = mount()
+    flag = os.path.join(base, "tried")
+    held = os.open(m.path, os.O_RDONLY)
+    with subprocess.Popen([*conftest.command_with(_TRIED.format(flag=flag)), "umount", m.path]) as process:
+        try:
+            wait_until(lambda: os.path.exists(flag))
+            assert is_mounted(m.path)
+        finally:
+            os.close(held)
+        assert process.wait(30) == 0
+    assert not is_mounted(m.path)

@@ -805,3 +805,39 @@ def test_the_root_of_the_export_is_always_visible(
     assert stranger.error(os.listdir, m.path) == errno.EACCES  # visible, not accessible
     os.chmod(scene, 0o705)
     assert stranger.do(names, m.path) == expected
+
+
+# -- who removes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", ["no_root_squash", OPTIONS])
+def test_whoever_may_remove_a_name_may_do_so_through_the_mount(
+    options: str, tree: str, mount: MakeMount, user: MakeUser
+) -> None:
+    caller, more = 2001, 2002  # the uid, which is also the primary group, and another group
+    m = mount("-o", options)
+    who, other = user(caller, caller, [more]), user(OTHER)
+    ways = {}
+    for owner, group, mode in [
+        (caller, OTHER, 0o700), (caller, OTHER, 0o1700), (caller, more, 0o500), (caller, more, 0o077),
+        (OTHER, caller, 0o770), (OTHER, caller, 0o1770), (OTHER, caller, 0o707), (OTHER, more, 0o770),
+        (OTHER, more, 0o1770), (OTHER, more, 0o707), (OTHER, OTHER, 0o1777), (OTHER, OTHER, 0o777),
+    ]:  # fmt: skip
+        for of in (caller, OTHER):
+            results = []
+            for where in ("real", "shown"):
+                name = f"{owner}-{group}-{mode:o}-{of}-{where}"
+                directory = os.path.join(tree, name)
+                os.mkdir(directory)
+                write(os.path.join(directory, "file"), b"content")
+                os.chown(os.path.join(directory, "file"), of, of)
+                os.chown(directory, owner, group)
+                os.chmod(directory, mode)
+                told()
+                # Somebody else asks first, so that the daemon does not act as the caller already.
+                assert other.error(os.open, m.at(name, "another"), os.O_RDONLY) in (errno.ENOENT, errno.EACCES)
+                path = m.at(name, "file") if where == "shown" else os.path.join(directory, "file")
+                results.append(who.error(os.unlink, path))
+            ways[owner, group, mode, of] = results
+    assert {way: one for way, one in ways.items() if one[0] != one[1]} == {}
+    assert {one[0] for one in ways.values()} == {0, errno.EACCES, errno.EPERM}

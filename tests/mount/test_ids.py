@@ -132,6 +132,26 @@ def test_a_set_id_program_behind_a_squash_runs_as_who_runs_it(
     assert (who.do(runs_as, m.at("one")), who.do(runs_as, m.at("one"), "-g")) == (ALICE, 12001)
 
 
+def test_who_is_let_into_a_fixed_view_plants_no_program_of_its_identity(
+    tree: str, mount: MakeMount, user: MakeUser
+) -> None:
+    """Another user of the view, or of its clients, would run it as the identity."""
+    program(os.path.join(tree, "other"), 1001, 2001, 0o6755)
+    m = mount("-o", "suid,rw,views=3001:3002,view_access=850")
+    entrant = user(850)
+    entrant.do(shutil.copy, "/usr/bin/id", m.at("planted"))
+    entrant.do(os.chmod, m.at("planted"), 0o6755)
+    assert (mode(m.real("planted")), owner(m.real("planted"))) == (0o6755, (3001, 3002))
+    own = user(3001, 3002)
+    for who in (entrant, own):
+        assert who.do(mode, m.at("planted")) == 0o755
+        assert who.do(mode, m.at("other")) == 0o6755
+        assert who.do(runs_as, m.at("planted")) == who.uid
+    # Where nobody else is let in, they are the identity's own.
+    m = mount("-o", "suid,rw,views=3001:3002")
+    assert own.do(mode, m.at("planted")) == 0o6755
+
+
 def test_a_program_of_nobodys_is_not_roots(tree: str, mount: MakeMount, user: MakeUser) -> None:
     """The paper's root squashing: what client root plants as nobody must not run as the client's root."""
     m = mount("-o", "suid,range_map=uid 0 squash -2 gid 0 squash -2")

@@ -30,6 +30,10 @@ def drop_caches() -> None:
     Path("/proc/sys/vm/drop_caches").write_text("2\n")
 
 
+AT_ONCE = 4.0
+"""At most so many seconds on a busy machine; waiting for the daemon's next look around, or its grace, takes longer."""
+
+
 def wait_until(condition: Callable[[], bool], seconds: float = 20) -> float:
     """Returns how long it took."""
     start = time.monotonic()

@@ -18,7 +18,7 @@ from cloakfs import linux
 from tests.agents import User, read, write
 from tests.mount.conftest import Mount, is_mounted
 from tests.mount.loopfs import attached, filesystem
-from tests.mount.test_limits import wait_until
+from tests.mount.test_limits import AT_ONCE, wait_until
 
 NULL = "no_root_squash"
 MNT_FORCE = 1
@@ -84,7 +84,7 @@ def test_umount_ends_an_idle_daemon(words: str, tree: str, mount: MakeMount, use
     user(2001).do(write, m.at("file"), b"x")
     pid = m.pid
     subprocess.run(["umount", m.path], check=True)
-    assert wait_until(lambda: is_gone(pid)) < 1
+    assert wait_until(lambda: is_gone(pid)) < AT_ONCE
 
 
 @pytest.mark.parametrize("use", [stat_on_and_on, all_sorts_on_and_on])
@@ -100,7 +100,7 @@ def test_umount_ends_a_daemon_under_load(
     pid = m.pid
     time.sleep(0.5)
     linux.umount(m.path, flags)
-    assert wait_until(lambda: is_gone(pid)) < 1
+    assert wait_until(lambda: is_gone(pid)) < AT_ONCE
     for client in users:
         assert client._pipe.poll(5), "a client hangs"
         assert client._pipe.recv() in [(True, code) for code in (errno.ENOENT, errno.ENOTCONN, errno.ECONNABORTED)]
@@ -115,7 +115,7 @@ def test_sigterm_under_load(words: str, tree: str, mount: MakeMount, user: MakeU
     pid = m.pid
     time.sleep(0.5)
     os.kill(pid, signal.SIGTERM)
-    assert wait_until(lambda: is_gone(pid)) < 1
+    assert wait_until(lambda: is_gone(pid)) < AT_ONCE
     assert not is_mounted(m.path)
 
 
@@ -200,7 +200,7 @@ def test_answers_that_wait_keep_nobody_waiting(words: str, slow: Slow, mount: Ma
     assert patient._pipe.recv() == (True, [0] * count)
     pid = m.pid
     wait_until(lambda: subprocess.run(["umount", m.path], check=False).returncode == 0)
-    assert wait_until(lambda: is_gone(pid)) < 1
+    assert wait_until(lambda: is_gone(pid)) < AT_ONCE
 
 
 def test_sigterm_while_answers_wait(words: str, slow: Slow, mount: MakeMount, user: MakeUser) -> None:
@@ -212,13 +212,13 @@ def test_sigterm_while_answers_wait(words: str, slow: Slow, mount: MakeMount, us
         wait_until(lambda: slow.waiting(m.path) >= 60)
         pid = m.pid
         os.kill(pid, signal.SIGTERM)
-        assert wait_until(lambda: not is_mounted(m.path)) < 1
+        assert wait_until(lambda: not is_mounted(m.path)) < AT_ONCE
         assert not is_gone(pid)
     finally:
         slow.go_on()
     assert patient._pipe.poll(10), "a client hangs"
     assert patient._pipe.recv() == (True, [0] * 60)
-    assert wait_until(lambda: is_gone(pid)) < 1
+    assert wait_until(lambda: is_gone(pid)) < AT_ONCE
 
 
 def test_the_session_is_aborted_while_answers_wait(words: str, slow: Slow, mount: MakeMount, user: MakeUser) -> None:
@@ -233,7 +233,7 @@ def test_the_session_is_aborted_while_answers_wait(words: str, slow: Slow, mount
         assert patient._pipe.recv() == (True, [errno.ECONNABORTED] * 30)
     finally:
         slow.go_on()
-    assert wait_until(lambda: is_gone(pid)) < 1
+    assert wait_until(lambda: is_gone(pid)) < AT_ONCE
 
 
 # Once the session is readable, and before it is read, ends the process whose id is in `flag`.

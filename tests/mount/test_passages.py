@@ -6,6 +6,9 @@ import itertools
 import os
 import random
 import stat
+import sys
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +25,7 @@ from cloakfs.tree import calls
 from cloakfs.tree.door import INSIDER, Door, Subject, subject
 from cloakfs.tree.door import sees as door_sees
 from cloakfs.tree.index import Index
+from cloakfs.tree.locate import is_settled
 from cloakfs.tree.nodes import Nodes
 from cloakfs.tree.objects import Object
 from cloakfs.view import View
@@ -135,6 +139,15 @@ def test_no_answer_is_outdated(kind: str, base: str, user: Callable[..., User], 
 
 
 @pytest.fixture
+def tree(base: str) -> Iterator[str]:
+    """The root of a tree on a file system of its own: everything that anybody changes there would be told, too."""
+    with filesystem("tmpfs", base) as top:
+        path = os.path.join(top, "real")
+        os.mkdir(path)
+        yield path
+
+
+@pytest.fixture
 def index(base: str) -> Iterator[Index]:
     with contextlib.closing(Index(os.path.join(base, "nodes.sqlite"))) as index:
         yield index
@@ -143,8 +156,6 @@ def index(base: str) -> Iterator[Index]:
 @pytest.fixture
 def nodes(tree: str, index: Index) -> Iterator[Nodes]:
     with contextlib.closing(Nodes(tree, index)) as made:
-        if made.root.filesystem.kind not in KINDS:
-            pytest.skip(f"changes on {made.root.filesystem.kind} are not reported")
         yield made
 
 
@@ -158,8 +169,8 @@ def door(nodes: Nodes, index: Index) -> Iterator[Door]:
         yield door
 
 
-def go_down(door: Door, nodes: Nodes, depth: int) -> list[Object]:
-    """Make so many directories in each other, for nobody but their owner, look each up, and heed that all."""
+def go_down(door: Door, nodes: Nodes, depth: int, *, told: bool = True) -> list[Object]:
+    """Make so many directories in each other, for nobody but their owner, look each up, and heed that all if told."""
     way = [nodes.root]
     for level in range(depth):
         name, above = b"%d" % level, nodes.fd(way[-1])
@@ -168,34 +179,40 @@ def go_down(door: Door, nodes: Nodes, depth: int) -> list[Object]:
         obj = nodes.resolve(os.open(name, os.O_PATH, dir_fd=above), way[-1], name)
         obj.lookups += 1
         way.append(obj)
-    while not door.passages.is_up_to_date():
+    while told and not door.passages.is_up_to_date():
         pass
     return way
 
 
 class Looks:
-    """Counts how often the real tree is looked at."""
+    """Counts how often the real tree is looked at: how an object is, where a directory is, and by which name."""
 
     def __init__(self, door: Door, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
         self._door = door
         self._nodes = nodes
         self._view = View(POLICY)
-        self._count = 0
-        for module, name in ((os, "stat"), (os, "fstat"), (linux, "fstat"), (calls, "fstat")):
-            monkeypatch.setattr(module, name, self._counted(getattr(module, name)))
+        self._counts = Counter[str]()
+        for module, name in (
+            (os, "stat"), (os, "fstat"), (linux, "fstat"), (calls, "fstat"), (calls, "statx"), (calls, "path_of")
+        ):  # fmt: skip
+            kind = {"statx": "places", "path_of": "names"}.get(name, "stats")
+            monkeypatch.setattr(module, name, self._counted(kind, getattr(module, name)))
 
-    def _counted(self, call: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
-        def counted(*args: Any, **kwargs: Any) -> os.stat_result:
-            self._count += 1
+    def _counted(self, kind: str, call: Callable[..., object]) -> Callable[..., object]:
+        def counted(*args: Any, **kwargs: Any) -> object:
+            self._counts[kind] += 1
             return call(*args, **kwargs)
 
         return counted
 
     def of(self, uid: int, obj: Object, *, seen: bool) -> int:
+        return self.all_of(self._view, uid, obj, seen=seen)["stats"]
+
+    def all_of(self, view: View, uid: int, obj: Object, *, seen: bool) -> Counter[str]:
         info = os.fstat(self._nodes.fd(obj))
-        self._count = 0
-        assert self._door.visible(self._view, subject(Caller(uid, uid, frozenset({uid}))), obj, info) is seen
-        return self._count
+        self._counts.clear()
+        assert self._door.visible(view, subject(Caller(uid, uid, frozenset({uid}))), obj, info) is seen
+        return self._counts.copy()
 
 
 def test_looks_do_not_grow_with_depth(door: Door, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,6 +259,98 @@ def test_what_is_lost_is_looked_at_again(door: Door, nodes: Nodes, monkeypatch: 
     assert looks.of(OWNER, way[-1], seen=True)
 
 
+def test_a_directory_that_stays_as_it_is_costs_one_look(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody tells of changes, its ctime says whether it still is where it was, and as a cloak list has to know.
+
+    After a change, a policy that goes by names has to know the present one, and a cloak list only the place.
+    """
+    door = Door(nodes)
+    way = go_down(door, nodes, 20, told=False)
+    while not all(is_settled(os.fstat(nodes.fd(obj))) for obj in way):
+        time.sleep(0.01)
+    looks = Looks(door, nodes, monkeypatch)
+    assert looks.all_of(View(POLICY), OWNER, way[-1], seen=True) == {"stats": 20, "places": 20}
+    by_name = looks.all_of(View(ByName(POLICY.options)), OWNER, way[-1], seen=True)
+    assert by_name["names"] == 20
+    for view in (View(POLICY), View(ByName(POLICY.options))):
+        assert looks.all_of(view, OWNER, way[-1], seen=True) == {"stats": 20}
+    for obj in way[1:]:
+        os.chmod(f"/proc/self/fd/{nodes.fd(obj)}", 0o710)
+    assert looks.all_of(View(POLICY), OWNER, way[-1], seen=True) == {"stats": 20, "places": 20}
+
+
+def test_no_tree_is_too_deep_for_a_policy_that_goes_by_names(nodes: Nodes) -> None:
+    door, depth = Door(nodes), 600
+    assert depth * 2 > sys.getrecursionlimit()
+    *_, deep = go_down(door, nodes, depth, told=False)
+    view, info = View(ByName(POLICY.options)), os.fstat(nodes.fd(deep))
+    assert door.visible(view, subject(Caller(OWNER, OWNER, frozenset({OWNER}))), deep, info)
+
+
+def test_a_way_that_cannot_be_known_is_asked_for_once(door: Door, nodes: Nodes) -> None:
+    *_, deep = go_down(door, nodes, 20)
+    asked: list[Object] = []
+
+    def is_up_to_date() -> bool:
+        asked.append(deep)
+        return False
+
+    door.passages.is_up_to_date = is_up_to_date
+    assert door.visible(View(POLICY), subject(Caller(OWNER, OWNER, frozenset())), deep, os.fstat(nodes.fd(deep)))
+    assert len(asked) == 1
+
+
+def test_what_the_mount_below_shows_it_shows_with_all_above(
+    tree: str, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door = Door(nodes)
+    *_, deep = go_down(door, nodes, 20, told=False)
+    number = os.fstat(nodes.fd(deep)).st_ino
+    asked: list[int] = []
+
+    def shows(who: Subject, fd: int, info: os.stat_result) -> bool:
+        asked.append(info.st_ino)
+        return True
+
+    lower: Any = Lower(tree)
+    lower.shows = shows
+    looks = Looks(door, nodes, monkeypatch)
+    for policy in (POLICY, ByName(POLICY.options)):
+        looks.all_of(View(policy, below=lower), OWNER, deep, seen=True)
+        assert asked == [number]
+        asked.clear()
+    assert not looks.all_of(View(Policy(), below=lower), OWNER, deep, seen=True)
+    assert asked == [number]
+
+
+class Promising(Policy):
+    """A policy that promises to hide nothing, so that it need not be asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hides = False
+
+    def visible(self, caller: Caller, attrs: Attrs) -> bool:
+        raise AssertionError
+
+
+def test_groups_are_not_looked_up_where_they_do_not_matter(tree: str, nodes: Nodes) -> None:
+    def find() -> Caller:
+        raise AssertionError
+
+    lower: Any = Lower(tree)
+    lower.shows = lambda *_: True
+    door = Door(nodes)
+    *_, deep = go_down(door, nodes, 3, told=False)
+    fd = nodes.fd(deep)
+    info = os.fstat(fd)
+    for policy in (POLICY, Policy(), Promising()):
+        for view in (View(policy), View(policy, below=lower)):
+            who = Subject(OWNER, OWNER, find)
+            assert door_sees(view, who, deep.name, info, fd)
+            assert door.visible(view, who, deep, info)
+
+
 # -- what it answers -------------------------------------------------------------------------------
 
 MASKS = Policy(parse_options("cloak_list=uid +007 1 4001 gid -020 7001 uid +075 4002 9999")[0])
@@ -258,17 +367,26 @@ class ByName(Policy):
         return not attrs.name.startswith("hidden") and super().visible(caller, attrs)
 
 
+class ByAccess(ByName):
+    """A policy that also asks the kernel, about a member of the group who owns nothing."""
+
+    def visible(self, caller: Caller, attrs: Attrs) -> bool:
+        member = Caller(9999, attrs.gid, frozenset({attrs.gid}))
+        assert attrs.accessible(member, os.R_OK) is bool(attrs.mode & stat.S_IRGRP)
+        return super().visible(caller, attrs)
+
+
 class Lower:
     """What the daemon of a cloakfs mount below says: it has all directories, and some files."""
 
     policy = Policy(parse_options("cloak_list=gid -055 7001 uid +005 0")[0])
 
     def __init__(self, top: str) -> None:
-        self._top = top
+        self.path = self._top = top
         self._seen: dict[int, set[int]] = {}
 
     def has(self, info: os.stat_result) -> bool:
-        return stat.S_ISDIR(info.st_mode) or info.st_ino % 3 > 0
+        return stat.S_ISDIR(info.st_mode) or info.st_ino // 3 % 2 > 0  # (tmpfs counts, and each third is a directory)
 
     def shows(self, who: Subject, fd: int, info: os.stat_result) -> bool:
         assert os.fstat(fd).st_ino == info.st_ino
@@ -327,7 +445,8 @@ class Changing:
         files = [f"{above}/{name}" for above, _, names in walk for name in names]
         file = choice.choice(files)
         path = choice.choice((choice.choice(directories[1:]), file))
-        to = f"{choice.choice(directories)}/{choice.choice(('', 'hidden'))}{number}"
+        above = choice.choice((choice.choice(directories), os.path.dirname(path)))
+        to = f"{above}/{choice.choice(('', 'hidden'))}{number}"
         match choice.randrange(6):
             case 0 | 1:
                 os.chmod(path, choice.choice((0o755, 0o705, 0o750, 0o700)))
@@ -379,6 +498,36 @@ def test_what_is_seen_in_a_directory_is_said_by_the_policy_and_the_mount_below(t
             is_shown = view.below is None or not lower.has(info) or lower.shows(subject(who), fd, info)
             answer = door_sees(view, subject(who), os.fsencode(entry.name), info, fd)
             assert answer is (is_shown and is_seen_there(entry, who, view.policy)), (who, views.index(view), entry)
+
+
+def test_a_policy_asks_the_kernel_about_what_it_judges(tree: str, nodes: Nodes) -> None:
+    door, changing = Door(nodes), Changing(tree, nodes)
+    for number in range(100):
+        changing.change(number)
+    for who, obj in itertools.product(CALLERS, changing.known.values()):
+        info = os.fstat(nodes.fd(obj))
+        by_name, by_access = (
+            door.visible(View(policy(MASKS.options)), subject(who), obj, info) for policy in (ByName, ByAccess)
+        )
+        assert by_name is by_access
+
+
+def test_what_has_left_the_tree_is_seen_by_nobody(tree: str, door: Door, nodes: Nodes) -> None:
+    changing, outside = Changing(tree, nodes), os.path.dirname(tree)
+    ids = {path: os.stat(path).st_ino for path in (f"{tree}/d/e", f"{tree}/d/e/f/g", f"{tree}/d/e/f/file")}
+    owner = subject(Caller(0, 0, frozenset({0})))
+    for _ in range(2):
+        for path, to, seen in (
+            (tree, tree, True),
+            (f"{tree}/d", f"{outside}/d", False),
+            (f"{outside}/d", f"{tree}/d", True),
+        ):
+            os.rename(path, to)
+            for number, view, asked in itertools.product(
+                ids.values(), [View(MASKS), View(ByName(MASKS.options))], [door, Door(nodes)] * 2
+            ):
+                obj = changing.known[number]
+                assert asked.visible(view, owner, obj, os.fstat(nodes.fd(obj))) is seen, (to, obj.name)
 
 
 def test_the_daemon_itself_sees_all(tree: str, door: Door, nodes: Nodes) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import os
 import random
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,18 @@ import trio
 from cloakfs import linux
 from cloakfs.caller import Caller
 from cloakfs.config.parse import parse_options
-from cloakfs.filesystem import forget
+from cloakfs.filesystem import forget, remember
 from cloakfs.filesystem.entered import Entered
 from cloakfs.filesystem.forget import ABSENT_SECONDS
 from cloakfs.filesystem.kernelcache import KernelCache
 from cloakfs.filesystem.remember import BRIEF_SECONDS, LONG_SECONDS, SHORT_SECONDS
 from cloakfs.policy import Attrs, Policy
+from cloakfs.tree import calls
 from cloakfs.tree.door import Door, subject
+from cloakfs.tree.filesystems import Filesystem
 from cloakfs.tree.index import Index
 from cloakfs.tree.nodes import Nodes
-from cloakfs.tree.objects import Object
+from cloakfs.tree.objects import ALL, NOBODY, Object, Stale
 from cloakfs.view import View
 from cloakfs.views import Views
 from cloakfs.watch import Watch
@@ -35,7 +37,11 @@ from tests.agents import User, write
 from tests.mount.conftest import told
 
 OWNER, OTHER, GROUP, STRANGER = 4002, 4001, 7001, 9000
-OPTIONS = parse_options("no_root_squash,cloak_list=uid +007 4001 gid -020 7001 uid +075 4002 9999")[0]
+CLIENT_OF = {OWNER: 6002, OTHER: 6001}
+OPTIONS = parse_options(
+    "no_root_squash,range_map=uid 0 map 0 uid 6001 6002 map 4001,"
+    "cloak_list=uid +007 4001 gid -020 7001 uid +075 4002 9999"
+)[0]
 CLOAKED = Policy(OPTIONS)
 
 
@@ -77,7 +83,7 @@ class Scene:
         self.cache = KernelCache(nodes, Views(CLOAKED, (), frozenset(), index), self.passages, **how)
         if watch is not None:
             self.cache.watch(watch)
-        self._user = user
+        self.user = user
         self._choice = random.Random(1)
         for directory in ("a", "a/b", "a/b/hidden", "a/c", "d", "d/e", "d/e/f", "d/e/f/g"):
             os.mkdir(f"{top}/{directory}", 0o755)
@@ -105,7 +111,7 @@ class Scene:
         return [f"{above}/{name}" for above, names, files in os.walk(self.top) for name in (*names, *files)]
 
     def change(self, number: int) -> None:
-        choice, do = self._choice, self._user.do
+        choice, do = self._choice, self.user.do
         paths = self.paths()
         path = choice.choice(paths)
         directories = [self.top, *(path for path in paths if os.path.isdir(path))]
@@ -123,23 +129,29 @@ class Scene:
             case 6:
                 do(os.link, path, to)
 
-    def of_name(self, view: View, path: str, **how: Any) -> tuple[float, float]:
-        above, name = os.path.split(path)
-        parent, obj = self.look_up(above), self.look_up(path)
-        fd_of = self.nodes.fd
-        info = os.stat(fd_of(parent))
-        at = Entered(0, view, subject(who(STRANGER)), parent, fd_of(parent), info, hearer=STRANGER, **how)
-        with as_itself():
-            return self.cache.of_name(at, obj, os.fsencode(name), fd_of(obj), os.stat(fd_of(obj)))
-
-    def of_object(self, view: View, path: str) -> float:
-        return self.of_known(view, self.look_up(path))
-
-    def of_known(self, view: View, obj: Object) -> float:
+    def enter(self, view: View, obj: Object, uid: int, *, has_searched: bool = False) -> Entered:
         fd = self.nodes.fd(obj)
-        info = os.stat(fd)
+        hearer = CLIENT_OF.get(uid, uid)
+        self.cache.tell(0, obj, hearer)
+        return Entered(0, view, subject(who(uid)), obj, fd, os.stat(fd), hearer, has_searched=has_searched)
+
+    def of_name(self, view: View, path: str, uid: int = STRANGER, **how: bool) -> tuple[float, float]:
+        return self.of_entry(view, self.look_up(os.path.dirname(path)), self.look_up(path), uid, **how)
+
+    def of_entry(self, view: View, parent: Object, obj: Object, uid: int, **how: bool) -> tuple[float, float]:
+        at = self.enter(view, parent, uid, **how)
+        fd = self.nodes.fd(obj)
+        self.cache.tell(0, obj, at.hearer)
         with as_itself():
-            return self.cache.of_object(Entered(0, view, subject(who(STRANGER)), obj, fd, info, hearer=STRANGER), info)
+            return self.cache.of_name(at, obj, obj.name, fd, os.stat(fd))
+
+    def of_object(self, view: View, path: str, uid: int = STRANGER) -> float:
+        return self.of_known(view, self.look_up(path), uid)
+
+    def of_known(self, view: View, obj: Object, uid: int = STRANGER) -> float:
+        at = self.enter(view, obj, uid)
+        with as_itself():
+            return self.cache.of_object(at, at.info)
 
     def of_absence(self, view: View, path: str) -> float:
         above, name = os.path.split(path)
@@ -234,6 +246,21 @@ def test_a_caller_view_remembers_exactly_what_everybody_would_be_told(
     trio.run(main)
 
 
+def test_where_nothing_is_hidden_names_are_absent_for_all_who_may_search(scene: MakeScene) -> None:
+    async def main() -> None:
+        s = scene()
+        view = View(Policy())
+        for above, mode in (("d", 0o751), ("d/e", 0o776)):
+            os.chmod(f"{s.top}/{above}", mode)
+        s.catch_up()
+        expected = {"": ABSENT_SECONDS, "a": ABSENT_SECONDS, "d": ABSENT_SECONDS, "d/e": 0.0, "d/e/f": 0.0}
+        assert {above: s.of_absence(view, f"{s.top}/{above}/absent") for above in expected} == expected
+        assert s.of_absence(View(Policy(), below=LOWER), f"{s.top}/a/absent") == 0.0
+        assert s.of_absence(View(CLOAKED), f"{s.top}/a/absent") == 0.0
+
+    trio.run(main)
+
+
 class Lower:
     """A mount below that has nothing of what is asked about."""
 
@@ -280,6 +307,443 @@ def test_what_may_change_with_whoever_asks_is_not_remembered(what: str, scene: M
     trio.run(main)
 
 
+# -- one caller ------------------------------------------------------------------------------------
+
+
+def has_one_name(path: str) -> bool:
+    info = os.stat(path)
+    return stat.S_ISDIR(info.st_mode) or info.st_nlink == 1
+
+
+def surely_sees(uid: int, top: str, path: str) -> bool:
+    """Whether this caller sees the object and all above it, both in the group of each and outside of it."""
+    if path == top:
+        return True
+    info = os.stat(path)
+    attrs = Attrs(os.path.basename(path), info.st_mode, info.st_uid, info.st_gid)
+    return all(CLOAKED.visible(who(uid, *groups), attrs) for groups in ((), (info.st_gid,))) and surely_sees(
+        uid, top, os.path.dirname(path)
+    )
+
+
+def surely_may_search(uid: int, directory: str) -> bool:
+    """Whether this caller may search the directory, both in its group and outside of it."""
+    info = os.stat(directory)
+    wanted = 0o100 if info.st_uid == uid else 0o111
+    return info.st_mode & wanted == wanted
+
+
+KINDS_OF_MOUNT = {
+    "plain": {},
+    "exported": {"exported": True},
+    "all_squash": {"exported": True, "one_caller": True},
+    "no_client_cache": {"forgetful": True},
+    "unwatched": {"is_told": False},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_MOUNT)
+def test_a_caller_view_remembers_for_one_caller_exactly_what_it_would_be_told_whatever_its_groups(
+    kind: str, scene: MakeScene
+) -> None:
+    """The tree changes unreported between the rounds. So what was remembered must not be relied on in the next one."""
+    how = KINDS_OF_MOUNT[kind]
+    is_for_one = kind in ("plain", "all_squash", "no_client_cache")
+    most = SHORT_SECONDS if kind == "unwatched" else LONG_SECONDS
+    brief = BRIEF_SECONDS if kind in ("plain", "unwatched") else 0.0
+
+    async def main() -> None:
+        s = scene(**how)
+        view = View(CLOAKED)
+        choice = random.Random(1)
+        late: set[int] = set()
+        s.cache.forgetter.is_late = lambda parent: parent in late  # type: ignore[method-assign]
+        os.link(f"{s.top}/a/file", f"{s.top}/d/e/link")
+        answers: set[tuple[bool, float, float]] = set()
+
+        def is_told(path: str) -> bool:
+            return is_same_for_all(CLOAKED, path) and is_public(CLOAKED, s.top, os.path.dirname(path))
+
+        def of_attributes(path: str, seconds: float) -> float:
+            if kind == "no_client_cache" and os.path.isdir(path):
+                return 0.0
+            return seconds if has_one_name(path) else brief
+
+        def of_name(path: str, uid: int) -> tuple[float, float]:
+            above, hearer = os.path.dirname(path), CLIENT_OF[uid]
+            parent, obj = s.look_up(above), s.look_up(path)
+            if s.nodes.nodeid(0, parent) in late:
+                return 0.0, 0.0
+            if is_told(path) and not obj.remembers_names:
+                return most, of_attributes(path, most)
+            if not is_for_one or not surely_sees(uid, s.top, path):
+                return 0.0, brief
+            is_name_for_one = parent.audience in (NOBODY, hearer) and surely_may_search(uid, above)
+            return LONG_SECONDS * is_name_for_one, of_attributes(
+                path, LONG_SECONDS if obj.audience in (NOBODY, hearer) else brief
+            )
+
+        def of_object(path: str, uid: int) -> float:
+            obj = s.look_up(path)
+            if is_told(path) and has_one_name(path):
+                seconds = most
+            elif is_for_one and obj.audience in (NOBODY, CLIENT_OF[uid]) and surely_sees(uid, s.top, path):
+                seconds = LONG_SECONDS
+            else:
+                return brief
+            assert obj.parent is not None
+            is_late = s.nodes.nodeid(0, obj.parent) in late
+            return 0.0 if is_late and has_one_name(path) else of_attributes(path, seconds)
+
+        for _ in range(40):
+            paths = s.paths()
+            os.chmod(s.top, choice.choice((0o755, 0o755, 0o700)))
+            for path in paths:
+                os.chown(path, choice.choice((0, OWNER, OWNER, OTHER)), choice.choice((0, GROUP)))
+                os.chmod(path, choice.choice((0o755, 0o755, 0o750, 0o700, 0o711, 0o600)))
+            s.cache.forget_everything()
+            for obj in map(s.look_up, paths):
+                obj.audience = choice.choice((NOBODY, NOBODY, CLIENT_OF[OWNER], CLIENT_OF[OTHER], ALL))
+                obj.remembers_names = obj.audience != NOBODY and choice.random() < 0.2
+            late.clear()
+            late.update(s.nodes.nodeid(0, s.look_up(path)) for path in choice.sample(paths, 2))
+            for path in choice.choices(paths, k=30):
+                uid = choice.choice((OWNER, OWNER, OTHER))
+                if choice.random() < 0.5:
+                    expected = of_name(path, uid)
+                    assert s.of_name(view, path, uid) == expected, path
+                else:
+                    expected = 0.0, of_object(path, uid)
+                    assert s.of_object(view, path, uid) == expected[1], path
+                answers.add((is_told(path), *expected))
+                obj = s.look_up(path)
+                if max(expected) == LONG_SECONDS:
+                    assert s.cache.is_known_to_all(0, obj) or not is_told(path) or obj.remembers_names, path
+                    is_for = s.cache.is_known_to_all(0, obj) or obj.audience == CLIENT_OF[uid]
+                    assert s.cache.is_known_to(0, obj, CLIENT_OF[uid]) is is_for, path
+            for path in filter(has_one_name, paths):
+                obj = s.look_up(path)
+                assert is_told(path) or not s.cache.is_known_to_all(0, obj), path
+                for uid, hearer in CLIENT_OF.items():
+                    assert surely_sees(uid, s.top, path) or not s.cache.is_known_to(0, obj, hearer), path
+        assert ((False, LONG_SECONDS, LONG_SECONDS) in answers) is is_for_one
+        assert (True, most, most) in answers
+
+    trio.run(main)
+
+
+def close(s: Scene, choice: random.Random | None = None) -> None:
+    """Have everything belong to OWNER alone, apart from some of what is further down."""
+    for path in s.paths():
+        is_open = choice is not None and os.path.dirname(path) != s.top and choice.random() < 0.3
+        os.chown(path, OWNER, OWNER)
+        os.chmod(path, 0o755 if is_open else 0o700)
+    s.catch_up()
+
+
+def inside(path: str, directory: str) -> bool:
+    return f"{path}/".startswith(f"{directory}/")
+
+
+@pytest.mark.parametrize("is_through_the_mount", [False, True])
+def test_a_change_makes_the_kernel_forget_exactly_what_one_caller_would_not_be_told_any_more(
+    is_through_the_mount: bool, scene: MakeScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that somebody changes behind the mount is forgotten in any case."""
+
+    async def main() -> None:
+        s = scene()
+        view = View(CLOAKED)
+        choice = random.Random(1)
+        costs = set()
+        monkeypatch.setattr(s.cache.forgetter, "is_late", lambda _: False)  # as a busy machine may make it
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(s.cache.keep_forgetting)
+            for _ in range(60):
+                close(s, choice)
+                s.cache.forget_everything()
+                paths = s.paths()
+                for obj in map(s.look_up, paths):
+                    obj.audience = choice.choice((NOBODY, NOBODY, NOBODY, ALL))
+                    obj.remembers_names = False
+                remembered = {path for path in paths if max(s.of_name(view, path, OWNER)) == LONG_SECONDS}
+                told = sorted(remembered)
+                changed = choice.choice([p for p in told if is_through_the_mount or os.path.isdir(p)])
+                do = (lambda call, *args: call(*args)) if is_through_the_mount else s.user.do
+                do(os.chown, changed, choice.choice((0, OWNER, OTHER)), choice.choice((0, GROUP)))
+                do(os.chmod, changed, choice.choice((0o755, 0o750, 0o711, 0o700, 0o600)))
+                if is_through_the_mount:
+                    await s.cache.changed(0, view, s.look_up(changed))
+                else:
+                    s.catch_up()
+                may_enter = not os.path.isdir(changed) or surely_may_search(OWNER, changed)
+                if not surely_sees(OWNER, s.top, changed) or not may_enter:
+                    lost = {path for path in remembered if inside(path, changed)}
+                    costs.add(len(lost))
+                    remembered -= lost
+                assert {path for path in told if s.look_up(path).kept} == remembered, changed
+            nursery.cancel_scope.cancel()
+        assert len(costs) > 2
+
+    trio.run(main)
+
+
+WAYS = {
+    "everybody's": (0, 0o755, STRANGER, 0),
+    "one caller's": (OWNER, 0o700, OWNER, 1),
+    "nobody's": (0, 0o700, STRANGER, 1),
+}
+
+
+@pytest.mark.parametrize("ask", [Scene.of_name, Scene.of_object])
+@pytest.mark.parametrize("whose", WAYS)
+def test_the_way_to_a_directory_is_looked_at_once_however_deep(
+    whose: str, ask: Callable[..., object], scene: MakeScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it ended at a directory that does not let everybody through, this one is looked at again."""
+    owner, mode, uid, looks_again = WAYS[whose]
+    looks: list[int] = []
+    stat_of = Filesystem.stat
+
+    def look(self: Filesystem, fd: int) -> linux.Stat:
+        looks.append(fd)
+        return stat_of(self, fd)
+
+    async def main() -> None:
+        s = scene()
+        for path in (f"{s.top}/d", f"{s.top}/d/e", f"{s.top}/d/e/f", f"{s.top}/d/e/f/g"):
+            os.chown(path, owner, owner)
+            os.chmod(path, mode if path == f"{s.top}/d" else 0o755)
+        s.catch_up()
+        paths = f"{s.top}/d/e/f/g/file", f"{s.top}/d/e/f/g/hidden-file", f"{s.top}/d/e/f/g/file"
+        for path in paths:
+            s.look_up(path)
+        s.enter(View(CLOAKED), s.look_up(f"{s.top}/d/e/f/g"), uid)
+        monkeypatch.setattr(Filesystem, "stat", look)
+        for number, path in enumerate(paths):
+            del looks[:]
+            ask(s, View(CLOAKED), path, uid)
+            assert number == 0 or len(looks) == looks_again
+
+    trio.run(main)
+
+
+def test_what_everybody_was_told_is_forgotten_although_one_caller_may_be_told_more(scene: MakeScene) -> None:
+    async def main() -> None:
+        s = scene()
+        view = View(CLOAKED)
+        os.chown(f"{s.top}/d", OWNER, OWNER)
+        os.chown(f"{s.top}/d/hidden-file", OWNER, OWNER)
+        os.chmod(f"{s.top}/d/hidden-file", 0o600)
+        s.catch_up()
+        for path in (f"{s.top}/d/file", f"{s.top}/d/hidden-file"):
+            assert s.of_name(view, path, OWNER) == (LONG_SECONDS, LONG_SECONDS)
+        file = s.look_up(f"{s.top}/d/file")
+        assert s.cache.is_known_to_all(0, file)
+        s.user.do(os.chmod, f"{s.top}/d", 0o700)
+        s.catch_up()
+        assert not s.cache.is_known_to_all(0, file)
+
+    trio.run(main)
+
+
+def test_what_everybody_was_told_by_the_kernel_is_not_remembered_for_one_caller_later(scene: MakeScene) -> None:
+    async def main() -> None:
+        s = scene()
+        s.catch_up()
+        assert s.of_name(View(CLOAKED), f"{s.top}/a/b", OWNER) == (LONG_SECONDS, LONG_SECONDS)
+        close(s)
+        assert s.of_name(View(CLOAKED), f"{s.top}/a/b/file", OWNER) == (0.0, LONG_SECONDS)
+        assert s.of_object(View(CLOAKED), f"{s.top}/a/b", OWNER) == BRIEF_SECONDS
+
+    trio.run(main)
+
+
+def test_nothing_is_remembered_for_one_caller_below_what_may_change_unreported(scene: MakeScene) -> None:
+    async def main() -> None:
+        s = scene()
+        close(s)
+        above = s.look_up(f"{s.top}/d")
+        above.filesystem = replace(above.filesystem, watched=False)  # as if another file system were mounted on d/e
+        assert s.of_name(View(CLOAKED), f"{s.top}/d/e/file", OWNER) == (0.0, BRIEF_SECONDS)
+        assert s.of_name(View(CLOAKED), f"{s.top}/a/b/file", OWNER) == (LONG_SECONDS, LONG_SECONDS)
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("uid", [OWNER, STRANGER])
+def test_nothing_is_remembered_of_what_has_left_the_tree(uid: int, base: str, scene: MakeScene) -> None:
+    """Nor of what is in it, although it is still in its own directory."""
+
+    async def main() -> None:
+        s = scene()
+        view = View(CLOAKED)
+        if uid == OWNER:
+            close(s)
+        for path in ("d/e", "a/file"):
+            outer, inner = (s.look_up(f"{s.top}/{path}"), s.look_up(f"{s.top}/d/e/f/file"))
+            directory = inner.parent
+            assert directory is not None
+            for obj in (outer, directory, inner):
+                s.enter(view, obj, uid)
+            told()
+            os.rename(f"{s.top}/{path}", f"{base}/outside{len(path)}")
+            if path == "d/e":
+                assert s.of_known(view, inner, uid) == BRIEF_SECONDS
+                assert s.of_entry(view, directory, inner, uid) == (0.0, BRIEF_SECONDS)
+            assert s.of_known(view, outer, uid) == BRIEF_SECONDS
+            if path == "d/e":
+                assert s.of_known(view, inner, uid) == BRIEF_SECONDS
+                os.rename(f"{base}/outside{len(path)}", f"{s.top}/{path}")
+
+    trio.run(main)
+
+
+# -- what others are told --------------------------------------------------------------------------
+
+
+async def is_done(s: Scene, tasks: str, call: Callable[[], Awaitable[None]], *, expected: bool = True) -> bool:
+    """Whether this call returns while nothing is forgotten in the background, only names are, or all is.
+
+    `expected` says how long to wait for it: a busy machine may take long.
+    """
+    done = trio.Event()
+
+    async def do() -> None:
+        await call()
+        done.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(do)
+        if tasks != "nothing":
+            nursery.start_soon(s.cache.forgetter.run if tasks == "names" else s.cache.keep_forgetting)
+        with trio.move_on_after(10 if expected else 0.2):
+            await done.wait()
+        nursery.cancel_scope.cancel()
+    return done.is_set()
+
+
+@pytest.mark.parametrize(
+    ("at_once", "tasks", "is_told"),
+    [(64, "nothing", False), (1, "names", False), (64, "names", True), (1, "all", True)],
+)
+def test_others_are_told_of_a_directory_when_what_is_in_it_is_forgotten(
+    at_once: int, tasks: str, is_told: bool, scene: MakeScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forget, "AT_ONCE", at_once)
+    owner, other = CLIENT_OF[OWNER], CLIENT_OF[OTHER]
+
+    async def main() -> None:
+        s = scene()
+        close(s)
+        directory = s.look_up(f"{s.top}/d")
+        for path in s.paths():
+            s.of_name(View(CLOAKED), path, OWNER)
+        assert s.cache.is_ready(0, directory, owner)
+        assert not s.cache.is_ready(0, directory, other)
+        assert s.cache.is_remembered_for_others(0, directory, other)
+        monkeypatch.setattr(s.cache.forgetter, "is_late", lambda _: False)  # as a busy machine may make it
+        assert await is_done(s, tasks, lambda: s.cache.make_ready(0, directory, other), expected=is_told) is is_told
+        assert s.cache.is_ready(0, directory, other) is is_told
+        known = [path for path in s.paths() if s.cache.is_known_to(0, s.look_up(path), owner)]
+        assert f"{s.top}/a/b/file" in known
+        assert not [path for path in known if path.startswith(f"{s.top}/d/")]  # it is not relied on any more
+        remembered = [path for path in s.paths() if s.look_up(path).kept]
+        assert not (is_told and [path for path in remembered if path.startswith(f"{s.top}/d/")])
+        assert s.of_name(View(CLOAKED), f"{s.top}/d/file", OWNER)[0] == 0.0  # from the beginning on
+
+    trio.run(main)
+
+
+def test_others_are_told_of_a_file_when_its_attributes_are_forgotten(
+    scene: MakeScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgotten: list[int] = []
+
+    async def main() -> None:
+        s = scene()
+        close(s)
+        known, unknown = s.look_up(f"{s.top}/d/file"), s.look_up(f"{s.top}/d/hidden-file")
+        assert s.of_name(View(CLOAKED), f"{s.top}/d/file", OWNER) == (LONG_SECONDS, LONG_SECONDS)
+        monkeypatch.setattr(s.cache.forgetter, "attributes", lambda nodeid, _: forgotten.append(nodeid))
+        for uid in (OWNER, OTHER, STRANGER):
+            for obj in (known, unknown):
+                s.cache.tell(0, obj, CLIENT_OF.get(uid, uid))
+        assert forgotten == [s.nodes.nodeid(0, known)]
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("session", [-1, 0])
+def test_others_are_not_told_while_somebody_keeps_the_lock(
+    session: int, scene: MakeScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the kernel can be told to ask for every name."""
+
+    async def main() -> None:
+        s = scene()
+        close(s)
+        directory = s.look_up(f"{s.top}/d")
+        s.of_name(View(CLOAKED), f"{s.top}/d/file", OWNER)
+        s.cache.forgetter.is_late = lambda parent: parent == s.nodes.nodeid(0, directory)  # type: ignore[method-assign]
+        monkeypatch.setattr(s.cache.forgetter, "names_so_far", lambda _: None)  # as long as that is so
+        s.cache.forgetter.session = session
+        is_refused = pytest.RaisesGroup(Stale) if session < 0 else contextlib.nullcontext()
+        with is_refused:
+            await is_done(s, "all", lambda: s.cache.make_ready(0, directory, CLIENT_OF[OTHER]))
+        assert s.cache.is_ready(0, directory, CLIENT_OF[OTHER]) is (session >= 0)
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize(
+    ("path", "at_once", "tasks", "is_told"),
+    [
+        ("d/e/f", 64, "nothing", True),
+        ("d/e/f", 1, "nothing", False),
+        ("d/e/f", 1, "names", False),
+        ("d/e/f", 1, "all", True),
+        ("d/e", 1, "all", True),
+    ],
+)
+def test_a_directory_that_was_moved_has_what_is_beside_it_forgotten(
+    path: str, at_once: int, tasks: str, is_told: bool, scene: MakeScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those who knew it get at the directories above, by "..", without a request."""
+    monkeypatch.setattr(forget, "AT_ONCE", at_once)
+    owner, other = CLIENT_OF[OWNER], CLIENT_OF[OTHER]
+
+    async def main() -> None:
+        s = scene()
+        close(s)
+        for known in s.paths():
+            if not inside(known, f"{s.top}/{path}"):
+                s.of_name(View(CLOAKED), known, OWNER)
+        moved, within = s.look_up(f"{s.top}/{path}"), s.look_up(f"{s.top}/d/e/f/g")
+        above = [s.look_up(f"{s.top}/{name}") for name in ("d/e", "d") if name != path]
+        moved.audience = within.audience = other
+        assert moved.children is not None
+        for inner in moved.children.values():
+            inner.audience = other
+        for hearer in owner, other:
+            assert not s.cache.is_ready(0, moved, hearer)
+        assert s.cache.is_ready(1, moved, owner)  # another view
+        await s.cache.make_ready(1, moved, owner)
+        await s.cache.make_ready(0, within, other)  # it was not moved itself
+        assert {directory.audience for directory in above} == {owner}
+        assert await is_done(s, tasks, lambda: s.cache.make_ready(0, moved, other), expected=is_told) is is_told
+        assert moved.audience == other
+        assert {directory.audience for directory in above} == {ALL}
+        assert s.cache.is_ready(0, moved, other) is is_told  # nor is anybody who asks meanwhile told sooner
+        still_known = [at for at in s.paths() if s.cache.is_known_to(0, s.look_up(at), owner)]
+        assert f"{s.top}/a/b/file" in still_known
+        assert not [at for at in still_known if at.startswith(f"{s.top}/d/")]  # it is not relied on any more
+        remembered = [at for at in s.paths() if s.look_up(at).kept]
+        assert not (is_told and [at for at in remembered if at.startswith(f"{s.top}/d/")])
+
+    trio.run(main)
+
+
 # -- fixed views -----------------------------------------------------------------------------------
 
 
@@ -302,6 +766,8 @@ def test_a_fixed_view_remembers_what_its_identity_finds(
         brief = 0.0 if exported else BRIEF_SECONDS
         of_attributes = 0.0 if exported else LONG_SECONDS
         assert s.of_object(view, s.top) == (of_attributes if gated else 0.0)
+        os.chown(f"{s.top}/d/e", OWNER, OWNER)
+        os.chmod(f"{s.top}/d/e", 0o700)
         for number in range(0, 30, 3):
             for change in range(3):
                 s.change(number + change)
@@ -335,6 +801,7 @@ def test_what_changes_untold_is_remembered_for_a_second(scene: MakeScene) -> Non
         for view in (View(CLOAKED), FIXED):
             assert s.of_name(view, f"{s.top}/a/file") == (SHORT_SECONDS, SHORT_SECONDS)
             assert s.of_object(view, f"{s.top}/a") == SHORT_SECONDS
+            assert not s.cache.is_known_to_all(0, s.look_up(f"{s.top}/a"))  # it may have changed by now
         assert s.of_absence(FIXED, f"{s.top}/a/absent") == SHORT_SECONDS
 
     trio.run(main)
@@ -353,18 +820,147 @@ def test_no_client_cache_keeps_no_attributes_of_directories(scene: MakeScene) ->
     trio.run(main)
 
 
-@pytest.mark.parametrize("exported", [False, True])
-def test_owners_that_are_not_shown_alike_are_not_remembered_in_exports(exported: bool, scene: MakeScene) -> None:
+@pytest.mark.parametrize(
+    ("policy", "name", "is_remembered"),
+    [
+        (CLOAKED, "a/new", True),
+        (CLOAKED, "a/hidden", True),
+        (Promising(OPTIONS), "a/new", True),
+        (Promising(OPTIONS), "a/hidden", False),
+        (CLOAKED, "d/new", False),
+    ],
+)
+def test_what_is_moved_is_forgotten_unless_everybody_is_told_of_it_there(
+    policy: Policy, name: str, is_remembered: bool, scene: MakeScene
+) -> None:
+    async def main() -> None:
+        s = scene()
+        os.chmod(f"{s.top}/d", 0o700)
+        s.catch_up()
+        view = View(policy)
+        assert s.of_name(view, f"{s.top}/a/file") == (LONG_SECONDS, LONG_SECONDS)
+        os.rename(f"{s.top}/a/file", f"{s.top}/{name}")
+        obj = s.look_up(f"{s.top}/{name}")
+        assert obj.parent is not None
+        await s.cache.moved(0, view, obj, obj.parent)
+        assert s.cache.is_known_to_all(0, obj) is is_remembered
+
+    trio.run(main)
+
+
+def test_what_one_caller_moves_from_one_public_directory_into_another_remains_remembered_for_it(
+    scene: MakeScene,
+) -> None:
+    async def main() -> None:
+        s = scene()
+        view = View(CLOAKED)
+        os.chown(f"{s.top}/a/file", OWNER, OWNER)
+        os.chmod(f"{s.top}/a/file", 0o600)
+        s.catch_up()
+        assert s.of_name(view, f"{s.top}/a/file", OWNER)[1] == LONG_SECONDS
+        assert s.of_name(view, f"{s.top}/d/file", OWNER) == (LONG_SECONDS, LONG_SECONDS)
+        os.rename(f"{s.top}/a/file", f"{s.top}/d/new")
+        obj = s.look_up(f"{s.top}/d/new")
+        assert obj.parent is not None
+        await s.cache.moved(0, view, obj, obj.parent)
+        assert s.cache.is_known_to(0, obj, CLIENT_OF[OWNER])
+        assert not s.cache.is_known_to(0, obj, CLIENT_OF[OTHER])
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize(
+    ("how", "hearer", "seconds"),
+    [
+        ({}, STRANGER, LONG_SECONDS),
+        ({"exported": True}, STRANGER, 0.0),
+        ({"exported": True, "one_caller": True}, STRANGER, LONG_SECONDS),  # nobody else is shown anything
+        ({"exported": True, "one_caller": True}, 0, LONG_SECONDS),
+        ({"exported": True, "one_caller": True}, NOBODY, 0.0),  # local root
+    ],
+)
+def test_owners_that_are_not_shown_alike_are_not_remembered_in_exports_to_several_callers(
+    how: dict[str, bool], hearer: int, seconds: float, scene: MakeScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CLIENT_OF, STRANGER, hearer)
+
     async def main() -> None:
         view = View(Policy(parse_options("root_squash,cloak_list=uid +000 1")[0]))
-        s = scene(exported=exported)
+        s = scene(**how)
         os.chown(f"{s.top}/a", 65534, 65534)  # of whom root becomes one
         os.chown(f"{s.top}/d", OWNER, OWNER)
         s.catch_up()
-        assert s.of_name(view, f"{s.top}/a") == (LONG_SECONDS, 0.0 if exported else LONG_SECONDS)
+        assert s.of_name(view, f"{s.top}/a") == (LONG_SECONDS, seconds)
         assert s.of_name(view, f"{s.top}/d") == (LONG_SECONDS, LONG_SECONDS)
 
     trio.run(main)
+
+
+def test_root_is_one_caller_like_any_other(scene: MakeScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CLIENT_OF, OWNER, 0)
+
+    async def main() -> None:
+        s = scene()
+        close(s)
+        for path in (f"{s.top}/d/e", f"{s.top}/d/file"):
+            assert s.of_name(View(CLOAKED), path, OWNER) == (LONG_SECONDS, LONG_SECONDS)
+            assert s.of_object(View(CLOAKED), path, OWNER) == LONG_SECONDS
+
+    trio.run(main)
+
+
+def test_the_root_is_visible_to_all_whatever_its_owner_and_mode(scene: MakeScene) -> None:
+    async def main() -> None:
+        s = scene()
+        os.chown(s.top, 0, GROUP)
+        os.chmod(s.top, 0o775)  # the cloak_list would hide this from the group
+        s.catch_up()
+        assert not is_same_for_all(CLOAKED, s.top)
+        assert s.of_name(View(CLOAKED), f"{s.top}/d") == (LONG_SECONDS, LONG_SECONDS)
+
+    trio.run(main)
+
+
+def test_what_the_daemon_itself_is_told_is_remembered_for_nobody(
+    scene: MakeScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CLIENT_OF, OWNER, NOBODY)
+
+    async def main() -> None:
+        s = scene()
+        close(s)
+        for path in (f"{s.top}/d", f"{s.top}/d/file"):
+            assert s.of_name(View(CLOAKED), path, OWNER) == (0.0, BRIEF_SECONDS)
+            assert s.of_object(View(CLOAKED), path, OWNER) == BRIEF_SECONDS
+            assert not s.look_up(path).kept
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o700])
+def test_whether_a_directory_may_be_searched_is_asked_only_where_that_takes_no_time(
+    mode: int, scene: MakeScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s = scene()
+    os.chmod(f"{s.top}/a", mode)
+    os.chown(f"{s.top}/a", OWNER, OWNER)
+    obj = s.look_up(f"{s.top}/a")
+    fd, is_for_all, access = s.nodes.fd(obj), mode == 0o755, calls.access
+    asked: list[tuple[Any, ...]] = []
+
+    def counted(*of: Any) -> bool:
+        asked.append(of)
+        return access(*of)
+
+    monkeypatch.setattr(calls, "access", counted)
+    with as_itself():
+        assert remember.may_search(who(OWNER), obj, fd, os.stat(fd))
+        assert remember.may_search(who(OTHER), obj, fd, os.stat(fd)) is is_for_all
+    assert len(asked) == (0 if is_for_all else 2)
+    obj.filesystem = replace(obj.filesystem, kind="nfs4")  # where only a thread may ask
+    assert obj.filesystem.remote
+    assert not remember.may_search(who(OWNER), obj, fd, os.stat(fd))
+    assert len(asked) == (0 if is_for_all else 2)
 
 
 def test_nothing_is_remembered_in_a_directory_whose_lock_is_kept(scene: MakeScene) -> None:
@@ -380,6 +976,20 @@ def test_nothing_is_remembered_in_a_directory_whose_lock_is_kept(scene: MakeScen
             assert s.of_object(view, f"{s.top}/d/file") == LONG_SECONDS
         assert s.of_absence(FIXED, f"{s.top}/a/absent") == 0.0
         assert s.of_absence(FIXED, f"{s.top}/d/absent") == ABSENT_SECONDS
+
+    trio.run(main)
+
+
+def test_absent_names_are_forgotten_with_a_directory_of_which_nothing_else_is_remembered(scene: MakeScene) -> None:
+    async def main() -> None:
+        s = scene(gated=True)
+        s.catch_up()
+        directory = s.look_up(f"{s.top}/a/b")
+        assert s.of_absence(FIXED, f"{s.top}/a/b/absent") == ABSENT_SECONDS
+        assert s.cache.is_known_to_all(0, directory)
+        s.user.do(os.chmod, f"{s.top}/a/b", 0o600)
+        s.catch_up()
+        assert not s.cache.is_known_to_all(0, directory)
 
     trio.run(main)
 

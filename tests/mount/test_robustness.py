@@ -23,7 +23,7 @@ from tests.agents import User, names, read, write
 from tests.mount import test_limits
 from tests.mount.conftest import COMMAND, Mount, is_mounted, mounted, run, told
 from tests.mount.loopfs import attached, filesystem
-from tests.mount.test_limits import base_dir, drop_caches, memory
+from tests.mount.test_limits import AT_ONCE, base_dir, drop_caches, memory
 
 NULL = "no_root_squash"
 CLOAKED = "no_root_squash,cloak_list=uid +077 1 9999"
@@ -208,7 +208,7 @@ def test_the_last_user_goes_while_the_daemon_is_busy(tree: str, base: str, user:
             daemon.terminate()
             wait_until(lambda: not is_mounted(path))
             someone.do(let_go)
-            assert wait_until(lambda: daemon.poll() is not None) < 1
+            assert wait_until(lambda: daemon.poll() is not None) < AT_ONCE
 
 
 def use_on_and_on(directory: str, seed: int) -> int:
@@ -253,7 +253,7 @@ def test_sigterm_during_mixed_load(tree: str, base: str, user: Callable[..., Use
                 assert client._pipe.recv() in [
                     (True, code) for code in (errno.ENOENT, errno.EACCES, errno.ENOTCONN, errno.ECONNABORTED)
                 ]
-            assert wait_until(lambda: daemon.poll() is not None) < 1
+            assert wait_until(lambda: daemon.poll() is not None) < AT_ONCE
         for name in os.listdir(tree):
             (os.rmdir if name.endswith("-directory") else os.unlink)(os.path.join(tree, name))
 
@@ -283,7 +283,7 @@ def test_sigterm_unmounts_where_callers_may_not_go(tree: str, base: str, user: C
         wait_until(lambda: not is_mounted(path), 5)
         for client in users:
             client.do(os.chdir, "/")
-        assert wait_until(lambda: daemon.poll() is not None) < 1
+        assert wait_until(lambda: daemon.poll() is not None) < AT_ONCE
 
 
 @pytest.mark.timeout(120)

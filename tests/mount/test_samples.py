@@ -3,8 +3,11 @@
 A sample is a block with lines that begin with a prompt: `# cloakfs …`, `server# …`, `10101$ …`. Each block is either
 played anew (`SCENES`), in a mount namespace of its own where /srv, /mnt, /home and /etc are as the document has them,
 or it is listed in `ELSEWHERE` with the reason why it cannot be. An ellipsis on a line of its own stands for any lines.
+In a block without prompts, lines that begin with `cloakfs` are commands, too. What they print is not shown there, but
+they must succeed.
 """
 
+import os
 import re
 import shlex
 import subprocess
@@ -18,13 +21,15 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
+COMMAND = re.compile(r"(?P<command>cloakfs .*?)(  +# .*)?")
+
 # Bare "# " also begins comments, and lines that commands print.
 PROMPT = re.compile(r"(?P<prompt># (?=cloakfs|echo)|(?:[a-z][\w'-]*(?: \d+)?|\d+)?\$ |[a-z][\w'-]*# )(?P<command>.*)")
 
 
 @dataclass
 class Sample:
-    """A command and what it is said to print."""
+    """A command and what it is said to print, if it has a prompt."""
 
     prompt: str
     command: str
@@ -70,6 +75,7 @@ def blocks() -> list[Block]:
                     samples.append(Sample(match["prompt"].strip(), match["command"]))
                 elif samples:
                     samples[-1].says.append(line)
+            samples = samples or [Sample("", match["command"]) for line in lines if (match := COMMAND.fullmatch(line))]
             if samples:
                 found.append(Block(path.name, start, samples))
     return found
@@ -113,6 +119,13 @@ BAD = (
     "E\n"
 )
 
+EXPOSED = f"""
+{DEMO}
+echo staff:x:2300: >>/etc/group
+echo 'a list of salaries' >/srv/demo/salaries; chown 0:2300 /srv/demo/salaries; chmod 640 /srv/demo/salaries
+sed 's/ gid 1000 1999 map 20000//' lab.exports >open.exports
+"""
+
 HOME = """
 mkdir -p /home/ann /home/ben /home/project /etc/cloakfs/exports.d
 printf '%s\\n' ann:x:2101:2101::/:/bin/sh ben:x:2102:2102::/:/bin/sh >>/etc/passwd
@@ -134,9 +147,33 @@ BUSY = """
 until [ "$(readlink /proc/$busy/cwd)" = /mnt/demo ]; do sleep .1; done
 """
 
+# Until the command has ended, somebody looks for what is hidden.
+LOOKING = """
+(
+  trap 'exit 0' TERM
+  while sleep .2; do setpriv --reuid 1002 --regid 1002 --clear-groups cat /mnt/demo/ann/secret; done
+) >/dev/null 2>&1 & busy=$!
+"""
+
+# Somebody has asked for many names that are hidden, and the daemon has counted them.
+GUESSING = """
+for number in $(seq 66); do install -m 600 -o 20001 -g 20001 /dev/null /srv/demo/ann/hidden$number; done
+setpriv --reuid 1002 --regid 1002 --clear-groups stat $(seq -f /mnt/demo/ann/hidden%g 66) >/dev/null 2>&1
+until [ "$(cloakfs events /mnt/demo)" ]; do sleep .1; done
+"""
+
+REAL = """
+mkdir -p /srv/real/ann /etc/cloakfs/exports.d
+printf '%s\\n' ann:x:2101:2101::/:/bin/sh ben:x:2102:2102::/:/bin/sh >>/etc/passwd
+echo 'my diary' >/srv/real/ann/diary; chown -R 2101:2101 /srv/real/ann; chmod 700 /srv/real/ann
+printf '/srv/real *(rw, cloak_list = uid +077 0 -1)\\n' >/etc/cloakfs/exports.d/office.exports
+"""
+
 NFS = "it takes an NFS server; tests/nfs has one"
 LOGIN = "it changes how users log in; tests/mount/test_sessions.py does that on a machine within the machine"
 CLIENT = "it is typed on a client of an NFS server; tests/nfs has one"
+LONG = "it measures, for up to an hour; test_bench.py and test_prefetch_lab.py have small runs"
+TMP = "it leaves a file in /tmp; test_prefetch_lab.py does the same elsewhere"
 
 
 @dataclass(frozen=True)
@@ -157,16 +194,51 @@ class Scene:
 SCENES = {
     ("README.md", "cloakfs mount real export -o 'cloak_list = uid +077 0 -1'"): Scene(WORK),
     ("README.md", "ls -ln real"): Scene(WORK),
+    (
+        "README.md",
+        "cloakfs mount /srv/real /export -o "
+        "'rw,range_map=uid 5000 5999 map 1000 gid 5000 5999 map 1000,cloak_list=uid +007 1000 1999'",
+    ): Scene(
+        REAL,
+        {"cloakfs mount /srv/real /export --exports /etc/cloakfs/exports.d/office.exports": "cloakfs umount /export"},
+    ),
+    (
+        "README.md",
+        "cloakfs check /etc/cloakfs/exports.d",
+    ): Scene(
+        f"{REAL}\ncloakfs mount /srv/real /export --exports /etc/cloakfs/exports.d/office.exports",
+        left_out={
+            "cloakfs trace /export --user ben --hidden": (
+                "it goes on until it is interrupted; commands.md has it with --count"
+            ),
+            "cloakfs events --follow": "it goes on until it is interrupted; test_probing.py does that",
+        },
+    ),
+    (
+        "README.md",
+        "cloakfs mount --policy ./examples/policies/hide_unreadable.py:HideUnreadable /srv/real /export",
+    ): Scene(f"{REAL}\ncd {ROOT}"),
     ("commands.md", "cloakfs mount /srv/demo /mnt/demo --exports lab.exports"): Scene(DEMO),
     ("commands.md", "cloakfs umount /mnt/demo"): Scene(MOUNTED, {"cloakfs umount /mnt/demo": BUSY}),
+    ("commands.md", "cloakfs status /mnt/demo"): Scene(MOUNTED),
+    ("commands.md", "cloakfs metrics /mnt/demo"): Scene(MOUNTED),
     ("commands.md", "cloakfs export plan"): Scene(
         f"{DEMO}\nmv lab.exports /etc/cloakfs/exports.d; printf '[mountd]\\nmanage-gids=n\\n' >/etc/nfs.conf",
         left_out={"cloakfs export up": NFS, "cloakfs export reload": NFS, "echo $?": NFS},
+    ),
+    ("commands.md", "cloakfs prune --dry-run"): Scene(
+        f"{MOUNTED}\nmkdir -p /srv/old /mnt/old; cloakfs mount /srv/old /mnt/old; cloakfs umount /mnt/old\n"
+        "rmdir /srv/old"
     ),
     ("commands.md", "cloakfs check lab.exports bad.exports"): Scene(BAD),
     ("commands.md", "cloakfs check --json --text-only bad.exports"): Scene(BAD),
     ("commands.md", "cloakfs explain /mnt/demo/ann/note --as 1002:1002:1001,7"): Scene(MOUNTED),
     ("commands.md", "cloakfs table /mnt/demo/ann --as 1002:1002:1001"): Scene(MOUNTED),
+    ("commands.md", "cloakfs trace /mnt/demo --user 1002 --hidden --count 1"): Scene(
+        MOUNTED, {"cloakfs trace /mnt/demo --user 1002 --hidden --count 1": LOOKING}
+    ),
+    ("commands.md", "cloakfs events /mnt/demo"): Scene(MOUNTED, {"cloakfs events /mnt/demo": GUESSING}),
+    ("commands.md", "cloakfs bench papers --only figure-9"): Scene("cd /srv"),
     ("commands.md", "cloakfs bench --peer bare --peer '*1000' --work 'stat*' --json run.json"): Scene(
         "cd /srv",
         left_out={
@@ -179,6 +251,12 @@ SCENES = {
         "commands.md",
         "cloakfs prefetch replay --pattern stride --stride 4 --heuristic cursors --heuristic default",
     ): Scene("cd /srv; printf '0 file 0 4096\\n0 file -1 4096\\n' >reads.txt"),
+    ("commands.md", "cloakfs exposure --diff lab.exports open.exports"): Scene(EXPOSED),
+    ("exposure.md", "cloakfs exposure open.exports"): Scene(EXPOSED),
+    ("exposure.md", "cloakfs exposure --diff open.exports lab.exports"): Scene(EXPOSED),
+    ("exposure.md", "cloakfs exposure --diff /etc/cloakfs/exports.d new.d || exit"): Scene(
+        f"{EXPOSED}\ncp open.exports /etc/cloakfs/exports.d; mkdir new.d; cp lab.exports new.d"
+    ),
     ("exports.md", "cloakfs check --text-only lab.exports"): Scene(
         "cd /srv; cat >lab.exports <<'E'\n# The range ends past the largest id.\n/home *(rw, \\\n"
         "       cloak_list = uid +007 1000, \\\n       range_map=uid 4294967295 map 5)\n/data *(no_subtreecheck)\nE\n"
@@ -189,9 +267,35 @@ SCENES = {
         "cloakfs mount /home $at --exports /etc/cloakfs/exports.d/home.exports -o knfsd"
     ),
     ("prefetch.md", "cloakfs prefetch replay --pattern sequential --reordered 6 --size 64M"): Scene("cd /srv"),
+    (
+        "prefetch.md",
+        "cloakfs prefetch replay --pattern stride --stride 4 --size 64M",
+    ): Scene(
+        "mkdir /mnt/dir; cd /srv",
+        left_out={
+            "cloakfs mount /srv/real /mnt -o record=/tmp/reads": TMP,
+            "cloakfs prefetch replay /tmp/reads -o prefetch_files=8": TMP,
+        },
+    ),
 }
 
 ELSEWHERE = {
+    ("commands.md", "cloakfs status"): "it takes a daemon that hangs; tests/mount/test_metrics.py has one",
+    ("performance.md", "cloakfs bench --markdown --json bench/results/0.1.0.json --plot docs/performance.svg"): LONG,
+    (
+        "performance.md",
+        "cloakfs bench --peer bare --peer 'bindfs*' --peer '*1000' --work 'stat*' --work 'lookup*' --cpus pinned",
+    ): LONG,
+    (
+        "prefetch.md",
+        "cloakfs prefetch figures --json run.json --plot figures.svg",
+    ): LONG,
+    ("prefetch.md", "cloakfs prefetch hung"): LONG,
+    ("commands.md", "cloakfs bench papers --list"): "it measures for hours; test_papers.py has small runs",
+    (
+        "metrics.md",
+        "cloakfs metrics --listen 127.0.0.1:9817 --token /etc/cloakfs/metrics.token",
+    ): "it serves until it is stopped; test_metrics.py has that",
     ("commands.md", "cloakfs session setup /export /srv/data --pam --install"): LOGIN,
     ("sessions.md", "cloakfs mount /srv/real /export -o 'cloak_list=uid +077 1000 1999' --view ann --view ben"): LOGIN,
     ("README.md", "cat /etc/cloakfs/exports.d/home.exports"): NFS,
@@ -238,7 +342,7 @@ unset COLUMNS
 # Copies of mounts that others made would keep their daemons from ending. (Private: the mounts themselves stay.)
 umount --all --internal-only --lazy --types fuse.cloakfs
 cloakfs() {{ {python} -m cloakfs_cli.main "$@"; }}
-for directory in /srv /mnt /home /run/cloakfs /var/lib/cloakfs; do
+for directory in /srv /mnt /home /export /run/cloakfs /var/lib/cloakfs; do
   mkdir -p $directory; mount -t tmpfs -o mode=755 none $directory
 done
 mkdir /srv/.etc /srv/.etc/upper /srv/.etc/work
@@ -256,11 +360,25 @@ status=0
 PLAY = """
 {before}
 (exit $status)
-({command}) >{out}/{number}.out 2>{out}/{number}.err
+({command}
+) >{out}/{number}.out 2>{out}/{number}.err
 status=$?
+echo $status >{out}/{number}.status
 """
 
 
+@pytest.fixture
+def export_directory() -> Iterator[None]:
+    """/export, where documents mount; a machine may have none."""
+    is_new = not os.path.exists("/export")
+    if is_new:
+        os.mkdir("/export")
+    yield
+    if is_new:
+        os.rmdir("/export")
+
+
+@pytest.mark.usefixtures("export_directory")
 @pytest.mark.parametrize("block", [b for b in blocks() if b.key in SCENES], ids=lambda b: f"{b.document}:{b.line}")
 def test_sample(block: Block, tmp_path: Path) -> None:
     scene = SCENES[block.key]
@@ -283,6 +401,11 @@ def test_sample(block: Block, tmp_path: Path) -> None:
     assert done.stdout + done.stderr == ""
     for number, sample in played:
         out, err = (Path(tmp_path, f"{number}.{kind}").read_text(encoding="utf-8") for kind in ("out", "err"))
+        if not sample.prompt:
+            status = Path(tmp_path, f"{number}.status").read_text()
+            assert status in ("0\n", "3\n"), f"{sample.command}: {out}{err}"  # 3 is an answer: hidden
+            assert not err, sample.command
+            continue
         texts = [plain((first + second).splitlines()) for first, second in ((out, err), (err, out))]
         says = plain(told(sample.says))
         assert any(matches(says, text) for text in texts), (
@@ -303,6 +426,8 @@ def plain(lines: list[str]) -> str:
             continue
         changed = re.sub(r"\b[A-Z][a-z]{2} [ \d]\d \d\d:\d\d\b", "DATE", line)
         changed = re.sub(r"\b\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\b", "DATE", changed)
+        changed = re.sub(r" \([\d.]+ kB\): ", " (SIZE): ", changed)
+        changed = re.sub(r"^\d\d:\d\d:\d\d\.\d{6} (.*)\[\d+\] (.*) \d+ µs", r"TIME \1[PID] \2 N µs", changed)
         changed = re.sub(r"^(d[rwxsStT-]{9}.*?) +\d+ DATE", r"\1 SIZE DATE", changed)
         changed = re.sub(r"^([dl-][rwxsStT-]{9}) +\d+ ", r"\1 LINKS ", changed)
         kept.append(changed.rstrip())

@@ -26,8 +26,9 @@ SLOW, QUICK = 2001, 2002
 # only when it is asked as this user.
 _WAITS = """
 import os, time
-from cloakfs import groups
+from cloakfs import groups, linux
 def slowly(uid, at_once=groups._database_groups):
+    linux.act_as_daemon()  # a thread begins with the credentials of whoever the loop last acted as
     while uid == {uid} and os.path.exists({flag!r}):
         open({flag!r} + ".asked", "w").close()
         time.sleep(0.02)

@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import ClassVar
 
 import hypothesis
@@ -33,10 +34,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from cloakfs.mounted import STATE_DIR
+from cloakfs.mounted import RUN_DIR, STATE_DIR
 from tests.agents import User
-from tests.mount import oracle
-from tests.mount.conftest import Mount, mounted, told
+from tests.mount import cacheoracle, oracle
+from tests.mount.conftest import Mount, daemons_with, mounted, told
 from tests.mount.loopfs import filesystem
 from tests.mount.oracle import Cloak, Look, Map, Outcome, Request, Rules, Survey
 
@@ -60,6 +61,7 @@ POLICIES = {
     "by-group": Rules(MAPS, (Cloak("gid", "+070", 2001, 2002), Cloak("gid", "-400", 2003, 2003))),
     "special-bits": Rules(MAPS, (Cloak("uid", "-600", 1001, 1001), Cloak("uid", "+107", 1002, 1009))),
     "identity": Rules((), (Cloak("uid", "+070", 11001, 11002), Cloak("uid", "+007", 11003, 65534))),
+    "exempt": Rules(MAPS, (Cloak("uid", "+077", 0, 1009), Cloak("gid", "-002", 2002, 2009)), exempt=(0, 1003)),
 }
 
 
@@ -99,12 +101,20 @@ class World:
     model: str
     parties: list[Party]
     views: bool  # each caller through a fixed view of its own, of one mount
+    checked: bool  # the daemon checks what the kernel remembers
+    delays: bool  # some of its replies are held back, and it hears of changes behind the mount late
+    reported: int = 0  # how many violations were found so far
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
 
 @contextlib.contextmanager
-def world(rules: Rules, *, views: bool = False, kind: str = "") -> Iterator[World]:
-    """Both trees, on a new file system of this kind (see `loopfs`), else on that of the temporary directory."""
+def world(
+    rules: Rules, *, views: bool = False, kind: str = "", patch: str = "", delays: bool = False
+) -> Iterator[World]:
+    """Both trees, on a new file system of this kind (see `loopfs`), else on that of the temporary directory.
+
+    The daemon runs `patch` (see `cacheoracle`) first, if there is one.
+    """
     base = tempfile.mkdtemp(prefix="cloakfs-test-")
     os.chmod(base, 0o755)
     parties: list[Party] = []
@@ -119,15 +129,18 @@ def world(rules: Rules, *, views: bool = False, kind: str = "") -> Iterator[Worl
         if views:
             items = (f"{uid}:{gid}" + ":" * bool(more) + "+".join(map(str, more)) for uid, gid, more in CALLERS)
             options += f",views={' '.join(items)}"
+        key = Mount(real, point).key
+        stack.callback(shutil.rmtree, os.path.join(STATE_DIR, key), ignore_errors=True)
+        stack.callback(Path(RUN_DIR, f"{key}.log").unlink, missing_ok=True)
+        stack.enter_context(daemons_with(patch))
         with mounted(real, point, "-o", options) as mount:
             try:
                 parties += [Party(rules, ids) for ids in CALLERS]
-                yield World(rules, mount, model, parties, views)
+                yield World(rules, mount, model, parties, views, checked=bool(patch), delays=delays)
             finally:
                 for party in parties:
                     party.client.close()
                     party.server.close()
-        shutil.rmtree(os.path.join(STATE_DIR, mount.key))
 
 
 @dataclass
@@ -168,6 +181,11 @@ flags = st.sampled_from(
     ]
 )
 permissions = st.integers(0, 7)
+changes = st.one_of(
+    st.builds(Request, st.just("chmod"), paths, mode=modes),
+    st.builds(Request, st.just("rename"), paths, paths, flags=st.sampled_from([0, 2])),
+    st.builds(Request, st.just("link"), paths, paths),
+)
 owners = st.sampled_from([(1001, 2001), (1002, 2002), (11001, 12001), (11003, 2), (99, 99)])
 
 
@@ -192,8 +210,9 @@ class TwoTrees(RuleBasedStateMachine):
         for path in (self.real, self.model):
             os.mkdir(path)
             os.chmod(path, 0o777)
-            os.chown(path, 99, 99)  # nobody's that a policy cloaks
+            os.chown(path, 99, 99)  # everybody sees it until somebody changes it, through a link to "."
         self.held: list[Held] = []
+        self.done: list[str] = []  # what was done, in case that it cannot be done again
         self.looks = 0
         if world.views:
             told(world.mount.path)
@@ -206,6 +225,7 @@ class TwoTrees(RuleBasedStateMachine):
     def teardown(self) -> None:
         try:
             self._compare(self.world.parties)
+            self._check_what_is_remembered()
         finally:
             for held in self.held:
                 held.party.client.do(os.close, held.client_fd)
@@ -219,8 +239,16 @@ class TwoTrees(RuleBasedStateMachine):
     # -- requests
 
     def ask(self, caller: int, request: Request, on_server: Request | None = None, *, unmapped: bool = False) -> None:
-        """Make a request through the mount and on the model, where it may read differently, and compare."""
+        """Make a request through the mount and on the model, where it may read differently, and compare.
+
+        One that follows a protected link is not made (`oracle.PROTECTED_SYMLINKS`).
+        """
+        with contextlib.suppress(oracle.Protected):
+            self._ask(caller, request, on_server, unmapped=unmapped)
+
+    def _ask(self, caller: int, request: Request, on_server: Request | None, *, unmapped: bool) -> None:
         party = self.world.parties[caller]
+        self.done.append(f"{party.ids[0]}: {request}")
         on_server = on_server or request
         if request.name == "open" and self._is_fifo(party, request):
             return  # what a FIFO of a mount leads to is not the real tree's
@@ -358,23 +386,55 @@ class TwoTrees(RuleBasedStateMachine):
     def other(self, caller: int, path: str, name: str) -> None:
         self.ask(caller, Request(name, path))
 
-    @rule(
-        request=st.one_of(
-            st.builds(Request, st.just("chmod"), paths, mode=modes),
-            st.builds(Request, st.just("rename"), paths, paths, flags=st.sampled_from([0, 2])),
-            st.builds(Request, st.just("link"), paths, paths),
-            st.builds(Request, st.just("lchown"), paths, ids=owners),
-        )
-    )
+    @rule(request=st.one_of(changes, st.builds(Request, st.just("lchown"), paths, ids=owners)))
     def behind(self, request: Request) -> None:
         """The server's root changes something on the real tree itself."""
+        self.done.append(f"behind: {request}")
         assert oracle.outcome(self.real, request) == oracle.outcome(self.model, request)
+        told(self.world.mount.path)
+
+    @precondition(lambda self: self.world.delays)
+    @rule(looker=callers, changer=st.one_of(st.none(), callers), request=changes)
+    def change_while_somebody_looks(self, looker: int, changer: int | None, request: Request) -> None:
+        """Answers and changes cross. What the one who looks finds may be either."""
+        if looker == changer:
+            looker = (looker + 1) % len(CALLERS)
+        party = self.world.parties[looker]
+        self.done.append(f"while {party.ids[0]} looks, {'behind' if changer is None else ''}: {request}")
+        party.client.start(_glance, self.top(party), oracle.everything(self.model))
+        try:
+            if changer is None:
+                assert oracle.outcome(self.real, request) == oracle.outcome(self.model, request)
+            else:
+                self.ask(changer, request)
+        finally:
+            party.client.answer_within(60)
         told(self.world.mount.path)
 
     @rule(path=st.sampled_from("ab"), ids=owners)
     def give_away_the_top(self, path: str, ids: tuple[int, int]) -> None:
         """Which hides all below at one stroke, or shows it again."""
         self.behind(Request("lchown", path, ids=ids))
+
+    @precondition(lambda self: self.world.checked)
+    @rule(
+        changer=st.one_of(st.none(), callers),
+        request=st.one_of(
+            st.builds(
+                Request,
+                st.just("chmod"),
+                st.sampled_from(["a", "b", "a/b"]),
+                mode=st.sampled_from([0o700, 0o750, 0o711, 0o755, 0o007]),
+            ),
+            st.builds(Request, st.just("rename"), st.sampled_from("ab"), st.sampled_from(["a/a", "b/a", "a/b/b"])),
+        ),
+    )
+    def make_private_or_public(self, changer: int | None, request: Request) -> None:
+        """Open or shut a directory, or move it into another one: what is remembered below is for others then."""
+        if changer is None:
+            self.behind(request)
+        else:
+            self.ask(changer, request)
 
     @precondition(lambda self: len(self.held) < 8)
     @rule(
@@ -390,7 +450,10 @@ class TwoTrees(RuleBasedStateMachine):
     def _hold(self, caller: int, path: str, flags: int) -> None:
         party = self.world.parties[caller]
         request = Request("open", path, flags=flags)
-        if self._is_fifo(party, request) or party.server.do(oracle.judge, self.look(party), request)[0]:
+        try:
+            if self._is_fifo(party, request) or party.server.do(oracle.judge, self.look(party), request)[0]:
+                return
+        except oracle.Protected:
             return
         expected = party.server.error(_probe, os.path.join(self.model, path), flags)
         assert party.client.error(_probe, os.path.join(self.top(party), path), flags) == expected
@@ -399,6 +462,7 @@ class TwoTrees(RuleBasedStateMachine):
         server_fd = party.server.do(os.open, os.path.join(self.model, path), flags)
         client_fd = party.client.do(os.open, os.path.join(self.top(party), path), flags)
         self.held.append(Held(party, client_fd, server_fd, flags))
+        self.done.append(f"{party.ids[0]} holds {path}")
 
     # -- what must agree after every step
 
@@ -407,13 +471,23 @@ class TwoTrees(RuleBasedStateMachine):
         """Each in turn, which leaves time for several times as many steps; at the end everybody looks."""
         next(self.steps)
         self.looks += 1
+        self._check_what_is_remembered()
         self._compare([self.world.parties[self.looks % len(CALLERS)]])
+        self._check_what_is_remembered()
+
+    def _check_what_is_remembered(self) -> None:
+        world = self.world
+        if world.checked:
+            found = cacheoracle.violations(world.mount)
+            new, world.reported = found[world.reported :], len(found)
+            assert not new, "\n".join([*new, "after:", *self.done])
 
     def _compare(self, lookers: list[Party]) -> None:
         paths = oracle.everything(self.model)
         # What the server has is the same on both sides, down to the ids.
         assert oracle.survey(self.real, paths) == oracle.survey(self.model, paths)
         infos = {path: os.lstat(os.path.join(self.model, path)) for path in paths}
+        top = os.lstat(self.model)
         for path, info in infos.items():
             if stat.S_ISREG(info.st_mode):
                 assert _content(os.path.join(self.real, path)) == _content(os.path.join(self.model, path)), path
@@ -427,7 +501,9 @@ class TwoTrees(RuleBasedStateMachine):
                     reachable.add(path)
         time.sleep(AN_INSTANT)
         for held in self.held:
-            self._check_held(held, infos, reachable)
+            if stat.S_ISDIR(held.party.server.do(os.stat, held.server_fd).st_mode):
+                self._check_above(held, infos)
+            self._check_held(held, infos, reachable, shows_top=self.world.rules.shows(held.party.who, top))
 
     def _in_client_ids(self, found: oracle.Entry) -> oracle.Entry:
         """With the ids inside the ACL translated."""
@@ -441,14 +517,44 @@ class TwoTrees(RuleBasedStateMachine):
             entries.append((tag, perm, rules.client(kind, entry_id) if kind else entry_id))  # type: ignore[arg-type]
         return seen._replace(acl=acl(sorted(entries, key=lambda e: (e[0], e[2])))), listed
 
-    def _check_held(self, held: Held, infos: dict[str, os.stat_result], reachable: set[str]) -> None:
+    def _check_above(self, held: Held, infos: dict[str, os.stat_result]) -> None:
+        """Who holds a directory gets by ".." where the kernel has it, which is not asked for: that must be visible."""
+        rules, who = self.world.rules, held.party.who
+        tops = os.lstat(self.world.mount.source), os.lstat(self.model)
+        inside = [info for path, info in infos.items() if all(rules.shows(who, infos[part]) for part in _parts(path))]
+        visible = [tops[0], *([tops[1], *inside] if rules.shows(who, tops[1]) else [])]
+        shown = {
+            (
+                info.st_mode & ~rules.hidden_bits(info),
+                rules.client("uid", info.st_uid),
+                rules.client("gid", info.st_gid),
+            )
+            for info in visible
+            if stat.S_ISDIR(info.st_mode)
+        }
+        deadline = time.monotonic() + 2
+        while True:
+            try:
+                above = held.party.client.do(os.stat, "..", dir_fd=held.client_fd)
+            except OSError:
+                return
+            found = above.st_mode, above.st_uid, above.st_gid
+            if found in shown:
+                return
+            # Another one who holds something may just have asked for it.
+            assert time.monotonic() < deadline, f"{who} sees by '..' {found}, which is none of {shown}"
+            time.sleep(AN_INSTANT)
+
+    def _check_held(
+        self, held: Held, infos: dict[str, os.stat_result], reachable: set[str], *, shows_top: bool
+    ) -> None:
         """An object by descriptor: visible by one of its places, or a file that this caller has open; else ESTALE."""
         rules, who = self.world.rules, held.party.who
         info = held.party.server.do(os.stat, held.server_fd)
         if info.st_nlink == 0 or info.st_ino == os.stat(self.model).st_ino:  # the top, by a link, is nobody's
             return
         places = [path for path, there in infos.items() if there.st_ino == info.st_ino]
-        visible = [path for path in places if all(rules.shows(who, infos[part]) for part in _parts(path))]
+        visible = [path for path in places if shows_top and all(rules.shows(who, infos[part]) for part in _parts(path))]
         has_open = stat.S_ISREG(info.st_mode) and any(
             other.party is held.party
             and not other.flags & os.O_PATH
@@ -491,6 +597,14 @@ class TwoTrees(RuleBasedStateMachine):
             )
 
 
+def _glance(top: str, paths: list[str]) -> None:
+    """Look at everything while it may change."""
+    for path in ("", *paths):
+        for call in (os.lstat, os.listdir, oracle.acl_of):
+            with contextlib.suppress(OSError):
+                call(os.path.join(top, path))
+
+
 def _probe(path: str, flags: int) -> None:
     os.close(os.open(path, flags))
 
@@ -516,7 +630,16 @@ def _said(outcome: Outcome) -> str:
     return errno.errorcode[outcome[0]] if outcome[0] else f"success {outcome[1]!r}"
 
 
-def search(policy: str, *, examples: int, steps: int, seed: int, kind: str = "") -> None:
+def search(
+    policy: str,
+    *,
+    examples: int,
+    steps: int,
+    seed: int,
+    kind: str = "",
+    checked: bool = False,
+    delays: bool = False,
+) -> None:
     """Try so many sequences of up to so many steps; raises what the smallest one that fails raises.
 
     Args:
@@ -525,9 +648,12 @@ def search(policy: str, *, examples: int, steps: int, seed: int, kind: str = "")
         steps: of each, at most.
         seed: decides which.
         kind: of the file system to make for it.
+        checked: whether the daemon checks what the kernel remembers (`cacheoracle`).
+        delays: whether replies and events are late at times, so that they cross changes; it is checked then, too.
     """
     rules = POLICIES["identity" if policy == "views" else policy]
-    with world(rules, views=policy == "views", kind=kind) as made:
+    patch = cacheoracle.patch(delays=seed if delays else None) if checked or delays else ""
+    with world(rules, views=policy == "views", kind=kind, patch=patch, delays=delays) as made:
 
         @hypothesis.seed(seed)
         class Here(TwoTrees):
@@ -552,3 +678,40 @@ ALL = (*POLICIES, "views")
 @pytest.mark.parametrize("policy", ALL)
 def test_two_trees(policy: str) -> None:
     search(policy, examples=EXAMPLES, steps=STEPS, seed=ALL.index(policy))
+
+
+def test_the_top_may_be_hidden() -> None:
+    """By a change through a link to ".", and everything in it with it."""
+    with world(POLICIES["others-and-group"]) as made:
+
+        class Here(TwoTrees):
+            world = made
+
+        machine = Here()
+        machine.furnish((0, 1, 2), (0o777, 0o777, 0o666))
+        machine.remove(0, "rmdir", "b")
+        machine.symlink(0, "b", ".")
+        for mode in (0o777, 0, 0o711):
+            machine.chmod(0, "b", mode)
+            machine.make(1, "mkdir", "a/a", 0o755)
+            machine.rename(2, "a/a", "b", 0)
+            machine.one_after_the_other_sees_what_the_model_says()
+            machine._compare(made.parties)
+        machine.teardown()
+
+
+def test_a_link_that_only_a_mount_follows(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine does not ask what becomes of a link that fs.protected_symlinks protects."""
+    monkeypatch.setattr(oracle, "PROTECTED_SYMLINKS", True)
+    os.mkdir(os.path.join(base, "tmp"))
+    os.chmod(os.path.join(base, "tmp"), 0o1777)
+    os.symlink(".", os.path.join(base, "tmp/link"))
+    os.lchown(os.path.join(base, "tmp/link"), 1001, 2001)
+    rules = POLICIES["not-cloaked"]
+    owner, other = (Look(rules, rules.who(uid, 12001, ()), base) for uid in (11001, 11002))
+    assert owner.walk("tmp/link", follow=True).info is not None
+    assert other.walk("tmp/link", follow=False).info is not None
+    with pytest.raises(oracle.Protected):
+        other.walk("tmp/link", follow=True)
+    os.chmod(os.path.join(base, "tmp"), 0o777)
+    assert other.walk("tmp/link", follow=True).info is not None

@@ -281,6 +281,38 @@ def test_what_is_not_committed_yet_is_known_all_the_same(base: str) -> None:
         assert stored() == 2
 
 
+def test_what_was_just_made_is_stored_unless_it_is_removed_at_once(base: str) -> None:
+    path = os.path.join(base, "nodes.sqlite")
+    with contextlib.closing(Index(path, behind=True)) as index, contextlib.closing(sqlite3.connect(path)) as other:
+
+        def stored() -> list[tuple[int, bytes]]:
+            return other.execute("SELECT number, name FROM objects ORDER BY number").fetchall()
+
+        first, second = index.made(b"first", 1, b"a"), index.made(b"second", 1, b"b")
+        assert first is not None
+        assert second is not None
+        index.remove(first)
+        index.commit()
+        assert stored() == [(second, b"b")]
+        third = index.made(b"third", 1, b"c")
+        assert third is not None
+        assert third > second > first
+        assert index.find(third) == (b"third", 1, b"c")
+        assert index.object(b"third", 1, b"c") == third
+        fourth = index.made(b"fourth", 1, b"d")
+        assert fourth is not None
+        index.moved(fourth, 1, b"e")
+        again = index.made(b"second", 1, b"f")  # the handle of something that was removed behind the mount
+        index.commit()
+        assert stored() == [(third, b"c"), (fourth, b"e"), (again, b"f")]
+        last = index.made(b"last", 1, b"h")
+        assert last is not None
+        index.remove(last)
+    with contextlib.closing(Index(path)) as index:
+        assert index.made(b"fifth", 1, b"g") is None  # has to be durable first
+        assert index.object(b"fifth", 1, b"g") > last  # which was given, though never stored
+
+
 def test_after_a_failed_commit_numbers_are_durable_before_they_are_given(base: str) -> None:
     with attached("tmpfs", os.path.join(base, "state"), "-t", "tmpfs", "-o", "size=300k") as state:
         index = Index(os.path.join(state, "nodes.sqlite"), behind=True)

@@ -283,8 +283,13 @@ def test_names_of_every_byte_and_length(base: str, watch: Watch, other: User) ->
         for name in names:
             other.do(os.symlink, "x", os.path.join(os.fsencode(top), name))
         events = []
+        parts = []
         while batch := watch.read():
             events += batch
+            parts.append((watch.has_read_all(), watch.is_silent()))
+        assert parts[0] == (False, False)  # there are too many for one read
+        assert parts[-1] == (True, True)
+        assert (True, False) not in parts
         assert [(event.mask, event.name) for event in events] == [(CREATE, name) for name in names]
         assert {event.directory for event in events} == {handle_of(top)}
         paths = [os.path.join(top, os.fsdecode(name)) for name in names]

@@ -124,6 +124,14 @@ def test_who_stands_for_root_is_what_root_is_or_nobody(defs: list[RangeDef], nob
     view = checked(defs, nobody, squash)
     options = view.policy.options
     ids = view.policy.ids["uid"]
+    if squash == "all" and not defs:
+        everybody = (options.anonuid, options.anongid)
+        assert root.everybody(options) == everybody
+        assert root.words(options) == ["all_squash", f"anonuid={everybody[0]}", f"anongid={everybody[1]}"]
+        assert root.keeps_identity(options)
+        assert {ids.forward(id_) for id_ in (*IDS, everybody[0])} == {everybody[0]}  # so nobody is served as another
+        return
+    assert root.everybody(options) is None
     if ids.forward(0) == 0:
         assert root.words(options) == ["no_root_squash"]
         return
@@ -137,7 +145,7 @@ def test_who_stands_for_root_is_what_root_is_or_nobody(defs: list[RangeDef], nob
         assert ids.counterpart(stand_in, "forward") is None
 
 
-@pytest.mark.parametrize(("squash", "like"), [("root", 65534), ("all", 65534)])
-def test_without_a_map(squash: Squash, like: int) -> None:
-    assert root.words(Options(squash=squash)) == ["root_squash", f"anonuid={like}", f"anongid={like}"]
+@pytest.mark.parametrize("squash", ["root", "all"])
+def test_without_a_map(squash: Squash) -> None:
+    assert root.words(Options(squash=squash)) == [f"{squash}_squash", "anonuid=65534", "anongid=65534"]
     assert root.words(Options(squash="none")) == ["no_root_squash"]

@@ -22,6 +22,7 @@ definitions = st.builds(
 )
 files = st.tuples(modes, IDS, IDS)  # mode, owner, group
 callers = st.tuples(IDS, st.frozensets(IDS))
+EXEMPT = st.frozensets(IDS)
 
 
 def octal_digit(mode: int, place: int) -> int:
@@ -44,10 +45,17 @@ def by_the_text(mask: Mask, mode: int, in_group: bool) -> bool:
     return not mask.show
 
 
-def expected(defs: list[CloakDef], file: tuple[int, int, int], caller_and_groups: tuple[int, frozenset[int]]) -> bool:
+def expected(
+    defs: list[CloakDef],
+    file: tuple[int, int, int],
+    caller_and_groups: tuple[int, frozenset[int]],
+    exempt: frozenset[int] = frozenset(),
+) -> bool:
     mode, uid, gid = file
     caller, gids = caller_and_groups
     if caller == uid:  # "If the credentials match then the file is visible."
+        return True
+    if caller in exempt:  # not in the paper
         return True
     for kind, file_id in (("uid", uid), ("gid", gid)):
         for d in defs:
@@ -76,16 +84,30 @@ def test_verdicts_add_up(defs: list[CloakDef], file: tuple[int, int, int], calle
         assert v.visible == (met == v.definition.mask.show)
 
 
-@given(st.lists(definitions, max_size=6), files)
-def test_same_for_all_is_exact(defs: list[CloakDef], file: tuple[int, int, int]) -> None:
+@given(st.lists(definitions, max_size=6), files, callers, EXEMPT)
+def test_exempt_callers_see_everything_and_others_what_they_saw_before(
+    defs: list[CloakDef],
+    file: tuple[int, int, int],
+    caller: tuple[int, frozenset[int]],
+    exempt: frozenset[int],
+) -> None:
+    seen = CloakList(defs, exempt=exempt).visible(*file, *caller)
+    assert seen == (caller[0] in exempt or CloakList(defs).visible(*file, *caller))
+
+
+@given(st.lists(definitions, max_size=6), files, EXEMPT)
+def test_same_for_all_is_exact(defs: list[CloakDef], file: tuple[int, int, int], exempt: frozenset[int]) -> None:
     in_and_out = frozenset({file[2]}), frozenset[int]()
-    answers = {expected(defs, file, (caller, gids)) for caller in range(7) for gids in in_and_out}
-    assert CloakList(defs).same_for_all(*file) == (len(answers) == 1)
+    stranger = 7  # it owns nothing, and is not exempt
+    answers = {expected(defs, file, (caller, gids), exempt) for caller in (*range(7), stranger) for gids in in_and_out}
+    assert CloakList(defs, exempt=exempt).same_for_all(*file) == (len(answers) == 1)
 
 
-@given(st.lists(definitions, max_size=6), files, IDS)
-def test_surely_admits_is_exact(defs: list[CloakDef], file: tuple[int, int, int], caller: int) -> None:
+@given(st.lists(definitions, max_size=6), files, IDS, EXEMPT)
+def test_surely_admits_is_exact(
+    defs: list[CloakDef], file: tuple[int, int, int], caller: int, exempt: frozenset[int]
+) -> None:
     """It says whether this uid sees the file with any groups."""
     in_and_out = frozenset({file[2]}), frozenset[int]()
-    answers = {expected(defs, file, (caller, gids)) for gids in in_and_out}
-    assert CloakList(defs).condition(*file).surely_admits(caller) == (answers == {True})
+    answers = {expected(defs, file, (caller, gids), exempt) for gids in in_and_out}
+    assert CloakList(defs, exempt=exempt).condition(*file).surely_admits(caller) == (answers == {True})

@@ -14,6 +14,7 @@ from cloakfs.config.render import format_exports, format_options
 from cloakfs.config.views import Ids, Range, User
 from cloakfs.mapping import MAX_ID, NOBODY, Kind, RangeDef
 from cloakfs.prefetch import HEURISTICS, Limits
+from cloakfs.probes import Rate
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "exports.d").glob("*.exports"))
 NOWHERE = Location("", 1, 1)
@@ -91,11 +92,14 @@ options = st.builds(
     anongid=ids,
     range_map=st.lists(range_defs(), max_size=4).map(tuple),
     cloak_list=st.lists(cloak_defs, max_size=4).map(tuple),
+    exempt=st.lists(ids, max_size=3, unique=True).map(tuple),
     no_client_cache=st.booleans(),
     groups=st.none() | groups,
     policy=st.none() | paths.map(lambda path: f"{path}x.py:Class") | st.just("package.module:Class"),
     prefetch=st.sampled_from(["off", *HEURISTICS]),
     prefetch_limits=st.just(Limits()) | limits,
+    probe_alarm=st.none() | st.builds(Rate, st.integers(1, 9999), st.sampled_from([1, 60, 3600])),
+    probe_delay=st.integers(0, 5000),
     views=st.lists(views, max_size=4, unique=True).map(tuple),
     view_access=st.lists(ids, max_size=3, unique=True).map(tuple),
     other=others(),

@@ -9,7 +9,9 @@ from cloakfs.tree.door import subject
 from cloakfs.tree.passages import Passage
 
 IDS = st.integers(0, 3)
-conditions = st.builds(Condition, IDS, IDS, st.booleans(), st.booleans()).filter(lambda one: not one.admits_all)
+conditions = st.builds(Condition, IDS, IDS, st.booleans(), st.booleans(), st.frozensets(IDS, max_size=2)).filter(
+    lambda one: not one.admits_all
+)
 callers = st.builds(lambda uid, gid, more: Caller(uid, gid, more | {gid}), IDS, IDS, st.frozensets(IDS))
 
 

@@ -31,6 +31,7 @@ class Books:
         self.limits = limits
         self.unread: defaultdict[str, set[int]] = defaultdict(set)
         self.known: list[str] = []  # the one read last is the last
+        self.loyal = HEURISTICS[heuristic].loyal  # otherwise the one read least recently is forgotten
         self.memory: defaultdict[str, set[int]] = defaultdict(set)
         self.evicted: set[str] = set()
 
@@ -45,7 +46,11 @@ class Books:
         self.memory[key] |= {*range(first, end)}
         ask = self.prefetcher.read(key, first * BLOCK, (end - first) * BLOCK, size * BLOCK, missed=missed)
         self.known = [*(other for other in self.known if other != key), key]
-        for ejected in self.known[: -self.limits.files]:
+        kept = {name for name, _ in self.prefetcher._files.items()}
+        lost = [name for name in self.known if name not in kept] if self.loyal else self.known[: -self.limits.files]
+        assert len(lost) <= 1
+        assert key not in lost
+        for ejected in lost:
             self.lose(ejected)
         self.unread[key] -= {*range(first, end)}
         if ask is not None:
@@ -64,8 +69,9 @@ class Books:
         self.unread[key].clear()
 
     def check(self) -> None:
-        files, pool = self.prefetcher._files, self.prefetcher._pool
-        assert list(files) == self.known
+        files, pool = dict(self.prefetcher._files.items()), self.prefetcher._pool
+        assert len(files) <= self.limits.files
+        assert set(files) == set(self.known) if self.loyal else list(files) == self.known
         assert sum(len(file.cursors) for file in files.values()) == len(pool)
         assert len(pool) <= max(self.limits.cursors, self.limits.files)
         for key, file in files.items():
@@ -81,7 +87,7 @@ class Books:
 
     def remembers_all(self) -> bool:
         """Has nothing been dropped yet of what was given up?"""
-        return all(len(f.given_up) < (f.given_up.maxlen or 0) for f in self.prefetcher._files.values())
+        return all(len(f.given_up) < (f.given_up.maxlen or 0) for _, f in self.prefetcher._files.items())
 
 
 def some_blocks(most: int) -> st.SearchStrategy[int]:

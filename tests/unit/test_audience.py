@@ -1,13 +1,54 @@
-"""Who may be told of a directory while the kernel remembers names in it."""
+"""Who was told of an object, and who may be told of a directory while the kernel remembers names in it."""
 
 from typing import Any
 
 import pytest
 
+from cloakfs import linux
+from cloakfs.config.parse import parse_options
 from cloakfs.filesystem.audience import Audiences
+from cloakfs.ids import ServerId
+from cloakfs.policy import Policy
 from cloakfs.tree.objects import ALL, NOBODY, Object
+from cloakfs.view import View
 
-NOTHING: Any = None  # these questions are about the object alone
+NOTHING: Any = None  # these questions are about the objects alone
+AUDIENCES = Audiences(NOTHING, NOTHING)
+
+
+def directory(audience: int, above: int | None = ALL, **what: bool) -> Object:
+    """Return a directory with this audience, in one with another."""
+    obj = Object(2, b"handle", NOTHING)
+    obj.audience = audience
+    for name, value in what.items():
+        setattr(obj, name, value)
+    if above is not None:
+        obj.parent = directory(above, None)
+    return obj
+
+
+@pytest.mark.parametrize(
+    ("audience", "hearer", "now"),
+    [
+        (NOBODY, NOBODY, NOBODY),
+        (NOBODY, 5, 5),
+        (NOBODY, ALL, ALL),
+        (5, NOBODY, 5),
+        (5, 5, 5),
+        (5, 6, ALL),
+        (5, ALL, ALL),
+        (ALL, NOBODY, ALL),
+        (ALL, 5, ALL),
+        (ALL, ALL, ALL),
+    ],
+)
+def test_an_audience_only_grows(audience: int, hearer: int, now: int) -> None:
+    obj = directory(audience)
+    assert AUDIENCES.tell(0, obj, hearer) is None  # nothing was remembered for anybody
+    assert obj.audience == now
+    obj.audience = audience
+    AUDIENCES.tell(1, obj, hearer)  # in another view than the first
+    assert obj.audience == audience
 
 
 @pytest.mark.parametrize(
@@ -16,9 +57,98 @@ NOTHING: Any = None  # these questions are about the object alone
 )
 def test_only_its_audience_is_told_before_the_names_are_forgotten(audience: int, hearer: int, is_ready: bool) -> None:
     """With an audience of all, they are just being forgotten."""
-    directory = Object(2, b"handle", NOTHING)
-    directory.audience = audience
-    directory.remembers_names = True
-    audiences = Audiences(NOTHING, NOTHING)
-    assert audiences.is_ready(0, directory, hearer) is is_ready
-    assert audiences.is_remembered_for_others(0, directory, hearer) is not is_ready
+    obj = directory(audience, remembers_names=True)
+    assert AUDIENCES.is_ready(0, obj, hearer) is is_ready
+    assert AUDIENCES.is_remembered_for_others(0, obj, hearer) is not is_ready
+    assert AUDIENCES.is_ready(1, obj, hearer)
+    assert not AUDIENCES.is_remembered_for_others(1, obj, hearer)
+
+
+@pytest.mark.parametrize(
+    ("audience", "hearer", "is_for_others"),
+    [(5, 5, False), (5, 6, True), (0, 6, True), (5, ALL, True), (5, NOBODY, False), (ALL, 5, False), (ALL, ALL, False)],
+)
+def test_attributes_are_remembered_for_an_audience_of_one(audience: int, hearer: int, is_for_others: bool) -> None:
+    obj = directory(audience, private=True)
+    assert AUDIENCES.is_remembered_for_others(0, obj, hearer) is is_for_others
+    assert AUDIENCES.is_ready(0, obj, hearer)
+    obj.private = False
+    assert not AUDIENCES.is_remembered_for_others(0, obj, hearer)
+
+
+@pytest.mark.parametrize(
+    ("audience", "above", "is_ready"),
+    [
+        (5, 5, True),
+        (5, 6, False),
+        (5, ALL, True),
+        (5, NOBODY, False),
+        (ALL, 5, False),
+        (ALL, ALL, True),
+        (NOBODY, 5, True),
+        (NOBODY, NOBODY, True),
+        (5, None, True),
+    ],
+)
+def test_nobody_is_told_of_a_directory_that_others_know_and_were_not_told_where_it_is(
+    audience: int, above: int | None, is_ready: bool
+) -> None:
+    """It was moved, and ".." leads them there."""
+    obj = directory(audience, above)
+    assert AUDIENCES.is_ready(0, obj, 5) is is_ready
+    assert AUDIENCES.is_ready(0, obj, NOBODY) is is_ready  # the daemon tells the kernel where it is
+    assert AUDIENCES.is_ready(1, obj, 5)
+
+
+class Forwarding(Policy):
+    def forward(self, caller: Any) -> Any:
+        return super().forward(caller)
+
+
+class Judging(Policy):
+    def visible(self, caller: Any, attrs: Any) -> bool:
+        return super().visible(caller, attrs)
+
+
+OPTIONS = parse_options("no_root_squash,cloak_list=uid +007 4001 4002")[0]
+BELOW: Any = object()
+
+
+def test_what_depends_on_groups_or_on_code_is_not_surely_seen() -> None:
+    def stat(mode: int, uid: int) -> linux.Stat:
+        return linux.Stat((mode, 2, 3, 1, uid, 7001, 0, 0, 0, 0))
+
+    own, public, others = stat(0o40700, 4002), stat(0o40705, 4001), stat(0o40700, 4001)
+    view = View(Policy(OPTIONS))
+    assert [AUDIENCES.sees(view, ServerId(4002), info) for info in (own, public, others)] == [True, True, False]
+    in_group = View(Policy(parse_options("cloak_list=uid +070 4001")[0]))
+    assert not AUDIENCES.sees(in_group, ServerId(4002), stat(0o40770, 4001))
+    for other in (View(Forwarding(OPTIONS)), View(Judging(OPTIONS)), View(Policy(OPTIONS), below=BELOW)):
+        assert not AUDIENCES.sees(other, ServerId(4002), own)
+
+
+@pytest.mark.parametrize(
+    ("audience", "above", "mode", "holds"),
+    [
+        (4002, ALL, 0o100600, True),
+        (4002, None, 0o100600, True),
+        (4001, 4002, 0o100600, False),  # whom its attributes are remembered for, not whom the name is
+        (ALL, 4002, 0o100600, True),
+        (NOBODY, 4002, 0o100600, True),
+        (ALL, 4001, 0o100600, False),
+        (0, 4001, 0o100604, True),  # root is a caller like any other
+        (ALL, 0, 0o100604, True),
+        (0, ALL, 0o100600, False),
+        (0, 4002, 0o100600, False),
+        (ALL, ALL, 0o100604, False),
+        (ALL, NOBODY, 0o100604, False),
+        (ALL, None, 0o100604, False),
+    ],
+)
+def test_what_is_remembered_for_one_caller_holds_as_long_as_it_surely_sees_it(
+    audience: int, above: int | None, mode: int, holds: bool
+) -> None:
+    obj = directory(audience, above, private=True)
+    info = linux.Stat((mode, 2, 3, 1, 4002, 4002, 0, 0, 0, 0))
+    view = View(Policy(parse_options("no_root_squash,cloak_list=uid +007 4002")[0]))
+    assert AUDIENCES.still_holds(view, obj, -1, info) is holds

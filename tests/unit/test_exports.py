@@ -10,6 +10,7 @@ from cloakfs.config.views import Ids, Range, User
 from cloakfs.ids import ServerId
 from cloakfs.mapping import MAX_ID, NOBODY, RangeDef
 from cloakfs.prefetch import Limits
+from cloakfs.probes import Rate
 
 
 def one(text: str) -> Export:
@@ -342,6 +343,8 @@ def test_how_much_is_read_ahead(text: str, limits: Limits, printed: str) -> None
         ("/a host(views=1,views=2)", "f:1:17: views is given twice; expected it once"),
         ("/a host(views=1 ann 1)", "f:1:21: '1' is in views twice; expected it once"),
         ("/a host(views=)", "f:1:15: unexpected ')'; expected a user name, uid"),
+        ("/a host(exempt=root)", "f:1:16: 'root' does not belong in exempt; expected a number"),
+        ("/a host(exempt=0 34 0)", "f:1:21: '0' is in exempt twice; expected it once"),
         ("/a host(view_access=root)", "f:1:21: 'root' does not belong in view_access; expected a number"),
         (
             "/a host(range_map=)",
@@ -587,6 +590,34 @@ def test_cloaking_that_never_selects_is_reported() -> None:
     ]
 
 
+def test_probes() -> None:
+    assert options("probe_alarm=5/s,probe_delay=200") == Options(probe_alarm=Rate(5, 1), probe_delay=200)
+    assert options("probe_alarm=off,probe_delay=off") == Options(probe_alarm=None)
+    assert options("probe_alarm=60/min") == Options()
+    assert format_options(options("probe_alarm=100/h,probe_delay=5000")) == "ro,probe_alarm=100/h,probe_delay=5000"
+    assert format_options(options("probe_alarm=off")) == "ro,probe_alarm=off"
+    for wrong in "probe_alarm=60", "probe_alarm=0/min", "probe_delay=5001", "probe_delay=0", "probe_delay=1s":
+        with pytest.raises(ExportsError, match=f"bad value of {wrong.partition('=')[0]}"):
+            options(wrong)
+    with pytest.raises(ExportsError, match="probe_alarm is given twice"):
+        options("probe_alarm=off,probe_alarm=off")
+    assert warnings_of("/a host(probe_delay = 5, probe_alarm = off)") == [
+        "f:1:23: warning: probe_delay has no effect, because probe_alarm is off"
+    ]
+    assert warnings_of("/a host(probe_delay = off, probe_alarm = off)") == []
+
+
+def test_an_exemption_that_does_nothing_or_too_much_is_reported() -> None:
+    assert warnings_of("/a host(exempt = 0 34)") == [
+        "f:1:18: warning: exempt has no effect, because there is no cloak_list"
+    ]
+    assert warnings_of("/a host(cloak_list = uid +007 0 -1, exempt = 0, anonuid = 34)") == []
+    assert warnings_of("/a host(policy = x.py:X, exempt = 0)") == []
+    assert warnings_of("/a host(cloak_list = uid +007 0 -1, exempt = 0 34, anonuid = 34)") == [
+        "f:1:46: warning: server uid 34 is nobody: nothing is hidden from any caller who becomes nobody"
+    ]
+
+
 # Bare lists, and printing
 
 
@@ -637,6 +668,7 @@ FULL = Options(
     anongid=6,
     range_map=(RangeDef("uid", 0, MAX_ID, "squash", NOBODY),),
     cloak_list=(CloakDef("gid", Mask.parse("-002"), NOBODY, NOBODY),),
+    exempt=(0, 34),
     no_client_cache=True,
     groups="1:2",
     policy="/a b.py:C",
@@ -666,6 +698,9 @@ def test_the_printed_form() -> None:
         uid 0 -1 squash -2, \
     cloak_list = \
         gid -002 -2, \
+    exempt = \
+        0 \
+        34, \
     views = \
         ann \
         1-2, \
@@ -678,7 +713,7 @@ def test_the_printed_form() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["range_map = uid 1 map 2", "cloak_list = uid +000 1", "views = ann", "view_access = 1"]
+    "text", ["range_map = uid 1 map 2", "cloak_list = uid +000 1", "exempt = 0", "views = ann", "view_access = 1"]
 )
 def test_a_list_makes_the_printed_form_go_over_several_lines(text: str) -> None:
     name, _, terms = text.partition(" = ")

@@ -157,7 +157,8 @@ def test_knfsd_configuration_of_the_examples(example: str) -> None:
         ("range_map = uid 1 map 1 gid 0 map 0", "ro,mp,root_squash,anonuid=65534,anongid=0,no_subtree_check"),
         # Root has an identity of its own, which nobody else has: a stranger's has to do.
         ("range_map = uid 0 map 500", "ro,mp,root_squash,anonuid=65534,anongid=65534,no_subtree_check"),
-        ("all_squash,anonuid=7", "ro,mp,root_squash,anonuid=65534,anongid=65534,no_subtree_check"),
+        ("all_squash,anonuid=7", "ro,mp,all_squash,anonuid=7,anongid=65534,no_subtree_check"),
+        ("all_squash,range_map = gid 7 map 7", "ro,mp,root_squash,anonuid=65534,anongid=65534,no_subtree_check"),
         # Nobody can prove what a plug-in makes of root.
         ("policy=p.py:P", "ro,mp,root_squash,anonuid=65534,anongid=65534,no_subtree_check"),
         ("policy=p.py:P,no_root_squash", "ro,mp,root_squash,anonuid=65534,anongid=65534,no_subtree_check"),
@@ -273,6 +274,10 @@ def test_ganesha_configuration(tmp_path: Path) -> None:
             "clients that match 10.0.0.0/8 may also mount /srv/cloakfs/x, which is for *, instead of",
         ),
         ("/x 10.0.0.0/8(rw)\n/x 10.1.0.0/16(rw)\n", "clients that match 10.0.0.0/8 may also mount"),
+        (
+            "/x *(cloak_list = uid +000 0 -1,all_squash,exempt = 0 34)\n",
+            "nothing is hidden from server uid 0, 34 (exempt)",
+        ),
         ("/x *(cloak_list = uid +000 0 -1,views = eve)\n", "the kernel checks the caller's own id"),
     ],
 )

@@ -90,6 +90,16 @@ def test_the_cloak_list_decides_what_is_visible() -> None:
     assert policy.same_for_all(Attrs("f", FILE | 0o600, 2000, 51))
 
 
+def test_nothing_is_hidden_from_exempt_callers() -> None:
+    policy = Policy(options("cloak_list=uid +000 1000 1999,exempt=0 34"))
+    private = Attrs("f", FILE | 0o644, 1001, 1001)
+    assert [policy.visible(Caller(uid, 5, frozenset({5})), private) for uid in (0, 34, 1001, 35)] == [
+        True, True, True, False,
+    ]  # fmt: skip
+    assert not policy.same_for_all(private)
+    assert not Policy(options("exempt=0")).hides
+
+
 # -- access ----------------------------------------------------------------------------------------
 
 
@@ -159,6 +169,12 @@ def test_a_small_class_without_visible_leaves_hiding_to_the_cloak_list(plugin: W
     assert policy.same_for_all(Attrs("y", FILE, 2, 2))
     assert policy.server_id("uid", 1) == 7
     assert load_policy(spec, options("cloak_list=uid +000 0 -1")).hides
+
+
+def test_a_class_with_visible_of_its_own_decides_about_exempt_callers_as_well(plugin: Write) -> None:
+    spec = plugin("class P:\n    def visible(self, caller, attrs):\n        return False\n")
+    policy = load_policy(spec, options("exempt=0"))
+    assert not policy.visible(Caller(0, 0, frozenset({0})), Attrs("y", FILE, 2, 2))
 
 
 def test_a_class_may_promise_that_an_answer_holds_for_all(plugin: Write) -> None:

@@ -155,6 +155,26 @@ def test_set_id_bits_are_shown_where_they_mean_what_they_say(text: str, uid: int
     assert mode_of(0o040000) == shown | 0o2000  # new files have the directory's group, which runs nothing
 
 
+@pytest.mark.parametrize(
+    ("how", "uid", "gid", "shown"),
+    [
+        ({}, 1001, 2001, 0o6755),
+        ({"entrants": frozenset({7})}, 1001, 2001, 0o755),
+        ({"for_all": True}, 1001, 2001, 0o755),
+        ({"for_all": True}, 1001, 2002, 0o755),  # a further group of the identity
+        ({"for_all": True}, 1002, 2001, 0o4755),
+        ({"for_all": True}, 1001, 2003, 0o2755),
+    ],
+)
+def test_set_id_bits_of_an_identity_that_several_callers_have(
+    how: dict[str, Any], uid: int, gid: int, shown: int
+) -> None:
+    fixed = Caller(1001, 2001, frozenset({2001, 2002}))
+    told = View(Policy(parse_options("rw")[0]), fixed, **how).show(Attrs("f", 0o106755, uid, gid))
+    assert told is not None
+    assert told[0] & 0o7777 == shown
+
+
 def test_set_id_bits_of_plug_ins_that_say_who_is_who() -> None:
     own = with_methods(client_id=lambda kind, i: i)
     assert own.show(Attrs("f", 0o106755, 5, 6)) == (0o100755, 5, 6, 1)

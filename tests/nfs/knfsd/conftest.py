@@ -1,4 +1,4 @@
-"""Tests against the kernel's NFS server and client, which run in the laboratory's guest (tests/nfs/lab)."""
+"""Tests against the kernel's NFS server and client, which run in the laboratory's guest (bench/lab)."""
 
 import json
 import os

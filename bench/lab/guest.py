@@ -1,0 +1,98 @@
+"""A guest whose kernel has an NFS server and client: user-mode Linux, an ordinary process.
+
+It sees the host's files, read-only with a tmpfs on top (init, next to this), and shares one directory with the host.
+"""
+
+import contextlib
+import glob
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+
+OUT = "/run/out"
+"""In the guest: the directory it shares with the host."""
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
+"""The project, which the guest sees at the same place."""
+
+UML = "/usr"
+
+_MEMORY = "1500M"
+
+
+def inside() -> bool:
+    """Is this the guest?"""
+    return os.path.exists(os.path.join(OUT, "command"))
+
+
+def missing() -> str | None:
+    """Why there cannot be a guest here, with the way out."""
+    if os.geteuid() != 0:
+        return "needs root: the guest sees the host's files as the user who runs it"
+    if not _kernel() or not glob.glob(os.path.join(UML, "lib", "uml", "modules", "*")):
+        return "needs user-mode Linux (scripts/setup --test)"
+    for program in ("/usr/sbin/exportfs", "/usr/sbin/rpc.nfsd", "/sbin/rpcbind", "/sbin/mount.nfs"):
+        if not os.path.exists(program):
+            return f"needs {program} (scripts/setup --test)"
+    return None
+
+
+def _kernel() -> str | None:
+    path = os.path.join(UML, "bin", "linux.uml")
+    return path if os.access(path, os.X_OK) else None
+
+
+class Guest:
+    """One guest from boot to power-off. Use it as a context manager: whatever happens, its processes end.
+
+    Args:
+        command: shell text to run in it as root.
+    """
+
+    def __init__(self, command: str) -> None:
+        self.out = tempfile.mkdtemp(prefix="cloakfs-lab-")
+        with open(os.path.join(self.out, "command"), "w", encoding="utf-8") as file:
+            file.write(command)
+        modules = glob.glob(os.path.join(UML, "lib", "uml", "modules", "*"))[0]
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else self.out
+        here = os.path.dirname(__file__)
+        init = os.path.join(here, "init")
+        wide_fpu = os.path.join(self.out, "wide_fpu.so")
+        subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", wide_fpu, os.path.join(here, "wide_fpu.c")], check=True)
+        with open(os.path.join(self.out, "console"), "wb") as console:
+            self._process = subprocess.Popen(
+                [_kernel() or "", f"mem={_MEMORY}", "quiet", "loglevel=1", "root=none", "rootfstype=hostfs",
+                 "rootflags=/", "ro", f"init={init}", f"lab.out={self.out}", f"lab.modules={modules}",
+                 f"lab.root={ROOT}", f"uml_dir={self.out}", "umid=guest", "con=null", "con0=null,fd:1"],
+                stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT, start_new_session=True,
+                env={**os.environ, "TMPDIR": memory, "LD_PRELOAD": wide_fpu},
+            )  # fmt: skip
+
+    def read(self, name: str) -> str:
+        """A file that the guest left, "" if it did not."""
+        with (
+            contextlib.suppress(FileNotFoundError),
+            open(os.path.join(self.out, name), encoding="utf-8", errors="replace") as file,
+        ):
+            return file.read()
+        return ""
+
+    def is_running(self) -> bool:
+        """Return whether it has neither powered off nor died."""
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        """End it, and remove the directory that it shares with the host."""
+        # All of its processes are in the session that it began.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        shutil.rmtree(self.out)
+
+    def __enter__(self) -> "Guest":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

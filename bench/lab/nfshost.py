@@ -1,0 +1,64 @@
+"""An NFS server on the kernel of the laboratory's guest."""
+
+import os
+import subprocess
+import time
+
+_NFS_CONF = """\
+[general]
+pipefs-directory=/run/rpc_pipefs
+[mountd]
+manage-gids={manage_gids}
+port=20048
+"""
+
+
+def sh(*command: str, check: bool = True, timeout: float = 60) -> str:
+    """The standard output of a command."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout)
+    if check and done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: exit {done.returncode}: {done.stderr}{done.stdout}")
+    return done.stdout
+
+
+def drop_caches() -> None:
+    """Have the kernel, which is client and server at once here, forget all inodes and dentries that it can."""
+    os.sync()
+    with open("/proc/sys/vm/drop_caches", "w", encoding="ascii") as file:
+        file.write("2\n")
+
+
+class NfsHost:
+    """What a machine with nfs-kernel-server runs; no grace time to wait for."""
+
+    def __init__(self) -> None:
+        sh("mount", "-t", "rpc_pipefs", "rpc_pipefs", "/run/rpc_pipefs")
+        sh("mount", "-t", "nfsd", "nfsd", "/proc/fs/nfsd")
+        sh("rpcbind", "-w")
+        self._mountd = self._start_mountd(manage_gids=False)
+        sh("rpc.statd")
+        self.set_threads(8)
+        with open("/proc/fs/nfsd/v4_end_grace", "w", encoding="ascii") as file:
+            file.write("Y")
+
+    def set_threads(self, number: int) -> None:
+        """Run with so many threads; 1 has every request served by the thread that served the one before."""
+        sh("rpc.nfsd", "-G", "10", "-L", "10", str(number))
+
+    @staticmethod
+    def _start_mountd(*, manage_gids: bool) -> subprocess.Popen[bytes]:
+        with open("/etc/nfs.conf", "w", encoding="ascii") as file:
+            file.write(_NFS_CONF.format(manage_gids="y" if manage_gids else "n"))
+        return subprocess.Popen(["rpc.mountd", "-F"], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def restart_mountd(self, *, manage_gids: bool = False) -> None:
+        """Start mountd anew, which forgets what it has told the kernel."""
+        self.close()
+        self._mountd = self._start_mountd(manage_gids=manage_gids)
+        time.sleep(1)
+        sh("exportfs", "-f")
+
+    def close(self) -> None:
+        """End mountd."""
+        self._mountd.terminate()
+        self._mountd.wait()

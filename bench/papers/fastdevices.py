@@ -1,0 +1,137 @@
+"""Reading ahead where reads take less than a millisecond: whether it gains there, and what rivals it.
+
+The daemon asks for nothing on such devices (docs/prefetch.md), so that most users never meet the heuristics of Ellard &
+Seltzer. `always` asks whatever the device, and shows what they miss.
+"""
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+
+from ..peers import mounting
+from ..prefetch.experiments import ALWAYS, CURSORS, DEVICE, DISK, OFF, OPTIONS, Case, Site
+from ..prefetch.slowdisk import SlowDiskError, fast_disk
+from ..prefetch.streams import Read, generate, reordered
+from ..workers import undisturbed
+from .ellard import PAPER
+from .experiment import Experiment, Figure, Form, Measured, Outcome, RunOnce, Sample, Unavailable, Verdict
+from .laboratory import Laboratory
+
+_M = 1 << 20
+_SIZE, _QUICK_SIZE = 64 * _M, 2 * _M
+_BLOCK = 8192
+_SMALL_KB, _LARGE_KB = 128, 2048
+_TUNED = f"{OFF}, kernel {_LARGE_KB} KiB"
+
+_IN_ORDER, _REORDERED, _STRIDES, _RANDOM = "in order", "6 % reordered", "4 strides", "random"
+_PATTERNS = (_IN_ORDER, _REORDERED, _STRIDES, _RANDOM)
+_PEERS = {_SMALL_KB: (OFF, CURSORS, ALWAYS), _LARGE_KB: (OFF,)}
+
+
+def _streams(pattern: str, size: int, seed: int, prefix: str) -> list[list[Read]]:
+    if pattern == _RANDOM:
+        (stream,) = generate("random", size, 4096, seed=seed, prefix=prefix)
+        return [stream[: len(stream) // 8]]
+    (stream,) = generate("stride" if pattern == _STRIDES else "sequential", size, _BLOCK, stride=4, prefix=prefix)
+    return [reordered(stream, 0.06, seed) if pattern == _REORDERED else stream]
+
+
+def _points(quick: bool) -> list[str]:
+    return [_REORDERED, _STRIDES] if quick else list(_PATTERNS)
+
+
+@contextlib.contextmanager
+def _laboratory(base: str, read_ahead_kb: int, mib: int) -> Iterator[Laboratory]:
+    with contextlib.ExitStack() as stack:
+        try:
+            disk = stack.enter_context(fast_disk(mib, read_ahead_kb=read_ahead_kb))
+        except SlowDiskError as exc:
+            raise Unavailable(str(exc)) from exc
+        site = Site(disk.path, {}, None)
+        for name in _PEERS[read_ahead_kb]:
+            at = os.path.join(base, f"{read_ahead_kb}-{name}")
+            with undisturbed():
+                os.mkdir(at)
+                start = mounting(f"no_root_squash,{OPTIONS[name]}", uid=0)
+                site.peers[name] = start(stack, name, disk.path, at)()
+        yield Laboratory(site, disk, disk.about)
+
+
+@contextlib.contextmanager
+def _site(quick: bool) -> Iterator[RunOnce]:
+    size = _QUICK_SIZE if quick else _SIZE
+    with contextlib.ExitStack() as stack:
+        with undisturbed():
+            base = os.path.realpath(tempfile.mkdtemp(prefix="cloakfs-papers-"))
+            stack.callback(shutil.rmtree, base)
+        labs = {kb: stack.enter_context(_laboratory(base, kb, 2 * (size >> 20) + 64)) for kb in _PEERS}
+
+        def run_once(point: str, run: int) -> Outcome:
+            rates: dict[str, float] = {}
+            proof: dict[str, object] = {}
+            for kb in (_SMALL_KB, _LARGE_KB)[:: 1 if run % 2 else -1]:
+                case = Case(DEVICE, point, DISK, _PEERS[kb], 1, partial(_streams, point, size))
+                found, said = labs[kb].rates(case, run)
+                rates |= found if kb == _SMALL_KB else {_TUNED: found[OFF]}
+                proof |= {name if kb == _SMALL_KB else f"{name}, {kb} KiB": value for name, value in said.items()}
+            names = (OFF, _TUNED, CURSORS, ALWAYS)
+            return Outcome(tuple(Sample("ellard-fast", name, point, rates[name]) for name in names), proof)
+
+        yield run_once
+
+
+def _judge(found: Measured) -> Verdict:
+    streams = [x for x in found.xs if x != _RANDOM]
+    gains = {x: found.ratio(ALWAYS, OFF, x) for x in streams}
+    tuned = {x: found.ratio(_TUNED, OFF, x) for x in streams}
+    costs = min(found.ratio(CURSORS, OFF, x) for x in found.xs)
+    told = ", ".join(f"{gains[x]:.2f} ({tuned[x]:.2f}) {x}" for x in streams)
+    return Verdict.of(
+        {
+            "the mount loses nothing where it does not read ahead": costs >= 0.95,
+            "nor would it gain by reading ahead": max(gains.values()) < 1.1,
+        },
+        f"Reading ahead always, instead of leaving it to the kernel, gives {told}; in brackets, what a larger "
+        f"read_ahead_kb gives. The least of {CURSORS} / {OFF} is {costs:.2f}.",
+    )
+
+
+EXPERIMENTS = (
+    Experiment(
+        key="ellard-fast",
+        figures=(
+            Figure(
+                key="ellard-fast",
+                paper=PAPER,
+                place="not in the paper",
+                title="a disk of today, whose reads take less than a millisecond",
+                claim=(
+                    "None. cloakfs claims that the kernel's own read-ahead is enough on such a device, and asks for "
+                    "nothing itself."
+                ),
+                unit="MB/s",
+                x_label="pattern",
+                differs=(
+                    "The disk that `$TMPDIR` is on, through a loop device that bypasses the page cache below it "
+                    f"(direct I/O), with read_ahead_kb {_SMALL_KB}, or {_LARGE_KB} as the rival. One reader, blocks of "
+                    "8 KiB (random: 4 KiB) from the mount, without any cache above the daemon."
+                ),
+                criterion=(
+                    f"{CURSORS} / {OFF} is at least 0.95 for every pattern; {ALWAYS} / {OFF} is below 1.1 for every "
+                    "pattern but random reads. If the second fails, the daemon gives away what it could gain."
+                ),
+                judge=_judge,
+                paper_note="There are none.",
+                baseline=OFF,
+                form=Form.BARS,
+            ),
+        ),
+        runs=10,
+        points=_points,
+        site=_site,
+        seconds=lambda point, quick: 1.5 if quick else 12.0,
+    ),
+)

@@ -1,0 +1,117 @@
+"""`cloakfs metrics`: the figures of this machine's mounts and services, for a monitoring system."""
+
+import ipaddress
+import os
+import re
+import stat
+from typing import TYPE_CHECKING
+
+import click
+
+from .common import fail, mount_point, note
+from .completion import a_file, a_mount_point
+
+if TYPE_CHECKING:
+    from cloakfs.health import Machine
+
+_SHORTEST_TOKEN = 16
+
+
+@click.command()
+@click.argument("mountpoints", nargs=-1, metavar="[MOUNTPOINT]…", shell_complete=a_mount_point)
+@click.option("--listen", metavar="PLACE", help="Serve them over HTTP: ADDRESS:PORT, or the path of a unix socket.")
+@click.option("--group", metavar="GROUP", help="A group that may use the unix socket, besides root.")
+@click.option(
+    "--token", metavar="FILE", shell_complete=a_file, help="Admit who sends the token in FILE (Authorization: Bearer)."
+)
+@click.option("--without-token", is_flag=True, help="Let everybody on this machine ask at the port.")
+@click.option("--beyond-this-machine", is_flag=True, help="Allow an ADDRESS that other machines can reach.")
+def metrics(
+    mountpoints: tuple[str, ...],
+    *,
+    listen: str | None,
+    group: str | None,
+    token: str | None,
+    without_token: bool,
+    beyond_this_machine: bool,
+) -> None:
+    """Print the figures of mounts and services as OpenMetrics, or serve them to a monitoring system.
+
+    What does not answer within five seconds has the value 0 of `cloakfs_up` or `cloakfs_service_up`, and no other
+    figures. A port needs a --token, because everybody on this machine can connect to it: a caller who looks a name up
+    and watches the figures could tell whether it is hidden or absent.
+
+    Exit status: 0 printed, or served until a signal came; 1 not root, a MOUNTPOINT is no cloakfs mount, or PLACE
+    cannot be used; 2 the command line is wrong.
+    """
+    if os.geteuid() != 0:
+        fail("only root may ask the daemons", 1)
+    # These take longer to import than --help should take.
+    from cloakfs.health import look  # noqa: PLC0415
+
+    from . import metricsserver  # noqa: PLC0415
+    from .openmetrics import text  # noqa: PLC0415
+
+    paths = [mount_point(path) for path in mountpoints]
+
+    def wanted() -> "Machine":
+        machine = look()
+        return machine.only(paths) if paths else machine
+
+    if listen is None:
+        if group or token or without_token or beyond_this_machine:
+            fail("--group, --token, --without-token and --beyond-this-machine need --listen", 2)
+        machine = wanted()
+        for one in machine.mounts:
+            if one.is_absent:
+                fail(f"{one.path}: {one.complaint} (cloakfs status lists all)", 1)
+        click.echo(text(machine), nl=False)
+        return
+    secret = _secret(token) if token else None
+    if listen.startswith("/"):
+        place: str | tuple[str, int] = listen
+    else:
+        place = _address(listen, beyond=beyond_this_machine)
+        if secret is None and (beyond_this_machine or not without_token):
+            fail("a port needs --token FILE (or --without-token, if all users of this machine may see the figures)", 2)
+        if group:
+            fail("--group is for a unix socket; at a port, use --token", 2)
+    try:
+        server = metricsserver.Server(place, group, secret, wanted)
+    except (OSError, LookupError) as exc:
+        fail(f"--listen {listen}: {exc.strerror if isinstance(exc, OSError) else exc.args[0]}", 1)
+    note(f"metrics are served at {server.place}")
+    server.serve()
+
+
+def _address(listen: str, *, beyond: bool) -> tuple[str, int]:
+    """Return the address and the port; the command ends if they are wrong, or others could reach them."""
+    found = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([0-9.]+|localhost)):(\d{1,5})", listen)
+    try:
+        if found is None or int(found[3]) > 65535:
+            raise ValueError
+        address = ipaddress.ip_address("127.0.0.1" if found[2] == "localhost" else found[1] or found[2])
+    except ValueError:
+        fail(f"--listen {listen}: expected ADDRESS:PORT, [ADDRESS]:PORT or the absolute path of a unix socket", 2)
+    if not address.is_loopback and not beyond:
+        fail(
+            f"--listen {listen}: other machines may reach that; use 127.0.0.1 or [::1], or --beyond-this-machine if it "
+            "is meant",
+            1,
+        )
+    return str(address), int(found[3])
+
+
+def _secret(path: str) -> bytes:
+    """Return the token in this file; the command ends if that is none, or not a secret."""
+    try:
+        with open(path, "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            token = file.read(4096).strip()
+    except OSError as exc:
+        fail(f"--token {path}: {exc.strerror}", 1)
+    if mode & stat.S_IROTH:
+        fail(f"--token {path}: everybody can read it (chmod o-r {path})", 1)
+    if len(token) < _SHORTEST_TOKEN or len(token.split()) > 1:
+        fail(f"--token {path}: expected one word of at least {_SHORTEST_TOKEN} characters", 1)
+    return token

@@ -1,0 +1,1 @@
+"""What a compromised client could do: `cloakfs exposure`."""

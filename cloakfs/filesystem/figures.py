@@ -1,0 +1,41 @@
+"""The figures of a mount at one moment, for `cloakfs metrics`."""
+
+import time
+from typing import Any, get_args
+
+from ..probes import Kind
+from ..tree.index import Index
+from .core import Core
+
+
+def figures(mount: Core, index: Index) -> dict[str, Any]:
+    """Return the figures, ready for JSON. They tell of no single caller, and have no names of files.
+
+    Returns:
+        "view" is the kind of the views: "caller" or "fixed". "counters" and "gauges" have plain numbers, and the
+        remaining fields are those of `Counters.plain`.
+    """
+    asked, useful, wasted = mount.reader.read_ahead()
+    return {
+        **mount.requests.counters.plain(),
+        "view": "fixed" if mount.views.fixed else "caller",
+        "counters": {
+            "cpu_seconds": time.process_time(),
+            "reads_in_memory": mount.reader.counts["hits"],
+            "reads_waited": mount.reader.counts["misses"],
+            "prefetch_asked_bytes": asked,
+            "prefetch_useful_bytes": useful,
+            "prefetch_wasted_bytes": wasted,
+            "probes": sum(mount.probing.probes.counts[kind] for kind in get_args(Kind)),
+            "probe_alarms": mount.probing.probes.counts["alarms"],
+        },
+        "gauges": {
+            "waiting_requests": sum(mount.requests.waiting.values()),
+            "descriptors_cached": len(mount.nodes.descriptors),
+            "descriptors_cached_most": mount.nodes.descriptors.max_fds,
+            "descriptors_clients": len(mount.files.by_fd),
+            "descriptors_clients_most": mount.files.most,
+            "known_objects": len(mount.nodes.registry.by_number),
+            "index_bytes": index.size(),
+        },
+    }

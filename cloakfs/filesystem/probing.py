@@ -1,0 +1,165 @@
+"""Notes who asks for what is hidden from it, and who guesses file handles; counts that later, and tells of alarms.
+
+A prober must not notice. So a request only makes a note, the same whether its name is hidden or absent, and the notes
+are counted every half a second, at a time that no request determines.
+"""
+
+import contextlib
+import errno
+import logging
+import time
+from collections.abc import Iterator
+
+import trio
+from pyfuse3 import FUSEError, InodeT, RequestContext
+
+from .. import linux
+from ..config.options import Options
+from ..events import Events
+from ..ids import ClientId
+from ..probes import Alarm, Identity, Kind, Probes
+from ..tree.door import INSIDER
+from ..tree.nodes import Nodes
+from ..views import Views
+from .entered import Entered
+from .paths import known_path
+
+log = logging.getLogger(__name__)
+
+MOST_NOTES = 16_384
+"""How many notes are kept until they are counted; the others are `dropped`."""
+
+_COUNT_SECONDS = 0.5
+
+# A minute has at most this many lines in the log, however many callers there are.
+_LOGGED_SECONDS = 60.0
+_MOST_LOGGED = 10
+
+_ABSENT = None  # the kind of note that is not counted
+
+
+class Probing:
+    """Notes the probes of one mount.
+
+    Args:
+        nodes: the objects.
+        views: the views that the mount offers.
+        mountpoint: the mount point.
+        exported: whether an NFS server exports the mount.
+
+    Attributes:
+        probes: the counts.
+        events: the events of the mount.
+    """
+
+    def __init__(self, nodes: Nodes, views: Views, mountpoint: str, *, exported: bool) -> None:
+        self.probes = Probes()
+        self.events = Events()
+        self._nodes = nodes
+        self._views = views
+        self._mountpoint = mountpoint
+        self._exported = exported
+        self._pause = 0.0  # in seconds; 0 for none
+        self._notes: dict[tuple[Kind | None, Identity, int, bytes], int] = {}
+        self._logged_since = -_LOGGED_SECONDS
+        self._logged = self._not_logged = 0
+
+    def use(self, options: Options) -> None:
+        """Apply the options from now on."""
+        self.probes.use(options.probe_alarm)
+        self._pause = options.probe_delay / 1000
+
+    # -- while a request is served -----------------------------------------------------------------
+
+    def looked_up(self, at: Entered, name: bytes, ctx: RequestContext, *, is_hidden: bool) -> None:
+        """Note that a caller is about to be told that `name` is absent.
+
+        Raises:
+            FUSEError: EAGAIN: it exceeded the rate, and was told so of another name just now. (To hold back the answer
+                would hold up others: the kernel keeps the directory locked meanwhile.)
+        """
+        if not at.view.hides or at.who is INSIDER or self.probes.rate is None:
+            return
+        who = Identity(ClientId(ctx.uid), at.number)
+        self._note(("lookups" if is_hidden else _ABSENT, who, at.obj.number, name))
+        if self._pause and not self.probes.may_tell(who, (at.obj.number, name), time.monotonic(), self._pause):
+            self.probes.counts["refused"] += 1
+            raise FUSEError(errno.EAGAIN)
+
+    @contextlib.contextmanager
+    def making(self, at: Entered, name: bytes, ctx: RequestContext) -> Iterator[None]:
+        """Note if what is made in this context fails because something has that name."""
+        try:
+            yield
+        except (FileExistsError, FUSEError):
+            if at.view.hides and at.who is not INSIDER and self.probes.rate is not None:
+                self._note(("creations", Identity(ClientId(ctx.uid), at.number), at.obj.number, name))
+            raise
+
+    def handle_refused(self, inode: InodeT, ctx: RequestContext) -> None:
+        """Note that a file handle did not lead anywhere; only one that was never given to anybody counts.
+
+        An NFS server decodes a handle before it acts as the caller who sent it, so there nobody can tell who that was.
+        """
+        linux.act_as_daemon()
+        if self.probes.rate is not None and not self._nodes.was_given(inode):
+            self._note(("handles", Identity(None if self._exported else ClientId(ctx.uid), 0), inode, b""))
+
+    def _note(self, note: tuple[Kind | None, Identity, int, bytes]) -> None:
+        times = self._notes.get(note, 0)
+        if times or len(self._notes) < MOST_NOTES:
+            self._notes[note] = times + 1
+        else:
+            self.probes.counts["dropped"] += 1
+
+    # -- later -------------------------------------------------------------------------------------
+
+    async def keep_counting(self) -> None:
+        """Count what was noted, for ever."""
+        while True:
+            await trio.sleep(_COUNT_SECONDS)
+            notes, self._notes = self._notes, {}
+            now = time.monotonic()
+            for (kind, who, place, name), times in notes.items():
+                if kind is not _ABSENT:
+                    alarm = self.probes.count(who, kind, (place, name), now, times)
+                    if alarm is not None:
+                        self._tell(alarm, place if kind != "handles" else None, name)
+
+    def _tell(self, alarm: Alarm, place: int | None, name: bytes) -> None:
+        uid, view = alarm.who
+        obj = None if place is None else self._nodes.known_as(place)
+        path = None if obj is None else known_path(self._nodes, self._views, self._mountpoint, view, obj, name)
+        label = self._views.label(view) if view else None
+        self.events.tell(
+            {
+                "time": time.time(),
+                "event": "probing",
+                "client": None if uid is None else {"uid": uid},
+                "view": label,
+                "rate": str(alarm.rate),
+                "lookups": alarm.counts.get("lookups", 0),
+                "creations": alarm.counts.get("creations", 0),
+                "handles": alarm.counts.get("handles", 0),
+                "path": path,
+                "delay": round(self._pause * 1000) if uid is not None else 0,
+            }
+        )
+        whose = "an unknown caller of the NFS server" if uid is None else f"client uid {uid}"
+        where = "" if label is None else f" in view @{label}"
+        self._log(
+            f"{self._mountpoint}: {whose}{where} asks for what is hidden from it: more than {alarm.rate} "
+            f"(cloakfs events {self._mountpoint})"
+        )
+
+    def _log(self, line: str) -> None:
+        now = time.monotonic()
+        if now >= self._logged_since + _LOGGED_SECONDS:
+            if self._not_logged:
+                log.warning("%s: %d further alarms were not logged", self._mountpoint, self._not_logged)
+            self._logged_since, self._logged, self._not_logged = now, 0, 0
+        if self._logged < _MOST_LOGGED:
+            self._logged += 1
+            log.warning("%s", line)
+        else:
+            self._not_logged += 1

@@ -1,0 +1,353 @@
+"""Makes a record of each request while somebody traces the mount: who asked for what, the answer, and why."""
+
+import contextlib
+import errno
+import logging
+import os
+import stat
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from pyfuse3 import EntryAttributes, FileInfo, FUSEError, InodeT, RequestContext
+
+from .. import linux
+from ..above import INSIDE
+from ..ids import ClientId
+from ..linux import process
+from ..loop import SHARE
+from ..tracers import Record
+from ..tree.notes import Hidden, Notes, noting
+from ..tree.objects import Object
+from ..view import View
+from .paths import known_path
+from .pyfuse3memory import requester
+
+if TYPE_CHECKING:
+    from .core import Core
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+_ACCESS = {os.O_RDONLY: "O_RDONLY", os.O_WRONLY: "O_WRONLY", os.O_RDWR: "O_RDWR"}
+_FLAGS = ("O_CREAT", "O_EXCL", "O_TRUNC", "O_APPEND", "O_NOATIME", "O_DIRECT")
+
+
+class _Caller(NamedTuple):
+    """Who makes a request: client ids, thread, and the name of its command if it still runs."""
+
+    uid: int
+    gid: int
+    pid: int
+    command: str | None
+
+
+class _Place(NamedTuple):
+    """What a request is about: an object, and perhaps a name in it, in the view with this number."""
+
+    number: int
+    obj: Object
+    name: bytes | None = None
+
+
+@dataclass(slots=True)
+class _Begun:
+    """A request that has not been answered yet."""
+
+    operation: str
+    given: Mapping[str, Any]
+    notes: Notes
+    time: float
+    began: int
+    caller: _Caller | None
+    place: _Place | None
+    paths: list[str | None]
+
+
+class Trace:
+    """Makes the records. There is a new one each time that somebody begins to trace a mount nobody has traced.
+
+    Args:
+        mount: the mount.
+        tell: called with each record.
+    """
+
+    def __init__(self, mount: "Core", tell: Callable[[Record], None]) -> None:
+        self._mount = mount
+        self._tell = tell
+        self._openers: dict[int, _Caller] = {}  # by handle: pyfuse3 does not report who reads and writes
+        self._has_failed = False
+
+    async def answer(self, operation: str, given: Mapping[str, Any], answer: Coroutine[Any, Any, _T]) -> _T:
+        """Return the answer to a request, and tell of it.
+
+        Args:
+            operation: its name.
+            given: its arguments, by name.
+            answer: computes the answer; the only exceptions that it raises are `FUSEError` and cancellation.
+        """
+        notes = Notes()
+        token = noting.set(notes)
+        begun = None
+        try:
+            with self._no_failure_matters():
+                begun = self._begin(operation, given, notes)
+            try:
+                result = await answer
+            except FUSEError as exc:
+                with self._no_failure_matters():
+                    self._end(begun, None, exc)
+                raise
+            with self._no_failure_matters():
+                self._end(begun, result, None)
+            return result
+        finally:
+            noting.reset(token)
+
+    @contextlib.contextmanager
+    def _no_failure_matters(self) -> Any:
+        """Keep a failure to make a record from becoming the answer; the first one is logged."""
+        try:
+            yield
+        except Exception:
+            linux.act_as_daemon()  # the traceback reads source files
+            if not self._has_failed:
+                self._has_failed = True
+                log.exception("a request cannot be traced")
+
+    def _begin(self, operation: str, given: Mapping[str, Any], notes: Notes) -> _Begun:
+        """Note what can only be found out before the request is answered."""
+        caller = self._caller(operation, given)
+        place, paths = self._place(given), self._paths(given)
+        return _Begun(operation, given, notes, time.time(), time.perf_counter_ns(), caller, place, paths)
+
+    def _end(self, begun: _Begun | None, result: object, exc: FUSEError | None) -> None:
+        if begun is None:
+            return
+        took = (time.perf_counter_ns() - begun.began) // 1000
+        operation, given = begun.operation, begun.given
+        code = exc.errno if exc is not None else _error_in(operation, result)
+        self._follow_handles(operation, given, result, begun.caller)
+        paths = [path or later for path, later in zip(begun.paths, self._paths(given), strict=True)]
+        is_inside = begun.caller is not None and self._is_inside(begun.caller)
+        place = begun.place or self._place(given)
+        # A successful request hid nothing from its caller, except from a listing.
+        hidden = begun.notes.hidden if (code or operation == "readdir") and not is_inside else []
+        self._tell(
+            {
+                "time": begun.time,
+                "operation": operation,
+                "path": paths[0],
+                "new_path": paths[1],
+                "request": _asked(operation, given),
+                "pid": begun.caller.pid if begun.caller else None,
+                "command": begun.caller.command if begun.caller else None,
+                "client": {"uid": begun.caller.uid, "gid": begun.caller.gid} if begun.caller else None,
+                "server": None if is_inside else self._server(place, begun),
+                "inside": is_inside,
+                "error": errno.errorcode.get(code, str(code)) if code else None,
+                "answer": None if code else _answered(operation, result),
+                "remembers": _remembered(operation, result),
+                "hidden": [{"path": self._path_of(one, begun, place), "reason": one.reason} for one in hidden],
+                "more_hidden": begun.notes.more if hidden else 0,
+                "refused": None if hidden or exc is None else self._refusal(exc, begun, place),
+                "microseconds": took,
+            }
+        )
+
+    # -- who -----------------------------------------------------------------------------------------
+
+    def _caller(self, operation: str, given: Mapping[str, Any]) -> _Caller | None:
+        ctx: RequestContext | None = requester(given["token"]) if operation == "readdir" else given.get("ctx")
+        if ctx is None:
+            return self._openers.get(given["fh"])
+        return _Caller(ctx.uid, ctx.gid, ctx.pid, process.command_of(ctx.pid))
+
+    def _follow_handles(self, operation: str, given: Mapping[str, Any], result: object, caller: _Caller | None) -> None:
+        if operation in ("release", "releasedir"):
+            self._openers.pop(given["fh"], None)
+        elif caller is not None:
+            match result:
+                case int() if operation == "opendir":
+                    self._openers[result] = caller
+                case FileInfo() as opened:
+                    self._openers[opened.fh] = caller
+                case (FileInfo() as opened, _):
+                    self._openers[opened.fh] = caller
+
+    def _is_inside(self, caller: _Caller) -> bool:
+        """Whether this daemon, or one above, asks on its own behalf."""
+        return caller.pid in self._mount.inside.threads or (caller.uid, caller.gid) == INSIDE[:2]
+
+    def _server(self, place: _Place | None, begun: _Begun) -> dict[str, int] | None:
+        """Return the identity that the request was served as; None if it has none."""
+        who: tuple[int, int] | None = None
+        view = self._view(place)
+        file = self._mount.files.by_fd.get(begun.given.get("fh", -1)) if "ctx" not in begun.given else None
+        if begun.notes.who is not None:
+            who = begun.notes.who.uid, begun.notes.who.gid
+        elif view is None or (begun.caller is not None and not view.admits(ClientId(begun.caller.uid))):
+            return None
+        elif view.fixed is not None:
+            who = view.fixed.uid, view.fixed.gid
+        elif begun.caller is not None and view.forwards_by_mapping:
+            who = view.server_ids(*_client_ids(begun.caller))
+        elif file is not None:
+            return {"uid": file.uid}
+        return None if who is None else {"uid": who[0], "gid": who[1]}
+
+    def _view(self, place: _Place | None) -> View | None:
+        is_top = place is None or (self._mount.views.top and not place.number)
+        return None if is_top or place is None else self._mount.views.get(place.number)
+
+    # -- what ----------------------------------------------------------------------------------------
+
+    def _place(self, given: Mapping[str, Any]) -> _Place | None:
+        """Return what the request is about; None if it is not known."""
+        file = self._mount.files.by_fd.get(given["fh"]) if given.get("fh") is not None else None
+        if file is not None:
+            return _Place(file.number, file.obj)
+        for parent, name in (("parent_inode", "name"), ("parent_inode_old", "name_old"), ("inode", "")):
+            if parent in given:
+                return self._known(given[parent], given.get(name))
+        return None
+
+    def _known(self, inode: InodeT, name: bytes | None) -> _Place | None:
+        obj = self._mount.nodes.known_as(inode)
+        return None if obj is None else _Place(self._mount.nodes.view_of(inode), obj, name)
+
+    def _paths(self, given: Mapping[str, Any]) -> list[str | None]:
+        """Return the path that the request is about, and the second one if there are two (link, rename)."""
+        second = next((name for name in ("new_parent_inode", "parent_inode_new") if name in given), None)
+        other = None
+        if second is not None:
+            other = self._known(given[second], given["new_name" if second == "new_parent_inode" else "name_new"])
+        if given.keys() <= {"ctx"}:  # statfs
+            return [self._mount.inside.mountpoint, None]
+        return [self._path(self._place(given)), self._path(other)]
+
+    def _path(self, place: _Place | None) -> str | None:
+        """Return the last known path of a place, which is below the mount point; None if that is not known."""
+        if place is None:
+            return None
+        mount = self._mount
+        return known_path(mount.nodes, mount.views, mount.inside.mountpoint, place.number, place.obj, place.name)
+
+    def _path_of(self, hidden: Hidden, begun: _Begun, place: _Place | None) -> str | None:
+        if place is None:
+            return None
+        if hidden.obj is not None:
+            return self._path(_Place(place.number, hidden.obj))
+        if hidden.name in (begun.given.get("name_new"), begun.given.get("new_name")):
+            return begun.paths[1]
+        return self._path(place._replace(name=hidden.name))
+
+    # -- why -----------------------------------------------------------------------------------------
+
+    def _refusal(self, exc: FUSEError, begun: _Begun, place: _Place | None) -> str | None:
+        """Return why the request was refused, in words; None if the error says it all."""
+        caller, view = begun.caller, self._view(place)
+        if exc.errno == errno.EIO and not isinstance(exc.__context__, OSError):
+            return "the daemon failed; see its log"
+        if exc.errno == errno.EAGAIN:
+            if caller is not None and self._mount.requests.waiting.get(caller.uid, 0) >= SHARE:
+                return f"{SHARE} requests of this caller wait already"
+            return None
+        if exc.errno not in (errno.EACCES, errno.EPERM):
+            return None
+        if view is not None and caller is not None and not view.admits(ClientId(caller.uid)):
+            return "the view does not let this caller in"
+        if place is not None and place.name is not None and self._mount.views.top and not place.number:
+            return "there is no such view, or it does not let this caller in"
+        if place is None or not isinstance(exc.__context__, PermissionError):
+            return None
+        why = "the real tree refuses it"
+        with contextlib.suppress(OSError):  # it is gone by now
+            if not self._mount.nodes.waits(place.obj):
+                info = place.obj.filesystem.stat(self._mount.nodes.fd(place.obj))
+                mode = f"{stat.filemode(info.st_mode)} {info.st_uid}:{info.st_gid}"
+                why += f" ({self._path(place._replace(name=None))} is {mode} there)"
+        return why
+
+
+def _client_ids(caller: _Caller) -> tuple[ClientId, ClientId]:
+    return ClientId(caller.uid), ClientId(caller.gid)
+
+
+def _error_in(operation: str, result: object) -> int:
+    """Return the error of an answer that was not raised; 0 if there is none."""
+    if operation == "lookup" and isinstance(result, EntryAttributes) and not result.st_ino:
+        return errno.ENOENT
+    return errno.EACCES if operation == "access" and result is False else 0
+
+
+def _asked(operation: str, given: Mapping[str, Any]) -> str | None:
+    """Return the arguments of a request, apart from paths, in words; None if there are none."""
+    match operation:
+        case "read":
+            return f"{given['size']} at {given['off']}"
+        case "write":
+            return f"{len(given['buf'])} at {given['off']}"
+        case "open" | "create":
+            flags = given["flags"]
+            named = [_ACCESS.get(flags & os.O_ACCMODE, ""), *(name for name in _FLAGS if flags & getattr(os, name))]
+            return "|".join(filter(None, named)) + (f" {given['mode'] & 0o7777:04o}" if operation == "create" else "")
+        case "mkdir" | "mknod":
+            return stat.filemode(given["mode"])
+        case "access":
+            return "".join(letter for letter, bit in zip("rwx", (4, 2, 1), strict=True) if given["mode"] & bit) or None
+        case "getxattr" | "setxattr" | "removexattr":
+            return os.fsdecode(given["name"])
+        case "symlink":
+            return os.fsdecode(given["target"])
+        case "setattr":
+            return ", ".join(_changes(given["attr"], given["fields"])) or None
+    return None
+
+
+def _changes(attr: EntryAttributes, fields: Any) -> list[str]:
+    changes = []
+    if fields.update_mode:
+        changes.append(f"mode {stat.S_IMODE(attr.st_mode):04o}")
+    if fields.update_uid:
+        changes.append(f"uid {attr.st_uid}")
+    if fields.update_gid:
+        changes.append(f"gid {attr.st_gid}")
+    if fields.update_size:
+        changes.append(f"size {attr.st_size}")
+    return changes + [name for name in ("atime", "mtime") if getattr(fields, f"update_{name}")]
+
+
+def _answered(operation: str, result: object) -> str:
+    """Return a successful answer in words: attributes as the client is shown them, a count of bytes, or 0."""
+    if isinstance(result, tuple):  # create
+        result = result[1]
+    match result:
+        case EntryAttributes():
+            return f"{stat.filemode(result.st_mode)} {result.st_uid}:{result.st_gid}"
+        case bytes() | bytearray() | memoryview():
+            return os.fsdecode(bytes(result)) if operation == "readlink" else str(len(result))
+        case int() if operation in ("write", "lseek"):
+            return str(result)
+        case list():
+            return str(len(result))
+    return "0"
+
+
+def _remembered(operation: str, result: object) -> dict[str, float] | None:
+    """Return what the kernel may remember of an answer, and for how many seconds; None if the answer has no such field.
+
+    "name" is where the name leads to (or that there is no such name), "attributes" what is shown of the object, and
+    "content" whether it may go on using what it has read before.
+    """
+    if isinstance(result, tuple):
+        result = result[1]
+    match result:
+        case EntryAttributes():
+            attributes = {"attributes": result.attr_timeout} if result.st_ino else {}
+            return attributes if operation in ("getattr", "setattr") else {"name": result.entry_timeout, **attributes}
+        case FileInfo():
+            return {"content": result.keep_cache}
+    return None

@@ -1,0 +1,109 @@
+"""The services (`cloakfs export`) of this machine, and what their guards tell of them."""
+
+import glob
+import json
+import os
+import socket
+from dataclasses import dataclass, field
+from typing import Any
+
+import trio
+
+from ..mounted import RUN_DIR
+from ..versions import is_known
+from . import leftover
+from .guard import VERSION, control_path
+from .server import ServerError
+
+_LONGEST_ANSWER = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """The state of a service.
+
+    Attributes:
+        name: its name.
+        pid: the pid of its guard; 0 if that is not known.
+        server: "knfsd" or "ganesha"; "" if that is not known.
+        complaint: why it is not healthy as a whole, in one line; None if it is, or is just starting or stopping.
+        mounts: its mounts, by mount point, each as in the answer of the guard (`Guard.status`).
+    """
+
+    name: str
+    pid: int = 0
+    server: str = ""
+    complaint: str | None = None
+    mounts: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def run_dir(name: str) -> str:
+    """Return the directory of the guard of the service with this name."""
+    return os.path.join(RUN_DIR, f"export-{name}")
+
+
+def names() -> list[str]:
+    """Return the names of the services that are up, or of which something may be left."""
+    places = glob.glob(os.path.join(glob.escape(RUN_DIR), "export-*/"))
+    return sorted(os.path.basename(place.rstrip("/")).removeprefix("export-") for place in places)
+
+
+async def ask(name: str, seconds: float) -> Service:
+    """Return the state of a service, within this time whatever happens."""
+    try:
+        with trio.fail_after(seconds):
+            told = await _answer(name)
+    except trio.TooSlowError:
+        record = _left(name)
+        return Service(
+            name,
+            record.pid if record else 0,
+            record.server if record else "",
+            f"its guard does not answer within {seconds:g} s: see {run_dir(name)}.log",
+            _mounts_of(record),
+        )
+    except (OSError, ValueError, TypeError):
+        return _unanswered(name)
+    if not is_known(told.get("version"), VERSION):
+        return Service(name, told.get("pid") or 0)
+    mounts = {mount["path"]: mount for mount in told["mounts"]}
+    complaint = told["complaint"] and f"{told['server']}: {told['complaint']}"
+    return Service(name, told["pid"], told["server"], complaint, mounts)
+
+
+async def _answer(name: str) -> dict[str, Any]:
+    with trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control:
+        await control.connect(control_path(run_dir(name)))
+        await control.send(b"status\n")
+        received = bytearray()
+        while more := await control.recv(1 << 16):
+            received += more
+            if len(received) > _LONGEST_ANSWER:
+                raise ValueError("the answer is too long")
+    return dict(json.loads(received))
+
+
+def _left(name: str) -> leftover.Record | None:
+    try:
+        return leftover.read(run_dir(name))
+    except ServerError:
+        return None
+
+
+def _mounts_of(record: leftover.Record | None) -> dict[str, dict[str, Any]]:
+    return {path: {"path": path} for path in record.paths} if record is not None else {}
+
+
+def _unanswered(name: str) -> Service:
+    """Return the state of a service whose guard cannot be asked: it has died, or is just starting or stopping."""
+    record = _left(name)
+    if record is None or record.is_watched:
+        return Service(name)
+    return Service(
+        name,
+        record.pid,
+        record.server,
+        f"its guard (process {record.pid}) has died, and nobody mounts again what dies "
+        f"(cloakfs export up --name {name} takes over, and down ends it)",
+        _mounts_of(record),
+    )

@@ -1,0 +1,169 @@
+"""Those who trace the requests of a mount: which records each one wants, and what it has not fetched yet.
+
+A record describes one request that was answered (`filesystem.trace` makes it, and docs/commands.md lists its fields).
+"""
+
+import contextlib
+import fnmatch
+import json
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import trio
+
+Record = dict[str, Any]
+
+
+class TooManyTracers(Exception):
+    """Nobody else can trace the mount at the moment; the text is one line that says why."""
+
+
+OPERATIONS = (
+    "access", "create", "fallocate", "flush", "fsync", "fsyncdir", "getattr", "getxattr", "link", "listxattr", "lookup",
+    "lseek", "mkdir", "mknod", "open", "opendir", "read", "readdir", "readlink", "release", "releasedir", "removexattr",
+    "rename", "rmdir", "setattr", "setxattr", "statfs", "symlink", "unlink", "write",
+)  # fmt: skip
+"""The operations that are traced."""
+
+MOST_TRACERS = 8
+"""How many may trace one mount at a time."""
+
+MOST_BYTES = 4 << 20
+"""How many bytes of records are kept for a tracer that does not fetch them; further records are dropped and counted."""
+
+# An idle tracer gets an empty answer after this time, so that the daemon notices if the tracer has gone.
+_IDLE_SECONDS = 0.5
+# Records are handed over in batches: a tracer that fetched each one by itself would keep the loop busy.
+_BATCH_SECONDS = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which records a tracer wants: those that meet all conditions.
+
+    Attributes:
+        users: client uids; none means all.
+        paths: patterns (fnmatch) of paths; what lies below is included. None means all.
+        operations: names of operations; none means all.
+        errors: only requests that were answered with an error.
+        hidden: only requests from whose caller something was hidden.
+    """
+
+    users: tuple[int, ...] = ()
+    paths: tuple[str, ...] = ()
+    operations: tuple[str, ...] = ()
+    errors: bool = False
+    hidden: bool = False
+
+    @classmethod
+    def parse(cls, told: dict[str, Any]) -> Self:
+        """Return what the JSON object `told` stands for.
+
+        Raises:
+            TypeError: it has other fields, or a field is of another type.
+        """
+        conditions: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in told.items()
+        }
+        wanted = cls(**conditions)
+        lists = (wanted.users, int), (wanted.paths, str), (wanted.operations, str)
+        if not all(type(values) is tuple and all(type(value) is kind for value in values) for values, kind in lists):
+            raise TypeError("a condition is of the wrong type")
+        return wanted
+
+    def plain(self) -> dict[str, Any]:
+        """Return the JSON object that `parse` reads."""
+        return asdict(self)
+
+    def includes(self, record: Record) -> bool:
+        """Whether the record meets all conditions."""
+        return (
+            (not self.errors or record["error"] is not None)
+            and (not self.hidden or bool(record["hidden"]))
+            and (not self.operations or record["operation"] in self.operations)
+            and (not self.users or (record["client"] is not None and record["client"]["uid"] in self.users))
+            and (not self.paths or any(self._has_path(record[name]) for name in ("path", "new_path") if record[name]))
+        )
+
+    def _has_path(self, path: str) -> bool:
+        return any(
+            fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase(path, pattern.rstrip("/") + "/*")
+            for pattern in self.paths
+        )
+
+
+class Tracer:
+    """The records that one tracer has not fetched yet. Their number is bounded, so that it may be as slow as it likes.
+
+    Args:
+        wanted: which records it wants.
+    """
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.wanted = wanted
+        self._records: deque[bytes] = deque()
+        self._bytes = 0
+        self._dropped = 0
+        self._news = trio.Event()
+
+    def put(self, record: bytes) -> None:
+        """Add a record (JSON), or drop it if there is no room."""
+        if self._bytes + len(record) > MOST_BYTES:
+            self._dropped += 1
+            return
+        self._records.append(record)
+        self._bytes += len(record)
+        self._news.set()
+
+    async def fetch(self) -> bytes:
+        """Wait for records; return `{"records": […], "dropped": COUNT}`: what was dropped came after these records."""
+        with trio.move_on_after(_IDLE_SECONDS):
+            await self._news.wait()
+            await trio.sleep(_BATCH_SECONDS)
+        answer = b'{"records": [%s], "dropped": %d}' % (b", ".join(self._records), self._dropped)
+        self._records.clear()
+        self._bytes = self._dropped = 0
+        self._news = trio.Event()
+        return answer
+
+
+class Tracers:
+    """All who trace one mount.
+
+    Args:
+        switch: called with True before the first one begins, and with False after the last one has ended.
+    """
+
+    def __init__(self, switch: Callable[[bool], None]) -> None:
+        self._switch = switch
+        self._tracers: set[Tracer] = set()
+
+    @contextlib.contextmanager
+    def attach(self, wanted: Wanted) -> Iterator[Tracer]:
+        """Let somebody trace until the context ends.
+
+        Raises:
+            TooManyTracers: too many do already.
+        """
+        if len(self._tracers) >= MOST_TRACERS:
+            raise TooManyTracers(f"{MOST_TRACERS} others trace this mount already")
+        tracer = Tracer(wanted)
+        if not self._tracers:
+            self._switch(True)
+        self._tracers.add(tracer)
+        try:
+            yield tracer
+        finally:
+            self._tracers.remove(tracer)
+            if not self._tracers:
+                self._switch(False)
+
+    def tell(self, record: Record) -> None:
+        """Hand a record to everybody who wants it."""
+        text = None
+        for tracer in self._tracers:
+            if tracer.wanted.includes(record):
+                text = text or json.dumps(record).encode()
+                tracer.put(text)

@@ -1,0 +1,70 @@
+"""What is noted of a request while it is served, if somebody traces the mount: who it is served as, what was hidden."""
+
+from contextvars import ContextVar
+from typing import NamedTuple
+
+from ..caller import Caller
+from ..policy import Attrs
+from ..rules import reason_of
+from ..view import View
+from .objects import Object
+
+MOST_HIDDEN = 20
+"""Of how many hidden objects a request notes the reason. A listing may leave out any number, which are only counted."""
+
+
+class Hidden(NamedTuple):
+    """An object that was hidden from the caller of a request.
+
+    Attributes:
+        name: its name in the directory that the request is about.
+        obj: the object, if it is not known by such a name: what the request is about, or a directory above that.
+        reason: the reason, in the words of `cloakfs explain`.
+    """
+
+    name: bytes
+    obj: Object | None
+    reason: str
+
+
+class Notes:
+    """The notes on one request.
+
+    Attributes:
+        who: the identity that it is served as, if that took more than mapping each id.
+        hidden: what was hidden from its caller.
+        more: how many further objects were hidden.
+    """
+
+    __slots__ = ("hidden", "more", "who")
+
+    def __init__(self) -> None:
+        self.who: Caller | None = None
+        self.hidden: list[Hidden] = []
+        self.more = 0
+
+    def add_hidden(self, view: View, who: Caller, name: bytes, attrs: Attrs, obj: Object | None = None) -> None:
+        """Note that the view's policy hides an object from `who`."""
+        if self._has_room(name, obj):
+            policy = view.policy
+            verdicts = policy.cloak.judge(attrs.mode, attrs.uid, attrs.gid, who.uid, who.groups)
+            is_shown = view.shows_by_mapping or view.show(attrs) is not None
+            reason = reason_of(policy, who, attrs, verdicts, is_root=False, is_shown=is_shown)
+            self.hidden.append(Hidden(name, obj, reason))
+
+    def add_hidden_below(self, mount: str, name: bytes, obj: Object | None = None) -> None:
+        """Note that the mount below, which is at `mount`, hides an object."""
+        if self._has_room(name, obj):
+            self.hidden.append(Hidden(name, obj, f"hidden by the mount below, {mount}"))
+
+    def _has_room(self, name: bytes, obj: Object | None) -> bool:
+        """Whether to note this object, too: it is not noted yet, and there are not too many already."""
+        if any(noted.name == name and noted.obj is obj for noted in self.hidden):
+            return False
+        self.more += len(self.hidden) >= MOST_HIDDEN
+        return len(self.hidden) < MOST_HIDDEN
+
+
+# Not handed on with the caller, because several requests may share what stands for a caller (`door.subject`).
+noting: ContextVar[Notes | None] = ContextVar("noting", default=None)
+"""The notes on the request that this task, or this thread of it, serves; None while nobody traces."""

@@ -1,0 +1,1 @@
+"""What turns this repository into packages (scripts/package)."""

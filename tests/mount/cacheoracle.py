@@ -1,0 +1,645 @@
+"""Checks, inside a daemon, that what the kernel remembers holds for everybody whom the kernel could tell it.
+
+`patch` returns code for `conftest.command_with`. The daemon then notes what its replies let the kernel remember for
+longer than an instant, and what it makes the kernel forget. Whenever nothing is left to be read or to be forgotten, it
+checks against the real tree that
+
+- who was told of an object belongs to the audience of the object,
+- each remembered name, and all attributes that are remembered, hold for the whole audience: each caller in it, whatever
+  its groups are, sees the object and everything above, and may search the directory of the name,
+- each remembered absence is true for everybody,
+- who is told of a directory by a LOOKUP may know all names that are remembered in it by then,
+- each name in a listing is one that its reader sees.
+
+The audience is taken to include whoever got there by "..", from a directory that the kernel has below this one. What a
+view shows is asked of `Policy.visible` alone, and who may search is derived from mode bits and ACLs. Nothing of
+`cloakfs.filesystem.remember` is used. Violations are logged, in lines that begin with "ORACLE". The daemon answers
+statfs(2) only after such a check.
+
+With delays, it also holds back some replies, and reads the events of fanotify(7) late.
+"""
+
+import contextlib
+import logging
+import os
+import random
+import stat
+import struct
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import pyfuse3
+import trio
+from pyfuse3 import (
+    EntryAttributes,
+    FileHandleT,
+    FileInfo,
+    FlagT,
+    FUSEError,
+    InodeT,
+    ModeT,
+    ReaddirToken,
+    RequestContext,
+    SetattrFields,
+)
+
+import cloakfs.daemon
+from cloakfs import linux
+from cloakfs.caller import Caller
+from cloakfs.filesystem import Filesystem
+from cloakfs.filesystem.entered import Entered
+from cloakfs.filesystem.handles import OpenFile
+from cloakfs.filesystem.pyfuse3memory import is_name_only, requester
+from cloakfs.ids import ClientId, ServerId
+from cloakfs.linux.fanotify import Event
+from cloakfs.policy import Attrs
+from cloakfs.tree.door import INSIDER
+from cloakfs.tree.nodes import Nodes
+from cloakfs.tree.objects import ALL, NOBODY, Object
+from cloakfs.view import View
+from cloakfs.watch import Watch
+
+if TYPE_CHECKING:
+    from tests.mount.conftest import Mount
+
+_pyfuse3: Any = pyfuse3  # of which functions are replaced
+
+log = logging.getLogger("cloakfs.oracle")
+
+MARK = "ORACLE"
+"""Begins what is logged about a violation."""
+
+STRANGER = ServerId(4_000_001)
+"""A uid and gid that own nothing."""
+
+_AN_INSTANT = 0.003  # a little longer than what may be shown to anybody is remembered for the same system call
+_QUIET_SECONDS = 60.0  # how long the daemon may take until nothing is left to be forgotten
+_HELD_BACK, _REPLY_SECONDS, _EVENT_SECONDS = 0.25, 0.02, 0.05  # the share of replies, and for how long at most
+
+Name = tuple[int, bytes]
+"""The nodeid of a directory, and a name in it."""
+
+
+def patch(*, delays: int | None = None, weakened: str = "") -> str:
+    """Return code that makes a daemon check itself.
+
+    Args:
+        delays: with this seed, hold back replies and events; None to do neither.
+        weakened: code that breaks one of the daemon's rules, which has then to be found.
+    """
+    root = str(Path(__file__).parents[2])
+    return (
+        f"import sys; sys.path.insert(0, {root!r})\n"
+        f"from tests.mount import cacheoracle\n{weakened}\ncacheoracle.install({delays})"
+    )
+
+
+def violations(mount: "Mount") -> list[str]:
+    """Return all violations that the daemon of this mount has found so far, after it has checked once more."""
+    os.statvfs(mount.path)
+    return [line for line in mount.log.splitlines() if MARK in line]
+
+
+class Attributes(NamedTuple):
+    """What the kernel was told of an object."""
+
+    until: float
+    mode: int
+    uid: int
+    gid: int
+
+
+class Entry(NamedTuple):
+    """What the kernel was told of a name; the nodeid is 0 for an absent one."""
+
+    until: float
+    nodeid: int
+
+
+class Tree:
+    """The real tree at one moment; paths are relative to its top, which is ""."""
+
+    def __init__(self, top: str) -> None:
+        self.top = top
+        self.infos = {"": os.stat(top)}
+        self._acls: dict[str, bytes] = {}
+        todo = [""]
+        while todo:
+            at = todo.pop()
+            with contextlib.suppress(OSError), os.scandir(os.path.join(top, at)) as entries:
+                for entry in entries:
+                    with contextlib.suppress(OSError):
+                        path = os.path.join(at, entry.name)
+                        self.infos[path] = info = entry.stat(follow_symlinks=False)
+                        if stat.S_ISDIR(info.st_mode):
+                            todo.append(path)
+        self._places: dict[tuple[int, int], list[str]] = defaultdict(list)
+        for path, info in self.infos.items():
+            self._places[info.st_dev, info.st_ino].append(path)
+
+    def places(self, info: os.stat_result) -> list[str]:
+        """Return all paths of an object."""
+        return self._places.get((info.st_dev, info.st_ino), [])
+
+    def chain(self, path: str) -> list[str]:
+        """Return the paths of an object and of all directories above it, without the top, which nobody hides."""
+        parts = path.split("/") if path else []
+        return ["/".join(parts[: n + 1]) for n in range(len(parts))]
+
+    def acl(self, path: str) -> bytes:
+        """Return the access ACL, as system.posix_acl_access has it; nothing if there is none."""
+        if path not in self._acls:
+            try:
+                value = os.getxattr(os.path.join(self.top, path), "system.posix_acl_access", follow_symlinks=False)
+            except OSError:
+                value = b""
+            self._acls[path] = value
+        return self._acls[path]
+
+    def may_search(self, who: Caller, path: str) -> bool:
+        """Whether this identity may search the directory (acl(5))."""
+        info = self.infos[path]
+        if who.uid in (0, info.st_uid):
+            return who.uid == 0 or bool(info.st_mode & stat.S_IXUSR)
+        value = self.acl(path)
+        if not value:
+            return bool(info.st_mode & (stat.S_IXGRP if info.st_gid in who.groups else stat.S_IXOTH))
+        entries = list(struct.iter_unpack("<HHI", value[4:]))
+        mask = next((perm for tag, perm, _ in entries if tag == 0x10), 7)
+        for tag, perm, entry_id in entries:
+            if tag == 2 and entry_id == who.uid:
+                return bool(perm & mask & 1)
+        of_groups = [
+            perm & mask & 1
+            for tag, perm, entry_id in entries
+            if (tag == 4 and info.st_gid in who.groups) or (tag == 8 and entry_id in who.groups)
+        ]
+        return any(of_groups) if of_groups else bool(info.st_mode & stat.S_IXOTH)
+
+
+class Oracle:
+    """What the kernel was told and has not been made to forget."""
+
+    def __init__(self, filesystem: Filesystem, top: str) -> None:
+        self._filesystem = filesystem
+        self._top = top
+        self.watch: CheckedWatch | None = None
+        self.names: dict[Name, Entry] = {}
+        self.attributes: dict[int, Attributes] = {}
+        self.told: dict[int, set[int]] = defaultdict(set)  # nodeid -> client uids
+        self.above: dict[int, int] = {}  # a directory -> the one in which the kernel has it
+        self.on_its_way = Counter[int]()  # replies that are held back, by the nodeids that they tell; 0 in each
+        self._new: list[Name | int] = []
+        self._listed: list[tuple[Name, Caller]] = []
+        self._reported: set[str] = set()
+
+    # -- what is told ------------------------------------------------------------------------------
+
+    def tells(self, nodeid: int, ctx: RequestContext) -> None:
+        """Note that this caller is told of the object."""
+        number, view, obj = self._find(nodeid)
+        if view is None or obj is None or view.fixed is not None or ctx.pid in self._filesystem.inside.threads:
+            return
+        self.told[nodeid].add(ctx.uid)
+        if number == 0 and obj.audience not in (ALL, ctx.uid):
+            self._report(f"{ctx.uid} is told of {obj.name!r}, and its audience is {obj.audience}")
+
+    def tells_attributes(self, entry: EntryAttributes) -> None:
+        """Note which attributes the kernel may remember."""
+        nodeid = int(entry.st_ino)
+        self.attributes.pop(nodeid, None)
+        if entry.attr_timeout > _AN_INSTANT:
+            until = trio.current_time() + entry.attr_timeout
+            self.attributes[nodeid] = Attributes(until, entry.st_mode, entry.st_uid, entry.st_gid)
+            self._new.append(nodeid)
+
+    def tells_name(self, parent: int, name: bytes, entry: EntryAttributes, ctx: RequestContext) -> None:
+        """Note that the kernel may remember a name, and attributes of what it leads to."""
+        if name in (b".", b".."):
+            return
+        nodeid = int(entry.st_ino)
+        self.names.pop((parent, name), None)
+        if entry.entry_timeout > _AN_INSTANT:
+            self.names[parent, name] = Entry(trio.current_time() + entry.entry_timeout, nodeid)
+            self._new.append((parent, name))
+        if nodeid:
+            if stat.S_ISDIR(entry.st_mode):
+                self.above[nodeid] = parent
+            self.tells(nodeid, ctx)
+            self.tells_attributes(entry)
+
+    def lists(self, parent: int, name: bytes, who: Caller) -> None:
+        """Note that this caller (server ids) is told of a name."""
+        if name not in (b".", b".."):
+            self._listed.append(((parent, name), who))
+
+    def moved(self, old: Name, new: Name, *, exchanged: bool) -> None:
+        """Note a rename, with which the kernel moves what it remembers."""
+        there, here = self.names.pop(new, None), self.names.pop(old, None)
+        for name, entry in ((new, here), (old, there if exchanged else None)):
+            if entry is not None:
+                self.names[name] = entry
+                if entry.nodeid in self.above:
+                    self.above[entry.nodeid] = name[0]
+
+    def forgotten(self, nodeid: int) -> None:
+        """Note that the kernel has dropped an inode, and with it all its names."""
+        obj = self._find(nodeid)[2]
+        if obj is not None and obj.lookups:
+            return
+        self.attributes.pop(nodeid, None)
+        self.told.pop(nodeid, None)
+        self.above.pop(nodeid, None)
+        for name in [name for name, entry in list(self.names.items()) if entry.nodeid == nodeid or name[0] == nodeid]:
+            del self.names[name]
+
+    # -- what must hold ----------------------------------------------------------------------------
+
+    def is_calm(self) -> bool:
+        """Whether the daemon knows of every change, and has nothing to do."""
+        return self._is_told() and self._is_done()
+
+    def _is_told(self) -> bool:
+        """Whether the daemon knows of every change."""
+        return self.watch is None or self.watch.is_silent()
+
+    def _is_done(self) -> bool:
+        """Whether the kernel has forgotten all that it has to forget, and has got all answers."""
+        forgetting: Any = self._filesystem.cache.forget.__self__  # type: ignore[attr-defined]
+        return not (self.on_its_way[0] or forgetting.below or forgetting._sweeps or forgetting.forgetter._lanes)
+
+    async def settle(self) -> None:
+        """Wait until the daemon knows of every change made until now, and check everything that is remembered."""
+        watch, deadline = self.watch, trio.current_time() + _QUIET_SECONDS
+        heard = watch.heard if watch is not None else 0
+        while watch is not None and not (watch.is_silent() or watch.heard > heard):
+            await trio.sleep(0.001)
+        while not self._is_done():
+            if trio.current_time() > deadline:
+                self._report("something is still to be forgotten")
+                break
+            await trio.sleep(0.001)
+        self._check([*list(self.names), *list(self.attributes)])
+
+    def check_new(self) -> None:
+        """Check what was told since the last time, unless there are changes that the daemon need not know of yet."""
+        if self.is_calm():
+            self._check(self._new, self._listed)
+        self._new, self._listed = [], []
+
+    def _check(self, facts: Sequence[Name | int], listed: Sequence[tuple[Name, Caller]] = ()) -> None:
+        if not (facts or listed):
+            return
+        linux.act_as_daemon()
+        tree, now, hearers = Tree(self._top), trio.current_time(), self._hearers()
+        for fact in facts:
+            if isinstance(fact, tuple):
+                entry = self.names.get(fact)
+                if entry is not None and entry.until > now:
+                    self._check_name(tree, fact, entry, hearers[fact[0]])
+            else:
+                attributes = self.attributes.get(fact)
+                if attributes is not None and attributes.until > now:
+                    self._check_attributes(tree, fact, attributes, hearers[fact])
+        for (parent, name), who in listed:
+            _, view, obj = self._find(parent)
+            for place in self._places(tree, obj):
+                there = os.path.join(place, os.fsdecode(name))
+                if view is not None and there in tree.infos and not self._sees(view, who, tree, there):
+                    self._report(f"{there} is listed, and hidden from {who}")
+
+    def check_names_in(self, nodeid: int, ctx: RequestContext) -> None:
+        """Check what this caller, who is being told of a directory, can find there without asking."""
+        names = [(name, entry) for name, entry in list(self.names.items()) if name[0] == nodeid and entry.nodeid]
+        if names and self._is_told() and ctx.uid in self.told[nodeid]:
+            linux.act_as_daemon()
+            tree = Tree(self._top)
+            for name, entry in names:
+                self._check_name(tree, name, entry, {ctx.uid})
+
+    def _hearers(self) -> dict[int, set[int]]:
+        """Return who may ask the kernel about each object, by what they were told, or by "..": client uids, or ALL."""
+        hearers: dict[int, set[int]] = defaultdict(set)
+        for nodeid in {*self.told, *self.attributes, *(parent for parent, _ in list(self.names)), *self.above}:
+            obj = self._find(nodeid)[2]
+            who = self.told.get(nodeid, set()) | ({obj.audience} - {NOBODY} if obj is not None else set())
+            at: int | None = nodeid
+            seen = set()  # what was moved behind the mount may seem to be above itself
+            while at is not None and at not in seen:
+                seen.add(at)
+                hearers[at] |= who
+                at = self.above.get(at)
+        return hearers
+
+    def _check_name(self, tree: Tree, name: Name, entry: Entry, hearers: set[int]) -> None:
+        _, view, parent = self._find(name[0])
+        places = self._places(tree, parent)
+        if view is None or not places:
+            return
+        there = os.path.join(places[0], os.fsdecode(name[1]))
+        info = tree.infos.get(there)
+        if not entry.nodeid:
+            if info is not None and (view.fixed is None or self._sees(view, view.fixed, tree, there)):
+                self._report(f"{there} is remembered to be absent")
+            if view.fixed is None and view.policy.hides:
+                self._report(f"the absence of {there} is remembered in a view that hides something")
+            return
+        obj = self._find(entry.nodeid)[2]
+        if info is None or there not in self._places(tree, obj):
+            self._report(f"{there} is remembered, and leads elsewhere")
+            return
+        for who in self._identities(view, hearers, tree, there):
+            if not self._sees(view, who, tree, there):
+                self._report(f"the name {there} is remembered for {hearers}, and hidden from {who}")
+                break
+            if not tree.may_search(who, places[0]):
+                self._report(f"the name {there} is remembered for {hearers}, and {who} may not search its directory")
+                break
+
+    def _check_attributes(self, tree: Tree, nodeid: int, told: Attributes, hearers: set[int]) -> None:
+        _, view, obj = self._find(nodeid)
+        places = self._places(tree, obj)
+        if view is None or obj is None or not places:
+            return
+        info = tree.infos[places[0]]
+        real = view.policy.show(Attrs("", info.st_mode, ServerId(info.st_uid), ServerId(info.st_gid)))
+        set_id = told.mode & (stat.S_ISUID | stat.S_ISGID)  # some are not shown
+        if (told.mode & ~set_id, told.uid, told.gid) != (
+            real.mode & ~(stat.S_ISUID | stat.S_ISGID), real.uid, real.gid
+        ) or set_id & ~real.mode:  # fmt: skip
+            self._report(f"{told} is remembered of {places}, which is {real}")
+        for who in self._identities(view, hearers, tree, *places):
+            if not any(self._sees(view, who, tree, place) for place in places):
+                self._report(
+                    f"the attributes of {places} are remembered for {hearers}, and hidden from {who} "
+                    f"(references: {obj.lookups}, views: {set(obj.kept)}, {told})"
+                )
+                break
+
+    @staticmethod
+    def _sees(view: View, who: Caller, tree: Tree, path: str) -> bool:
+        """Whether this identity sees what is at the path, and all directories above."""
+        for part in tree.chain(path):
+            info = tree.infos[part]
+            attrs = Attrs(os.path.basename(part), info.st_mode, ServerId(info.st_uid), ServerId(info.st_gid))
+            if not view.policy.visible(who, attrs):
+                return False
+        return True
+
+    @staticmethod
+    def _identities(view: View, hearers: set[int], tree: Tree, *paths: str) -> Iterator[Caller]:
+        """Return the identities that these callers may have: each in none, one or all of the groups that matter.
+
+        All callers are represented by the owners of what is on the way, and a stranger.
+        """
+        if view.fixed is not None:
+            yield view.fixed
+            return
+        infos = [tree.infos[part] for path in paths for part in ["", *tree.chain(path)]]
+        gids = {ServerId(info.st_gid) for info in infos}
+        uids = {view.policy.ids["uid"].forward(ClientId(uid)) for uid in hearers if uid >= 0}
+        if ALL in hearers:
+            uids |= {STRANGER, *(ServerId(info.st_uid) for info in infos)}
+        for uid in uids:
+            for groups in (frozenset[ServerId](), *(frozenset({gid}) for gid in gids), frozenset(gids)):
+                yield Caller(uid, STRANGER, groups | {STRANGER})
+
+    def _find(self, nodeid: int) -> tuple[int, View | None, Object | None]:
+        nodes = self._filesystem.nodes
+        number = nodes.view_of(nodeid)
+        return number, self._filesystem.views.get(number), nodes.registry.by_number.get(nodeid & (1 << 48) - 1)
+
+    def _places(self, tree: Tree, obj: Object | None) -> list[str]:
+        if obj is None:
+            return []
+        linux.act_as_daemon()
+        try:
+            return tree.places(os.fstat(self._filesystem.nodes.fd(obj)))
+        except OSError:
+            return []  # it is gone
+
+    def _report(self, what: str) -> None:
+        if what not in self._reported:
+            self._reported.add(what)
+            log.warning("%s %s", MARK, what)
+
+
+class CheckedFilesystem(Filesystem):
+    """The operations of a daemon that checks what it answers."""
+
+    delays: ClassVar[random.Random | None] = None
+
+    def __init__(self, nodes: Nodes, *args: Any, **kwargs: Any) -> None:
+        super().__init__(nodes, *args, **kwargs)
+        self.oracle = oracle = Oracle(self, nodes.mounts._source)
+        self._listing: Entered | None = None  # the directory that is being listed
+        self._told_in_listing: list[int] = []
+        watch = self.cache.watch
+
+        def add_watch(added: Watch) -> None:
+            assert isinstance(added, CheckedWatch)
+            oracle.watch = added
+            watch(added)
+
+        self.cache.watch = add_watch  # type: ignore[assignment]
+        self._note_listings()
+        self._note_what_is_forgotten()
+
+    def _note_listings(self) -> None:
+        reply = pyfuse3.readdir_reply
+
+        def noting(token: ReaddirToken, name: bytes, entry: EntryAttributes, cookie: int) -> bool:
+            has_room = reply(token, name, entry, cookie)
+            at = self._listing
+            if has_room and at is not None and at.who is not INSIDER:
+                parent = self.nodes.nodeid(at.number, at.obj)
+                self.oracle.lists(parent, name, at.who.caller)
+                if not is_name_only(entry):
+                    self.oracle.tells_name(parent, name, entry, requester(token))
+                    self._told_in_listing.append(int(entry.st_ino))
+            return has_room
+
+        _pyfuse3.readdir_reply = noting
+
+    def _note_what_is_forgotten(self) -> None:
+        oracle, every_name = self.oracle, self.cache.forgetter.every_name
+        invalidate_entry, invalidate_inode = pyfuse3.invalidate_entry, pyfuse3.invalidate_inode
+
+        def entry(parent: InodeT, name: bytes, *args: Any) -> None:
+            try:
+                invalidate_entry(parent, name, *args)
+            finally:  # if it fails, the kernel does not know the name
+                oracle.names.pop((parent, name), None)
+
+        def inode(nodeid: InodeT, *args: Any, **kwargs: Any) -> None:
+            try:
+                invalidate_inode(nodeid, *args, **kwargs)
+            except OSError:
+                if not oracle.on_its_way[nodeid]:  # else the kernel does not know it yet
+                    oracle.attributes.pop(nodeid, None)
+                raise
+            oracle.attributes.pop(nodeid, None)
+
+        def every() -> bool:
+            done = every_name()
+            if done:
+                oracle.names.clear()
+            return done
+
+        _pyfuse3.invalidate_entry, _pyfuse3.invalidate_inode = entry, inode
+        self.cache.forgetter.every_name = every  # type: ignore[method-assign]
+
+    async def _send(self, *nodeids: int) -> None:
+        """Check what is about to be answered, and hold it back for a moment if there are to be delays."""
+        self.oracle.check_new()
+        chance = self.delays
+        if chance is not None and chance.random() < _HELD_BACK:
+            held_back = (0, *nodeids)
+            self.oracle.on_its_way.update(held_back)
+            try:
+                await trio.sleep(chance.random() * _REPLY_SECONDS)
+            finally:
+                self.oracle.on_its_way.subtract(held_back)
+
+    async def _send_name(
+        self, parent: int, name: bytes, answer: Awaitable[EntryAttributes], ctx: RequestContext
+    ) -> EntryAttributes:
+        entry = await answer
+        self.oracle.tells_name(parent, name, entry, ctx)
+        await self._send(int(entry.st_ino))
+        return entry
+
+    async def lookup(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> EntryAttributes:
+        was_calm, count = self.oracle.is_calm(), self.requests.counts.total()
+        try:
+            entry = await super().lookup(parent_inode, name, ctx)
+        except FUSEError:
+            self.oracle.names.pop((parent_inode, name), None)  # the kernel asks only if it is not sure any more
+            raise
+        self.oracle.tells_name(parent_inode, name, entry, ctx)
+        if was_calm and self.requests.counts.total() == count + 1:  # so nobody is just changing anything
+            self.oracle.check_names_in(int(entry.st_ino), ctx)
+        await self._send(int(entry.st_ino))
+        return entry
+
+    async def mkdir(self, parent_inode: InodeT, name: bytes, mode: ModeT, ctx: RequestContext) -> EntryAttributes:
+        return await self._send_name(parent_inode, name, super().mkdir(parent_inode, name, mode, ctx), ctx)
+
+    async def mknod(
+        self, parent_inode: InodeT, name: bytes, mode: ModeT, rdev: int, ctx: RequestContext
+    ) -> EntryAttributes:
+        return await self._send_name(parent_inode, name, super().mknod(parent_inode, name, mode, rdev, ctx), ctx)
+
+    async def symlink(self, parent_inode: InodeT, name: bytes, target: bytes, ctx: RequestContext) -> EntryAttributes:
+        return await self._send_name(parent_inode, name, super().symlink(parent_inode, name, target, ctx), ctx)
+
+    async def link(
+        self, inode: InodeT, new_parent_inode: InodeT, new_name: bytes, ctx: RequestContext
+    ) -> EntryAttributes:
+        answer = super().link(inode, new_parent_inode, new_name, ctx)
+        return await self._send_name(new_parent_inode, new_name, answer, ctx)
+
+    async def create(
+        self, parent_inode: InodeT, name: bytes, mode: ModeT, flags: FlagT, ctx: RequestContext
+    ) -> tuple[FileInfo, EntryAttributes]:
+        opened, entry = await super().create(parent_inode, name, mode, flags, ctx)
+        self.oracle.tells_name(parent_inode, name, entry, ctx)
+        await self._send(int(entry.st_ino))
+        return opened, entry
+
+    async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
+        entry = await super().getattr(inode, ctx)
+        self.oracle.tells(inode, ctx)
+        self.oracle.tells_attributes(entry)
+        await self._send(inode)
+        return entry
+
+    async def setattr(
+        self,
+        inode: InodeT,
+        attr: EntryAttributes,
+        fields: SetattrFields,
+        fh: FileHandleT | None,
+        ctx: RequestContext,
+    ) -> EntryAttributes:
+        entry = await super().setattr(inode, attr, fields, fh, ctx)
+        self.oracle.tells(inode, ctx)
+        self.oracle.tells_attributes(entry)
+        await self._send(inode)
+        return entry
+
+    async def unlink(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
+        await super().unlink(parent_inode, name, ctx)
+        self.oracle.names.pop((parent_inode, name), None)
+        await self._send()
+
+    async def rmdir(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
+        await super().rmdir(parent_inode, name, ctx)
+        self.oracle.names.pop((parent_inode, name), None)
+        await self._send()
+
+    async def rename(
+        self,
+        parent_inode_old: InodeT,
+        name_old: bytes,
+        parent_inode_new: InodeT,
+        name_new: bytes,
+        flags: FlagT,
+        ctx: RequestContext,
+    ) -> None:
+        await super().rename(parent_inode_old, name_old, parent_inode_new, name_new, flags, ctx)
+        is_exchange = bool(flags & linux.RENAME_EXCHANGE)
+        self.oracle.moved((parent_inode_old, name_old), (parent_inode_new, name_new), exchanged=is_exchange)
+        await self._send()
+
+    async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
+        await super().readdir(fh, start_id, token)
+        listed, self._told_in_listing = self._told_in_listing, []
+        await self._send(*listed)
+
+    def _fill(self, at: Entered, directory: OpenFile, token: ReaddirToken, most: int) -> bool:
+        self._listing = at
+        try:
+            return super()._fill(at, directory, token, most)
+        finally:
+            self._listing = None
+
+    async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
+        await super().forget(inode_list)
+        for nodeid, _ in inode_list:
+            self.oracle.forgotten(nodeid)
+
+    async def statfs(self, ctx: RequestContext) -> pyfuse3.StatvfsData:
+        await self.oracle.settle()
+        return await super().statfs(ctx)
+
+
+class CheckedWatch(Watch):
+    """Events of which the daemon may hear late.
+
+    Attributes:
+        heard: how often all events were read that there were.
+    """
+
+    delays: ClassVar[random.Random | None] = None
+    heard = 0
+
+    async def changes(self) -> list[Event]:
+        if self.delays is not None:
+            await trio.sleep(self.delays.random() * _EVENT_SECONDS)
+        return await super().changes()
+
+    def read(self) -> list[Event]:
+        events = super().read()
+        self.heard += not self._more
+        return events
+
+
+def install(delays: int | None) -> None:
+    """Make this process, which is about to become a daemon, check itself; see `patch`."""
+    daemon: Any = cloakfs.daemon
+    daemon.Filesystem, daemon.Watch = CheckedFilesystem, CheckedWatch
+    if delays is not None:
+        CheckedFilesystem.delays = CheckedWatch.delays = random.Random(delays)

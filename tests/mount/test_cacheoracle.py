@@ -1,0 +1,157 @@
+"""What the daemon says about its own rules (`cacheoracle`): nothing as they are, and something if one is broken."""
+
+import contextlib
+import inspect
+import os
+import stat
+from collections.abc import Callable, Iterator
+
+import pyfuse3
+import pytest
+
+from cloakfs.filesystem import Filesystem
+from tests.agents import User
+from tests.mount.cacheoracle import CheckedFilesystem, patch, violations
+from tests.mount.conftest import Mount, daemons_with, told
+from tests.mount.loopfs import filesystem
+from tests.mount.test_audience import GROUP, INSIDE, look, scene
+from tests.mount.test_caching import CLOAKED, OTHER, OWNER, put
+from tests.mount.test_stateful import POLICIES, TwoTrees, search, world
+
+MakeMount = Callable[..., Mount]
+MakeUser = Callable[..., User]
+
+__all__ = ["scene"]  # a fixture
+
+
+@pytest.fixture
+def tree(base: str) -> Iterator[str]:
+    """A real tree on a file system of its own: what others change on the same one keeps the daemon from checking."""
+    with filesystem("tmpfs", base) as top:
+        yield top
+
+
+_AUDIENCES = "from cloakfs.filesystem.audience import Audiences"
+_REMEMBERING = "from cloakfs.filesystem.remember import Remembering"
+_CHANGES = "from cloakfs.filesystem.changes import Changes"
+
+WEAKENED = {
+    "who is told is in the audience": (f"{_AUDIENCES}; Audiences.tell = lambda *_: None", "is told of"),
+    "what was private is forgotten first": (f"{_AUDIENCES}; Audiences.is_ready = lambda *_: True", "hidden from"),
+    "everybody with a uid gets there": (f"{_REMEMBERING}; Remembering._reaches = lambda *_: True", "hidden from"),
+    "audiences are carried upwards": (f"{_AUDIENCES}; Audiences._carries = lambda *_: False", "hidden from"),
+    "everybody sees it": (f"{_REMEMBERING}; Remembering.same_for_all = lambda *_: True", "hidden from"),
+    "everybody may search it": (
+        "from cloakfs.filesystem import remember; remember.everybody_may = lambda *_: True",
+        "may not search",
+    ),
+    "nothing is hidden": (f"{_REMEMBERING}; Remembering.of_absence = lambda *_: 10.0", "a view that hides something"),
+    "changes through the mount": (
+        f"{_CHANGES}\nasync def changed(*_): pass\nChanges.changed = changed",
+        "hidden from",
+    ),
+    "a listing shows what is seen": (
+        "from cloakfs.filesystem import directories; directories.sees = lambda *_: True",
+        "is listed",
+    ),
+    "changes behind the mount": (f"{_CHANGES}; Changes._heed = lambda *_: False", "leads elsewhere"),
+}
+"""Rules; code that breaks each; and what is to be found then."""
+
+
+def use(m: Mount, owner: User, member: User, other: User) -> None:
+    """Do what each of the rules is for."""
+    owner.do(look, m.at("homes/owner"))
+    other.error(os.stat, m.at("homes/owner"))
+    other.do(os.listdir, m.at("homes"))
+    owner.error(os.stat, m.at("absent"))
+    member.do(os.chdir, m.at("shared"))
+    other.do(os.stat, m.at("listed"))
+    other.do(os.stat, m.at("open/file"))
+    for _ in range(2):
+        member.do(os.stat, "own")
+        owner.do(os.stat, m.at("listed/file"))
+        other.error(os.stat, m.at("listed/file"))
+    owner.do(os.chdir, m.at("homes/second"))
+    for _ in range(2):
+        owner.do(os.stat, "private")
+    os.chmod(m.real("homes/second"), 0o755)
+    violations(m)
+    other.do(os.stat, m.at("homes/second"))
+    other.do(os.chdir, m.at("moved"))
+    other.do(os.stat, "file")
+    owner.do(os.stat, m.at("moved/file"))
+    owner.do(os.rename, m.at("moved"), m.at("homes/owner/moved"))
+    for _ in range(2):
+        for path in INSIDE:
+            owner.do(os.stat, m.at("homes/owner", path))
+    violations(m)
+    owner.do(os.chmod, m.at("open/file"), 0o600)
+    os.rename(m.real("homes/owner/work/secret"), m.real("homes/owner/work/renamed"))
+    told()
+
+
+def furnish(m: Mount) -> None:
+    """Add what `scene` does not have."""
+    os.chmod(m.source, 0o777)
+    put(m.real("shared"), OTHER, stat.S_IFDIR | 0o770, gid=GROUP)
+    put(m.real("shared/own"), OWNER, 0o600)
+    put(m.real("homes/second"), OWNER, stat.S_IFDIR | 0o700)
+    put(m.real("homes/second/private"), OWNER, 0o600)
+    put(m.real("moved"), OWNER, stat.S_IFDIR | 0o755)
+    put(m.real("moved/file"), OWNER, 0o644)
+    put(m.real("open"), OWNER, stat.S_IFDIR | 0o755)
+    put(m.real("open/file"), OWNER, 0o644)
+    put(m.real("listed"), OWNER, stat.S_IFDIR | 0o744)
+    put(m.real("listed/file"), OWNER, 0o644)
+    told()
+
+
+@pytest.mark.parametrize("rule", WEAKENED)
+def test_a_rule_that_is_broken(rule: str, scene: str, mount: MakeMount, user: MakeUser) -> None:
+    code, complaint = WEAKENED[rule]
+    with daemons_with(patch(weakened=code)):
+        m = mount("-o", CLOAKED)
+    furnish(m)
+    with contextlib.suppress(OSError):  # such a daemon may answer anything
+        use(m, user(OWNER), user(OWNER, OWNER, [GROUP]), user(OTHER))
+    found = violations(m)
+    assert any(complaint in line for line in found), found
+
+
+def test_all_replies_are_checked() -> None:
+    """Each operation that tells the kernel of an object."""
+    for name in vars(pyfuse3.Operations):
+        operation = getattr(Filesystem, name)
+        if callable(operation) and "EntryAttributes" in str(inspect.signature(operation).return_annotation):
+            assert name in vars(CheckedFilesystem), name
+
+
+def test_rules_that_hold(scene: str, mount: MakeMount, user: MakeUser) -> None:
+    with daemons_with(patch()):
+        m = mount("-o", CLOAKED)
+    furnish(m)
+    use(m, user(OWNER), user(OWNER, OWNER, [GROUP]), user(OTHER))
+    assert not violations(m)
+
+
+def test_the_machine_stops_at_a_violation() -> None:
+    code, complaint = WEAKENED["who is told is in the audience"]
+    with world(POLICIES["identity"], kind="tmpfs", patch=patch(weakened=code)) as made:
+
+        class Here(TwoTrees):
+            world = made
+
+        machine = Here()
+        try:
+            machine.furnish((1, 2, 3), (0o755, 0o755, 0o644))
+            with pytest.raises(AssertionError, match=complaint):
+                machine.one_after_the_other_sees_what_the_model_says()
+        finally:
+            with contextlib.suppress(AssertionError):
+                machine.teardown()  # which checks as well
+
+
+@pytest.mark.timeout(0)
+def test_two_trees_while_answers_and_events_are_late() -> None:
+    search("identity", examples=2, steps=20, seed=1, kind="tmpfs", delays=True)

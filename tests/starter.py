@@ -1,0 +1,121 @@
+"""Runs `cloakfs` commands in processes that are forked from one which has already imported their modules.
+
+The suite makes and ends about a thousand mounts, and to import the modules takes several times as long as either. The
+processes are separate ones with an environment, a working directory and outputs of their own, as if they were started
+anew. A test about the start itself, or of a command in which something is patched, starts Python.
+"""
+
+import atexit
+import contextlib
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import traceback
+from functools import cache
+from typing import NoReturn
+
+_MODULES = ("cloakfs_cli.main", "cloakfs_cli.mount", "cloakfs_cli.umount")
+_MOST = 1 << 16  # bytes of a request
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+class Starter:
+    """The process from which others are forked. It also ends with the last process that may ask it."""
+
+    def __init__(self) -> None:
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.starter", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True, cwd=_ROOT,
+            )  # fmt: skip
+
+    def close(self) -> None:
+        self._requests.close()
+        self._process.kill()
+        self._process.wait()
+
+    def run(self, *arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:
+        """Run one command, and return when it has ended; it is not ended early if the test is interrupted.
+
+        Args:
+            arguments: what follows `cloakfs`.
+            timeout: how long it may take, in seconds.
+
+        Raises:
+            TimeoutError: it takes longer. It goes on.
+        """
+        ours, theirs = socket.socketpair()
+        with ours, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            with theirs:
+                request = json.dumps([os.getcwd(), dict(os.environ), arguments]).encode()
+                assert len(request) < _MOST
+                socket.send_fds(self._requests, [request], [theirs.fileno(), out.fileno(), err.fileno()])
+            ours.settimeout(timeout)
+            try:
+                status = ours.recv(10)
+            except KeyboardInterrupt:
+                ours.recv(10)  # what is half done could not be cleaned up
+                raise
+            texts = []
+            for file in (out, err):
+                file.seek(0)
+                texts.append(os.fsdecode(file.read()))
+        return subprocess.CompletedProcess(arguments, int(status or b"-1"), *texts)
+
+
+@cache
+def starter() -> Starter:
+    """Return the one of this run, which starts when it is first needed."""
+    made = Starter()
+    atexit.register(made.close)
+    return made
+
+
+def _serve(requests: socket.socket) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(requests, _MOST, 3)
+        if not request:
+            return
+        if os.fork() == 0:
+            requests.close()
+            _become(request, *descriptors)
+        for fd in descriptors:
+            os.close(fd)
+
+
+def _become(request: bytes, answer: int, out: int, err: int) -> NoReturn:
+    """Run a command as this process, and send its exit status; -1 is for one that ends otherwise."""
+    status: object = 1
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for theirs, standard in ((out, 1), (err, 2)):
+            os.dup2(theirs, standard)
+            os.close(theirs)
+        directory, environment, arguments = json.loads(request)
+        os.chdir(directory)
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.argv = ["cloakfs", *arguments]
+        importlib.import_module("cloakfs_cli.main").main()
+    except SystemExit as end:
+        status = end.code
+    except BaseException:
+        traceback.print_exc()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os.write(answer, b"%d" % (status if isinstance(status, int) else status is not None))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    for module in _MODULES:
+        importlib.import_module(module)
+    _serve(socket.socket(fileno=int(sys.argv[1])))
