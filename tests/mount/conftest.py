@@ -106,15 +106,37 @@ def figures_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def told(mount: str | None = None) -> None:
-    """Wait until the daemon knows of a change behind the mount, and attributes cached for 2 ms have expired.
+    """Wait until the daemons know of a change behind their mounts, and attributes cached for 2 ms have expired.
 
-    In an idle daemon it takes 5 ms at most; the machine may have other things to do. With a `mount`, the time passes
-    only as its daemon gets to run: it answers a request now and then.
+    In an idle daemon it takes 5 ms at most, but the machine may have other things to do. So this waits until all
+    daemons were asleep at ten looks in a row: one that was told of something and does not get to run is not asleep.
+    With a `mount`, the time passes only as its daemon gets to run: it answers a request now and then.
     """
-    for _ in range(10):
+    end = time.monotonic() + 5
+    daemons = _daemons()
+    asleep = 0
+    while asleep < 10 and time.monotonic() < end:
         time.sleep(0.005)
         if mount is not None:
             os.statvfs(mount)
+        asleep = 0 if any(map(_has_work, daemons)) else asleep + 1
+
+
+def _daemons() -> list[int]:
+    pids = []
+    for state in glob.glob(os.path.join(RUN_DIR, "*.json")):
+        with contextlib.suppress(OSError, ValueError), open(state, encoding="utf-8") as file:
+            pids.append(int(json.load(file)["pid"]))
+    return pids
+
+
+def _has_work(pid: int) -> bool:
+    """Whether a thread of this process runs, or would if it got a processor (proc(5))."""
+    for stat in glob.glob(f"/proc/{pid}/task/*/stat"):
+        with contextlib.suppress(OSError):
+            if Path(stat).read_bytes().rpartition(b")")[2].split()[0] in (b"R", b"D"):
+                return True
+    return False
 
 
 def run(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
