@@ -313,6 +313,10 @@ class View:
         nobody = self._nobody(kind)
         return shown == ClientId(nobody) and server_id != nobody
 
+    def is_squashed_caller(self, client_uid: ClientId) -> bool:
+        """Whether the kernel's NFS server gives this uid to every caller of an all_squash export (`nfs.root`)."""
+        return client_uid == ClientId(self.policy.options.anonuid)
+
     def _nobody(self, kind: Kind) -> ServerId:
         return self.policy.options.anonuid if kind == "uid" else self.policy.options.anongid
 

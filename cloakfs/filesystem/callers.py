@@ -129,7 +129,7 @@ class Callers:
         not end what is cached for the one caller.
         """
         if who is not INSIDER:
-            return NOBODY if self._all_squashed and ctx.uid != view.policy.options.anonuid else ctx.uid
+            return NOBODY if self._all_squashed and not view.is_squashed_caller(ClientId(ctx.uid)) else ctx.uid
         return NOBODY if ctx.pid in self._inside.threads else ALL
 
     def asker(self, view: View, who: Subject, ctx: RequestContext) -> Asker | None:

@@ -372,13 +372,12 @@ class Core(pyfuse3.Operations):
     def _credentials_for(at: Entered, bits: int) -> linux.Credentials:
         """Return as whom to make a call that needs only `bits` on the object: the daemon, if the caller surely may.
 
-        Acting as the caller takes its groups, which are not cheap to find out. (If this thread acts as the caller
-        already, it goes on with that.) By the time that a thread makes the call, `at` may be outdated, so there the
-        kernel decides.
+        Acting as the caller takes its groups, which are not cheap to find out. By the time that a thread makes the
+        call, `at` may be outdated, so there the kernel decides.
         """
         what = bits, at.obj, at.fd, at.info
         if linux.in_main_thread() and (everybody_may(*what) or surely_may(at.who, *what)):
-            return linux.acting_as(at.who.uid, at.who.gid) or linux.ROOT
+            return linux.ROOT
         return at.credentials
 
     def _open_named(self, at: Entered, name: bytes) -> int:

@@ -39,7 +39,7 @@ def _remover(at: Entered) -> linux.Credentials:
     """
     who = at.who
     if linux.in_main_thread() and surely_may(who, os.W_OK | os.X_OK, at.obj, at.fd, at.info):
-        return linux.acting_as(who.uid, who.gid) or linux.Credentials(who.uid, who.gid, ())
+        return linux.Credentials(who.uid, who.gid, ())
     return at.credentials
 
 

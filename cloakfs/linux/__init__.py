@@ -11,7 +11,7 @@ from .capabilities import (
     raised,
     set_effective_capabilities,
 )
-from .credentials import ANYBODY, FEW_GROUPS, MOST_LONG, ROOT, Credentials, act_as_daemon, act_for_nobody_as, acting_as
+from .credentials import ANYBODY, FEW_GROUPS, MOST_LONG, ROOT, Credentials, act_as_daemon, act_for_nobody_as
 from .mounting import (
     MNT_DETACH,
     MS_DIRSYNC,
@@ -54,7 +54,7 @@ __all__ = [
     "ANYBODY", "AT_HANDLE_FID", "CAP_SETFCAP", "CAP_SYS_ADMIN", "CAP_SYS_RESOURCE", "FALLOC_FL_KEEP_SIZE", "FEW_GROUPS",
     "FMODE_EXEC", "MNT_DETACH", "MOST_LONG", "MS_DIRSYNC", "MS_NOATIME", "MS_NODEV", "MS_NODIRATIME", "MS_NOEXEC",
     "MS_NOSUID", "MS_POSIXACL", "MS_RDONLY", "MS_RELATIME", "MS_REMOUNT", "MS_SYNCHRONOUS", "RENAME_EXCHANGE",
-    "RENAME_NOREPLACE", "ROOT", "RWF_NOWAIT", "Credentials", "Stat", "act_as_daemon", "act_for_nobody_as", "acting_as",
+    "RENAME_NOREPLACE", "ROOT", "RWF_NOWAIT", "Credentials", "Stat", "act_as_daemon", "act_for_nobody_as",
     "apart", "clone_tree", "detach_mount", "effective_capabilities", "fallocate", "fstat", "getdents", "in_main_thread",
     "may_access", "mount", "name_to_handle", "open_by_handle", "raised", "renameat2", "set_effective_capabilities",
     "statx", "umask", "umount", "xfs_uuid",

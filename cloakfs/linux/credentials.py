@@ -116,12 +116,6 @@ def assume(who: Credentials) -> None:
     _thread.who = who
 
 
-def acting_as(uid: ServerId, gid: ServerId) -> Credentials | None:
-    """Return the credentials of the calling thread if they have this uid and primary gid, whatever its other groups."""
-    who = _thread.who
-    return who if who is not None and who.uid == uid and who.gid == gid else None
-
-
 def act_as_daemon() -> None:
     """Switch this thread to the daemon's credentials, before it uses the daemon's own /proc, sockets or database.
 

@@ -9,7 +9,6 @@ import itertools
 import os
 import random
 import shutil
-import struct
 from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
@@ -26,6 +25,7 @@ from cloakfs.view import View
 from tests.agents import User
 
 from .conftest import Mount
+from .randomtree import make_tree
 from .test_stateful import CALLERS, POLICIES
 
 MakeMount = Callable[..., Mount]
@@ -42,36 +42,6 @@ class Met(NamedTuple):
     error: int
     attributes: tuple[int, int, int] | None = None
     permissions: int = 0
-
-
-def make_tree(top: str, chance: random.Random) -> list[str]:
-    """`FILES` files and directories in directories of anybody; their paths."""
-    directories, paths = [""], []
-    for number in range(FILES):
-        path = os.path.join(chance.choice(directories), f"{number:02}")
-        paths.append(path)
-        if chance.random() < 0.4 and path.count("/") < 4:
-            os.mkdir(os.path.join(top, path))
-            directories.append(path)
-        else:
-            with open(os.path.join(top, path), "wb"):
-                pass
-    for path in paths:
-        owner, group = chance.choice(OWNERS)
-        real = os.path.join(top, path)
-        os.chown(real, owner, group)
-        mode = chance.choice(MODES) if chance.random() < 0.8 else chance.randrange(0o10000)
-        # Most directories can be searched: else nobody gets far.
-        os.chmod(real, mode | 0o111 if path in directories and chance.random() < 0.6 else mode)
-        if chance.random() < 0.2:
-            os.setxattr(real, "system.posix_acl_access", random_acl(chance))
-    return paths
-
-
-def random_acl(chance: random.Random) -> bytes:
-    none = 2**32 - 1
-    entries = [(1, none), (2, chance.choice([1001, 1002])), (4, none), (8, 2002), (0x10, none), (0x20, none)]
-    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", tag, chance.randrange(8), of) for tag, of in entries)
 
 
 def try_it(top: str, paths: list[str]) -> list[Met]:
@@ -109,7 +79,8 @@ def agree(m: Mount, chance: random.Random, trees: int = 1) -> Counter[int]:
             top = os.path.join(m.source, str(number))
             os.mkdir(top)
             os.chmod(top, 0o755)
-            paths = [os.path.join(str(number), path) for path in make_tree(top, chance)]
+            made = make_tree(top, chance, files=FILES, owners=OWNERS, modes=MODES, named_groups=(2002,))
+            paths = [os.path.join(str(number), path) for path in made]
             for uid, gid, groups in CALLERS:
                 with contextlib.closing(User(uid, gid, groups)) as user:
                     tried = user.do(try_it, m.path, paths)

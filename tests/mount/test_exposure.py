@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import random
-import struct
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ from cloakfs.ids import ClientId, ServerId
 from cloakfs.policy import Policy
 from cloakfs.view import View
 from tests.mount.conftest import Mount, command_with, mounted, run
+from tests.mount.randomtree import make_tree
 
 FILES = 40
 OWNERS = [(1001, 2001), (1002, 2002), (99, 2001), (0, 0), (65534, 65534)]
@@ -46,35 +46,6 @@ OPTIONS = {
 # Client ids that lead to every uid and gid that makes a difference, and to others.
 CLIENT_UIDS = [0, 99, 1001, 1002, 65534, 5, 11001, 11002, 11003]
 CLIENT_GIDS = [0, 2001, 2002, 65534, 7, 12001, 12002]
-
-
-def make_tree(top: str, chance: random.Random) -> list[str]:
-    """Make files and directories of anybody, in each other; return their paths."""
-    directories, paths = [""], []
-    for number in range(FILES):
-        path = os.path.join(chance.choice(directories), f"{number:02}")
-        paths.append(path)
-        if chance.random() < 0.4 and path.count("/") < 4:
-            os.mkdir(os.path.join(top, path))
-            directories.append(path)
-        else:
-            with open(os.path.join(top, path), "wb"):
-                pass
-    for path in paths:
-        real = os.path.join(top, path)
-        os.chown(real, *chance.choice(OWNERS))
-        mode = chance.choice(MODES) if chance.random() < 0.8 else chance.randrange(0o10000)
-        os.chmod(real, mode | 0o011 if path in directories and chance.random() < 0.5 else mode)
-        if chance.random() < 0.25:
-            os.setxattr(real, "system.posix_acl_access", random_acl(chance))
-    return paths
-
-
-def random_acl(chance: random.Random) -> bytes:
-    none = 2**32 - 1
-    named = (8, 2001), (8, 2002)
-    entries = [(1, none), (2, chance.choice([1001, 1002])), (4, none), *named, (0x10, none), (0x20, none)]
-    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", tag, chance.randrange(8), of) for tag, of in entries)
 
 
 def identities(view: View, options: Options) -> Iterator[Caller]:
@@ -147,7 +118,7 @@ def said(of: Survey, reach: Reach, top: str, path: str, uids: IdSet) -> int:
 def test_it_says_what_every_identity_can_do_and_all_together(tree: str, name: str) -> None:
     options = parse_options(OPTIONS[name])[0]
     view = View(Policy(options))
-    paths = make_tree(tree, random.Random(name))
+    paths = make_tree(tree, random.Random(name), files=FILES, owners=OWNERS, modes=MODES, named_groups=(2001, 2002))
     found = survey(tree, None, lambda count: None)
     assert found.examined == found.names == FILES
     assert not found.left_out

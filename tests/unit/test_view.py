@@ -11,6 +11,7 @@ from cloakfs import view as view_module
 from cloakfs.caller import Caller, ClientCaller
 from cloakfs.config.options import Options
 from cloakfs.config.parse import parse_options
+from cloakfs.ids import ClientId
 from cloakfs.mapping import MAX_ID
 from cloakfs.policy import Attrs, Policy
 from cloakfs.view import View
@@ -46,6 +47,11 @@ def test_a_fixed_view_is_one_identity_and_lets_in_root_it_and_the_entrants() -> 
     fixed = view("range_map=uid 1 map 1001", fixed=ANN, entrants=frozenset({33}))
     assert fixed.identify(Caller(5, 5, frozenset({5}))) is ANN
     assert [uid for uid in (0, 1, 2, 33, 1001) if fixed.admits(uid)] == [0, 1, 33]
+
+
+def test_the_server_makes_all_callers_of_an_all_squash_export_the_anonymous_one() -> None:
+    squashed = view("all_squash,anonuid=7,anongid=8")
+    assert [uid for uid in (0, 7, 8, 65534) if squashed.is_squashed_caller(ClientId(uid))] == [7]
 
 
 def test_without_cloaking_all_is_visible_with_its_real_link_count() -> None:
