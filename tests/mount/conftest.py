@@ -132,10 +132,12 @@ def _daemons() -> list[int]:
 
 def _has_work(pid: int) -> bool:
     """Whether a thread of this process runs, or would if it got a processor (proc(5))."""
-    for stat in glob.glob(f"/proc/{pid}/task/*/stat"):
-        with contextlib.suppress(OSError):
-            if Path(stat).read_bytes().rpartition(b")")[2].split()[0] in (b"R", b"D"):
-                return True
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                stat = Path(f"/proc/{pid}/task/{thread}/stat").read_bytes()
+                if stat.rpartition(b")")[2].split()[0] in (b"R", b"D"):
+                    return True
     return False
 
 
