@@ -93,11 +93,12 @@ def _names(experiment: Experiment) -> set[str]:
 def _list(chosen: list[Experiment], *, quick: bool, runs: int | None) -> None:
     sheet = Sheet("figures", ["figure", "of", "what it shows", "experiment", "runs", "minutes"])
     for experiment in chosen:
-        count = runs or (experiment.quick_runs if quick else experiment.runs)
-        minutes = count * sum(experiment.seconds(point, quick) for point in experiment.points(quick)) / 60
+        count, minutes = experiment.count(runs, quick=quick), experiment.minutes(runs, quick=quick)
         for at, figure in enumerate(experiment.figures):
             cells = [experiment.key, str(count), f"{minutes:.1f}"] if at == 0 else [experiment.key, "", ""]
             sheet.rows.append([figure.key, f"{figure.paper}, {figure.place}", figure.title, *cells])
+    total = sum(experiment.minutes(runs, quick=quick) for experiment in chosen)
+    sheet.rows.append(["all", "", "", "", "", f"{total:.1f}"])
     console().print(sheet.table())
 
 

@@ -112,7 +112,7 @@ def figure_7(suffix: str) -> Figure:
 
 def _figure_mab(suffix: str) -> Figure:
     checks = [
-        Claim(f"{phase}, MNU / VAN, {x}", At("MNU", f"{x}, {phase}"), At("VAN", f"{x}, {phase}"), 1.1)
+        Claim(f"{phase}, MNU / VAN, {x}", At("MNU", f"{x}, {phase}"), At("VAN", f"{x}, {phase}"), 1.1, bound=True)
         for x in SETTINGS[suffix]
         for phase in (*MAB, "all")
     ]

@@ -32,7 +32,7 @@ _HOT = 3
 OWNERS = (10, 100, 1000)
 
 COLD_KIB, HOT_KIB = "KiB cold", "KiB hot"
-"""Names of values: what was read from the device during a listing with caches cold, or hot."""
+"""Names of values: what was read from the device by what began with cold caches, or by a listing with hot ones."""
 
 
 def prepare_listing(tree: str, quick: bool) -> None:
@@ -127,7 +127,7 @@ def prepare_build(tree: str, quick: bool) -> None:
 
 
 def build(spot: Spot) -> dict[str, float]:
-    """Unpack, configure, make, clean and delete the package, from a cold start; seconds."""
+    """Unpack, configure, make, clean and delete the package, from a cold start; seconds, and KiB from the device."""
     with _workplace(spot) as place:
         source = os.path.join(place, "source")
         steps = {
@@ -138,13 +138,16 @@ def build(spot: Spot) -> dict[str, float]:
             "delete": (["rm", "-r", "source"], place),
         }
         drop_caches(spot.real)
+        before = kib_read(spot.real)
         times = {name: timed(command, where, spot.case) for name, (command, where) in steps.items()}
+        cold = kib_read(spot.real) - before
     total = sum((times[name] for name in BUILT), Times(0, 0, 0))
     return {
         **{name: one.elapsed for name, one in times.items()},
         "elapsed": total.elapsed,
         "user": total.user,
         "system": total.system,
+        COLD_KIB: cold,
     }
 
 
@@ -173,13 +176,15 @@ def prepare_stone(tree: str, quick: bool) -> None:
 
 
 def stone(spot: Spot) -> dict[str, float]:
-    """Do the mix of NFSSTONE from a cold start: seconds, and operations per second."""
+    """Do the mix of NFSSTONE from a cold start: seconds, operations per second, and KiB from the device."""
     number = QUICK_OPERATIONS if spot.quick else OPERATIONS
     kinds = random.Random(spot.run).choices(list(MIX), list(MIX.values()), k=number)
     with _workplace(spot) as place:
         drop_caches(spot.real)
+        before = kib_read(spot.real)
         elapsed = done_as(spot.case, place, partial(_operate, kinds, spot.run))
-    return {"elapsed": elapsed, "rate": number / elapsed}
+        cold = kib_read(spot.real) - before
+    return {"elapsed": elapsed, "rate": number / elapsed, COLD_KIB: cold}
 
 
 def _operate(kinds: list[str], seed: int) -> float:

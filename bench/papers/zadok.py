@@ -105,7 +105,11 @@ def _figure_3_times(suffix: str) -> Figure:
         "The elapsed time is what tells: the server's work is in nobody's system time.",
         [
             Claim(
-                f"{what} time of RMAPCLK / VAN's, {x}", At("RMAPCLK", f"{x}, {what}"), At("VAN", f"{x}, {what}"), 1.05
+                f"{what} time of RMAPCLK / VAN's, {x}",
+                At("RMAPCLK", f"{x}, {what}"),
+                At("VAN", f"{x}, {what}"),
+                1.05,
+                bound=True,
             )
             for x in SETTINGS[suffix]
             for what in ("user", "system")
