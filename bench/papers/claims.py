@@ -81,8 +81,8 @@ class Claim:
 
     def _wanted(self) -> str:
         if self.bound:
-            return f"bound: {self.printed:.4g}"
-        return f"printed: {self.printed:.4g}{_MEANING[self.sense]}"
+            return f"bound: {_ratio(self.printed)}"
+        return f"printed: {_ratio(self.printed)}{_MEANING[self.sense]}"
 
     def missed(self, checked: Checked) -> float:
         """Return how far ours is on the wrong side of the printed ratio: above 1, or below it if it is on the right."""
@@ -99,6 +99,11 @@ class Claim:
         if not ratios:
             raise LookupError(f"{self.says}: no run has both")
         return ratios
+
+
+def _ratio(value: float) -> str:
+    """Return a ratio with four digits, or with those that tell it from 1."""
+    return f"{value:.6g}" if abs(value - 1) < SIGNIFICANT else f"{value:.4g}"
 
 
 def judge(claims: Iterable[Claim], measured: Measured) -> Verdict:
@@ -122,7 +127,8 @@ def judge(claims: Iterable[Claim], measured: Measured) -> Verdict:
     if len(found) > 1:
         told = f"As claimed: {sum(one.held for one in checked)} of {len(checked)} ratios; farthest from it is {told}"
     if missing:
-        told += f"; not measured: {', '.join(missing)}"
+        few = len(missing) < 3
+        told += f"; not measured: {', '.join(missing) if few else f'{len(missing)} others'}"
     return Verdict(Grade.of([one.held for one in checked]), f"{told}.", checked)
 
 
@@ -131,7 +137,7 @@ def criterion(claims: Iterable[Claim]) -> str:
     rules: dict[str, list[str]] = {}
     for claim in claims:
         rule = claim.sense.replace("printed", "the bound") if claim.bound else claim.sense.value
-        rules.setdefault(rule, []).append(f"{claim.says} ({claim.printed:.4g})")
+        rules.setdefault(rule, []).append(f"{claim.says} ({_ratio(claim.printed)})")
     return (
         "; ".join(f"{rule}: {', '.join(dict.fromkeys(which))}" for rule, which in rules.items())
         + f". A difference counts if it exceeds two standard errors of the mean, and {SIGNIFICANT:.0%} where none is "

@@ -199,11 +199,19 @@ def _details(told: Told) -> dict[str, str]:
     return {name: text for name, text in said.items() if text}
 
 
+_MANY = {
+    Grade.HOLDS.value: "hold",
+    Grade.PART.value: "hold in part",
+    Grade.FAILS.value: "do not hold",
+    NOT_JUDGED: "are not judged",
+}
+
+
 def _tally(told: list[Told]) -> str:
     """Return how many claims hold."""
     grades = Counter(one.grade for one in told)
-    said = ", ".join(f"{grades[grade]} {grade}" for grade in (*Grade, NOT_JUDGED) if grades[grade])
-    return f"Of the {len(told)} claims, {said}."
+    said = ", ".join(f"{grades[grade]} {word}" for grade, word in _MANY.items() if grades[grade])
+    return f"Of {len(told)} claims, {said}."
 
 
 def _sentence(told: Told) -> str:

@@ -316,7 +316,7 @@ def test_parts_of_a_claim_are_a_table(records: Records) -> None:
     assert f"| **holds in part** | {sentence} |" in text
     assert "| a cost | printed: 1.6 | 2 | ± 0 | 1.25 | **no** |" in text
     assert "<td>a cost<td>printed: 1.6<td>2<td>± 0<td>1.25<td><b>no</b>" in page
-    for said in (sentence, "Of the 1 claims, 1 holds in part.", "--only fig --runs 2 --quick", "took 0.1 minutes"):
+    for said in (sentence, "Of 1 claims, 1 hold in part.", "--only fig --runs 2 --quick", "took 0.1 minutes"):
         assert said in text
         assert said in page
 
@@ -369,5 +369,9 @@ def test_list() -> None:
     some = CliRunner().invoke(cloakfs, ["bench", "papers", "--list", "--only", "ellard-6"])
     assert "ellard-7" in some.output  # the same experiment
     assert "ellard-1" not in some.output
+    behind = CliRunner().invoke(cloakfs, ["bench", "papers", "--list", "--only", "*-nfs", "--only", "ellard-1"])
+    assert "zadok-6-nfs3" in behind.output  # of an experiment that is named
+    assert "ellard-1" in behind.output
+    assert "ellard-4" not in behind.output
     minutes = [line.split()[-1] for line in some.output.splitlines() if line.split()[-1:] and "." in line.split()[-1]]
     assert minutes[0] == minutes[-1] != "0.0"

@@ -84,6 +84,9 @@ def test_a_verdict_takes_all_claims() -> None:
     assert criterion([good, bad]).startswith("no more than printed: good (2), bad (0.5). ")
     partly = judge([good, Claim("absent", At("b", "x"), None, 1.0)], found)
     assert partly[:2] == (Grade.HOLDS, "good: 1 (printed: 2); not measured: absent.")
+    much = judge([good, *(Claim(name, At("b", "x"), None, 1.0) for name in ("an", "other", "one"))], found)
+    assert much.sentence.endswith("; not measured: 3 others.")
+    assert Claim("almost none", At("a", "x"), None, 1.00026).check(found).wanted == "printed: 1.00026"
     with pytest.raises(LookupError, match="absent"):
         judge([Claim("absent", At("a", "x"), At("a", "y"), 1.0)], found)
 
