@@ -44,6 +44,11 @@ def _kernel() -> str | None:
     return path if os.access(path, os.X_OK) else None
 
 
+def kernel_version() -> str:
+    """Return the version of the guest's kernel; "none" if there is none."""
+    return next((os.path.basename(path) for path in glob.glob(os.path.join(UML, "lib", "uml", "modules", "*"))), "none")
+
+
 class Guest:
     """One guest from boot to power-off. Use it as a context manager: whatever happens, its processes end.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from .experiment import Measured, Verdict
+from .experiment import Checked, Grade, Measured, Verdict
 
 SIGNIFICANT = 0.01
 """Spadavecchia & Zadok, §4.1: smaller differences between two measurements may not be significant."""
@@ -20,6 +20,14 @@ class Sense(StrEnum):
     NO_LESS = "no less than printed"
     BELOW_ONE = "below 1"
     ABOVE_ONE = "above 1"
+
+
+_MEANING = {
+    Sense.NO_MORE: "",
+    Sense.NO_LESS: "",
+    Sense.BELOW_ONE: ", that is below 1",
+    Sense.ABOVE_ONE: ", that is above 1",
+}
 
 
 class At(NamedTuple):
@@ -38,6 +46,7 @@ class Claim:
         of, to: the points whose ratio it is; without `to`, the value of `of` is a ratio already.
         printed: the paper's ratio.
         sense: what ours has to be.
+        bound: whether `printed` is a bound that we took, because the paper prints no such ratio.
     """
 
     says: str
@@ -45,8 +54,9 @@ class Claim:
     to: At | None
     printed: float
     sense: Sense = Sense.NO_MORE
+    bound: bool = False
 
-    def check(self, measured: Measured) -> tuple[bool, str]:
+    def check(self, measured: Measured) -> Checked:
         """Return whether it holds, and ours beside the printed ratio.
 
         Our ratio is the mean over the runs. It has to be on the right side by no less than its uncertainty (two
@@ -58,7 +68,8 @@ class Claim:
         """
         ratios = self._ratios(measured)
         mean = statistics.fmean(ratios)
-        unsure = 2 * statistics.stdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else 0.0
+        spread = statistics.stdev(ratios) if len(ratios) > 1 else None
+        unsure = 2 * (spread or 0.0) / math.sqrt(len(ratios))
         slack = max(unsure, SIGNIFICANT)
         held = {
             Sense.NO_MORE: mean <= self.printed + slack,
@@ -66,7 +77,18 @@ class Claim:
             Sense.BELOW_ONE: mean + unsure < 1,
             Sense.ABOVE_ONE: mean - unsure > 1,
         }[self.sense]
-        return held, f"{self.says}: {mean:.3g} (printed: {self.printed:.4g})"
+        return Checked(self.says, self._wanted(), mean, mean / self.printed, spread, held)
+
+    def _wanted(self) -> str:
+        if self.bound:
+            return f"bound: {_ratio(self.printed)}"
+        return f"printed: {_ratio(self.printed)}{_MEANING[self.sense]}"
+
+    def missed(self, checked: Checked) -> float:
+        """Return how far ours is on the wrong side of the printed ratio: above 1, or below it if it is on the right."""
+        if self.sense in (Sense.NO_MORE, Sense.BELOW_ONE):
+            return checked.to_wanted
+        return 1 / checked.to_wanted if checked.to_wanted > 0 else math.inf
 
     def _ratios(self, measured: Measured) -> list[float]:
         of = measured.at(*self.of)
@@ -79,35 +101,45 @@ class Claim:
         return ratios
 
 
+def _ratio(value: float) -> str:
+    """Return a ratio with four digits, or with those that tell it from 1."""
+    return f"{value:.6g}" if abs(value - 1) < SIGNIFICANT else f"{value:.4g}"
+
+
 def judge(claims: Iterable[Claim], measured: Measured) -> Verdict:
     """Return the verdict on the claims of a figure that were measured; the sentence names those that were not.
 
     Raises:
         LookupError: none of them was.
     """
-    checks, told, missing = {}, [], []
+    found: list[tuple[Claim, Checked]] = []
+    missing = []
     for claim in claims:
         try:
-            held, said = claim.check(measured)
+            found.append((claim, claim.check(measured)))
         except LookupError:
             missing.append(claim.says)
-            continue
-        checks[f"{claim.says} {claim.sense}"] = held
-        told.append(said)
-    if not checks:
+    if not found:
         raise LookupError(f"{'; '.join(missing)}")
+    checked = tuple(one for _, one in found)
+    _, farthest = max(found, key=lambda pair: (not pair[1].held, pair[0].missed(pair[1])))
+    told = f"{farthest.says}: {farthest.ours:.3g} ({farthest.wanted})"
+    if len(found) > 1:
+        told = f"As claimed: {sum(one.held for one in checked)} of {len(checked)} ratios; farthest from it is {told}"
     if missing:
-        told.append(f"not measured: {', '.join(missing)}")
-    return Verdict.of(checks, f"{'; '.join(told)}.")
+        few = len(missing) < 3
+        told += f"; not measured: {', '.join(missing) if few else f'{len(missing)} others'}"
+    return Verdict(Grade.of([one.held for one in checked]), f"{told}.", checked)
 
 
 def criterion(claims: Iterable[Claim]) -> str:
     """Return the rule in words: one line for all claims."""
-    by_sense: dict[Sense, list[str]] = {}
+    rules: dict[str, list[str]] = {}
     for claim in claims:
-        by_sense.setdefault(claim.sense, []).append(f"{claim.says} ({claim.printed:.4g})")
+        rule = claim.sense.replace("printed", "the bound") if claim.bound else claim.sense.value
+        rules.setdefault(rule, []).append(f"{claim.says} ({_ratio(claim.printed)})")
     return (
-        "; ".join(f"{sense}: {', '.join(dict.fromkeys(which))}" for sense, which in by_sense.items())
+        "; ".join(f"{rule}: {', '.join(dict.fromkeys(which))}" for rule, which in rules.items())
         + f". A difference counts if it exceeds two standard errors of the mean, and {SIGNIFICANT:.0%} where none is "
         "claimed. All: holds; some: holds in part."
     )

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 
 import click
 
@@ -24,7 +25,11 @@ PAGE = "papers.html"
 
 @click.command()
 @click.option(
-    "--only", "keys", multiple=True, metavar="KEY", help="Only this figure or experiment (see --list); repeatable."
+    "--only",
+    "keys",
+    multiple=True,
+    metavar="KEY",
+    help="Only this figure or experiment (see --list; `*` stands for any letters); repeatable.",
 )
 @click.option(
     "--out",
@@ -81,23 +86,24 @@ def _chosen(keys: tuple[str, ...], known: Iterable[Experiment]) -> list[Experime
     """Return the experiments that these keys name, by their own key or by that of a figure."""
     known = list(known)
     for key in keys:
-        if not any(key in _names(experiment) for experiment in known):
+        if not any(_is_named(experiment, key) for experiment in known):
             fail(f"--only {key}: no such thing; see --list", 2)
-    return [one for one in known if not keys or _names(one) & set(keys)]
+    return [one for one in known if not keys or any(_is_named(one, key) for key in keys)]
 
 
-def _names(experiment: Experiment) -> set[str]:
-    return {experiment.key, *(figure.key for figure in experiment.figures)}
+def _is_named(experiment: Experiment, key: str) -> bool:
+    return any(fnmatchcase(name, key) for name in (experiment.key, *(figure.key for figure in experiment.figures)))
 
 
 def _list(chosen: list[Experiment], *, quick: bool, runs: int | None) -> None:
     sheet = Sheet("figures", ["figure", "of", "what it shows", "experiment", "runs", "minutes"])
     for experiment in chosen:
-        count = runs or (experiment.quick_runs if quick else experiment.runs)
-        minutes = count * sum(experiment.seconds(point, quick) for point in experiment.points(quick)) / 60
+        count, minutes = experiment.count(runs, quick=quick), experiment.minutes(runs, quick=quick)
         for at, figure in enumerate(experiment.figures):
             cells = [experiment.key, str(count), f"{minutes:.1f}"] if at == 0 else [experiment.key, "", ""]
             sheet.rows.append([figure.key, f"{figure.paper}, {figure.place}", figure.title, *cells])
+    total = sum(experiment.minutes(runs, quick=quick) for experiment in chosen)
+    sheet.rows.append(["all", "", "", "", "", f"{total:.1f}"])
     console().print(sheet.table())
 
 

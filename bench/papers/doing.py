@@ -16,7 +16,8 @@ from .configurations import Case
 
 T = TypeVar("T")
 
-_ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "HOME": "/nonexistent"}
+ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "HOME": "/nonexistent"}
+"""Of every program that is started."""
 
 
 class Times(NamedTuple):
@@ -46,7 +47,7 @@ def timed(command: Sequence[str], directory: str, case: Case) -> Times:
         began = time.perf_counter()
         # The caller enters the directory, which root may not see; wait4, which tells the times, reaps the child.
         process = subprocess.Popen(
-            ["env", "-C", directory, *command], env=_ENVIRONMENT, umask=0o022,
+            ["env", "-C", directory, *command], env=ENVIRONMENT, umask=0o022,
             user=case.uid, group=case.uid, extra_groups=case.groups,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True,
         )  # fmt: skip

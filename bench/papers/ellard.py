@@ -499,6 +499,7 @@ TABLE_EXPERIMENT = Experiment(
     points=_table_points,
     site=_table_site,
     seconds=lambda point, quick: int(point) * _TURNS * 3e-4,
+    same=True,
 )
 
 EXPERIMENTS = (READERS_EXPERIMENT, TABLE_EXPERIMENT, STRIDES_EXPERIMENT, MIX_EXPERIMENT)

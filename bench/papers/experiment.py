@@ -5,7 +5,7 @@ or more figures. Everything that is reported is computed from the samples of sin
 """
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -24,12 +24,46 @@ class Grade(StrEnum):
     PART = "holds in part"
     FAILS = "does not hold"
 
+    @classmethod
+    def of(cls, held: Collection[bool]) -> Self:
+        """Return what became of a claim of one or more parts, by whether each of them holds."""
+        if all(held):
+            return cls(Grade.HOLDS)
+        return cls(Grade.PART if any(held) else Grade.FAILS)
+
+
+class Checked(NamedTuple):
+    """One part of a claim: a ratio, as it should be and as it is.
+
+    Attributes:
+        says: which ratio.
+        wanted: what it should be, in words.
+        ours: the mean over the runs.
+        to_wanted: ours, compared with the number in `wanted`.
+        spread: the standard deviation of the runs; None if there is only one.
+        held: whether this part of the claim holds.
+    """
+
+    says: str
+    wanted: str
+    ours: float
+    to_wanted: float
+    spread: float | None
+    held: bool
+
 
 class Verdict(NamedTuple):
-    """What the numbers say of a claim, and a sentence that gives the numbers that decided."""
+    """What the numbers say of a claim, and a sentence that gives the numbers that decided.
+
+    Attributes:
+        grade: what became of the claim.
+        sentence: the numbers.
+        checked: the parts of the claim that are ratios, for a table.
+    """
 
     grade: Grade
     sentence: str
+    checked: tuple[Checked, ...] = ()
 
     @classmethod
     def of(cls, checks: Mapping[str, bool], sentence: str) -> Self:
@@ -40,10 +74,7 @@ class Verdict(NamedTuple):
             sentence: the numbers.
         """
         failed = [name for name, held in checks.items() if not held]
-        if not failed:
-            return cls(Grade.HOLDS, sentence)
-        grade = Grade.FAILS if len(failed) == len(checks) else Grade.PART
-        return cls(grade, f"{sentence} Not so: {'; '.join(failed)}.")
+        return cls(Grade.of(checks.values()), f"{sentence} Not so: {'; '.join(failed)}." if failed else sentence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +283,7 @@ class Experiment:
             the argument is `quick` again. Raises Unavailable if this machine cannot do it.
         seconds: how long a measurement of a point may take, for the progress bar: point, quick.
         quick_runs: the same as `runs`, for `--quick`.
+        same: whether each run gives the same, so that one is enough, however many are asked for.
     """
 
     key: str
@@ -261,3 +293,12 @@ class Experiment:
     site: Callable[[bool], AbstractContextManager[RunOnce]]
     seconds: Callable[[str, bool], float]
     quick_runs: int = 1
+    same: bool = False
+
+    def count(self, runs: int | None, *, quick: bool) -> int:
+        """Return how often each point is measured, if so many runs are asked for."""
+        return 1 if self.same else runs or (self.quick_runs if quick else self.runs)
+
+    def minutes(self, runs: int | None, *, quick: bool) -> float:
+        """Return how long that may take."""
+        return self.count(runs, quick=quick) * sum(self.seconds(point, quick) for point in self.points(quick)) / 60

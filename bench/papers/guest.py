@@ -30,10 +30,12 @@ def behind_nfs(trial: Trial, *, quick: bool) -> Iterator[Gather]:
     """Boot a guest for a trial; give what measures all of its cases there.
 
     Raises:
-        Unavailable: there is no laboratory on this machine.
+        Unavailable: there is no laboratory on this machine, or what is needed cannot be fetched.
     """
     if why := missing():
         raise Unavailable(why)
+    if not quick:
+        trial.fetch()
     *python, _ = OWN_COMMAND
     command = shlex.join([*python, "cloakfs_bench.papers.guest", trial.key, *(["quick"] if quick else [])])
     with contextlib.ExitStack() as stack:

@@ -1,13 +1,14 @@
 """What the raw runs say: the values and the verdict of each figure, and how both came about, as Markdown and HTML."""
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
 
 from ..figures import number
 from ..sheet import Sheet
-from .experiment import Experiment, Figure, Measured, Point, Series, Verdict
+from .experiment import Experiment, Figure, Grade, Measured, Point, Series, Verdict
 from .records import Record, Records, in_order, measured
 
 _STYLE = """
@@ -22,6 +23,9 @@ svg { max-width: 100%; height: auto; } code { font-size: 13px; } dt { font-weigh
 _CLASSES = {"holds": "holds", "holds in part": "part", "does not hold": "fails"}
 
 
+NOT_JUDGED = "not judged"
+
+
 @dataclass(frozen=True, slots=True)
 class Told:
     """What is reported of a figure.
@@ -32,6 +36,8 @@ class Told:
         verdict: None if it cannot be judged.
         why_not: why there is no verdict.
         proof: what shows that it was measured as it should be.
+        command: the command that measures it.
+        minutes: how long the measurements of its experiment took.
     """
 
     figure: Figure
@@ -39,11 +45,13 @@ class Told:
     verdict: Verdict | None
     why_not: str
     proof: tuple[str, ...]
+    command: str
+    minutes: float
 
     @property
     def grade(self) -> str:
         """The verdict in words."""
-        return self.verdict.grade.value if self.verdict else "not judged"
+        return self.verdict.grade.value if self.verdict else NOT_JUDGED
 
 
 def tell(experiments: Iterable[Experiment], records: Records) -> list[Told]:
@@ -59,7 +67,11 @@ def tell(experiments: Iterable[Experiment], records: Records) -> list[Told]:
                     verdict, why_not = figure.judge(found), ""
                 except LookupError as exc:
                     why_not = f"too little was measured: {exc.args[0]}"
-            told.append(Told(figure, found, verdict, why_not, proof_of(runs)))
+            other = f" --runs {found.runs}" if found.series and found.runs != experiment.runs else ""
+            quick = " --quick" if records.common.get("quick") else ""
+            minutes = sum(run.seconds for run in runs) / 60
+            command = f"{figure.command}{other}{quick}"
+            told.append(Told(figure, found, verdict, why_not, proof_of(runs), command, minutes))
     return told
 
 
@@ -102,6 +114,24 @@ def sheet(told: Told) -> Sheet:
         if series.name in paper:
             table.rows.append([f"{series.name}: {figure.ours} / paper", *_against(series, paper[series.name], xs)])
     return table
+
+
+def checks(verdict: Verdict) -> Sheet:
+    """Return the parts of a claim that are ratios: as they should be, as they are, and whether they are as claimed."""
+    table = Sheet("What the verdict is made of", ["ratio", "claimed", "ours", "spread", "ours / claimed", "as claimed"])
+    for one in verdict.checked:
+        spread = "–" if one.spread is None else f"± {number(one.spread)}"
+        cells = [one.says, one.wanted, number(one.ours), spread, number(one.to_wanted), "yes" if one.held else "**no**"]
+        table.rows.append(cells)
+    return table
+
+
+def _tables(told: Told) -> Iterator[Sheet]:
+    """Return the tables of a figure."""
+    if told.verdict and len(told.verdict.checked) > 1:
+        yield checks(told.verdict)
+    if told.found.series or told.figure.paper_values:
+        yield sheet(told)
 
 
 def _base_of(name: str, baseline: str, known: Mapping[str, Series]) -> str:
@@ -161,10 +191,27 @@ def _details(told: Told) -> dict[str, str]:
         "Printed values": figure.paper_note,
         "What differs": figure.differs,
         "Shown by the runs themselves": "; ".join(told.proof),
-        "Runs": f"{told.found.runs} of each point" if told.found.series else "",
-        "Command": f"`{figure.command}`",
+        "Runs": f"{told.found.runs} of each point; all of the experiment took {told.minutes:.1f} minutes"
+        if told.found.series
+        else "",
+        "Command": f"`{told.command}`",
     }
     return {name: text for name, text in said.items() if text}
+
+
+_MANY = {
+    Grade.HOLDS.value: "hold",
+    Grade.PART.value: "hold in part",
+    Grade.FAILS.value: "do not hold",
+    NOT_JUDGED: "are not judged",
+}
+
+
+def _tally(told: list[Told]) -> str:
+    """Return how many claims hold."""
+    grades = Counter(one.grade for one in told)
+    said = ", ".join(f"{grades[grade]} {word}" for grade, word in _MANY.items() if grades[grade])
+    return f"Of {len(told)} claims, {said}."
 
 
 def _sentence(told: Told) -> str:
@@ -186,11 +233,13 @@ def markdown(told: list[Told], records: Records, pictures: Mapping[str, str]) ->
         "",
         *(f"- {one}" for one in about(records)),
         "",
-        "| figure | | what it shows | the claim |",
-        "| --- | --- | --- | --- |",
+        _tally(told),
+        "",
+        "| figure | | what it shows | the claim | what decided |",
+        "| --- | --- | --- | --- | --- |",
         *(
             f"| [{one.figure.key}](#{one.figure.key}) | {one.figure.paper}, {one.figure.place} | {one.figure.title} "
-            f"| {one.grade} |"
+            f"| **{one.grade}** | {_sentence(one)} |"
             for one in told
         ),
         "",
@@ -201,8 +250,8 @@ def markdown(told: list[Told], records: Records, pictures: Mapping[str, str]) ->
         lines += [f"**{one.grade.capitalize()}.** {_sentence(one)}", ""]
         if figure.key in pictures:
             lines += [f"![{figure.title}]({pictures[figure.key]})"]
-        if one.found.series or figure.paper_values:
-            lines += [sheet(one).markdown(), ""]
+        for table in _tables(one):
+            lines += [table.markdown(), ""]
         lines += [f"- *{name}*: {text}" for name, text in _details(one).items()]
         lines += [""]
     lines += [f"- skipped {name}: {why}" for name, why in records.skipped.items()]
@@ -229,6 +278,7 @@ def page(told: list[Told], records: Records, pictures: Mapping[str, str]) -> str
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         f"<style>{_STYLE}</style></head><body>\n<h1>The papers' evaluations, repeated</h1>\n"
         f"<ul>{''.join(f'<li>{_text(one)}</li>' for one in about(records))}</ul>\n"
+        f"<p>{_tally(told)}</p>\n"
         f"<table><thead><tr><th>figure<th>what it shows<th>the claim<th></tr></thead><tbody>{contents}</tbody></table>"
         + "".join(_section(one, pictures.get(one.figure.key, "")) for one in told)
         + _rest(records)
@@ -239,7 +289,7 @@ def page(told: list[Told], records: Records, pictures: Mapping[str, str]) -> str
 def _section(told: Told, picture: str) -> str:
     figure = told.figure
     details = "".join(f"<dt>{escape(name)}<dd>{_text(text)}" for name, text in _details(told).items())
-    table = _table(sheet(told)) if told.found.series or figure.paper_values else ""
+    table = "".join(_table(table) for table in _tables(told))
     return (
         f'\n<h2 id="{escape(figure.key)}">{escape(figure.paper)}, {escape(figure.place)}: {escape(figure.title)}</h2>\n'
         f"<p>{_grade(told)}. {_text(_sentence(told))}</p>\n{picture}\n{table}\n<dl>{details}</dl>"

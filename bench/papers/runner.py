@@ -4,6 +4,8 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+import re
+import subprocess
 import sys
 import time
 import traceback
@@ -11,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from ..cli import note
+from ..lab.guest import kernel_version as guest_kernel
 from ..workers import undisturbed
 from .experiment import Experiment, RunOnce, Unavailable
 from .records import Record, Records, result
@@ -40,7 +43,7 @@ def plan(experiments: Iterable[Experiment], records: Records, *, quick: bool, ru
     done = records.done()
     steps = []
     for experiment in experiments:
-        count = runs or (experiment.quick_runs if quick else experiment.runs)
+        count = experiment.count(runs, quick=quick)
         points = experiment.points(quick)
         steps += [
             Step(experiment, point, run, experiment.seconds(point, quick))
@@ -126,8 +129,21 @@ def session() -> dict[str, object]:
         "memory, MiB": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20,
         "Python": platform.python_version(),
         "pyfuse3": importlib.metadata.version("pyfuse3"),
+        "libfuse": _says("fusermount3", "--version"),
+        "bindfs": _says("bindfs", "--version"),
+        "nfs-utils": f"{_says('/sbin/mount.nfs', '-V')}, in a guest with Linux {guest_kernel()}, in user mode",
         "load before": round(os.getloadavg()[0], 2),
     }
+
+
+def _says(*command: str) -> str:
+    """Return the version that a program says it has."""
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10).stdout
+    except (OSError, subprocess.SubprocessError):
+        return "none"
+    found = re.search(r"\d+(\.\d+)+", said)
+    return found[0] if found else "unknown"
 
 
 def common(*, quick: bool) -> dict[str, object]:

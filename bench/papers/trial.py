@@ -45,6 +45,7 @@ class Trial:
         alone: each case is served only while it is measured, because it writes, of which all daemons on the same file
             system would be told. Otherwise all are served all the time.
         mib: how large the file system is.
+        fetch: gets what it needs from the network, unless it has to be quick; the laboratory's guest has no network.
     """
 
     key: str
@@ -53,6 +54,7 @@ class Trial:
     measure: Callable[[Spot], dict[str, float]]
     alone: bool = True
     mib: int = 256
+    fetch: Callable[[], object] = lambda: None
 
 
 @contextlib.contextmanager

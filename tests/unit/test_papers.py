@@ -3,12 +3,16 @@
 import contextlib
 import json
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from bench.papers import report
+from bench.papers.claims import At, Claim, Sense
+from bench.papers.claims import judge as claims_judge
 from bench.papers.experiment import (
     Experiment,
     Figure,
@@ -113,9 +117,9 @@ def test_the_papers_own_numbers_hold() -> None:
 
 
 def test_a_verdict_names_what_is_not_so() -> None:
-    assert Verdict.of({"a": True, "b": True}, "1.") == (Grade.HOLDS, "1.")
-    assert Verdict.of({"a": True, "b": False}, "1.") == (Grade.PART, "1. Not so: b.")
-    assert Verdict.of({"a": False, "b": False}, "1.") == (Grade.FAILS, "1. Not so: a; b.")
+    assert Verdict.of({"a": True, "b": True}, "1.") == Verdict(Grade.HOLDS, "1.")
+    assert Verdict.of({"a": True, "b": False}, "1.") == Verdict(Grade.PART, "1. Not so: b.")
+    assert Verdict.of({"a": False, "b": False}, "1.") == Verdict(Grade.FAILS, "1. Not so: a; b.")
 
 
 def test_ratios_are_taken_within_a_run() -> None:
@@ -180,6 +184,12 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     last = Records(str(path))
     assert plan([one], last, quick=False) == []
     assert len(last.sessions) == 2
+
+
+def test_what_gives_the_same_again_is_measured_once(tmp_path: Path) -> None:
+    records = begun(tmp_path / "runs")
+    steps = plan([replace(experiment(values), same=True)], records, quick=False, runs=3)
+    assert [(step.point, step.run) for step in steps] == [("1", 0), ("2", 0)]
 
 
 def test_a_failure_is_noted_and_measured_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -286,6 +296,31 @@ def test_the_report_says_what_the_runs_say(records: Records) -> None:
     assert "<script" not in page
 
 
+def test_parts_of_a_claim_are_a_table(records: Records) -> None:
+    """Somebody who has five minutes sees what was claimed, what is, how much runs differ, and whether it is so."""
+    claims = [
+        Claim("a cost", At("b", "1"), At("a", "1"), 1.6),
+        Claim("a gain", At("a", "1"), At("b", "1"), 0.4, Sense.BELOW_ONE),
+        Claim("ours", At("a", "1"), None, 3.0, bound=True),
+    ]
+    figure = replace(FIGURE, judge=partial(claims_judge, claims))
+    (told,) = report.tell([replace(experiment(values), figures=(figure,))], records)
+    assert told.verdict
+    assert report.checks(told.verdict).rows == [
+        ["a cost", "printed: 1.6", "2", "± 0", "1.25", "**no**"],
+        ["a gain", "printed: 0.4, that is below 1", "0.50", "± 0", "1.25", "yes"],
+        ["ours", "bound: 3", "1.50", "± 0.71", "0.50", "yes"],
+    ]
+    sentence = "As claimed: 2 of 3 ratios; farthest from it is a cost: 2 (printed: 1.6)."
+    text, page = report.markdown([told], records, {}), report.page([told], records, {})
+    assert f"| **holds in part** | {sentence} |" in text
+    assert "| a cost | printed: 1.6 | 2 | ± 0 | 1.25 | **no** |" in text
+    assert "<td>a cost<td>printed: 1.6<td>2<td>± 0<td>1.25<td><b>no</b>" in page
+    for said in (sentence, "Of 1 claims, 1 hold in part.", "--only fig --runs 2 --quick", "took 0.1 minutes"):
+        assert said in text
+        assert said in page
+
+
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     records = begun(tmp_path / "runs")
     (told,) = report.tell([experiment(values)], records)
@@ -334,3 +369,9 @@ def test_list() -> None:
     some = CliRunner().invoke(cloakfs, ["bench", "papers", "--list", "--only", "ellard-6"])
     assert "ellard-7" in some.output  # the same experiment
     assert "ellard-1" not in some.output
+    behind = CliRunner().invoke(cloakfs, ["bench", "papers", "--list", "--only", "*-nfs", "--only", "ellard-1"])
+    assert "zadok-6-nfs3" in behind.output  # of an experiment that is named
+    assert "ellard-1" in behind.output
+    assert "ellard-4" not in behind.output
+    minutes = [line.split()[-1] for line in some.output.splitlines() if line.split()[-1:] and "." in line.split()[-1]]
+    assert minutes[0] == minutes[-1] != "0.0"

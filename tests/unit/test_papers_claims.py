@@ -1,5 +1,7 @@
 """What is claimed of ratios, and the configurations of Spadavecchia & Zadok: without measuring anything."""
 
+import re
+
 import pytest
 
 from bench.papers import toolkit, zadok
@@ -29,7 +31,7 @@ def measured(**series: list[float]) -> Measured:
 
 
 def held(claim: Claim, found: Measured) -> bool:
-    return claim.check(found)[0]
+    return claim.check(found).held
 
 
 def test_a_cost_may_exceed_the_printed_one_by_what_is_not_significant() -> None:
@@ -45,9 +47,13 @@ def test_a_cost_may_exceed_the_printed_one_by_what_is_not_significant() -> None:
 
 def test_ratios_are_taken_within_runs() -> None:
     found = measured(VAN=[1.0, 100.0], MNU=[1.05, 105.0])
-    held_, said = Claim("cost", At("MNU", "x"), At("VAN", "x"), 1.1).check(found)
-    assert held_
-    assert said == "cost: 1.05 (printed: 1.1)"
+    one = Claim("cost", At("MNU", "x"), At("VAN", "x"), 1.1).check(found)
+    assert (one.says, one.wanted, one.held) == ("cost", "printed: 1.1", True)
+    assert one.ours == pytest.approx(1.05)
+    assert one.to_wanted == pytest.approx(1.05 / 1.1)
+    assert one.spread == pytest.approx(0.0)
+    single = Claim("cost", At("MNU", "x"), At("VAN", "x"), 1.1, bound=True).check(measured(VAN=[1.0], MNU=[1.05]))
+    assert (single.spread, single.wanted) == (None, "bound: 1.1")
 
 
 @pytest.mark.parametrize(
@@ -73,12 +79,33 @@ def test_a_verdict_takes_all_claims() -> None:
     assert judge([bad], found).grade is Grade.FAILS
     both = judge([good, bad], found)
     assert both.grade is Grade.PART
-    assert both.sentence == "good: 1 (printed: 2); bad: 1 (printed: 0.5). Not so: bad no more than printed."
+    assert both.sentence == "As claimed: 1 of 2 ratios; farthest from it is bad: 1 (printed: 0.5)."
+    assert [(one.says, one.held) for one in both.checked] == [("good", True), ("bad", False)]
     assert criterion([good, bad]).startswith("no more than printed: good (2), bad (0.5). ")
     partly = judge([good, Claim("absent", At("b", "x"), None, 1.0)], found)
-    assert partly == (Grade.HOLDS, "good: 1 (printed: 2); not measured: absent.")
+    assert partly[:2] == (Grade.HOLDS, "good: 1 (printed: 2); not measured: absent.")
+    much = judge([good, *(Claim(name, At("b", "x"), None, 1.0) for name in ("an", "other", "one"))], found)
+    assert much.sentence.endswith("; not measured: 3 others.")
+    assert Claim("almost none", At("a", "x"), None, 1.00026).check(found).wanted == "printed: 1.00026"
     with pytest.raises(LookupError, match="absent"):
         judge([Claim("absent", At("a", "x"), At("a", "y"), 1.0)], found)
+
+
+def test_the_farthest_from_its_claim_is_named() -> None:
+    """Whatever is claimed of them: the sentence has room for one of many, and it must not be one that is as claimed."""
+    found = measured(a=[0.9], b=[1.2], none=[0.0])
+    close = Claim("close", At("b", "x"), None, 1.0)
+    for far in (
+        Claim("far", At("a", "x"), None, 2.0, Sense.ABOVE_ONE),
+        Claim("far", At("a", "x"), None, 1.9, Sense.NO_LESS),
+        Claim("far", At("b", "x"), None, 0.5, Sense.BELOW_ONE),
+        Claim("far", At("none", "x"), None, 1.0, Sense.NO_LESS),
+    ):
+        for claims in ([close, far], [far, close]):
+            assert "0 of 2 ratios; farthest from it is far: " in judge(claims, found).sentence
+    # As claimed, but far from what is printed.
+    above = Claim("above", At("b", "x"), None, 17.0, Sense.ABOVE_ONE)
+    assert "1 of 2 ratios; farthest from it is close: " in judge([above, close], found).sentence
 
 
 def options(text: str) -> Options:
@@ -141,7 +168,7 @@ def test_samples_are_what_the_claims_are_about(experiment: Experiment) -> None:
     for figure in experiment.figures:
         found = gathered(records, figure.key)
         verdict = figure.judge(found)
-        assert "1 (printed: " in verdict.sentence
+        assert re.search(r"1 \((printed|bound): ", verdict.sentence)
         assert "not measured" not in verdict.sentence
         for series in figure.paper_values:
             for point in series.points:
