@@ -963,6 +963,24 @@ def test_what_changes_untold_is_remembered_for_a_second(scene: MakeScene) -> Non
     trio.run(main)
 
 
+def test_a_fixed_view_knows_a_directory_in_which_a_name_is_remembered(scene: MakeScene) -> None:
+    """Although its own name is asked for each time, it need not be found out again who may know of it."""
+
+    async def main() -> None:
+        s = scene()
+        s.catch_up()
+        directory = s.look_up(f"{s.top}/a")
+        assert s.of_name(FIXED, f"{s.top}/a", has_searched=True) == (0.0, BRIEF_SECONDS)
+        assert not s.cache.is_known_to_all(0, directory)
+        assert s.of_name(FIXED, f"{s.top}/a/file") == (LONG_SECONDS, LONG_SECONDS)
+        assert s.cache.is_known_to_all(0, directory)
+        s.user.do(os.chmod, f"{s.top}/a", 0o700)
+        s.catch_up()
+        assert not s.cache.is_known_to_all(0, directory)
+
+    trio.run(main)
+
+
 def test_no_client_cache_keeps_no_attributes_of_directories(scene: MakeScene) -> None:
     async def main() -> None:
         s = scene(gated=True, forgetful=True)
