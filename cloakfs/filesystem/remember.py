@@ -287,9 +287,8 @@ class Remembering:
             obj = parent
         for directory in reversed(above):
             self._keep(number, directory)
-            if number not in directory.public:
-                public = directory.public | {number}
-                directory.public = self._sets.setdefault(public, public)
+            public = directory.public | {number}
+            directory.public = self._sets.setdefault(public, public)
         return True
 
     def _lets_all_through(self, view: View, obj: Object, fd: int, info: linux.Stat) -> bool:

@@ -528,6 +528,162 @@ def test_the_way_to_a_directory_is_looked_at_once_however_deep(
     trio.run(main)
 
 
+@pytest.mark.parametrize("whose", ["one caller's", "nobody's"])
+def test_where_not_everybody_got_through_is_known_below_it_too(
+    whose: str, scene: MakeScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each further directory on the way down learns it from the one above."""
+    owner, mode, uid, _ = WAYS[whose]
+    looks: list[int] = []
+    stat_of = Filesystem.stat
+
+    def look(self: Filesystem, fd: int) -> linux.Stat:
+        looks.append(fd)
+        return stat_of(self, fd)
+
+    async def main() -> None:
+        s = scene()
+        os.chown(f"{s.top}/d", owner, owner)
+        os.chmod(f"{s.top}/d", mode)
+        s.catch_up()
+        paths = [f"{s.top}/{above}/file" for above in ("d/e", "d/e/f", "d/e/f/g", "d/e/f/g", "d/e/f/g")]
+        for path in paths:
+            s.enter(View(CLOAKED), s.look_up(os.path.dirname(path)), uid)
+        s.of_name(View(CLOAKED), paths[0], uid)
+        monkeypatch.setattr(Filesystem, "stat", look)
+        counts = []
+        for path in paths:
+            del looks[:]
+            s.of_name(View(CLOAKED), path, uid)
+            counts.append(len(looks))
+        assert counts[-1] == counts[-2] == counts[0]
+
+    trio.run(main)
+
+
+def test_what_is_moved_to_where_everybody_gets_through_is_remembered_for_all(scene: MakeScene) -> None:
+    async def main() -> None:
+        s = scene()
+        os.chmod(f"{s.top}/d", 0o700)
+        s.catch_up()
+
+        def is_for_all(path: str) -> bool:
+            s.of_name(View(CLOAKED), path)
+            return s.cache.is_known_to_all(0, s.look_up(path))
+
+        for _ in range(2):  # the second time, it is known where not everybody gets through
+            assert not is_for_all(f"{s.top}/d/e/f/file")
+        os.rename(f"{s.top}/d/e", f"{s.top}/a/e")
+        assert is_for_all(f"{s.top}/a/e/f/file")
+        os.rename(f"{s.top}/a/e", f"{s.top}/d/e")
+        s.cache.forget_everything()
+        assert not is_for_all(f"{s.top}/d/e/f/file")
+
+    trio.run(main)
+
+
+def test_a_hard_link_that_was_asked_for_by_nodeid_is_not_taken_to_be_known_to_all(scene: MakeScene) -> None:
+    """Another name may be hidden, and be the one that is left. Of the name itself, when it was told, it is known."""
+
+    async def main() -> None:
+        s = scene()
+        path = f"{s.top}/a/file"
+        os.link(path, f"{s.top}/d/link")
+        s.catch_up()
+        assert s.of_object(View(CLOAKED), path) == BRIEF_SECONDS
+        assert not s.cache.is_known_to_all(0, s.look_up(path))
+        assert s.of_name(View(CLOAKED), path) == (LONG_SECONDS, BRIEF_SECONDS)
+        assert s.cache.is_known_to_all(0, s.look_up(path))
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("session", [-1, 0])
+def test_names_of_an_earlier_era_are_forgotten_before_anything_is_remembered_anew(
+    session: int, scene: MakeScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the kernel was told to ask for every name once more. The sweep may not have come to the object yet."""
+    names: list[bytes] = []
+    attributes: list[int] = []
+
+    async def main() -> None:
+        s = scene()
+        s.catch_up()
+        path, forgetter = f"{s.top}/a/b/file", s.cache.forgetter
+        s.of_name(View(CLOAKED), path)
+        monkeypatch.setattr(forgetter, "every_name", lambda: session >= 0)
+        monkeypatch.setattr(forgetter, "name", lambda parent, name, nodeid: names.append(name))
+        monkeypatch.setattr(forgetter, "attributes", lambda nodeid, parent: attributes.append(nodeid))
+        forgetter.session = session
+        s.cache.forget_everything()
+        for _ in range(2):
+            assert s.of_name(View(CLOAKED), path)[0] == LONG_SECONDS
+        assert names == ([b"a", b"b", b"file"] if session < 0 else [])
+        of = [s.nodes.nodeid(0, s.look_up(known)) for known in (s.top, f"{s.top}/a", f"{s.top}/a/b", path)]
+        assert attributes == of
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("uid", [OWNER, STRANGER])
+def test_a_directory_is_not_looked_for_again_where_it_was_until_it_changes(
+    uid: int, scene: MakeScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_for: list[Object] = []
+
+    async def main() -> None:
+        s = scene()
+        view, path = View(CLOAKED), f"{s.top}/d/e/file"
+        if uid == OWNER:
+            close(s)
+        told()
+        for directory in (f"{s.top}/d", f"{s.top}/d/e"):
+            s.of_object(view, directory, uid)
+        is_child = s.nodes.is_child
+
+        def look_for(obj: Object, parent: Object) -> bool:
+            looked_for.append(obj)
+            return is_child(obj, parent)
+
+        monkeypatch.setattr(s.nodes, "is_child", look_for)
+        s.cache.forget_everything()
+        assert s.of_name(view, path, uid)[0] == LONG_SECONDS
+        assert not looked_for
+        os.chmod(f"{s.top}/d/e", 0o500 if uid == OWNER else 0o711)
+        s.cache.forget_everything()
+        assert s.of_name(view, path, uid)[0] == LONG_SECONDS
+        assert looked_for == [s.look_up(f"{s.top}/d/e")]
+
+    trio.run(main)
+
+
+def test_nothing_rests_on_a_directory_of_which_it_could_not_be_noted(
+    scene: MakeScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is found out of a way is noted from the top down, so that a failure leaves nothing without what is above."""
+
+    async def main() -> None:
+        s = scene()
+        s.catch_up()
+        above = s.look_up(f"{s.top}/d")
+        hold = s.nodes.hold
+
+        def fail(obj: Object, numbers: frozenset[int]) -> None:
+            if obj is above:
+                raise MemoryError
+            hold(obj, numbers)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(s.nodes, "hold", fail)
+            with pytest.raises(MemoryError):
+                s.of_name(View(CLOAKED), f"{s.top}/d/e/f/file")
+        for path in (f"{s.top}/d/e", f"{s.top}/d/e/f"):
+            assert not s.cache.is_known_to_all(0, s.look_up(path))
+            assert not s.look_up(path).public
+
+    trio.run(main)
+
+
 def test_what_everybody_was_told_is_forgotten_although_one_caller_may_be_told_more(scene: MakeScene) -> None:
     async def main() -> None:
         s = scene()
@@ -803,6 +959,24 @@ def test_what_changes_untold_is_remembered_for_a_second(scene: MakeScene) -> Non
             assert s.of_object(view, f"{s.top}/a") == SHORT_SECONDS
             assert not s.cache.is_known_to_all(0, s.look_up(f"{s.top}/a"))  # it may have changed by now
         assert s.of_absence(FIXED, f"{s.top}/a/absent") == SHORT_SECONDS
+
+    trio.run(main)
+
+
+def test_a_fixed_view_knows_a_directory_in_which_a_name_is_remembered(scene: MakeScene) -> None:
+    """Although its own name is asked for each time, it need not be found out again who may know of it."""
+
+    async def main() -> None:
+        s = scene()
+        s.catch_up()
+        directory = s.look_up(f"{s.top}/a")
+        assert s.of_name(FIXED, f"{s.top}/a", has_searched=True) == (0.0, BRIEF_SECONDS)
+        assert not s.cache.is_known_to_all(0, directory)
+        assert s.of_name(FIXED, f"{s.top}/a/file") == (LONG_SECONDS, LONG_SECONDS)
+        assert s.cache.is_known_to_all(0, directory)
+        s.user.do(os.chmod, f"{s.top}/a", 0o700)
+        s.catch_up()
+        assert not s.cache.is_known_to_all(0, directory)
 
     trio.run(main)
 

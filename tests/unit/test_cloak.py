@@ -207,6 +207,22 @@ def test_same_for_all(mode: int, uid: int, gid: int, same: bool) -> None:
     assert PAPER.same_for_all(mode, uid, gid) is same
 
 
+def test_what_is_hidden_from_the_group_alone_is_not_the_same_for_all() -> None:
+    cloaks = CloakList([CloakDef("gid", Mask.parse("-020"), 150, 150)])
+    assert not cloaks.same_for_all(0o620, 5, 150)
+    assert not cloaks.condition(0o620, 5, 150).surely_admits(6)
+    assert cloaks.visible(0o620, 5, 150, 6, {151})
+    assert not cloaks.visible(0o620, 5, 150, 6, {150})
+    assert cloaks.same_for_all(0o602, 5, 150)
+
+
+def test_exempt_uids_may_come_from_any_iterable() -> None:
+    cloaks = CloakList([OWN], exempt=iter([6, 7]))
+    for caller in (7, 6, 7):
+        assert cloaks.visible(0o600, 500, 50, caller, set())
+    assert not cloaks.visible(0o600, 500, 50, 8, set())
+
+
 def test_what_is_remembered_of_files_has_a_bound_and_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cloak_module, "_MOST_CONDITIONS", 3)
     cloaks = CloakList([OWN, SHARED])
