@@ -31,7 +31,7 @@ def place() -> Iterator[Path]:
     base = Path(f"/tmp/cloakfs-test-papers-{os.getpid()}")
     base.mkdir(mode=0o755)
     yield base
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (left := [path for path in mountinfo.by_path() if path.startswith(f"{base}/")]) and (
         time.monotonic() < deadline
     ):

@@ -41,7 +41,7 @@ def left_behind(place: Path) -> list[str]:
 def place(tmp_path: Path) -> Iterator[Path]:
     """Where disks are made; nothing is left there, nor anywhere else."""
     yield tmp_path
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (left := left_behind(tmp_path)) and time.monotonic() < deadline:
         time.sleep(0.02)  # a loop device goes away in its own time
     assert left == []

@@ -36,7 +36,7 @@ def plugin(base: str, code: str) -> str:
     return f"{base}/plug.py:P"
 
 
-def answer(client: User, seconds: float = 10) -> object:
+def answer(client: User, seconds: float = 60) -> object:
     """What the call that `client` was sent on came to, an exception or a result; it must not take long."""
     assert client._pipe.poll(seconds), "a client hangs"
     return client._pipe.recv()[1]
@@ -59,7 +59,7 @@ class P(Policy):
     def show(self, attrs):
         if attrs.name == "private" and os.path.exists({flag!r}):
             open({flag!r} + "-seen", "w").close()
-            time.sleep(60)
+            time.sleep(1000)
         return super().show(attrs)
 """
 
