@@ -135,9 +135,9 @@ def told(mount: str | None = None) -> None:
     daemons = _daemons()
     asleep = 0
     while asleep < 10 and time.monotonic() < end:
-        time.sleep(0.005)
         if mount is not None:
-            os.statvfs(mount)
+            os.statvfs(mount)  # before the pause, because the daemon is still awake for a moment
+        time.sleep(0.005)
         asleep = 0 if any(map(_has_work, daemons)) else asleep + 1
 
 
