@@ -89,9 +89,7 @@ def reads_per_second(disk: SlowDisk, name: str, reads: int, *, slowly: bool) -> 
 def test_it_is_slow_for_whom_it_is_told(disk: SlowDisk) -> None:
     content.create(disk.path, "file", 8 * M)
     # The best of three, because on a busy machine one may wait for a processor, and not for the disk.
-    slow, fast = (
-        max(reads_per_second(disk, "file", 300, slowly=slowly) for _ in range(3)) for slowly in (True, False)
-    )
+    slow, fast = (max(reads_per_second(disk, "file", 300, slowly=slowly) for _ in range(3)) for slowly in (True, False))
     assert 0.5 * 200 < slow < 2 * 200
     assert fast > 3 * slow
     assert "throttled to 200 reads/s and 120 MB/s; read_ahead_kb 128" in disk.about
