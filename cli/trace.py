@@ -139,6 +139,7 @@ def _records(
     After an interrupt, the requests that were answered before are still fetched, which takes less than a second.
     """
     until = time.monotonic() + seconds
+    is_last = False
     with contextlib.closing(traced(mount, wanted)) as batches:
         for records, dropped in batches:
             for record in records:
@@ -149,8 +150,10 @@ def _records(
             if dropped:
                 yield None, dropped
             sys.stdout.flush()
-            if interrupted or time.monotonic() >= until:
+            if is_last or time.monotonic() >= until:
                 return
+            # These records may have been sent before the interrupt, so there may be more.
+            is_last = bool(interrupted)
 
 
 # -- one line for each request ---------------------------------------------------------------------

@@ -43,6 +43,8 @@ def main() -> None:
         os._exit(0)
     said = os.read(0, 100).split()
     since = time.monotonic()
+    # Once the mount is gone, the next one may get its id and its device, and the daemon may take long to end.
+    abort = _open_abort(said[1].decode()) if said else -1
     if not again:
         os.dup2(1, 0)
     if not said:
@@ -51,8 +53,10 @@ def main() -> None:
     process.dies(int(daemon), pid)
     said += _rest() if again else ()
     was_there = _place(number, device) is not None
-    if not process.ends(int(daemon), 0):  # it still holds the session, so the device cannot have been reused
-        _abort(number, device)
+    if abort >= 0:
+        if not process.ends(int(daemon), 0):
+            fuseconnection.abort(abort)  # a thread may still hold the session, and wait in the kernel
+        os.close(abort)
     _take_off(number, device)
     process.ends(int(daemon))
     os.close(int(daemon))
@@ -183,13 +187,11 @@ def _write(path: str, text: str, how: int) -> None:
             os.close(file)
 
 
-def _abort(number: int, device: str) -> None:
-    """Abort the connection, unless the mount is already detached, and so cannot be told apart from another one."""
+def _open_abort(device: str) -> int:
+    """Return a descriptor that aborts this connection and no later one (`fuseconnection.open_abort`), or -1."""
     with contextlib.suppress(OSError):
-        abort = fuseconnection.open_abort(device)
-        if _place(number, device) is not None:
-            fuseconnection.abort(abort)
-        os.close(abort)
+        return fuseconnection.open_abort(device)
+    return -1
 
 
 def _take_off(number: int, device: str) -> None:

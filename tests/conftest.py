@@ -7,10 +7,11 @@ busy machine takes for an answer.
 import signal
 
 import pyfuse3
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("suite", deadline=None, derandomize=True)
-settings.register_profile("explore", deadline=None)
+_ANY_TIME = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("suite", _ANY_TIME, derandomize=True)
+settings.register_profile("explore", _ANY_TIME)
 settings.load_profile("suite")
 
 # SIGTERM and a closed terminal end the run as Ctrl-C does: through the clean-up of every test. A shell that starts the

@@ -13,7 +13,7 @@ from .harness import SUITES, Mount, Result, Workspace, disagreements, known_diff
 
 OPERATIONS = 1500
 SEEDS = (1, 2, 3)
-TIMEOUT = 120
+TIMEOUT = 300
 
 BASIC = "read = 10\nwrite = 10\ntruncate = 3\nclose_open = 1\nfsync = 0.5\nfdatasync = 0.5\n"
 # fsx adds the mapped operations by itself where they are not said to be left out.

@@ -17,7 +17,7 @@ from .harness import SUITES, Mount, Result, Workspace, disagreements, known_diff
 USERS = ("nobody", "daemon")
 # Longer than a tick of the slowest kernel clock (100 Hz), which is what ext4 takes its times from.
 NAPTIME = 0.02
-TIMEOUT = 240
+TIMEOUT = 600
 
 CASE = re.compile(r"^(\w+(?:::\w+)+) +(ok|FAILED|skipped)$")
 TOTAL = re.compile(r"^Summary: .* (\d+) total$", re.MULTILINE)

@@ -98,10 +98,29 @@ def daemons_with(patch: str) -> Iterator[None]:
         yield
 
 
+AT_ONCE_OR_NEVER = "from cloakfs import daemon; daemon._IDLE_SECONDS = daemon.GRACE_SECONDS = 1000.0"
+"""Makes a daemon end only because it is told to: it does not look around in time, nor is its patience limited."""
+
+
+@pytest.fixture
+def at_once_or_never(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make daemons that are started from now on end by the event that should end them, however long that takes here."""
+    monkeypatch.setattr(sys.modules[__name__], "COMMAND", command_with(AT_ONCE_OR_NEVER))
+
+
 @pytest.fixture
 def figures_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make daemons that are started from now on publish their counts every 0.05 s instead of every 5 s."""
-    patch = "from cloakfs import daemon; daemon._IDLE_SECONDS = 0.05"
+    """Make daemons that are started from now on publish their counts every 0.05 s instead of every 5 s.
+
+    What they count is then asked because of the test, and not because of the machine: a daemon whose threads get no
+    processor for half a second would make the kernel ask for everything anew, as if somebody held a lock.
+    """
+    patch = """
+from cloakfs import daemon
+from cloakfs.filesystem import forgetter
+daemon._IDLE_SECONDS = 0.05
+forgetter._PATIENCE_SECONDS = 1000.0
+"""
     monkeypatch.setattr(sys.modules[__name__], "COMMAND", command_with(patch))
 
 
@@ -116,9 +135,9 @@ def told(mount: str | None = None) -> None:
     daemons = _daemons()
     asleep = 0
     while asleep < 10 and time.monotonic() < end:
-        time.sleep(0.005)
         if mount is not None:
-            os.statvfs(mount)
+            os.statvfs(mount)  # before the pause, because the daemon is still awake for a moment
+        time.sleep(0.005)
         asleep = 0 if any(map(_has_work, daemons)) else asleep + 1
 
 
@@ -175,7 +194,7 @@ def mounted(source: str, path: str, *arguments: str) -> Iterator[Mount]:
         yield mount
     finally:  # also if somebody interrupts the mount
         # A process that was just ended may still have a file open.
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while is_mounted(path) and _run_soon("umount", path, check=False).returncode and time.monotonic() < deadline:
             time.sleep(0.05)
         if is_mounted(path):

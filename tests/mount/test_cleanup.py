@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,10 +15,12 @@ import pytest
 
 from cloakfs.cleanupprocess import NAME
 from cloakfs.control import socket_of
+from cloakfs.linux import mountinfo
 from cloakfs.mounted import state_path
 
-from .conftest import COMMAND, Mount, is_mounted, run
+from .conftest import COMMAND, Mount, is_mounted, mounted, run
 from .fuseconnections import nobody_waits_for_ever
+from .test_limits import wait_until
 from .test_on_top import ended, kinds_at, until
 
 NULL = "rw,no_root_squash"
@@ -124,8 +128,9 @@ def test_it_holds_nothing_and_is_small(base: str, tree: str, mount: Callable[...
     m = Mount(tree, path)
     try:
         clean_up = m.clean_up
-        of_it = [os.readlink(fd) for fd in Path(f"/proc/{clean_up}/fd").iterdir()]
-        assert sorted(of_it) == [os.devnull] * 3 + ["anon_inode:[pidfd]"]
+        _, device = identity_of(path)
+        only = [f"/{device.removeprefix('0:')}/abort", *[os.devnull] * 3, "anon_inode:[pidfd]"]
+        wait_until(lambda: opened_by(clean_up) == only)
         assert os.readlink(f"/proc/{clean_up}/cwd") == "/"
         it, daemon = facts(clean_up), facts(m.pid)
         assert it["Name"] == NAME
@@ -136,6 +141,14 @@ def test_it_holds_nothing_and_is_small(base: str, tree: str, mount: Callable[...
         assert not zombies_of(m.pid)
     finally:
         run("umount", path)
+
+
+def opened_by(pid: int) -> list[str]:
+    opened = []
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            opened.append(os.readlink(fd))
+    return sorted(opened)
 
 
 def own_memory(pid: int) -> int:
@@ -238,6 +251,65 @@ def test_a_new_daemon_of_the_same_mount_keeps_its_state(killable: Mount, tree: s
         assert m.pid != pid
     finally:
         run("umount", m.path)
+
+
+# Has a clean-up process for the mount that it is told of; is then a zombie, of which a thread lives on for a while.
+_DYING = """
+import ctypes, os, sys, threading, time
+from cloakfs.cleanup import CleanUp
+from cloakfs.linux.mountinfo import Place
+from cloakfs.mountpoint import Attached
+number, device = input().split()
+clean_up = CleanUp("test-dying", sys.argv[1])
+clean_up.take_charge(Attached(-1, sys.argv[1], int(number), device))
+input()
+threading.Thread(target=time.sleep, args=(1000,)).start()
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)  # exit(2): of this thread alone
+"""
+
+
+def identity_of(path: str) -> tuple[int, str]:
+    """The id and the device of a mount, which a later one may get."""
+    ((number, device),) = [(n, place.device) for n, place in mountinfo.by_id().items() if place.path == path]
+    return number, device
+
+
+def clean_up_of(path: str, daemon: int) -> int:
+    found = subprocess.run(["pgrep", "-f", f"^{NAME} {path} {daemon}"], capture_output=True, text=True, check=False)
+    return int(found.stdout or 0)
+
+
+def test_a_mount_that_gets_the_numbers_of_one_that_is_gone_lives_on(base: str, tree: str) -> None:
+    """The daemon of the one that is gone takes long to end: a thread of it waits."""
+    Path(tree, "file").touch()
+    path = os.path.join(base, "mnt")
+    os.mkdir(path)
+    for _ in range(20):
+        with subprocess.Popen([sys.executable, "-c", _DYING, path], stdin=subprocess.PIPE, text=True) as dying:
+            try:
+                assert dying.stdin is not None
+                with mounted(tree, path):
+                    gone = identity_of(path)
+                    dying.stdin.write(f"{gone[0]} {gone[1]}\n")
+                    dying.stdin.flush()
+                    wait_until(lambda dying=dying: clean_up_of(path, dying.pid) > 0)  # type: ignore[misc]
+                    clean_up = clean_up_of(path, dying.pid)
+                    stdin = f"/proc/{clean_up}/fd/0"
+                    wait_until(lambda stdin=stdin: os.readlink(stdin) == os.devnull)  # type: ignore[misc]  # it was told
+                with mounted(tree, path):
+                    is_same = identity_of(path) == gone
+                    if is_same:
+                        dying.stdin.write("\n")
+                        dying.stdin.flush()
+                        time.sleep(3)  # it looks once a second
+                    dying.kill()
+                    assert ended(clean_up)
+                    assert os.listdir(path) == ["file"]
+            finally:
+                dying.kill()
+        if is_same:
+            return
+    pytest.skip("other mounts, that somebody else makes here, get the numbers")
 
 
 def test_a_bind_mount_elsewhere_stays(base: str, killable: Mount) -> None:

@@ -57,7 +57,7 @@ def put(path: str, uid: int, gid: int, mode: int = 0o644) -> str:
 
 def until(met: Callable[[], bool], what: str) -> None:
     """Wait for a condition."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not met():
         assert time.monotonic() < deadline, what
         time.sleep(0.01)

@@ -6,14 +6,13 @@ import fcntl
 import os
 import sqlite3
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from cloakfs.mounted import mounted as telling
 from tests.agents import User, read
 from tests.mount.conftest import Mount
+from tests.mount.test_caching import requests
 from tests.mount.test_cli import put
 
 MakeMount = Callable[..., Mount]
@@ -114,14 +113,10 @@ def test_what_noxattr_saves(mount: MakeMount, tree: str, *, noxattr: bool) -> No
             pass
     m = mount("-o", "no_root_squash,noxattr" if noxattr else "no_root_squash")
 
-    def counted(name: str) -> int:
-        time.sleep(0.6)  # until the counts have been published
-        return telling()[m.path].requests.get(name, 0)
-
     def asked(work: Callable[[], object]) -> int:
-        before = counted("getxattr")
+        before = requests(m)
         work()
-        return counted("getxattr") - before
+        return (requests(m) - before)["getxattr"]
 
     def write() -> None:
         fd = os.open(m.at("file"), os.O_WRONLY | os.O_CREAT)

@@ -212,7 +212,7 @@ def test_an_answer_that_arrives_after_the_change(mount: MakeMount, user: MakeUse
     finally:
         os.kill(m.pid, signal.SIGCONT)
     assert stranger.finish_within(SECONDS)
-    wait_until(lambda: stranger.do(size_of_opened) == 3, 5)
+    wait_until(lambda: stranger.do(size_of_opened) == 3)
 
 
 # -- much to forget --------------------------------------------------------------------------------
@@ -297,8 +297,8 @@ def test_a_daemon_ends_although_a_thread_of_it_waits_for_a_lock(
             wait_until(lambda: "asked to stop" in m.log, SECONDS)
             os.kill(pid, signal.SIGTERM)
         other.start(error_in_the_end, fd)
-        assert other.answer_within(20) in {errno.ENOTCONN, errno.ECONNABORTED}
-        wait_until(lambda: not conftest.is_mounted(m.path), 20)
+        assert other.answer_within(SECONDS) in {errno.ENOTCONN, errno.ECONNABORTED}
+        wait_until(lambda: not conftest.is_mounted(m.path))
         assert os.path.exists(f"/proc/{pid}"), "no thread was waiting"
         assert not attacker.do(has_let_go), "nothing was held"
     finally:

@@ -70,7 +70,7 @@ def act_as(uid: int) -> None:
     os.setresuid(uid, uid, 0)
 
 
-def eventually(condition: Callable[[], bool], within: float = 1.0) -> bool:
+def eventually(condition: Callable[[], bool], within: float = 60.0) -> bool:
     """Does the condition come true in time?"""
     deadline = time.monotonic() + within
     while not condition():
@@ -573,7 +573,7 @@ def test_a_handle_stops_after_a_reload(scene: str, base: str, mount: MakeMount, 
     assert stranger.error(os.stat, path) == 0
     Path(config).write_text(entry % OTHER)
     os.kill(m.pid, 1)
-    assert eventually(lambda: stranger.error(os.stat, m.at("plain")) == errno.ENOENT, 5)
+    assert eventually(lambda: stranger.error(os.stat, m.at("plain")) == errno.ENOENT)
     assert stranger.error(opened, of_fd(path)) == errno.ESTALE
     assert stranger.do(os.pread, data, 100, 0) == b"content"
     assert stranger.error(os.stat, m.at("secret")) == 0

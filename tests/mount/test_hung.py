@@ -123,24 +123,22 @@ def test_what_hangs_keeps_nobody_else_waiting(
         for one, way in zip(waiting, WAYS, strict=True):
             one.start(go, way, here)
             # Each of these would never end if the daemon waited for the other one.
-            ann.do_within(20, work_near, near)
+            ann.do_within(60, work_near, near)
         # What the kernel remembers needs nobody, and a request that is not about it at all is answered.
         late = [name for one, name in zip(waiting, WAYS, strict=True) if not one.has_answered()]
         assert len(late) >= 6, f"did it hang at all? only {late}"
     finally:
         far.go_on()
     for one in waiting:
-        one.finish_within(20)
+        one.finish_within(60)
 
 
 def test_a_file_system_that_hangs_when_it_is_met(mount: MakeMount, user: MakeUser, tree: str, far: Far) -> None:
     make(tree)
     far.hang()
     try:
-        began = time.monotonic()
         there = mount("-o", f"{NULL},rw")
-        user(ANN).do_within(20, work_near, there.at("near"))
-        assert time.monotonic() - began < 30
+        user(ANN).do_within(60, work_near, there.at("near"))
         assert "does not answer" in there.log
     finally:
         far.go_on()
@@ -152,7 +150,7 @@ def other_far(tree: str, base: str) -> Iterator[str]:
     place = os.path.join(tree, "other-far")
     os.mkdir(place)
     os.makedirs(os.path.join(base, "other", "directory"))
-    subprocess.run(["bindfs", os.path.join(base, "other"), place], check=True, timeout=20)
+    subprocess.run(["bindfs", os.path.join(base, "other"), place], check=True, timeout=60)
     yield place
     with contextlib.suppress(OSError):
         linux.umount(place, linux.MNT_DETACH)
@@ -171,19 +169,19 @@ def test_what_is_taken_off_lies_nowhere(kind: str, tree: str, other_far: str, mo
     m = mount("-o", CLOAKED)
     somebody, somebody_else = user(ANN), user(ANN)
     try:
-        somebody.do_within(20, os.chdir, m.at(os.path.relpath(place, tree)))
-        somebody.do_within(20, os.stat, ".")
+        somebody.do_within(60, os.chdir, m.at(os.path.relpath(place, tree)))
+        somebody.do_within(60, os.stat, ".")
         linux.umount(place, linux.MNT_DETACH)
         # The table of mounts is not read again all the time while others mount and unmount (`follow_mounts`).
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         for path in (".", "new"):
             while True:
                 somebody.start(os.stat, path)
-                if not somebody.finish_within(20):
+                if not somebody.finish_within(60):
                     break
                 assert time.monotonic() < deadline, path
                 time.sleep(0.05)
-        somebody_else.do_within(20, work_near, m.at("near"))
+        somebody_else.do_within(60, work_near, m.at("near"))
     finally:
         somebody.close()
         with contextlib.suppress(OSError):

@@ -11,7 +11,7 @@ import pytest
 
 from tests.mount.conftest import COMMAND, Mount, _forget_state, is_mounted
 
-SECONDS = 30
+SECONDS = 60
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from .fuseconnections import nobody_waits_for_ever
 from .usersmounts import as_users_mount
 
 NULL = "rw,no_root_squash"
-SECONDS = 20.0
+SECONDS = 60.0
 """So long nothing may take; each of it takes milliseconds."""
 
 

@@ -41,7 +41,7 @@ def left_behind(place: Path) -> list[str]:
 def place(tmp_path: Path) -> Iterator[Path]:
     """Where disks are made; nothing is left there, nor anywhere else."""
     yield tmp_path
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (left := left_behind(tmp_path)) and time.monotonic() < deadline:
         time.sleep(0.02)  # a loop device goes away in its own time
     assert left == []
@@ -88,9 +88,10 @@ def reads_per_second(disk: SlowDisk, name: str, reads: int, *, slowly: bool) -> 
 
 def test_it_is_slow_for_whom_it_is_told(disk: SlowDisk) -> None:
     content.create(disk.path, "file", 8 * M)
-    slow = reads_per_second(disk, "file", 300, slowly=True)
+    # The best of three, because on a busy machine one may wait for a processor, and not for the disk.
+    slow, fast = (max(reads_per_second(disk, "file", 300, slowly=slowly) for _ in range(3)) for slowly in (True, False))
     assert 0.5 * 200 < slow < 2 * 200
-    assert reads_per_second(disk, "file", 300, slowly=False) > 3 * slow
+    assert fast > 3 * slow
     assert "throttled to 200 reads/s and 120 MB/s; read_ahead_kb 128" in disk.about
 
 
@@ -211,7 +212,7 @@ def test_figures(place: Path) -> None:
     out, plot = results / "out.json", results / "out.svg"
     picture = ["--plot", str(plot)] if shutil.which("python3") and _has_matplotlib() else []
     process = start(place, "--json", str(out), *picture)
-    shown, said = process.communicate(timeout=120)
+    shown, said = process.communicate(timeout=250)
     assert process.returncode == 0, said
     assert "cloakfs: prefetch: reduced: stride: 4 MiB instead of 256 MiB\n" in said
     told = json.loads(out.read_text())

@@ -43,7 +43,7 @@ def state(there: Mount) -> dict[str, Any]:
 
 def told(there: Mount, reads: int) -> dict[str, Any]:
     """The same, when it knows of so many reads."""
-    wait_until(lambda: sum(state(there).get(name, 0) for name in ("hits", "misses")) >= reads, 15)
+    wait_until(lambda: sum(state(there).get(name, 0) for name in ("hits", "misses")) >= reads)
     return state(there)
 
 

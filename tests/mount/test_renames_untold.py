@@ -44,8 +44,8 @@ def sshfs(base: str) -> Iterator[str]:
         yield point
     finally:
         linux.umount(point, linux.MNT_DETACH)
-        client.wait(10)
-        server.wait(10)
+        client.wait(60)
+        server.wait(60)
 
 
 def is_stale(one: User, fd: int) -> bool:

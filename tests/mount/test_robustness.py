@@ -21,9 +21,9 @@ from cloakfs.daemon import GRACE_SECONDS
 from cloakfs.mounted import RUN_DIR, STATE_DIR, mount_key
 from tests.agents import User, names, read, write
 from tests.mount import test_limits
-from tests.mount.conftest import COMMAND, Mount, is_mounted, mounted, run, told
+from tests.mount.conftest import AT_ONCE_OR_NEVER, Mount, command_with, is_mounted, mounted, run, told
 from tests.mount.loopfs import attached, filesystem
-from tests.mount.test_limits import AT_ONCE, base_dir, drop_caches, memory
+from tests.mount.test_limits import base_dir, drop_caches, memory
 
 NULL = "no_root_squash"
 CLOAKED = "no_root_squash,cloak_list=uid +077 1 9999"
@@ -138,7 +138,7 @@ def check_acknowledged(directory: str, done: int) -> None:
         assert read(os.path.join(directory, str(number))) == bytes([number % 256]) * 8192, number
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.usefixtures("at_once_or_never")
 def test_sigterm_during_load(tree: str, mount: Callable[..., Mount], user: Callable[..., User]) -> None:
     m = mount("-o", NULL)
     users = [user(2001 + number) for number in range(8)]
@@ -148,9 +148,8 @@ def test_sigterm_during_load(tree: str, mount: Callable[..., Mount], user: Calla
     wait_until(lambda: all(len(os.listdir(m.real(str(client.uid)))) > 20 for client in users))
     pid = m.pid
     os.kill(pid, signal.SIGTERM)
-    start = time.monotonic()
     for client in users:
-        assert client._pipe.poll(GRACE_SECONDS), "a client hangs"
+        assert client._pipe.poll(60), "a client hangs"
         ok, (done, code) = client._pipe.recv()
         assert ok
         # Afterwards the empty directory of the mount point is all there is.
@@ -159,22 +158,25 @@ def test_sigterm_during_load(tree: str, mount: Callable[..., Mount], user: Calla
         check_acknowledged(m.real(str(client.uid)), done)
     assert not is_mounted(m.path)
     wait_until(lambda: not os.path.exists(f"/proc/{pid}"))
-    assert time.monotonic() - start < GRACE_SECONDS
     assert "still in use" not in m.log
 
 
 @contextlib.contextmanager
 def in_foreground(source: str, path: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A daemon that is a child of the test, which can see how and when it ends; it must end well, and silently."""
+    """A daemon that is a child of the test, which can see how and when it ends; it ends well, silently, at once."""
     said = Path(f"{path}.log")
+    command = command_with(AT_ONCE_OR_NEVER)
     with said.open("wb") as log:
-        daemon = subprocess.Popen([*COMMAND, "mount", "-f", source, path, "-o", NULL], stderr=log)
+        daemon = subprocess.Popen([*command, "mount", "-f", source, path, "-o", NULL], stderr=log)
     try:
         wait_until(lambda: "serving" in said.read_text())
         yield daemon
     finally:
         daemon.terminate()
-        status = daemon.wait(GRACE_SECONDS + 10)
+        try:
+            status = daemon.wait(60)
+        finally:
+            daemon.kill()
     text = said.read_text()
     assert status == 0, text
     assert "Traceback" not in text
@@ -194,7 +196,6 @@ def let_go() -> None:
         os.close(_held.pop())
 
 
-@pytest.mark.timeout(120)
 def test_the_last_user_goes_while_the_daemon_is_busy(tree: str, base: str, user: Callable[..., User]) -> None:
     """Nobody waits for RELEASEDIR: when the last descriptor is closed, the session ends in the middle of many.
 
@@ -208,7 +209,7 @@ def test_the_last_user_goes_while_the_daemon_is_busy(tree: str, base: str, user:
             daemon.terminate()
             wait_until(lambda: not is_mounted(path))
             someone.do(let_go)
-            assert wait_until(lambda: daemon.poll() is not None) < AT_ONCE
+            wait_until(lambda: daemon.poll() is not None)
 
 
 def use_on_and_on(directory: str, seed: int) -> int:
@@ -236,7 +237,6 @@ def use_on_and_on(directory: str, seed: int) -> int:
         return exc.errno or -1
 
 
-@pytest.mark.timeout(120)
 def test_sigterm_during_mixed_load(tree: str, base: str, user: Callable[..., User]) -> None:
     path = base_dir(base)
     users = [user(2001 + number) for number in range(24)]
@@ -248,12 +248,12 @@ def test_sigterm_during_mixed_load(tree: str, base: str, user: Callable[..., Use
             time.sleep(1)
             daemon.terminate()
             for client in users:
-                assert client._pipe.poll(GRACE_SECONDS), "a client hangs"
+                assert client._pipe.poll(60), "a client hangs"
                 # Afterwards the empty directory of the mount point is all there is.
                 assert client._pipe.recv() in [
                     (True, code) for code in (errno.ENOENT, errno.EACCES, errno.ENOTCONN, errno.ECONNABORTED)
                 ]
-            assert wait_until(lambda: daemon.poll() is not None) < AT_ONCE
+            wait_until(lambda: daemon.poll() is not None)
         for name in os.listdir(tree):
             (os.rmdir if name.endswith("-directory") else os.unlink)(os.path.join(tree, name))
 
@@ -266,7 +266,6 @@ def sync_on_and_on(path: str, count: int) -> None:
     os.close(fd)
 
 
-@pytest.mark.timeout(120)
 def test_sigterm_unmounts_where_callers_may_not_go(tree: str, base: str, user: Callable[..., User]) -> None:
     """The threads that the daemon starts for its callers' requests begin as those callers."""
     path = base_dir(base)
@@ -280,13 +279,13 @@ def test_sigterm_unmounts_where_callers_may_not_go(tree: str, base: str, user: C
         for client in users:
             assert client._pipe.recv() == (True, None)
         daemon.terminate()
-        wait_until(lambda: not is_mounted(path), 5)
+        wait_until(lambda: not is_mounted(path))
         for client in users:
             client.do(os.chdir, "/")
-        assert wait_until(lambda: daemon.poll() is not None) < AT_ONCE
+        wait_until(lambda: daemon.poll() is not None)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.usefixtures("at_once_or_never")
 def test_sigterm_gives_open_files_time(tree: str, mount: Callable[..., Mount], user: Callable[..., User]) -> None:
     m = mount("-o", NULL)
     someone = user(2001)
@@ -297,22 +296,20 @@ def test_sigterm_gives_open_files_time(tree: str, mount: Callable[..., Mount], u
     assert someone.do(os.write, fd, b"after") == 5
     someone.do(os.fsync, fd)
     someone.do(os.close, fd)
-    assert wait_until(lambda: not os.path.exists(f"/proc/{pid}")) < GRACE_SECONDS / 2
+    wait_until(lambda: not os.path.exists(f"/proc/{pid}"))
     assert read(m.real("file")) == b"after"
 
 
-@pytest.mark.timeout(120)
 def test_sigterm_does_not_wait_for_ever(tree: str, mount: Callable[..., Mount], user: Callable[..., User]) -> None:
     m = mount("-o", NULL)
     someone = user(2001)
     fd = someone.do(os.open, m.at("file"), os.O_CREAT | os.O_RDWR, 0o600)
     pid = m.pid
     os.kill(pid, signal.SIGTERM)
-    wait_until(lambda: not os.path.exists(f"/proc/{pid}"), GRACE_SECONDS + 10)
+    wait_until(lambda: not os.path.exists(f"/proc/{pid}"), GRACE_SECONDS + 60)
     assert someone.error(os.write, fd, b"late") in (errno.ENOTCONN, errno.ECONNABORTED)
 
 
-@pytest.mark.timeout(120)
 def test_sigkill(tree: str, mount: Callable[..., Mount], user: Callable[..., User]) -> None:
     m = mount("-o", NULL)
     users = [user(2001 + number) for number in range(4)]
@@ -322,7 +319,7 @@ def test_sigkill(tree: str, mount: Callable[..., Mount], user: Callable[..., Use
     wait_until(lambda: all(len(os.listdir(m.real(str(client.uid)))) > 5 for client in users))
     os.kill(m.without_clean_up(), signal.SIGKILL)
     for client in users:
-        assert client._pipe.poll(10), "a client hangs"
+        assert client._pipe.poll(60), "a client hangs"
         ok, (done, code) = client._pipe.recv()
         assert ok
         assert code in (errno.ENOTCONN, errno.ECONNABORTED)
@@ -424,7 +421,7 @@ def test_the_daemon_does_not_look_into_its_own_mount(
     os.rename(m.real("there"), os.path.join(base, "out"))
     told()
     someone._pipe.send((os.stat, (".",), {}))
-    assert someone._pipe.poll(1), "the daemon waits for itself"
+    assert someone._pipe.poll(60), "the daemon waits for itself"
     ok, value = someone._pipe.recv()
     assert not ok
     assert value.errno in (errno.ESTALE, errno.ENOENT)
@@ -602,13 +599,12 @@ def test_open_files_outlive_their_names(
     assert read(m.real("file")) == b"other"
 
 
-@pytest.mark.timeout(90)
 def test_space_of_a_file_deleted_behind_the_mount_is_freed(base: str, user: Callable[..., User]) -> None:
     with filesystem("ext4", base) as source, mounted(source, base_dir(base), "-o", NULL) as m:
         before = os.statvfs(source).f_bfree
         user(2001).do(write, m.at("big"), b"x" * (8 << 20))
         os.unlink(m.real("big"))
-        wait_until(lambda: os.statvfs(source).f_bfree >= before - 16, 20)
+        wait_until(lambda: os.statvfs(source).f_bfree >= before - 16)
 
 
 def test_sigusr1_tells_where_the_daemon_is(tree: str, mount: Callable[..., Mount]) -> None:

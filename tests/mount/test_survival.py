@@ -36,7 +36,7 @@ def plugin(base: str, code: str) -> str:
     return f"{base}/plug.py:P"
 
 
-def answer(client: User, seconds: float = 10) -> object:
+def answer(client: User, seconds: float = 60) -> object:
     """What the call that `client` was sent on came to, an exception or a result; it must not take long."""
     assert client._pipe.poll(seconds), "a client hangs"
     return client._pipe.recv()[1]
@@ -59,7 +59,7 @@ class P(Policy):
     def show(self, attrs):
         if attrs.name == "private" and os.path.exists({flag!r}):
             open({flag!r} + "-seen", "w").close()
-            time.sleep(60)
+            time.sleep(1000)
         return super().show(attrs)
 """
 
@@ -341,13 +341,16 @@ def test_a_handle_1500_levels_down_after_a_restart(kind: str, options: str, base
         user(2001).do(dig, source, "d", 1500)
         with mount("-o", options) as m, user(2001) as someone:
             someone.do(os.chdir, m.path)
+            start = time.monotonic()
             someone.do(os.chdir, deepest)
+            by_name = time.monotonic() - start
             someone.do(write, "file", b"deep")
             handle = someone.do(handle_of, "file")
         with mount("-o", options) as m:
             start = time.monotonic()
             assert by_handle(m.path, handle) == b"deep"
-            assert time.monotonic() - start < 5
+            # In the time of some system calls for each level, as by name, and not for each pair of levels.
+            assert time.monotonic() - start < 2 + 3 * by_name
 
 
 def test_two_directories_that_change_places(tree: str, base: str, user: MakeUser) -> None:

@@ -4,8 +4,8 @@ import contextlib
 import ctypes
 import errno
 import json
+import math
 import os
-import select
 import signal
 import subprocess
 import time
@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from cli.trace import trace
+from cli import trace as command
 from cloakfs import control, tracers
+from cloakfs.mounted import Mounted
 from cloakfs.mounted import mounted as telling
 from cloakfs.tracers import OPERATIONS, Record, Wanted
 from tests.agents import User, names, read, write
@@ -72,18 +73,34 @@ def watching() -> Iterator[Callable[..., Watching]]:
 MakeWatching = Callable[..., Watching]
 
 
+# Closes a pipe once the daemon keeps records for the command.
+_SAYS_WHEN = """
+import os
+from cloakfs.control import Conversation
+real = Conversation.ask
+def ask(self, request):
+    answer = real(self, request)
+    if request.get("method") == "trace":
+        os.close({pipe})
+    return answer
+Conversation.ask = ask
+"""
+
+
 @contextlib.contextmanager
-def tracing(m: Mount, *options: str) -> Iterator[subprocess.Popen[str]]:
+def tracing(m: Mount, *options: str, at: str | None = None) -> Iterator[subprocess.Popen[str]]:
     """The command, which has begun to trace when this returns."""
-    before = sockets(m)
+    begun, pipe = os.pipe()
     with subprocess.Popen(
-        [*conftest.COMMAND, "trace", m.path, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+        [*command_with(_SAYS_WHEN.format(pipe=pipe)), "trace", at or m.path, *options],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, pass_fds=[pipe],
+    ) as process:  # fmt: skip
+        os.close(pipe)
         try:
-            wait_until(lambda: sockets(m) > before)
-            time.sleep(0.5)  # it is connected; what it asks first, it asks at once
+            assert os.read(begun, 1) == b""
             yield process
         finally:
+            os.close(begun)
             process.kill()
 
 
@@ -189,7 +206,7 @@ def test_what_the_kernel_may_remember(tree: str, mount: MakeMount, user: MakeUse
 def lookups_until_kept(who: User, m: Mount, seen: Watching) -> list[Record]:
     """The lookups of a file until the kernel may remember it, so that it asks no more."""
     records: list[Record] = []
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not records or not records[-1]["remembers"]["name"]:
         assert time.monotonic() < deadline
         Path(m.real("file")).rename(m.real("other"))
@@ -490,17 +507,11 @@ def test_ways_to_name_a_path(base: str, tree: str, mount: MakeMount) -> None:
         [link, "--path", m.path],
         [link, "--path", "."],
     ):
-        before = sockets(m)
-        with subprocess.Popen([*conftest.COMMAND, "trace", *words, "--json", "--count", "1"], stdout=-1) as process:
-            wait_until(lambda before=before: sockets(m) > before)  # type: ignore[misc]
-            time.sleep(0.5)
+        with tracing(m, *words[1:], "--json", "--count", "1", at=words[0]) as process:
             os.statvfs(m.path)
             read(m.at("[a]", "text.txt"))
-            try:
-                out, _ = process.communicate(timeout=30)
-            finally:
-                process.kill()
-        assert process.returncode == 0, words
+            status, out, _ = ended(process)
+        assert status == 0, words
         assert (json.loads(out)["operation"] == "statfs") is (words[-1] in (m.path, ".")), words
     done = run("trace", m.path, "--path", "/elsewhere", check=False)
     assert (done.returncode, done.stderr) == (2, f"cloakfs: --path /elsewhere: not in the mount at {m.path}\n")
@@ -542,6 +553,24 @@ def test_summary(tree: str, mount: MakeMount, user: MakeUser) -> None:
     assert any(line.split()[1::2][:4] == ["lookup", "20", "20", "20"] for line in out.splitlines())
 
 
+def test_what_was_answered_before_the_interrupt_is_told(mount: MakeMount, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the interrupt arrives when the records before it have just been sent."""
+    m = mount()
+    (mounted,) = [one for one in telling().values() if one.target == m.path]
+    interrupted: list[int] = []
+
+    def interrupted_at_first(mount: Mounted, wanted: Wanted) -> Iterator[tuple[list[Record], int]]:
+        for batch in control.traced(mount, wanted):
+            if not interrupted:
+                os.statvfs(m.path)
+                interrupted.append(signal.SIGINT)
+            yield batch
+
+    monkeypatch.setattr(command, "traced", interrupted_at_first)
+    records = [record for record, _ in command._records(mounted, Wanted(), math.inf, math.inf, interrupted)]
+    assert [record["operation"] for record in records if record is not None] == ["statfs"]
+
+
 def test_a_tracer_that_is_killed_is_forgotten(mount: MakeMount) -> None:
     m = mount()
     before = sockets(m)
@@ -571,23 +600,27 @@ def test_a_slow_tracer_delays_nobody(
     ben = user(BEN)
     with tracing(m, "--json", "--op", "statfs", "--op", "access") as process:
         assert process.stdout is not None
-        while not select.select([process.stdout], [], [], 0.1)[0]:  # it has begun only when it prints something
-            ben.do_within(30, os.access, m.path, os.R_OK)
         process.send_signal(signal.SIGSTOP)
         for _ in range(1000):
-            ben.do_within(30, os.statvfs, m.path)
+            ben.do_within(60, os.statvfs, m.path)
         process.send_signal(signal.SIGCONT)
-        time.sleep(1.5)
-        ben.do(os.statvfs, m.path)
-        time.sleep(1.5)
+        printed = [json.loads(process.stdout.readline())]
+        asked_now = 0
+        while printed[-1]["operation"] == "statfs":  # it has caught up when it prints what is asked now
+            ben.do_within(60, os.access, m.path, os.R_OK)
+            asked_now += 1
+            printed.append(json.loads(process.stdout.readline()))
+        ben.do_within(60, os.access, m.path, os.X_OK)
+        while printed[-1]["request"] != "x":
+            printed.append(json.loads(process.stdout.readline()))
         process.send_signal(signal.SIGINT)
-        status, out, err = ended(process)
+        status, _, err = ended(process)
     assert status == 0
-    count = sum(json.loads(record)["operation"] == "statfs" for record in out.splitlines())
-    assert 10 < count < 500
-    (dropped,) = [int(line.split()[1].replace(",", "")) for line in err.splitlines()]
+    assert 10 < sum(record["operation"] == "statfs" for record in printed) < 500
+    dropped = sum(int(line.split()[1].replace(",", "")) for line in err.splitlines())
+    assert dropped > 0
     assert err.endswith(" requests are left out here: they came faster than they could be printed\n")
-    assert count + dropped == 1001
+    assert len(printed) + dropped == 1000 + asked_now + 1
 
 
 def test_the_mount_ends(base: str, tree: str) -> None:
@@ -603,7 +636,7 @@ def test_the_mount_ends(base: str, tree: str) -> None:
 
 def invoked(*words: str) -> tuple[int, str]:
     """Exit status and output of the command in this process."""
-    done = CliRunner().invoke(trace, words)
+    done = CliRunner().invoke(command.trace, words)
     return done.exit_code, done.output
 
 

@@ -166,7 +166,7 @@ def kill(m: Mount) -> None:
     run("umount", m.path)
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited too long"
@@ -321,17 +321,14 @@ def test_a_deleted_file_leaves_the_index(tree: str, mount: Callable[..., Mount])
 
     def known() -> int:
         with contextlib.closing(sqlite3.connect(f"file:{index_of(m)}?mode=ro", uri=True)) as db:
-            return int(db.execute("SELECT count(*) FROM objects").fetchone()[0])
+            return sum(name.isdigit() for (name,) in db.execute("SELECT name FROM objects"))
 
-    os.listdir(m.path)
-    time.sleep(2)  # it is committed once a second
-    before = known()
     for number in range(20):
         write(m.at(str(number)), b"")
-    wait_until(lambda: known() == before + 20)
+    wait_until(lambda: known() == 20)
     for number in range(20):
         os.unlink(m.at(str(number)))
-    wait_until(lambda: known() == before)
+    wait_until(lambda: known() == 0)
 
 
 def test_a_broken_index_is_one_clear_line(tree: str, base: str) -> None:
@@ -367,7 +364,7 @@ def test_an_acl_of_the_same_whole_second_is_in_force(base: str, user: Callable[.
                 caller.do(stat_often, m.at(name, "file"))
                 subprocess.run(["setfacl", "-m", "u:3001:---", os.path.join(top, name)], check=True)
                 # What the kernel remembers has to be forgotten first.
-                deadline = time.monotonic() + 20
+                deadline = time.monotonic() + 60
                 while caller.error(os.stat, m.at(name, "file")) != errno.EACCES:
                     assert time.monotonic() < deadline, name
                     time.sleep(0.01)

@@ -212,7 +212,7 @@ def test_a_view_named_by_user_follows_the_user_database(
 
     assert readable() == ["cloakfs-g1"]
     subprocess.run(["usermod", "--groups", "cloakfs-g2", name], check=True)
-    wait_until(lambda: readable() == ["cloakfs-g2"], 10 * seconds)
+    wait_until(lambda: readable() == ["cloakfs-g2"])
 
 
 def test_a_view_whose_user_is_gone_loses_the_groups_until_the_user_is_back(
@@ -230,7 +230,7 @@ def test_a_view_whose_user_is_gone_loses_the_groups_until_the_user_is_back(
         before = view.fixed
         await wait_all_tasks_blocked()
         clock.jump(REFRESH_SECONDS)
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while view.fixed is before:  # until the thread that asks the database has answered
             assert time.monotonic() < end, "nothing was refreshed"
             await trio.lowlevel.checkpoint()

@@ -25,20 +25,17 @@ import pytest
 from cloakfs import linux
 from cloakfs.mounted import RUN_DIR, STATE_DIR, mount_key, mounted
 from cloakfs.nfs.plan import mount_name
-from tests.mount.conftest import COMMAND, is_mounted
+from tests.mount.conftest import COMMAND, is_mounted, told
 from tests.mount.test_tables import CELLS, FIGURE_1, FILES, GIDS, GROUPS, MASKS, REVERSE, UIDS
 from tests.nfs import libnfs
 from tests.nfs.wire import Refused, Wire
-
-# What is done behind the mount is told within some milliseconds.
-TOLD = 0.05
 
 VERSIONS = (3, 4)
 NAME = "test-ganesha"
 CLIENT = "127.0.0.0/8"
 STALE = 70
 REFUSED = (errno.EACCES, errno.EFAULT)  # libnfs tells EFAULT for every error of READ and WRITE by version 3
-PATIENCE = 30.0
+PATIENCE = 90.0
 
 _CLONE_NEWNET = 0x40000000
 _NEEDED = ("/usr/bin/ganesha.nfsd", "/sbin/rpcbind", "/sbin/ip")
@@ -84,7 +81,7 @@ def network() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def rpcbind(network: None) -> Iterator[None]:
     process = subprocess.Popen(["/sbin/rpcbind", "-w", "-f"], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not os.path.exists("/run/rpcbind.sock"):
         assert process.poll() is None
         assert time.monotonic() < deadline
@@ -323,7 +320,7 @@ def test_what_is_hidden_meanwhile_is_gone_at_the_next_request(tree: Site, versio
         assert held.pread() == b"content"
         assert wire.getattr(handle)[1] == 7
         os.chmod(tree.real("file"), 0o600)
-        time.sleep(TOLD)
+        told()
         assert error(client.lstat, "/file") == errno.ENOENT
         assert client.listdir() == []
         for ask in (wire.getattr, wire.read):
@@ -333,7 +330,7 @@ def test_what_is_hidden_meanwhile_is_gone_at_the_next_request(tree: Site, versio
         # The server keeps it open, but NFS clients have handles, not descriptors.
         assert error(held.pread)
         os.chmod(tree.real("file"), 0o604)
-        time.sleep(TOLD)
+        told()
         assert client.listdir() == ["file"]
     with tree.client(EZK, version) as client:
         assert client.read("/file") == b"content"
@@ -428,7 +425,7 @@ def test_clients_go_on(tree: Site, version: int) -> None:
                     assert client.listdir() == ["dir", "elsewhere"]
                     break
                 except OSError:
-                    assert time.monotonic() - asked < 10
+                    assert time.monotonic() - asked < 60
                     assert time.monotonic() - began < PATIENCE
                     time.sleep(0.1)
             assert wire.read(handle) == b"content"
@@ -499,7 +496,7 @@ def test_an_entry_with_mp_waits_for_its_disk(tree: Site) -> None:
         with pytest.raises(OSError), tree.client(EZK, 4) as client:  # noqa: PT011  (libnfs says EINVAL, or something else)
             client.listdir()
         sh("mount", "--bind", tree.tree, tree.tree)
-        deadline = time.monotonic() + 2 * PATIENCE
+        deadline = time.monotonic() + PATIENCE
         while run("export", "status", "--name", NAME).returncode:
             assert time.monotonic() < deadline
             time.sleep(0.5)

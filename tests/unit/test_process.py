@@ -128,5 +128,5 @@ print(process.has_thread(threads, pid))
 
 def test_a_thread_is_found_whoever_was_served_last() -> None:
     words = ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", HIDDEN, str(os.getpid())]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "True\n"

@@ -142,7 +142,7 @@ def nfs_mounted(share: Share, version: str, *options: str, host: str = "127.0.0.
     try:
         yield path
     finally:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         # Without the helper, which would tell mountd and wait for its answer.
         while subprocess.run(["umount", "-i", path], check=False, capture_output=True).returncode:
             if time.monotonic() > deadline:

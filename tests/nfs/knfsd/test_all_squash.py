@@ -2,13 +2,13 @@
 
 import errno
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.agents import User, read, write
+from tests.mount import conftest
 from tests.nfs.knfsd.fixtures import VERSIONS, Share, requests, sh
 
 ANN, BOB = 1000, 1001
@@ -75,14 +75,14 @@ def test_a_change_behind_the_export_is_seen_at_once(
     letter = f"{at}/home/ann/letter"
     assert bob.do(look, letter) == ANN
     os.chmod(tree.real("home/ann/letter"), 0o640)
-    time.sleep(0.1)
+    conftest.told()
     assert bob.do(os.stat, letter).st_mode & 0o777 == 0o640
     os.chown(tree.real("home/ann/letter"), BOB, BOB)
-    time.sleep(0.1)
+    conftest.told()
     assert bob.error(os.stat, letter) in (errno.ENOENT, errno.ESTALE)
     assert bob.do(os.stat, f"{at}/home/ann").st_uid == ANN
     os.chown(tree.real("home/ann"), BOB, BOB)
-    time.sleep(0.1)
+    conftest.told()
     assert bob.error(os.stat, f"{at}/home/ann") in (errno.ENOENT, errno.ESTALE)
 
 

@@ -134,7 +134,7 @@ def test_only_the_mount_is_ever_exported(
         os.unlink(os.path.join(tree.path, "what lies below"))
     finally:
         os.kill(guard, signal.SIGCONT)
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + RECOVERY
     while user(BOB).error(os.listdir, places[0]) or user(BOB).error(os.listdir, places[1]):
         assert time.monotonic() < deadline
         time.sleep(0.2)
@@ -177,7 +177,7 @@ def test_a_mount_cannot_be_made_again(
     beside = mount_nfs(other, "4.2")
     os.rename(tree.source, f"{tree.source}-away")
     os.kill(tree.pid, signal.SIGKILL)
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + RECOVERY
     while "not a directory" not in (said := run("export", "status").stdout) and "No such" not in said:
         assert time.monotonic() < deadline, said
     assert run("export", "status").returncode == 1
@@ -187,7 +187,7 @@ def test_a_mount_cannot_be_made_again(
         assert time.monotonic() - began < PATIENCE
     assert user(BOB).do(names, beside) == [str(ANN), str(BOB)]
     os.rename(f"{tree.source}-away", tree.source)
-    deadline = time.monotonic() + 2 * PATIENCE
+    deadline = time.monotonic() + RECOVERY
     for place in places:
         while user(BOB).error(os.listdir, place):
             assert time.monotonic() < deadline
@@ -260,7 +260,7 @@ def test_down_with_busy_clients(
     began = time.monotonic()
     done = run("export", "down")
     assert done.returncode == 0, done
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < RECOVERY
     assert not is_mounted(tree.path)
     assert not os.path.exists("/srv/cloakfs")
     for bob, fd, _ in busy:
@@ -290,7 +290,7 @@ def test_the_server_is_stopped(
     places = [mount_nfs(tree, version) for version in VERSIONS]
     sh("rpc.nfsd", "0")
     sh("exportfs", "-ua")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 2 * RECOVERY
     while Path("/proc/fs/nfsd/threads").read_text() == "0\n":
         assert time.monotonic() < deadline
         time.sleep(0.1)
