@@ -160,6 +160,15 @@ def _has_work(pid: int) -> bool:
     return False
 
 
+def unmount(path: str) -> None:
+    """Run umount(8), again if it finds the mount busy: a daemon or a clean-up process may look at it just then."""
+    deadline = time.monotonic() + 60
+    while (done := subprocess.run(["umount", path], check=False, capture_output=True, text=True)).returncode:
+        assert "busy" in done.stderr, done.stderr
+        assert time.monotonic() < deadline, done.stderr
+        time.sleep(0.02)
+
+
 def run(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Run the real command."""
     done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=60)

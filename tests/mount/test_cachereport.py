@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import stat
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.agents import User, read
-from tests.mount.conftest import Mount, run, told
+from tests.mount.conftest import Mount, run, told, unmount
 from tests.mount.loopfs import attached
 from tests.mount.test_caching import CLOAKED, GROUP, OTHER, OWNER, STRANGER, put, requests
 from tests.mount.test_plugins import plugin
@@ -431,9 +430,9 @@ def test_a_tree_whose_changes_are_not_reported(base: str, tree: str, mount: Make
     no_content = Claim("content", "", 0, "open/public")
     with overlay(base, tree), contextlib.ExitStack() as stack:
         fixed = mount("-o", f"{CLOAKED},{VIEW},default_permissions")
-        stack.callback(subprocess.run, ["umount", fixed.path], check=True)
+        stack.callback(unmount, fixed.path)
         for_each = mount("-o", CLOAKED)
-        stack.callback(subprocess.run, ["umount", for_each.path], check=True)
+        stack.callback(unmount, for_each.path)
         member = user(OTHER, GROUP)
         stack.callback(member.close)
         acls = (Claim("POSIX ACLs", "of objects", SECOND, "open/public"), ACLS[1])
@@ -455,7 +454,7 @@ def test_another_file_system_in_the_tree(base: str, scene: str, mount: MakeMount
     place = put(os.path.join(scene, "mounted"), 0, stat.S_IFDIR | 0o755)
     with overlay(base, place), contextlib.ExitStack() as stack:
         m = mount("-o", CLOAKED)
-        stack.callback(subprocess.run, ["umount", m.path], check=True)
+        stack.callback(unmount, m.path)
         member = user(OTHER, GROUP)
         stack.callback(member.close)
         agree(m, member, *PUBLIC_NAMES, *PUBLIC_ATTRIBUTES, absent(0), *ALWAYS)

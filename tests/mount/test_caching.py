@@ -10,7 +10,6 @@ import shutil
 import signal
 import stat
 import struct
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -20,7 +19,7 @@ import pytest
 
 from cloakfs.mounted import mounted as what_is_mounted
 from tests.agents import User, names, read, write
-from tests.mount.conftest import Mount, told
+from tests.mount.conftest import Mount, told, unmount
 from tests.mount.loopfs import attached
 from tests.mount.test_limits import wait_until
 
@@ -397,7 +396,7 @@ def test_where_changes_are_not_told_they_are_seen_within_a_second(
                 assert stranger.error(os.stat, m.at("open/public")) == errno.ENOENT
                 assert stranger.do(read, m.at("open/made")) == b"content"
             finally:
-                subprocess.run(["umount", m.path], check=True)
+                unmount(m.path)
 
 
 def test_where_changes_above_are_not_told_they_are_seen_within_a_second(
@@ -419,7 +418,7 @@ def test_where_changes_above_are_not_told_they_are_seen_within_a_second(
                     assert stranger.error(call, "public") in (errno.ENOENT, errno.ESTALE)
             finally:
                 stranger.close()
-                subprocess.run(["umount", m.path], check=True)
+                unmount(m.path)
 
 
 def test_lost_events_make_everything_forgotten(scene: str, mount: MakeMount, user: MakeUser) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from cloakfs import linux
 from tests.agents import User, read, write
-from tests.mount.conftest import Mount, is_mounted
+from tests.mount.conftest import Mount, is_mounted, unmount
 from tests.mount.loopfs import attached, filesystem
 from tests.mount.test_limits import wait_until
 
@@ -91,7 +91,7 @@ def test_umount_ends_an_idle_daemon(words: str, tree: str, mount: MakeMount, use
     m = mount("-o", words)
     user(2001).do(write, m.at("file"), b"x")
     pid = m.pid
-    subprocess.run(["umount", m.path], check=True)
+    unmount(m.path)
     wait_until(lambda: is_gone(pid))
 
 
@@ -205,7 +205,7 @@ def test_answers_that_wait_keep_nobody_waiting(words: str, slow: Slow, mount: Ma
     assert patient._pipe.poll(60), "a client hangs"
     assert patient._pipe.recv() == (True, [0] * count)
     pid = m.pid
-    wait_until(lambda: subprocess.run(["umount", m.path], check=False).returncode == 0)
+    unmount(m.path)
     wait_until(lambda: is_gone(pid))
 
 

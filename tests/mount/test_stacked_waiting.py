@@ -13,7 +13,7 @@ import pytest
 from tests.agents import User, names, read, write
 
 from . import conftest
-from .conftest import Mount, command_with, run
+from .conftest import Mount, command_with, run, told
 from .fuseconnections import nobody_waits_for_ever
 from .test_robustness import wait_until
 
@@ -89,6 +89,7 @@ def lower(database: Database, mount: Callable[..., Mount], monkeypatch: pytest.M
     for name in ("on-top", "shared"):
         os.mkdir(below.real(name))
         os.chmod(below.real(name), 0o777)
+    told()  # what is mounted on a name is detached when the name is forgotten (design.md)
     return below
 
 

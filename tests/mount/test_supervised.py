@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from .conftest import COMMAND, is_mounted
+from .conftest import COMMAND, is_mounted, unmount
 from .fuseconnections import nobody_waits_for_ever
 from .test_on_top import ended
 
@@ -106,7 +106,7 @@ def test_a_service_from_start_to_end(base: str, tree: str) -> None:
             for _ in range(3):
                 assert manager.hears("WATCHDOG=1")
         finally:
-            subprocess.run(["umount", path], check=True)
+            unmount(path)
 
         daemon.send_signal(signal.SIGTERM)
         assert manager.hears("STOPPING=1")
