@@ -30,10 +30,14 @@ a file that the reader made here would be shown.
 
 
 class Above:
-    """The daemons that are let in."""
+    """The daemons that are let in.
+
+    Attributes:
+        threads: a descriptor for each, from `process.open_threads`.
+    """
 
     def __init__(self) -> None:
-        self._threads: set[int] = set()  # descriptors from `process.open_threads`
+        self.threads: set[int] = set()
 
     @contextlib.contextmanager
     def let_in(self, pid: int) -> Iterator[None]:
@@ -43,15 +47,15 @@ class Above:
             OSError: the process has ended.
         """
         fd = process.open_threads(pid)
-        self._threads.add(fd)
+        self.threads.add(fd)
         try:
             yield
         finally:
-            self._threads.remove(fd)
+            self.threads.remove(fd)
             os.close(fd)
 
     def asks(self, uid: ClientId, gid: ClientId, tid: int, *, for_attributes: bool) -> bool:
         """Whether this is a request that one of these daemons makes on its own behalf."""
-        if not self._threads or not (for_attributes or (uid, gid) == _IDS_BELOW):
+        if not for_attributes and (uid, gid) != _IDS_BELOW:
             return False
-        return any(process.has_thread(threads, tid) for threads in self._threads)
+        return any(process.has_thread(threads, tid) for threads in self.threads)

@@ -70,27 +70,51 @@ class Callers:
         self, inode: InodeT, ctx: RequestContext, *, for_attributes: bool = False
     ) -> tuple[int, View, Subject]:
         """Return the view's number, the view, and who the request is served as, all by the policy that is in force."""
+        served = self.served_at_once(inode, ctx, for_attributes=for_attributes)
+        if served is not None:
+            return served
         number = self._nodes.view_of(inode)
         view = self._views.get(number) or await self._revived(number)
         if self.is_inside(ctx, for_attributes=for_attributes):
             return number, view, INSIDER
+        who = self._who(view, ctx) or await self._who_by_groups(view, ctx)
+        while (now := self._views.get(number)) is not view:  # the policy was reloaded meanwhile
+            if now is None:
+                raise Stale
+            view = now
+            who = self._who(view, ctx) or await self._who_by_groups(view, ctx)
+        return number, view, self._checked(view, who)
+
+    def served_at_once(
+        self, inode: InodeT, ctx: RequestContext, *, for_attributes: bool
+    ) -> tuple[int, View, Subject] | None:
+        """Do the same if nothing has to be waited for; otherwise return None."""
+        number = self._nodes.view_of(inode)
+        view = self._views.get(number)
+        if view is None:
+            return None
+        if self.is_inside(ctx, for_attributes=for_attributes):
+            return number, view, INSIDER
         who = self._who(view, ctx)
-        if who is None:
-            who = await self._who_by_groups(view, ctx)
-            while (now := self._views.get(number)) is not view:  # the policy was reloaded meanwhile
-                if now is None:
-                    raise Stale
-                view = now
-                who = self._who(view, ctx) or await self._who_by_groups(view, ctx)
+        return None if who is None else (number, view, self._checked(view, who))
+
+    @staticmethod
+    def _checked(view: View, who: Subject) -> Subject:
+        """Return `who`.
+
+        Raises:
+            FUSEError: EACCES: the mount below would take it for this daemon.
+        """
         if view.below is not None and (who.uid, who.gid) == INSIDE[:2]:
             raise FUSEError(errno.EACCES)
-        return number, view, who
+        return who
 
     def is_inside(self, ctx: RequestContext, *, for_attributes: bool) -> bool:
         """Whether a daemon, this one or one above, asks on its own behalf."""
-        return ctx.pid in self._inside.threads or self._above.asks(
-            *_client_ids(ctx), ctx.pid, for_attributes=for_attributes
-        )
+        if ctx.pid in self._inside.threads:
+            return True
+        above = self._above
+        return len(above.threads) > 0 and above.asks(*_client_ids(ctx), ctx.pid, for_attributes=for_attributes)
 
     def _who(self, view: View, ctx: RequestContext) -> Subject | None:
         """Return the identity that a request is served as; None if that depends on groups.

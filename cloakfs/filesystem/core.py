@@ -174,7 +174,8 @@ class Core(pyfuse3.Operations):
         if self.nodes.waits(obj):
             number, view, who = await self._served_late(obj, inode, ctx, for_attributes=for_attributes)
         else:
-            number, view, who = await self.callers.served(inode, ctx, for_attributes=for_attributes)
+            served = self.callers.served_at_once(inode, ctx, for_attributes=for_attributes)
+            number, view, who = served or await self.callers.served(inode, ctx, for_attributes=for_attributes)
         hearer = self.callers.hearer(view, who, ctx)
         self.cache.tell(number, obj, hearer)  # who asks evidently was told, or was handed it
         fd = self.nodes.fd(obj)
@@ -197,7 +198,8 @@ class Core(pyfuse3.Operations):
             self.door.note_hidden(view, who, obj)
             self.requests.counters.hidden_handles += 1
             raise Stale
-        return Entered(number, view, who, obj, self.nodes.fd(obj), info, hearer, self.callers.asker(view, who, ctx))
+        asker = self.callers.asker(view, who, ctx) if self.knfsd else None
+        return Entered(number, view, who, obj, self.nodes.fd(obj), info, hearer, asker)
 
     async def _served_late(
         self,

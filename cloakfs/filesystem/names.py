@@ -82,7 +82,10 @@ class Names(Core):
                 continue
             except FileNotFoundError as exc:
                 self.probing.looked_up(at, name, ctx, is_hidden=isinstance(exc, HiddenName))
-                return self._absent(at, name, exc)
+                entry = self._absent(at, name)
+                if entry is None:
+                    raise
+                return entry
             except (OSError, FUSEError):
                 self.repair.name_refused(parent_inode, name)
                 raise
@@ -94,19 +97,15 @@ class Names(Core):
             await self.cache.make_ready(at.number, obj, at.hearer)
         raise TooSoon(0.0)
 
-    def _absent(self, at: Entered, name: bytes, exc: FileNotFoundError) -> EntryAttributes:
-        """Return an answer that nothing has that name, and how long the kernel may remember it.
-
-        Raises:
-            FileNotFoundError: it may not remember it at all.
-        """
+    def _absent(self, at: Entered, name: bytes) -> EntryAttributes | None:
+        """Return an answer that nothing has that name, with how long the kernel may remember it; None if not at all."""
         if at.who is INSIDER:
-            raise exc
+            return None
         counters = self.requests.counters
         seconds = self.cache.of_absence(at.number, at.view, at.obj, name)
         counters.names[seconds > BRIEF_SECONDS] += 1
         if not seconds:
-            raise exc
+            return None
         counters.errors["lookup", errno.ENOENT] += 1
         entry = EntryAttributes()
         entry.st_ino = InodeT(0)

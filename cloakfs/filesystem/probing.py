@@ -8,6 +8,7 @@ import contextlib
 import errno
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterator
 
 import trio
@@ -26,7 +27,7 @@ from .paths import known_path
 
 log = logging.getLogger(__name__)
 
-MOST_NOTES = 16_384
+MOST_NOTES = 32_768
 """How many notes are kept until they are counted; the others are `dropped`."""
 
 _COUNT_SECONDS = 0.5
@@ -36,6 +37,9 @@ _LOGGED_SECONDS = 60.0
 _MOST_LOGGED = 10
 
 _ABSENT = None  # the kind of note that is not counted
+
+_Note = tuple[Kind | None, ClientId | None, int, int, bytes]
+"""The kind; who asked: the client uid and the number of the view; for what: the directory and the name, or a handle."""
 
 
 class Probing:
@@ -60,7 +64,7 @@ class Probing:
         self._mountpoint = mountpoint
         self._exported = exported
         self._pause = 0.0  # in seconds; 0 for none
-        self._notes: dict[tuple[Kind | None, Identity, int, bytes], int] = {}
+        self._notes: list[_Note] = []
         self._logged_since = -_LOGGED_SECONDS
         self._logged = self._not_logged = 0
 
@@ -80,11 +84,13 @@ class Probing:
         """
         if not at.view.hides or at.who is INSIDER or self.probes.rate is None:
             return
-        who = Identity(ClientId(ctx.uid), at.number)
-        self._note(("lookups" if is_hidden else _ABSENT, who, at.obj.number, name))
-        if self._pause and not self.probes.may_tell(who, (at.obj.number, name), time.monotonic(), self._pause):
-            self.probes.counts["refused"] += 1
-            raise FUSEError(errno.EAGAIN)
+        uid = ClientId(ctx.uid)
+        self._note(("lookups" if is_hidden else _ABSENT, uid, at.number, at.obj.number, name))
+        if self._pause:
+            what = (at.obj.number, name)
+            if not self.probes.may_tell(Identity(uid, at.number), what, time.monotonic(), self._pause):
+                self.probes.counts["refused"] += 1
+                raise FUSEError(errno.EAGAIN)
 
     @contextlib.contextmanager
     def making(self, at: Entered, name: bytes, ctx: RequestContext) -> Iterator[None]:
@@ -93,7 +99,7 @@ class Probing:
             yield
         except (FileExistsError, FUSEError):
             if at.view.hides and at.who is not INSIDER and self.probes.rate is not None:
-                self._note(("creations", Identity(ClientId(ctx.uid), at.number), at.obj.number, name))
+                self._note(("creations", ClientId(ctx.uid), at.number, at.obj.number, name))
             raise
 
     def handle_refused(self, inode: InodeT, ctx: RequestContext) -> None:
@@ -103,12 +109,11 @@ class Probing:
         """
         linux.act_as_daemon()
         if self.probes.rate is not None and not self._nodes.was_given(inode):
-            self._note(("handles", Identity(None if self._exported else ClientId(ctx.uid), 0), inode, b""))
+            self._note(("handles", None if self._exported else ClientId(ctx.uid), 0, inode, b""))
 
-    def _note(self, note: tuple[Kind | None, Identity, int, bytes]) -> None:
-        times = self._notes.get(note, 0)
-        if times or len(self._notes) < MOST_NOTES:
-            self._notes[note] = times + 1
+    def _note(self, note: _Note) -> None:
+        if len(self._notes) < MOST_NOTES:
+            self._notes.append(note)
         else:
             self.probes.counts["dropped"] += 1
 
@@ -118,11 +123,11 @@ class Probing:
         """Count what was noted, for ever."""
         while True:
             await trio.sleep(_COUNT_SECONDS)
-            notes, self._notes = self._notes, {}
+            notes, self._notes = self._notes, []
             now = time.monotonic()
-            for (kind, who, place, name), times in notes.items():
+            for (kind, uid, view, place, name), times in Counter(notes).items():
                 if kind is not _ABSENT:
-                    alarm = self.probes.count(who, kind, (place, name), now, times)
+                    alarm = self.probes.count(Identity(uid, view), kind, (place, name), now, times)
                     if alarm is not None:
                         self._tell(alarm, place if kind != "handles" else None, name)
 

@@ -84,6 +84,7 @@ def answers(
     """
 
     name = handler.__name__
+    now = time.perf_counter_ns
     # A request that only gives something back is never refused.
     counted = name not in ("release", "releasedir")
     _, *parameters = inspect.signature(handler).parameters
@@ -105,7 +106,7 @@ def answers(
                 requests.counters.durations[name][0] += 1
                 raise requests.failed(name, errno.EAGAIN)
             waiting[caller] = others + 1
-        began = time.perf_counter_ns()
+        began = now()
         try:
             return await handler(self, *args, **kwargs)
         except OSError as exc:
@@ -123,7 +124,7 @@ def answers(
                 log.exception("%s%r failed: answered EIO", name, args)
             raise requests.failed(name, errno.EIO) from None
         finally:
-            took = time.perf_counter_ns() - began
+            took = now() - began
             durations = requests.counters.durations[name]
             durations[took.bit_length()] += 1
             durations[SUM] += took

@@ -6,8 +6,7 @@ import os
 import resource
 import threading
 import time
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import InitVar, dataclass
 
 from .. import linux
 from ..linux import Stat
@@ -55,9 +54,16 @@ _MEET_SECONDS = 2.0
 
 
 @dataclass(eq=False)
-@dataclass(eq=False)
 class Filesystem:
-    """One mount of the tree, which decodes the handles of its objects."""
+    """One mount of the tree, which decodes the handles of its objects.
+
+    Attributes:
+        has_posix_rules: whether mode bits and POSIX ACLs alone decide, on this machine, and every change shows in the
+            ctime.
+        in_memory: whether it is in memory, so that no call on it ever has to wait.
+        remote: whether any call may wait for another machine or process, perhaps for ever.
+        by_threads: whether only threads may find out what is above an object (`look`).
+    """
 
     number: int
     kind: str
@@ -70,29 +76,16 @@ class Filesystem:
     device: int = 0  # st_dev
     slow_until: float = 0.0  # by time.monotonic()
     suspect_until: float = 0.0  # likewise
-    below_remote: bool = False  # whether it is mounted inside a remote file system
+    below_remote: InitVar[bool] = False  # whether it is mounted inside a remote file system
     pin: int = -1  # holds the mount where `fd` does not, so that its id is not given to another one
     is_certain: bool = False  # whether no other file system that is later mounted at the same place gets its number
 
-    @property
-    def has_posix_rules(self) -> bool:
-        """Whether mode bits and POSIX ACLs alone decide, on this machine, and every change shows in the ctime."""
-        return self.kind in PLAIN_KINDS
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether it is in memory, so that no call on it ever has to wait."""
-        return self.kind in _MEMORY_KINDS
-
-    @cached_property
-    def remote(self) -> bool:
-        """Whether any call may wait for another machine or process, perhaps for ever."""
-        return self.kind.startswith(_REMOTE_KINDS)
-
-    @property
-    def by_threads(self) -> bool:
-        """Whether only threads may find out what is above an object (`look`)."""
-        return self.remote or self.below_remote
+    def __post_init__(self, below_remote: bool) -> None:
+        # No properties, since every request asks for them.
+        self.has_posix_rules = self.kind in PLAIN_KINDS
+        self.in_memory = self.kind in _MEMORY_KINDS
+        self.remote = self.kind.startswith(_REMOTE_KINDS)
+        self.by_threads = self.remote or below_remote
 
     @property
     def tells_moves(self) -> bool:
@@ -102,7 +95,7 @@ class Filesystem:
     @property
     def waits(self) -> bool:
         """Whether it is better asked from a thread."""
-        return self.remote or self.below_remote or (self.slow_until > 0 and time.monotonic() < self.slow_until)
+        return self.by_threads or (self.slow_until > 0 and time.monotonic() < self.slow_until)
 
     def stat(self, fd: int) -> Stat:
         """Return the stat of a descriptor on it; if it is remote, what the kernel cached when a thread just asked."""

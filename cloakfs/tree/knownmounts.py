@@ -191,7 +191,7 @@ class KnownMounts:
 
     def waits(self, obj: Object) -> bool:
         """Whether it is better to ask about this object, or a name in it, from a thread."""
-        return obj.filesystem.waits or bool(self._beside and self.remote_names(obj))
+        return obj.filesystem.waits or (len(self._beside) > 0 and len(self.remote_names(obj)) > 0)
 
     def is_name_remote(self, parent: Object, name: bytes) -> bool:
         """Whether a lookup of this name may have to wait for another machine or process."""
@@ -226,11 +226,12 @@ class KnownMounts:
         identity = filesystems.identity(fd, kind)
         key, former = filesystems.key(inside, kind, identity), filesystems.former_key(inside, kind, identity)
         number = self._index.filesystem(key, former)
-        filesystem = Filesystem(number, kind, path, -1, is_certain=identity != 0)
+        below_remote = False
         if self._by_mount and place is not None:
             # The mount under it may have been covered before it became known; then the root's stands in for it.
             above_it = self._by_mount.get(place.parent) or next(iter(self._by_mount.values()))
-            filesystem.below_remote = above_it.by_threads
+            below_remote = above_it.by_threads
+        filesystem = Filesystem(number, kind, path, -1, below_remote=below_remote, is_certain=identity != 0)
         if filesystem.remote:
             filesystem.describe_remote(fd)
             with contextlib.suppress(OSError):
