@@ -39,6 +39,14 @@ def prepare(tree: str) -> None:
         os.chmod(Path(tree, str(owner)), 0o600)
 
 
+def sync(path: str) -> None:
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def work(place: str, killed: str) -> list[tuple[float, float, int, list[str]]]:
     """Look, write and read until five rounds in a row have succeeded once the file `killed` is there, or for long.
 
@@ -60,6 +68,8 @@ def work(place: str, killed: str) -> list[tuple[float, float, int, list[str]]]:
                 error = -1
         except OSError as exc:
             error = exc.errno or -2
+            with contextlib.suppress(OSError):
+                sync(mine)  # until then, the client's kernel reports a write that failed at each close(2)
         good = good + 1 if counts and not error else 0
         rounds.append((began, time.monotonic() - began, error, there))
         time.sleep(0.02)
@@ -109,6 +119,34 @@ def test_a_daemon_is_killed_while_clients_work(
         after = [(began, error) for began, _, error, _ in rounds[-5:]]
         assert not any(error for _, error in after), rounds[-5:]
         assert all(began > killed for began, _ in after)
+
+
+def test_a_write_that_failed_is_forgotten_after_fsync(
+    share: Callable[..., Share], mount_nfs: Callable[..., str], user: Callable[..., User]
+) -> None:
+    """Until then, the client's kernel reports it whenever the file is closed, although everything is written again."""
+    tree = share("rw", prepare)
+    bob = user(BOB)
+    mine = [os.path.join(mount_nfs(tree, version, "nosharecache"), f"mine-{version}") for version in VERSIONS]
+    opened = []
+    for path in mine:
+        bob.do(Path(path).write_text, "before")
+        fd = bob.do(os.open, path, os.O_WRONLY)
+        bob.do(os.write, fd, b"lost")
+        opened.append(fd)
+    kill(tree.pid)
+    assert [bob.error(os.close, fd) for fd in opened] == [errno.EIO] * len(mine)
+    deadline = time.monotonic() + RECOVERY
+    for path in mine:
+        while bob.error(os.listdir, os.path.dirname(path)):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        bob.error(Path(path).write_text, "again")
+        assert Path(tree.real(os.path.basename(path))).read_text() == "again"
+        bob.error(sync, path)
+        assert bob.error(sync, path) == 0
+        assert bob.error(Path(path).write_text, "after") == 0
+        assert Path(tree.real(os.path.basename(path))).read_text() == "after"
 
 
 def test_only_the_mount_is_ever_exported(
