@@ -83,7 +83,9 @@ class Callers:
                 raise Stale
             view = now
             who = self._who(view, ctx) or await self._who_by_groups(view, ctx)
-        return number, view, self._checked(view, who)
+        if view.below is not None:
+            self._check(who)
+        return number, view, who
 
     def served_at_once(
         self, inode: InodeT, ctx: RequestContext, *, for_attributes: bool
@@ -96,18 +98,21 @@ class Callers:
         if self.is_inside(ctx, for_attributes=for_attributes):
             return number, view, INSIDER
         who = self._who(view, ctx)
-        return None if who is None else (number, view, self._checked(view, who))
+        if who is None:
+            return None
+        if view.below is not None:
+            self._check(who)
+        return number, view, who
 
     @staticmethod
-    def _checked(view: View, who: Subject) -> Subject:
-        """Return `who`.
+    def _check(who: Subject) -> None:
+        """Refuse an identity that the mount below would take for this daemon.
 
         Raises:
-            FUSEError: EACCES: the mount below would take it for this daemon.
+            FUSEError: EACCES.
         """
-        if view.below is not None and (who.uid, who.gid) == INSIDE[:2]:
+        if (who.uid, who.gid) == INSIDE[:2]:
             raise FUSEError(errno.EACCES)
-        return who
 
     def is_inside(self, ctx: RequestContext, *, for_attributes: bool) -> bool:
         """Whether a daemon, this one or one above, asks on its own behalf."""

@@ -180,26 +180,26 @@ class Core(pyfuse3.Operations):
         self.cache.tell(number, obj, hearer)  # who asks evidently was told, or was handed it
         fd = self.nodes.fd(obj)
         info = obj.filesystem.stat(fd)
-        if (
-            view.hides
-            and not self.cache.is_known_to_all(number, obj)
-            and not (
-                # While no change is reported, everything above is as it was when the kernel was told (see `audience`).
-                obj.private
-                and self.door.passages.is_up_to_date()
-                and self.cache.is_known_to(number, obj, hearer)
-                and sees(view, who, obj.name, info, fd)
-            )
-            and not self.door.visible(view, who, obj, info)
-            and not (or_open and self.files.has_open(who, obj))
-        ):
-            if obj is self.nodes.root:  # this mount's own policy hides it from nobody
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-            self.door.note_hidden(view, who, obj)
-            self.requests.counters.hidden_handles += 1
-            raise Stale
+        if view.hides and not self.cache.is_known_to_all(number, obj):
+            if (
+                not (
+                    # While no change is reported, everything above is as it was when the kernel was told: `audience`.
+                    obj.private
+                    and self.door.passages.is_up_to_date()
+                    and self.cache.is_known_to(number, obj, hearer)
+                    and sees(view, who, obj.name, info, fd)
+                )
+                and not self.door.visible(view, who, obj, info)
+                and not (or_open and self.files.has_open(who, obj))
+            ):
+                if obj is self.nodes.root:  # this mount's own policy hides it from nobody
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+                self.door.note_hidden(view, who, obj)
+                self.requests.counters.hidden_handles += 1
+                raise Stale
+            fd = self.nodes.fd(obj)  # descriptors of the objects above may have taken the place of this one
         asker = self.callers.asker(view, who, ctx) if self.knfsd else None
-        return Entered(number, view, who, obj, self.nodes.fd(obj), info, hearer, asker)
+        return Entered(number, view, who, obj, fd, info, hearer, asker)
 
     async def _served_late(
         self,
