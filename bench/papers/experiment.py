@@ -215,6 +215,7 @@ class Figure:
         form: how it is drawn.
         log_x: whether the x axis is logarithmic (base 2).
         ours: what our values are of, if not of cloakfs.
+        why: what the reason is if the claim does not hold, or holds in part; empty: it is in the verdict.
     """
 
     key: str
@@ -233,6 +234,7 @@ class Figure:
     form: Form = Form.LINES
     log_x: bool = False
     ours: str = "cloakfs"
+    why: str = ""
 
     @property
     def command(self) -> str:

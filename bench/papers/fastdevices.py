@@ -16,31 +16,48 @@ from ..prefetch.experiments import ALWAYS, CURSORS, DEVICE, DISK, OFF, OPTIONS, 
 from ..prefetch.slowdisk import SlowDiskError, fast_disk
 from ..prefetch.streams import Read, generate, reordered
 from ..workers import undisturbed
+from . import claims
+from .claims import At, Claim, Sense
 from .ellard import PAPER
 from .experiment import Experiment, Figure, Form, Measured, Outcome, RunOnce, Sample, Unavailable, Verdict
+from .fastreads import (
+    BLOCK,
+    BUFFERED,
+    CASES,
+    IN_ORDER,
+    LARGE_KB,
+    MICROSECONDS,
+    PATTERNS,
+    REORDERED,
+    SMALL_KB,
+    STRIDES,
+    value,
+)
+from .ground import VERSIONS
 from .laboratory import Laboratory
+from .sites import experiment
+from .trial import Values
+from .trials import TRIALS
 
 _M = 1 << 20
 _SIZE, _QUICK_SIZE = 64 * _M, 2 * _M
-_BLOCK = 8192
-_SMALL_KB, _LARGE_KB = 128, 2048
-_TUNED = f"{OFF}, kernel {_LARGE_KB} KiB"
+_TUNED = f"{OFF}, kernel {LARGE_KB} KiB"
 
-_IN_ORDER, _REORDERED, _STRIDES, _RANDOM = "in order", "6 % reordered", "4 strides", "random"
-_PATTERNS = (_IN_ORDER, _REORDERED, _STRIDES, _RANDOM)
-_PEERS = {_SMALL_KB: (OFF, CURSORS, ALWAYS), _LARGE_KB: (OFF,)}
+_RANDOM = "random"
+_PATTERNS = (IN_ORDER, REORDERED, STRIDES, _RANDOM)
+_PEERS = {SMALL_KB: (OFF, CURSORS, ALWAYS), LARGE_KB: (OFF,)}
 
 
 def _streams(pattern: str, size: int, seed: int, prefix: str) -> list[list[Read]]:
     if pattern == _RANDOM:
         (stream,) = generate("random", size, 4096, seed=seed, prefix=prefix)
         return [stream[: len(stream) // 8]]
-    (stream,) = generate("stride" if pattern == _STRIDES else "sequential", size, _BLOCK, stride=4, prefix=prefix)
-    return [reordered(stream, 0.06, seed) if pattern == _REORDERED else stream]
+    (stream,) = generate("stride" if pattern == STRIDES else "sequential", size, BLOCK, stride=4, prefix=prefix)
+    return [reordered(stream, 0.06, seed) if pattern == REORDERED else stream]
 
 
 def _points(quick: bool) -> list[str]:
-    return [_REORDERED, _STRIDES] if quick else list(_PATTERNS)
+    return [REORDERED, STRIDES] if quick else list(_PATTERNS)
 
 
 @contextlib.contextmanager
@@ -72,11 +89,11 @@ def _site(quick: bool) -> Iterator[RunOnce]:
         def run_once(point: str, run: int) -> Outcome:
             rates: dict[str, float] = {}
             proof: dict[str, object] = {}
-            for kb in (_SMALL_KB, _LARGE_KB)[:: 1 if run % 2 else -1]:
+            for kb in (SMALL_KB, LARGE_KB)[:: 1 if run % 2 else -1]:
                 case = Case(DEVICE, point, DISK, _PEERS[kb], 1, partial(_streams, point, size))
                 found, said = labs[kb].rates(case, run)
-                rates |= found if kb == _SMALL_KB else {_TUNED: found[OFF]}
-                proof |= {name if kb == _SMALL_KB else f"{name}, {kb} KiB": value for name, value in said.items()}
+                rates |= found if kb == SMALL_KB else {_TUNED: found[OFF]}
+                proof |= {name if kb == SMALL_KB else f"{name}, {kb} KiB": value for name, value in said.items()}
             names = (OFF, _TUNED, CURSORS, ALWAYS)
             return Outcome(tuple(Sample("ellard-fast", name, point, rates[name]) for name in names), proof)
 
@@ -99,7 +116,76 @@ def _judge(found: Measured) -> Verdict:
     )
 
 
+# -- behind NFS ----------------------------------------------------------------------------------------
+
+_BEHIND = "ellard-fast-nfs"
+_KNFSD = CASES[0].name
+
+
+def _samples(setting: str, values: Values) -> Iterator[Sample]:
+    for name, of in values.items():
+        for pattern in PATTERNS:
+            for kb in (SMALL_KB, LARGE_KB):
+                if (rate := of.get(value(pattern, kb))) is not None:
+                    series = name if kb == SMALL_KB else f"{name}, kernel {LARGE_KB} KiB"
+                    yield Sample(_BEHIND, series, f"{setting}, {pattern}", rate)
+
+
+_XS = [f"{setting}, {pattern}" for setting in VERSIONS for pattern in PATTERNS]
+_LEAST, _MOST = 0.95, 1.1
+_CLAIMS = [
+    *(Claim(f"{CURSORS} / {OFF}, {x}", At(CURSORS, x), At(OFF, x), _LEAST, Sense.NO_LESS, bound=True) for x in _XS),
+    *(Claim(f"{ALWAYS} / {OFF}, {x}", At(ALWAYS, x), At(OFF, x), _MOST, bound=True) for x in _XS),
+]
+
+
+def _judge_behind(found: Measured) -> Verdict:
+    verdict = claims.judge(_CLAIMS, found)
+    told = []
+    for series, whose in ((_KNFSD, "the server alone"), (OFF, f"cloakfs ({OFF})")):
+        tuned = [found.ratio(f"{series}, kernel {LARGE_KB} KiB", series, x) for x in found.xs]
+        kept = [
+            found.mean(series, x) / found.mean(series, x.replace(REORDERED, IN_ORDER))
+            for x in found.xs
+            if x.endswith(REORDERED)
+        ]
+        told.append(
+            f"With {whose}, reordered requests keep {min(kept):.2f} to {max(kept):.2f} of the rate of those in order, "
+            f"and a larger read_ahead_kb gives {min(tuned):.2f} to {max(tuned):.2f}."
+        )
+    return verdict._replace(sentence=" ".join([verdict.sentence, *told]))
+
+
+_TRIAL = TRIALS["fast"]
+_FIGURE_BEHIND = Figure(
+    key=_BEHIND,
+    paper=PAPER,
+    place="not in the paper",
+    title="a fast disk behind NFS, and what the client gains",
+    claim=(
+        "None. cloakfs claims that a client, whose requests arrive reordered, has nothing to gain on such a device "
+        "beyond what the server's kernel reads ahead."
+    ),
+    unit="MB/s",
+    x_label="setting and pattern",
+    differs=(
+        "The kernel's server and client are Linux 6.1 in user mode, which has one processor and slow system calls. "
+        f"The disk is in its memory, and takes {MICROSECONDS} µs for each command (scsi_debug). "
+        f"`{BUFFERED}`: one reader, through the client's page cache, which reads ahead, too. Otherwise the client has "
+        f"four READs of {BLOCK >> 10} KiB under way at any time, and none is in a cache. `{_KNFSD}` is the tree itself."
+    ),
+    criterion=(
+        f"For every pattern, {CURSORS} / {OFF} is at least {_LEAST}, and {ALWAYS} / {OFF} no more than {_MOST}, within "
+        "two standard errors of the mean. If the second fails, the daemon gives away what it could gain."
+    ),
+    judge=_judge_behind,
+    paper_note="There are none.",
+    baseline=OFF,
+    form=Form.BARS,
+)
+
 EXPERIMENTS = (
+    experiment("-nfs", _TRIAL, "ellard-fast", (_FIGURE_BEHIND,), 5, _samples, (100, 60), quick=False),
     Experiment(
         key="ellard-fast",
         figures=(
@@ -116,7 +202,7 @@ EXPERIMENTS = (
                 x_label="pattern",
                 differs=(
                     "The disk that `$TMPDIR` is on, through a loop device that bypasses the page cache below it "
-                    f"(direct I/O), with read_ahead_kb {_SMALL_KB}, or {_LARGE_KB} as the rival. One reader, blocks of "
+                    f"(direct I/O), with read_ahead_kb {SMALL_KB}, or {LARGE_KB} as the rival. One reader, blocks of "
                     "8 KiB (random: 4 KiB) from the mount, without any cache above the daemon."
                 ),
                 criterion=(

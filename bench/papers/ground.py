@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -56,19 +57,29 @@ def kib_read(tree: str) -> float:
 
 
 @contextlib.contextmanager
-def new_tree(base: str, mib: int) -> Iterator[str]:
-    """Make an ext4 of its own on a loop device, for as long as it is needed; give a directory in it, which is empty.
+def image(base: str, mib: int) -> Iterator[str]:
+    """Make a file that is to be a disk, for as long as it is needed."""
+    path = os.path.join(base, "image")
+    with open(path, "xb") as file:
+        file.truncate(mib << 20)
+    try:
+        yield path
+    finally:
+        os.unlink(path)
+
+
+@contextlib.contextmanager
+def new_tree(base: str, disk: str) -> Iterator[str]:
+    """Make an ext4 on a disk, or on a loop device for a file; give a directory in it, which is empty.
 
     Raises:
         Unavailable: there is no ext4 or loop device.
     """
-    image, at = os.path.join(base, "image"), os.path.join(base, "disk")
+    at = os.path.join(base, "disk")
     os.mkdir(at)
-    with open(image, "xb") as file:
-        file.truncate(mib << 20)
+    loop = "" if stat.S_ISBLK(os.stat(disk).st_mode) else "loop,"
     with contextlib.ExitStack() as stack:
         stack.callback(os.rmdir, at)
-        stack.callback(os.unlink, image)
         stack.callback(unmount, at)  # this also removes the loop device
         for command in (
             [
@@ -83,9 +94,9 @@ def new_tree(base: str, mib: int) -> Iterator[str]:
                 "lazy_itable_init=0",
                 "-N",
                 "40000",
-                image,
+                disk,
             ],
-            ["mount", "-t", "ext4", "-o", "loop,noatime", image, at],
+            ["mount", "-t", "ext4", "-o", f"{loop}noatime", disk, at],
         ):
             try:
                 done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -143,7 +154,7 @@ def local(mib: int) -> Iterator[Ground]:
                 base = os.path.realpath(tempfile.mkdtemp(prefix="cloakfs-papers-"))
                 stack.callback(os.rmdir, base)
                 os.chmod(base, 0o755)
-                tree = stack.enter_context(new_tree(base, mib))
+                tree = stack.enter_context(new_tree(base, stack.enter_context(image(base, mib))))
             yield Local(base, tree)
         finally:
             with undisturbed():

@@ -91,7 +91,7 @@ def _serve(key: str, *, quick: bool) -> None:
     trial = TRIALS[key]
     asked, patience = 1, time.monotonic() + _HOST_SECONDS
     NfsHost()
-    with nfs(trial.mib) as ground, gathering(trial, ground, quick=quick) as gather:
+    with nfs(trial.mib, trial.microseconds) as ground, gathering(trial, ground, quick=quick) as gather:
         while True:
             path = os.path.join(OUT, f"ask-{asked}")
             if not os.path.exists(path):

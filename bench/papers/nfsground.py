@@ -10,11 +10,12 @@ from itertools import count
 from cloakfs.nfs.plan import mount_name
 
 from ..cli import OWN_COMMAND
+from ..lab.delayeddisk import delayed_disk
 from ..lab.nfshost import sh
 from ..peers import unmount
 from .configurations import BARE, BINDFS
 from .experiment import Unavailable
-from .ground import VERSIONS, Ground, new_tree
+from .ground import VERSIONS, Ground, image, new_tree
 
 _BASE = "/papers"
 _EXPORTS = f"{_BASE}/exports.d"
@@ -97,10 +98,16 @@ class Nfs:
 
 
 @contextlib.contextmanager
-def nfs(mib: int) -> Iterator[Ground]:
-    """Make a tree behind the server, which has to run. The guest's end may save the removing."""
-    os.makedirs(_EXPORTS)
-    with new_tree(_BASE, mib) as tree:
+def nfs(mib: int, microseconds: int = 0) -> Iterator[Ground]:
+    """Make a tree behind the server, which has to run. The guest's end may save the removing.
+
+    Args:
+        mib: how large the file system is.
+        microseconds: how long its disk takes for each command; 0: it is a file in memory.
+    """
+    os.makedirs(_EXPORTS, exist_ok=True)
+    disk = delayed_disk(mib, microseconds) if microseconds else image(_BASE, mib)
+    with disk as device, new_tree(_BASE, device) as tree:
         made = Nfs(tree)
         try:
             yield made

@@ -185,8 +185,10 @@ def about(records: Records) -> list[str]:
 def _details(told: Told) -> dict[str, str]:
     """Return what is said of a figure beside its numbers, by heading."""
     figure = told.figure
+    failed = told.verdict is not None and told.verdict.grade is not Grade.HOLDS
     said = {
         "The paper": figure.claim,
+        "Why": figure.why if failed else "",
         "Criterion": figure.criterion,
         "Printed values": figure.paper_note,
         "What differs": figure.differs,

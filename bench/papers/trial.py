@@ -44,7 +44,9 @@ class Trial:
         measure: measures a case once.
         alone: each case is served only while it is measured, because it writes, of which all daemons on the same file
             system would be told. Otherwise all are served all the time.
+        rehearsed: whether everything is done once before it counts: a guest that has just started is slow.
         mib: how large the file system is.
+        microseconds: how long its disk takes for each command, behind NFS; 0: it is a file in memory.
         fetch: gets what it needs from the network, unless it has to be quick; the laboratory's guest has no network.
     """
 
@@ -53,7 +55,9 @@ class Trial:
     prepare: Callable[[str, bool], None]
     measure: Callable[[Spot], dict[str, float]]
     alone: bool = True
+    rehearsed: bool = False
     mib: int = 256
+    microseconds: int = 0
     fetch: Callable[[], object] = lambda: None
 
 
@@ -69,7 +73,13 @@ def gathering(trial: Trial, ground: Ground, *, quick: bool) -> Iterator[Gather]:
                 below = f"/{case.place}" if case.place else ""
                 return trial.measure(Spot(path + below, ground.tree + below, case, run, quick))
 
+        rehearsing = trial.rehearsed
+
         def gather(setting: str, run: int) -> Values:
+            nonlocal rehearsing
+            if rehearsing:
+                rehearsing = False
+                gather(setting, run)
             cases = trial.cases(quick)
             values = {}
             for case in cases[run % len(cases) :] + cases[: run % len(cases)]:

@@ -4,6 +4,7 @@ import shutil
 
 from ..lab.guest import inside
 from .configurations import Case, general, relays, scaling, worst
+from .fastreads import CASES, MICROSECONDS, fast_reads, prepare_fast_reads
 from .package import package
 from .trial import Trial
 from .workloads import (
@@ -51,5 +52,8 @@ TRIALS = {
         Trial("scaling", _scaling, prepare_listing, list_all, alone=False),
         Trial("mab", _relays, prepare_mab, mab),
         Trial("latency", _relays, prepare_latency, latency),
+        Trial(
+            "fast", lambda _: CASES, prepare_fast_reads, fast_reads, rehearsed=True, mib=64, microseconds=MICROSECONDS
+        ),
     )
 }

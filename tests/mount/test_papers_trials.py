@@ -18,7 +18,7 @@ from bench.papers import workloads
 from bench.papers.configurations import BARE, USER, Case
 from bench.papers.doing import done_as, timed
 from bench.papers.ground import LOCAL, local
-from bench.papers.trial import Trial, Values, gathering
+from bench.papers.trial import Spot, Trial, Values, gathering
 from bench.papers.trials import TRIALS
 from cloakfs.linux import mountinfo
 from cloakfs.mounted import RUN_DIR, STATE_DIR
@@ -67,6 +67,18 @@ def test_trial(key: str) -> None:
         assert all(of[workloads.COLD_KIB] > 0 for of in values.values())
     if key == "build":
         assert values["RMAPCLK"]["elapsed"] == pytest.approx(sum(values["RMAPCLK"][name] for name in workloads.BUILT))
+
+
+def test_what_is_rehearsed_does_not_count() -> None:
+    measured: list[str] = []
+
+    def measure(spot: Spot) -> dict[str, float]:
+        measured.append(spot.path)
+        return {"measured": len(measured)}
+
+    trial = Trial("any", lambda _: (Case("VAN", BARE),), lambda *_: None, measure, rehearsed=True)
+    with local(trial.mib) as ground, gathering(trial, ground, quick=True) as gather:
+        assert [gather(LOCAL, run) for run in range(2)] == [{"VAN": {"measured": number}} for number in (2, 3)]
 
 
 def command(place: Path, *arguments: str) -> subprocess.Popen[str]:

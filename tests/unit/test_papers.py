@@ -76,6 +76,7 @@ def flat(key: str) -> Measured:
         "ellard-mix": ["off", "default", "slowdown", "cursors", "always"],
         "ellard-mix-changes": ["off", "default", "slowdown", "cursors", "always"],
         "ellard-fast": ["off", "off, kernel 2048 KiB", "cursors", "always"],
+        "ellard-fast-nfs": ["off", "knfsd", "off, kernel 2048 KiB", "knfsd, kernel 2048 KiB", "cursors", "always"],
     }
     names["ellard-4"] = names["ellard-5"] = names["ellard-2"]
     xs = {
@@ -84,6 +85,7 @@ def flat(key: str) -> Measured:
         "ellard-mix": ["0", "4"],
         "ellard-mix-changes": ["4"],
         "ellard-fast": ["6 % reordered", "4 strides", "random"],
+        "ellard-fast-nfs": ["NFSv3, in order", "NFSv3, 6 % reordered"],
         "ellard-3": [str(number) for number in range(1, 9)],
     }.get(key, ["1", "4", "16"])
     return figures(**{name: dict.fromkeys(xs, 10.0) for name in names[key]})
@@ -91,7 +93,7 @@ def flat(key: str) -> Measured:
 
 ELLARD = [key for key in FIGURES if key.startswith("ellard-")]
 
-HOLDS_WHEN_EQUAL = {"ellard-mix-changes", "ellard-fast"}
+HOLDS_WHEN_EQUAL = {"ellard-mix-changes", "ellard-fast", "ellard-fast-nfs"}
 """Claims that nothing is lost."""
 
 
@@ -319,6 +321,15 @@ def test_parts_of_a_claim_are_a_table(records: Records) -> None:
     for said in (sentence, "Of 1 claims, 1 hold in part.", "--only fig --runs 2 --quick", "took 0.1 minutes"):
         assert said in text
         assert said in page
+
+
+def test_the_reason_is_given_only_where_a_claim_fails(records: Records) -> None:
+    for wanted, shown in ((2.0, False), (1.0, True)):
+        claims = [Claim("a cost", At("b", "1"), At("a", "1"), wanted)]
+        figure = replace(FIGURE, judge=partial(claims_judge, claims), why="The reason.")
+        told = report.tell([replace(experiment(values), figures=(figure,))], records)
+        assert ("- *Why*: The reason." in report.markdown(told, records, {})) is shown
+        assert ("<dt>Why<dd>The reason." in report.page(told, records, {})) is shown
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
