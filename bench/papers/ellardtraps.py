@@ -321,6 +321,7 @@ REMOTE = Experiment(
                 "No number of readers has less than 0.7 of the rate of one; inner / outer is below 0.95 somewhere."
             ),
             judge=_judge_5,
+            why="The table of files has no room for more readers, and that costs as much over TCP as over UDP.",
             paper_note="The paper has only a picture.",
             baseline=_ELEVATOR,
             log_x=True,
