@@ -508,7 +508,7 @@ class _Daemon:
             nodes.sweeper.swept(await trio.to_thread.run_sync(look, abandon_on_cancel=True))
             linux.act_as_daemon()
             self._index.tidy()
-            self._published.work(self._filesystem.requests.counts, self._filesystem.reader.state())
+            self._published.work(self._filesystem.requests.counts(), self._filesystem.reader.state())
             self._publish_remembered()
             try:
                 await trio.to_thread.run_sync(self._checkpoint)

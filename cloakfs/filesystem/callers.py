@@ -2,7 +2,6 @@
 
 import errno
 from collections.abc import Callable
-from functools import partial
 from operator import attrgetter
 
 from pyfuse3 import FUSEError, InodeT, RequestContext
@@ -134,7 +133,8 @@ class Callers:
             return subject(view.fixed)
         if view.forwards_by_mapping and not self._groups.by_user:
             uid, gid = _client_ids(ctx)
-            return Subject(*view.server_ids(uid, gid), partial(self._identify, view, uid, gid, ctx.pid))
+            server_uid, server_gid = view.server_ids(uid, gid)
+            return Subject(server_uid, server_gid, self._identify, view, uid, gid, ctx.pid)
         return None
 
     async def _who_by_groups(self, view: View, ctx: RequestContext) -> Subject:

@@ -4,6 +4,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Collection, Mapping
+from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -60,6 +61,16 @@ class HiddenName(FileNotFoundError):
 
     def __init__(self) -> None:
         super().__init__(errno.ENOENT, os.strerror(errno.ENOENT))
+
+
+class Missing(Enum):
+    """Why a name leads nowhere. To return it takes less time than to raise it, which each absent name would pay for."""
+
+    ABSENT = False
+    HIDDEN = True
+
+
+_ABSENT, _HIDDEN = Missing
 
 
 class Core(pyfuse3.Operations):
@@ -249,8 +260,8 @@ class Core(pyfuse3.Operations):
                 return found.there
         raise Stale
 
-    async def _do(self, at: Entered, call: Callable[[Entered], _T]) -> _T:
-        """Make a call that may take long: at once if the file system has been quick so far, else in a thread.
+    async def _do(self, at: Entered, call: Callable[..., _T], *args: Any) -> _T:
+        """Make `call(at, *args)`, which may take long: at once if the file system has been quick, else in a thread.
 
         In the session loop, `call` may raise BlockingIOError instead of waiting; a thread then calls it. Go on with
         `_again`.
@@ -259,25 +270,25 @@ class Core(pyfuse3.Operations):
         if not self.nodes.waits(at.obj):
             began = filesystem.begin()
             try:
-                return call(at)
+                return call(at, *args)
             except BlockingIOError:
                 pass
             finally:
                 filesystem.took(began)
         who = subject(at.who.caller) if at.who is not INSIDER else INSIDER  # only this thread may find out the groups
         try:
-            return await self._do_in_thread(at._replace(who=who), call)
+            return await self._do_in_thread(at._replace(who=who), call, *args)
         except OSError as exc:
             if not self._frees_descriptors(exc):
                 raise
-            return await self._do_in_thread(at._replace(who=who, fd=self.nodes.fd(at.obj)), call)
+            return await self._do_in_thread(at._replace(who=who, fd=self.nodes.fd(at.obj)), call, *args)
 
-    async def _do_in_thread(self, at: Entered, call: Callable[[Entered], _T]) -> _T:
+    async def _do_in_thread(self, at: Entered, call: Callable[..., _T], *args: Any) -> _T:
         own = at._replace(fd=self._with_descriptor(calls.dup, at.fd))
 
         def work() -> _T:
             try:
-                return call(own)
+                return call(own, *args)
             finally:
                 calls.close(own.fd)
 
@@ -377,8 +388,8 @@ class Core(pyfuse3.Operations):
         Acting as the caller takes its groups, which are not cheap to find out. By the time that a thread makes the
         call, `at` may be outdated, so there the kernel decides.
         """
-        what = bits, at.obj, at.fd, at.info
-        if linux.in_main_thread() and (everybody_may(*what) or surely_may(at.who, *what)):
+        obj, fd, info = at.obj, at.fd, at.info
+        if linux.in_main_thread() and (everybody_may(bits, obj, fd, info) or surely_may(at.who, bits, obj, fd, info)):
             return linux.ROOT
         return at.credentials
 
@@ -424,18 +435,18 @@ class Core(pyfuse3.Operations):
         calls.close(fd)
         raise HiddenName
 
-    def _known_at(self, at: Entered, name: bytes) -> tuple[Object, linux.Stat] | None:
-        """Return the entry `name` of the directory, with its stat, if the kernel certainly knows it; otherwise None.
-
-        Raises:
-            FileNotFoundError: there is no such entry, or it is hidden from this caller (`HiddenName`).
-        """
+    def _known_at(self, at: Entered, name: bytes) -> tuple[Object, linux.Stat] | Missing | None:
+        """Return the entry `name` of the directory, with its stat; None if the kernel may not know it yet."""
         who = self._credentials_for(at, os.X_OK)
-        began = at.obj.filesystem.begin()
+        filesystem = at.obj.filesystem
+        began = filesystem.begin()
         try:
-            info, _ = calls.statx(who, at.fd, name)
+            found = calls.statx_if_there(who, at.fd, name)
         finally:
-            at.obj.filesystem.took(began)
+            filesystem.took(began)
+        if found is None:
+            return _ABSENT
+        info = found[0]
         obj = self.nodes.at_place(at.obj, name, info)
         if obj is None:
             return None
@@ -444,7 +455,7 @@ class Core(pyfuse3.Operations):
         self.requests.counters.hidden_names += 1
         if stat.S_ISDIR(info.st_mode):
             self.repair.refused(obj)
-        raise HiddenName
+        return _HIDDEN
 
     def _is_hidden(self, at: Entered, name: bytes) -> bool:
         """Whether there is an entry `name` that the caller may not know of."""

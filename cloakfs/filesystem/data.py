@@ -73,7 +73,7 @@ class Data(Core):
             if flags & linux.FMODE_EXEC:
                 fd = await self._do(at, self._open_to_execute)
             else:
-                fd = await self._do(at, partial(self._reopen, flags=flags))
+                fd = await self._do(at, self._reopen, flags)
         except PermissionError:
             if flags & os.O_ACCMODE != os.O_RDONLY:
                 raise
@@ -191,4 +191,5 @@ class Data(Core):
     @answers
     async def release(self, fh: FileHandleT) -> None:
         """Close the file, since the last of the client's descriptors is gone."""
-        await self.files.closed(fh)
+        if not self.files.close(fh):
+            await self.files.close_remote(fh)

@@ -376,7 +376,8 @@ class Directories(Names):
         """Close the directory, which nobody reads any more."""
         if fh != _TOP:
             self.half_read.take(self.files.by_fd[fh])
-            await self.files.closed(fh)
+            if not self.files.close(fh):
+                await self.files.close_remote(fh)
 
     @answers
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:

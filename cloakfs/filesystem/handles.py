@@ -126,14 +126,19 @@ class OpenFiles:
         self._nodes.opened(at.obj, fd)
         return FileHandleT(fd)
 
-    async def closed(self, fh: FileHandleT) -> None:
-        """Close a client's file, which for a remote file means telling its server."""
+    def close(self, fh: FileHandleT) -> bool:
+        """Close a client's file; return False if that is left to `close_remote`, because it means telling a server."""
         file = self.by_fd.pop(fh)
         self._nodes.closed(file.obj, fh)
         if file.obj.filesystem.remote:
-            await trio.to_thread.run_sync(calls.close, fh, abandon_on_cancel=True)
-        else:
-            calls.close(fh)
+            return False
+        calls.close(fh)
+        return True
+
+    @staticmethod
+    async def close_remote(fh: FileHandleT) -> None:
+        """Close the descriptor that `close` has left, in a thread."""
+        await trio.to_thread.run_sync(calls.close, fh, abandon_on_cancel=True)
 
     def has_open(self, who: Subject, obj: Object) -> bool:
         """Whether `who` opened this file while it was visible. Directories do not count: nothing is read from them."""

@@ -17,11 +17,23 @@ from ..tree.door import INSIDER, note_unmade, sees, sees_made, surely_may
 from ..tree.knownmounts import TooSoon
 from ..tree.objects import ROOT, Object, Stale
 from . import exactly
-from .core import Core, HiddenName
+from .core import Core, HiddenName, Missing
 from .data import open_again, reopen_flags
 from .entered import Entered
 from .remember import BRIEF_SECONDS
 from .request import answers
+
+
+def _absent_for(seconds: float) -> EntryAttributes:
+    """Return the answer that nothing has a name: an entry without a nodeid, as the kernel knows it from libfuse."""
+    entry = EntryAttributes()
+    entry.st_ino = InodeT(0)
+    entry.entry_timeout = seconds
+    return entry
+
+
+# The same as ENOENT for the kernel, and cheaper than an exception. Nobody changes it.
+_ABSENT = _absent_for(0.0)
 
 _Remove = Callable[[linux.Credentials, int, bytes], None]  # `calls.unlink` or `calls.rmdir`
 
@@ -57,7 +69,7 @@ class Names(Core):
     @answers
     async def lookup(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> EntryAttributes:
         """Return what `name` leads to. The kernel asks for "." and ".." when it reconnects a file handle."""
-        if self._is_top(parent_inode):
+        if parent_inode == ROOT and self.views.top:  # `_is_top`, without a call
             return await self._lookup_view(name, ctx)
         if name in (b".", b".."):
             try:
@@ -80,37 +92,33 @@ class Names(Core):
             except TooSoon as exc:
                 await trio.sleep(exc.seconds)
                 continue
-            except FileNotFoundError as exc:
-                self.probing.looked_up(at, name, ctx, is_hidden=isinstance(exc, HiddenName))
-                entry = self._absent(at, name)
-                if entry is None:
-                    raise
-                return entry
+            except HiddenName:
+                known = Missing.HIDDEN
+            except FileNotFoundError:
+                known = Missing.ABSENT
             except (OSError, FUSEError):
                 self.repair.name_refused(parent_inode, name)
                 raise
             if known is None:
                 known = self.nodes.resolve(fd, at.obj, name, info), info
+            elif isinstance(known, Missing):
+                self.probing.looked_up(at, name, ctx, is_hidden=known.value)
+                return self._absent(at, name)
             obj, info = known
             if not stat.S_ISDIR(info.st_mode) or self.cache.is_ready(at.number, obj, at.hearer):
                 return self.replies.named(at, name, obj, info)
             await self.cache.make_ready(at.number, obj, at.hearer)
         raise TooSoon(0.0)
 
-    def _absent(self, at: Entered, name: bytes) -> EntryAttributes | None:
-        """Return an answer that nothing has that name, with how long the kernel may remember it; None if not at all."""
-        if at.who is INSIDER:
-            return None
+    def _absent(self, at: Entered, name: bytes) -> EntryAttributes:
+        """Return an answer that nothing has that name, with how long the kernel may remember it."""
         counters = self.requests.counters
+        counters.errors["lookup", errno.ENOENT] += 1
+        if at.who is INSIDER:
+            return _ABSENT
         seconds = self.cache.of_absence(at.number, at.view, at.obj, name)
         counters.names[seconds > BRIEF_SECONDS] += 1
-        if not seconds:
-            return None
-        counters.errors["lookup", errno.ENOENT] += 1
-        entry = EntryAttributes()
-        entry.st_ino = InodeT(0)
-        entry.entry_timeout = seconds
-        return entry
+        return _absent_for(seconds) if seconds else _ABSENT
 
     async def _lookup_view(self, name: bytes, ctx: RequestContext) -> EntryAttributes:
         if name in (b".", b".."):

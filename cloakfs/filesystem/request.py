@@ -6,7 +6,6 @@ import inspect
 import logging
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
@@ -35,18 +34,20 @@ class Requests:
     """The requests that have come in.
 
     Attributes:
-        counts: how many there were, by operation.
         counters: what is counted of the answers.
         waiting: how many are not answered yet, by the caller's client uid, or by `OpenFiles.opener`.
         trace: makes records of them; None while nobody traces, which is all that tracing costs then.
     """
 
     def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
         self.counters = Counters()
         self.waiting: dict[int, int] = {}
         self.trace: Trace | None = None
         self._logged: dict[tuple[str, type[Exception], int], float] = {}  # cause -> when
+
+    def counts(self) -> dict[str, int]:
+        """Return how many were answered, by operation."""
+        return {operation: sum(row[:SUM]) for operation, row in self.counters.durations.items()}
 
     def failed(self, operation: str, code: int) -> FUSEError:
         """Count an answer with this error, and return what pyfuse3 makes one of."""
@@ -92,11 +93,10 @@ def answers(
 
     @functools.wraps(handler)
     async def guarded(self: _C, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        trace = self.requests.trace
+        requests = self.requests
+        trace = requests.trace
         if trace is not None and noting.get() is None:  # otherwise, this is the call in the next line
             return await trace.answer(name, dict(zip(parameters, args, strict=True)), guarded(self, *args, **kwargs))
-        requests = self.requests
-        requests.counts[name] += 1
         if counted:
             last: Any = args[-1]
             caller: int = last.uid if has_context else self.files.opener(args[0])

@@ -46,6 +46,7 @@ from .syscalls import (
     open_by_handle,
     renameat2,
     statx,
+    statx_if_there,
     xfs_uuid,
 )
 from .threads import apart, in_main_thread, umask
@@ -57,5 +58,5 @@ __all__ = [
     "RENAME_NOREPLACE", "ROOT", "RWF_NOWAIT", "Credentials", "Stat", "act_as_daemon", "act_for_nobody_as",
     "apart", "clone_tree", "detach_mount", "effective_capabilities", "fallocate", "fstat", "getdents", "in_main_thread",
     "may_access", "mount", "name_to_handle", "open_by_handle", "raised", "renameat2", "set_effective_capabilities",
-    "statx", "umask", "umount", "xfs_uuid",
+    "statx", "statx_if_there", "umask", "umount", "xfs_uuid",
 ]  # fmt: skip

@@ -4,6 +4,7 @@ Everything here is a thin, typed wrapper that raises `OSError`; `tree.calls` cal
 """
 
 import ctypes
+import errno
 import fcntl
 import os
 import struct
@@ -166,6 +167,21 @@ def statx(fd: int, name: bytes = b"") -> tuple[Stat, int]:
     if _statx(fd, name, _STATX_NAME if name else _STATX_FD, _STATX_WANTED, buffer.address) < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), *((name,) if name else ()))
+    return _answer_of_statx(buffer)
+
+
+def statx_if_there(fd: int, name: bytes) -> tuple[Stat, int] | None:
+    """Do the same for a name, or return None if there is no such name. An exception would take as long as the call."""
+    buffer = _statx_buffer
+    if _statx(fd, name, _STATX_NAME, _STATX_WANTED, buffer.address) < 0:
+        code = ctypes.get_errno()
+        if code == errno.ENOENT:
+            return None
+        raise OSError(code, os.strerror(code), name)
+    return _answer_of_statx(buffer)
+
+
+def _answer_of_statx(buffer: _StatxBuffer) -> tuple[Stat, int]:
     (
         blksize, nlink, uid, gid, mode, ino, size, blocks, atime, atime_ns, ctime, ctime_ns, mtime, mtime_ns,
         rdev_major, rdev_minor, dev_major, dev_minor, mount_id,

@@ -80,6 +80,12 @@ def statx(who: Credentials, at: int, name: bytes) -> tuple[Stat, int]:
     return linux.statx(at, name)
 
 
+def statx_if_there(who: Credentials, at: int, name: bytes) -> tuple[Stat, int] | None:
+    """Do the same, or return None if there is no such entry."""
+    assume(who)
+    return linux.statx_if_there(at, name)
+
+
 def stat_path(path: bytes) -> os.stat_result:
     """Return the stat of the directory at `path`, in which the administrator mounted something."""
     assume(ROOT)
@@ -135,13 +141,34 @@ def open(who: Credentials, fd: int, flags: int) -> int:
     assume(who)
     if linux.in_main_thread():
         flags |= os.O_NONBLOCK
-    return os.open(_path(fd), flags | os.O_CLOEXEC)
+    return _open_again(fd, flags)
 
 
 def find_again(who: Credentials, fd: int) -> int:
     """Return another descriptor (O_PATH) for the object that `fd` refers to."""
     assume(who)
-    return os.open(_path(fd), os.O_PATH | os.O_CLOEXEC)
+    return _open_again(fd, os.O_PATH)
+
+
+_own_fds = -1  # the directory of this process's descriptors: a path that begins there is shorter
+
+
+def _open_again(fd: int, flags: int) -> int:
+    global _own_fds  # noqa: PLW0603 (opened when it is first needed, and once more after a fork)
+    if _own_fds < 0:
+        _own_fds = os.open("/proc/self/fd", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    return os.open(str(fd), flags | os.O_CLOEXEC, dir_fd=_own_fds)
+
+
+def _forget_own_fds() -> None:
+    """In a child: the directory is that of the parent."""
+    global _own_fds  # noqa: PLW0603
+    if _own_fds >= 0:
+        os.close(_own_fds)
+        _own_fds = -1
+
+
+os.register_at_fork(after_in_child=_forget_own_fds)
 
 
 # -- making ----------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import errno
 import stat
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Literal
+from typing import Any, Literal
 
 from .. import linux
 from ..caller import Caller
@@ -55,21 +55,23 @@ class Subject:
         uid: the caller's uid.
         gid: its primary group.
         find: returns the whole caller; called at most once, while the request is being served.
+        args: what `find` is called with.
     """
 
-    __slots__ = ("_caller", "_find", "gid", "uid")
+    __slots__ = ("_args", "_caller", "_find", "gid", "uid")
 
-    def __init__(self, uid: ServerId, gid: ServerId, find: Callable[[], Caller]) -> None:
+    def __init__(self, uid: ServerId, gid: ServerId, find: Callable[..., Caller], *args: Any) -> None:
         self.uid = uid
         self.gid = gid
         self._find = find
+        self._args = args
         self._caller: Caller | None = None
 
     @property
     def caller(self) -> Caller:
         """The caller with all its groups, as policies need it."""
         if self._caller is None:
-            self._caller = self._find()
+            self._caller = self._find(*self._args)
         return self._caller
 
     def has_group(self, gid: ServerId) -> bool:
@@ -185,7 +187,11 @@ def _attrs_of_new(name: bytes, mode: int, uid: ServerId, gid: ServerId) -> Attrs
 def everybody_may(bits: int, obj: Object, fd: int, info: linux.Stat) -> bool:
     """Whether every caller has permission `bits` (4 read, 1 search) on what `fd` refers to. False when in doubt."""
     wanted = bits * 0o111
-    return info.st_mode & wanted == wanted and obj.filesystem.has_posix_rules and _has_no_acl(obj, fd, info)
+    return (
+        info.st_mode & wanted == wanted
+        and obj.filesystem.has_posix_rules
+        and (obj.no_acl_at == info.st_ctime_ns or _has_no_acl(obj, fd, info))
+    )
 
 
 def may_with_any_groups(uid: ServerId, bits: int, obj: Object, fd: int, info: linux.Stat) -> bool:
@@ -205,22 +211,32 @@ def surely_may(who: Subject, bits: int, obj: Object, fd: int, info: linux.Stat) 
     if who.uid == info.st_uid:
         return info.st_mode >> 6 & bits == bits
     wanted = bits * (0o010 if who.gid == info.st_gid else 0o011)
-    return info.st_mode & wanted == wanted and _has_no_acl(obj, fd, info)
+    return info.st_mode & wanted == wanted and (obj.no_acl_at == info.st_ctime_ns or _has_no_acl(obj, fd, info))
 
 
 def _has_no_acl(obj: Object, fd: int, info: linux.Stat) -> bool:
-    if obj.no_acl_at != info.st_ctime_ns:
-        try:
-            calls.peek_xattr(linux.ANYBODY, fd, "system.posix_acl_access")
-        except OSError as exc:
-            if exc.errno not in (errno.ENODATA, errno.EOPNOTSUPP):
-                return False
-            if not is_settled(info):
-                return True
+    """Look whether there is none; `Object.no_acl_at` says whether that is known already."""
+    if info is _without_acl.info:
+        return True
+    try:
+        calls.peek_xattr(linux.ANYBODY, fd, "system.posix_acl_access")
+    except OSError as exc:
+        if exc.errno not in (errno.ENODATA, errno.EOPNOTSUPP):
+            return False
+        if is_settled(info):
             obj.no_acl_at = info.st_ctime_ns
-        else:
-            return False  # the ACL is not worth evaluating
-    return True
+        obj.no_acl_since = obj.trusted
+        return True
+    return False  # the ACL is not worth evaluating
+
+
+class _WithoutAcl:
+    """The stat of a directory that certainly had no ACL when the request that is being served came to the door."""
+
+    info: linux.Stat | None = None
+
+
+_without_acl = _WithoutAcl()
 
 
 class Door:
@@ -248,6 +264,8 @@ class Door:
             if to_ask is None and cloak is not None and is_known and stat.S_ISDIR(info.st_mode):
                 passage = self.passages.to(cloak, obj)
                 if passage is not None:
+                    if obj.no_acl_since == obj.trusted:
+                        _without_acl.info = info  # no change has been reported since
                     return passage.admits(who)
                 is_known = False
             fd = nodes.fd(obj)

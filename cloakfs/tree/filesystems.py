@@ -63,6 +63,7 @@ class Filesystem:
         in_memory: whether it is in memory, so that no call on it ever has to wait.
         remote: whether any call may wait for another machine or process, perhaps for ever.
         by_threads: whether only threads may find out what is above an object (`look`).
+        stat: returns the stat of a descriptor on it; if it is remote, what the kernel cached when a thread just asked.
     """
 
     number: int
@@ -81,11 +82,12 @@ class Filesystem:
     is_certain: bool = False  # whether no other file system that is later mounted at the same place gets its number
 
     def __post_init__(self, below_remote: bool) -> None:
-        # No properties, since every request asks for them.
+        # No properties and no method, since every request asks for them.
         self.has_posix_rules = self.kind in PLAIN_KINDS
         self.in_memory = self.kind in _MEMORY_KINDS
         self.remote = self.kind.startswith(_REMOTE_KINDS)
         self.by_threads = self.remote or below_remote
+        self.stat = _stat_in_cache if self.remote else calls.fstat
 
     @property
     def tells_moves(self) -> bool:
@@ -96,10 +98,6 @@ class Filesystem:
     def waits(self) -> bool:
         """Whether it is better asked from a thread."""
         return self.by_threads or (self.slow_until > 0 and time.monotonic() < self.slow_until)
-
-    def stat(self, fd: int) -> Stat:
-        """Return the stat of a descriptor on it; if it is remote, what the kernel cached when a thread just asked."""
-        return calls.statx_fd(fd)[0] if self.remote else calls.fstat(fd)
 
     def begin(self) -> tuple[float, int]:
         """To be called before the session loop asks it; the result is for `took`."""
@@ -162,6 +160,10 @@ class Filesystem:
         else:
             self.has_handles = self.decodable = False
             log.warning("%s (%s) does not answer", self.path, self.kind)
+
+
+def _stat_in_cache(fd: int) -> Stat:
+    return calls.statx_fd(fd)[0]
 
 
 def _waits_of_this_thread() -> int:

@@ -191,7 +191,10 @@ class KnownMounts:
 
     def waits(self, obj: Object) -> bool:
         """Whether it is better to ask about this object, or a name in it, from a thread."""
-        return obj.filesystem.waits or (len(self._beside) > 0 and len(self.remote_names(obj)) > 0)
+        filesystem = obj.filesystem
+        if filesystem.by_threads or (filesystem.slow_until > 0 and filesystem.waits):  # in one call if it is quick
+            return True
+        return len(self._beside) > 0 and len(self.remote_names(obj)) > 0
 
     def is_name_remote(self, parent: Object, name: bytes) -> bool:
         """Whether a lookup of this name may have to wait for another machine or process."""

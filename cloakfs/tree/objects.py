@@ -42,9 +42,9 @@ class Object:
 
     __slots__ = (
         "audience", "barrier", "checked", "children", "condition", "content", "era", "ever_kept", "fd", "filesystem",
-        "generation", "handle", "inode", "kept", "lookups", "name", "no_acl_at", "number", "open_files", "others",
-        "parent", "passage", "pins", "private", "public", "remembers_names", "reported_size", "reported_sizes",
-        "strays", "trusted", "used",
+        "generation", "handle", "inode", "kept", "lookups", "name", "no_acl_at", "no_acl_since", "number", "open_files",
+        "others", "parent", "passage", "pins", "private", "public", "remembers_names", "reported_size",
+        "reported_sizes", "strays", "trusted", "used",
     )  # fmt: skip
 
     def __init__(self, number: int, handle: bytes, filesystem: Filesystem) -> None:
@@ -77,6 +77,8 @@ class Object:
         self.condition: Condition | None = None
         self.passage: Passage | None = None  # who gets through to it
         self.no_acl_at = NEVER  # the ctime at which it had no ACL
+        # The value of `trusted` when a directory was seen to have none. It has none as long as both are the same.
+        self.no_acl_since = NEVER
 
         # Who was told of it: see `filesystem.audience`.
         self.audience = NOBODY

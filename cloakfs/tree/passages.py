@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ..cloak import CloakList, Condition
 from . import calls
 from .nodes import Nodes
-from .objects import Object
+from .objects import NEVER, Object
 
 if TYPE_CHECKING:
     from .door import Subject
@@ -73,8 +73,9 @@ class Passages:
         self.is_up_to_date: Callable[[], bool] = lambda: False
 
     def changed(self, directory: Object) -> None:
-        """Note that the directory's place, or who may see it, has changed."""
+        """Note that the directory's place, or who may see it, has changed, or its ACL."""
         directory.trusted = -1
+        directory.no_acl_since = NEVER
         self._beginning = Passage(None, None)
 
     def forget(self) -> None:

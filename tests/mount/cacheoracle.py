@@ -511,15 +511,18 @@ class CheckedFilesystem(Filesystem):
         await self._send(int(entry.st_ino))
         return entry
 
+    def _answered(self) -> int:
+        return sum(self.requests.counts().values())
+
     async def lookup(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> EntryAttributes:
-        was_calm, count = self.oracle.is_calm(), self.requests.counts.total()
+        was_calm, count = self.oracle.is_calm(), self._answered()
         try:
             entry = await super().lookup(parent_inode, name, ctx)
         except FUSEError:
             self.oracle.names.pop((parent_inode, name), None)  # the kernel asks only if it is not sure any more
             raise
         self.oracle.tells_name(parent_inode, name, entry, ctx)
-        if was_calm and self.requests.counts.total() == count + 1:  # so nobody is just changing anything
+        if was_calm and self._answered() == count + 1 and not self.requests.waiting:  # nobody is changing anything
             self.oracle.check_names_in(int(entry.st_ino), ctx)
         await self._send(int(entry.st_ino))
         return entry

@@ -192,11 +192,12 @@ class Looks:
         self._nodes = nodes
         self._view = View(POLICY)
         self._counts = Counter[str]()
-        for module, name in (
-            (os, "stat"), (os, "fstat"), (linux, "fstat"), (calls, "fstat"), (calls, "statx"), (calls, "path_of")
+        for where, name in (
+            (os, "stat"), (os, "fstat"), (linux, "fstat"), (calls, "fstat"), (nodes.root.filesystem, "stat"),
+            (calls, "statx"), (calls, "path_of"),
         ):  # fmt: skip
             kind = {"statx": "places", "path_of": "names"}.get(name, "stats")
-            monkeypatch.setattr(module, name, self._counted(kind, getattr(module, name)))
+            monkeypatch.setattr(where, name, self._counted(kind, getattr(where, name)))
 
     def _counted(self, kind: str, call: Callable[..., object]) -> Callable[..., object]:
         def counted(*args: Any, **kwargs: Any) -> object:

@@ -26,7 +26,6 @@ from cloakfs.filesystem.remember import BRIEF_SECONDS, LONG_SECONDS, SHORT_SECON
 from cloakfs.policy import Attrs, Policy
 from cloakfs.tree import calls
 from cloakfs.tree.door import Door, subject
-from cloakfs.tree.filesystems import Filesystem
 from cloakfs.tree.index import Index
 from cloakfs.tree.nodes import Nodes
 from cloakfs.tree.objects import ALL, NOBODY, Object, Stale
@@ -503,11 +502,10 @@ def test_the_way_to_a_directory_is_looked_at_once_however_deep(
     """Where it ended at a directory that does not let everybody through, this one is looked at again."""
     owner, mode, uid, looks_again = WAYS[whose]
     looks: list[int] = []
-    stat_of = Filesystem.stat
 
-    def look(self: Filesystem, fd: int) -> linux.Stat:
+    def look(fd: int) -> linux.Stat:
         looks.append(fd)
-        return stat_of(self, fd)
+        return linux.fstat(fd)
 
     async def main() -> None:
         s = scene()
@@ -519,7 +517,7 @@ def test_the_way_to_a_directory_is_looked_at_once_however_deep(
         for path in paths:
             s.look_up(path)
         s.enter(View(CLOAKED), s.look_up(f"{s.top}/d/e/f/g"), uid)
-        monkeypatch.setattr(Filesystem, "stat", look)
+        monkeypatch.setattr(s.nodes.root.filesystem, "stat", look)
         for number, path in enumerate(paths):
             del looks[:]
             ask(s, View(CLOAKED), path, uid)
@@ -535,11 +533,10 @@ def test_where_not_everybody_got_through_is_known_below_it_too(
     """Each further directory on the way down learns it from the one above."""
     owner, mode, uid, _ = WAYS[whose]
     looks: list[int] = []
-    stat_of = Filesystem.stat
 
-    def look(self: Filesystem, fd: int) -> linux.Stat:
+    def look(fd: int) -> linux.Stat:
         looks.append(fd)
-        return stat_of(self, fd)
+        return linux.fstat(fd)
 
     async def main() -> None:
         s = scene()
@@ -550,7 +547,7 @@ def test_where_not_everybody_got_through_is_known_below_it_too(
         for path in paths:
             s.enter(View(CLOAKED), s.look_up(os.path.dirname(path)), uid)
         s.of_name(View(CLOAKED), paths[0], uid)
-        monkeypatch.setattr(Filesystem, "stat", look)
+        monkeypatch.setattr(s.nodes.root.filesystem, "stat", look)
         counts = []
         for path in paths:
             del looks[:]

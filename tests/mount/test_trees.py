@@ -369,3 +369,44 @@ def test_an_acl_of_the_same_whole_second_is_in_force(base: str, user: Callable[.
                     assert time.monotonic() < deadline, name
                     time.sleep(0.01)
                 assert caller.error(read, m.at(name, "file")) == errno.EACCES, name
+
+
+def work_in(directory: str) -> None:
+    """Make a file and remove it, several times: the ctime of the directory never settles meanwhile."""
+    for _ in range(20):
+        write(os.path.join(directory, "new"), b"x")
+        os.unlink(os.path.join(directory, "new"))
+
+
+def set_acl(*words: str) -> None:
+    subprocess.run(["setfacl", *words], check=True)
+
+
+@pytest.mark.parametrize("where", ["behind the mount", "through it", "where it is mounted once more"])
+def test_an_acl_of_a_directory_that_keeps_changing_is_in_force(
+    where: str, base: str, user: Callable[..., User]
+) -> None:
+    """It was seen to have none, and it is not looked at again while no change of it is reported."""
+    owner, caller = user(3001), user(3002, 4001)
+    with filesystem("tmpfs", base) as top, steady(top, base) as mount, contextlib.ExitStack() as stack:
+        shared, twin = os.path.join(top, "group"), os.path.join(top, "twin")
+        for path in (shared, twin):
+            os.mkdir(path)
+        os.chown(shared, 3001, 4001)
+        os.chmod(shared, 0o770)
+        subprocess.run(["mount", "--bind", shared, twin], check=True)
+        stack.callback(subprocess.run, ["umount", twin], check=True)
+        with mount("-o", "no_root_squash,cloak_list=uid +077 1 9999") as m:
+            for entry in ("u:3002:---", "g::---,g:4002:rwx", "u:3002:r-x"):
+                for seen in ("group", "twin"):
+                    caller.do(work_in, m.at(seen))
+                if where == "through it":
+                    owner.do(set_acl, "-m", entry, m.at("group"))
+                else:
+                    set_acl("-m", entry, shared if where == "behind the mount" else twin)
+                for seen in ("group", "twin"):
+                    assert caller.error(write, m.at(seen, "new"), b"x") == errno.EACCES, (entry, seen)
+                    searched = caller.error(os.lstat, m.at(seen, "absent"))
+                    assert searched == (errno.ENOENT if entry == "u:3002:r-x" else errno.EACCES), (entry, seen)
+                set_acl("-b", shared)
+                os.chmod(shared, 0o770)

@@ -194,4 +194,4 @@ def test_while_somebody_does_each_request_is_told_once() -> None:
             operations.getattr(inode, ctx).send(None)
         assert answered.value.value == inode
     assert seen == [("getattr", {"inode": 1, "ctx": ctx}), ("getattr", {"inode": 2, "ctx": ctx})]
-    assert operations.requests.counts == {"getattr": 2}
+    assert operations.requests.counts() == {"getattr": 2}
