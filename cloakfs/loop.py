@@ -140,8 +140,12 @@ class Workers:
             session = select.poll()
             session.register(fd, select.POLLIN)
             self._poll = session.poll
-        others = self._count - len(self._waiting) > 1
-        if self._runnable or time.monotonic() - self._since > (_SECONDS_OTHERS if others else _SECONDS):
+        since = time.monotonic() - self._since
+        if (
+            self._runnable
+            or since > _SECONDS
+            or (since > _SECONDS_OTHERS and self._count - len(self._waiting) > 1)  # other answers wait
+        ):
             await trio.lowlevel.checkpoint()
             self._since = time.monotonic()
             if self._closing:  # no task was waiting for notify_closing() to wake it

@@ -94,7 +94,8 @@ class Callers:
         view = self._views.get(number)
         if view is None:
             return None
-        if self.is_inside(ctx, for_attributes=for_attributes):
+        # `is_inside` is asked only if there are such daemons at all: every request passes here.
+        if (self._inside.threads or self._above.threads) and self.is_inside(ctx, for_attributes=for_attributes):
             return number, view, INSIDER
         who = self._who(view, ctx)
         if who is None:

@@ -470,15 +470,15 @@ class Core(pyfuse3.Operations):
         finally:
             calls.close(fd)
 
-    def _with_descriptor(self, call: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
+    def _with_descriptor(self, call: Callable[..., _T], *args: Any) -> _T:
         """Make a call that needs a descriptor. If there are too many, close some and try once more."""
         try:
-            return call(*args, **kwargs)
+            return call(*args)
         except OSError as exc:
             # Only the session loop knows which descriptors are in use.
             if not linux.in_main_thread() or not self._frees_descriptors(exc):
                 raise
-            return call(*args, **kwargs)
+            return call(*args)
 
     def _frees_descriptors(self, exc: OSError) -> bool:
         """Whether the call is worth another try: it failed for too many descriptors, and some have now been closed."""

@@ -202,9 +202,10 @@ class Remembering:
         It may if nothing shows a change since the last time, as NFS clients do it (close-to-open).
         """
         stamp = (number, info.st_mtime_ns, info.st_ctime_ns, info.st_size)
-        same = obj.content == stamp
+        if obj.content == stamp:
+            return True
         obj.content = stamp if is_settled(info) and obj.filesystem.has_posix_rules else None
-        return same
+        return False
 
     # -- what one caller would be told ---------------------------------------------------------------
 
@@ -323,7 +324,7 @@ class Remembering:
 
     def is_known_to_all(self, number: int, obj: Object) -> bool:
         """Whether the kernel remembers it, so that it need not be found out who may know of it."""
-        return not obj.private and self._is_remembered(number, obj)
+        return number in obj.kept and not obj.private and self._is_remembered(number, obj)
 
     def is_known_to(self, number: int, obj: Object, hearer: int) -> bool:
         """Whether the kernel may tell this caller of the object without asking the daemon."""

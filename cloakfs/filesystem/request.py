@@ -7,7 +7,7 @@ import logging
 import time
 import traceback
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple
 
 from pyfuse3 import FUSEError
 
@@ -70,13 +70,13 @@ class _Operations(Protocol):
 
 
 _C = TypeVar("_C", bound=_Operations)
-_P = ParamSpec("_P")
+_P = TypeVarTuple("_P")  # pyfuse3 names no arguments
 _T = TypeVar("_T")
 
 
 def answers(
-    handler: Callable[Concatenate[_C, _P], Coroutine[Any, Any, _T]],
-) -> Callable[Concatenate[_C, _P], Coroutine[Any, Any, _T]]:
+    handler: Callable[[_C, *_P], Coroutine[Any, Any, _T]],
+) -> Callable[[_C, *_P], Coroutine[Any, Any, _T]]:
     """Wrap an operation: an error of the tree is passed on, any other exception is logged and answered with EIO.
 
     Without this, one unexpected exception would end the daemon, and every client with it. A caller with too many
@@ -92,14 +92,14 @@ def answers(
     has_context = "ctx" in parameters
 
     @functools.wraps(handler)
-    async def guarded(self: _C, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    async def guarded(self: _C, *args: *_P) -> _T:
+        given: Any = args
         requests = self.requests
         trace = requests.trace
         if trace is not None and noting.get() is None:  # otherwise, this is the call in the next line
-            return await trace.answer(name, dict(zip(parameters, args, strict=True)), guarded(self, *args, **kwargs))
+            return await trace.answer(name, dict(zip(parameters, given, strict=True)), guarded(self, *args))
         if counted:
-            last: Any = args[-1]
-            caller: int = last.uid if has_context else self.files.opener(args[0])
+            caller: int = given[-1].uid if has_context else self.files.opener(given[0])
             waiting = requests.waiting
             others = waiting.get(caller, 0)
             if others >= SHARE:
@@ -108,7 +108,7 @@ def answers(
             waiting[caller] = others + 1
         began = now()
         try:
-            return await handler(self, *args, **kwargs)
+            return await handler(self, *args)
         except OSError as exc:
             raise requests.failed(name, _errno_to_pass_on(exc)) from None
         except FUSEError as exc:
@@ -135,7 +135,7 @@ def answers(
                 else:
                     del waiting[caller]
 
-    return cast("Callable[Concatenate[_C, _P], Coroutine[Any, Any, _T]]", guarded)
+    return guarded
 
 
 def _errno_to_pass_on(exc: OSError) -> int:
