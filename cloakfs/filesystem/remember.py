@@ -202,10 +202,9 @@ class Remembering:
         It may if nothing shows a change since the last time, as NFS clients do it (close-to-open).
         """
         stamp = (number, info.st_mtime_ns, info.st_ctime_ns, info.st_size)
-        if obj.content == stamp:
-            return True
+        same = obj.content == stamp
         obj.content = stamp if is_settled(info) and obj.filesystem.has_posix_rules else None
-        return False
+        return same
 
     # -- what one caller would be told ---------------------------------------------------------------
 

@@ -31,6 +31,7 @@ def served(later: View | None) -> tuple[Any, list[View]]:
     callers: Any = Callers.__new__(Callers)
     callers._views = SimpleNamespace(get=lambda number: now[0], top=False)
     callers._nodes = SimpleNamespace(view_of=lambda inode: 0)
+    callers._inside = callers._above = SimpleNamespace(threads=())
     callers.is_inside = lambda ctx, for_attributes: False
     callers._who = lambda view, ctx: None
     callers._who_by_groups = who
