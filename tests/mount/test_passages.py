@@ -6,6 +6,7 @@ import itertools
 import os
 import random
 import stat
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -22,7 +23,7 @@ from cloakfs.config.parse import parse_options
 from cloakfs.filesystem.kernelcache import KernelCache
 from cloakfs.policy import Attrs, Policy
 from cloakfs.tree import calls
-from cloakfs.tree.door import INSIDER, Door, Subject, subject
+from cloakfs.tree.door import INSIDER, Door, Subject, subject, surely_may
 from cloakfs.tree.door import sees as door_sees
 from cloakfs.tree.index import Index
 from cloakfs.tree.locate import is_settled
@@ -239,6 +240,42 @@ def test_a_change_costs_one_look(door: Door, nodes: Nodes, monkeypatch: pytest.M
         assert looks.of(OWNER, way[-1], seen=False) <= 6
         os.chown(path, OWNER, OWNER)
         assert looks.of(OWNER, way[-1], seen=True) <= 6
+
+
+def test_a_directory_that_keeps_changing_is_asked_for_its_acl_once(
+    door: Door, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While no change of the directory itself is reported, it has none, whatever its ctime says."""
+    way = go_down(door, nodes, 2)
+    directory, who = way[-1], subject(Caller(OTHER, GROUP, frozenset({GROUP})))
+    path = f"/proc/self/fd/{nodes.fd(directory)}"
+    os.chown(way_to := f"/proc/self/fd/{nodes.fd(way[1])}", OWNER, GROUP)
+    os.chmod(way_to, 0o755)
+    os.chown(path, OWNER, GROUP)
+    os.chmod(path, 0o775)
+    peeks: list[str] = []
+    peek = calls.peek_xattr
+
+    def counted(who: linux.Credentials, fd: int, name: str) -> bytes:
+        peeks.append(name)
+        return peek(who, fd, name)
+
+    monkeypatch.setattr(calls, "peek_xattr", counted)
+
+    def may_search() -> bool:
+        os.close(os.open(f"{path}/new", os.O_CREAT))
+        os.unlink(f"{path}/new")
+        info = os.fstat(nodes.fd(directory))
+        assert door.visible(View(POLICY), who, directory, info)
+        return surely_may(who, os.X_OK, directory, nodes.fd(directory), info)
+
+    assert [may_search() for _ in range(10)] == [True] * 10
+    assert len(peeks) == 1
+    subprocess.run(["setfacl", "-m", f"u:{OTHER}:---", path], check=True, pass_fds=[nodes.fd(directory)])
+    assert not may_search()
+    subprocess.run(["setfacl", "-b", path], check=True, pass_fds=[nodes.fd(directory)])
+    assert [may_search() for _ in range(10)] == [True] * 10
+    assert len(peeks) == 3
 
 
 def test_what_is_lost_is_looked_at_again(door: Door, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
