@@ -123,19 +123,20 @@ def _sequential(how: str, ground: Ground) -> Job:
     return Job(partial(_all_chunks, fd, chunk), befores.get(how, nothing))
 
 
-def _sequential_write(ground: Ground) -> Job:
+def _sequential_write(ground: Ground, writers: int = 1) -> Job:
     mode = rights_of(ground.kind).file
     os.chdir("own")
     os.umask(0)
-    chunk = bytes(_CHUNK)
+    chunk = b"x" * _CHUNK
+    name = f"data-{ground.client}"
 
     def batch() -> int:
-        fd = os.open("data", os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        written = sum(os.write(fd, chunk) for _ in range(ground.sizes.mib))
+        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        written = sum(os.write(fd, chunk) for _ in range(ground.sizes.mib // writers))
         os.close(fd)
         return written >> 20
 
-    return Job(batch, after=partial(os.unlink, "data"))
+    return Job(batch, after=partial(os.unlink, name))
 
 
 def _random(how: str, ground: Ground) -> Job:
@@ -228,6 +229,8 @@ def all_work(heavy_rounds: int) -> dict[str, Work]:
     add(f"{CLIENTS} clients", KINDS, programs, "files", _mix, clients=CLIENTS, **clients)
     add(f"{CLIENTS} clients", home, programs, "files", work_in_homes.read_many, clients=CLIENTS, **clients)
     add(f"{USERS} users", home, programs, "files", work_in_homes.users, **many_users, **clients)
+    write_one = partial(_sequential_write, writers=CLIENTS)
+    add(f"{CLIENTS} writers", everywhere, "data", "MiB", write_one, clients=CLIENTS, rounds=heavy_rounds, counted=False)
     add("ls -lR", everywhere, programs, "files", _ls, rounds=heavy_rounds)
     add("tar+make+rm", KINDS, programs, "runs", _build, settings=(UNPINNED,), rounds=heavy_rounds)
     return work

@@ -17,7 +17,7 @@ from typing import TextIO
 import pyfuse3
 import trio
 
-from . import keptstate, linux, loop, mountpoint
+from . import garbage, keptstate, linux, loop, mountpoint
 from .below import find_below
 from .cleanup import ENDED, FAILED, READY, Again, CleanUp
 from .config.errors import ExportsError
@@ -447,6 +447,7 @@ class _Daemon:
                 cache, views = filesystem.cache, filesystem.views
                 tasks.keep("watching the user database", views.keep_fresh, cache.forget_everything)
                 tasks.keep("invalidating what the kernel caches", cache.keep_forgetting)
+                tasks.keep("dropping what the kernel forgot", filesystem.references.keep_dropping)
                 tasks.keep("watching mounts", cache.follow_mounts)
                 tasks.keep("counting probes", filesystem.probing.keep_counting)
                 tasks.keep("answering commands", self._control.serve, tasks)
@@ -497,8 +498,13 @@ class _Daemon:
                 self._index.commit()
 
     async def _keep_house(self) -> None:
+        garbage.spare_survivors()
+        requests, answered = self._filesystem.requests, -1
         while True:
             await trio.sleep(_IDLE_SECONDS)
+            before, answered = answered, sum(requests.counts().values())
+            if before == answered and not requests.waiting:
+                garbage.collect_now_and_then()
             nodes = self._filesystem.nodes
             nodes.descriptors.close_idle()
             linux.act_as_daemon()

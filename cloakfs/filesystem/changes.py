@@ -170,6 +170,8 @@ class Changes:
             if event.mask & FAN_ONDIR and event.mask & OF_ITSELF and event.name == b".":
                 self._forget_absence(filesystem, event.target)
             return not event.target and bool(event.mask & FAN_ONDIR) and is_name
+        if event.mask & FAN_ATTRIB:
+            self._forgetting.forget_no_capability(target)
         if event.mask & FAN_ONDIR and event.mask & OF_ITSELF:
             if is_name or self._tells_anybody_less(target):
                 self._forgetting.forget(target)  # everything below may be for others now, too

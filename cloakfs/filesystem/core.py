@@ -42,6 +42,7 @@ from .inside import Inside
 from .kernelcache import KernelCache
 from .probing import Probing
 from .reconnect import Reconnecting
+from .references import References
 from .repair import Repair
 from .replies import Replies
 from .request import Requests
@@ -125,6 +126,7 @@ class Core(pyfuse3.Operations):
         self.door = Door(nodes)
         self.tasks: Tasks | None = None
         self.requests = Requests()
+        self.references = References(nodes.forget, self.requests.is_news)
         self.files = OpenFiles(nodes, max_open)
         self.half_read = HalfRead()
         self.inside = Inside(mountpoint)

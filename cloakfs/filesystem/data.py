@@ -137,6 +137,7 @@ class Data(Core):
         assert opener is not None
         appends = file.appends and off == obj.size_in_kernel(file.number)
         done = await self.reader.write(fh, opener, obj.filesystem, off, buf, append=appends)
+        file.written += done
         if off + done > obj.size_in_kernel(file.number):
             obj.report_size(file.number, off + done)
         if appends and not obj.filesystem.remote and calls.fstat(fh).st_size != off + done:
@@ -192,4 +193,4 @@ class Data(Core):
     async def release(self, fh: FileHandleT) -> None:
         """Close the file, since the last of the client's descriptors is gone."""
         if not self.files.close(fh):
-            await self.files.close_remote(fh)
+            await self.files.close_late(fh)

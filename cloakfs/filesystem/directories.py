@@ -377,7 +377,7 @@ class Directories(Names):
         if fh != _TOP:
             self.half_read.take(self.files.by_fd[fh])
             if not self.files.close(fh):
-                await self.files.close_remote(fh)
+                await self.files.close_late(fh)
 
     @answers
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:

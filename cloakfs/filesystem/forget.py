@@ -198,6 +198,20 @@ class Forgetting:
         """Return the directories that the object is known to be in, each with its name there."""
         return [*([(obj.parent, obj.name)] if obj.parent is not None else []), *(obj.others or [])]
 
+    # -- what is known without the kernel ----------------------------------------------------------
+
+    def note_no_capability(self, obj: Object) -> None:
+        """Note that the object has no `security.capability` now, which holds until a change of it is reported."""
+        obj.no_capability_in = self.era
+
+    def forget_no_capability(self, obj: Object) -> None:
+        """Note that the object may have a `security.capability` now."""
+        obj.no_capability_in = -1
+
+    def has_no_capability(self, obj: Object) -> bool:
+        """Whether it is known, as far as changes are reported, that the object has no `security.capability`."""
+        return obj.no_capability_in == self.era
+
     # -- names that lead nowhere -------------------------------------------------------------------
 
     def note_absence(self, number: int, name: bytes) -> bool:

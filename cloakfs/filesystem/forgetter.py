@@ -31,8 +31,11 @@ log = logging.getLogger(__name__)
 _PATIENCE_SECONDS = 0.5
 # How often to look for late directories, and to forget attributes once more.
 _AGAIN_SECONDS = 0.1
-# How many threads may wait for the kernel at a time.
+# How many threads may wait for the kernel at a time. Only a few of them work, and do not seem to wait for a lock: more
+# would keep the session loop from the processor.
 _MOST_THREADS = 32
+_FEW_THREADS = 2
+_WAITS_SECONDS = 0.02
 _MOST_THREADS_FOR_PAGES = 8
 # How many names may wait in one directory, if the kernel cannot be told to ask for all of them.
 _MOST_NAMES = 10_000
@@ -115,6 +118,7 @@ class Forgetter:
         self._pages: set[int] = set()
         self._pages_running: deque[int] = deque()
         self._threads = 0
+        self._running: set[_Batch] = set()  # what the threads are doing
         self._limiter = trio.CapacityLimiter(_MOST_THREADS + _MOST_THREADS_FOR_PAGES)
         self._page_threads = 0
         self._tasks: Tasks | None = None
@@ -189,12 +193,14 @@ class Forgetter:
             self._do_again(lane)
         self._next = deque(self._lanes)
         self._threads = self._page_threads = 0
+        self._running = set()
         try:
             async with trio.open_nursery() as nursery:
                 self._tasks = Tasks(nursery)
                 self._start()
                 while True:
                     await trio.sleep(_AGAIN_SECONDS)
+                    self._start_more()
                     self._find_late()
                     self._start_pages()
                     await self._forget_again()
@@ -213,9 +219,22 @@ class Forgetter:
         lane.running, lane.waiting = None, again
 
     def _start(self) -> None:
-        if self._tasks is not None and self._next and self._threads < _MOST_THREADS:
+        if self._tasks is None or not self._next or self._threads >= _MOST_THREADS:
+            return
+        if self._threads < _FEW_THREADS or self._threads - self._waiting_threads() < _FEW_THREADS:
             self._threads += 1
             self._tasks.keep("invalidating names in the kernel", self._work)
+
+    def _start_more(self) -> None:
+        """Start further threads, since those that there are may wait for a lock."""
+        before = -1
+        while self._threads > before:
+            before = self._threads
+            self._start()
+
+    def _waiting_threads(self) -> int:
+        before = trio.current_time() - _WAITS_SECONDS
+        return sum(batch.since < before for batch in self._running)
 
     async def _work(self) -> None:
         while self._next:
@@ -225,6 +244,7 @@ class Forgetter:
             assert batch is not None
             lane.running = batch
             batch.since = trio.current_time()
+            self._running.add(batch)
             try:
                 await self._in_thread(_forget_names, parent, batch.names)
             except Exception:
@@ -232,6 +252,8 @@ class Forgetter:
                 self._do_again(lane)
                 self._next.append(parent)
                 raise
+            finally:
+                self._running.discard(batch)
             batch.settled.set()
             lane.running = None
             lane.late = False

@@ -20,12 +20,17 @@ MOST_ENTRIES = 20_000
 """How many entries of directories are read ahead for one caller at most; they take some 3 MB."""
 
 
+_MUCH = 1 << 20
+"""Closing a file may take long if more bytes than this were written: ext4 sends them to the disk then, if the file was
+emptied before."""
+
+
 class OpenFile:
     """A file or directory that a client has open; its handle is the number of the descriptor."""
 
     __slots__ = (
         "appends", "cookie", "found", "is_directory", "left_out", "may_be_mapped", "number", "obj", "opener", "pending",
-        "sought", "uid", "unreadable",
+        "sought", "uid", "unreadable", "written",
     )  # fmt: skip
 
     def __init__(self, at: Entered, opener: linux.Credentials | None = None) -> None:
@@ -35,6 +40,7 @@ class OpenFile:
         self.opener = opener  # as whom further calls are made, where that matters
         self.unreadable = False  # opened for its attributes alone
         self.appends = False  # opened with O_APPEND
+        self.written = 0  # bytes
         self.may_be_mapped = False  # for writing, which takes O_RDWR (mmap(2))
         self.is_directory = stat.S_ISDIR(at.info.st_mode)
         # For directories: the position at which `pending`, the entries read ahead, begin.
@@ -127,16 +133,20 @@ class OpenFiles:
         return FileHandleT(fd)
 
     def close(self, fh: FileHandleT) -> bool:
-        """Close a client's file; return False if that is left to `close_remote`, because it means telling a server."""
+        """Close a client's file; return False if that is left to `close_late`, because it may take long.
+
+        A remote file's server is told.
+        """
         file = self.by_fd.pop(fh)
         self._nodes.closed(file.obj, fh)
-        if file.obj.filesystem.remote:
+        filesystem = file.obj.filesystem
+        if filesystem.waits or (file.written > _MUCH and not filesystem.in_memory):
             return False
         calls.close(fh)
         return True
 
     @staticmethod
-    async def close_remote(fh: FileHandleT) -> None:
+    async def close_late(fh: FileHandleT) -> None:
         """Close the descriptor that `close` has left, in a thread."""
         await trio.to_thread.run_sync(calls.close, fh, abandon_on_cancel=True)
 

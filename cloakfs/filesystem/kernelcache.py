@@ -68,6 +68,9 @@ class KernelCache:
         self.forget_attributes = forgetting.forget_attributes
         self.forget_pages = forgetting.forget_pages
         self.forget_everything = forgetting.forget_everything
+        self.note_no_capability = forgetting.note_no_capability
+        self.forget_no_capability = forgetting.forget_no_capability
+        self.has_no_capability = forgetting.has_no_capability
         self.keep_forgetting = forgetting.keep_forgetting
 
         self.watch = changes.watch

@@ -247,6 +247,8 @@ class Names(Core):
         """
         info = at.obj.filesystem.stat(fd)
         obj = self.nodes.resolve(fd, at.obj, name, info, is_new=is_new)
+        if is_new and at.obj.filesystem.has_posix_rules:
+            self.cache.note_no_capability(obj)
         if is_there if at.obj.filesystem.remote else self.nodes.is_at(info, at.obj, name, at.credentials):
             return obj, info, self.replies.named(at, name, obj, info)
         # The name already leads to something else, so the kernel is not to remember it.
@@ -312,7 +314,9 @@ class Names(Core):
         with self.probing.making(at, name, ctx):
             fd, is_new, path_fd, is_there = await self._do(at, work)
         try:
+            view = at.view
             at = await self._again(at, parent_inode, ctx)
+            is_new &= at.view is view  # otherwise, others may have found it meanwhile
             if path_fd < 0:
                 who = linux.ANYBODY if at.obj.filesystem.has_posix_rules else linux.ROOT
                 path_fd = self._with_descriptor(calls.find_again, who, fd)

@@ -17,11 +17,7 @@ from .core import Core
 from .entered import Entered
 from .request import answers
 
-
-def _capability(at: Entered) -> bytes:
-    # Reading it needs no permission (xattr(7)) where nobody but this machine's kernel is asked.
-    who = linux.ANYBODY if at.obj.filesystem.has_posix_rules else at.credentials
-    return calls.peek_xattr(who, at.fd, "security.capability")
+_CAPABILITY = b"security.capability"
 
 
 class ExtendedAttributes(Core):
@@ -53,10 +49,9 @@ class ExtendedAttributes(Core):
         if name == os.fsencode(QUESTION):
             return await self._answer_above(inode, ctx)
         try:
+            if name == _CAPABILITY:
+                return await self._capability(inode, ctx)
             at = await self._enter_object(inode, ctx)
-            if name == b"security.capability":
-                # The kernel asks for this before every write. Everybody may know it.
-                return await self._do(at, _capability)
             value = await self._do(at, lambda at: calls.getxattr(at.credentials, at.fd, name))
         except OSError as exc:
             if exc.errno != errno.EOPNOTSUPP or name not in acl.XATTRS:
@@ -66,6 +61,45 @@ class ExtendedAttributes(Core):
         if name not in acl.XATTRS:
             return value
         return (await self._again(at, inode, ctx)).view.acl_out(value)
+
+    async def _capability(self, inode: InodeT, ctx: RequestContext) -> bytes:
+        """Return what the kernel asks for before every write; everybody may know it.
+
+        Mostly there is none, and no system call is needed to know that.
+        """
+        if self._surely_has_none(inode, ctx):
+            raise FUSEError(errno.ENODATA)
+        return await self._do(await self._enter_object(inode, ctx), self._read_capability)
+
+    def _surely_has_none(self, inode: InodeT, ctx: RequestContext) -> bool:
+        """Whether the object has no `security.capability`, and its attributes are remembered for who asks.
+
+        Both hold as long as no change is reported: the kernel itself would answer, if it remembered this as it does
+        the attributes.
+        """
+        obj = self.nodes.known_as(inode)
+        if obj is None or not self.cache.has_no_capability(obj):
+            return False
+        if not self.xattrs or self.exported or self._is_top(inode):
+            return False
+        served = self.callers.served_at_once(inode, ctx, for_attributes=True)
+        if served is None:
+            return False
+        number, view, who = served
+        hearer = self.callers.hearer(view, who, ctx)
+        self.cache.tell(number, obj, hearer)
+        return self.cache.is_known_to(number, obj, hearer)
+
+    def _read_capability(self, at: Entered) -> bytes:
+        # Reading it needs no permission (xattr(7)) where nobody but this machine's kernel is asked.
+        plain = at.obj.filesystem.has_posix_rules
+        try:
+            return calls.peek_xattr(linux.ANYBODY if plain else at.credentials, at.fd, _CAPABILITY)
+        except OSError as exc:
+            # By the time that a thread has the answer, a change may have been reported.
+            if exc.errno == errno.ENODATA and plain and linux.in_main_thread():
+                self.cache.note_no_capability(at.obj)
+            raise
 
     async def _answer_above(self, inode: InodeT, ctx: RequestContext) -> bytes:
         """Answer what a mount above asks as a caller; see `above.QUESTION`."""
@@ -88,8 +122,15 @@ class ExtendedAttributes(Core):
                 value = at.view.acl_in(value)
             except ValueError:
                 raise FUSEError(errno.EINVAL) from None
-        await self._do(at, lambda at: calls.setxattr(at.credentials, at.fd, name, value))
+        try:
+            await self._do(at, lambda at: calls.setxattr(at.credentials, at.fd, name, value))
+        finally:
+            self._may_have_capability(at)
         await self._changed(at)
+
+    def _may_have_capability(self, at: Entered) -> None:
+        for obj in (at.obj, *self.nodes.twins(at.obj)):
+            self.cache.forget_no_capability(obj)
 
     @answers
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:
@@ -102,7 +143,14 @@ class ExtendedAttributes(Core):
     async def removexattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> None:
         """See removexattr(2)."""
         at = await self._enter_object(inode, ctx)
-        await self._do(at, lambda at: calls.removexattr(at.credentials, at.fd, name))
+        try:
+            await self._do(at, lambda at: calls.removexattr(at.credentials, at.fd, name))
+        except PermissionError:
+            # The kernel also asks for this before a write, as whoever writes, who need not be privileged. The real file
+            # system removes it then in any case. (The kernel lets only the privileged call removexattr(2) for it.)
+            if name != _CAPABILITY or (ctx.uid == 0 and not self.files.has_open(at.who, at.obj)):
+                raise
+            return
         await self._changed(at)
 
     async def _changed(self, at: Entered) -> None:

@@ -42,8 +42,9 @@ class Object:
 
     __slots__ = (
         "audience", "barrier", "checked", "children", "condition", "content", "era", "ever_kept", "fd", "filesystem",
-        "generation", "handle", "inode", "kept", "lookups", "name", "no_acl_at", "no_acl_since", "number", "open_files",
-        "others", "parent", "passage", "pins", "private", "public", "remembers_names", "reported_size",
+        "generation", "handle", "inode", "kept", "lookups", "name", "no_acl_at", "no_acl_since", "no_capability_in",
+        "number", "open_files", "others", "parent", "passage", "pins", "private", "public", "remembers_names",
+        "reported_size",
         "reported_sizes", "strays", "trusted", "used",
     )  # fmt: skip
 
@@ -89,6 +90,7 @@ class Object:
         self.kept = _NO_VIEWS  # numbers of the views in which the kernel remembers more than it asked for
         self.public = _NO_VIEWS  # of these, those in which everybody may search it, and all directories above
         self.barrier: Object | None = None  # the directory, here or above, where not everybody got through last time
+        self.no_capability_in = -1  # the era in which it was seen to have no security.capability: see `forget`
         self.era = 0  # the era of the kernel's cache that `kept` and `public` belong to
         # Like `kept`, but never reset, and including what is below: see `Registry.hold`.
         self.ever_kept = _NO_VIEWS

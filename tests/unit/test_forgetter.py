@@ -62,3 +62,45 @@ def test_who_changes_a_name_after_the_directory_is_free_again(monkeypatch: pytes
     finally:
         for event in free:
             event.set()
+
+
+DIRECTORIES = range(10, 20)
+
+
+@pytest.mark.parametrize("waits_seconds", [1000.0, 0.0], ids=["they work", "they wait"])
+def test_only_a_few_threads_work(waits_seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others begin if these seem to wait for a lock, which somebody may never release."""
+    go = threading.Event()
+    begun: list[int] = []
+
+    def forget_names(parent: int, _: dict[bytes, set[int]]) -> None:
+        begun.append(parent)
+        go.wait()
+
+    monkeypatch.setattr(forgetter, "_forget_names", forget_names)
+    monkeypatch.setattr(forgetter, "_PATIENCE_SECONDS", 1000.0)
+    monkeypatch.setattr(forgetter, "_WAITS_SECONDS", waits_seconds)
+
+    async def main() -> None:
+        names = Forgetter()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(names.run)
+            await trio.testing.wait_all_tasks_blocked()
+            settled = [names.name(directory, b"name") for directory in DIRECTORIES]
+            with trio.fail_after(60):
+                while len(begun) < (2 if waits_seconds else len(DIRECTORIES)):
+                    await trio.sleep(0.001)
+                if waits_seconds:
+                    await trio.sleep(3 * forgetter._AGAIN_SECONDS)
+                    assert len(begun) == 2
+                go.set()
+                for event in settled:
+                    assert event is not None
+                    await event.wait()
+            assert sorted(begun) == list(DIRECTORIES)
+            nursery.cancel_scope.cancel()
+
+    try:
+        trio.run(main)
+    finally:
+        go.set()

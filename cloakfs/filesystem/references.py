@@ -1,0 +1,63 @@
+"""What the kernel no longer refers to. Objects are dropped little by little, because one request may name thousands.
+
+When a directory with many known files is moved, the kernel drops everything below it at once, and tells the daemon in
+a few requests of up to 65,000 nodeids each. To drop an object takes some ten microseconds.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import trio
+from pyfuse3 import InodeT
+
+from .. import linux
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 64
+"""How many are dropped without giving time to others, which takes less than a millisecond."""
+
+
+class References:
+    """The references that the kernel has dropped, until the objects have been told.
+
+    Args:
+        forget: notes that the kernel dropped so many references to a nodeid.
+        is_news: whether this failure is to be logged.
+    """
+
+    def __init__(self, forget: Callable[[int, int], None], is_news: Callable[[str, Exception], bool]) -> None:
+        self._forget = forget
+        self._is_news = is_news
+        self._left: deque[tuple[InodeT, int]] = deque()
+        self._wanted = trio.Event()
+
+    def dropped(self, references: Sequence[tuple[InodeT, int]]) -> None:
+        """Note that the kernel dropped these references, which are nodeids with numbers; a few are dealt with at once.
+
+        The others may wait: the kernel asks by name for what it has dropped, and then refers to it once more.
+        """
+        for inode, count in references[:AT_ONCE]:
+            self._drop(inode, count)
+        if len(references) > AT_ONCE:
+            self._left.extend(references[AT_ONCE:])
+            self._wanted.set()
+
+    async def keep_dropping(self) -> None:
+        """Run for ever, dealing with what is left."""
+        while True:
+            if not self._left:
+                self._wanted = trio.Event()
+                await self._wanted.wait()
+            for _ in range(min(AT_ONCE, len(self._left))):
+                self._drop(*self._left.popleft())
+            await trio.sleep(0)
+
+    def _drop(self, inode: InodeT, count: int) -> None:
+        try:
+            self._forget(inode, count)
+        except Exception as exc:
+            linux.act_as_daemon()
+            if self._is_news("forget", exc):
+                log.exception("forget(%r, %r) failed", inode, count)

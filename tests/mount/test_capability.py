@@ -1,0 +1,184 @@
+"""What the kernel asks before every write, whether a file has a `security.capability`: answered from what is known."""
+
+import errno
+import os
+import signal
+import struct
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.agents import User, write
+from tests.mount.conftest import Mount, daemons_with, told
+
+MakeMount = Callable[..., Mount]
+MakeUser = Callable[..., User]
+
+NAME = "security.capability"
+CAPABILITY = struct.pack("<IIIII", 0x02000000, 1 << 7, 0, 0, 0)  # VFS_CAP_REVISION_2, cap_setuid permitted
+OPTIONS = ("-o", "no_root_squash,cloak_list=uid +077 3000 3999")
+ANN, BOB = 3001, 3002
+SPY = """
+from cloakfs.tree import calls
+peek = calls.peek_xattr
+def spy(who, fd, name):
+    if name == b"security.capability":
+        with open({path!r}, "a") as file:
+            print(fd, file=file)
+    return peek(who, fd, name)
+calls.peek_xattr = spy
+"""
+
+
+def append(path: str, times: int = 1) -> None:
+    """Write one byte at a time to the end; the kernel asks before each."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND)
+    for _ in range(times):
+        os.write(fd, b"x")
+    os.close(fd)
+
+
+def has_capability(path: str) -> bool:
+    return NAME in os.listxattr(path)
+
+
+@pytest.fixture
+def questions(base: str) -> Callable[[], int]:
+    """Counts how often daemons that are started in the test read the attribute of a file."""
+    path = os.path.join(base, "questions")
+    Path(path).touch()
+    os.chmod(path, 0o666)  # whoever the daemon acts as
+    return lambda: len(Path(path).read_text().splitlines())
+
+
+@pytest.fixture
+def home(tree: str) -> str:
+    path = os.path.join(tree, "ann")
+    os.mkdir(path, 0o700)
+    os.chown(path, ANN, ANN)
+    return path
+
+
+def test_files_just_made_are_not_asked(
+    base: str, home: str, mount: MakeMount, user: MakeUser, questions: Callable[[], int]
+) -> None:
+    with daemons_with(SPY.format(path=os.path.join(base, "questions"))):
+        m, ann = mount(*OPTIONS), user(ANN)
+        for number in range(5):
+            ann.do(write, m.at("ann", f"{number}"), b"new")
+        assert questions() == 0
+
+
+@pytest.mark.parametrize("where", ["ann/file", "file"])
+def test_files_that_were_there_are_asked_once(
+    where: str, base: str, tree: str, home: str, mount: MakeMount, user: MakeUser, questions: Callable[[], int]
+) -> None:
+    path = os.path.join(tree, where)
+    Path(path).touch()
+    os.chown(path, ANN, ANN)
+    with daemons_with(SPY.format(path=os.path.join(base, "questions"))):
+        m, ann = mount(*OPTIONS), user(ANN)
+        ann.do(os.stat, m.at(where))
+        ann.do(append, m.at(where), 5)
+        assert questions() == 1
+
+
+@pytest.mark.parametrize("through", [False, True], ids=["behind the mount", "through the mount"])
+def test_set_by_root(through: bool, mount: MakeMount, user: MakeUser) -> None:
+    m, ann, root = mount(*OPTIONS), user(ANN), user(0)
+    file, real = m.at("file"), m.real("file")
+    ann.do(write, file, b"new")
+    ann.do(os.open, file, os.O_RDONLY)  # so that the kernel keeps it, whatever it is made to forget
+    for _ in range(3):
+        assert ann.error(os.getxattr, file, NAME) == errno.ENODATA
+        root.do(os.setxattr, file if through else real, NAME, CAPABILITY)
+        if not through:
+            told(m.path)
+            ann.do(os.stat, file)  # so that its attributes are remembered again
+        assert ann.do(os.getxattr, file, NAME) == os.getxattr(real, NAME)
+        ann.do(append, file)
+        assert not has_capability(real), "a write removes it"
+        assert ann.error(os.getxattr, file, NAME) == errno.ENODATA
+        root.do(os.setxattr, file if through else real, NAME, CAPABILITY)
+        root.do(os.removexattr, file if through else real, NAME)
+
+
+def test_set_by_root_at_another_place_of_the_mount(base: str, tree: str, mount: MakeMount, user: MakeUser) -> None:
+    """The same file is an object of its own where its file system is mounted once more."""
+    for name in ("a", "b"):
+        os.mkdir(os.path.join(tree, name), 0o755)
+    root, ann = user(0), user(ANN)
+    os.chmod(os.path.join(tree, "a"), 0o777)
+    subprocess.run(["mount", "--bind", os.path.join(tree, "a"), os.path.join(tree, "b")], check=True)
+    try:
+        m = mount(*OPTIONS)
+        ann.do(write, m.at("a", "file"), b"new")
+        for name in ("a", "b"):
+            assert ann.error(os.getxattr, m.at(name, "file"), NAME) == errno.ENODATA
+        root.do(os.setxattr, m.at("b", "file"), NAME, CAPABILITY)
+        assert ann.do(os.getxattr, m.at("a", "file"), NAME) == os.getxattr(m.real("a", "file"), NAME)
+    finally:
+        subprocess.run(["umount", "-l", os.path.join(tree, "b")], check=True)
+
+
+def test_a_write_removes_what_was_just_set_behind_the_mount(home: str, mount: MakeMount, user: MakeUser) -> None:
+    """Whatever the kernel is told, the real file system removes it."""
+    m, ann = mount(*OPTIONS), user(ANN)
+    ann.do(write, m.at("ann", "file"), b"new")
+    for _ in range(20):
+        os.setxattr(m.real("ann", "file"), NAME, CAPABILITY)
+        ann.do(append, m.at("ann", "file"))
+        assert not has_capability(m.real("ann", "file"))
+
+
+def test_lost_events(home: str, mount: MakeMount, user: MakeUser) -> None:
+    """Whatever is known is void if it is not known what has changed."""
+    m, ann = mount(*OPTIONS), user(ANN)
+    ann.do(write, m.at("ann", "file"), b"new")
+    ann.do(os.open, m.at("ann", "file"), os.O_RDONLY)
+    assert ann.error(os.getxattr, m.at("ann", "file"), NAME) == errno.ENODATA
+    most = int(Path("/proc/sys/fs/fanotify/max_queued_events").read_text())
+    os.kill(m.pid, signal.SIGSTOP)
+    try:
+        for number in range(most + 1):
+            Path(m.real(f"{number}")).touch()
+        os.setxattr(m.real("ann", "file"), NAME, CAPABILITY)
+    finally:
+        os.kill(m.pid, signal.SIGCONT)
+    told(m.path)
+    ann.do(os.stat, m.at("ann", "file"))
+    assert ann.do(os.getxattr, m.at("ann", "file"), NAME) == os.getxattr(m.real("ann", "file"), NAME)
+
+
+def test_who_may_not_see_the_file_learns_nothing(home: str, mount: MakeMount, user: MakeUser) -> None:
+    """A descriptor that was handed on does not help: whoever uses it is asked for."""
+    m, ann = mount(*OPTIONS), user(ANN)
+    ann.do(write, m.at("ann", "file"), b"new")
+    assert ann.error(os.getxattr, m.at("ann", "file"), NAME) == errno.ENODATA
+    os.seteuid(ANN)
+    try:
+        fd = os.open(m.at("ann", "file"), os.O_RDONLY)
+    finally:
+        os.seteuid(0)
+    try:
+        assert user(ANN).error(os.getxattr, fd, NAME) == errno.ENODATA
+        assert user(BOB).error(os.getxattr, fd, NAME) == errno.ESTALE
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("who", [0, ANN])
+def test_only_a_write_of_the_unprivileged_removes_it(who: int, tree: str, mount: MakeMount, user: MakeUser) -> None:
+    """The kernel also asks for its removal before a write. The file is theirs, and root is nobody special."""
+    real = os.path.join(tree, "file")
+    Path(real).touch()
+    owner = who or 65534
+    os.chown(real, owner, owner)
+    m = mount("-o", "root_squash")
+    os.setxattr(real, NAME, CAPABILITY)
+    assert user(who).error(os.removexattr, m.at("file"), NAME) == errno.EPERM
+    assert has_capability(real)
+    user(who).do(append, m.at("file"))
+    assert not has_capability(real)

@@ -1,0 +1,55 @@
+"""Who writes keeps nobody else waiting."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.agents import User
+from tests.mount.conftest import Mount, daemons_with
+
+MakeMount = Callable[..., Mount]
+MakeUser = Callable[..., User]
+
+ANN, BOB = 3001, 3002
+LONG_SECONDS = 60.0
+
+# The first close(2) of a large file waits until it is let go on, as one waits for a disk.
+WAITS = """
+import os, time
+from cloakfs.tree import calls
+close = calls.close
+def slow(fd):
+    if os.fstat(fd).st_size > 1 << 20 and not os.path.exists({begun!r}):
+        open({begun!r}, "w").close()
+        while not os.path.exists({go!r}):
+            time.sleep(0.01)
+    close(fd)
+calls.close = slow
+"""
+
+
+def rewrite(path: str, mib: int) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    for _ in range(mib):
+        os.write(fd, b"x" * (1 << 20))
+    os.close(fd)
+
+
+def test_a_close_that_takes_long(base: str, mount: MakeMount, user: MakeUser) -> None:
+    """ext4 sends a file that was emptied and written again to the disk when it is closed."""
+    marks = os.path.join(base, "marks")
+    os.mkdir(marks)
+    os.chmod(marks, 0o777)  # whoever the daemon acts as
+    begun, go = os.path.join(marks, "begun"), os.path.join(marks, "go")
+    Path(base, "real", "file").touch()
+    with daemons_with(WAITS.format(begun=begun, go=go)):
+        m, ann, bob = mount("-o", "no_root_squash"), user(ANN), user(BOB)
+        try:
+            ann.do(rewrite, m.at("large"), 3)
+            while not os.path.exists(begun):
+                pass
+            bob.do_within(LONG_SECONDS, os.stat, m.at("file"))
+            ann.do_within(LONG_SECONDS, rewrite, m.at("small"), 1)
+            assert not os.path.exists(go)
+        finally:
+            Path(go).touch()

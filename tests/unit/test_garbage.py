@@ -1,0 +1,63 @@
+"""The garbage collector looks at what is known for long only when nobody waits."""
+
+import gc
+import math
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from cloakfs import garbage
+
+
+class _Circle:
+    """Refers to itself, so that only the collector can free it."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture(autouse=True)
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(garbage, "_last", -math.inf)
+    before = list(gc.callbacks)
+    garbage.spare_survivors()
+    yield
+    gc.callbacks[:] = before
+    gc.unfreeze()
+
+
+def test_survivors_are_not_looked_at_again() -> None:
+    lasting = [[number] for number in range(1000)]
+    gc.collect()
+    assert gc.get_freeze_count() >= len(lasting)
+    looked_at = gc.get_objects()
+    assert not any(one in looked_at for one in lasting[:3])
+
+
+def test_new_circles_are_found() -> None:
+    gc.collect()
+    circle = weakref.ref(_Circle())
+    gc.collect()
+    assert circle() is None
+
+
+def test_old_circles_are_found_when_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    circle = _Circle()
+    gc.collect()
+    gone = weakref.ref(circle)
+    del circle
+    gc.collect()
+    assert gone() is not None, "it was set aside"
+    garbage.collect_now_and_then()
+    assert gone() is None
+    assert gc.get_freeze_count() > 0, "what has survived is set aside again"
+    again = _Circle()
+    gc.collect()
+    gone = weakref.ref(again)
+    del again
+    garbage.collect_now_and_then()
+    assert gone() is not None, "not again so soon"
+    monkeypatch.setattr(garbage, "_EVERY_SECONDS", 0.0)
+    garbage.collect_now_and_then()
+    assert gone() is None
