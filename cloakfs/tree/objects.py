@@ -44,8 +44,7 @@ class Object:
         "audience", "barrier", "checked", "children", "condition", "content", "era", "ever_kept", "fd", "filesystem",
         "generation", "handle", "inode", "kept", "lookups", "name", "no_acl_at", "no_acl_since", "no_capability_in",
         "number", "open_files", "others", "parent", "passage", "pins", "private", "public", "remembers_names",
-        "reported_size",
-        "reported_sizes", "strays", "trusted", "used",
+        "reported_size", "reported_sizes", "strays", "trusted", "used",
     )  # fmt: skip
 
     def __init__(self, number: int, handle: bytes, filesystem: Filesystem) -> None:
