@@ -4,6 +4,7 @@ import errno
 import os
 import stat
 from collections.abc import Sequence
+from functools import partial
 
 from pyfuse3 import FUSEError, InodeT, RequestContext, XAttrNameT
 
@@ -17,11 +18,17 @@ from .core import Core
 from .entered import Entered
 from .request import answers
 
+_OPEN_TO_ALL = frozenset({b"security.capability", *acl.XATTRS})
+"""What may be read without any permission (xattr(7)), and what the kernel asks for by itself all the time: the former
+before every write, ACLs before it checks a permission."""
 
-def _capability(at: Entered) -> bytes:
-    # Reading it needs no permission (xattr(7)) where nobody but this machine's kernel is asked.
+
+def _get(at: Entered, name: bytes) -> bytes:
+    if name not in _OPEN_TO_ALL:
+        return calls.getxattr(at.credentials, at.fd, name)
+    # To switch to the caller would take longer than the call; only other machines and processes care who asks.
     who = linux.ANYBODY if at.obj.filesystem.has_posix_rules else at.credentials
-    return calls.peek_xattr(who, at.fd, "security.capability")
+    return calls.peek_xattr(who, at.fd, name)
 
 
 class ExtendedAttributes(Core):
@@ -54,14 +61,11 @@ class ExtendedAttributes(Core):
             return await self._answer_above(inode, ctx)
         try:
             at = await self._enter_object(inode, ctx)
-            if name == b"security.capability":
-                # The kernel asks for this before every write. Everybody may know it.
-                return await self._do(at, _capability)
-            value = await self._do(at, lambda at: calls.getxattr(at.credentials, at.fd, name))
+            value = await self._do(at, partial(_get, name=name))
         except OSError as exc:
             if exc.errno != errno.EOPNOTSUPP or name not in acl.XATTRS:
                 raise
-            # The kernel asks for ACLs before it checks a permission; the check must not fail on a tree without ACLs.
+            # The kernel's check of a permission must not fail on a tree without ACLs.
             raise FUSEError(errno.ENODATA if self.enable_acl else errno.EOPNOTSUPP) from None
         if name not in acl.XATTRS:
             return value
