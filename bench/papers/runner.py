@@ -131,7 +131,8 @@ def session() -> dict[str, object]:
         "pyfuse3": importlib.metadata.version("pyfuse3"),
         "libfuse": _says("fusermount3", "--version"),
         "bindfs": _says("bindfs", "--version"),
-        "nfs-utils": f"{_says('/sbin/mount.nfs', '-V')}, in a guest with Linux {guest_kernel()}, in user mode, on one processor",
+        "nfs-utils": f"{_says('/sbin/mount.nfs', '-V')}, in a guest with Linux {guest_kernel()}, in user mode",
+        "guest": "on one processor",
         "load before": round(os.getloadavg()[0], 2),
     }
 
