@@ -9,6 +9,7 @@ from functools import partial
 
 from . import claims, toolkit
 from .claims import At, Claim, Sense
+from .configurations import UNCACHED
 from .experiment import Experiment, Figure, Form, Sample, printed
 from .ground import LOCAL
 from .package import NAME
@@ -224,6 +225,17 @@ _HOT_HERE = {
     "": f"The hot listing is the mean of {HOT} that follow",
     "-nfs": "The hot listing is the one that follows",
 }
+_WHY_LISTING = {
+    "": toolkit.WHY[""],
+    "-nfs": (
+        f"{toolkit.WHY['-nfs']}CLK and RMAPCLK have `{UNCACHED}`, which costs far more: each answer about a directory "
+        "has a new time of change, so that the client forgets all names in it. For each file, `ls -l` then sends four "
+        "LOOKUPs and six ACCESSes over NFSv3, and half as many over NFSv4.2; with client caches it sends none. The "
+        "server's kernel may not remember the directory either: for each bit of an ACCESS it asks the daemon for its "
+        "attributes, and for its ACL, too, which new attributes make it forget. That makes some 27 GETATTRs and 21 "
+        "GETXATTRs for each file over NFSv4.2. "
+    ),
+}
 _LISTING = (
     f", and {DEFINITIONS} definitions are configured: for RMAP, "
     "one maps the caller, and the others, like those of CLK, match nothing, so that the caller sees all files. The "
@@ -244,6 +256,7 @@ def _figure_5(suffix: str) -> Figure:
         f"{_LISTED_HERE[suffix]}{_LISTING}ls(1) asks for two extended attributes of each file today. "
         f"{_COLD}{_HOT_HERE[suffix]}; with none, a client that may not use its caches cannot differ from one that "
         "may. ",
+        why=_WHY_LISTING[suffix],
         paper_values=_with_van({**_LISTED, **own}, _paper_x(suffix, " cold")),
         paper_note=f"{_BARS}§4.4 prints MNU / VAN, RMAP / MNU, CLK / MNU, RMAPCLK / VAN, and the gain by client "
         "caches.",
@@ -259,6 +272,7 @@ def _figure_find(suffix: str) -> Figure:
         "The paper measures `ls -lR` alone.",
         _listing_claims(suffix, caches=False),
         f"{_LISTED_HERE[suffix]}{_LISTING}{_COLD}The criterion is that of Figure 5. ",
+        why=_WHY_LISTING[suffix],
         paper_note="The paper did not measure this.",
     )
 
