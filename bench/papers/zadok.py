@@ -299,8 +299,8 @@ _WHY_GROWTH = {
     "": toolkit.WHY[""],
     "-nfs": (
         "About half of what RMAP grows by with 1,000 users is `ls`, which looks up the name of each owner: the bare "
-        "export of the same files takes 1.67 s instead of 0.21 s then, RMAP 4.97 s instead of 1.98 s, and with `ls -n`, "
-        "which prints numbers, 3.73 s instead of 1.72 s (NFSv3, the least of three each). Where the rest comes from "
+        "export of the same files takes 1.67 s instead of 0.21 s then, RMAP 4.97 s instead of 1.98 s, and with `ls -n` "
+        "(it prints numbers) 3.73 s instead of 1.72 s (NFSv3, the least of three each). Where the rest comes from "
         "was not found out. "
     ),
 }
