@@ -24,9 +24,10 @@ def svg(figure: Figure, measured: Measured) -> str:
     colours = {name: f"C{at % 10}" for at, name in enumerate(_names(ours, figure.paper_values))}
     # The salt keeps the ids of several pictures in one page apart, and those of one picture the same each time.
     settings: Any = {"svg.fonttype": "none", "svg.hashsalt": figure.key, "font.size": 9}
+    height = 4.8 if figure.form is Form.BARS and len(measured.xs) > _MOST_BESIDE else 3.4
     with matplotlib.rc_context(settings):
         canvas, axes = pyplot.subplots(
-            1, len(panels), figsize=(5.2 * len(panels), 3.4), squeeze=False, layout="constrained"
+            1, len(panels), figsize=(5.2 * len(panels), height), squeeze=False, layout="constrained"
         )
         for axis, (title, series) in zip(axes[0], panels, strict=True):
             (_lines if figure.form is Form.LINES else _bars)(axis, figure, series, colours)
