@@ -172,3 +172,14 @@ def undisturbed() -> Iterator[None]:
             signal.signal(number, handler)
     if caught:
         raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def running_on(processors: set[int]) -> Iterator[None]:
+    """Keep this process, and those that it starts within the block, on these processors; the latter stay there."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, processors)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

@@ -12,7 +12,7 @@ from ..figures import Run
 from ..prefetch import content
 from ..prefetch.experiments import SLOW, Case, Scale, Site, files_of, rate, set_up
 from ..prefetch.slowdisk import Disk, SlowDiskError
-from ..workers import end, fork
+from ..workers import end, fork, running_on
 from .experiment import Unavailable
 
 IOPS = 200
@@ -108,16 +108,7 @@ def pin(site: Site) -> contextlib.AbstractContextManager[None]:
             for thread in os.listdir(f"/proc/{peer.daemon}/task"):
                 with contextlib.suppress(ProcessLookupError):
                     os.sched_setaffinity(int(thread), every[1:])
-    return _on({every[0]}, set(every))
-
-
-@contextlib.contextmanager
-def _on(processors: set[int], before: set[int]) -> Iterator[None]:
-    os.sched_setaffinity(0, processors)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
+    return running_on({every[0]})
 
 
 @contextlib.contextmanager

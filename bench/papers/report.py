@@ -271,7 +271,7 @@ def page(told: list[Told], records: Records, pictures: Mapping[str, str]) -> str
     """
     contents = "".join(
         f'<tr><td><a href="#{escape(one.figure.key)}">{escape(one.figure.paper)}, {escape(one.figure.place)}</a>'
-        f"<td>{escape(one.figure.title)}<td>{_grade(one)}<td>{_text(_sentence(one))}</tr>"
+        f"<td>{_text(one.figure.title)}<td>{_grade(one)}<td>{_text(_sentence(one))}</tr>"
         for one in told
     )
     return (
@@ -281,7 +281,8 @@ def page(told: list[Told], records: Records, pictures: Mapping[str, str]) -> str
         f"<style>{_STYLE}</style></head><body>\n<h1>The papers' evaluations, repeated</h1>\n"
         f"<ul>{''.join(f'<li>{_text(one)}</li>' for one in about(records))}</ul>\n"
         f"<p>{_tally(told)}</p>\n"
-        f"<table><thead><tr><th>figure<th>what it shows<th>the claim<th></tr></thead><tbody>{contents}</tbody></table>"
+        f"<table><thead><tr><th>figure<th>what it shows<th>the claim<th>what decided</tr></thead>"
+        f"<tbody>{contents}</tbody></table>"
         + "".join(_section(one, pictures.get(one.figure.key, "")) for one in told)
         + _rest(records)
         + "</body></html>\n"
@@ -293,7 +294,7 @@ def _section(told: Told, picture: str) -> str:
     details = "".join(f"<dt>{escape(name)}<dd>{_text(text)}" for name, text in _details(told).items())
     table = "".join(_table(table) for table in _tables(told))
     return (
-        f'\n<h2 id="{escape(figure.key)}">{escape(figure.paper)}, {escape(figure.place)}: {escape(figure.title)}</h2>\n'
+        f'\n<h2 id="{escape(figure.key)}">{escape(figure.paper)}, {escape(figure.place)}: {_text(figure.title)}</h2>\n'
         f"<p>{_grade(told)}. {_text(_sentence(told))}</p>\n{picture}\n{table}\n<dl>{details}</dl>"
     )
 

@@ -132,6 +132,7 @@ def session() -> dict[str, object]:
         "libfuse": _says("fusermount3", "--version"),
         "bindfs": _says("bindfs", "--version"),
         "nfs-utils": f"{_says('/sbin/mount.nfs', '-V')}, in a guest with Linux {guest_kernel()}, in user mode",
+        "guest": "on one processor",
         "load before": round(os.getloadavg()[0], 2),
     }
 

@@ -366,6 +366,25 @@ def test_an_acl_grants_to_the_mapped(tree: str, mount: MakeMount, user: MakeUser
     assert other.error(read, m.at("file")) == errno.EACCES
 
 
+def acts_as(pid: int) -> int:
+    """Return the uid with which the main thread of a process uses files."""
+    with open(f"/proc/{pid}/status", encoding="utf-8") as status:
+        return next(int(line.split()[4]) for line in status if line.startswith("Uid:"))
+
+
+def test_an_acl_is_read_without_becoming_the_caller(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    """Nobody needs a permission for that, and an NFS server's kernel asks for ACLs at every check of a permission."""
+    granted = acl((USER, 4, 1002))
+    os.setxattr(put(os.path.join(tree, "file"), 1001, 2001, 0o600), ACCESS, granted)
+    m = mount("-o", MAP)
+    alice, bob = user(ALICE, STAFF), user(BOB, GUESTS)
+    file = alice.do(os.open, m.at("file"), os.O_RDONLY)
+    bob.do(write, m.at("another"), b"")
+    assert acts_as(m.pid) != 1001
+    assert alice.do(os.getxattr, file, ACCESS) == acl((USER, 4, BOB))
+    assert acts_as(m.pid) != 1001
+
+
 @pytest.mark.parametrize("which", [ACCESS, DEFAULT])
 @pytest.mark.parametrize("entry", [(USER, 7, 500), (GROUP, 7, 500), (USER, 7, NOBODY), (GROUP, 7, NOBODY)])
 def test_an_unmapped_acl_entry(

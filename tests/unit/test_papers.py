@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -30,6 +32,7 @@ from bench.papers.experiment import (
 from bench.papers.records import Record, Records, RecordsError, in_order, measured
 from bench.papers.registry import EXPERIMENTS
 from bench.papers.runner import Step, common, measure, plan
+from bench.workers import running_on
 from cli.main import cloakfs
 
 FIGURES = {figure.key: figure for experiment in EXPERIMENTS for figure in experiment.figures}
@@ -386,3 +389,12 @@ def test_list() -> None:
     assert "ellard-4" not in behind.output
     minutes = [line.split()[-1] for line in some.output.splitlines() if line.split()[-1:] and "." in line.split()[-1]]
     assert minutes[0] == minutes[-1] != "0.0"
+
+
+def test_a_guest_stays_on_the_processor_on_which_it_is_started() -> None:
+    every = os.sched_getaffinity(0)
+    with running_on({max(every)}), subprocess.Popen(["sleep", "60"]) as guest:
+        ran_on = os.sched_getaffinity(guest.pid)
+        guest.kill()
+    assert ran_on == {max(every)}
+    assert os.sched_getaffinity(0) == every
