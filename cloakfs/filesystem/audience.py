@@ -53,6 +53,7 @@ class Audiences:
             obj.audience = hearer
             return None
         obj.audience = ALL
+        self._forgetting.forget_listing(obj)
         if obj.private:
             self._forgetting.forget_attributes(obj)
         return self._forgetting.forget_below(obj) if obj.remembers_names else None

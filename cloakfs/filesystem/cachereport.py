@@ -16,6 +16,7 @@ from .remember import BRIEF_SECONDS, LONG_SECONDS, SHORT_SECONDS
 _MOST_NAMED = 3
 
 _ELSE = "of anything else"
+_ALL_SHOWN = "in directories that only one caller was told of, and that show all their entries to it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class Terms:
         forgetful: whether directories change with every answer (`no_client_cache`).
         xattrs: whether there are extended attributes.
         acls: whether the kernel is offered POSIX ACLs, to check them itself.
+        keeps_listings: whether pyfuse3 can tell the kernel to keep the entries of a directory.
     """
 
     fixed: bool = False
@@ -65,6 +67,7 @@ class Terms:
     forgetful: bool = False
     xattrs: bool = True
     acls: bool = False
+    keeps_listings: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +144,11 @@ def _on(terms: Terms, view: View, mounted: TreeMount) -> Iterator[Fact]:
         yield Fact("content", "of files that are the same when they are opened again", None)
     else:
         yield Fact("content", "", 0, f"{mounted.kind} need not show every change in the times of a file")
+    yield from _listings(terms, view, mounted)
 
 
 def _everywhere(terms: Terms, found: Sequence[Fact]) -> Iterator[Fact]:
     """Return what is the same on all file systems."""
-    yield Fact("listings", "", 0, "the daemon checks each time who may list, and who sees what")
     if not terms.xattrs:
         yield Fact("extended attributes", "", None, "there are none (noxattr), and the kernel does not ask")
         return
@@ -157,6 +160,28 @@ def _everywhere(terms: Terms, found: Sequence[Fact]) -> Iterator[Fact]:
             yield Fact("POSIX ACLs", "", 0, "the kernel forgets them with the attributes")
     way_out = "" if terms.exported else "noxattr, if nobody needs any"
     yield Fact("extended attributes", "other than POSIX ACLs" if terms.acls else "", 0, "FUSE caches none", way_out)
+
+
+def _listings(terms: Terms, view: View, mounted: TreeMount) -> Iterator[Fact]:
+    reason, way_out = "the daemon checks each time who sees what", ""
+    if terms.forgetful:
+        reason, way_out = "each answer shows a directory as changed just now", "mount without no_client_cache"
+    elif not terms.fixed and _proves_listings(terms, view, mounted):
+        if terms.keeps_listings:
+            yield Fact("listings", _ALL_SHOWN, None)
+            yield Fact("listings", _ELSE, 0, reason)
+            return
+        reason, way_out = "pyfuse3 has no way to allow it", "the patches in contrib/pyfuse3"
+    yield Fact("listings", "", 0, reason, way_out)
+
+
+def _by_cloak(view: View) -> bool:
+    return view.cloak is not None and view.forwards_by_mapping and view.below is None
+
+
+def _proves_listings(terms: Terms, view: View, mounted: TreeMount) -> bool:
+    """Whether a listing may show that nothing in a directory is hidden from its only reader."""
+    return _by_cloak(view) and not terms.exported and mounted.watched
 
 
 def _unreported(mounted: TreeMount) -> tuple[str, str]:
@@ -225,7 +250,7 @@ def _fixed(terms: Terms, view: View, mounted: TreeMount) -> Iterator[Fact]:
 
 
 def _per_caller(terms: Terms, view: View, mounted: TreeMount) -> Iterator[Fact]:
-    by_cloak = view.cloak is not None and view.forwards_by_mapping and view.below is None
+    by_cloak = _by_cloak(view)
     by_plugin = not by_cloak and view.below is None and not is_built_in(view.policy, "same_for_all")
     posix = mounted.has_posix_rules and mounted.posix_above
     passes_handles = terms.exported and not terms.one_caller
@@ -257,11 +282,14 @@ def _per_caller(terms: Terms, view: View, mounted: TreeMount) -> Iterator[Fact]:
     yield from _of_directories(terms)
 
     # absent names
+    to_reader = _proves_listings(terms, view, mounted) and mounted.has_posix_rules
+    if to_reader:
+        yield _absent(mounted, _ALL_SHOWN)
     if view.hides:
         reason = limit[0] if view.below is not None else "the time of an answer must not tell hidden from absent names"
-        yield Fact("absent names", "", 0, reason, _views(view))
+        yield Fact("absent names", _ELSE if to_reader else "", 0, reason, _views(view))
     elif not posix:
-        yield Fact("absent names", "", 0, *limit)
+        yield Fact("absent names", _ELSE if to_reader else "", 0, *limit)
     else:
         everywhere = by_cloak or by_plugin  # or else nothing but the top is known to be shown to all
         yield _absent(mounted, "in directories that all callers can reach" if everywhere else "at the top")

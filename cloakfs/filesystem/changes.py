@@ -23,6 +23,7 @@ from ..linux.fanotify import (
     OF_ITSELF,
     Event,
 )
+from ..tree import calls
 from ..tree.door import everybody_may, sees, subject
 from ..tree.filesystems import Filesystem
 from ..tree.nodes import Nodes
@@ -33,6 +34,7 @@ from ..views import Views
 from ..watch import Watch, mounts_changed
 from .audience import Audiences
 from .forget import Below, Forgetting
+from .listings import Listings
 from .remember import SHORT_SECONDS, Remembering, may_search
 
 log = logging.getLogger(__name__)
@@ -57,6 +59,7 @@ class Changes:
         forgetting: makes the kernel forget.
         audiences: knows what holds for an audience of one.
         remembering: knows what everybody may be told.
+        listings: knows of which directories all entries are shown to their audience.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Changes:
         forgetting: Forgetting,
         audiences: Audiences,
         remembering: Remembering,
+        listings: Listings,
     ) -> None:
         self._nodes = nodes
         self._views = views
@@ -74,6 +78,7 @@ class Changes:
         self._forgetting = forgetting
         self._audiences = audiences
         self._remembering = remembering
+        self._listings = listings
         self._watched: dict[int, list[Filesystem]] = {}  # by the id that events carry
         self._to_look_up = 0  # how many more names may be looked up for this batch of events
         self._has_followed = False  # whether `follow` has run: what a failed run has read may not have been handled
@@ -166,6 +171,7 @@ class Changes:
             self._forgetting.forget_attributes(parent)
             if event.name != b".":
                 self._forgetting.forget_name(parent, event.name, parent.ever_kept)
+        self._heed_listings(event, filesystem, target)
         if target is None:
             if event.mask & FAN_ONDIR and event.mask & OF_ITSELF and event.name == b".":
                 self._forget_absence(filesystem, event.target)
@@ -182,6 +188,41 @@ class Changes:
         if event.mask & (FAN_MODIFY | FAN_CLOSE_WRITE):
             self._forgetting.forget_content(target)
         return False
+
+    def _heed_listings(self, event: Event, filesystem: Filesystem, target: Object | None) -> None:
+        """Forget the listings that have an entry which has changed, if the event does not name their directory.
+
+        The kernel may have forgotten the entry itself, so that nothing is known of it here.
+        """
+        if not event.mask & FAN_ATTRIB or not self._forgetting.listed:
+            return
+        if target is not None:
+            for parent, _ in self._forgetting.names_of(target):
+                self._forgetting.forget_listing(parent)
+        elif event.mask & FAN_ONDIR and self._to_look_up:
+            self._to_look_up -= 1
+            place = self._nodes.place_of(filesystem, event.target)
+            if place is not None:
+                self._forgetting.forget_listing(place[0])
+        elif event.mask & FAN_ONDIR or (not event.name and self._is_linked(filesystem, event.target)):
+            for directory in list(self._forgetting.listed):
+                if directory.filesystem is filesystem:
+                    self._forgetting.forget_listing(directory)
+
+    @staticmethod
+    def _is_linked(filesystem: Filesystem, handle: bytes) -> bool:
+        """Whether the file with this handle, which was changed without a name, still has a name: any. True in doubt.
+
+        That is so if it was changed by handle, or got another hard link, or lost one.
+        """
+        try:
+            fd = calls.find_handle(filesystem.fd, handle)
+        except OSError as exc:
+            return exc.errno not in (errno.ESTALE, errno.ENOENT)
+        try:
+            return calls.fstat(fd).st_nlink > 0
+        finally:
+            calls.close(fd)
 
     def _forget_absence(self, filesystem: Filesystem, handle: bytes) -> None:
         """Forget the absence of a directory that nobody was shown and that has changed. The event does not name it."""
@@ -253,6 +294,11 @@ class Changes:
         waits: set[trio.Event] = set()
         belows: list[Below] = []
         for one in (obj, *self._nodes.twins(obj)):
+            for parent, _ in self._forgetting.names_of(one):
+                if not self._listings.still_shows(view, parent, one.filesystem.stat(self._nodes.fd(one))):
+                    wait = self._forgetting.forget_listing(parent)
+                    if wait is not None:
+                        waits.add(wait)
             if not one.ever_kept:
                 continue
             fd = self._nodes.fd(one)

@@ -41,6 +41,7 @@ from .handles import HalfRead, OpenFiles
 from .inside import Inside
 from .kernelcache import KernelCache
 from .probing import Probing
+from .pyfuse3memory import keeps_listings
 from .reconnect import Reconnecting
 from .references import References
 from .repair import Repair
@@ -157,6 +158,7 @@ class Core(pyfuse3.Operations):
             forgetful=no_client_cache,
             xattrs=xattrs,
             acls=self.enable_acl,
+            keeps_listings=keeps_listings,
         )
         # Remote mounts that were asked and have not answered yet.
         self._asking: dict[tuple[int, bytes], trio.Event] = {}

@@ -23,7 +23,7 @@ from ..tree.objects import Object, Stale
 from .entered import Entered
 from .handles import OpenFile
 from .names import Names
-from .pyfuse3memory import is_name_only, name_only, requester
+from .pyfuse3memory import is_name_only, keeps_listings, name_only, opened, requester
 from .request import answers
 
 # stat(2) is timed for up to this many names of a batch. For a name that is in memory, it takes less than this:
@@ -81,7 +81,12 @@ class Directories(Names):
         except PermissionError:
             return self._open_to_look(await self._again(at, inode, ctx), ctx)
         fh = self.files.opened(fd, at)
-        self.files.by_fd[fh].sought = sought
+        directory = self.files.by_fd[fh]
+        directory.sought = sought
+        if keeps_listings and self.door.passages.is_up_to_date():
+            directory.is_kept, has_entries = self.cache.keeps_listing(at)
+            if directory.is_kept:
+                return opened(fh, keep_cache=has_entries)
         return fh
 
     def _open_directory(self, at: Entered) -> int:
@@ -116,10 +121,14 @@ class Directories(Names):
                 calls.lseek(fh, start_id, os.SEEK_SET)
                 directory.cookie = start_id
                 directory.pending = []
+                directory.listing = None
             while True:
                 more = bool(directory.pending) or await self._read_on(fh, directory)
                 try:
-                    if not await self._tell(fh, directory, token, ctx) or not more:
+                    has_room = await self._tell(fh, directory, token, ctx)
+                    if has_room and not more and directory.listing is not None:
+                        self.cache.end_listing(directory.obj, directory.listing)
+                    if not has_room or not more:
                         break
                 except TooSoon as exc:
                     await trio.sleep(exc.seconds)
@@ -240,6 +249,9 @@ class Directories(Names):
             raise Stale
         at = Entered(number, view, who, obj, fh, info, hearer, self.callers.asker(view, who, ctx))
         linux.act_as_daemon()
+        if directory.is_kept:
+            self.door.passages.is_up_to_date()
+            self.cache.check_reader(at)
         with self.nodes.batch():
             return self._fill(at, directory, token, most)
 
@@ -265,10 +277,15 @@ class Directories(Names):
 
     def _fill(self, at: Entered, directory: OpenFile, token: ReaddirToken, most: int) -> bool:
         """Report up to `most` of the pending entries; return False when the reply is full."""
+        if directory.cookie == 0:
+            directory.listing = self.cache.begin_listing(at)
+        listing = directory.listing
         known = at.obj.children or {}
         for done, (name, cookie, kind) in enumerate(directory.pending[:most]):
             obj = known.get(name)
             entry: EntryAttributes | None
+            if listing is not None:
+                self.cache.check_entry(at, listing, name)
             if (
                 obj is not None
                 and name != directory.left_out
@@ -283,7 +300,9 @@ class Directories(Names):
                 except TooSoon:
                     del directory.pending[:done]
                     raise
-            if entry is not None:
+            if entry is None:
+                self.cache.forget_listing(at.obj)
+            else:
                 if not pyfuse3.readdir_reply(token, name, entry, cookie):
                     del directory.pending[:done]
                     directory.left_out = None if is_name_only(entry) else name

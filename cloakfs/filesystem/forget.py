@@ -6,6 +6,7 @@ in the background; meanwhile, nothing is relied on that has yet to be forgotten.
 """
 
 from collections.abc import Iterable
+from weakref import WeakSet
 
 import trio
 
@@ -22,7 +23,7 @@ It is not longer because, when a server changes a hidden file by handle (its mod
 report the name.
 """
 
-# How many names at most are remembered to lead nowhere in top directories.
+# How many names at most are remembered to lead nowhere, of those that are forgotten one by one.
 _MOST_ABSENT = 10_000
 
 _NOBODY: frozenset[int] = frozenset()
@@ -79,8 +80,10 @@ class Forgetting:
         self._sweep_wanted = trio.Event()
         self.below: dict[Object, Below] = {}
         self._below_wanted = trio.Event()
-        # The number of a view, and a name that is remembered to lead nowhere in its top directory -> since when.
-        self._absent: dict[tuple[int, bytes], float] = {}
+        # A directory, the number of a view, and a name that is remembered to lead nowhere there -> since when.
+        self._absent: dict[Object, dict[tuple[int, bytes], float]] = {}
+        self._absences = 0  # how many these are
+        self.listed: WeakSet[Object] = WeakSet()  # the directories that have a `listing`
 
     # -- an object, its names, and what is below ---------------------------------------------------
 
@@ -92,6 +95,7 @@ class Forgetting:
 
     def forget_name(self, parent: Object, name: bytes, numbers: Iterable[int]) -> None:
         """Forget a name in these views: it leads to something else now, or nowhere, or not everybody may know it."""
+        self.forget_listing(parent)
         for number in numbers:
             self.forgetter.name(self._nodes.nodeid(number, parent), name)
 
@@ -121,6 +125,11 @@ class Forgetting:
             events, each set when one of its names is forgotten, with the directory of that name.
         """
         waits: dict[trio.Event, Object] = {}
+        self.forget_listing(obj)
+        for parent, _ in self.names_of(obj):
+            listing = self.forget_listing(parent)
+            if listing is not None:
+                waits[listing] = parent
         if not obj.kept:
             return waits
         self.forget_attributes(obj)
@@ -139,7 +148,7 @@ class Forgetting:
         Nobody can make others wait for this: whoever has it done again must first make the kernel remember it again.
         """
         if directory is self._nodes.root:
-            self._forget_absences()
+            self._forget_absences(directory)
         below = self.below.get(directory)
         if below is not None:
             below.again = True
@@ -212,23 +221,50 @@ class Forgetting:
         """Whether it is known, as far as changes are reported, that the object has no `security.capability`."""
         return obj.no_capability_in == self.era
 
-    # -- names that lead nowhere -------------------------------------------------------------------
+    # -- all entries of a directory, and names that lead nowhere -----------------------------------
 
-    def note_absence(self, number: int, name: bytes) -> bool:
-        """Note that the kernel will remember that `name` leads nowhere in the top; False if there are too many already.
+    def forget_listing(self, directory: Object) -> trio.Event | None:
+        """Forget what is known of all entries of a directory, and what the kernel remembers because of it.
 
-        Absences in other directories are forgotten with the directory's own name; the top has no name to forget.
+        Returns:
+            an event like that of `Forgetter.name`; None if the kernel has no listing.
         """
-        if len(self._absent) >= _MOST_ABSENT:
+        listing = directory.listing
+        if listing is None:
+            return None
+        directory.listing = None
+        self.listed.discard(directory)
+        self._forget_absences(directory)
+        return self.forgetter.listing(self._nodes.nodeid(0, directory)) if listing.is_in_kernel else None
+
+    def note_absence(self, number: int, directory: Object, name: bytes) -> bool:
+        """Note that the kernel will remember that `name` leads nowhere; False if there are too many already.
+
+        Most absences are forgotten with the directory's own name. The top has no name to forget, and of a listing the
+        name of the directory says nothing.
+        """
+        if self._absences >= _MOST_ABSENT:
             return False
-        self._absent[number, name] = trio.current_time()
+        names = self._absent.setdefault(directory, {})
+        self._absences += (number, name) not in names
+        names[number, name] = trio.current_time()
         return True
 
-    def _forget_absences(self) -> None:
-        """Forget absences in the tops one by one: a top has no name with which they would all be forgotten."""
-        absent, self._absent = self._absent, {}
-        for number, name in absent:
-            self.forget_name(self._nodes.root, name, (number,))
+    def _forget_absences(self, directory: Object) -> None:
+        """Forget absences in a directory one by one."""
+        names = self._absent.pop(directory, {})
+        self._absences -= len(names)
+        for number, name in names:
+            self.forget_name(directory, name, (number,))
+
+    def _drop_expired(self) -> None:
+        """Drop the notes of absences that the kernel does not remember any more."""
+        expired = trio.current_time() - ABSENT_SECONDS
+        for directory, names in list(self._absent.items()):
+            self._absent[directory] = {key: since for key, since in names.items() if since > expired}
+            if not self._absent[directory]:
+                del self._absent[directory]
+        self._absences = sum(map(len, self._absent.values()))
 
     # -- everything --------------------------------------------------------------------------------
 
@@ -245,16 +281,18 @@ class Forgetting:
             self._sweep_wanted.set()
         sweep = self._sweeps[-1]
         if self.forgetter.every_name():
-            self._absent = {}
+            self._absent, self._absences = {}, 0
         else:
             sweep.by_name = True
-            self._forget_absences()
+            for directory in list(self._absent):
+                self._forget_absences(directory)
         return sweep
 
     def forget_era(self, obj: Object, *, by_name: bool) -> set[trio.Event]:
         """Forget what was remembered of an object before this era; return the events of its names."""
         if by_name:
             return set(self.forget_one(obj))
+        self.forget_listing(obj)
         self.forget_attributes(obj)
         obj.kept = obj.public = _NOBODY
         return set()
@@ -306,8 +344,7 @@ class Forgetting:
             tasks.keep("invalidating what is below in the kernel", self._keep_forgetting_below)
             while True:
                 await trio.sleep(1)
-                expired = trio.current_time() - ABSENT_SECONDS
-                self._absent = {key: since for key, since in self._absent.items() if since > expired}
+                self._drop_expired()
                 if self.forgetter.overflowed:
                     self.forgetter.overflowed = False
                     self.forget_everything()

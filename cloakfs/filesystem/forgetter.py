@@ -52,12 +52,16 @@ _NO_NAME = b"/"
 
 
 class _Batch:
-    """What is forgotten in one go in a directory: names, each with nodeids whose attributes are forgotten after it."""
+    """What is forgotten in one go in a directory: names, each with nodeids whose attributes are forgotten after it.
 
-    __slots__ = ("names", "settled", "since")
+    With `has_listing`, the entries that the kernel has of the directory are forgotten as well.
+    """
+
+    __slots__ = ("has_listing", "names", "settled", "since")
 
     def __init__(self) -> None:
         self.names: dict[bytes, set[int]] = {}
+        self.has_listing = False
         self.since = trio.current_time()
         self.settled = trio.Event()
 
@@ -82,12 +86,21 @@ def _forget_attributes(nodeid: int) -> bool:
     return True
 
 
-def _forget_names(parent: int, names: dict[bytes, set[int]]) -> None:
+def _forget_names(parent: int, names: dict[bytes, set[int]], has_listing: bool) -> None:
+    if has_listing:
+        _forget_listing(parent)
     for name, nodeids in names.items():
         with contextlib.suppress(OSError):  # the kernel does not know it (any more)
             pyfuse3.invalidate_entry(InodeT(parent), name)
         for nodeid in nodeids:
             _forget_attributes(nodeid)
+    if has_listing:  # who has just been answered has held the lock until now, and may have added entries
+        _forget_listing(parent)
+
+
+def _forget_listing(directory: int) -> None:
+    with contextlib.suppress(OSError):
+        pyfuse3.invalidate_inode(InodeT(directory))
 
 
 def _forget_pages(nodeids: deque[int]) -> None:
@@ -164,6 +177,23 @@ class Forgetter:
         """Return an event like that of `name` for all names that are to be forgotten in this directory by now."""
         return self.name(parent, _NO_NAME)
 
+    def listing(self, directory: int) -> trio.Event | None:
+        """Forget the entries that the kernel has of a directory; return an event like that of `name`.
+
+        A listing that is being answered holds the lock of the directory, and adds its entries before it releases it.
+        So they are forgotten once more when the lock has been free. Before that, they are forgotten without the lock,
+        since somebody may keep it.
+        """
+        settled = self.name(directory, _NO_NAME)
+        waiting = self._lanes[directory].waiting
+        assert waiting is not None
+        waiting.has_listing = True
+        return settled
+
+    def is_busy(self, directory: int) -> bool:
+        """Whether something has yet to be forgotten in this directory."""
+        return directory in self._lanes
+
     def pages(self, nodeid: int) -> None:
         """Forget the content soon; the kernel has to wait for a page that is just being read."""
         self._pages.add(nodeid)
@@ -213,6 +243,7 @@ class Forgetter:
         again = _Batch()
         for batch in (lane.running, lane.waiting):
             if batch is not None:
+                again.has_listing |= batch.has_listing
                 for name, nodeids in batch.names.items():
                     again.names.setdefault(name, set()).update(nodeids)
                 batch.settled.set()
@@ -246,7 +277,7 @@ class Forgetter:
             batch.since = trio.current_time()
             self._running.add(batch)
             try:
-                await self._in_thread(_forget_names, parent, batch.names)
+                await self._in_thread(_forget_names, parent, batch.names, batch.has_listing)
             except Exception:
                 self.every_name()
                 self._do_again(lane)

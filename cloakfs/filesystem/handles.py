@@ -13,7 +13,7 @@ from .. import linux
 from ..tree import calls
 from ..tree.door import Subject, credentials
 from ..tree.nodes import Nodes
-from ..tree.objects import Object
+from ..tree.objects import Listing, Object
 from .entered import Entered
 
 MOST_ENTRIES = 20_000
@@ -29,8 +29,8 @@ class OpenFile:
     """A file or directory that a client has open; its handle is the number of the descriptor."""
 
     __slots__ = (
-        "appends", "cookie", "found", "is_directory", "left_out", "may_be_mapped", "number", "obj", "opener", "pending",
-        "sought", "uid", "unreadable", "written",
+        "appends", "cookie", "found", "is_directory", "is_kept", "left_out", "listing", "may_be_mapped", "number",
+        "obj", "opener", "pending", "sought", "uid", "unreadable", "written",
     )  # fmt: skip
 
     def __init__(self, at: Entered, opener: linux.Credentials | None = None) -> None:
@@ -48,6 +48,8 @@ class OpenFile:
         self.pending: list[tuple[bytes, int, int]] = []
         # The name for which the last reply had no room: the kernel was not told of it, although this was noted.
         self.left_out: bytes | None = None
+        self.listing: Listing | None = None  # what it proves if nothing is in its way
+        self.is_kept = False  # whether the kernel keeps what is answered
         # For remote directories: what names lead to (O_PATH), while a request is being served.
         self.found: dict[bytes, int] = {}
         self.sought: int | None = None  # the nodeid whose name is all that the kernel wants from this

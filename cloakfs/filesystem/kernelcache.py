@@ -6,6 +6,7 @@ from ..views import Views
 from .audience import Audiences
 from .changes import Changes
 from .forget import Forgetting
+from .listings import Listings
 from .remember import Remembering
 
 
@@ -49,7 +50,8 @@ class KernelCache:
             gated=gated or views.top,
             forgetful=forgetful,
         )
-        changes = Changes(nodes, views, passages, forgetting, audiences, remembering)
+        listings = Listings(nodes, forgetting, audiences, remembering, exported=exported)
+        changes = Changes(nodes, views, passages, forgetting, audiences, remembering, listings)
         self.forgetter = forgetting.forgetter
 
         self.of_name = remembering.of_name
@@ -59,6 +61,13 @@ class KernelCache:
         self.is_known_to_all = remembering.is_known_to_all
         self.is_known_to = remembering.is_known_to
 
+        self.begin_listing = listings.begin
+        self.check_entry = listings.check_entry
+        self.end_listing = listings.end
+        self.keeps_listing = listings.keeps
+        self.check_reader = listings.check_reader
+        self.of_private_absence = listings.of_absence
+
         self.tell = audiences.tell
         self.is_ready = audiences.is_ready
         self.make_ready = audiences.make_ready
@@ -66,6 +75,7 @@ class KernelCache:
 
         self.forget = forgetting.forget
         self.forget_attributes = forgetting.forget_attributes
+        self.forget_listing = forgetting.forget_listing
         self.forget_pages = forgetting.forget_pages
         self.forget_everything = forgetting.forget_everything
         self.note_no_capability = forgetting.note_no_capability

@@ -103,20 +103,26 @@ class Names(Core):
                 known = self.nodes.resolve(fd, at.obj, name, info), info
             elif isinstance(known, Missing):
                 self.probing.looked_up(at, name, ctx, is_hidden=known.value)
-                return self._absent(at, name)
+                return self._absent(at, name, known)
             obj, info = known
             if not stat.S_ISDIR(info.st_mode) or self.cache.is_ready(at.number, obj, at.hearer):
                 return self.replies.named(at, name, obj, info)
             await self.cache.make_ready(at.number, obj, at.hearer)
         raise TooSoon(0.0)
 
-    def _absent(self, at: Entered, name: bytes) -> EntryAttributes:
+    def _absent(self, at: Entered, name: bytes, missing: Missing) -> EntryAttributes:
         """Return an answer that nothing has that name, with how long the kernel may remember it."""
         counters = self.requests.counters
         counters.errors["lookup", errno.ENOENT] += 1
         if at.who is INSIDER:
             return _ABSENT
-        seconds = self.cache.of_absence(at.number, at.view, at.obj, name)
+        if missing is Missing.HIDDEN:
+            self.cache.forget_listing(at.obj)
+            seconds = 0.0
+        else:
+            seconds = self.cache.of_absence(at.number, at.view, at.obj, name)
+            if not seconds and at.obj.listing is not None:
+                seconds = self.cache.of_private_absence(at, name)
         counters.names[seconds > BRIEF_SECONDS] += 1
         return _absent_for(seconds) if seconds else _ABSENT
 
@@ -380,6 +386,7 @@ class Names(Core):
                 is_there = await self._do(at, work)
         finally:
             calls.close(source)
+            self.cache.forget_listing(at.obj)
         self.cache.forget(obj)  # all may know it by the old name, but a policy may hide the new one
         at = await self._again(at, new_parent_inode, ctx)
         again = self._with_descriptor(calls.dup, self.nodes.fd(obj))
@@ -447,6 +454,8 @@ class Names(Core):
         with contextlib.ExitStack() as stack:
             source = self._with_descriptor(calls.dup, old.fd)
             stack.callback(calls.close, source)
+            stack.callback(self.cache.forget_listing, new.obj)
+            stack.callback(self.cache.forget_listing, old_obj)
             if not new.view.judges or new.who is INSIDER:
                 await self._do(new, lambda new: self._rename(source, name_old, new, name_new, flags))
             else:

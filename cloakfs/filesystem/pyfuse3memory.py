@@ -1,8 +1,8 @@
 """What a listing needs but pyfuse3 does not offer: who reads, and entries without a nodeid.
 
-With the patch in contrib/pyfuse3, pyfuse3 offers both, as `ReaddirToken.ctx` and `EntryAttributes.nodeid`. Where these
-exist, they are used. Otherwise, both are found in the memory of pyfuse3's objects, right after what every object of
-CPython begins with: libfuse's request in a `ReaddirToken`, and the nodeid in an `EntryAttributes`. This is true of
+With the patches in contrib/pyfuse3, pyfuse3 offers both, as `ReaddirToken.ctx` and `EntryAttributes.nodeid`. Where
+these exist, they are used. Otherwise, both are found in the memory of pyfuse3's objects, right after what every object
+of CPython begins with: libfuse's request in a `ReaddirToken`, and the nodeid in an `EntryAttributes`. This is true of
 pyfuse3 3.4.0 to 3.5.0. It is checked before anything is mounted (`check`) and, for the request, by the first listing
 (`Inside.check`).
 """
@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any, cast
 
 import pyfuse3
-from pyfuse3 import EntryAttributes, InodeT, ModeT, ReaddirToken, RequestContext
+from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, InodeT, ModeT, ReaddirToken, RequestContext
 
 from ..mountpoint import MountError
 
@@ -45,6 +45,17 @@ requester: Callable[[ReaddirToken], RequestContext] = (
     attrgetter("ctx") if hasattr(ReaddirToken, "ctx") else _from_request
 )
 """Returns who reads a directory: one that a user opened and another user inherited must be filtered for the latter."""
+
+
+keeps_listings = hasattr(FileInfo, "cache_readdir")
+"""Whether the kernel can be told to keep the entries of a directory (only with the patch)."""
+
+
+def opened(fh: int, *, keep_cache: bool) -> FileHandleT:
+    """Return the answer to an OPENDIR after which the kernel keeps the entries, and goes on using those that it has."""
+    info: Any = FileInfo(fh=FileHandleT(fh), keep_cache=keep_cache)
+    info.cache_readdir = True
+    return cast(FileHandleT, info)  # which the patch allows
 
 
 def _nodeid_of(entry: object) -> ctypes.c_uint64:

@@ -131,7 +131,7 @@ class Remembering:
         if self._forgetter.is_late(self._nodes.nodeid(number, parent)):
             return 0.0
         self._keep(number, parent)
-        if parent is top and not self._forgetting.note_absence(number, name):
+        if parent is top and not self._forgetting.note_absence(number, parent, name):
             return 0.0
         return min(ABSENT_SECONDS, self._seconds(parent))
 

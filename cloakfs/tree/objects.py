@@ -37,14 +37,30 @@ def dev_ino(info: os.stat_result) -> tuple[int, int]:
     return info.st_dev, info.st_ino
 
 
+class Listing:
+    """What is known of all entries of a directory: each is shown to its audience, whatever the caller's groups are.
+
+    Attributes:
+        audience: the client uid.
+        is_proven: whether a listing from the first entry to the last has found that.
+        is_in_kernel: whether the kernel may have the entries.
+    """
+
+    __slots__ = ("audience", "is_in_kernel", "is_proven")
+
+    def __init__(self, audience: int) -> None:
+        self.audience = audience
+        self.is_proven = self.is_in_kernel = False
+
+
 class Object:
     """One object of the real tree, kept as long as the kernel knows it or something below it."""
 
     __slots__ = (
-        "audience", "barrier", "checked", "children", "condition", "content", "era", "ever_kept", "fd", "filesystem",
-        "generation", "handle", "inode", "kept", "lookups", "name", "no_acl_at", "no_acl_since", "no_capability_in",
-        "number", "open_files", "others", "parent", "passage", "pins", "private", "public", "remembers_names",
-        "reported_size", "reported_sizes", "strays", "trusted", "used",
+        "__weakref__", "audience", "barrier", "checked", "children", "condition", "content", "era", "ever_kept", "fd",
+        "filesystem", "generation", "handle", "inode", "kept", "listing", "lookups", "name", "no_acl_at",
+        "no_acl_since", "no_capability_in", "number", "open_files", "others", "parent", "passage", "pins", "private",
+        "public", "remembers_names", "reported_size", "reported_sizes", "strays", "trusted", "used",
     )  # fmt: skip
 
     def __init__(self, number: int, handle: bytes, filesystem: Filesystem) -> None:
@@ -84,6 +100,7 @@ class Object:
         self.audience = NOBODY
         self.private = False  # `kept` holds for the audience alone
         self.remembers_names = False  # the kernel may remember names in it that its audience alone may know
+        self.listing: Listing | None = None  # see `filesystem.listings`
 
         # What the kernel remembers of it: see `filesystem.remember`.
         self.kept = _NO_VIEWS  # numbers of the views in which the kernel remembers more than it asked for

@@ -7,7 +7,9 @@ checks against the real tree that
 - who was told of an object belongs to the audience of the object,
 - each remembered name, and all attributes that are remembered, hold for the whole audience: each caller in it, whatever
   its groups are, sees the object and everything above, and may search the directory of the name,
-- each remembered absence is true for everybody,
+- each remembered absence is true for everybody, and where something is hidden at all, known to one uid alone, from
+  which nothing in that directory is hidden,
+- the entries that the kernel keeps of a directory are there, and shown to everybody who was given them,
 - who is told of a directory by a LOOKUP may know all names that are remembered in it by then,
 - each name in a listing is one that its reader sees.
 
@@ -190,9 +192,12 @@ class Oracle:
         self.attributes: dict[int, Attributes] = {}
         self.told: dict[int, set[int]] = defaultdict(set)  # nodeid -> client uids
         self.above: dict[int, int] = {}  # a directory -> the one in which the kernel has it
+        self.kept: dict[int, set[bytes]] = {}  # a directory -> names of entries that the kernel keeps
+        self.readers: dict[int, set[int]] = defaultdict(set)  # a directory -> client uids that were given its entries
         self.on_its_way = Counter[int]()  # replies that are held back, by the nodeids that they tell; 0 in each
         self._new: list[Name | int] = []
         self._listed: list[tuple[Name, Caller]] = []
+        self._new_kept: set[int] = set()
         self._reported: set[str] = set()
 
     # -- what is told ------------------------------------------------------------------------------
@@ -235,8 +240,19 @@ class Oracle:
         if name not in (b".", b".."):
             self._listed.append(((parent, name), who))
 
+    def keeps(self, directory: int, names: Sequence[bytes]) -> None:
+        """Note that the kernel keeps these entries of a directory."""
+        self.kept.setdefault(directory, set()).update(name for name in names if name not in (b".", b".."))
+        self._new_kept.add(directory)
+
+    def changes(self, *directories: int) -> None:
+        """Note a change with which the kernel by itself drops the entries that it keeps of these directories."""
+        for directory in directories:
+            self.kept.pop(directory, None)
+
     def moved(self, old: Name, new: Name, *, exchanged: bool) -> None:
         """Note a rename, with which the kernel moves what it remembers."""
+        self.changes(old[0], new[0])
         there, here = self.names.pop(new, None), self.names.pop(old, None)
         for name, entry in ((new, here), (old, there if exchanged else None)):
             if entry is not None:
@@ -252,6 +268,8 @@ class Oracle:
         self.attributes.pop(nodeid, None)
         self.told.pop(nodeid, None)
         self.above.pop(nodeid, None)
+        self.kept.pop(nodeid, None)
+        self.readers.pop(nodeid, None)
         for name in [name for name, entry in list(self.names.items()) if entry.nodeid == nodeid or name[0] == nodeid]:
             del self.names[name]
 
@@ -282,12 +300,14 @@ class Oracle:
                 break
             await trio.sleep(0.001)
         self._check([*list(self.names), *list(self.attributes)])
+        self._check_kept(list(self.kept))
 
     def check_new(self) -> None:
         """Check what was told since the last time, unless there are changes that the daemon need not know of yet."""
         if self.is_calm():
             self._check(self._new, self._listed)
-        self._new, self._listed = [], []
+            self._check_kept([nodeid for nodeid in self._new_kept if nodeid in self.kept])
+        self._new, self._listed, self._new_kept = [], [], set()
 
     def _check(self, facts: Sequence[Name | int], listed: Sequence[tuple[Name, Caller]] = ()) -> None:
         if not (facts or listed):
@@ -343,7 +363,7 @@ class Oracle:
         if not entry.nodeid:
             if info is not None and (view.fixed is None or self._sees(view, view.fixed, tree, there)):
                 self._report(f"{there} is remembered to be absent")
-            if view.fixed is None and view.policy.hides:
+            if view.fixed is None and view.policy.hides and not self._shows_all(view, hearers, tree, places[0]):
                 self._report(f"the absence of {there} is remembered in a view that hides something")
             return
         obj = self._find(entry.nodeid)[2]
@@ -377,6 +397,32 @@ class Oracle:
                     f"(references: {obj.lookups}, views: {set(obj.kept)}, {told})"
                 )
                 break
+
+    def _shows_all(self, view: View, hearers: set[int], tree: Tree, directory: str) -> bool:
+        """Whether these hearers are one uid, and it sees everything in the directory, whatever its groups are."""
+        inside = [path for path in tree.infos if path and os.path.dirname(path) == directory]
+        return len(hearers - {ALL}) == len(hearers) == 1 and all(
+            self._sees(view, who, tree, path) for path in inside for who in self._identities(view, hearers, tree, path)
+        )
+
+    def _check_kept(self, directories: Sequence[int]) -> None:
+        """Check the entries that the kernel keeps of these directories."""
+        if not directories:
+            return
+        linux.act_as_daemon()
+        tree = Tree(self._top)
+        for directory in directories:
+            _, view, obj = self._find(directory)
+            for place in self._places(tree, obj):
+                for name in sorted(self.kept.get(directory, ())):
+                    there = os.path.join(place, os.fsdecode(name))
+                    readers = self.readers[directory]
+                    if there not in tree.infos:
+                        self._report(f"the kernel keeps the entry {there}, which is gone")
+                    elif view is not None and not all(
+                        self._sees(view, who, tree, there) for who in self._identities(view, readers, tree, there)
+                    ):
+                        self._report(f"the kernel keeps the entry {there} for {readers}, and it is hidden from some")
 
     @staticmethod
     def _sees(view: View, who: Caller, tree: Tree, path: str) -> bool:
@@ -436,6 +482,7 @@ class CheckedFilesystem(Filesystem):
         self.oracle = oracle = Oracle(self, nodes.mounts._source)
         self._listing: Entered | None = None  # the directory that is being listed
         self._told_in_listing: list[int] = []
+        self._names_in_listing: list[bytes] = []
         watch = self.cache.watch
 
         def add_watch(added: Watch) -> None:
@@ -455,6 +502,7 @@ class CheckedFilesystem(Filesystem):
             at = self._listing
             if has_room and at is not None and at.who is not INSIDER:
                 parent = self.nodes.nodeid(at.number, at.obj)
+                self._names_in_listing.append(name)
                 self.oracle.lists(parent, name, at.who.caller)
                 if not is_name_only(entry):
                     self.oracle.tells_name(parent, name, entry, requester(token))
@@ -474,6 +522,8 @@ class CheckedFilesystem(Filesystem):
                 oracle.names.pop((parent, name), None)
 
         def inode(nodeid: InodeT, *args: Any, **kwargs: Any) -> None:
+            if not kwargs.get("attr_only"):
+                oracle.kept.pop(nodeid, None)
             try:
                 invalidate_inode(nodeid, *args, **kwargs)
             except OSError:
@@ -575,11 +625,13 @@ class CheckedFilesystem(Filesystem):
 
     async def unlink(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
         await super().unlink(parent_inode, name, ctx)
+        self.oracle.changes(parent_inode)
         self.oracle.names.pop((parent_inode, name), None)
         await self._send()
 
     async def rmdir(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
         await super().rmdir(parent_inode, name, ctx)
+        self.oracle.changes(parent_inode)
         self.oracle.names.pop((parent_inode, name), None)
         await self._send()
 
@@ -597,17 +649,27 @@ class CheckedFilesystem(Filesystem):
         self.oracle.moved((parent_inode_old, name_old), (parent_inode_new, name_new), exchanged=is_exchange)
         await self._send()
 
+    async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
+        opened = await super().opendir(inode, ctx)
+        if isinstance(opened, FileInfo):
+            self.oracle.readers[inode].add(ctx.uid)
+            if not opened.keep_cache:
+                self.oracle.changes(inode)
+        return opened
+
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
         await super().readdir(fh, start_id, token)
         listed, self._told_in_listing = self._told_in_listing, []
         await self._send(*listed)
 
     def _fill(self, at: Entered, directory: OpenFile, token: ReaddirToken, most: int) -> bool:
-        self._listing = at
+        self._listing, self._names_in_listing = at, []
         try:
             return super()._fill(at, directory, token, most)
         finally:
             self._listing = None
+            if directory.is_kept:
+                self.oracle.keeps(self.nodes.nodeid(at.number, at.obj), self._names_in_listing)
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
         await super().forget(inode_list)

@@ -33,6 +33,7 @@ def tree(base: str) -> Iterator[str]:
 
 _AUDIENCES = "from cloakfs.filesystem.audience import Audiences"
 _REMEMBERING = "from cloakfs.filesystem.remember import Remembering"
+_LISTINGS = "from cloakfs.filesystem.listings import Listings"
 _CHANGES = "from cloakfs.filesystem.changes import Changes"
 
 WEAKENED = {
@@ -54,9 +55,16 @@ WEAKENED = {
         "from cloakfs.filesystem import directories; directories.sees = lambda *_: True",
         "is listed",
     ),
+    "all entries are shown": (f"{_LISTINGS}; Listings._shows = lambda *_: True", "a view that hides something"),
     "changes behind the mount": (f"{_CHANGES}; Changes._heed = lambda *_: False", "leads elsewhere"),
 }
 """Rules; code that breaks each; and what is to be found then."""
+
+if hasattr(pyfuse3.FileInfo, "cache_readdir"):
+    WEAKENED["entries are forgotten"] = (
+        "from cloakfs.filesystem.forget import Forgetting; Forgetting.forget_listing = lambda *_: None",
+        "the kernel keeps the entry",
+    )
 
 
 def use(m: Mount, owner: User, member: User, other: User) -> None:
@@ -75,6 +83,8 @@ def use(m: Mount, owner: User, member: User, other: User) -> None:
     owner.do(os.chdir, m.at("homes/second"))
     for _ in range(2):
         owner.do(os.stat, "private")
+        member.do(os.listdir, m.at("homes/second"))
+        member.error(os.stat, m.at("homes/second/absent"))
     os.chmod(m.real("homes/second"), 0o755)
     violations(m)
     other.do(os.stat, m.at("homes/second"))
@@ -98,6 +108,7 @@ def furnish(m: Mount) -> None:
     put(m.real("shared/own"), OWNER, 0o600)
     put(m.real("homes/second"), OWNER, stat.S_IFDIR | 0o700)
     put(m.real("homes/second/private"), OWNER, 0o600)
+    put(m.real("homes/second/hidden"), OTHER, 0o640, gid=GROUP)
     put(m.real("moved"), OWNER, stat.S_IFDIR | 0o755)
     put(m.real("moved/file"), OWNER, 0o644)
     put(m.real("open"), OWNER, stat.S_IFDIR | 0o755)

@@ -7,10 +7,11 @@ import signal
 import stat
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pyfuse3
 import pytest
 
 from tests.agents import User, read
@@ -133,6 +134,13 @@ def absent(seconds: float, path: str = "open/absent", of: str = "") -> Claim:
 
 CONTENT = Claim("content", "of files", None, "open/public")
 LISTINGS = Claim("listings", "", 0, "open")
+LISTINGS_OF_HOMES = (
+    (Claim("listings", "in directories that only one", None, "home"), Claim("listings", "of anything else", 0, "open"))
+    if hasattr(pyfuse3.FileInfo, "cache_readdir")
+    else (Claim("listings", "", 0, "home"),)
+)
+ABSENT_IN_HOMES = (absent(10, "home/absent", "in directories that only one"), absent(0, of="of anything else"))
+"""This is found out by listing them, and so comes after that."""
 XATTRS = Claim("extended attributes", "", 0, "open/public")
 ACLS = (
     Claim("POSIX ACLs", "of objects", HOUR, "open/public"),
@@ -213,7 +221,16 @@ PUBLIC_ATTRIBUTES = (
 
 def test_each_caller(scene: str, mount: MakeMount, user: MakeUser) -> None:
     m = mount("-o", CLOAKED)
-    agree(m, user(OTHER, GROUP), *PUBLIC_NAMES, *PUBLIC_ATTRIBUTES, absent(0), *ALWAYS)
+    agree(
+        m,
+        user(OTHER, GROUP),
+        *PUBLIC_NAMES,
+        *PUBLIC_ATTRIBUTES,
+        *LISTINGS_OF_HOMES,
+        *ABSENT_IN_HOMES,
+        CONTENT,
+        XATTRS,
+    )
 
 
 def test_each_caller_where_nothing_is_hidden(scene: str, mount: MakeMount, user: MakeUser) -> None:
@@ -228,10 +245,11 @@ def test_each_caller_where_nothing_is_hidden(scene: str, mount: MakeMount, user:
         attributes(HOUR, "open/shared", REACHED),
         attributes(HOUR, "home/secret", ITS),
         attributes(BRIEF, "open/linked", ELSE),
+        *(replace(claim, path=claim.path.replace("home", "home/inner")) for claim in LISTINGS_OF_HOMES),
         absent(10, of=REACHED),
+        absent(10, "home/inner/absent", ONE),
         absent(0, "closed/absent", ELSE),
         CONTENT,
-        LISTINGS,
         *ACLS,
     )
 
@@ -239,7 +257,8 @@ def test_each_caller_where_nothing_is_hidden(scene: str, mount: MakeMount, user:
 def test_without_extended_attributes(scene: str, mount: MakeMount, user: MakeUser) -> None:
     m = mount("-o", f"{CLOAKED},noxattr")
     none = Claim("extended attributes", "", None, "open/public")
-    agree(m, user(OTHER, GROUP), *PUBLIC_NAMES, *PUBLIC_ATTRIBUTES, absent(0), CONTENT, LISTINGS, none)
+    facts = (*PUBLIC_NAMES, *PUBLIC_ATTRIBUTES, *LISTINGS_OF_HOMES, *ABSENT_IN_HOMES, CONTENT, none)
+    agree(m, user(OTHER, GROUP), *facts)
 
 
 def test_no_client_cache(scene: str, mount: MakeMount, user: MakeUser) -> None:
@@ -251,8 +270,10 @@ def test_no_client_cache(scene: str, mount: MakeMount, user: MakeUser) -> None:
         *PUBLIC_ATTRIBUTES[:2],
         attributes(0, "open/shared", ELSE),
         attributes(0, "open/directory", "of directories"),
-        absent(0),
-        *ALWAYS,
+        replace(LISTINGS, path="home"),
+        *ABSENT_IN_HOMES,
+        CONTENT,
+        XATTRS,
     )
 
 
@@ -457,9 +478,10 @@ def test_another_file_system_in_the_tree(base: str, scene: str, mount: MakeMount
         stack.callback(unmount, m.path)
         member = user(OTHER, GROUP)
         stack.callback(member.close)
-        agree(m, member, *PUBLIC_NAMES, *PUBLIC_ATTRIBUTES, absent(0), *ALWAYS)
+        homes = (*LISTINGS_OF_HOMES, *ABSENT_IN_HOMES)
+        agree(m, member, *PUBLIC_NAMES, *PUBLIC_ATTRIBUTES, *homes, CONTENT, XATTRS)
         other = (names(0, "open/public"), attributes(BRIEF, "open/public"), Claim("content", "", 0, "open/public"))
-        agree(m, member, *other, below="mounted", where=f"{place} (overlay)")
+        agree(m, member, *other, absent(0), LISTINGS, below="mounted", where=f"{place} (overlay)")
 
 
 def test_a_tree_in_another_cloakfs(scene: str, mount: MakeMount, user: MakeUser) -> None:
@@ -489,10 +511,10 @@ def test_a_reload_is_told(base: str, scene: str, mount: MakeMount) -> None:
     file = Path(base, "a.exports")
     file.write_text(f"{scene} *(rw)\n")
     m = mount("--exports", str(file))
-    assert any(fact["seconds"] == 10 for fact in facts(m))
+    assert any(fact["of"] == REACHED for fact in facts(m))
     file.write_text(f"{scene} *(rw,cloak_list=uid +077 3000 3999)\n")
     os.kill(m.pid, signal.SIGHUP)
     deadline = time.monotonic() + 60
-    while any(fact["seconds"] == 10 for fact in facts(m)):
+    while any(fact["of"] == REACHED for fact in facts(m)):
         assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -50,12 +50,13 @@ SERVERS = ((False, False, False), (True, False, False), (True, True, False), (Fa
 def all_reports() -> list[tuple[Terms, View, list[TreeMount], list[Fact]]]:
     found = []
     for policy, tree, views, servers, rest in product(
-        policies(), TREES, VIEWS, SERVERS, product((False, True), repeat=2)
+        policies(), TREES, VIEWS, SERVERS, product((False, True), repeat=3)
     ):
         fixed, several, gated = views
         exported, one_caller, ganesha = servers
-        forgetful, xattrs = rest
-        terms = Terms(fixed, several, gated, exported, one_caller, ganesha, forgetful, xattrs, xattrs and gated)
+        forgetful, xattrs, keeps = rest
+        acls = xattrs and gated
+        terms = Terms(fixed, several, gated, exported, one_caller, ganesha, forgetful, xattrs, acls, keeps)
         view = View(policy)
         found.append((terms, view, tree, facts(terms, view, tree)))
     return found

@@ -1,0 +1,157 @@
+"""Of which directories all entries are known to be shown to the one caller that was told of them.
+
+A listing from the first entry to the last proves it: each entry is one that this caller sees whatever its groups are,
+and a file has no second name, by which it could become hidden without a word about this one. Whatever changes an entry
+or adds one ends the proof (`Forgetting.forget_listing`), unless the entry is still shown in this way. What the caller
+itself makes there belongs to it, so the proof holds for that, too.
+
+While there is a proof, the kernel may remember two things of the directory for this caller:
+
+- *Absent names*: the directory has no hidden name from which the time of an answer could distinguish them.
+- *The entries*, where pyfuse3 can say so (contrib/pyfuse3). The kernel keeps them with the directory. It gives them to
+  whoever reads a descriptor that OPENDIR returned with a flag for this (FOPEN_CACHE_DIR), and adds to them what it is
+  answered there. So the daemon decides at each OPENDIR who gets at them, and checks permission each time. If it has to
+  answer on such a descriptor without a proof, or to somebody else, it makes the kernel forget the entries again.
+
+In directories that more callers know, none of this is done: an entry that one of them sees could then be given to
+another one for a moment.
+"""
+
+import os
+import stat
+
+from .. import linux
+from ..ids import ClientId
+from ..tree import calls
+from ..tree.door import may_with_any_groups
+from ..tree.nodes import Nodes
+from ..tree.objects import Listing, Object
+from ..view import View
+from .audience import Audiences
+from .entered import Entered
+from .forget import ABSENT_SECONDS, Forgetting
+from .remember import Remembering
+
+
+class Listings:
+    """Knows of which directories of one mount all entries are shown to their audience.
+
+    Args:
+        nodes: the objects.
+        forgetting: makes the kernel forget.
+        audiences: knows what is shown to a caller whatever its groups.
+        remembering: knows what the kernel remembers.
+        exported: whether a server exports the mount, which lists directories on behalf of others.
+    """
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        forgetting: Forgetting,
+        audiences: Audiences,
+        remembering: Remembering,
+        *,
+        exported: bool,
+    ) -> None:
+        self._nodes = nodes
+        self._forgetting = forgetting
+        self._audiences = audiences
+        self._remembering = remembering
+        self._exported = exported
+
+    # -- the proof ---------------------------------------------------------------------------------
+
+    def begin(self, at: Entered) -> Listing | None:
+        """Return what a listing that begins with the first entry may prove, or has proven; None if nothing."""
+        directory = at.obj
+        if not self._can_prove(at):
+            return None
+        listing = directory.listing
+        if listing is None or not listing.is_proven or listing.audience != at.hearer:
+            self._forgetting.forget_listing(directory)
+            listing = directory.listing = Listing(at.hearer)
+            self._forgetting.listed.add(directory)
+        return listing
+
+    def _can_prove(self, at: Entered) -> bool:
+        directory = at.obj
+        return (
+            not self._exported
+            and at.number == 0
+            and at.view.fixed is None
+            and directory.audience == at.hearer >= 0
+            and self._remembering.is_known_to(0, directory, at.hearer)
+            # What is done in a directory by its other path is not reported.
+            and sum(other.device == directory.filesystem.device for other in self._nodes.mounts.filesystems) == 1
+        )
+
+    def check_entry(self, at: Entered, listing: Listing, name: bytes) -> None:
+        """Let a listing prove nothing if this entry is not shown to its audience, whatever the groups."""
+        if listing.is_proven or at.obj.listing is not listing or name in (b".", b".."):
+            return
+        try:
+            info, _ = calls.statx(linux.ROOT, at.fd, name)
+        except OSError:
+            is_shown = False
+        else:
+            is_shown = listing.audience == at.hearer and self._shows(at.view, listing, info)
+        if not is_shown:
+            self._forgetting.forget_listing(at.obj)
+
+    @staticmethod
+    def end(directory: Object, listing: Listing) -> None:
+        """Note that the listing has come to the last entry. If it was dropped meanwhile, this proves nothing."""
+        if directory.listing is listing:
+            listing.is_proven = True
+
+    def _shows(self, view: View, listing: Listing, info: linux.Stat) -> bool:
+        is_single = info.st_nlink <= 1 or stat.S_ISDIR(info.st_mode)
+        return is_single and self._audiences.sees(view, view.server_uid(ClientId(listing.audience)), info)
+
+    def still_shows(self, view: View, directory: Object, info: linux.Stat) -> bool:
+        """Whether what is known of all entries of `directory` holds for one that now has this stat."""
+        return directory.listing is None or self._shows(view, directory.listing, info)
+
+    # -- what rests on it --------------------------------------------------------------------------
+
+    def _is_proven(self, at: Entered) -> bool:
+        listing = at.obj.listing
+        return (
+            listing is not None
+            and listing.is_proven
+            and listing.audience == at.hearer == at.obj.audience
+            and self._remembering.is_known_to(at.number, at.obj, at.hearer)
+        )
+
+    def _is_busy(self, directory: Object) -> bool:
+        return self._forgetting.forgetter.is_busy(self._nodes.nodeid(0, directory))
+
+    def of_absence(self, at: Entered, name: bytes) -> float:
+        """Return how long to remember, for the audience of a directory, that nothing in it has this name."""
+        directory = at.obj
+        if (
+            not self._is_proven(at)
+            or self._is_busy(directory)
+            or not may_with_any_groups(at.who.uid, os.X_OK, directory, at.fd, at.info)
+            or not self._forgetting.note_absence(0, directory, name)
+        ):
+            return 0.0
+        directory.remembers_names = True
+        return ABSENT_SECONDS
+
+    def keeps(self, at: Entered) -> tuple[bool, bool]:
+        """Return whether the kernel may keep the entries of a directory that is being opened, for whoever opens it.
+
+        The second value is whether it may use those that it has. The first time, it is made to forget them instead.
+        """
+        directory = at.obj
+        if not self._is_proven(at) or self._is_busy(directory):
+            return False, False
+        assert directory.listing is not None
+        had, directory.listing.is_in_kernel = directory.listing.is_in_kernel, True
+        return True, had
+
+    def check_reader(self, at: Entered) -> None:
+        """To be called before an answer of which the kernel keeps the entries: it is made to forget them if need be."""
+        if not self._is_proven(at):
+            self._forgetting.forgetter.listing(self._nodes.nodeid(at.number, at.obj))
