@@ -99,6 +99,7 @@ class Views:
         below: see above.
         top: whether the views are `@NAME` directories, so that the root of the mount only lists them.
         fixed: whether the views are fixed.
+        get: returns the view with a number, or None if this mount does not have it (yet). Every request asks.
 
     Raises:
         ViewError: an item is wrong, or two of them have the same name.
@@ -128,6 +129,7 @@ class Views:
         self.fixed = bool(items)
         self._numbers: dict[str, int] = {}
         self._views: dict[int, View] = {}
+        self.get = self._views.get
         self._by_user: dict[int, ServerId] = {}  # view number -> uid in the database
         if not identities and not self._ranges:
             self._views[0] = self._view(None)
@@ -157,10 +159,6 @@ class Views:
             act_as_daemon=linux.act_as_daemon,
         )
 
-    def get(self, number: int) -> View | None:
-        """Return the view with this number, or None if this mount does not have it (yet)."""
-        return self._views.get(number)
-
     def any(self) -> View:
         """Return one of the views, to find out what holds for all; one for each caller if none has been made yet."""
         return next(iter(self._views.values()), None) or self._view(None)
@@ -168,7 +166,7 @@ class Views:
     def use(self, policy: Policy) -> None:
         """Use another policy from now on, also for handles given out before."""
         self.policy = policy
-        self._views = {number: self._view(view.fixed) for number, view in self._views.items()}
+        self._views.update({number: self._view(view.fixed) for number, view in self._views.items()})
 
     def labels(self, client_uid: ClientId) -> list[str]:
         """Return the sorted names (without @) of the views that a process with this uid may enter."""
