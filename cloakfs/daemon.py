@@ -153,6 +153,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             no_client_cache=settings.options.no_client_cache,
             knfsd=settings.mount_options.knfsd,
             all_squashed=settings.mount_options.all_squashed,
+            subtree_checked=settings.mount_options.subtree_checked,
             ganesha=settings.mount_options.ganesha,
             default_permissions=settings.mount_options.default_permissions,
             xattrs=settings.mount_options.xattrs,

@@ -38,8 +38,8 @@ _PASSED_ON = {"setid": "nosuid", "devices": "nodev"}
 _IGNORED = frozenset({"defaults", "auto", "noauto", "nofail", "user", "nouser", "users", "owner", "group", "_netdev",
                       "allow_other", "nonempty", "auto_unmount"})  # fmt: skip
 _IGNORED_BEGINNINGS = ("x-", "X-", "comment=")
-_SWITCHES = frozenset({"default_permissions", "knfsd", "all_squashed", "ganesha", "stock_loop", "noxattr", "remount",
-                       "restart"})  # fmt: skip
+_SWITCHES = frozenset({"default_permissions", "knfsd", "all_squashed", "subtree_checked", "ganesha", "stock_loop",
+                       "noxattr", "remount", "restart"})  # fmt: skip
 _VALUES = frozenset({"record", "fsname", "exports", "client", "restarted", "log"})
 
 
@@ -56,6 +56,7 @@ class MountOptions:
         default_permissions: let the kernel check the shown mode bits as well.
         knfsd: the kernel's NFS server will export the mount; implies default_permissions.
         all_squashed: with `knfsd`: the server makes all callers one (all_squash of exports(5)).
+        subtree_checked: with `knfsd`: the server exports with subtree_check (exports(5)).
         ganesha: nfs-ganesha will export the mount, which gets an identity that outlives it.
         stock_loop: answer with pyfuse3's own session loop, for comparison.
         xattrs: support extended attributes; False with `noxattr`, unless `knfsd` needs ACLs.
@@ -75,6 +76,7 @@ class MountOptions:
     default_permissions: bool
     knfsd: bool = False
     all_squashed: bool = False
+    subtree_checked: bool = False
     ganesha: bool = False
     stock_loop: bool = False
     xattrs: bool = True
@@ -148,6 +150,7 @@ def split_mount_options(text: str) -> tuple[MountOptions, str]:
         default_permissions,
         knfsd,
         knfsd and "all_squashed" in switches,
+        knfsd and "subtree_checked" in switches,
         "ganesha" in switches,
         "stock_loop" in switches,
         knfsd or "noxattr" not in switches,

@@ -31,11 +31,13 @@ class Audiences:
     Args:
         nodes: the objects.
         forgetting: makes the kernel forget.
+        checks_above: see `remember.Remembering`.
     """
 
-    def __init__(self, nodes: Nodes, forgetting: Forgetting) -> None:
+    def __init__(self, nodes: Nodes, forgetting: Forgetting, *, checks_above: bool = False) -> None:
         self._nodes = nodes
         self._forgetting = forgetting
+        self._checks_above = checks_above
         self._being_carried: dict[Object, list[Below]] = {}  # directories, with what `carry` has yet to forget
 
     # -- who was told ------------------------------------------------------------------------------
@@ -53,10 +55,39 @@ class Audiences:
             obj.audience = hearer
             return None
         obj.audience = ALL
-        self._forgetting.forget_listing(obj)
+        if obj.listing is not None:
+            self._forgetting.forget_listing(obj)
         if obj.private:
             self._forgetting.forget_attributes(obj)
         return self._forgetting.forget_below(obj) if obj.remembers_names else None
+
+    def tell_passer(self, number: int, obj: Object, hearer: int) -> Below | None:
+        """Where the kernel checks the directories above: note that `hearer` is about to be let through a directory.
+
+        Returns what has to be forgotten first, if anything.
+        """
+        below = self.tell(number, obj, hearer)
+        if below is not None or number or not obj.remembers_names:
+            return below
+        return self._forgetting.below.get(obj)  # because of whoever was let through just before
+
+    async def settle(self, obj: Object) -> None:
+        """Where the kernel checks the directories above: wait until nothing rests on the former place of `obj`."""
+        below = self._forgetting.below.get(obj)
+        if self._checks_above and below is not None:
+            await below.done.wait()
+
+    def strayed(self, obj: Object) -> None:
+        """Where the kernel checks the directories above: forget what rests on the place of an object that was moved.
+
+        The kernel may learn of its new place at any time, or never.
+        """
+        if obj.audience == ALL:
+            return  # nothing rests on it
+        obj.strayed = True
+        if obj.private:
+            self._forgetting.forget_attributes(obj)
+        self._forgetting.forget_below(obj)
 
     def _carries(self, obj: Object) -> bool:
         """Whether a directory has an audience that the directory above does not have.
@@ -75,6 +106,8 @@ class Audiences:
         if number:
             return True
         is_told = hearer == NOBODY or not obj.remembers_names or self._is_audience(obj, hearer)
+        if self._checks_above and obj in self._forgetting.below:
+            return False
         return is_told and obj not in self._being_carried and not self._carries(obj)
 
     @staticmethod
@@ -91,6 +124,8 @@ class Audiences:
             Stale: somebody keeps the lock, so that the kernel could not be made to forget a name yet.
         """
         await self.carry(number, obj)
+        if self._checks_above and (below := self._forgetting.below.get(obj)) is not None:
+            await self._forgetting.forgotten(below)
         if self.is_ready(number, obj, hearer):
             return
         self.tell(number, obj, ALL)

@@ -55,6 +55,7 @@ class Terms:
         forgetful: whether directories change with every answer (`no_client_cache`).
         xattrs: whether there are extended attributes.
         acls: whether the kernel is offered POSIX ACLs, to check them itself.
+        checks_above: whether the kernel's NFS server checks the directories above at each request (subtree_check).
         keeps_listings: whether pyfuse3 can tell the kernel to keep the entries of a directory.
     """
 
@@ -67,6 +68,7 @@ class Terms:
     forgetful: bool = False
     xattrs: bool = True
     acls: bool = False
+    checks_above: bool = False
     keeps_listings: bool = False
 
 
@@ -236,9 +238,12 @@ def _fixed(terms: Terms, view: View, mounted: TreeMount) -> Iterator[Fact]:
             else ("the daemon checks there who may enter", "default_permissions")
         )
         yield Fact("names", "at the top", 0, *entered)
-    if terms.exported:
-        yield Fact("attributes", "", 0, "NFS clients send handles, so the daemon checks each time whose they are")
+    if terms.exported and not terms.checks_above:
+        reason = "NFS clients send handles, so the daemon checks each time whose they are"
+        yield Fact("attributes", "", 0, reason, "subtree_check")
     else:
+        if terms.exported and not terms.gated:
+            yield Fact("attributes", "of the top", 0, "the daemon checks there each time whose handle it is")
         yield Fact("attributes", "", seconds, *unreported)
         yield from _of_directories(terms)
     yield _absent(mounted, "")
@@ -255,7 +260,8 @@ def _per_caller(terms: Terms, view: View, mounted: TreeMount) -> Iterator[Fact]:
     posix = mounted.has_posix_rules and mounted.posix_above
     passes_handles = terms.exported and not terms.one_caller
     to_all = (by_cloak or by_plugin) and posix
-    to_one = by_cloak and not passes_handles and mounted.watched
+    to_one = by_cloak and (terms.checks_above or not passes_handles) and mounted.watched
+    told_to_one = "in directories that only one caller was told of"
     seconds, unreported = _seconds(mounted), _unreported(mounted)
     if by_plugin:
         alike = "of what the plug-in shows to all (same_for_all), and all can reach"
@@ -267,7 +273,7 @@ def _per_caller(terms: Terms, view: View, mounted: TreeMount) -> Iterator[Fact]:
     if to_all:
         yield Fact("names", alike, seconds, *unreported)
     if to_one and mounted.has_posix_rules:
-        yield Fact("names", "in directories that only one caller was told of", seconds)
+        yield Fact("names", told_to_one, seconds)
     yield Fact("names", _ELSE if to_all or (to_one and mounted.has_posix_rules) else "", 0, *limit)
 
     # attributes
@@ -276,7 +282,7 @@ def _per_caller(terms: Terms, view: View, mounted: TreeMount) -> Iterator[Fact]:
         owned = ", if only one client id stands for the owner, and for the group" if passes_handles else ""
         yield Fact("attributes", alike + owned, seconds, *unreported)
     if to_one:
-        yield Fact("attributes", "of what only one caller was told of", seconds)
+        yield Fact("attributes", told_to_one if passes_handles else "of what only one caller was told of", seconds)
     anything_else = f"{_ELSE}, and of files with several hard links"
     yield Fact("attributes", anything_else if (to_all and shown_alike) or to_one else "", _brief(terms), *limit)
     yield from _of_directories(terms)
@@ -307,8 +313,11 @@ def _limit(terms: Terms, view: View, mounted: TreeMount, *, by_cloak: bool, by_p
         return f"{decider} may grant access by rules of its own", _views(view)
     if terms.exported and terms.one_caller:
         return "what depends on groups is asked for each time", ""
+    if terms.exported and terms.checks_above:
+        return "others may be told of it, or it depends on groups", ""
     if terms.exported:
-        return "a client may send one user's handle for another", "all_squash without range_map" if by_cloak else ""
+        way_out = "subtree_check, or all_squash without range_map" if by_cloak else ""
+        return "a client may send one user's handle for another", way_out
     return "the kernel would give every caller the same answer", _views(view)
 
 

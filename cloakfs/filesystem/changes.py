@@ -336,6 +336,7 @@ class Changes:
         """Handle a rename of `obj` into `parent` by a request that has not been answered yet."""
         for twin in self._nodes.twins(obj):
             self._forgetting.forget(twin)  # nothing says where it is now
+        await self._audiences.settle(obj)
         if stat.S_ISDIR(obj.filesystem.stat(self._nodes.fd(obj)).st_mode):
             await self._audiences.carry(number, obj)
         if view.fixed is not None or (

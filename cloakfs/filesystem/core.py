@@ -87,6 +87,7 @@ class Core(pyfuse3.Operations):
         no_client_cache: whether to show every directory as changed just now [SZ §3.2].
         knfsd: whether the kernel's NFS server exports the mount (docs/design.md).
         all_squashed: whether that server makes all callers one.
+        subtree_checked: whether that server checks the directories above at each request (subtree_check).
         ganesha: whether nfs-ganesha exports the mount.
         default_permissions: whether the kernel checks permissions, too.
         xattrs: whether there are extended attributes, ACLs among them.
@@ -107,6 +108,7 @@ class Core(pyfuse3.Operations):
         no_client_cache: bool = False,
         knfsd: bool = False,
         all_squashed: bool = False,
+        subtree_checked: bool = False,
         ganesha: bool = False,
         default_permissions: bool = False,
         xattrs: bool = True,
@@ -119,6 +121,8 @@ class Core(pyfuse3.Operations):
         self.knfsd = knfsd
         self.ganesha = ganesha
         self.exported = knfsd or ganesha
+        # With subtree_check, the kernel reconnects a handle with the identity of whoever sent it.
+        self.reconnects_as_others = knfsd and not subtree_checked
         self.reconnecting = Reconnecting()
         self.nodes = nodes
         self.views = views
@@ -144,7 +148,9 @@ class Core(pyfuse3.Operations):
             self.door.passages,
             exported=knfsd,
             one_caller=all_squashed,
+            checks_above=subtree_checked,
             gated=gated or ganesha,
+            is_walled=gated,
             forgetful=no_client_cache,
         )
         self.replies = Replies(nodes, self.cache, self.requests.counters, gated=gated, no_client_cache=no_client_cache)
@@ -154,6 +160,7 @@ class Core(pyfuse3.Operations):
             gated=gated or ganesha,
             exported=knfsd,
             one_caller=all_squashed,
+            checks_above=subtree_checked,
             ganesha=ganesha,
             forgetful=no_client_cache,
             xattrs=xattrs,
@@ -192,7 +199,8 @@ class Core(pyfuse3.Operations):
             served = self.callers.served_at_once(inode, ctx, for_attributes=for_attributes)
             number, view, who = served or await self.callers.served(inode, ctx, for_attributes=for_attributes)
         hearer = self.callers.hearer(view, who, ctx)
-        self.cache.tell(number, obj, hearer)  # who asks evidently was told, or was handed it
+        if not self.cache.checks_above:
+            self.cache.tell(number, obj, hearer)  # who asks evidently was told, or was handed it
         fd = self.nodes.fd(obj)
         info = obj.filesystem.stat(fd)
         if view.hides and not self.cache.is_known_to_all(number, obj):
@@ -213,6 +221,9 @@ class Core(pyfuse3.Operations):
                 self.requests.counters.hidden_handles += 1
                 raise Stale
             fd = self.nodes.fd(obj)  # descriptors of the objects above may have taken the place of this one
+        if self.cache.checks_above and (below := self.cache.tell_passer(number, obj, hearer)) is not None:
+            await self.cache.forgotten(below)
+            return await self._enter(inode, ctx, or_open=or_open, for_attributes=for_attributes)
         asker = self.callers.asker(view, who, ctx) if self.knfsd else None
         return Entered(number, view, who, obj, fd, info, hearer, asker)
 

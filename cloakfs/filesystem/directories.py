@@ -241,12 +241,15 @@ class Directories(Names):
         else:
             number, view, who = await self.callers.served(self._nodeid(directory), ctx)
         hearer = self.callers.hearer(view, who, ctx)
-        self.cache.tell(number, obj, hearer)
+        if not self.cache.checks_above:
+            self.cache.tell(number, obj, hearer)
         info = obj.filesystem.stat(fh)
         if view.hides and not self.door.visible(view, who, obj, info):
             self.door.note_hidden(view, who, obj)
             self.requests.counters.hidden_handles += 1
             raise Stale
+        if self.cache.checks_above:
+            self.cache.tell(number, obj, hearer)
         at = Entered(number, view, who, obj, fh, info, hearer, self.callers.asker(view, who, ctx))
         linux.act_as_daemon()
         if directory.is_kept:

@@ -63,6 +63,7 @@ class Forgetting:
     Args:
         nodes: the objects.
         passages: is told of directories that change.
+        checks_above: see `remember.Remembering`.
 
     Attributes:
         forgetter: tells the kernel what to forget.
@@ -71,9 +72,10 @@ class Forgetting:
         below: the directories below which there is so much to forget that others are given time in between.
     """
 
-    def __init__(self, nodes: Nodes, passages: Passages) -> None:
+    def __init__(self, nodes: Nodes, passages: Passages, *, checks_above: bool = False) -> None:
         self._nodes = nodes
         self._passages = passages
+        self._checks_above = checks_above
         self.forgetter = Forgetter()
         self.era = 0
         self._sweeps: list[_Sweep] = []
@@ -163,6 +165,13 @@ class Forgetting:
         self._go_on_below(below)
         return below
 
+    @staticmethod
+    async def forgotten(below: Below) -> None:
+        """Wait until what is below the directory is forgotten, without names in the directory itself."""
+        await below.done.wait()
+        for name in list(below.names):
+            await name.wait()
+
     def _forget_some(self, below: Below) -> bool:
         """Forget a part of it; return whether nothing is left."""
         for _ in range(AT_ONCE):
@@ -171,6 +180,7 @@ class Forgetting:
             obj = below.todo[-1]
             inside: list[Object] = []
             if obj.ever_kept:
+                obj.strayed = self._checks_above  # a request may have passed it already
                 for wait, parent in self.forget_one(obj).items():
                     if parent is not below.directory:
                         below.names.add(wait)

@@ -1,6 +1,7 @@
 """What the kernel may remember, and how it is made to forget what is no longer true."""
 
 from ..tree.nodes import Nodes
+from ..tree.objects import NOBODY
 from ..tree.passages import Passages
 from ..views import Views
 from .audience import Audiences
@@ -21,10 +22,13 @@ class KernelCache:
         passages: is told of directories that change.
         exported: whether a server of the kernel exports the mount: then requests come by handle, without any LOOKUP.
         one_caller: whether that server makes all callers one.
+        checks_above: whether that server, at each request, has the kernel check the directories above (subtree_check).
         gated: whether the kernel itself keeps everybody else out of the only, fixed, view.
+        is_walled: whether it does so because the top directory is shown as the identity's alone.
         forgetful: whether directories change with every answer (`no_client_cache`).
 
     Attributes:
+        checks_above: see above.
         forgetter: tells the kernel what to forget.
     """
 
@@ -36,22 +40,30 @@ class KernelCache:
         *,
         exported: bool = False,
         one_caller: bool = False,
+        checks_above: bool = False,
         gated: bool = False,
+        is_walled: bool = False,
         forgetful: bool = False,
     ) -> None:
-        forgetting = Forgetting(nodes, passages)
-        audiences = Audiences(nodes, forgetting)
+        forgetting = Forgetting(nodes, passages, checks_above=checks_above)
+        audiences = Audiences(nodes, forgetting, checks_above=checks_above)
         remembering = Remembering(
             nodes,
             forgetting,
             audiences,
             exported=exported,
             one_caller=one_caller,
+            checks_above=checks_above,
             gated=gated or views.top,
+            is_walled=is_walled,
             forgetful=forgetful,
         )
         listings = Listings(nodes, forgetting, audiences, remembering, exported=exported)
         changes = Changes(nodes, views, passages, forgetting, audiences, remembering, listings)
+        if checks_above:
+            nodes.registry.on_moved = audiences.strayed
+            nodes.registry.audience_of_restored = NOBODY  # what counts is whom the kernel has let through since
+        self.checks_above = checks_above
         self.forgetter = forgetting.forgetter
 
         self.of_name = remembering.of_name
@@ -69,11 +81,13 @@ class KernelCache:
         self.of_private_absence = listings.of_absence
 
         self.tell = audiences.tell
+        self.tell_passer = audiences.tell_passer
         self.is_ready = audiences.is_ready
         self.make_ready = audiences.make_ready
         self.is_remembered_for_others = audiences.is_remembered_for_others
 
         self.forget = forgetting.forget
+        self.forgotten = forgetting.forgotten
         self.forget_attributes = forgetting.forget_attributes
         self.forget_listing = forgetting.forget_listing
         self.forget_pages = forgetting.forget_pages

@@ -169,7 +169,7 @@ class Names(Core):
                 if parent is None:
                     raise Stale
                 obj = parent
-                if self.knfsd:
+                if self.reconnects_as_others:
                     self.reconnecting.begin(ctx.pid, inode, self.nodes.nodeid(number, parent))
         fd = self.nodes.fd(obj)
         info = obj.filesystem.stat(fd)

@@ -49,7 +49,10 @@ class Remembering:
         audiences: knows who was told of an object.
         exported: whether a server of the kernel exports the mount: then requests come by handle, without any LOOKUP.
         one_caller: whether that server makes all callers one (all_squash of exports(5)).
+        checks_above: whether that server, at each request, has the kernel check as the caller whether it may search all
+            directories above (subtree_check). Of each of them that the kernel does not remember, it asks the daemon.
         gated: whether the kernel itself keeps everybody else out of fixed views.
+        is_walled: whether it does so because the top directory is shown as the identity's alone.
         forgetful: whether directories change with every answer (`no_client_cache`).
     """
 
@@ -61,7 +64,9 @@ class Remembering:
         *,
         exported: bool,
         one_caller: bool,
+        checks_above: bool = False,
         gated: bool,
+        is_walled: bool = False,
         forgetful: bool,
     ) -> None:
         self._nodes = nodes
@@ -71,7 +76,9 @@ class Remembering:
         self._brief = 0.0 if exported or forgetful else BRIEF_SECONDS
         self._exported = exported
         self._passes_handles = exported and not one_caller  # whether one caller's handle may come back from another
+        self._checks_above = checks_above
         self._gated = gated
+        self._is_walled = is_walled
         self._forgetful = forgetful
         self._sets: dict[frozenset[int], frozenset[int]] = {}  # one instance of each, for `Object.kept`
 
@@ -106,7 +113,7 @@ class Remembering:
         would tell everybody. They are forgotten when somebody else asks (`Audiences.make_ready`).
         """
         parent = at.obj
-        if not self._is_steady_for(at, info) or not self._reaches(at, parent):
+        if not self._is_steady_for(at, info) or not self._reaches(at, parent) or not self._rests_on(at, parent, obj):
             return 0.0, self._brief
         seconds = 0.0
         if parent.audience == at.hearer and may_with_any_groups(at.who.uid, os.X_OK, parent, at.fd, at.info):
@@ -147,13 +154,16 @@ class Remembering:
             if view.below is not None or (view.fixed is not None and not self._gated):
                 return 0.0
         elif view.fixed is None:
-            if not self.same_for_all(view, obj.name, info, fd) or not self._is_public_place(number, view, obj, info):
+            is_public = self.same_for_all(view, obj.name, info, fd) and self._is_public_place(number, view, obj, info)
+            if not is_public or (self._checks_above and obj.remembers_names):
                 return self._of_private_object(at, info)
         elif not view.is_steady or not sees(view, subject(view.fixed), obj.name, info, fd):
             return self._brief  # a change that is just being answered may have hidden it
         if obj.parent is not None and self._forgetter.is_late(self._nodes.nodeid(number, obj.parent)):
             return 0.0
         self._keep(number, obj)
+        if self._checks_above:
+            obj.audience = ALL  # the kernel lets others pass it without a word to the daemon
         return self._of_attributes(at, obj, info, self._seconds(obj))
 
     def _of_private_object(self, at: Entered, info: linux.Stat) -> float:
@@ -161,7 +171,7 @@ class Remembering:
         if obj.audience != at.hearer or not self._is_steady_for(at, info):
             return self._brief
         places = list(self._nodes.places(obj, info))
-        if len(places) != 1 or not self._reaches(at, places[0][0]):
+        if len(places) != 1 or not self._reaches(at, places[0][0]) or not self._rests_on(at, places[0][0], obj):
             return self._brief
         if self._forgetter.is_late(self._nodes.nodeid(at.number, places[0][0])):
             return 0.0
@@ -184,7 +194,8 @@ class Remembering:
             return 0.0
         if view.fixed is not None:
             # Handles bypass the gate, so the daemon has to be asked each time who uses one.
-            return 0.0 if self._exported else seconds
+            is_below = self._checks_above and (obj is not self._nodes.root or self._is_walled)
+            return seconds if is_below or not self._exported else 0.0
         # Another name of a hard link may be hidden, and be the one that is left.
         if info.st_nlink > 1 and not is_directory:
             return self._brief
@@ -216,7 +227,7 @@ class Remembering:
         """
         return (
             at.hearer >= 0
-            and not self._passes_handles
+            and (self._checks_above or not self._passes_handles)
             and at.obj.filesystem.watched
             and self._audiences.sees(at.view, at.who.uid, info)
         )
@@ -240,6 +251,21 @@ class Remembering:
             here = parent
         if directory.audience == at.hearer:
             self._keep(number, directory, private=True)
+        return True
+
+    def _rests_on(self, at: Entered, parent: Object, obj: Object) -> bool:
+        """Whether the kernel lets nobody but who asks get at `obj` in the directory `parent`, not even by handle.
+
+        Where it checks the directories above, it asks the daemon, as the caller, about each that it does not remember.
+        Attributes of a directory are remembered only if nobody else was told of the directory above it, so that the
+        uppermost one of which only this caller was told is asked about each time. If the daemon is about to let
+        somebody else pass there, all below is forgotten first.
+        """
+        if not self._checks_above:
+            return True
+        if parent.audience != at.hearer or parent.strayed or obj.strayed:
+            return False
+        parent.remembers_names = True
         return True
 
     # -- what everybody would be told --------------------------------------------------------------

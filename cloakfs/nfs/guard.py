@@ -221,8 +221,11 @@ class Guard:
         return Watched(mount, daemon.pid, time.time())
 
     def _mount_options(self, mount: Mount) -> str:
-        is_one_caller = self._plan.server == "knfsd" and root.everybody(mount.options) is not None
-        return f"{self._plan.server},all_squashed" if is_one_caller else self._plan.server
+        words: list[str] = [self._plan.server]
+        if self._plan.server == "knfsd":
+            words += ["all_squashed"] * (root.everybody(mount.options) is not None)
+            words += ["subtree_checked"] * root.checks_subtree(mount.options)
+        return ",".join(words)
 
     @staticmethod
     def _daemon(mount: Mount) -> Mounted | None:
@@ -343,10 +346,11 @@ class Guard:
                 del self._watched[mount.name]
                 await self._unmount(mount)
             raise ServerError("; ".join([str(exc), *left])) from exc
-        # The server must not pass several callers on to a mount that takes them for one, not even for a moment.
-        squashed = [old.mount for old, mount in renewed if _are_squashed_anew(old.mount, mount)]
-        if squashed:
-            await self._server.change([mount for mount in self._mounts() if mount not in squashed], [])
+        # The server must not pass several callers on to a mount that takes them for one, or unchecked requests on to
+        # one that relies on the check, not even for a moment.
+        withdrawn = [old.mount for old, mount in renewed if _is_trusted_anew(old.mount, mount)]
+        if withdrawn:
+            await self._server.change([mount for mount in self._mounts() if mount not in withdrawn], [])
         for old, mount in renewed:
             await self._renew(old, mount)
         for watched in removed:
@@ -500,15 +504,19 @@ def _differ_live(old: Mount, new: Mount) -> bool:
     """Whether a reload suffices for the difference, without a new mount. (A plug-in may always have changed.)"""
     return (
         _without(old.options) == _without(new.options)
-        and not _are_squashed_anew(old, new)
+        and not _is_trusted_anew(old, new)
         and old.condition == new.condition
         and (old != new or new.options.policy is not None)
     )
 
 
-def _are_squashed_anew(old: Mount, new: Mount) -> bool:
-    """Whether the server makes all callers one (`root.everybody`), and did not, or made them another one."""
-    return root.everybody(old.options) != root.everybody(new.options)
+def _is_trusted_anew(old: Mount, new: Mount) -> bool:
+    """Whether the daemon relies on something else that the server does with callers: see `Guard._mount_options`.
+
+    It may make all of them one (`root.everybody`), or another one, or check the directories above (subtree_check).
+    """
+    before, after = old.options, new.options
+    return root.everybody(before) != root.everybody(after) or root.checks_subtree(before) != root.checks_subtree(after)
 
 
 def _without(options: Options) -> Options:

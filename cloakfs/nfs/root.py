@@ -29,6 +29,15 @@ def everybody(options: Options) -> tuple[ServerId, ServerId] | None:
     return options.anonuid, options.anongid
 
 
+def checks_subtree(options: Options) -> bool:
+    """Whether the kernel's server checks, at each request, whether the caller may search the directories above.
+
+    Nothing is gained by it where everybody is one caller.
+    """
+    given = [name for name, _ in options.other]
+    return "subtree_check" in given and "no_subtree_check" not in given and everybody(options) is None
+
+
 def words(options: Options) -> list[str]:
     """Return the options of exports(5) for client root. They apply to its group, too, whichever caller claims it.
 

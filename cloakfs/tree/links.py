@@ -12,8 +12,6 @@ _MAX_OTHER_NAMES = 16
 
 def place(obj: Object, parent: Object, name: bytes) -> Object | None:
     """Record that `obj` is now `name` in `parent`; return the directory it was in, which now has one name less."""
-    if obj.pins:
-        _part(obj, parent)
     before = leave(obj)
     parent.pins += 1
     obj.parent, obj.name, obj.checked = parent, name, NEVER
@@ -37,14 +35,18 @@ def leave(obj: Object) -> Object | None:
     return parent
 
 
-def _part(obj: Object, parent: Object) -> None:
-    """If `parent` was thought to be below `obj`, undo that as outdated: no directory can be below itself."""
-    at: Object | None = parent
-    while at is not None:
-        if at.parent is obj:
-            leave(at)
-            unpin(obj, at)
+def part(obj: Object, parent: Object) -> Object | None:
+    """If `parent` was thought to be below `obj`, undo that as outdated: no directory can be below itself.
+
+    It must be done before `obj` is placed in `parent`. Returns the directory that has no place any more.
+    """
+    at: Object | None = parent if obj.pins else None
+    while at is not None and at.parent is not obj:
         at = at.parent
+    if at is not None:
+        leave(at)
+        unpin(obj, at)
+    return at
 
 
 def _stray(parent: Object, obj: Object) -> None:

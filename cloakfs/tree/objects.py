@@ -60,7 +60,7 @@ class Object:
         "__weakref__", "audience", "barrier", "checked", "children", "condition", "content", "era", "ever_kept", "fd",
         "filesystem", "generation", "handle", "inode", "kept", "listing", "lookups", "name", "no_acl_at",
         "no_acl_since", "no_capability_in", "number", "open_files", "others", "parent", "passage", "pins", "private",
-        "public", "remembers_names", "reported_size", "reported_sizes", "strays", "trusted", "used",
+        "public", "remembers_names", "reported_size", "reported_sizes", "strayed", "strays", "trusted", "used",
     )  # fmt: skip
 
     def __init__(self, number: int, handle: bytes, filesystem: Filesystem) -> None:
@@ -101,6 +101,9 @@ class Object:
         self.private = False  # `kept` holds for the audience alone
         self.remembers_names = False  # the kernel may remember names in it that its audience alone may know
         self.listing: Listing | None = None  # see `filesystem.listings`
+        # With subtree_check: it was moved, or may have been reached by others, while the kernel knew it. So nothing is
+        # remembered because of its place until the kernel knows it no more.
+        self.strayed = False
 
         # What the kernel remembers of it: see `filesystem.remember`.
         self.kept = _NO_VIEWS  # numbers of the views in which the kernel remembers more than it asked for

@@ -6,6 +6,7 @@ An object that is dropped here can be restored from the index.
 
 import os
 import stat
+from collections.abc import Callable
 
 from .. import linux
 from ..linux import Stat
@@ -14,7 +15,11 @@ from .descriptors import Descriptors
 from .filesystems import Filesystem
 from .index import Index
 from .knownmounts import KnownMounts
-from .objects import ALL, ROOT, TRANSIENT, Object, Stale
+from .objects import ALL, NOBODY, ROOT, TRANSIENT, Object, Stale
+
+
+def _ignore(_: Object) -> None:
+    pass
 
 
 class Registry:
@@ -25,6 +30,9 @@ class Registry:
         root: the root of the tree, which is never dropped.
         is_replaced: whether the tree had another root when the index was last used.
         trust: an `Object.trusted` with any other value is void.
+        audience_of_restored: who may have been told of an object that somebody asks for by a handle.
+        on_moved: is called with each object that turns out to be in another directory, or nowhere, before anybody is
+            told so.
     """
 
     def __init__(self, index: Index, mounts: KnownMounts, descriptors: Descriptors) -> None:
@@ -36,6 +44,8 @@ class Registry:
         self._held: dict[frozenset[int], frozenset[int]] = {}  # one set of each value, for `Object.ever_kept`
         self._transient = TRANSIENT | int.from_bytes(os.urandom(5), "little")
         self.trust = 0
+        self.audience_of_restored = ALL  # anybody may have the handle
+        self.on_moved: Callable[[Object], None] = _ignore
         handle, filesystem = mounts.identify(mounts.top, None)
         self.is_replaced = not index.claim(ROOT, handle)
         self.root = Object(ROOT, handle, filesystem)
@@ -67,7 +77,7 @@ class Registry:
         parent = self.by_number.get(number)  # none if that is gone
         for number, (handle, name, filesystem) in reversed(rows.items()):
             obj = Object(number, handle, filesystem)
-            obj.audience = ALL  # it is asked for by a handle, which anybody may have
+            obj.audience = self.audience_of_restored
             if parent is not None:
                 self._place(obj, parent, name)
             self._remember(obj)
@@ -154,14 +164,20 @@ class Registry:
             self._index.moved(obj.number, parent.number, name)
 
     def _place(self, obj: Object, parent: Object, name: bytes) -> None:
+        parted = links.part(obj, parent)
+        if parted is not None:
+            self.on_moved(parted)
         before = links.place(obj, parent, name)
         if obj.ever_kept:
             self.hold(parent, obj.ever_kept)
+        if before is not parent and (before is not None or obj.audience != NOBODY):
+            self.on_moved(obj)
         if before is not None and before is not parent:
             self.drop_if_unused(before)
 
     def displace(self, obj: Object) -> None:
         """Record that `obj` is nowhere in the tree."""
+        self.on_moved(obj)
         parent = links.leave(obj)
         if parent is not None:
             links.unpin(parent, obj)

@@ -408,6 +408,28 @@ def test_an_export_to_one_caller(scene: str, mount: MakeMount, user: MakeUser) -
     )
 
 
+def test_an_export_that_is_checked_from_the_top(scene: str, mount: MakeMount, user: MakeUser) -> None:
+    m = mount("-o", "rw,no_root_squash,cloak_list=uid +077 3000 3999,knfsd,subtree_checked")
+    put(os.path.join(scene, "open/roots"), OWNER, 0o640, gid=0)
+    for path in ("home", "home/inner", "home/inner/secret"):
+        os.chown(os.path.join(scene, path), 0, 0)
+    agree(
+        m,
+        user(0),
+        names(HOUR, "open/public", ALL),
+        names(HOUR, "home/inner/secret", ONE),
+        names(0, "open/roots", ELSE),
+        attributes(HOUR, "open/public", ALL),
+        attributes(HOUR, "home/inner/secret", ONE),
+        attributes(0, "open/roots", ELSE),
+        attributes(0, "open/linked", ELSE),
+        absent(0),
+        CONTENT,
+        LISTINGS,
+        *ACLS,
+    )
+
+
 def test_an_export_by_ganesha(scene: str, mount: MakeMount, user: MakeUser) -> None:
     put(os.path.join(scene, "open/roots"), OWNER, 0o640, gid=0)
     m = mount("-o", f"{CLOAKED},ganesha,views=0:0")

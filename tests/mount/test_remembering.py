@@ -336,6 +336,7 @@ KINDS_OF_MOUNT = {
     "plain": {},
     "exported": {"exported": True},
     "all_squash": {"exported": True, "one_caller": True},
+    "subtree_check": {"exported": True, "checks_above": True},
     "no_client_cache": {"forgetful": True},
     "unwatched": {"is_told": False},
 }
@@ -347,7 +348,8 @@ def test_a_caller_view_remembers_for_one_caller_exactly_what_it_would_be_told_wh
 ) -> None:
     """The tree changes unreported between the rounds. So what was remembered must not be relied on in the next one."""
     how = KINDS_OF_MOUNT[kind]
-    is_for_one = kind in ("plain", "all_squash", "no_client_cache")
+    is_for_one = kind in ("plain", "all_squash", "no_client_cache", "subtree_check")
+    is_checked = kind == "subtree_check"  # then it must be certain that nobody else gets through the directory above
     most = SHORT_SECONDS if kind == "unwatched" else LONG_SECONDS
     brief = BRIEF_SECONDS if kind in ("plain", "unwatched") else 0.0
 
@@ -377,6 +379,8 @@ def test_a_caller_view_remembers_for_one_caller_exactly_what_it_would_be_told_wh
                 return most, of_attributes(path, most)
             if not is_for_one or not surely_sees(uid, s.top, path):
                 return 0.0, brief
+            if is_checked and (parent.audience not in (NOBODY, hearer) or parent.strayed or obj.strayed):
+                return 0.0, brief
             is_name_for_one = parent.audience in (NOBODY, hearer) and surely_may_search(uid, above)
             return LONG_SECONDS * is_name_for_one, of_attributes(
                 path, LONG_SECONDS if obj.audience in (NOBODY, hearer) else brief
@@ -384,8 +388,12 @@ def test_a_caller_view_remembers_for_one_caller_exactly_what_it_would_be_told_wh
 
         def of_object(path: str, uid: int) -> float:
             obj = s.look_up(path)
-            if is_told(path) and has_one_name(path):
+            if is_told(path) and has_one_name(path) and not (is_checked and obj.remembers_names):
                 seconds = most
+            elif is_checked and (
+                obj.parent is None or obj.parent.audience != CLIENT_OF[uid] or obj.parent.strayed or obj.strayed
+            ):
+                return brief
             elif is_for_one and obj.audience in (NOBODY, CLIENT_OF[uid]) and surely_sees(uid, s.top, path):
                 seconds = LONG_SECONDS
             else:
@@ -404,6 +412,7 @@ def test_a_caller_view_remembers_for_one_caller_exactly_what_it_would_be_told_wh
             for obj in map(s.look_up, paths):
                 obj.audience = choice.choice((NOBODY, NOBODY, CLIENT_OF[OWNER], CLIENT_OF[OTHER], ALL))
                 obj.remembers_names = obj.audience != NOBODY and choice.random() < 0.2
+                obj.strayed = is_checked and choice.random() < 0.1
             late.clear()
             late.update(s.nodes.nodeid(0, s.look_up(path)) for path in choice.sample(paths, 2))
             for path in choice.choices(paths, k=30):
@@ -427,6 +436,62 @@ def test_a_caller_view_remembers_for_one_caller_exactly_what_it_would_be_told_wh
                     assert surely_sees(uid, s.top, path) or not s.cache.is_known_to(0, obj, hearer), path
         assert ((False, LONG_SECONDS, LONG_SECONDS) in answers) is is_for_one
         assert (True, most, most) in answers
+
+    trio.run(main)
+
+
+def remembered(s: Scene, view: View, path: str) -> bool:
+    """Whether the kernel remembers the attributes when the owner looks at it, by name and then by its nodeid."""
+    return max(s.of_name(view, path, OWNER)[1], s.of_object(view, path, OWNER)) == LONG_SECONDS
+
+
+@pytest.mark.parametrize("moved", ["d/e/f/file", "d/e/f", "d/e/f/g"])
+@pytest.mark.parametrize("is_lost_first", [False, True])
+def test_where_the_kernel_checks_what_is_above_nothing_rests_on_the_place_of_what_was_moved(
+    moved: str, is_lost_first: bool, scene: MakeScene
+) -> None:
+    """The kernel may go on to let others through at the old place."""
+
+    async def main() -> None:
+        s = scene(exported=True, checks_above=True)
+        view = View(CLOAKED)
+        close(s)
+        file = moved if moved.endswith("file") else f"{moved}/file"
+        if moved != "d/e/f/g":  # of which only the daemon itself was told
+            assert remembered(s, view, f"{s.top}/{file}")
+        obj = s.look_up(f"{s.top}/{moved}")
+        if is_lost_first:
+            s.nodes.registry.displace(obj)
+        os.rename(f"{s.top}/{moved}", f"{s.top}/a/b/moved")
+        file = file.replace(moved, "a/b/moved")
+        assert s.look_up(f"{s.top}/a/b/moved") is obj
+        assert not remembered(s, view, f"{s.top}/{file}")
+        assert remembered(s, view, f"{s.top}/a/b/file")
+        s.nodes.forget(s.nodes.nodeid(0, s.look_up(f"{s.top}/{file}")), 1)
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("is_by_name", [False, True])
+def test_where_the_kernel_checks_what_is_above_all_below_is_forgotten_before_others_pass(
+    is_by_name: bool, scene: MakeScene
+) -> None:
+    async def main() -> None:
+        s = scene(exported=True, checks_above=True)
+        view = View(CLOAKED)
+        close(s)
+        for path in ("d", "d/e", "d/e/f", "d/e/f/file"):
+            seconds = s.of_name(view, f"{s.top}/{path}", OWNER)[1] if is_by_name else 0.0
+            assert max(seconds, s.of_object(view, f"{s.top}/{path}", OWNER)) == LONG_SECONDS * (path != "d")
+        directory, file = s.look_up(f"{s.top}/d"), s.look_up(f"{s.top}/d/e/f/file")
+        assert not s.of_object(view, f"{s.top}/d", OWNER)  # so that the kernel asks whoever passes
+        assert s.cache.tell_passer(0, directory, CLIENT_OF[OWNER]) is None
+        assert s.cache.is_known_to(0, file, CLIENT_OF[OWNER])
+        below = s.cache.tell_passer(0, directory, CLIENT_OF[OTHER])
+        assert below is not None
+        assert below.done.is_set()
+        assert not s.cache.is_known_to(0, file, CLIENT_OF[OWNER])
+        assert not remembered(s, view, f"{s.top}/d/e/f/file")  # a request of the other may be past that already
 
     trio.run(main)
 

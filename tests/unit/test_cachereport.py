@@ -44,7 +44,10 @@ TREES = (
 )
 
 VIEWS = ((False, False, False), (True, False, False), (True, False, True), (True, True, True))
-SERVERS = ((False, False, False), (True, False, False), (True, True, False), (False, False, True))
+SERVERS = (
+    (False, False, False, False), (True, False, False, False), (True, True, False, False), (True, False, False, True),
+    (False, False, True, False),
+)  # fmt: skip
 
 
 def all_reports() -> list[tuple[Terms, View, list[TreeMount], list[Fact]]]:
@@ -53,10 +56,12 @@ def all_reports() -> list[tuple[Terms, View, list[TreeMount], list[Fact]]]:
         policies(), TREES, VIEWS, SERVERS, product((False, True), repeat=3)
     ):
         fixed, several, gated = views
-        exported, one_caller, ganesha = servers
+        exported, one_caller, ganesha, checks_above = servers
         forgetful, xattrs, keeps = rest
         acls = xattrs and gated
-        terms = Terms(fixed, several, gated, exported, one_caller, ganesha, forgetful, xattrs, acls, keeps)
+        terms = Terms(
+            fixed, several, gated, exported, one_caller, ganesha, forgetful, xattrs, acls, checks_above, keeps
+        )  # fmt: skip
         view = View(policy)
         found.append((terms, view, tree, facts(terms, view, tree)))
     return found

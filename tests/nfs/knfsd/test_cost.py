@@ -27,6 +27,18 @@ def prepare_public(tree: str) -> None:
         Path(tree, f"file-{number:04}").touch()
 
 
+def prepare_below(tree: str) -> None:
+    """The same in a directory below her home."""
+    prepare_home(tree)
+    home = Path(tree, "home", "ann")
+    work = home / "work"
+    work.mkdir()
+    for path in home.iterdir():
+        if path != work:
+            path.rename(work / path.name)
+    os.chown(work, ANN, ANN)
+
+
 def prepare_home(tree: str) -> None:
     """The same files in ann's home, for her alone, and that of somebody else beside it."""
     for name, uid in (("ann", ANN), ("ben", ANN + 1)):
@@ -50,7 +62,9 @@ def listed(place: str) -> float:
 
 @pytest.mark.timeout(500)  # a machine may be slow
 @pytest.mark.parametrize(
-    ("prepare", "below"), [(prepare_public, ""), (prepare_home, "home/ann")], ids=["public", "home"]
+    ("prepare", "below"),
+    [(prepare_public, ""), (prepare_home, "home/ann"), (prepare_below, "home/ann/work")],
+    ids=["public", "home", "below"],
 )
 def test_ls_l_of_a_thousand_files(
     prepare: Callable[[str], None],
@@ -62,6 +76,8 @@ def test_ls_l_of_a_thousand_files(
     trees = {
         "caller view": share(f"rw,cloak_list = uid +077 {ANN} 6000", prepare),
         "fixed view": share(f"rw,views = {ANN}:{ANN}", prepare),
+        "caller view, subtree_check": share(f"rw,subtree_check,cloak_list = uid +077 {ANN} 6000", prepare),
+        "fixed view, subtree_check": share(f"rw,subtree_check,views = {ANN}:{ANN}", prepare),
         "all_squash": share(f"rw,all_squash,anonuid={ANN},anongid={ANN},cloak_list = uid +077 {ANN} 6000", prepare),
     }
     bare = "/srv/bare"
@@ -95,6 +111,12 @@ def test_ls_l_of_a_thousand_files(
                 assert asked["lookup"] + asked["getattr"] <= MOST * FILES * ROUNDS
                 # Names and attributes come in large batches.
                 assert asked["readdir"] <= FILES * ROUNDS / 15
+                if name.endswith("subtree_check"):
+                    # The kernel asks for the home once for each request to the server, and for each name that lies
+                    # directly in it.
+                    is_home = name.startswith("caller") and below == "home/ann"
+                    assert asked["getattr"] <= (1.1 * FILES if is_home else 40) * ROUNDS
+                    assert asked["lookup"] + asked["getxattr"] <= 20 * ROUNDS
                 if name == "all_squash" or (name == "caller view" and not below):
                     assert asked.total() <= MOST_AT_ALL * ROUNDS, asked
     finally:
