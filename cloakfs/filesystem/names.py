@@ -116,12 +116,11 @@ class Names(Core):
         counters.errors["lookup", errno.ENOENT] += 1
         if at.who is INSIDER:
             return _ABSENT
-        if missing is Missing.HIDDEN:
-            self.cache.forget_listing(at.obj)
-            seconds = 0.0
-        else:
-            seconds = self.cache.of_absence(at.number, at.view, at.obj, name)
-            if not seconds and at.obj.listing is not None:
+        seconds = self.cache.of_absence(at.number, at.view, at.obj, name)
+        if at.obj.listing is not None:
+            if missing is Missing.HIDDEN:
+                self.cache.forget_listing(at.obj)
+            elif not seconds:
                 seconds = self.cache.of_private_absence(at, name)
         counters.names[seconds > BRIEF_SECONDS] += 1
         return _absent_for(seconds) if seconds else _ABSENT

@@ -125,6 +125,18 @@ def test_where_nothing_is_hidden_absent_names_are_remembered(scene: str, mount: 
     assert (requests(m) - before)["lookup"] >= 20
 
 
+@pytest.mark.usefixtures("figures_at_once")
+def test_a_fixed_view_remembers_hidden_names_as_absent_ones(scene: str, mount: MakeMount, user: MakeUser) -> None:
+    """Else, time would tell them apart."""
+    m = mount("-o", f"{CLOAKED},default_permissions,views={STRANGER}:{STRANGER}")
+    stranger = user(STRANGER)
+    for name in ("open/private", "open/absent"):
+        before = requests(m)
+        for _ in range(100):
+            assert stranger.error(os.stat, m.at(name)) == errno.ENOENT
+        assert (requests(m) - before)["lookup"] <= 5, name
+
+
 def list_and_stat(directory: str) -> None:
     with os.scandir(directory) as entries:
         for entry in entries:
