@@ -128,11 +128,12 @@ def _sequential_write(ground: Ground, writers: int = 1) -> Job:
     os.chdir("own")
     os.umask(0)
     chunk = b"x" * _CHUNK
+    chunks = max(ground.sizes.mib // writers, 1)
     name = f"data-{ground.client}"
 
     def batch() -> int:
         fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        written = sum(os.write(fd, chunk) for _ in range(ground.sizes.mib // writers))
+        written = sum(os.write(fd, chunk) for _ in range(chunks))
         os.close(fd)
         return written >> 20
 
