@@ -69,6 +69,9 @@ class Data(Core):
         """Open the real file as the caller: its permissions and ACLs decide, at this moment."""
         self.files.require_descriptor()
         at = await self._enter(inode, ctx)
+        # The kernel checks this only for descriptors to write to; for others, when the daemon has emptied the file.
+        if flags & (os.O_ACCMODE | os.O_TRUNC) == os.O_RDONLY | os.O_TRUNC and self.files.is_executed(at.obj):
+            raise OSError(errno.ETXTBSY, os.strerror(errno.ETXTBSY))
         try:
             if flags & linux.FMODE_EXEC:
                 fd = await self._do(at, self._open_to_execute)

@@ -29,8 +29,8 @@ class OpenFile:
     """A file or directory that a client has open; its handle is the number of the descriptor."""
 
     __slots__ = (
-        "appends", "cookie", "found", "is_directory", "is_kept", "left_out", "listing", "may_be_mapped", "number",
-        "obj", "opener", "pending", "sought", "uid", "unreadable", "written",
+        "appends", "cookie", "executes", "found", "is_directory", "is_kept", "left_out", "listing", "may_be_mapped",
+        "number", "obj", "opener", "pending", "sought", "uid", "unreadable", "written",
     )  # fmt: skip
 
     def __init__(self, at: Entered, opener: linux.Credentials | None = None) -> None:
@@ -40,6 +40,7 @@ class OpenFile:
         self.opener = opener  # as whom further calls are made, where that matters
         self.unreadable = False  # opened for its attributes alone
         self.appends = False  # opened with O_APPEND
+        self.executes = False  # opened by execve(2), which keeps it open as long as the program runs
         self.written = 0  # bytes
         self.may_be_mapped = False  # for writing, which takes O_RDWR (mmap(2))
         self.is_directory = stat.S_ISDIR(at.info.st_mode)
@@ -128,6 +129,7 @@ class OpenFiles:
         """
         file = self.by_fd[fd] = OpenFile(at, credentials(at.who.caller) if as_opener else None)
         file.appends = bool(flags & os.O_APPEND)
+        file.executes = bool(flags & linux.FMODE_EXEC)
         file.may_be_mapped = flags & os.O_ACCMODE == os.O_RDWR
         if flags & os.O_TRUNC:
             at.obj.report_size(at.number, 0)
@@ -163,6 +165,10 @@ class OpenFiles:
         When a mapping goes, the kernel writes it to the file before it closes the latter.
         """
         return any(self.by_fd[fd].may_be_mapped for fd in obj.open_files or ())
+
+    def is_executed(self, obj: Object) -> bool:
+        """Whether the file is a program that runs."""
+        return any(self.by_fd[fd].executes for fd in obj.open_files or ())
 
     def opener(self, fh: Any) -> int:
         """Return who counts as the caller of a request without one: the opener's server uid, as a number below 0."""

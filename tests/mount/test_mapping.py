@@ -607,3 +607,22 @@ def test_names_are_the_same_for_all(tree: str, mount: MakeMount, user: MakeUser)
     for uid in (ALICE, BOB, 0, 500):
         assert user(uid).do(names, m.path) == ["directory", "file"]
         assert user(uid).do(os.stat, m.at("directory")).st_nlink == 3
+
+
+def test_a_program_that_runs_is_not_emptied(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    """The kernel refuses to write to it, but not to open it with O_RDONLY | O_TRUNC before the daemon is asked."""
+    m = mount("-o", MAP)
+    alice = user(ALICE, STAFF)
+    program = m.at("program")
+    alice.do(shutil.copy, shutil.which("sleep"), program)
+    with subprocess.Popen([program, "1000"]) as running:
+        try:
+            for access in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR):
+                assert alice.error(opened, program, access | os.O_TRUNC) == errno.ETXTBSY
+            assert os.path.getsize(m.real("program")) > 0
+        finally:
+            running.kill()
+    for access in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR):
+        alice.do(shutil.copy, shutil.which("sleep"), program)
+        alice.do(opened, program, access | os.O_TRUNC)
+        assert os.path.getsize(m.real("program")) == 0
