@@ -72,7 +72,7 @@ class Missing(Enum):
     HIDDEN = True
 
 
-_ABSENT, _HIDDEN = Missing
+ABSENT, HIDDEN = Missing  # by these names they are found in no time (enum.EnumType looks for `Missing.ABSENT`)
 
 
 class Core(pyfuse3.Operations):
@@ -460,7 +460,7 @@ class Core(pyfuse3.Operations):
         finally:
             filesystem.took(began)
         if found is None:
-            return _ABSENT
+            return ABSENT
         info = found[0]
         obj = self.nodes.at_place(at.obj, name, info)
         if obj is None:
@@ -470,7 +470,7 @@ class Core(pyfuse3.Operations):
         self.requests.counters.hidden_names += 1
         if stat.S_ISDIR(info.st_mode):
             self.repair.refused(obj)
-        return _HIDDEN
+        return HIDDEN
 
     def _is_hidden(self, at: Entered, name: bytes) -> bool:
         """Whether there is an entry `name` that the caller may not know of."""

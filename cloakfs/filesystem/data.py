@@ -90,9 +90,11 @@ class Data(Core):
 
     def _reopen(self, at: Entered, flags: int) -> int:
         only_reads = not flags & (os.O_ACCMODE | os.O_TRUNC | os.O_NOATIME) and stat.S_ISREG(at.info.st_mode)
-        who = self._credentials_for(at, os.R_OK) if only_reads else at.credentials
         try:
-            return self._with_descriptor(open_again, who, at.fd, flags)
+            if only_reads:
+                who = self._credentials_for(at, os.R_OK)
+                return self._with_descriptor(calls.open, who, at.fd, flags & ~(_NOT_AGAIN | os.O_APPEND))
+            return self._with_descriptor(open_again, at.credentials, at.fd, flags)
         except PermissionError:
             if not self._has_nfs_right(at, flags):
                 raise

@@ -144,7 +144,8 @@ class OpenFiles:
         file = self.by_fd.pop(fh)
         self._nodes.closed(file.obj, fh)
         filesystem = file.obj.filesystem
-        if filesystem.waits or (file.written > _MUCH and not filesystem.in_memory):
+        may_wait = filesystem.by_threads or filesystem.slow_until > 0  # what `waits` looks at, without a call
+        if (may_wait and filesystem.waits) or (file.written > _MUCH and not filesystem.in_memory):
             return False
         calls.close(fh)
         return True

@@ -17,7 +17,7 @@ from ..tree.door import INSIDER, note_unmade, sees, sees_made, surely_may
 from ..tree.knownmounts import TooSoon
 from ..tree.objects import ROOT, Object, Stale
 from . import exactly
-from .core import Core, HiddenName, Missing
+from .core import ABSENT, HIDDEN, Core, HiddenName, Missing
 from .data import open_again, reopen_flags
 from .entered import Entered
 from .remember import BRIEF_SECONDS
@@ -93,16 +93,16 @@ class Names(Core):
                 await trio.sleep(exc.seconds)
                 continue
             except HiddenName:
-                known = Missing.HIDDEN
+                known = HIDDEN
             except FileNotFoundError:
-                known = Missing.ABSENT
+                known = ABSENT
             except (OSError, FUSEError):
                 self.repair.name_refused(parent_inode, name)
                 raise
             if known is None:
                 known = self.nodes.resolve(fd, at.obj, name, info), info
             elif isinstance(known, Missing):
-                self.probing.looked_up(at, name, ctx, is_hidden=known.value)
+                self.probing.looked_up(at, name, ctx, is_hidden=known is HIDDEN)
                 return self._absent(at, name, known)
             obj, info = known
             if not stat.S_ISDIR(info.st_mode) or self.cache.is_ready(at.number, obj, at.hearer):
@@ -118,7 +118,7 @@ class Names(Core):
             return _ABSENT
         seconds = self.cache.of_absence(at.number, at.view, at.obj, name)
         if at.obj.listing is not None:
-            if missing is Missing.HIDDEN:
+            if missing is HIDDEN:
                 self.cache.forget_listing(at.obj)
             elif not seconds:
                 seconds = self.cache.of_private_absence(at, name)

@@ -141,7 +141,9 @@ def open(who: Credentials, fd: int, flags: int) -> int:
     assume(who)
     if linux.in_main_thread():
         flags |= os.O_NONBLOCK
-    return _open_again(fd, flags)
+    if _own_fds < 0:
+        return _open_again(fd, flags)
+    return os.open(str(fd), flags | os.O_CLOEXEC, dir_fd=_own_fds)  # the same, without a call
 
 
 def find_again(who: Credentials, fd: int) -> int:
