@@ -239,9 +239,7 @@ def test_acls(site: Site) -> None:
     ann.do(write, site.at("file"), b"content")
     ann.do(os.chmod, site.at("file"), 0o600)
     assert bob.error(read, site.at("file")) == errno.EACCES
-    time.sleep(
-        0.1
-    )  # the client knows by the ctime alone that its answer is outdated, and a tick of the guest takes 10 ms
+    time.sleep(0.1)  # longer than a tick: the client knows by the ctime alone that its answer is outdated
     if site.version == "3":
         ann.do(run_in, site.at(), "setfacl", "-m", f"u:{BOB}:r", "file")
     else:
