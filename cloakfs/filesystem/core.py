@@ -31,7 +31,7 @@ from ..tree.door import (
     surely_may,
 )
 from ..tree.nodes import Nodes
-from ..tree.objects import NOBODY, ROOT, Object, Stale
+from ..tree.objects import ALL, NOBODY, ROOT, Object, Stale
 from ..view import View
 from ..views import Views
 from . import cachereport
@@ -199,7 +199,7 @@ class Core(pyfuse3.Operations):
             served = self.callers.served_at_once(inode, ctx, for_attributes=for_attributes)
             number, view, who = served or await self.callers.served(inode, ctx, for_attributes=for_attributes)
         hearer = self.callers.hearer(view, who, ctx)
-        if not self.cache.checks_above:
+        if obj.audience != ALL and not self.cache.checks_above:
             self.cache.tell(number, obj, hearer)  # who asks evidently was told, or was handed it
         fd = self.nodes.fd(obj)
         info = obj.filesystem.stat(fd)
@@ -520,9 +520,13 @@ class Core(pyfuse3.Operations):
         """
         if not self.ganesha or ctx.uid != 0:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        fh = self.files.opened(self._with_descriptor(calls.dup, at.fd), at, as_opener=True)
-        self.files.by_fd[fh].unreadable = True
-        return fh
+        fd = self._with_descriptor(calls.dup, at.fd)
+        if stat.S_ISDIR(at.info.st_mode):
+            self.files.opened_directory(fd, at)
+        else:
+            self.files.opened(fd, at, as_opener=True)
+        self.files.by_fd[fd].unreadable = True
+        return FileHandleT(fd)
 
     def _is_top(self, inode: InodeT) -> bool:
         """Whether this is the list of views at the root of the mount."""

@@ -21,7 +21,7 @@ from ..tree.knownmounts import TooSoon
 from ..tree.nodes import Nodes
 from ..tree.objects import Object, Stale
 from .entered import Entered
-from .handles import OpenFile
+from .handles import OpenDirectory
 from .names import Names
 from .pyfuse3memory import is_name_only, keeps_listings, name_only, opened, requester
 from .request import answers
@@ -80,8 +80,8 @@ class Directories(Names):
             fd = await self._do(at, self._open_directory)
         except PermissionError:
             return self._open_to_look(await self._again(at, inode, ctx), ctx)
-        fh = self.files.opened(fd, at)
-        directory = self.files.by_fd[fh]
+        fh = FileHandleT(fd)
+        directory = self.files.opened_directory(fd, at)
         directory.sought = sought
         if keeps_listings and self.door.passages.is_up_to_date():
             directory.is_kept, has_entries = self.cache.keeps_listing(at)
@@ -106,7 +106,7 @@ class Directories(Names):
             self._read_top(start_id, token, ctx)
             return
         self.files.require_readable(fh)
-        directory = self.files.by_fd[fh]
+        directory = self.files.directory(fh)
         if directory.sought is not None:
             sought = self.nodes.get(directory.sought)
             if self.nodes.waits(sought):
@@ -142,7 +142,7 @@ class Directories(Names):
                 self._let_go(directory)
             self.half_read.put(directory)
 
-    def _let_go(self, directory: OpenFile) -> None:
+    def _let_go(self, directory: OpenDirectory) -> None:
         """Drop remote entries that have not been reported: they are looked at again."""
         for fd in directory.found.values():
             calls.close(fd)
@@ -151,7 +151,7 @@ class Directories(Names):
             directory.pending = []
             directory.cookie = -1
 
-    async def _read_on(self, fh: FileHandleT, directory: OpenFile) -> bool:
+    async def _read_on(self, fh: FileHandleT, directory: OpenDirectory) -> bool:
         """Read more of the names; return False at the end. Afterwards, looking at them takes no time."""
         filesystem = directory.obj.filesystem
         if filesystem.in_memory and not self.nodes.waits(directory.obj):
@@ -167,7 +167,7 @@ class Directories(Names):
             return bool(names)
         return bool(directory.pending)
 
-    async def _read_remote(self, fh: FileHandleT, directory: OpenFile) -> bool:
+    async def _read_remote(self, fh: FileHandleT, directory: OpenDirectory) -> bool:
         """Do the same where each name may have to be asked for: read some names, and open what they lead to."""
         assert not directory.found
         far = self.nodes.remote_names(directory.obj)
@@ -229,7 +229,7 @@ class Directories(Names):
         finally:
             del self._asking[obj.number, name]
 
-    async def _tell(self, fh: FileHandleT, directory: OpenFile, token: ReaddirToken, ctx: RequestContext) -> bool:
+    async def _tell(self, fh: FileHandleT, directory: OpenDirectory, token: ReaddirToken, ctx: RequestContext) -> bool:
         """Report the names that were read; return False when the reply is full."""
         obj = directory.obj
         most = len(directory.pending)
@@ -259,7 +259,7 @@ class Directories(Names):
             return self._fill(at, directory, token, most)
 
     def _tell_name(
-        self, directory: OpenFile, sought: int, start_id: int, token: ReaddirToken, ctx: RequestContext
+        self, directory: OpenDirectory, sought: int, start_id: int, token: ReaddirToken, ctx: RequestContext
     ) -> None:
         """List only the entry for which the kernel reads this directory."""
         view = self.views.get(directory.number)
@@ -275,15 +275,17 @@ class Directories(Names):
         if pyfuse3.readdir_reply(token, name, self.replies.attributes(directory.number, view, obj, name, fd, info), 1):
             obj.lookups += 1
 
-    def _nodeid(self, directory: OpenFile) -> InodeT:
+    def _nodeid(self, directory: OpenDirectory) -> InodeT:
         return InodeT(self.nodes.nodeid(directory.number, directory.obj))
 
-    def _fill(self, at: Entered, directory: OpenFile, token: ReaddirToken, most: int) -> bool:
+    def _fill(self, at: Entered, directory: OpenDirectory, token: ReaddirToken, most: int) -> bool:
         """Report up to `most` of the pending entries; return False when the reply is full."""
         if directory.cookie == 0:
             directory.listing = self.cache.begin_listing(at)
-        listing = directory.listing
-        known = at.obj.children or {}
+        # What the kernel already knows takes as little as possible: directories may have very many names.
+        listing, number, hearer, left_out = directory.listing, at.number, at.hearer, directory.left_out
+        is_known_to, nodeid, reply = self.cache.is_known_to, self.nodes.nodeid, pyfuse3.readdir_reply
+        known = (at.obj.children or {}) if at.who is not INSIDER else {}
         for done, (name, cookie, kind) in enumerate(directory.pending[:most]):
             obj = known.get(name)
             entry: EntryAttributes | None
@@ -291,32 +293,31 @@ class Directories(Names):
                 self.cache.check_entry(at, listing, name)
             if (
                 obj is not None
-                and name != directory.left_out
+                and name != left_out
                 and not obj.others  # a policy may hide one of several names of a file
-                and self.cache.is_known_to(at.number, obj, at.hearer)
-                and at.who is not INSIDER
+                and is_known_to(number, obj, hearer)
             ):
-                entry = name_only(self.nodes.nodeid(at.number, obj), kind)
+                entry, is_reference = name_only(nodeid(number, obj), kind), False
             else:
                 try:
                     entry = self._entry_of(at, directory, name, kind)
                 except TooSoon:
                     del directory.pending[:done]
                     raise
+                is_reference = entry is not None and not is_name_only(entry) and name not in (b".", b"..")
             if entry is None:
                 self.cache.forget_listing(at.obj)
-            else:
-                if not pyfuse3.readdir_reply(token, name, entry, cookie):
-                    del directory.pending[:done]
-                    directory.left_out = None if is_name_only(entry) else name
-                    return False
-                if name not in (b".", b"..") and not is_name_only(entry):
-                    self.nodes.get(entry.st_ino).lookups += 1
+            elif not reply(token, name, entry, cookie):
+                del directory.pending[:done]
+                directory.left_out = None if is_name_only(entry) else name
+                return False
+            elif is_reference:
+                self.nodes.get(entry.st_ino).lookups += 1
             directory.cookie = cookie
         del directory.pending[:most]
         return True
 
-    def _entry_of(self, at: Entered, directory: OpenFile, name: bytes, kind: int) -> EntryAttributes | None:
+    def _entry_of(self, at: Entered, directory: OpenDirectory, name: bytes, kind: int) -> EntryAttributes | None:
         """Return the attributes to report for an entry; None if it is hidden or gone."""
         if name == b".":
             return self.replies.attributes(at.number, at.view, at.obj, at.obj.name, at.fd, at.info, at.asker)
@@ -397,7 +398,7 @@ class Directories(Names):
     async def releasedir(self, fh: FileHandleT) -> None:
         """Close the directory, which nobody reads any more."""
         if fh != _TOP:
-            self.half_read.take(self.files.by_fd[fh])
+            self.half_read.take(self.files.directory(fh))
             if not self.files.close(fh):
                 await self.files.close_late(fh)
 

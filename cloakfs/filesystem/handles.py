@@ -2,7 +2,6 @@
 
 import errno
 import os
-import stat
 from collections import Counter
 from typing import Any
 
@@ -26,32 +25,54 @@ emptied before."""
 
 
 class OpenFile:
-    """A file or directory that a client has open; its handle is the number of the descriptor."""
+    """What a client has open; its handle is the number of the descriptor."""
 
-    __slots__ = (
-        "appends", "cookie", "executes", "found", "is_directory", "is_kept", "left_out", "listing", "may_be_mapped",
-        "number", "obj", "opener", "pending", "sought", "uid", "unreadable", "written",
-    )  # fmt: skip
+    __slots__ = ("flags", "number", "obj", "opener", "uid", "unreadable", "written")
 
-    def __init__(self, at: Entered, opener: linux.Credentials | None = None) -> None:
+    is_directory = False
+
+    def __init__(self, at: Entered, opener: linux.Credentials | None = None, flags: int = 0) -> None:
         self.obj = at.obj
         self.number = at.number  # the number of the view, which a reload may replace
         self.uid = at.who.uid
         self.opener = opener  # as whom further calls are made, where that matters
+        self.flags = flags  # the client's flags of open(2)
         self.unreadable = False  # opened for its attributes alone
-        self.appends = False  # opened with O_APPEND
-        self.executes = False  # opened by execve(2), which keeps it open as long as the program runs
         self.written = 0  # bytes
-        self.may_be_mapped = False  # for writing, which takes O_RDWR (mmap(2))
-        self.is_directory = stat.S_ISDIR(at.info.st_mode)
-        # For directories: the position at which `pending`, the entries read ahead, begin.
+
+    @property
+    def appends(self) -> bool:
+        """Whether it was opened with O_APPEND."""
+        return self.flags & os.O_APPEND != 0
+
+    @property
+    def executes(self) -> bool:
+        """Whether it was opened by execve(2), which keeps it open as long as the program runs."""
+        return self.flags & linux.FMODE_EXEC != 0
+
+    @property
+    def may_be_mapped(self) -> bool:
+        """Whether it may be mapped for writing, which takes O_RDWR (mmap(2))."""
+        return self.flags & os.O_ACCMODE == os.O_RDWR
+
+
+class OpenDirectory(OpenFile):
+    """A directory that a client has open."""
+
+    __slots__ = ("cookie", "found", "is_kept", "left_out", "listing", "pending", "sought")
+
+    is_directory = True
+
+    def __init__(self, at: Entered) -> None:
+        super().__init__(at)
+        # The position at which `pending`, the entries read ahead, begin.
         self.cookie = 0
         self.pending: list[tuple[bytes, int, int]] = []
         # The name for which the last reply had no room: the kernel was not told of it, although this was noted.
         self.left_out: bytes | None = None
         self.listing: Listing | None = None  # what it proves if nothing is in its way
         self.is_kept = False  # whether the kernel keeps what is answered
-        # For remote directories: what names lead to (O_PATH), while a request is being served.
+        # If it is remote: what names lead to (O_PATH), while a request is being served.
         self.found: dict[bytes, int] = {}
         self.sought: int | None = None  # the nodeid whose name is all that the kernel wants from this
 
@@ -63,10 +84,11 @@ class HalfRead:
     """
 
     def __init__(self) -> None:
-        self._of: dict[int, dict[OpenFile, int]] = {}  # by uid: numbers of entries, the directory read last at the end
+        # By uid: numbers of entries, the directory read last at the end.
+        self._of: dict[int, dict[OpenDirectory, int]] = {}
         self._totals: Counter[int] = Counter()
 
-    def take(self, file: OpenFile) -> None:
+    def take(self, file: OpenDirectory) -> None:
         """Exempt the entries of a directory from being dropped, since somebody reads on, or has closed it."""
         files = self._of.get(file.uid)
         if files is None or file not in files:
@@ -75,7 +97,7 @@ class HalfRead:
         if not files:
             del self._of[file.uid], self._totals[file.uid]
 
-    def put(self, file: OpenFile) -> None:
+    def put(self, file: OpenDirectory) -> None:
         """Allow the entries of a directory to be dropped, since nobody reads it for now."""
         self.take(file)
         if not file.pending:
@@ -119,7 +141,7 @@ class OpenFiles:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     def opened(self, fd: int, at: Entered, *, as_opener: bool = False, flags: int = 0) -> FileHandleT:
-        """Keep `fd`, which refers to the object of `at`, for a client.
+        """Keep `fd`, which refers to the file of `at`, for a client.
 
         Args:
             fd: the descriptor.
@@ -127,14 +149,23 @@ class OpenFiles:
             as_opener: whether further calls on it are made as the caller that opened it.
             flags: the client's flags of open(2).
         """
-        file = self.by_fd[fd] = OpenFile(at, credentials(at.who.caller) if as_opener else None)
-        file.appends = bool(flags & os.O_APPEND)
-        file.executes = bool(flags & linux.FMODE_EXEC)
-        file.may_be_mapped = flags & os.O_ACCMODE == os.O_RDWR
+        self.by_fd[fd] = OpenFile(at, credentials(at.who.caller) if as_opener else None, flags)
         if flags & os.O_TRUNC:
             at.obj.report_size(at.number, 0)
         self._nodes.opened(at.obj, fd)
         return FileHandleT(fd)
+
+    def opened_directory(self, fd: int, at: Entered) -> OpenDirectory:
+        """Keep `fd`, which refers to the directory of `at`, for a client."""
+        directory = self.by_fd[fd] = OpenDirectory(at)
+        self._nodes.opened(at.obj, fd)
+        return directory
+
+    def directory(self, fh: FileHandleT) -> OpenDirectory:
+        """Return a directory that a client has open."""
+        directory = self.by_fd[fh]
+        assert isinstance(directory, OpenDirectory)
+        return directory
 
     def close(self, fh: FileHandleT) -> bool:
         """Close a client's file; return False if that is left to `close_late`, because it may take long.

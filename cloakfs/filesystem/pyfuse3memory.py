@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any, cast
 
 import pyfuse3
-from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, InodeT, ModeT, ReaddirToken, RequestContext
+from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, InodeT, ReaddirToken, RequestContext
 
 from ..mountpoint import MountError
 
@@ -63,7 +63,8 @@ def _nodeid_of(entry: object) -> ctypes.c_uint64:
 
 
 _offers_nodeid = hasattr(EntryAttributes, "nodeid")
-_entry: Any = EntryAttributes()  # only a patched one has a `nodeid`
+_name_only = EntryAttributes()
+_entry: Any = _name_only  # only a patched one has a `nodeid`, and to wrap each number of a listing would cost calls
 _nodeid = _nodeid_of(_entry)
 
 
@@ -72,18 +73,18 @@ def name_only(ino: int, kind: int) -> EntryAttributes:
 
     It has no nodeid, so that the kernel takes nothing but the name, and holds no reference (fs/fuse/readdir.c).
     """
-    _entry.st_ino = InodeT(ino)
-    _entry.st_mode = ModeT(kind << 12)
+    _entry.st_ino = ino
+    _entry.st_mode = kind << 12
     if _offers_nodeid:
         _entry.nodeid = 0
     else:
         _nodeid.value = 0
-    return cast(EntryAttributes, _entry)
+    return _name_only
 
 
 def is_name_only(entry: EntryAttributes) -> bool:
     """Whether this is what `name_only` has returned."""
-    return entry is _entry
+    return entry is _name_only
 
 
 def unsupported(problem: str) -> MountError:

@@ -15,7 +15,7 @@ from ..tree import calls
 from ..tree.door import attrs_of, credentials, everybody_may, may_with_any_groups, sees, subject
 from ..tree.locate import is_settled
 from ..tree.nodes import Nodes
-from ..tree.objects import ALL, Object
+from ..tree.objects import ALL, NOBODY, Object
 from ..view import View
 from .audience import Audiences
 from .entered import Entered
@@ -350,16 +350,16 @@ class Remembering:
 
     def is_known_to_all(self, number: int, obj: Object) -> bool:
         """Whether the kernel remembers it, so that it need not be found out who may know of it."""
-        return number in obj.kept and not obj.private and self._is_remembered(number, obj)
+        return not obj.private and self.is_known_to(number, obj, NOBODY)
 
     def is_known_to(self, number: int, obj: Object, hearer: int) -> bool:
         """Whether the kernel may tell this caller of the object without asking the daemon."""
-        is_for = not obj.private or obj.audience == hearer
-        return is_for and self._is_remembered(number, obj)
-
-    def _is_remembered(self, number: int, obj: Object) -> bool:
-        is_kept = number in obj.kept and obj.era == self._forgetting.era and obj.filesystem.watched
-        return is_kept and not (self._forgetting.below and self._forgetting.is_being_forgotten(obj))
+        if number not in obj.kept or (obj.private and obj.audience != hearer):
+            return False
+        forgetting = self._forgetting
+        if obj.era != forgetting.era or not obj.filesystem.watched:
+            return False
+        return not (forgetting.below and forgetting.is_being_forgotten(obj))
 
     def _keep(self, number: int, obj: Object, *, private: bool = False) -> None:
         """Note that the kernel remembers something of the object, for everybody or for its audience alone."""

@@ -52,7 +52,7 @@ from cloakfs import linux
 from cloakfs.caller import Caller
 from cloakfs.filesystem import Filesystem
 from cloakfs.filesystem.entered import Entered
-from cloakfs.filesystem.handles import OpenFile
+from cloakfs.filesystem.handles import OpenDirectory
 from cloakfs.filesystem.pyfuse3memory import is_name_only, requester
 from cloakfs.ids import ClientId, ServerId
 from cloakfs.linux.fanotify import Event
@@ -662,7 +662,7 @@ class CheckedFilesystem(Filesystem):
         listed, self._told_in_listing = self._told_in_listing, []
         await self._send(*listed)
 
-    def _fill(self, at: Entered, directory: OpenFile, token: ReaddirToken, most: int) -> bool:
+    def _fill(self, at: Entered, directory: OpenDirectory, token: ReaddirToken, most: int) -> bool:
         self._listing, self._names_in_listing = at, []
         try:
             return super()._fill(at, directory, token, most)

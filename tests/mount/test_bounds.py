@@ -14,7 +14,7 @@ import pytest
 
 from cloakfs import groups, linux
 from cloakfs.caller import Caller
-from cloakfs.filesystem.handles import HalfRead, OpenFile
+from cloakfs.filesystem.handles import HalfRead, OpenDirectory
 from cloakfs.groups import ProcessGroups
 from cloakfs.ids import ClientId
 from cloakfs.linux import credentials, mountinfo
@@ -301,7 +301,7 @@ def test_entries_read_ahead_are_bounded_for_each_caller() -> None:
     half = HalfRead()
     made = []
     for number in range(100):
-        file: Any = OpenFile.__new__(OpenFile)
+        file: Any = OpenDirectory.__new__(OpenDirectory)
         file.uid, file.cookie, file.pending = number % 2, 7, [(b"name", 8, 8)] * 1000
         half.put(file)
         made.append(file)
