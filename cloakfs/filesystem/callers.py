@@ -69,22 +69,16 @@ class Callers:
         self, inode: InodeT, ctx: RequestContext, *, for_attributes: bool = False
     ) -> tuple[int, View, Subject]:
         """Return the view's number, the view, and who the request is served as, all by the policy that is in force."""
-        served = self.served_at_once(inode, ctx, for_attributes=for_attributes)
-        if served is not None:
-            return served
         number = self._nodes.view_of(inode)
-        view = self._views.get(number) or await self._revived(number)
-        if self.is_inside(ctx, for_attributes=for_attributes):
-            return number, view, INSIDER
-        who = self._who(view, ctx) or await self._who_by_groups(view, ctx)
-        while (now := self._views.get(number)) is not view:  # the policy was reloaded meanwhile
-            if now is None:
-                raise Stale
-            view = now
-            who = self._who(view, ctx) or await self._who_by_groups(view, ctx)
-        if view.below is not None:
-            self._check(who)
-        return number, view, who
+        while (served := self.served_at_once(inode, ctx, for_attributes=for_attributes)) is None:
+            view = self._views.get(number)
+            if view is None:
+                await self._revived(number)
+                continue
+            who = await self._who_by_groups(view, ctx)
+            if self._views.get(number) is view:  # otherwise, the policy was reloaded meanwhile
+                return number, view, self._checked(view, who)
+        return served
 
     def served_at_once(
         self, inode: InodeT, ctx: RequestContext, *, for_attributes: bool
@@ -97,22 +91,28 @@ class Callers:
         # `is_inside` is asked only if there are such daemons at all: every request passes here.
         if (self._inside.threads or self._above.threads) and self.is_inside(ctx, for_attributes=for_attributes):
             return number, view, INSIDER
-        who = self._who(view, ctx)
-        if who is None:
-            return None
-        if view.below is not None:
-            self._check(who)
-        return number, view, who
+        if view.fixed is not None:
+            if not view.admits(_client_ids(ctx)[0]):
+                raise FUSEError(errno.EACCES)
+            who = subject(view.fixed)
+        elif view.forwards_by_mapping and not self._groups.by_user:
+            uid, gid = _client_ids(ctx)
+            server_uid, server_gid = view.server_ids(uid, gid)
+            who = Subject(server_uid, server_gid, self._identify, view, uid, gid, ctx.pid)
+        else:
+            return None  # it depends on groups
+        return number, view, who if view.below is None else self._checked(view, who)
 
     @staticmethod
-    def _check(who: Subject) -> None:
-        """Refuse an identity that the mount below would take for this daemon.
+    def _checked(view: View, who: Subject) -> Subject:
+        """Return `who`, unless the mount below would take this identity for this daemon.
 
         Raises:
             FUSEError: EACCES.
         """
-        if (who.uid, who.gid) == INSIDE[:2]:
+        if view.below is not None and (who.uid, who.gid) == INSIDE[:2]:
             raise FUSEError(errno.EACCES)
+        return who
 
     def is_inside(self, ctx: RequestContext, *, for_attributes: bool) -> bool:
         """Whether a daemon, this one or one above, asks on its own behalf."""
@@ -120,23 +120,6 @@ class Callers:
             return True
         above = self._above
         return len(above.threads) > 0 and above.asks(*_client_ids(ctx), ctx.pid, for_attributes=for_attributes)
-
-    def _who(self, view: View, ctx: RequestContext) -> Subject | None:
-        """Return the identity that a request is served as; None if that depends on groups.
-
-        Raises:
-            FUSEError: EACCES: a fixed view does not admit the caller.
-        """
-        if view.fixed is not None:
-            uid, _ = _client_ids(ctx)
-            if not view.admits(uid):
-                raise FUSEError(errno.EACCES)
-            return subject(view.fixed)
-        if view.forwards_by_mapping and not self._groups.by_user:
-            uid, gid = _client_ids(ctx)
-            server_uid, server_gid = view.server_ids(uid, gid)
-            return Subject(server_uid, server_gid, self._identify, view, uid, gid, ctx.pid)
-        return None
 
     async def _who_by_groups(self, view: View, ctx: RequestContext) -> Subject:
         who = self._identify(view, *_client_ids(ctx), ctx.pid)
