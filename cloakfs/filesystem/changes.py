@@ -177,7 +177,7 @@ class Changes:
                 self._forget_absence(filesystem, event.target)
             return not event.target and bool(event.mask & FAN_ONDIR) and is_name
         if event.mask & FAN_ATTRIB:
-            self._forgetting.forget_no_capability(target)
+            self._forgetting.forget_absent_xattrs(target)
         if event.mask & FAN_ONDIR and event.mask & OF_ITSELF:
             if is_name or self._tells_anybody_less(target):
                 self._forgetting.forget(target)  # everything below may be for others now, too

@@ -12,7 +12,7 @@ import trio
 
 from ..tasks import Tasks
 from ..tree.nodes import Nodes
-from ..tree.objects import Object
+from ..tree.objects import AbsentXattrs, Object
 from ..tree.passages import Passages
 from .forgetter import AT_ONCE, Forgetter
 
@@ -27,6 +27,7 @@ report the name.
 _MOST_ABSENT = 10_000
 
 _NOBODY: frozenset[int] = frozenset()
+_NO_NAMES: frozenset[bytes] = frozenset()
 
 
 class _Sweep:
@@ -86,6 +87,8 @@ class Forgetting:
         self._absent: dict[Object, dict[tuple[int, bytes], float]] = {}
         self._absences = 0  # how many these are
         self.listed: WeakSet[Object] = WeakSet()  # the directories that have a `listing`
+        # What is noted of an object in the present era: by the names noted before, and the one that is added.
+        self._absent_xattrs: dict[tuple[frozenset[bytes], bytes], AbsentXattrs] = {}
 
     # -- an object, its names, and what is below ---------------------------------------------------
 
@@ -219,17 +222,23 @@ class Forgetting:
 
     # -- what is known without the kernel ----------------------------------------------------------
 
-    def note_no_capability(self, obj: Object) -> None:
-        """Note that the object has no `security.capability` now, which holds until a change of it is reported."""
-        obj.no_capability_in = self.era
+    def note_absent_xattr(self, obj: Object, name: bytes) -> None:
+        """Note that the object has no extended attribute of this name, until a change of it is reported."""
+        known = obj.absent_xattrs
+        names = known.names if known is not None and known.era == self.era else _NO_NAMES
+        absent = self._absent_xattrs.get((names, name))
+        if absent is None:
+            absent = self._absent_xattrs[names, name] = AbsentXattrs(self.era, names | {name})
+        obj.absent_xattrs = absent
 
-    def forget_no_capability(self, obj: Object) -> None:
-        """Note that the object may have a `security.capability` now."""
-        obj.no_capability_in = -1
+    def forget_absent_xattrs(self, obj: Object) -> None:
+        """Note that the object may have any extended attribute now."""
+        obj.absent_xattrs = None
 
-    def has_no_capability(self, obj: Object) -> bool:
-        """Whether it is known, as far as changes are reported, that the object has no `security.capability`."""
-        return obj.no_capability_in == self.era
+    def lacks_xattr(self, obj: Object, name: bytes) -> bool:
+        """Whether it is known, as far as changes are reported, that the object has no such extended attribute."""
+        known = obj.absent_xattrs
+        return known is not None and known.era == self.era and name in known.names
 
     # -- all entries of a directory, and names that lead nowhere -----------------------------------
 
@@ -286,6 +295,7 @@ class Forgetting:
     def begin_era(self) -> _Sweep:
         """Stop relying on anything that was remembered before; the kernel is soon told name by name."""
         self.era += 1
+        self._absent_xattrs.clear()
         if not self._sweeps or self._sweeps[-1].begun:
             self._sweeps.append(_Sweep())
             self._sweep_wanted.set()

@@ -92,9 +92,9 @@ class KernelCache:
         self.forget_listing = forgetting.forget_listing
         self.forget_pages = forgetting.forget_pages
         self.forget_everything = forgetting.forget_everything
-        self.note_no_capability = forgetting.note_no_capability
-        self.forget_no_capability = forgetting.forget_no_capability
-        self.has_no_capability = forgetting.has_no_capability
+        self.note_absent_xattr = forgetting.note_absent_xattr
+        self.forget_absent_xattrs = forgetting.forget_absent_xattrs
+        self.lacks_xattr = forgetting.lacks_xattr
         self.keep_forgetting = forgetting.keep_forgetting
 
         self.watch = changes.watch

@@ -22,6 +22,7 @@ from .data import open_again, reopen_flags
 from .entered import Entered
 from .remember import BRIEF_SECONDS
 from .request import answers
+from .xattrs import CAPABILITY
 
 
 def _absent_for(seconds: float) -> EntryAttributes:
@@ -253,7 +254,7 @@ class Names(Core):
         info = at.obj.filesystem.stat(fd)
         obj = self.nodes.resolve(fd, at.obj, name, info, is_new=is_new)
         if is_new and at.obj.filesystem.has_posix_rules:
-            self.cache.note_no_capability(obj)
+            self.cache.note_absent_xattr(obj, CAPABILITY)
         if is_there if at.obj.filesystem.remote else self.nodes.is_at(info, at.obj, name, at.credentials):
             return obj, info, self.replies.named(at, name, obj, info)
         # The name already leads to something else, so the kernel is not to remember it.

@@ -17,16 +17,10 @@ from .core import Core
 from .entered import Entered
 from .request import answers
 
-_CAPABILITY = b"security.capability"
+CAPABILITY = b"security.capability"
 
-
-def _get(at: Entered, name: bytes) -> bytes:
-    if name not in acl.XATTRS:
-        return calls.getxattr(at.credentials, at.fd, name)
-    # Everybody may read an ACL (xattr(7)), and the kernel asks for it before it checks a permission. To switch to the
-    # caller would take longer than the call; only other machines and processes care who asks.
-    who = linux.ANYBODY if at.obj.filesystem.has_posix_rules else at.credentials
-    return calls.peek_xattr(who, at.fd, name)
+_OFTEN_ASKED = frozenset({CAPABILITY, b"security.selinux", b"system.posix_acl_access"})
+"""What the kernel asks for before every write, and ls(1) of every file; mostly, there is none."""
 
 
 class ExtendedAttributes(Core):
@@ -57,11 +51,11 @@ class ExtendedAttributes(Core):
         """See getxattr(2)."""
         if name == os.fsencode(QUESTION):
             return await self._answer_above(inode, ctx)
+        if name in _OFTEN_ASKED and self._surely_has_none(inode, ctx, name):
+            raise FUSEError(errno.ENODATA)
         try:
-            if name == _CAPABILITY:
-                return await self._capability(inode, ctx)
             at = await self._enter_object(inode, ctx)
-            value = await self._do(at, _get, name)
+            value = await self._do(at, self._get, name)
         except OSError as exc:
             if exc.errno != errno.EOPNOTSUPP or name not in acl.XATTRS:
                 raise
@@ -71,23 +65,14 @@ class ExtendedAttributes(Core):
             return value
         return (await self._again(at, inode, ctx)).view.acl_out(value)
 
-    async def _capability(self, inode: InodeT, ctx: RequestContext) -> bytes:
-        """Return what the kernel asks for before every write; everybody may know it.
-
-        Mostly there is none, and no system call is needed to know that.
-        """
-        if self._surely_has_none(inode, ctx):
-            raise FUSEError(errno.ENODATA)
-        return await self._do(await self._enter_object(inode, ctx), self._read_capability)
-
-    def _surely_has_none(self, inode: InodeT, ctx: RequestContext) -> bool:
-        """Whether the object has no `security.capability`, and its attributes are remembered for who asks.
+    def _surely_has_none(self, inode: InodeT, ctx: RequestContext, name: bytes) -> bool:
+        """Whether the object has no attribute of this name, and its attributes are remembered for who asks.
 
         Both hold as long as no change is reported: the kernel itself would answer, if it remembered this as it does
-        the attributes.
+        the attributes. So no system call is needed to know it.
         """
         obj = self.nodes.known_as(inode)
-        if obj is None or not self.cache.has_no_capability(obj):
+        if obj is None or not self.cache.lacks_xattr(obj, name):
             return False
         if not self.xattrs or self.exported or self._is_top(inode):
             return False
@@ -99,15 +84,18 @@ class ExtendedAttributes(Core):
         self.cache.tell(number, obj, hearer)
         return self.cache.is_known_to(number, obj, hearer)
 
-    def _read_capability(self, at: Entered) -> bytes:
-        # Reading it needs no permission (xattr(7)) where nobody but this machine's kernel is asked.
+    def _get(self, at: Entered, name: bytes) -> bytes:
+        if name not in acl.XATTRS and not name.startswith(b"security."):
+            return calls.getxattr(at.credentials, at.fd, name)
+        # Everybody may read these (xattr(7)). To switch to the caller would take longer than the call; only other
+        # machines and processes care who asks.
         plain = at.obj.filesystem.has_posix_rules
         try:
-            return calls.peek_xattr(linux.ANYBODY if plain else at.credentials, at.fd, _CAPABILITY)
+            return calls.peek_xattr(linux.ANYBODY if plain else at.credentials, at.fd, name)
         except OSError as exc:
             # By the time that a thread has the answer, a change may have been reported.
-            if exc.errno == errno.ENODATA and plain and linux.in_main_thread():
-                self.cache.note_no_capability(at.obj)
+            if exc.errno == errno.ENODATA and plain and name in _OFTEN_ASKED and linux.in_main_thread():
+                self.cache.note_absent_xattr(at.obj, name)
             raise
 
     async def _answer_above(self, inode: InodeT, ctx: RequestContext) -> bytes:
@@ -134,12 +122,9 @@ class ExtendedAttributes(Core):
         try:
             await self._do(at, lambda at: calls.setxattr(at.credentials, at.fd, name, value))
         finally:
-            self._may_have_capability(at)
+            for obj in (at.obj, *self.nodes.twins(at.obj)):
+                self.cache.forget_absent_xattrs(obj)
         await self._changed(at)
-
-    def _may_have_capability(self, at: Entered) -> None:
-        for obj in (at.obj, *self.nodes.twins(at.obj)):
-            self.cache.forget_no_capability(obj)
 
     @answers
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:
@@ -157,7 +142,7 @@ class ExtendedAttributes(Core):
         except PermissionError:
             # The kernel also asks for this before a write, as whoever writes, who need not be privileged. The real file
             # system removes it then in any case. (The kernel lets only the privileged call removexattr(2) for it.)
-            if name != _CAPABILITY or (ctx.uid == 0 and not self.files.has_open(at.who, at.obj)):
+            if name != CAPABILITY or (ctx.uid == 0 and not self.files.has_open(at.who, at.obj)):
                 raise
             return
         await self._changed(at)

@@ -2,7 +2,7 @@
 
 import errno
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .filesystems import Filesystem
 
@@ -37,6 +37,16 @@ def dev_ino(info: os.stat_result) -> tuple[int, int]:
     return info.st_dev, info.st_ino
 
 
+class AbsentXattrs(NamedTuple):
+    """Extended attributes that objects were seen not to have, in an era of the kernel's cache: see `filesystem.forget`.
+
+    Objects share them, so that each needs no more than a reference.
+    """
+
+    era: int
+    names: frozenset[bytes]
+
+
 class Listing:
     """What is known of all entries of a directory: each is shown to its audience, whatever the caller's groups are.
 
@@ -57,10 +67,10 @@ class Object:
     """One object of the real tree, kept as long as the kernel knows it or something below it."""
 
     __slots__ = (
-        "__weakref__", "audience", "barrier", "checked", "children", "condition", "content", "era", "ever_kept", "fd",
-        "filesystem", "generation", "handle", "inode", "kept", "listing", "lookups", "name", "no_acl_at",
-        "no_acl_since", "no_capability_in", "number", "open_files", "others", "parent", "passage", "pins", "private",
-        "public", "remembers_names", "reported_size", "reported_sizes", "strayed", "strays", "trusted", "used",
+        "__weakref__", "absent_xattrs", "audience", "barrier", "checked", "children", "condition", "content", "era",
+        "ever_kept", "fd", "filesystem", "generation", "handle", "inode", "kept", "listing", "lookups", "name",
+        "no_acl_at", "no_acl_since", "number", "open_files", "others", "parent", "passage", "pins", "private", "public",
+        "remembers_names", "reported_size", "reported_sizes", "strayed", "strays", "trusted", "used",
     )  # fmt: skip
 
     def __init__(self, number: int, handle: bytes, filesystem: Filesystem) -> None:
@@ -109,7 +119,7 @@ class Object:
         self.kept = _NO_VIEWS  # numbers of the views in which the kernel remembers more than it asked for
         self.public = _NO_VIEWS  # of these, those in which everybody may search it, and all directories above
         self.barrier: Object | None = None  # the directory, here or above, where not everybody got through last time
-        self.no_capability_in = -1  # the era in which it was seen to have no security.capability: see `forget`
+        self.absent_xattrs: AbsentXattrs | None = None  # see `filesystem.forget`
         self.era = 0  # the era of the kernel's cache that `kept` and `public` belong to
         # Like `kept`, but never reset, and including what is below: see `Registry.hold`.
         self.ever_kept = _NO_VIEWS

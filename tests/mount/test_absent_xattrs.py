@@ -1,4 +1,4 @@
-"""What the kernel asks before every write, whether a file has a `security.capability`: answered from what is known."""
+"""What the kernel asks for before every write, and ls(1) of every file: that there is none is answered as known."""
 
 import errno
 import os
@@ -18,15 +18,22 @@ MakeUser = Callable[..., User]
 
 NAME = "security.capability"
 CAPABILITY = struct.pack("<IIIII", 0x02000000, 1 << 7, 0, 0, 0)  # VFS_CAP_REVISION_2, cap_setuid permitted
+NOBODY = 0xFFFFFFFF
+ACL = struct.pack("<I", 2) + b"".join(
+    struct.pack("<HHI", *entry)
+    for entry in ((1, 6, NOBODY), (2, 4, 3000), (4, 0, NOBODY), (0x10, 4, NOBODY), (0x20, 4, NOBODY))
+)
+VALUES = {NAME: CAPABILITY, "security.selinux": b"label", "system.posix_acl_access": ACL}
 OPTIONS = ("-o", "no_root_squash,cloak_list=uid +077 3000 3999")
 ANN, BOB = 3001, 3002
 SPY = """
+import os
 from cloakfs.tree import calls
 peek = calls.peek_xattr
 def spy(who, fd, name):
-    if name == b"security.capability":
+    if isinstance(name, bytes):  # not what the daemon asks on its own behalf
         with open({path!r}, "a") as file:
-            print(fd, file=file)
+            print(os.fsdecode(name), file=file)
     return peek(who, fd, name)
 calls.peek_xattr = spy
 """
@@ -45,12 +52,12 @@ def has_capability(path: str) -> bool:
 
 
 @pytest.fixture
-def questions(base: str) -> Callable[[], int]:
-    """Counts how often daemons that are started in the test read the attribute of a file."""
+def questions(base: str) -> Callable[..., int]:
+    """Counts how often daemons that are started in the test read an attribute of a file."""
     path = os.path.join(base, "questions")
     Path(path).touch()
     os.chmod(path, 0o666)  # whoever the daemon acts as
-    return lambda: len(Path(path).read_text().splitlines())
+    return lambda name=NAME: Path(path).read_text().splitlines().count(name)
 
 
 @pytest.fixture
@@ -62,7 +69,7 @@ def home(tree: str) -> str:
 
 
 def test_files_just_made_are_not_asked(
-    base: str, home: str, mount: MakeMount, user: MakeUser, questions: Callable[[], int]
+    base: str, home: str, mount: MakeMount, user: MakeUser, questions: Callable[..., int]
 ) -> None:
     with daemons_with(SPY.format(path=os.path.join(base, "questions"))):
         m, ann = mount(*OPTIONS), user(ANN)
@@ -73,7 +80,7 @@ def test_files_just_made_are_not_asked(
 
 @pytest.mark.parametrize("where", ["ann/file", "file"])
 def test_files_that_were_there_are_asked_once(
-    where: str, base: str, tree: str, home: str, mount: MakeMount, user: MakeUser, questions: Callable[[], int]
+    where: str, base: str, tree: str, home: str, mount: MakeMount, user: MakeUser, questions: Callable[..., int]
 ) -> None:
     path = os.path.join(tree, where)
     Path(path).touch()
@@ -103,6 +110,55 @@ def test_set_by_root(through: bool, mount: MakeMount, user: MakeUser) -> None:
         assert ann.error(os.getxattr, file, NAME) == errno.ENODATA
         root.do(os.setxattr, file if through else real, NAME, CAPABILITY)
         root.do(os.removexattr, file if through else real, NAME)
+
+
+@pytest.mark.parametrize("where", ["ann", "all"])
+def test_what_ls_asks_of_each_file_is_read_once(
+    where: str, base: str, tree: str, home: str, mount: MakeMount, user: MakeUser, questions: Callable[..., int]
+) -> None:
+    os.mkdir(os.path.join(tree, "all"), 0o755)
+    for name in ("ann", "all"):
+        for number in range(3):
+            path = Path(tree, name, f"{number}")
+            path.touch()
+            os.chown(path, ANN, ANN)
+    with daemons_with(SPY.format(path=os.path.join(base, "questions"))):
+        m, ann = mount(*OPTIONS), user(ANN)
+        for _ in range(3):
+            for number in range(3):
+                file = m.at(where, f"{number}")
+                ann.do(os.stat, file)
+                for name in VALUES:
+                    assert ann.error(os.getxattr, file, name) == errno.ENODATA
+        assert {name: questions(name) for name in VALUES} == dict.fromkeys(VALUES, 3)
+
+
+@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize(
+    ("where", "through"),
+    [("ann/file", False), ("file", False), ("file", True)],
+    ids=["private, behind the mount", "behind the mount", "through the mount"],
+)
+def test_what_is_set_is_shown(
+    name: str, where: str, through: bool, home: str, mount: MakeMount, user: MakeUser
+) -> None:
+    m, ann, root = mount(*OPTIONS), user(ANN), user(0)
+    file, real = m.at(where), m.real(where)
+    ann.do(write, file, b"new")
+    ann.do(os.open, file, os.O_RDONLY)  # so that the kernel keeps it, whatever it is made to forget
+    for _ in range(3):
+        for asked in VALUES:
+            assert ann.error(os.getxattr, file, asked) == errno.ENODATA
+        root.do(os.setxattr, file if through else real, name, VALUES[name])
+        told(m.path)
+        ann.do(os.stat, file)  # so that its attributes are remembered again
+        for asked in VALUES:
+            if asked == name:
+                assert ann.do(os.getxattr, file, asked) == os.getxattr(real, asked)
+            else:
+                assert ann.error(os.getxattr, file, asked) == errno.ENODATA
+        root.do(os.removexattr, real, name)
+        told(m.path)
 
 
 def test_set_by_root_at_another_place_of_the_mount(base: str, tree: str, mount: MakeMount, user: MakeUser) -> None:
