@@ -332,15 +332,19 @@ class Changes:
         if obj is not None and obj.kept and obj.filesystem.stat(self._nodes.fd(obj)).st_nlink > 0:
             self._forgetting.forget(obj)
 
-    async def moved(self, number: int, view: View, obj: Object, parent: Object) -> None:
-        """Handle a rename of `obj` into `parent` by a request that has not been answered yet."""
+    async def moved(self, number: int, view: View, obj: Object, before: Object, parent: Object) -> None:
+        """Handle a rename of `obj` from `before` into `parent` by a request that has not been answered yet."""
         for twin in self._nodes.twins(obj):
             self._forgetting.forget(twin)  # nothing says where it is now
         await self._audiences.settle(obj)
         if stat.S_ISDIR(obj.filesystem.stat(self._nodes.fd(obj)).st_mode):
             await self._audiences.carry(number, obj)
+        # The kernel moves the name with the object, for as long as it was to be remembered.
+        is_named_for_one = obj.private and before.remembers_names
         if view.fixed is not None or (
-            self._remembering.is_public(number, view, parent) and self._remembering.same_by_name(view, obj)
+            not is_named_for_one
+            and self._remembering.is_public(number, view, parent)
+            and self._remembering.same_by_name(view, obj)
         ):
             return
         self._forgetting.forget_one(obj)

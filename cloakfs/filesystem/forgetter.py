@@ -194,6 +194,13 @@ class Forgetter:
         """Whether something has yet to be forgotten in this directory."""
         return directory in self._lanes
 
+    def is_forgetting(self, directory: int, name: bytes) -> bool:
+        """Whether this name in the directory has yet to be forgotten."""
+        lane = self._lanes.get(directory)
+        return lane is not None and any(
+            batch is not None and name in batch.names for batch in (lane.running, lane.waiting)
+        )
+
     def pages(self, nodeid: int) -> None:
         """Forget the content soon; the kernel has to wait for a page that is just being read."""
         self._pages.add(nodeid)

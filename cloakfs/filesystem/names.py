@@ -469,9 +469,9 @@ class Names(Core):
                     stack.callback(calls.close, replaced)
                     self.cache.removed(self.nodes.known(replaced, new.obj))
         new = await self._again(new, parent_inode_new, ctx)
-        await self._moved(new, name_new)
+        await self._moved(old_obj, new, name_new)
         if flags & linux.RENAME_EXCHANGE:
-            await self._moved(new._replace(obj=old_obj), name_old)
+            await self._moved(new.obj, new._replace(obj=old_obj), name_old)
 
     @staticmethod
     def _rename(source: int, name_old: bytes, new: Entered, name_new: bytes, flags: int) -> None:
@@ -511,11 +511,11 @@ class Names(Core):
     def _open_as_root(self, at: Entered, name: bytes) -> int:
         return self._open_as(linux.ROOT, at.fd, name)
 
-    async def _moved(self, to: Entered, name: bytes) -> None:
+    async def _moved(self, before: Object, to: Entered, name: bytes) -> None:
         try:
             fd = await self._do(to._replace(fd=self.nodes.fd(to.obj)), partial(self._open_as_root, name=name))
         except OSError:
             return  # it is somewhere else already, and is looked for when it is asked about
         obj = self.nodes.moved(fd, to.obj, name)
         if obj is not None:
-            await self.cache.moved(to.number, to.view, obj, to.obj)
+            await self.cache.moved(to.number, to.view, obj, before, to.obj)

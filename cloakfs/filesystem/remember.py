@@ -173,8 +173,9 @@ class Remembering:
         places = list(self._nodes.places(obj, info))
         if len(places) != 1 or not self._reaches(at, places[0][0]) or not self._rests_on(at, places[0][0], obj):
             return self._brief
-        if self._forgetter.is_late(self._nodes.nodeid(at.number, places[0][0])):
-            return 0.0
+        parent, name = self._nodes.nodeid(at.number, places[0][0]), places[0][1]
+        if self._forgetter.is_late(parent) or self._forgetter.is_forgetting(parent, name):
+            return 0.0  # who is not to know the name could get at them by it
         return self._of_private_attributes(at, obj, info)
 
     def _of_private_attributes(self, at: Entered, obj: Object, info: linux.Stat) -> float:

@@ -15,10 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from cloakfs import linux
 from tests.agents import User, become, names, read, write
 from tests.mount.conftest import Mount, told
 from tests.mount.test_caching import CLOAKED, OTHER, OWNER, STRANGER, many, put, requests
 from tests.mount.test_forgetting import has_let_go, hold, kernel, stalled
+from tests.mount.test_hidden import AT_FDCWD
 from tests.mount.test_hung import Far
 from tests.mount.test_limits import wait_until
 
@@ -268,6 +270,35 @@ def test_dot_dot_of_a_directory_that_was_moved(
         assert other.error(os.stat, above) in (errno.ESTALE, errno.ENOENT, errno.EACCES)
         for path in ("secret", "public", "work/vault/file"):
             assert other.error(os.stat, f"{above}/{path}") in (errno.ESTALE, errno.ENOENT, errno.EACCES), path
+
+
+def exchange(old: str, new: str) -> None:
+    linux.renameat2(AT_FDCWD, os.fsencode(old), AT_FDCWD, os.fsencode(new), linux.RENAME_EXCHANGE)
+
+
+@pytest.mark.parametrize("call", [os.rename, exchange])
+@pytest.mark.parametrize("what", ["secret", "work", "work/vault"])
+def test_what_is_moved_out_of_a_private_directory(
+    what: str, call: Callable[[str, str], None], kernel: str, scene: str, mount: MakeMount, user: MakeUser
+) -> None:
+    """The kernel moves the name with it, for as long as it was to be remembered; but now others would get there."""
+    public = put(os.path.join(scene, "open"), OWNER, stat.S_IFDIR | 0o755)
+    put(os.path.join(public, "moved"), OWNER, stat.S_IFDIR | 0o755)
+    if call is os.rename:
+        os.rmdir(os.path.join(public, "moved"))
+    m = mount("-o", CLOAKED)
+    owner, other = user(OWNER), user(OTHER)
+    told()
+    owner.do(look, m.at("homes/owner"))
+    other.do(names, m.at("open"))
+    owner.do(call, what, m.at("open/moved"))
+    inside = [path.removeprefix(what) for path in INSIDE if path.startswith(what)]
+    hidden = [path for path in inside if what != "work" or path not in ("", "/public")]
+    for _ in range(3):
+        for path in inside:
+            owner.do(os.stat, m.at(f"open/moved{path}"))
+    for path in reversed(hidden):
+        assert other.error(os.stat, m.at(f"open/moved{path}")) == errno.ENOENT, path
 
 
 def test_dot_dot_after_the_daemon_itself_has_looked(scene: str, mount: MakeMount, user: MakeUser) -> None:

@@ -47,6 +47,10 @@ WEAKENED = {
         "may not search",
     ),
     "nothing is hidden": (f"{_REMEMBERING}; Remembering.of_absence = lambda *_: 10.0", "a view that hides something"),
+    "what is moved is forgotten": (
+        f"{_CHANGES}\nasync def moved(*_): pass\nChanges.moved = moved",
+        "hidden from",
+    ),
     "changes through the mount": (
         f"{_CHANGES}\nasync def changed(*_): pass\nChanges.changed = changed",
         "hidden from",
@@ -95,6 +99,11 @@ def use(m: Mount, owner: User, member: User, other: User) -> None:
     for _ in range(2):
         for path in INSIDE:
             owner.do(os.stat, m.at("homes/owner", path))
+    violations(m)
+    owner.do(os.rename, m.at("homes/owner/work/vault"), m.at("open/moved"))
+    owner.do(os.rename, m.at("homes/owner/secret"), m.at("open/secret"))
+    for path in ("moved/file", "secret"):
+        owner.do(os.stat, m.at("open", path))
     violations(m)
     owner.do(os.chmod, m.at("open/file"), 0o600)
     os.rename(m.real("homes/owner/work/secret"), m.real("homes/owner/work/renamed"))

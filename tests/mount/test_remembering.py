@@ -1078,7 +1078,7 @@ def test_what_is_moved_is_forgotten_unless_everybody_is_told_of_it_there(
         os.rename(f"{s.top}/a/file", f"{s.top}/{name}")
         obj = s.look_up(f"{s.top}/{name}")
         assert obj.parent is not None
-        await s.cache.moved(0, view, obj, obj.parent)
+        await s.cache.moved(0, view, obj, s.look_up(f"{s.top}/a"), obj.parent)
         assert s.cache.is_known_to_all(0, obj) is is_remembered
 
     trio.run(main)
@@ -1098,7 +1098,7 @@ def test_what_one_caller_moves_from_one_public_directory_into_another_remains_re
         os.rename(f"{s.top}/a/file", f"{s.top}/d/new")
         obj = s.look_up(f"{s.top}/d/new")
         assert obj.parent is not None
-        await s.cache.moved(0, view, obj, obj.parent)
+        await s.cache.moved(0, view, obj, s.look_up(f"{s.top}/a"), obj.parent)
         assert s.cache.is_known_to(0, obj, CLIENT_OF[OWNER])
         assert not s.cache.is_known_to(0, obj, CLIENT_OF[OTHER])
 
@@ -1212,6 +1212,23 @@ def test_nothing_is_remembered_in_a_directory_whose_lock_is_kept(scene: MakeScen
             assert s.of_object(view, f"{s.top}/d/file") == LONG_SECONDS
         assert s.of_absence(FIXED, f"{s.top}/a/absent") == 0.0
         assert s.of_absence(FIXED, f"{s.top}/d/absent") == ABSENT_SECONDS
+
+    trio.run(main)
+
+
+def test_nothing_private_is_remembered_while_its_name_is_to_be_forgotten(scene: MakeScene) -> None:
+    """For so long, the name tells others of the object, and the kernel would tell them its attributes."""
+
+    async def main() -> None:
+        s = scene()
+        os.chown(f"{s.top}/a/file", OWNER, OWNER)
+        os.chmod(f"{s.top}/a/file", 0o600)
+        s.catch_up()
+        view = View(CLOAKED)
+        assert s.of_name(view, f"{s.top}/a/file", OWNER)[1] == LONG_SECONDS
+        assert s.of_object(view, f"{s.top}/a/file", OWNER) == LONG_SECONDS
+        s.cache.forget(s.look_up(f"{s.top}/a/file"))  # no thread does it, as if somebody held the lock
+        assert s.of_object(view, f"{s.top}/a/file", OWNER) == 0.0
 
     trio.run(main)
 
