@@ -69,7 +69,10 @@ class Attributes(Names, Core):
             raise FUSEError(errno.EROFS)
         at = await self._enter(inode, ctx)
         await self._do(at, lambda at: self._change_attributes(at, attr, fields, fh))
-        if fields.update_uid or fields.update_gid or fields.update_mode:
+        if fields.update_mode and attr.st_mode & SET_ID:
+            self.files.got_set_id(at.obj)
+        # By truncate(2), the real tree drops set-id bits.
+        if fields.update_uid or fields.update_gid or fields.update_mode or at.info.st_mode & SET_ID:
             await self.cache.changed(at.number, at.view, at.obj)
         at = await self._again(at, inode, ctx)
         return self.replies.of_object(at, at.obj.filesystem.stat(at.fd))

@@ -14,6 +14,7 @@ from ..tree.door import Subject, credentials
 from ..tree.nodes import Nodes
 from ..tree.objects import Listing, Object
 from .entered import Entered
+from .replies import SET_ID
 
 MOST_ENTRIES = 20_000
 """How many entries of directories are read ahead for one caller at most; they take some 3 MB."""
@@ -27,7 +28,7 @@ emptied before."""
 class OpenFile:
     """What a client has open; its handle is the number of the descriptor."""
 
-    __slots__ = ("flags", "number", "obj", "opener", "uid", "unreadable", "written")
+    __slots__ = ("flags", "may_lose_set_id", "number", "obj", "opener", "uid", "unreadable", "written")
 
     is_directory = False
 
@@ -38,6 +39,7 @@ class OpenFile:
         self.opener = opener  # as whom further calls are made, where that matters
         self.flags = flags  # the client's flags of open(2)
         self.unreadable = False  # opened for its attributes alone
+        self.may_lose_set_id = at.info.st_mode & SET_ID != 0  # by a write: the real tree drops these bits then
         self.written = 0  # bytes
 
     @property
@@ -201,6 +203,11 @@ class OpenFiles:
     def is_executed(self, obj: Object) -> bool:
         """Whether the file is a program that runs."""
         return any(self.by_fd[fd].executes for fd in obj.open_files or ())
+
+    def got_set_id(self, obj: Object) -> None:
+        """Note that the file has set-id bits now, which it may lose when it is written to."""
+        for fd in obj.open_files or ():
+            self.by_fd[fd].may_lose_set_id = True
 
     def opener(self, fh: Any) -> int:
         """Return who counts as the caller of a request without one: the opener's server uid, as a number below 0."""

@@ -94,7 +94,9 @@ class Listings:
         except OSError:
             is_shown = False
         else:
-            is_shown = listing.audience == at.hearer and self._shows(at.view, listing, info)
+            # Of what is mounted there, no report names this directory, or there are none at all.
+            is_here = info.st_dev == at.info.st_dev
+            is_shown = is_here and listing.audience == at.hearer and self._shows(at.view, listing, info)
         if not is_shown:
             self._forgetting.forget_listing(at.obj)
 

@@ -507,3 +507,45 @@ def test_a_hidden_directory_that_is_shown_from_now_on_is_there(
     os.chown(hidden, STRANGER, STRANGER)
     told()
     assert stranger.error(os.stat, shown) == 0
+
+
+def overwrite(path: str) -> None:
+    write(path, b"other", flags=0)
+
+
+def overwrite_later(path: str) -> None:
+    """The bits come when the file is open already."""
+    fd = os.open(path, os.O_WRONLY)
+    os.chmod(path, 0o4755)
+    os.write(fd, b"other")
+    os.close(fd)
+
+
+def empty(path: str) -> None:
+    os.close(os.open(path, os.O_WRONLY | os.O_TRUNC))
+
+
+def shorten(path: str) -> None:
+    os.truncate(path, 1)
+
+
+SQUASHED = "range_map=uid 0 2999 map 0 uid 3000 3001 squash 3001 uid 3002 4294967294 map 3002"
+"""A set-id bit of a file of 3001 is not shown, so the kernel does not have it dropped."""
+
+
+@pytest.mark.parametrize("options", ["", f",{SQUASHED}"])
+@pytest.mark.parametrize("change", [overwrite, overwrite_later, empty, shorten])
+def test_who_sees_a_file_because_of_its_set_id_bit(
+    change: Callable[[str], None], options: str, scene: str, mount: MakeMount, user: MakeUser
+) -> None:
+    """The real tree drops the bit with the content, and no report of what the daemon itself does is read."""
+    put(os.path.join(scene, "programs"), 0, stat.S_IFDIR | 0o755)
+    put(os.path.join(scene, "programs/program"), OWNER, 0o4755)
+    m = mount("-o", f"rw,no_root_squash,cloak_list=uid +400 3000 3999{options}")
+    owner, other = user(OWNER), user(OTHER)
+    told()
+    for _ in range(3):
+        assert other.do(os.stat, m.at("programs/program")).st_size == len(b"content")
+    owner.do(change, m.at("programs/program"))
+    assert not os.stat(m.real("programs/program")).st_mode & stat.S_ISUID
+    assert other.error(os.stat, m.at("programs/program")) == errno.ENOENT

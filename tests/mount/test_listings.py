@@ -136,6 +136,22 @@ def test_such_an_entry_is_made_behind_the_mount(what: str, scene: str, mount: Ma
     assert owner.error(os.stat, "entry") == (errno.ENOENT if "hidden" in what or "group" in what else 0)
 
 
+def test_a_directory_in_which_something_is_mounted(scene: str, mount: MakeMount, user: MakeUser) -> None:
+    """What becomes of that, its file system need not report."""
+    place = put(os.path.join(scene, "homes/owner/place"), OWNER, stat.S_IFDIR | 0o755)
+    subprocess.run(["mount", "-t", "ramfs", "none", place], check=True)
+    try:
+        os.chown(place, OTHER, OTHER)
+        os.chmod(place, 0o755)
+        m = mount("-o", CLOAKED)
+        owner = user(OWNER)
+        know(owner, m.at("homes/owner"))
+        assert owner.do(names, ".") == ["place", "public", "secret", "work"]
+        assert not is_known(m, owner)
+    finally:
+        subprocess.run(["umount", "--lazy", place], check=True)
+
+
 def test_where_only_some_with_that_uid_may_search(scene: str, mount: MakeMount, user: MakeUser) -> None:
     put(os.path.join(scene, "homes/owner/odd"), OTHER, stat.S_IFDIR | 0o705, gid=GROUP)
     m = mount("-o", CLOAKED)

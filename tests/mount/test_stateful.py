@@ -418,6 +418,33 @@ class TwoTrees(RuleBasedStateMachine):
 
     @precondition(lambda self: self.world.checked)
     @rule(
+        caller=callers,
+        tops=st.permutations("ab"),
+        what=st.sampled_from(["a", "b", "b/a"]),
+        flags=st.sampled_from([0, linux.RENAME_EXCHANGE]),
+    )
+    def publish(self, caller: int, tops: Sequence[str], what: str, flags: int) -> None:
+        """Make something in a directory of one's own that nobody else knows, look at it, and take it out of there."""
+        old, new = f"{tops[0]}/b/{what}", f"{tops[1]}/a"
+        self.behind(Request("chmod", tops[0], mode=0o777))
+        self.behind(Request("chmod", tops[1], mode=0o777))
+        self.ask(caller, Request("mkdir", f"{tops[0]}/b", mode=0o700))
+        self.ask(caller, Request("mkfifo", f"{tops[0]}/b/a", mode=0o600))
+        self.ask(caller, Request("mkdir", f"{tops[0]}/b/b", mode=0o755))
+        self.ask(caller, Request("mkdir", f"{tops[0]}/b/b/a", mode=0o700))
+        if flags:
+            self.ask(caller, Request("mkdir", new, mode=0o755))
+        self._look_at_all(caller)
+        self.ask(caller, Request("rename", old, new, flags=flags))
+        self._look_at_all(caller)
+
+    def _look_at_all(self, caller: int) -> None:
+        party = self.world.parties[caller]
+        for _ in range(2):
+            party.client.do(_glance, self.top(party), oracle.everything(self.model))
+
+    @precondition(lambda self: self.world.checked)
+    @rule(
         changer=st.one_of(st.none(), callers),
         request=st.one_of(
             st.builds(
