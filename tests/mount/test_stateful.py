@@ -16,7 +16,7 @@ import stat
 import struct
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
@@ -34,6 +34,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from cloakfs import linux
 from cloakfs.mounted import RUN_DIR, STATE_DIR
 from tests.agents import User
 from tests.mount import cacheoracle, oracle
@@ -425,13 +426,13 @@ class TwoTrees(RuleBasedStateMachine):
     )
     def publish(self, caller: int, tops: Sequence[str], what: str, flags: int) -> None:
         """Make something in a directory of one's own that nobody else knows, look at it, and take it out of there."""
-        old, new = f"{tops[0]}/b/{what}", f"{tops[1]}/a"
+        old, new = f"{tops[0]}/own/{what}", f"{tops[1]}/public"
         self.behind(Request("chmod", tops[0], mode=0o777))
         self.behind(Request("chmod", tops[1], mode=0o777))
-        self.ask(caller, Request("mkdir", f"{tops[0]}/b", mode=0o700))
-        self.ask(caller, Request("mkfifo", f"{tops[0]}/b/a", mode=0o600))
-        self.ask(caller, Request("mkdir", f"{tops[0]}/b/b", mode=0o755))
-        self.ask(caller, Request("mkdir", f"{tops[0]}/b/b/a", mode=0o700))
+        self.ask(caller, Request("mkdir", f"{tops[0]}/own", mode=0o700))
+        self.ask(caller, Request("mkfifo", f"{tops[0]}/own/a", mode=0o600))
+        self.ask(caller, Request("mkdir", f"{tops[0]}/own/b", mode=0o755))
+        self.ask(caller, Request("mkdir", f"{tops[0]}/own/b/a", mode=0o700))
         if flags:
             self.ask(caller, Request("mkdir", new, mode=0o755))
         self._look_at_all(caller)
