@@ -23,9 +23,8 @@ from ..ids import ClientId, ServerId
 from ..tree import calls
 from ..tree.door import attrs_of
 from .core import Core
-from .entered import Entered
+from .entered import SET_ID, Entered
 from .names import Names
-from .replies import SET_ID
 from .request import answers
 
 # pyfuse3 turns "set to now" into a time, so a time that is this close to now is assumed to mean it.

@@ -26,6 +26,7 @@ from ..tree.door import (
     Door,
     Subject,
     everybody_may,
+    has_waited,
     sees,
     subject,
     surely_may,
@@ -307,12 +308,17 @@ class Core(pyfuse3.Operations):
             finally:
                 calls.close(own.fd)
 
-        return await trio.to_thread.run_sync(work, abandon_on_cancel=True)
+        try:
+            return await trio.to_thread.run_sync(work, abandon_on_cancel=True)
+        finally:
+            has_waited()
 
     async def _again(self, at: Entered, inode: InodeT, ctx: RequestContext) -> Entered:
-        """Return how to go on after an await: the policy may be a new one, and the descriptor another."""
+        """Return how to go on after an await: the policy may be new, the descriptor another, and the object changed."""
         if self.views.get(at.number) is at.view:
-            fd = self.nodes.fd(at.obj)
+            fd, filesystem = self.nodes.fd(at.obj), at.obj.filesystem
+            if filesystem.slow_until > 0 or filesystem.by_threads:  # a thread may have been waited for
+                return at._replace(fd=fd, info=filesystem.stat(fd))
             return at if fd == at.fd else at._replace(fd=fd)
         return await self._enter(inode, ctx)
 

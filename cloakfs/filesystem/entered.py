@@ -1,11 +1,15 @@
 """A request that was let in."""
 
+import stat
 from typing import NamedTuple
 
 from .. import linux
 from ..tree.door import Subject
 from ..tree.objects import Object
 from ..view import Asker, View
+
+SET_ID = stat.S_ISUID | stat.S_ISGID
+"""The bits of a mode that make a program run as its owner, or its group."""
 
 
 class Entered(NamedTuple):

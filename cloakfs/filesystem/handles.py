@@ -13,8 +13,7 @@ from ..tree import calls
 from ..tree.door import Subject, credentials
 from ..tree.nodes import Nodes
 from ..tree.objects import Listing, Object
-from .entered import Entered
-from .replies import SET_ID
+from .entered import SET_ID, Entered
 
 MOST_ENTRIES = 20_000
 """How many entries of directories are read ahead for one caller at most; they take some 3 MB."""

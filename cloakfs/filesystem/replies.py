@@ -12,12 +12,9 @@ from ..tree.door import INSIDER, attrs_of
 from ..tree.nodes import Nodes
 from ..tree.objects import Object, Stale
 from ..view import Asker, View
-from .entered import Entered
+from .entered import SET_ID, Entered
 from .kernelcache import KernelCache
 from .remember import BRIEF_SECONDS
-
-SET_ID = stat.S_ISUID | stat.S_ISGID
-"""The bits of a mode that make a program run as its owner, or its group."""
 
 
 class Replies:

@@ -231,12 +231,20 @@ def _has_no_acl(obj: Object, fd: int, info: linux.Stat) -> bool:
 
 
 class _WithoutAcl:
-    """The stat of a directory that certainly had no ACL when the request that is being served came to the door."""
+    """The stat of a directory that certainly had no ACL when the request that is being served came to the door.
+
+    This holds until the request has to wait (`has_waited`).
+    """
 
     info: linux.Stat | None = None
 
 
 _without_acl = _WithoutAcl()
+
+
+def has_waited() -> None:
+    """Note that a request has waited, so that its directory may have got an ACL since it came to the door."""
+    _without_acl.info = None
 
 
 class Door:

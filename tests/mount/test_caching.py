@@ -10,6 +10,7 @@ import shutil
 import signal
 import stat
 import struct
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -19,7 +20,7 @@ import pytest
 
 from cloakfs.mounted import mounted as what_is_mounted
 from tests.agents import User, names, read, write
-from tests.mount.conftest import Mount, told, unmount
+from tests.mount.conftest import Mount, daemons_with, told, unmount
 from tests.mount.loopfs import attached
 from tests.mount.test_limits import wait_until
 
@@ -549,3 +550,48 @@ def test_who_sees_a_file_because_of_its_set_id_bit(
     owner.do(change, m.at("programs/program"))
     assert not os.stat(m.real("programs/program")).st_mode & stat.S_ISUID
     assert other.error(os.stat, m.at("programs/program")) == errno.ENOENT
+
+
+_SLOWLY = """
+import os, time
+from cloakfs.filesystem.core import Core
+from cloakfs.linux import act_as_daemon
+from cloakfs.tree.filesystems import Filesystem
+
+def prepare(self, below_remote, prepare=Filesystem.__post_init__):
+    prepare(self, below_remote)
+    self.in_memory, self.slow_until = False, float("inf")
+
+def find(self, at, name, find=Core._open_and_ask):
+    found = find(self, at, name)
+    if name == b"late":
+        act_as_daemon()
+        os.close(os.open({flag!r} + ".asked", os.O_CREAT))
+        while not os.path.exists({flag!r}):
+            time.sleep(0.01)
+    return found
+
+Filesystem.__post_init__, Core._open_and_ask = prepare, find
+"""
+
+
+@pytest.mark.parametrize("change", [["chmod", "0744"], ["setfacl", "-m", f"u:{OTHER}:---"]])
+def test_who_may_not_search_any_more_when_a_slow_disk_has_answered(
+    change: list[str], scene: str, base: str, mount: MakeMount, user: MakeUser
+) -> None:
+    """What a request found out of its directory when it came in does not hold after it has waited."""
+    for name in ("file", "late"):
+        put(os.path.join(scene, "open", name), OWNER, 0o644)
+    flag = os.path.join(base, "flag")
+    with daemons_with(_SLOWLY.format(flag=flag)):
+        m = mount("-o", CLOAKED)
+    other = user(OTHER)
+    told()
+    for name in ("file", "absent", "file"):
+        other.error(os.stat, m.at("open", name))
+    other.start(os.stat, m.at("open/late"))
+    wait_until(lambda: os.path.exists(flag + ".asked"))
+    subprocess.run([*change, m.real("open")], check=True)
+    Path(flag).touch()
+    with pytest.raises(PermissionError):
+        other.answer_within(60)
