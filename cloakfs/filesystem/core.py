@@ -404,14 +404,19 @@ class Core(pyfuse3.Operations):
 
     @staticmethod
     def _credentials_for(at: Entered, bits: int) -> linux.Credentials:
-        """Return as whom to make a call that needs only `bits` on the object: the daemon, if the caller surely may.
+        """Return as whom to make a call that needs only `bits` on the object: if the caller surely may, not as it.
 
-        Acting as the caller takes its groups, which are not cheap to find out. By the time that a thread makes the
-        call, `at` may be outdated, so there the kernel decides.
+        Acting as the caller takes its groups, which are not cheap to find out. Nor is it cheap to switch, so the thread
+        goes on acting as whoever it made its last call for, if that one may as well. By the time that a thread makes
+        the call, `at` may be outdated, so there the kernel decides.
         """
-        obj, fd, info = at.obj, at.fd, at.info
-        if linux.in_main_thread() and (everybody_may(bits, obj, fd, info) or surely_may(at.who, bits, obj, fd, info)):
-            return linux.ROOT
+        who, obj, fd, info = at.who, at.obj, at.fd, at.info
+        if not linux.in_main_thread():
+            return at.credentials
+        if everybody_may(bits, obj, fd, info):
+            return linux.ANYBODY
+        if surely_may(who, bits, obj, fd, info):
+            return linux.ANYBODY if linux.acts_as(who.uid, who.gid) else linux.ROOT
         return at.credentials
 
     def _open_named(self, at: Entered, name: bytes) -> int:

@@ -141,16 +141,27 @@ class OpenFiles:
         if len(self.by_fd) >= self.most:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    def opened(self, fd: int, at: Entered, *, as_opener: bool = False, flags: int = 0) -> FileHandleT:
+    def opened(
+        self,
+        fd: int,
+        at: Entered,
+        *,
+        as_opener: bool = False,
+        opener: linux.Credentials | None = None,
+        flags: int = 0,
+    ) -> FileHandleT:
         """Keep `fd`, which refers to the file of `at`, for a client.
 
         Args:
             fd: the descriptor.
             at: its object and stat are those of what was opened.
             as_opener: whether further calls on it are made as the caller that opened it.
+            opener: the credentials for them, if these are not all of the caller's.
             flags: the client's flags of open(2).
         """
-        self.by_fd[fd] = OpenFile(at, credentials(at.who.caller) if as_opener else None, flags)
+        if as_opener and opener is None:
+            opener = credentials(at.who.caller)
+        self.by_fd[fd] = OpenFile(at, opener, flags)
         if flags & os.O_TRUNC:
             at.obj.report_size(at.number, 0)
         self._nodes.opened(at.obj, fd)

@@ -44,16 +44,44 @@ _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 _TRIES = 20
 
 
-def _remover(at: Entered) -> linux.Credentials:
-    """Return as whom to remove a name: as the caller, but without its groups if it surely may (`surely_may`).
+def _without_groups(at: Entered) -> linux.Credentials:
+    """Return as whom to change a directory where only the right to do so counts: see `_remover` and `_maker`.
 
-    Groups are not cheap to find out, and play no part in what else the kernel checks: a sticky directory is a matter of
-    uids alone. By the time that a thread makes the call, `at` may be outdated, so there the groups count.
+    That is the caller, but without its groups, which are not cheap to find out, if it surely may (`surely_may`). By the
+    time that a thread makes the call, `at` may be outdated, so there the groups count.
     """
     who = at.who
     if linux.in_main_thread() and surely_may(who, os.W_OK | os.X_OK, at.obj, at.fd, at.info):
         return linux.Credentials(who.uid, who.gid, ())
     return at.credentials
+
+
+_remover = _without_groups  # groups play no part in what else the kernel checks: a sticky directory is about uids alone
+
+
+def _creator(at: Entered, mode: int) -> linux.Credentials:
+    """Return as whom to make a file and to write to it: as the caller, without its groups if they play no part.
+
+    Apart from the right to do so, they do where blocks are reserved for a group, and for the bit S_ISGID, if it is not
+    the caller's primary group that the file gets.
+    """
+    if at.obj.filesystem.reserves_for_groups or (mode | at.info.st_mode) & stat.S_ISGID:
+        return at.credentials
+    return _without_groups(at)
+
+
+def _alone_may_change(at: Entered) -> bool:
+    """Whether the session loop works for the owner of a directory in which nobody else may change names, save for root.
+
+    (The group bits of a directory with an ACL say the most that the ACL grants to anybody, acl(5).) Whatever else comes
+    in between two system calls is then the doing of those who can do the same to any file in it.
+    """
+    return (
+        linux.in_main_thread()
+        and at.who.uid == at.info.st_uid
+        and not at.info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        and at.obj.filesystem.has_posix_rules
+    )
 
 
 def _removed(at: Entered, call: _Remove, name: bytes) -> None:
@@ -190,7 +218,9 @@ class Names(Core):
             raise FUSEError(errno.EROFS)
         at = await self._enter(inode, ctx)
         if at.view.judges and at.who is not INSIDER:
-            at, (uid, gid) = await self._maker(at, inode, ctx)
+            uid, gid = at.who.uid, at.who.gid
+            if at.view.below is not None:
+                at, (uid, gid) = await self._maker(at, inode, ctx)
             gid = at.info.st_gid if at.info.st_mode & stat.S_ISGID else gid
             is_seen = sees_made(at.view, at.who, name, mode & ~ctx.umask, uid, gid)
             if not is_seen and not await self._do(at, partial(self._exists, name=name)):
@@ -255,7 +285,11 @@ class Names(Core):
         obj = self.nodes.resolve(fd, at.obj, name, info, is_new=is_new)
         if is_new and at.obj.filesystem.has_posix_rules:
             self.cache.note_absent_xattr(obj, CAPABILITY)
-        if is_there if at.obj.filesystem.remote else self.nodes.is_at(info, at.obj, name, at.credentials):
+        if at.obj.filesystem.remote:
+            leads_there = is_there
+        else:
+            leads_there = (is_new and _alone_may_change(at)) or self.nodes.is_at(info, at.obj, name, at.credentials)
+        if leads_there:
             return obj, info, self.replies.named(at, name, obj, info)
         # The name already leads to something else, so the kernel is not to remember it.
         entry = self.replies.attributes(at.number, at.view, obj, name, self.nodes.fd(obj), info, at.asker)
@@ -306,8 +340,8 @@ class Names(Core):
         self.files.require_descriptor()
         at = await self._enter_to_make(parent_inode, name, mode, ctx)
 
-        def work(at: Entered) -> tuple[int, bool, int, bool]:
-            fd, is_new = self._create(at, name, mode, flags, ctx.umask)
+        def work(at: Entered) -> tuple[int, linux.Credentials | None, int, bool]:
+            fd, maker = self._create(at, name, mode, flags, ctx.umask)
             path_fd, is_there = -1, False
             if at.obj.filesystem.remote:
                 with contextlib.suppress(OSError):  # as in `_make_named`
@@ -315,14 +349,14 @@ class Names(Core):
                     self.nodes.ask(at.credentials, path_fd)
                     is_there = exactly.leads_to(at.credentials, at.fd, name, calls.fstat(path_fd))
             # While a thread makes it, other requests may find it.
-            return fd, is_new and linux.in_main_thread(), path_fd, is_there
+            return fd, maker if linux.in_main_thread() else None, path_fd, is_there
 
         with self.probing.making(at, name, ctx):
-            fd, is_new, path_fd, is_there = await self._do(at, work)
+            fd, maker, path_fd, is_there = await self._do(at, work)
         try:
             view = at.view
             at = await self._again(at, parent_inode, ctx)
-            is_new &= at.view is view  # otherwise, others may have found it meanwhile
+            is_new = maker is not None and at.view is view  # otherwise, others may have found it meanwhile
             if path_fd < 0:
                 who = linux.ANYBODY if at.obj.filesystem.has_posix_rules else linux.ROOT
                 path_fd = self._with_descriptor(calls.find_again, who, fd)
@@ -333,14 +367,17 @@ class Names(Core):
             if path_fd >= 0:
                 calls.close(path_fd)
             raise
-        fh = self.files.opened(fd, at._replace(obj=obj, info=info), as_opener=True, flags=flags)
+        opener = maker if is_new and not self.ganesha else None  # Ganesha's right to use it is checked again and again
+        fh = self.files.opened(fd, at._replace(obj=obj, info=info), as_opener=True, opener=opener, flags=flags)
         return FileInfo(fh=fh, keep_cache=False), entry
 
-    def _create(self, at: Entered, name: bytes, mode: int, flags: int, umask: int) -> tuple[int, bool]:
-        """Return a descriptor of the file with that name, and whether it was made here."""
-        how = reopen_flags(flags)
+    def _create(
+        self, at: Entered, name: bytes, mode: int, flags: int, umask: int
+    ) -> tuple[int, linux.Credentials | None]:
+        """Return a descriptor of the file with that name, and as whom it was made here, if so."""
+        how, who = reopen_flags(flags), _creator(at, mode)
         try:
-            fd = self._with_descriptor(calls.create, at.credentials, at.fd, name, how, stat.S_IMODE(mode), umask)
+            fd = self._with_descriptor(calls.create, who, at.fd, name, how, stat.S_IMODE(mode), umask)
         except FileExistsError:
             if flags & os.O_EXCL:
                 raise
@@ -352,11 +389,11 @@ class Names(Core):
                 if not stat.S_ISREG(info.st_mode):
                     # Opening a FIFO would make everybody wait; on this error, the kernel looks the name up again.
                     raise Stale from None
-                return self._with_descriptor(open_again, at.credentials, path_fd, flags), False
+                return self._with_descriptor(open_again, at.credentials, path_fd, flags), None
             finally:
                 calls.close(path_fd)
         else:
-            return fd, True
+            return fd, who
 
     @answers
     async def link(
@@ -402,6 +439,8 @@ class Names(Core):
         if not at.view.judges or at.who is INSIDER:
             await self._do(at, partial(_removed, call=call, name=name))
             return
+        if call is calls.unlink and self._unlink_at_once(at, name):
+            return
         for _ in range(exactly.TRIES):
             at, seen, info = await self._find_late(at, name, inode, ctx)
             try:
@@ -414,6 +453,26 @@ class Names(Core):
             finally:
                 calls.close(seen)
         raise Stale
+
+    def _unlink_at_once(self, at: Entered, name: bytes) -> bool:
+        """Remove a name in a directory that the caller alone may change; return False if this is not such a case.
+
+        The name is what it was a moment before, so that nothing need be moved aside (`exactly`).
+        """
+        if not _alone_may_change(at) or self.nodes.waits(at.obj):
+            return False
+        known = self._known_at(at, name)
+        if isinstance(known, Missing):
+            raise HiddenName
+        if known is None or known[1].st_nlink != 1 or stat.S_ISDIR(known[1].st_mode):
+            return False
+        filesystem = at.obj.filesystem
+        began = filesystem.begin()
+        try:
+            calls.unlink(_remover(at), at.fd, name)
+        finally:
+            filesystem.took(began)
+        return True
 
     @answers
     async def unlink(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:

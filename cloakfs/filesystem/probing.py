@@ -4,12 +4,10 @@ A prober must not notice. So a request only makes a note, the same whether its n
 are counted every half a second, at a time that no request determines.
 """
 
-import contextlib
 import errno
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
 
 import trio
 from pyfuse3 import FUSEError, InodeT, RequestContext
@@ -40,6 +38,25 @@ _ABSENT = None  # the kind of note that is not counted
 
 _Note = tuple[Kind | None, ClientId | None, int, int, bytes]
 """The kind; who asked: the client uid and the number of the view; for what: the directory and the name, or a handle."""
+
+
+class _Making:
+    """See `Probing.making`. (A generator as a context manager would take a multiple of the time.)"""
+
+    __slots__ = ("_at", "_ctx", "_name", "_probing")
+
+    def __init__(self, probing: "Probing", at: Entered, name: bytes, ctx: RequestContext) -> None:
+        self._probing = probing
+        self._at = at
+        self._name = name
+        self._ctx = ctx
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, (FileExistsError, FUSEError)):
+            self._probing.made_in_vain(self._at, self._name, self._ctx)
 
 
 class Probing:
@@ -92,15 +109,14 @@ class Probing:
                 self.probes.counts["refused"] += 1
                 raise FUSEError(errno.EAGAIN)
 
-    @contextlib.contextmanager
-    def making(self, at: Entered, name: bytes, ctx: RequestContext) -> Iterator[None]:
+    def making(self, at: Entered, name: bytes, ctx: RequestContext) -> "_Making":
         """Note if what is made in this context fails because something has that name."""
-        try:
-            yield
-        except (FileExistsError, FUSEError):
-            if at.view.hides and at.who is not INSIDER and self.probes.rate is not None:
-                self._note(("creations", ClientId(ctx.uid), at.number, at.obj.number, name))
-            raise
+        return _Making(self, at, name, ctx)
+
+    def made_in_vain(self, at: Entered, name: bytes, ctx: RequestContext) -> None:
+        """Note that something has the name that a caller wanted to make."""
+        if at.view.hides and at.who is not INSIDER and self.probes.rate is not None:
+            self._note(("creations", ClientId(ctx.uid), at.number, at.obj.number, name))
 
     def handle_refused(self, inode: InodeT, ctx: RequestContext) -> None:
         """Note that a file handle did not lead anywhere; only one that was never given to anybody counts.

@@ -11,7 +11,16 @@ from .capabilities import (
     raised,
     set_effective_capabilities,
 )
-from .credentials import ANYBODY, FEW_GROUPS, MOST_LONG, ROOT, Credentials, act_as_daemon, act_for_nobody_as
+from .credentials import (
+    ANYBODY,
+    FEW_GROUPS,
+    MOST_LONG,
+    ROOT,
+    Credentials,
+    act_as_daemon,
+    act_for_nobody_as,
+    acts_as,
+)
 from .mounting import (
     MNT_DETACH,
     MS_DIRSYNC,
@@ -56,7 +65,7 @@ __all__ = [
     "FMODE_EXEC", "MNT_DETACH", "MOST_LONG", "MS_DIRSYNC", "MS_NOATIME", "MS_NODEV", "MS_NODIRATIME", "MS_NOEXEC",
     "MS_NOSUID", "MS_POSIXACL", "MS_RDONLY", "MS_RELATIME", "MS_REMOUNT", "MS_SYNCHRONOUS", "RENAME_EXCHANGE",
     "RENAME_NOREPLACE", "ROOT", "RWF_NOWAIT", "Credentials", "Stat", "act_as_daemon", "act_for_nobody_as",
-    "apart", "clone_tree", "detach_mount", "effective_capabilities", "fallocate", "fstat", "getdents", "in_main_thread",
-    "may_access", "mount", "name_to_handle", "open_by_handle", "raised", "renameat2", "set_effective_capabilities",
-    "statx", "statx_if_there", "umask", "umount", "xfs_uuid",
+    "acts_as", "apart", "clone_tree", "detach_mount", "effective_capabilities", "fallocate", "fstat", "getdents",
+    "in_main_thread", "may_access", "mount", "name_to_handle", "open_by_handle", "raised", "renameat2",
+    "set_effective_capabilities", "statx", "statx_if_there", "umask", "umount", "xfs_uuid",
 ]  # fmt: skip

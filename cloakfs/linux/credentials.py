@@ -116,6 +116,12 @@ def assume(who: Credentials) -> None:
     _thread.who = who
 
 
+def acts_as(uid: ServerId, gid: ServerId) -> bool:
+    """Whether the calling thread acts as somebody with these ids, whatever the groups."""
+    who = _thread.who
+    return who is not None and who.uid == uid and who.gid == gid
+
+
 def act_as_daemon() -> None:
     """Switch this thread to the daemon's credentials, before it uses the daemon's own /proc, sockets or database.
 

@@ -41,6 +41,19 @@ fstat = cast(Callable[[int], Stat], os.fstat)
 
 _MAX_HANDLE = 128
 _fresh_handle = struct.pack("Ii", _MAX_HANDLE, 0)
+_NAME_TO_HANDLE_AT = NR["name_to_handle_at"]
+
+
+class _HandleBuffer(threading.local):
+    """A struct file_handle and the id of a mount, made once for each thread."""
+
+    def __init__(self) -> None:
+        self.buf = ctypes.create_string_buffer(8 + _MAX_HANDLE)
+        self.mount_id = ctypes.c_int()
+        self.address = ctypes.byref(self.mount_id)
+
+
+_handle_buffer = _HandleBuffer()
 
 
 def name_to_handle(fd: int, flags: int = 0) -> tuple[bytes, int]:
@@ -51,20 +64,13 @@ def name_to_handle(fd: int, flags: int = 0) -> tuple[bytes, int]:
     Raises:
         OSError: EOPNOTSUPP when the file system has no handles.
     """
-    buf = ctypes.create_string_buffer(_fresh_handle, 8 + _MAX_HANDLE)
-    mount_id = ctypes.c_int()
-    check(
-        syscall(
-            NR["name_to_handle_at"],
-            ctypes.c_long(fd),
-            b"",
-            buf,
-            ctypes.byref(mount_id),
-            ctypes.c_long(AT_EMPTY_PATH | flags),
-        )
-    )
+    buffer = _handle_buffer
+    buf = buffer.buf
+    buf.value = _fresh_handle
+    # libc passes on six registers as they are; each of these numbers is an int for the kernel.
+    check(syscall(_NAME_TO_HANDLE_AT, fd, b"", buf, buffer.address, AT_EMPTY_PATH | flags))
     raw = buf.raw
-    return raw[4 : 8 + int.from_bytes(raw[:4], "little")], mount_id.value
+    return raw[4 : 8 + int.from_bytes(raw[:4], "little")], buffer.mount_id.value
 
 
 def open_by_handle(mount_fd: int, handle: bytes, flags: int) -> int:

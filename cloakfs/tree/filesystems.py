@@ -24,6 +24,9 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 # Kinds on which a rename leaves the object's ctime unchanged. (Remote ones are unpredictable: sshfs shows the mtime.)
 _SILENT_KINDS = frozenset({"vfat", "msdos", "exfat"})
 
+# Kinds that can keep blocks in reserve for a group (resgid=, tune2fs -g).
+_RESERVING_KINDS = frozenset({"ext2", "ext3", "ext4", "f2fs"})
+
 _MEMORY_KINDS = frozenset({"tmpfs", "ramfs"})
 PLAIN_KINDS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", *_MEMORY_KINDS})
 
@@ -61,6 +64,7 @@ class Filesystem:
         has_posix_rules: whether mode bits and POSIX ACLs alone decide, on this machine, and every change shows in the
             ctime.
         in_memory: whether it is in memory, so that no call on it ever has to wait.
+        reserves_for_groups: whether it may have blocks that only members of a group get.
         remote: whether any call may wait for another machine or process, perhaps for ever.
         by_threads: whether only threads may find out what is above an object (`look`).
         stat: returns the stat of a descriptor on it; if it is remote, what the kernel cached when a thread just asked.
@@ -85,6 +89,7 @@ class Filesystem:
         # No properties and no method, since every request asks for them.
         self.has_posix_rules = self.kind in PLAIN_KINDS
         self.in_memory = self.kind in _MEMORY_KINDS
+        self.reserves_for_groups = self.kind not in PLAIN_KINDS or self.kind in _RESERVING_KINDS
         self.remote = self.kind.startswith(_REMOTE_KINDS)
         self.by_threads = self.remote or below_remote
         self.stat = _stat_in_cache if self.remote else calls.fstat
