@@ -42,6 +42,18 @@ _SECONDS_OTHERS = 0.0002  # while other answers wait
 _TICK_SECONDS = 0.05
 
 
+@types.coroutine
+def _return() -> Generator[Any, Any, None]:
+    return
+    yield
+
+
+# An awaitable that is done, as often as it is awaited. To make and to run a coroutine for each request takes longer.
+_done = _return()
+with contextlib.suppress(StopIteration):
+    _done.send(None)
+
+
 class Nursery(Protocol):
     """The part of a nursery that the session loop uses."""
 
@@ -72,20 +84,26 @@ class Workers:
 
     # -- the lock ----------------------------------------------------------------------------------
 
-    async def __aenter__(self) -> None:
+    def __aenter__(self) -> Awaitable[None]:
         if self._reading:
-            task = trio.lowlevel.current_task()
-            self._waiting.append(task)
+            return self._wait_to_read()
+        self._reading = True
+        return _done
 
-            def give_up(_: object) -> Abort:
-                self._waiting.remove(task)
-                return Abort.SUCCEEDED
+    async def _wait_to_read(self) -> None:
+        task = trio.lowlevel.current_task()
+        self._waiting.append(task)
 
-            await trio.lowlevel.wait_task_rescheduled(give_up)
+        def give_up(_: object) -> Abort:
+            self._waiting.remove(task)
+            return Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(give_up)
         self._reading = True
 
-    async def __aexit__(self, *exc: object) -> None:
+    def __aexit__(self, *exc: object) -> Awaitable[None]:
         self._reading = False
+        return _done
 
     def _hand_over(self) -> None:
         if not self._reading and self._waiting:
@@ -130,7 +148,7 @@ class Workers:
 
     # -- waiting for requests ----------------------------------------------------------------------
 
-    async def wait_readable(self, fd: int) -> None:
+    def wait_readable(self, fd: int) -> Awaitable[None]:
         """Return when there is a request, at once if there is one already; let trio run now and then.
 
         Raises:
@@ -141,15 +159,22 @@ class Workers:
             session.register(fd, select.POLLIN)
             self._poll = session.poll
         since = time.monotonic() - self._since
-        if (
+        is_due = (
             self._runnable
             or since > _SECONDS
             or (since > _SECONDS_OTHERS and self._count - len(self._waiting) > 1)  # other answers wait
-        ):
+        )
+        if is_due or not self._is_ticking or not self._poll(0):
+            return self._wait_readable(fd, is_due=bool(is_due))
+        return _done
+
+    async def _wait_readable(self, fd: int, *, is_due: bool) -> None:
+        if is_due:
             await trio.lowlevel.checkpoint()
             self._since = time.monotonic()
             if self._closing:  # no task was waiting for notify_closing() to wake it
                 raise trio.ClosedResourceError
+        assert self._poll is not None
         if not self._poll(0):
             self._is_idle = True
             try:

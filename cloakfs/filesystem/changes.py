@@ -129,7 +129,9 @@ class Changes:
         if watch.is_silent():
             return True
         try:
-            self._heed_all(watch.read())
+            events = watch.read()
+            if events:  # of others
+                self._heed_all(events)
         except BaseException:
             self._forgetting.forget_everything()
             raise

@@ -368,7 +368,8 @@ class Names(Core):
                 calls.close(path_fd)
             raise
         opener = maker if is_new and not self.ganesha else None  # Ganesha's right to use it is checked again and again
-        fh = self.files.opened(fd, at._replace(obj=obj, info=info), as_opener=True, opener=opener, flags=flags)
+        of_file = Entered(at.number, at.view, at.who, obj, at.fd, info, at.hearer)
+        fh = self.files.opened(fd, of_file, as_opener=True, opener=opener, flags=flags)
         return FileInfo(fh=fh, keep_cache=False), entry
 
     def _create(

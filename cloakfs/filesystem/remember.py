@@ -93,7 +93,11 @@ class Remembering:
         if self._forgetter.is_late(self._nodes.nodeid(at.number, parent)):
             return 0.0, 0.0
         if view.fixed is None:
-            is_public = self.same_for_all(view, name, info, fd) and self.is_public(at.number, view, parent)
+            is_public = (
+                at.info.st_mode & stat.S_IXOTH > 0  # quick to see, and mostly no in a home
+                and self.same_for_all(view, name, info, fd)
+                and self.is_public(at.number, view, parent)
+            )
             if not is_public or obj.remembers_names:
                 return self._of_private_name(at, obj, info)
         elif not view.is_steady or (parent is self._nodes.root and not self._gated):
