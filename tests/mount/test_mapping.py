@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from tests.agents import User, names, read, write
-from tests.mount.conftest import Mount
+from tests.mount.conftest import Mount, mounted
+from tests.mount.loopfs import filesystem
 
 MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]
@@ -626,3 +627,17 @@ def test_a_program_that_runs_is_not_emptied(tree: str, mount: MakeMount, user: M
         alice.do(shutil.copy, shutil.which("sleep"), program)
         alice.do(opened, program, access | os.O_TRUNC)
         assert os.path.getsize(m.real("program")) == 0
+
+
+def create(path: str, mode: int) -> None:
+    os.close(os.open(path, os.O_CREAT | os.O_WRONLY, mode))
+
+
+def test_a_file_keeps_the_bit_of_a_group_that_its_maker_is_only_a_further_member_of(base: str, user: MakeUser) -> None:
+    with filesystem("tmpfs", base) as top:
+        own = put(os.path.join(top, "own"), 3001, 3002, 0o2755, None)
+        os.mkdir(os.path.join(base, "mnt"))
+        with mounted(top, os.path.join(base, "mnt"), "-o", "no_root_squash,cloak_list=uid +077 3000 3999") as m:
+            user(3001, 3001, (3002,)).do(create, m.at("own", "file"), 0o2770)
+        assert owner(os.path.join(own, "file")) == (3001, 3002)
+        assert mode(os.path.join(own, "file")) & stat.S_ISGID

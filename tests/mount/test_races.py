@@ -233,6 +233,51 @@ def test_what_is_hidden_since_an_instant_is_not_removed(
     assert sorted(os.listdir(tree)) == ["away", "x"]
 
 
+@pytest.fixture
+def own(tree: str) -> str:
+    """A directory of the user's, with what is hidden from the user, and "x"."""
+    own = os.path.join(tree, "own")
+    os.mkdir(own)
+    os.chown(own, USER, USER)
+    os.chmod(own, 0o700)
+    put(os.path.join(own, "secret"), b"secret", OTHER, 0o600)
+    put(os.path.join(own, "x"), b"mine", USER, 0o600)
+    return own
+
+
+@pytest.mark.parametrize("mode", [0o720, 0o702])
+def test_where_others_may_change_names_what_is_hidden_since_an_instant_is_not_removed(
+    mode: int, own: str, base: str, mount: MakeMount, user: MakeUser
+) -> None:
+    os.chmod(own, mode)
+    m = mount("-o", CLOAKED, *racing(base, own, HIDE, before=AT_USE))
+    assert user(USER).error(os.unlink, m.at("own", "x")) == errno.ENOENT
+    assert read(m.real("own", "x")) == b"secret"
+    assert sorted(os.listdir(own)) == ["away", "x"]
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o720])
+def test_where_nobody_else_may_change_names_a_file_is_removed_without_moving_it_aside(
+    mode: int, own: str, base: str, mount: MakeMount, user: MakeUser
+) -> None:
+    os.chmod(own, mode)
+    note = 'os.mkdir(tree + "/moved")'
+    m = mount("-o", CLOAKED, *racing(base, own, note, before=("renameat2",)))
+    client = user(USER)
+    assert client.error(os.unlink, m.at("own", "secret")) == errno.ENOENT
+    client.do(os.unlink, m.at("own", "x"))
+    assert sorted(os.listdir(own)) == (["secret"] if mode == 0o755 else ["moved", "secret"])
+
+
+def test_a_second_name_of_a_removed_file_stays(own: str, mount: MakeMount, user: MakeUser) -> None:
+    m = mount("-o", CLOAKED)
+    client = user(USER)
+    client.do(os.link, m.at("own", "x"), m.at("own", "y"))
+    client.do(os.unlink, m.at("own", "x"))
+    assert client.do(os.stat, m.at("own", "y")).st_nlink == 1
+    assert client.error(os.stat, m.at("own", "x")) == errno.ENOENT
+
+
 def test_removing_in_a_hiding_view_does_what_it_says(tree: str, mount: MakeMount, user: MakeUser) -> None:
     m = mount("-o", CLOAKED)
     client = user(USER)
