@@ -2,7 +2,8 @@
 
 System calls that take a name act on whatever has that name when they run. Where something may be hidden from the
 caller, this must be exactly what the caller was found to see before. So the object is first moved aside, by a rename
-that can be undone, to a name that nobody can guess. It is removed only when it has been recognized there.
+that can be undone, to a name that nobody can guess. It is removed only when it has been recognized there. (In a
+directory that nobody but the caller may change, this is not needed: `names`.)
 
 On file systems without RENAME_NOREPLACE or RENAME_EXCHANGE (NFS, for example; ext2 has only the former), the plain
 system calls are made. The same goes for replacing or removing a directory that is not empty: they cannot harm it.
