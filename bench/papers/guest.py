@@ -15,7 +15,7 @@ from typing import Any
 
 from ..cli import OWN_COMMAND
 from ..lab.guest import OUT, Guest, missing
-from ..workers import running_on, undisturbed
+from ..workers import undisturbed
 from .experiment import Unavailable
 from .trial import Gather, Trial, Values, gathering
 
@@ -40,9 +40,7 @@ def behind_nfs(trial: Trial, *, quick: bool) -> Iterator[Gather]:
     command = shlex.join([*python, "cloakfs_bench.papers.guest", trial.key, *(["quick"] if quick else [])])
     with contextlib.ExitStack() as stack:
         try:
-            # At each system call, user mode passes the turn from one process to another. On two processors, that takes
-            # three times as long, and no two runs are alike.
-            with undisturbed(), running_on({max(os.sched_getaffinity(0))}):
+            with undisturbed():
                 guest = stack.enter_context(Guest(f"{command}\n"))
             asked = 0
 
