@@ -15,7 +15,7 @@ FILES = 1000
 ANN = 1000
 ROUNDS = 2
 
-# Requests to the daemon for each file: its attributes are read two and a half times, or three if the machine is busy:
+# Requests to the daemon for each file: its attributes are read twice, or three times if the machine is busy:
 # nothing may be remembered of what some caller may not see. Where that is nothing, no file is asked for by itself.
 MOST = 4.1
 # The listing takes some 55 requests, and mounting a dozen.
@@ -105,7 +105,8 @@ def test_ls_l_of_a_thousand_files(
                 asked = now - before[name]
                 before[name] = now
                 each = {kind: round(count / ROUNDS) for kind, count in asked.most_common(4)}
-                said = f"v{version}, {name}: {times[name] / times['bare']:.1f} x bare, requests {each}"
+                total = round(asked.total() / ROUNDS)
+                said = f"v{version}, {name}: {times[name] / times['bare']:.1f} x bare, {total} requests, of them {each}"
                 record_property(f"v{version} {name}", said)
                 print(f"ls -l of {FILES} files, {said}")
                 assert asked["lookup"] + asked["getattr"] <= MOST * FILES * ROUNDS
