@@ -73,6 +73,15 @@ def know(user: User, path: str) -> None:
         user.do(names, ".")
 
 
+def know_all(m: Mount, user: User, path: str) -> None:
+    """Do so until the daemon knows it: a hard link that anybody makes on the same file system ends all proofs."""
+    for _ in range(10):
+        know(user, path)
+        if is_known(m, user):
+            return
+    pytest.fail("the daemon never knows that everything is shown")
+
+
 def is_known(m: Mount, user: User) -> bool:
     """Whether the daemon knows that everything is shown in the directory where this user stands."""
     count = asked(m, user, fails, "absent")["lookup"]
@@ -92,8 +101,7 @@ def test_absent_names_are_remembered_where_nothing_is_hidden(scene: str, mount: 
     told()
     owner.do(os.chdir, m.at("homes/owner"))
     assert not is_known(m, owner)  # nobody has looked
-    know(owner, m.at("homes/owner"))
-    assert is_known(m, owner)
+    know_all(m, owner, m.at("homes/owner"))
     owner.do(os.mkdir, "new")  # it is the caller's own
     assert is_known(m, owner)
     owner.do(os.rmdir, "new")
@@ -128,8 +136,7 @@ def test_such_an_entry_is_made_behind_the_mount(what: str, scene: str, mount: Ma
     """What was remembered to be absent must not differ from it by the time of an answer."""
     m = mount("-o", CLOAKED)
     owner = user(OWNER)
-    know(owner, m.at("homes/owner"))
-    assert is_known(m, owner)
+    know_all(m, owner, m.at("homes/owner"))
     NOT_SURELY_SHOWN[what](m.real("homes/owner/entry"))
     told()
     assert not is_known(m, owner)
@@ -177,8 +184,7 @@ def test_an_absent_name_that_appears(scene: str, mount: MakeMount, user: MakeUse
 def test_others_are_asked_for_what_is_absent_for_one(scene: str, mount: MakeMount, user: MakeUser) -> None:
     m = mount("-o", CLOAKED)
     owner, other = user(OWNER), user(OTHER)
-    know(owner, m.at("homes/owner"))
-    assert is_known(m, owner)
+    know_all(m, owner, m.at("homes/owner"))
     os.chmod(m.real("homes/owner"), 0o755)
     told()
     assert owner.do(fails, "absent") == 100
