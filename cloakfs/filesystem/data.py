@@ -91,7 +91,7 @@ class Data(Core):
             try:
                 await self._may_have_lost_set_id(self.files.by_fd[fh])
             except BaseException:
-                self.files.close(fh)
+                await self._close(fh)
                 raise
         return FileInfo(fh=fh, keep_cache=keeps, direct_io=self.ganesha)
 
@@ -217,5 +217,8 @@ class Data(Core):
     @answers
     async def release(self, fh: FileHandleT) -> None:
         """Close the file, since the last of the client's descriptors is gone."""
+        await self._close(fh)
+
+    async def _close(self, fh: FileHandleT) -> None:
         if not self.files.close(fh):
             await self.files.close_late(fh)

@@ -45,7 +45,7 @@ _TRIES = 20
 
 
 def _without_groups(at: Entered) -> linux.Credentials:
-    """Return as whom to change a directory where only the right to do so counts: see `_remover` and `_maker`.
+    """Return as whom to change a directory where only the right to do so counts: see `_remover` and `_creator`.
 
     That is the caller, but without its groups, which are not cheap to find out, if it surely may (`surely_may`). By the
     time that a thread makes the call, `at` may be outdated, so there the groups count.
