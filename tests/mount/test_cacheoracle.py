@@ -122,7 +122,7 @@ def furnish(m: Mount) -> None:
     put(m.real("moved/file"), OWNER, 0o644)
     put(m.real("open"), OWNER, stat.S_IFDIR | 0o755)
     put(m.real("open/file"), OWNER, 0o644)
-    put(m.real("listed"), OWNER, stat.S_IFDIR | 0o744)
+    put(m.real("listed"), OWNER, stat.S_IFDIR | 0o745, gid=GROUP)  # who is in the group may not search it
     put(m.real("listed/file"), OWNER, 0o644)
     told()
 
