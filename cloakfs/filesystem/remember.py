@@ -254,6 +254,8 @@ class Remembering:
             parent = here.parent
             if parent is None or (here.checked != info.st_ctime_ns and not nodes.is_child(here, parent)):
                 return False
+            if self._forgetter.is_forgetting(nodes.nodeid(number, parent), here.name):
+                return False  # until then, whoever must not know the name could get by it at what is below
             here = parent
         if directory.audience == at.hearer:
             self._keep(number, directory, private=True)

@@ -522,6 +522,7 @@ def test_a_change_makes_the_kernel_forget_exactly_what_one_caller_would_not_be_t
         choice = random.Random(1)
         costs = set()
         monkeypatch.setattr(s.cache.forgetter, "is_late", lambda _: False)  # as a busy machine may make it
+        monkeypatch.setattr(s.cache.forgetter, "is_forgetting", lambda *_: False)  # likewise
         async with trio.open_nursery() as nursery:
             nursery.start_soon(s.cache.keep_forgetting)
             for _ in range(60):
@@ -709,6 +710,7 @@ def test_a_directory_is_not_looked_for_again_where_it_was_until_it_changes(
             return is_child(obj, parent)
 
         monkeypatch.setattr(s.nodes, "is_child", look_for)
+        monkeypatch.setattr(s.cache.forgetter, "is_forgetting", lambda *_: False)  # no thread forgets here
         s.cache.forget_everything()
         assert s.of_name(view, path, uid)[0] == LONG_SECONDS
         assert not looked_for
@@ -1231,6 +1233,22 @@ def test_nothing_private_is_remembered_while_its_name_is_to_be_forgotten(scene: 
         assert s.of_object(view, f"{s.top}/a/file", OWNER) == LONG_SECONDS
         s.cache.forget(s.look_up(f"{s.top}/a/file"))  # no thread does it, as if somebody held the lock
         assert s.of_object(view, f"{s.top}/a/file", OWNER) == 0.0
+
+    trio.run(main)
+
+
+def test_nothing_private_is_remembered_below_a_name_that_is_to_be_forgotten(scene: MakeScene) -> None:
+    async def main() -> None:
+        s = scene()
+        for path, mode in (("a", 0o700), ("a/file", 0o600)):
+            os.chown(f"{s.top}/{path}", OWNER, OWNER)
+            os.chmod(f"{s.top}/{path}", mode)
+        s.catch_up()
+        view = View(CLOAKED)
+        assert s.of_name(view, f"{s.top}/a/file", OWNER) == (LONG_SECONDS, LONG_SECONDS)
+        s.cache.forget(s.look_up(f"{s.top}/a"))
+        s.cache.forget(s.look_up(f"{s.top}/a/file"))
+        assert max(s.of_name(view, f"{s.top}/a/file", OWNER)) <= BRIEF_SECONDS
 
     trio.run(main)
 
