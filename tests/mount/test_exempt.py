@@ -17,6 +17,7 @@ from tests.mount.conftest import Mount, run, told
 from tests.mount.test_caching import GROUP, OTHER, OWNER, STRANGER, put
 from tests.mount.test_cli import explained
 from tests.mount.test_control import reload
+from tests.mount.test_limits import wait_until
 
 MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]
@@ -213,7 +214,7 @@ def test_a_reload_adds_and_removes_an_exemption(scene: str, mount: MakeMount, us
     assert seen == ["all", "all/public"]
     config.write_text(entry % ", exempt = 0")
     reload(m)
-    assert "nothing is hidden from server uid 0 (exempt)" in m.log
+    wait_until(lambda: "nothing is hidden from server uid 0 (exempt)" in m.log)  # it is written after the answer
     assert root.do(look, m.path, candidates) == candidates
     fd = root.do(os.open, m.at(str(OWNER), "work"), os.O_RDONLY)
     assert stranger.do(look, m.path, candidates) == seen
