@@ -343,6 +343,10 @@ class Changes:
             await self._audiences.carry(number, obj)
         # The kernel moves the name with the object, for as long as it was to be remembered.
         is_named_for_one = obj.private and before.remembers_names
+        if self._forgetting.forgetter.is_busy(self._nodes.nodeid(number, before)):
+            # So it does with a name that was to be forgotten, because of an earlier move for example.
+            for directory, name in self._forgetting.names_of(obj):
+                self._forgetting.forget_name(directory, name, (number,))
         if view.fixed is not None or (
             not is_named_for_one
             and self._remembering.is_public(number, view, parent)

@@ -94,7 +94,7 @@ class Listings:
         except OSError:
             is_shown = False
         else:
-            # Of what is mounted there, no report names this directory, or there are none at all.
+            # Changes of a file system that is mounted there are not reported as changes in this directory, if at all.
             is_here = info.st_dev == at.info.st_dev
             is_shown = is_here and listing.audience == at.hearer and self._shows(at.view, listing, info)
         if not is_shown:

@@ -109,7 +109,7 @@ class Probing:
                 self.probes.counts["refused"] += 1
                 raise FUSEError(errno.EAGAIN)
 
-    def making(self, at: Entered, name: bytes, ctx: RequestContext) -> "_Making":
+    def making(self, at: Entered, name: bytes, ctx: RequestContext) -> _Making:
         """Note if what is made in this context fails because something has that name."""
         return _Making(self, at, name, ctx)
 

@@ -94,7 +94,7 @@ class Remembering:
             return 0.0, 0.0
         if view.fixed is None:
             is_public = (
-                at.info.st_mode & stat.S_IXOTH > 0  # quick to see, and mostly no in a home
+                at.info.st_mode & stat.S_IXOTH > 0  # the cheapest check, and false in most homes
                 and self.same_for_all(view, name, info, fd)
                 and self.is_public(at.number, view, parent)
             )

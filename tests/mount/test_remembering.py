@@ -1087,6 +1087,27 @@ def test_what_is_moved_is_forgotten_unless_everybody_is_told_of_it_there(
     trio.run(main)
 
 
+def test_nothing_private_is_remembered_of_what_is_moved_again_before_its_name_is_forgotten(scene: MakeScene) -> None:
+    """The kernel moves the name once more, and so it need not be told of the one in between."""
+
+    async def main() -> None:
+        s = scene()
+        for path, mode in (("a", 0o700), ("a/file", 0o600)):
+            os.chown(f"{s.top}/{path}", OWNER, OWNER)
+            os.chmod(f"{s.top}/{path}", mode)
+        s.catch_up()
+        view = View(CLOAKED)
+        assert s.of_name(view, f"{s.top}/a/file", OWNER) == (LONG_SECONDS, LONG_SECONDS)
+        for old, new in (("a/file", "d/once"), ("d/once", "d/twice")):
+            os.rename(f"{s.top}/{old}", f"{s.top}/{new}")
+            obj, before = s.look_up(f"{s.top}/{new}"), s.look_up(os.path.dirname(f"{s.top}/{old}"))
+            assert obj.parent is not None
+            await s.cache.moved(0, view, obj, before, obj.parent)  # no thread forgets, as if somebody held the lock
+        assert s.of_object(view, f"{s.top}/d/twice", OWNER) == 0.0
+
+    trio.run(main)
+
+
 def test_what_one_caller_moves_from_one_public_directory_into_another_remains_remembered_for_it(
     scene: MakeScene,
 ) -> None:
