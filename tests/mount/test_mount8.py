@@ -1,6 +1,7 @@
 """mount(8), fstab and their options, where the helper is installed in a mount namespace and not on this machine."""
 
 import contextlib
+import os
 import re
 import subprocess
 import sys
@@ -38,6 +39,7 @@ exec sleep infinity
 """
 
 VIEW = "/mnt/view"
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MOUNT = ("mount", "-t", "fuse.cloakfs")
 
 
@@ -51,7 +53,7 @@ class Machine:
         return subprocess.run(
             # Its root is not that of its mount namespace if the tests run in a chroot.
             ["nsenter", "--target", str(self.holder.pid), "--root", "--wdns=/", "--mount", *command],
-            capture_output=True, text=True, check=False, timeout=60,
+            capture_output=True, text=True, check=False, timeout=60, env=os.environ | {"PATH": PATH},
         )  # fmt: skip
 
     def well(self, *command: str) -> str:
