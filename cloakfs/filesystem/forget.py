@@ -5,7 +5,7 @@ is free and, where possible, before the request that changed it is answered (see
 in the background; meanwhile, nothing is relied on that has yet to be forgotten.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from weakref import WeakSet
 
 import trio
@@ -71,6 +71,8 @@ class Forgetting:
         era: the present one. What was remembered in an earlier one (`Object.era`) is not relied on any more; a sweep
             tells the kernel.
         below: the directories below which there is so much to forget that others are given time in between.
+        on_attributes: is called when attributes of an object may have changed behind the mount; with None if it is not
+            known of which.
     """
 
     def __init__(self, nodes: Nodes, passages: Passages, *, checks_above: bool = False) -> None:
@@ -89,6 +91,7 @@ class Forgetting:
         self.listed: WeakSet[Object] = WeakSet()  # the directories that have a `listing`
         # What is noted of an object in the present era: by the names noted before, and the one that is added.
         self._absent_xattrs: dict[tuple[frozenset[bytes], bytes], AbsentXattrs] = {}
+        self.on_attributes: Callable[[Object | None], None] = lambda _: None
 
     # -- an object, its names, and what is below ---------------------------------------------------
 
@@ -232,8 +235,9 @@ class Forgetting:
         obj.absent_xattrs = absent
 
     def forget_absent_xattrs(self, obj: Object) -> None:
-        """Note that the object may have any extended attribute now."""
+        """Note that the object may have any extended attribute now, and any mode."""
         obj.absent_xattrs = None
+        self.on_attributes(obj)
 
     def lacks_xattr(self, obj: Object, name: bytes) -> bool:
         """Whether it is known, as far as changes are reported, that the object has no such extended attribute."""
@@ -296,6 +300,7 @@ class Forgetting:
         """Stop relying on anything that was remembered before; the kernel is soon told name by name."""
         self.era += 1
         self._absent_xattrs.clear()
+        self.on_attributes(None)
         if not self._sweeps or self._sweeps[-1].begun:
             self._sweeps.append(_Sweep())
             self._sweep_wanted.set()
