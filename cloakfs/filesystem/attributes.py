@@ -71,6 +71,8 @@ class Attributes(Names, Core):
         if fields.update_mode and attr.st_mode & SET_ID:
             for obj in (at.obj, *self.nodes.twins(at.obj)):
                 self.files.may_have_set_id(obj)
+                if attr.st_mode & stat.S_ISGID:
+                    self.files.act_with_groups(obj, at.who)
         # By truncate(2), the real tree drops set-id bits.
         if fields.update_uid or fields.update_gid or fields.update_mode or fields.update_size:
             await self.cache.changed(at.number, at.view, at.obj)

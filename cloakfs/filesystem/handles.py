@@ -230,6 +230,16 @@ class OpenFiles:
         for fd in obj.open_files or ():
             self.by_fd[fd].no_set_id_in = -1
 
+    def act_with_groups(self, obj: Object, who: Subject) -> None:
+        """Write to the file, if `who` has opened it, with its groups from now on: it has become S_ISGID.
+
+        A write by somebody who is not in the group of the file drops that bit, also where it says nothing of execution.
+        """
+        for fd in obj.open_files or ():
+            file = self.by_fd[fd]
+            if file.opener == linux.Credentials(who.uid, who.gid, ()):
+                file.opener = credentials(who.caller)
+
     def may_lose_set_id(self, file: OpenFile) -> bool:
         """Whether the file may have lost set-id bits by being written to."""
         return file.no_set_id_in != self.era

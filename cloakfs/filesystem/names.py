@@ -145,7 +145,7 @@ class Names(Core):
         counters.errors["lookup", errno.ENOENT] += 1
         if at.who is INSIDER:
             return _ABSENT
-        seconds = self.cache.of_absence(at.number, at.view, at.obj, name)
+        seconds = self.cache.of_absence(at.number, at.view, at.obj, name, at.hearer)
         if at.obj.listing is not None:
             if missing is HIDDEN:
                 self.cache.forget_listing(at.obj)

@@ -623,9 +623,7 @@ Core._do = do
 """
 
 
-def test_a_file_that_turns_up_where_one_is_to_be_made(
-    scene: str, base: str, mount: MakeMount, user: MakeUser
-) -> None:
+def test_a_file_that_turns_up_where_one_is_to_be_made(scene: str, base: str, mount: MakeMount, user: MakeUser) -> None:
     """When the kernel finds no such name, others put the file there. It is emptied, and loses its set-id bits."""
     for name in ("programs", "again"):
         put(os.path.join(scene, name), 0, stat.S_IFDIR | 0o777)
