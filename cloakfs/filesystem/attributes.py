@@ -69,9 +69,12 @@ class Attributes(Names, Core):
         at = await self._enter(inode, ctx)
         await self._do(at, lambda at: self._change_attributes(at, attr, fields, fh))
         if fields.update_mode and attr.st_mode & SET_ID:
-            self.files.got_set_id(at.obj)
+            for obj in (at.obj, *self.nodes.twins(at.obj)):
+                self.files.may_have_set_id(obj)
+                if attr.st_mode & stat.S_ISGID:
+                    self.files.act_with_groups(obj, at.who)
         # By truncate(2), the real tree drops set-id bits.
-        if fields.update_uid or fields.update_gid or fields.update_mode or at.info.st_mode & SET_ID:
+        if fields.update_uid or fields.update_gid or fields.update_mode or fields.update_size:
             await self.cache.changed(at.number, at.view, at.obj)
         at = await self._again(at, inode, ctx)
         return self.replies.of_object(at, at.obj.filesystem.stat(at.fd))

@@ -153,6 +153,7 @@ class Core(pyfuse3.Operations):
             gated=gated or ganesha,
             is_walled=gated,
             forgetful=no_client_cache,
+            on_attributes=self.files.may_have_set_id,
         )
         self.replies = Replies(nodes, self.cache, self.requests.counters, gated=gated, no_client_cache=no_client_cache)
         self._terms = cachereport.Terms(

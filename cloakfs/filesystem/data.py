@@ -13,7 +13,6 @@ from .. import linux
 from ..tree import calls
 from .core import Core
 from .entered import Entered
-from .handles import OpenFile
 from .request import answers
 
 # The kernel has already dealt with these; O_DIRECT would need aligned buffers, which requests do not have.
@@ -87,9 +86,9 @@ class Data(Core):
         as_opener = self.ganesha or flags & os.O_ACCMODE != os.O_RDONLY
         keeps = self.cache.keeps_content(at.number, at.obj, at.info)
         fh = self.files.opened(fd, at, as_opener=as_opener, flags=flags)
-        if flags & os.O_TRUNC and self.files.by_fd[fh].may_lose_set_id:
+        if flags & os.O_TRUNC:
             try:
-                await self._may_have_lost_set_id(self.files.by_fd[fh])
+                await self._may_have_lost_set_id(fh)
             except BaseException:
                 await self._close(fh)
                 raise
@@ -152,17 +151,19 @@ class Data(Core):
         file.written += done
         if off + done > obj.size_in_kernel(file.number):
             obj.report_size(file.number, off + done)
-        if file.may_lose_set_id:
-            await self._may_have_lost_set_id(file)
+        if self.files.may_lose_set_id(file):
+            await self._may_have_lost_set_id(fh)
         if appends and not obj.filesystem.remote and calls.fstat(fh).st_size != off + done:
             self.cache.forget_pages(file.number, obj)  # what others wrote is at `off`
         return done
 
-    async def _may_have_lost_set_id(self, file: OpenFile) -> None:
+    async def _may_have_lost_set_id(self, fh: FileHandleT) -> None:
         """Make the kernel forget a file if somebody may not know of it any more without its set-id bits.
 
         The real tree drops them when the file is written to. Where they are shown, the kernel has them dropped first.
         """
+        file = self.files.by_fd[fh]
+        self.files.look_at_set_id(fh)  # first: what is dropped from now on is noticed by whoever does it
         view = self.views.get(file.number)
         if view is not None:
             await self.cache.changed(file.number, view, file.obj)
@@ -182,8 +183,8 @@ class Data(Core):
         except OSError:
             self.cache.forget_attributes(obj)  # ext4 keeps what it allocated before the disk was full
             raise
-        if file.may_lose_set_id:
-            await self._may_have_lost_set_id(file)
+        if self.files.may_lose_set_id(file):
+            await self._may_have_lost_set_id(fh)
         if not mode & linux.FALLOC_FL_KEEP_SIZE and off + length > obj.size_in_kernel(file.number):
             obj.report_size(file.number, off + length)
 

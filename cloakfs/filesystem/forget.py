@@ -5,11 +5,12 @@ is free and, where possible, before the request that changed it is answered (see
 in the background; meanwhile, nothing is relied on that has yet to be forgotten.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from weakref import WeakSet
 
 import trio
 
+from ..absences import Absences
 from ..tasks import Tasks
 from ..tree.nodes import Nodes
 from ..tree.objects import AbsentXattrs, Object
@@ -71,6 +72,8 @@ class Forgetting:
         era: the present one. What was remembered in an earlier one (`Object.era`) is not relied on any more; a sweep
             tells the kernel.
         below: the directories below which there is so much to forget that others are given time in between.
+        on_attributes: is called when attributes of an object may have changed behind the mount; with None if it is not
+            known of which.
     """
 
     def __init__(self, nodes: Nodes, passages: Passages, *, checks_above: bool = False) -> None:
@@ -83,12 +86,12 @@ class Forgetting:
         self._sweep_wanted = trio.Event()
         self.below: dict[Object, Below] = {}
         self._below_wanted = trio.Event()
-        # A directory, the number of a view, and a name that is remembered to lead nowhere there -> since when.
-        self._absent: dict[Object, dict[tuple[int, bytes], float]] = {}
-        self._absences = 0  # how many these are
+        # Names that are remembered to lead nowhere, each with the number of a view.
+        self._absent: Absences[Object, tuple[int, bytes]] = Absences(_MOST_ABSENT)
         self.listed: WeakSet[Object] = WeakSet()  # the directories that have a `listing`
         # What is noted of an object in the present era: by the names noted before, and the one that is added.
         self._absent_xattrs: dict[tuple[frozenset[bytes], bytes], AbsentXattrs] = {}
+        self.on_attributes: Callable[[Object | None], None] = lambda _: None
 
     # -- an object, its names, and what is below ---------------------------------------------------
 
@@ -232,8 +235,9 @@ class Forgetting:
         obj.absent_xattrs = absent
 
     def forget_absent_xattrs(self, obj: Object) -> None:
-        """Note that the object may have any extended attribute now."""
+        """Note that the object may have any extended attribute now, and any mode."""
         obj.absent_xattrs = None
+        self.on_attributes(obj)
 
     def lacks_xattr(self, obj: Object, name: bytes) -> bool:
         """Whether it is known, as far as changes are reported, that the object has no such extended attribute."""
@@ -256,34 +260,25 @@ class Forgetting:
         self._forget_absences(directory)
         return self.forgetter.listing(self._nodes.nodeid(0, directory)) if listing.is_in_kernel else None
 
-    def note_absence(self, number: int, directory: Object, name: bytes) -> bool:
-        """Note that the kernel will remember that `name` leads nowhere; False if there are too many already.
+    def note_absence(self, number: int, directory: Object, name: bytes, hearer: int) -> bool:
+        """Note that the kernel will remember that `name` leads nowhere; False if `hearer` has its share of all these.
 
         Most absences are forgotten with the directory's own name. The top has no name to forget, and of a listing the
         name of the directory says nothing.
         """
-        if self._absences >= _MOST_ABSENT:
+        absent = self._absent
+        if not absent.admits(hearer, directory, (number, name)):
             return False
-        names = self._absent.setdefault(directory, {})
-        self._absences += (number, name) not in names
-        names[number, name] = trio.current_time()
+        given_up = absent.note(hearer, directory, (number, name), trio.current_time())
+        if given_up is not None:
+            other, (number, name) = given_up
+            self.forgetter.name(self._nodes.nodeid(number, other), name)
         return True
 
     def _forget_absences(self, directory: Object) -> None:
         """Forget absences in a directory one by one."""
-        names = self._absent.pop(directory, {})
-        self._absences -= len(names)
-        for number, name in names:
+        for number, name in self._absent.take(directory):
             self.forget_name(directory, name, (number,))
-
-    def _drop_expired(self) -> None:
-        """Drop the notes of absences that the kernel does not remember any more."""
-        expired = trio.current_time() - ABSENT_SECONDS
-        for directory, names in list(self._absent.items()):
-            self._absent[directory] = {key: since for key, since in names.items() if since > expired}
-            if not self._absent[directory]:
-                del self._absent[directory]
-        self._absences = sum(map(len, self._absent.values()))
 
     # -- everything --------------------------------------------------------------------------------
 
@@ -296,15 +291,16 @@ class Forgetting:
         """Stop relying on anything that was remembered before; the kernel is soon told name by name."""
         self.era += 1
         self._absent_xattrs.clear()
+        self.on_attributes(None)
         if not self._sweeps or self._sweeps[-1].begun:
             self._sweeps.append(_Sweep())
             self._sweep_wanted.set()
         sweep = self._sweeps[-1]
         if self.forgetter.every_name():
-            self._absent, self._absences = {}, 0
+            self._absent.clear()
         else:
             sweep.by_name = True
-            for directory in list(self._absent):
+            for directory in self._absent.directories():
                 self._forget_absences(directory)
         return sweep
 
@@ -364,7 +360,7 @@ class Forgetting:
             tasks.keep("invalidating what is below in the kernel", self._keep_forgetting_below)
             while True:
                 await trio.sleep(1)
-                self._drop_expired()
+                self._absent.drop_until(trio.current_time() - ABSENT_SECONDS)
                 if self.forgetter.overflowed:
                     self.forgetter.overflowed = False
                     self.forget_everything()

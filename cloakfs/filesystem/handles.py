@@ -27,7 +27,7 @@ emptied before."""
 class OpenFile:
     """What a client has open; its handle is the number of the descriptor."""
 
-    __slots__ = ("flags", "may_lose_set_id", "number", "obj", "opener", "uid", "unreadable", "written")
+    __slots__ = ("flags", "no_set_id_in", "number", "obj", "opener", "uid", "unreadable", "written")
 
     is_directory = False
 
@@ -38,7 +38,8 @@ class OpenFile:
         self.opener = opener  # as whom further calls are made, where that matters
         self.flags = flags  # the client's flags of open(2)
         self.unreadable = False  # opened for its attributes alone
-        self.may_lose_set_id = at.info.st_mode & SET_ID != 0  # by a write: the real tree drops these bits then
+        # The era of `OpenFiles` in which it has no set-id bits, which the real tree would drop when it is written to.
+        self.no_set_id_in = -1
         self.written = 0  # bytes
 
     @property
@@ -123,12 +124,14 @@ class OpenFiles:
     Attributes:
         most: see above.
         by_fd: all of them, by descriptor.
+        era: is increased whenever it is not known any more which files have set-id bits.
     """
 
     def __init__(self, nodes: Nodes, most: int) -> None:
         self._nodes = nodes
         self.most = most
         self.by_fd: dict[int, OpenFile] = {}
+        self.era = 0
 
     def require_descriptor(self) -> None:
         """To be called before anything is opened for a client.
@@ -161,7 +164,12 @@ class OpenFiles:
         """
         if as_opener and opener is None:
             opener = credentials(at.who.caller)
-        self.by_fd[fd] = OpenFile(at, opener, flags)
+        file = self.by_fd[fd] = OpenFile(at, opener, flags)
+        filesystem = at.obj.filesystem
+        # What was found before a thread was waited for may be outdated.
+        is_new = filesystem.remote or not (filesystem.by_threads or filesystem.slow_until > 0)
+        if is_new and not at.info.st_mode & SET_ID:
+            file.no_set_id_in = self.era
         if flags & os.O_TRUNC:
             at.obj.report_size(at.number, 0)
         self._nodes.opened(at.obj, fd)
@@ -214,10 +222,33 @@ class OpenFiles:
         """Whether the file is a program that runs."""
         return any(self.by_fd[fd].executes for fd in obj.open_files or ())
 
-    def got_set_id(self, obj: Object) -> None:
-        """Note that the file has set-id bits now, which it may lose when it is written to."""
+    def may_have_set_id(self, obj: Object | None) -> None:
+        """Note that a file, or any if it is None, may have set-id bits now, which it loses when it is written to."""
+        if obj is None:
+            self.era += 1
+            return
         for fd in obj.open_files or ():
-            self.by_fd[fd].may_lose_set_id = True
+            self.by_fd[fd].no_set_id_in = -1
+
+    def act_with_groups(self, obj: Object, who: Subject) -> None:
+        """Write to the file, if `who` has opened it, with its groups from now on: it has become S_ISGID.
+
+        A write by somebody who is not in the group of the file drops that bit, also where it says nothing of execution.
+        """
+        for fd in obj.open_files or ():
+            file = self.by_fd[fd]
+            if file.opener == linux.Credentials(who.uid, who.gid, ()):
+                file.opener = credentials(who.caller)
+
+    def may_lose_set_id(self, file: OpenFile) -> bool:
+        """Whether the file may have lost set-id bits by being written to."""
+        return file.no_set_id_in != self.era
+
+    def look_at_set_id(self, fh: FileHandleT) -> None:
+        """Note that the file has no set-id bits, if that is so."""
+        file = self.by_fd[fh]
+        if not file.obj.filesystem.remote and not calls.fstat(fh).st_mode & SET_ID:
+            file.no_set_id_in = self.era
 
     def opener(self, fh: Any) -> int:
         """Return who counts as the caller of a request without one: the opener's server uid, as a number below 0."""

@@ -1,7 +1,9 @@
 """What the kernel may remember, and how it is made to forget what is no longer true."""
 
+from collections.abc import Callable
+
 from ..tree.nodes import Nodes
-from ..tree.objects import NOBODY
+from ..tree.objects import NOBODY, Object
 from ..tree.passages import Passages
 from ..views import Views
 from .audience import Audiences
@@ -26,6 +28,7 @@ class KernelCache:
         gated: whether the kernel itself keeps everybody else out of the only, fixed, view.
         is_walled: whether it does so because the top directory is shown as the identity's alone.
         forgetful: whether directories change with every answer (`no_client_cache`).
+        on_attributes: see `Forgetting`.
 
     Attributes:
         checks_above: see above.
@@ -44,6 +47,7 @@ class KernelCache:
         gated: bool = False,
         is_walled: bool = False,
         forgetful: bool = False,
+        on_attributes: Callable[[Object | None], None] = lambda _: None,
     ) -> None:
         forgetting = Forgetting(nodes, passages, checks_above=checks_above)
         audiences = Audiences(nodes, forgetting, checks_above=checks_above)
@@ -63,6 +67,7 @@ class KernelCache:
         if checks_above:
             nodes.registry.on_moved = audiences.strayed
             nodes.registry.audience_of_restored = NOBODY  # what counts is whom the kernel has let through since
+        forgetting.on_attributes = on_attributes
         self.checks_above = checks_above
         self.forgetter = forgetting.forgetter
 

@@ -135,7 +135,7 @@ class Listings:
             not self._is_proven(at)
             or self._is_busy(directory)
             or not may_with_any_groups(at.who.uid, os.X_OK, directory, at.fd, at.info)
-            or not self._forgetting.note_absence(0, directory, name)
+            or not self._forgetting.note_absence(0, directory, name, at.hearer)
         ):
             return 0.0
         directory.remembers_names = True

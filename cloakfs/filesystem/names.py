@@ -145,7 +145,7 @@ class Names(Core):
         counters.errors["lookup", errno.ENOENT] += 1
         if at.who is INSIDER:
             return _ABSENT
-        seconds = self.cache.of_absence(at.number, at.view, at.obj, name)
+        seconds = self.cache.of_absence(at.number, at.view, at.obj, name, at.hearer)
         if at.obj.listing is not None:
             if missing is HIDDEN:
                 self.cache.forget_listing(at.obj)
@@ -340,7 +340,7 @@ class Names(Core):
         self.files.require_descriptor()
         at = await self._enter_to_make(parent_inode, name, mode, ctx)
 
-        def work(at: Entered) -> tuple[int, linux.Credentials | None, int, bool]:
+        def work(at: Entered) -> tuple[int, linux.Credentials | None, bool, int, bool]:
             fd, maker = self._create(at, name, mode, flags, ctx.umask)
             path_fd, is_there = -1, False
             if at.obj.filesystem.remote:
@@ -349,10 +349,10 @@ class Names(Core):
                     self.nodes.ask(at.credentials, path_fd)
                     is_there = exactly.leads_to(at.credentials, at.fd, name, calls.fstat(path_fd))
             # While a thread makes it, other requests may find it.
-            return fd, maker if linux.in_main_thread() else None, path_fd, is_there
+            return fd, maker if linux.in_main_thread() else None, maker is None, path_fd, is_there
 
         with self.probing.making(at, name, ctx):
-            fd, maker, path_fd, is_there = await self._do(at, work)
+            fd, maker, is_old, path_fd, is_there = await self._do(at, work)
         try:
             view = at.view
             at = await self._again(at, parent_inode, ctx)
@@ -362,6 +362,10 @@ class Names(Core):
                 path_fd = self._with_descriptor(calls.find_again, who, fd)
             taken, path_fd = path_fd, -1
             obj, info, entry = self._made_as(at, name, taken, is_there=is_there, is_new=is_new)
+            if is_old and flags & os.O_TRUNC:
+                # It lost its set-id bits. Others may know it by other names, and the kernel holds the directory's lock.
+                for one in (obj, *self.nodes.twins(obj)):
+                    self.cache.forget(one)
         except BaseException:
             calls.close(fd)
             if path_fd >= 0:

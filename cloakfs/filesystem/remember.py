@@ -126,7 +126,7 @@ class Remembering:
             self._keep(at.number, obj, private=True)
         return seconds, self._of_private_attributes(at, obj, info)
 
-    def of_absence(self, number: int, view: View, parent: Object, name: bytes) -> float:
+    def of_absence(self, number: int, view: View, parent: Object, name: bytes, hearer: int) -> float:
         """Return how long to remember that `name` leads nowhere in `parent`.
 
         In a caller view that hides anything, it is never remembered: names that are hidden from some must not be, and
@@ -142,7 +142,7 @@ class Remembering:
         if self._forgetter.is_late(self._nodes.nodeid(number, parent)):
             return 0.0
         self._keep(number, parent)
-        if parent is top and not self._forgetting.note_absence(number, parent, name):
+        if parent is top and not self._forgetting.note_absence(number, parent, name, hearer):
             return 0.0
         return min(ABSENT_SECONDS, self._seconds(parent))
 

@@ -552,6 +552,103 @@ def test_who_sees_a_file_because_of_its_set_id_bit(
     assert other.error(os.stat, m.at("programs/program")) == errno.ENOENT
 
 
+def set_behind(m: Mount, changer: User) -> None:
+    changer.do(os.chmod, m.real("programs/program"), 0o4755)
+
+
+def set_unreported(m: Mount, changer: User) -> None:
+    """The queue of what is reported has no room for it."""
+    most = int(Path("/proc/sys/fs/fanotify/max_queued_events").read_text())
+    os.kill(m.pid, signal.SIGSTOP)
+    try:
+        for number in range(most + 1):
+            os.close(os.open(m.real(f"open/{number}"), os.O_CREAT))
+        changer.do(os.chmod, m.real("programs/program"), 0o4755)
+    finally:
+        os.kill(m.pid, signal.SIGCONT)
+
+
+def set_by_another_path(m: Mount, changer: User) -> None:
+    changer.do(os.chmod, m.at("again/program"), 0o4755)
+
+
+_held: list[int] = []
+
+
+def hold_for_writing(path: str) -> None:
+    _held.append(os.open(path, os.O_WRONLY))
+
+
+def write_held() -> None:
+    os.write(_held[0], b"other")
+
+
+@pytest.mark.parametrize("options", ["", f",{SQUASHED}"])
+@pytest.mark.parametrize("set_bit", [set_behind, set_unreported, set_by_another_path])
+def test_a_set_id_bit_that_comes_while_the_file_is_open_for_writing(
+    set_bit: Callable[[Mount, User], None], options: str, scene: str, mount: MakeMount, user: MakeUser
+) -> None:
+    for name in ("programs", "again"):
+        put(os.path.join(scene, name), 0, stat.S_IFDIR | 0o755)
+    put(os.path.join(scene, "programs/program"), OWNER, 0o755)
+    with attached(os.path.join(scene, "programs"), os.path.join(scene, "again"), "--bind"):
+        m = mount("-o", f"rw,no_root_squash,cloak_list=uid +400 3000 3999{options}")
+        other, changer = user(OTHER), user(OWNER)
+        path = m.at("programs/program")
+        with User(OWNER) as owner:
+            owner.do(hold_for_writing, path)
+            assert other.error(os.stat, path) == errno.ENOENT
+            set_bit(m, changer)
+            wait_until(lambda: not other.error(os.stat, path))
+            told()
+            for _ in range(3):
+                assert other.do(os.stat, path).st_size == len(b"content")
+            owner.do(write_held)
+            assert not os.stat(m.real("programs/program")).st_mode & stat.S_ISUID
+            assert other.error(os.stat, path) == errno.ENOENT
+
+
+_LATE_TO_MAKE = """
+import os, trio
+from cloakfs.filesystem.core import Core
+
+async def do(self, at, call, *args, do=Core._do):
+    if "create" in call.__qualname__ and os.path.exists({flag!r}):
+        os.unlink({flag!r})
+        while not os.path.exists({flag!r}):
+            await trio.sleep(0.01)
+    return await do(self, at, call, *args)
+
+Core._do = do
+"""
+
+
+def test_a_file_that_turns_up_where_one_is_to_be_made(scene: str, base: str, mount: MakeMount, user: MakeUser) -> None:
+    """When the kernel finds no such name, others put the file there. It is emptied, and loses its set-id bits."""
+    for name in ("programs", "again"):
+        put(os.path.join(scene, name), 0, stat.S_IFDIR | 0o777)
+    program = put(os.path.join(base, "program"), OWNER, 0o4755)
+    flag = Path(base, "flag")
+    with attached(os.path.join(scene, "programs"), os.path.join(scene, "again"), "--bind"):
+        with daemons_with(_LATE_TO_MAKE.format(flag=str(flag))):
+            m = mount("-o", "rw,no_root_squash,cloak_list=uid +400 3000 3999")
+        owner, other = user(OWNER), user(OTHER)
+        told()
+        flag.touch()
+        owner.start(write, m.at("programs/program"), b"other")
+        try:
+            wait_until(lambda: not flag.exists())
+            os.rename(program, m.real("programs/program"))
+            told()
+            for _ in range(3):
+                assert other.do(os.stat, m.at("again/program")).st_size == len(b"content")
+        finally:
+            flag.touch()
+        assert owner.finish_within(60)
+        assert not os.stat(m.real("programs/program")).st_mode & stat.S_ISUID
+        assert other.error(os.stat, m.at("again/program")) == errno.ENOENT
+
+
 _SLOWLY = """
 import os, time
 from cloakfs.filesystem.core import Core

@@ -152,9 +152,9 @@ class Scene:
         with as_itself():
             return self.cache.of_object(at, at.info)
 
-    def of_absence(self, view: View, path: str) -> float:
+    def of_absence(self, view: View, path: str, hearer: int = STRANGER) -> float:
         above, name = os.path.split(path)
-        return self.cache.of_absence(0, view, self.look_up(above), os.fsencode(name))
+        return self.cache.of_absence(0, view, self.look_up(above), os.fsencode(name), hearer)
 
 
 MakeScene = Callable[..., Scene]
@@ -1297,6 +1297,9 @@ def test_no_more_absent_names_at_the_top_than_can_be_noted(scene: MakeScene, mon
         answers = [s.of_absence(FIXED, f"{s.top}/absent{number}") for number in range(3)]
         assert answers == [ABSENT_SECONDS, ABSENT_SECONDS, 0.0]
         assert s.of_absence(FIXED, f"{s.top}/a/absent") == ABSENT_SECONDS
+        assert s.of_absence(FIXED, f"{s.top}/other", OTHER) == ABSENT_SECONDS  # one of the former is forgotten
+        top = s.nodes.nodeid(0, s.nodes.root)
+        assert [s.cache.forgetter.is_forgetting(top, b"absent%d" % number) for number in range(2)] == [True, False]
 
     trio.run(main)
 

@@ -50,6 +50,7 @@ MAPS = (
     Map("gid", 0, 0, "map", 0),
     Map("gid", 12001, 12009, "map", 2001),
 )
+SQUASHED = (Map("uid", 0, 0, "map", 0), Map("uid", 11001, 11002, "squash", 1001), Map("uid", 11003, 11009, "map", 1003))
 WILD = 777  # an id that no definition names
 
 # Attributes that are not the same for all are remembered for 2 ms, in ticks of the kernel's clock.
@@ -63,6 +64,10 @@ POLICIES = {
     "special-bits": Rules(MAPS, (Cloak("uid", "-600", 1001, 1001), Cloak("uid", "+107", 1002, 1009))),
     "identity": Rules((), (Cloak("uid", "+070", 11001, 11002), Cloak("uid", "+007", 11003, 65534))),
     "exempt": Rules(MAPS, (Cloak("uid", "+077", 0, 1009), Cloak("gid", "-002", 2002, 2009)), exempt=(0, 1003)),
+    # The set-id bits by which others see a file are not shown, so that the kernel does not have them dropped.
+    "hidden-set-id": Rules(
+        (*SQUASHED, *MAPS[2:]), (Cloak("uid", "+600", 1001, 1001), Cloak("uid", "+604", 1002, 1009))
+    ),
 }
 
 
@@ -229,8 +234,7 @@ class TwoTrees(RuleBasedStateMachine):
             self._check_what_is_remembered()
         finally:
             for held in self.held:
-                held.party.client.do(os.close, held.client_fd)
-                held.party.server.do(os.close, held.server_fd)
+                self._close(held)
             for path in (self.real, self.model):
                 shutil.rmtree(path)
 
@@ -464,6 +468,35 @@ class TwoTrees(RuleBasedStateMachine):
         else:
             self.ask(changer, request)
 
+    @rule(
+        writer=callers,
+        changer=st.one_of(st.none(), callers),
+        top=st.sampled_from("ab"),
+        mode=st.sampled_from([0o4755, 0o2755, 0o6700]),
+    )
+    def write_to_what_has_become_set_id(self, writer: int, changer: int | None, top: str, mode: int) -> None:
+        """The bits come while the file is open for writing, everybody looks, and they go with the content."""
+        path = f"{top}/program"
+        self.behind(Request("lchown", top, ids=(0, 0)))
+        self.behind(Request("chmod", top, mode=0o777))
+        self.ask(writer, Request("open", path, flags=os.O_WRONLY | os.O_CREAT, mode=0o755))
+        held = self._open(writer, path, os.O_WRONLY)
+        if held is None:
+            return
+        try:
+            request = Request("chmod", path, mode=mode)
+            if changer is None:
+                self.behind(request)
+            else:
+                self.ask(changer, request)
+            for looker in range(len(CALLERS)):
+                self._look_at_all(looker)
+            for user, fd in (held.party.server, held.server_fd), (held.party.client, held.client_fd):
+                user.do(os.write, fd, b"other")
+            self.done.append(f"{held.party.ids[0]} writes to {path}")
+        finally:
+            self._close(held)
+
     @precondition(lambda self: len(self.held) < 8)
     @rule(
         caller=callers,
@@ -476,21 +509,32 @@ class TwoTrees(RuleBasedStateMachine):
         self._hold(caller, there[which % len(there)] if there else "a", flags)
 
     def _hold(self, caller: int, path: str, flags: int) -> None:
+        held = self._open(caller, path, flags)
+        if held is not None:
+            self.held.append(held)
+
+    @staticmethod
+    def _close(held: Held) -> None:
+        held.party.client.do(os.close, held.client_fd)
+        held.party.server.do(os.close, held.server_fd)
+
+    def _open(self, caller: int, path: str, flags: int) -> Held | None:
+        """Open it in both trees; None if that fails, or is not to be tried."""
         party = self.world.parties[caller]
         request = Request("open", path, flags=flags)
         try:
             if self._is_fifo(party, request) or party.server.do(oracle.judge, self.look(party), request)[0]:
-                return
+                return None
         except oracle.Protected:
-            return
+            return None
         expected = party.server.error(_probe, os.path.join(self.model, path), flags)
         assert party.client.error(_probe, os.path.join(self.top(party), path), flags) == expected
         if expected:
-            return
+            return None
         server_fd = party.server.do(os.open, os.path.join(self.model, path), flags)
         client_fd = party.client.do(os.open, os.path.join(self.top(party), path), flags)
-        self.held.append(Held(party, client_fd, server_fd, flags))
         self.done.append(f"{party.ids[0]} holds {path}")
+        return Held(party, client_fd, server_fd, flags)
 
     # -- what must agree after every step
 

@@ -1,16 +1,19 @@
-"""Who writes keeps nobody else waiting."""
+"""Who writes keeps nobody else waiting, and writes as itself."""
 
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
 from tests.agents import User
 from tests.mount.conftest import Mount, daemons_with
+from tests.mount.loopfs import filesystem
 
 MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]
 
 ANN, BOB = 3001, 3002
+GROUP = 4001
 LONG_SECONDS = 60.0
 
 # The first close(2) of a large file waits until it is let go on, as one waits for a disk.
@@ -53,3 +56,24 @@ def test_a_close_that_takes_long(base: str, mount: MakeMount, user: MakeUser) ->
             assert not os.path.exists(go)
         finally:
             Path(go).touch()
+
+
+def make_set_gid_and_write(path: str) -> int:
+    """S_ISGID says nothing of execution here, and stays if whoever writes is in the group (chmod(2))."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+    try:
+        os.chown(path, -1, GROUP)
+        os.chmod(path, 0o2664)
+        os.write(fd, b"content")
+        return stat.S_IMODE(os.fstat(fd).st_mode)
+    finally:
+        os.close(fd)
+
+
+def test_a_write_by_a_member_of_the_group_leaves_set_gid(base: str, mount: MakeMount, user: MakeUser) -> None:
+    with filesystem("tmpfs", base) as tree:  # where files are made without the caller's groups
+        os.mkdir(os.path.join(tree, "own"), 0o755)
+        os.chown(os.path.join(tree, "own"), ANN, ANN)
+        m, ann = mount("-o", "no_root_squash", source=tree), user(ANN, ANN, [GROUP])
+        expected = ann.do(make_set_gid_and_write, os.path.join(tree, "own/bare"))
+        assert ann.do(make_set_gid_and_write, m.at("own/file")) == expected == 0o2664
