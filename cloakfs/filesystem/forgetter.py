@@ -35,7 +35,7 @@ _AGAIN_SECONDS = 0.1
 # How many threads may wait for the kernel at a time. Only a few of them work: more would keep the session loop from the
 # processor. A thread seems to wait for a lock if one name takes it longer than this; many names take long as well.
 _MOST_THREADS = 32
-_FEW_THREADS = 2
+_FEW_THREADS = 1 if len(os.sched_getaffinity(0)) <= 2 else 2
 _WAITS_SECONDS = 0.02
 _MOST_THREADS_FOR_PAGES = 8
 # How many names may wait in one directory, if the kernel cannot be told to ask for all of them.

@@ -183,8 +183,8 @@ def test_listing_100_000(many: str, mount: Callable[..., Mount]) -> None:
 
 def require_stable_cookies(path: str) -> None:
     """Skip the test, with the reason, if cookies of the real file system do not survive deletions."""
-    for name in "abcd":
-        Path(path, name).touch()
+    for letter in "abcd":
+        Path(path, letter).touch()
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         entries = few(fd, 4096)

@@ -2,6 +2,7 @@
 
 import threading
 
+import pyfuse3
 import pytest
 import trio
 import trio.testing
@@ -79,6 +80,7 @@ def test_only_a_few_threads_work(waits_seconds: float, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(forgetter, "_forget_names", forget_names)
     monkeypatch.setattr(forgetter, "_PATIENCE_SECONDS", 1000.0)
+    monkeypatch.setattr(forgetter, "_FEW_THREADS", 2)
     monkeypatch.setattr(forgetter, "_WAITS_SECONDS", waits_seconds)
 
     async def main() -> None:
@@ -120,7 +122,8 @@ def test_a_thread_that_has_many_names_does_not_wait(monkeypatch: pytest.MonkeyPa
         step.wait(60)
 
     monkeypatch.setattr(forgetter, "monotonic", lambda: now)
-    monkeypatch.setattr(forgetter.pyfuse3, "invalidate_entry", invalidate_entry)
+    monkeypatch.setattr(forgetter, "_FEW_THREADS", 2)
+    monkeypatch.setattr(pyfuse3, "invalidate_entry", invalidate_entry)
     monkeypatch.setattr(forgetter, "_PATIENCE_SECONDS", 1000.0)
     most = 0
 
