@@ -18,7 +18,7 @@ import time
 import types
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
 from types import SimpleNamespace
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import pyfuse3
 import trio
@@ -36,6 +36,9 @@ SHARE = MOST_WORKERS // 4
 # trio notices signals, timers and finished threads only when it gets to run. The loop may keep it from that this long:
 _SECONDS = 0.001
 _SECONDS_OTHERS = 0.0002  # while other answers wait
+# After FORGET. Of these, the kernel hands out up to 16 before any other request, so that whoever waits for an answer
+# waits for all of them, and for whatever the daemon does in between.
+_SECONDS_FORGETS = 0.005
 
 # How long read(2) waits at most for a request that is gone. It is longer than any other call of the loop should take,
 # because the signal interrupts those calls as well.
@@ -66,7 +69,12 @@ class Workers:
 
     Whenever no worker runs, either one of them reads or none waits to read: a worker that stops running (`_watched`)
     ensures this. A process has only one instance, because pyfuse3 keeps the lock that it was given first.
+
+    Attributes:
+        has_forgotten: whether the last request was FORGET.
     """
+
+    has_forgotten: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._reading = False
@@ -159,7 +167,9 @@ class Workers:
             session.register(fd, select.POLLIN)
             self._poll = session.poll
         since = time.monotonic() - self._since
-        is_due = (
+        reads_on = self.has_forgotten and since < _SECONDS_FORGETS
+        Workers.has_forgotten = False
+        is_due = not reads_on and (
             self._runnable
             or since > _SECONDS
             or (since > _SECONDS_OTHERS and self._count - len(self._waiting) > 1)  # other answers wait

@@ -5,8 +5,10 @@ busy machine takes for an answer.
 """
 
 import signal
+from pathlib import Path
 
 import pyfuse3
+import pytest
 from hypothesis import HealthCheck, settings
 
 _ANY_TIME = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -20,6 +22,20 @@ for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # not below nohup(1)
     signal.signal(signal.SIGHUP, signal.default_int_handler)
+
+
+# tests/mount/test_sessions.py mounts over these, and what it starts would not find the code that it is to test.
+COVERED = (Path("/srv"), Path("/run"), Path("/var/log"), Path("/var/lib/cloakfs"))
+
+
+def pytest_configure() -> None:
+    """Refuse a checkout where tests mount something else over it."""
+    checkout = Path(__file__).resolve().parent.parent
+    for covered in COVERED:
+        if checkout.is_relative_to(covered.resolve()):
+            raise pytest.UsageError(
+                f"{checkout} lies in {covered}, over which tests mount: move the checkout elsewhere"
+            )
 
 
 def pytest_report_header() -> str:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from pyfuse3 import InodeT
 
+from ..loop import Workers
 from .attributes import Attributes
 from .data import Data
 from .directories import Directories
@@ -15,6 +16,7 @@ class Filesystem(Attributes, Directories, Data, ExtendedAttributes):
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
         """Note that the kernel dropped references. This request has no answer."""
+        Workers.has_forgotten = True
         self.references.dropped(inode_list)
 
 

@@ -19,6 +19,7 @@ import os
 import struct
 from collections import deque
 from collections.abc import Callable
+from time import monotonic
 
 import pyfuse3
 import trio
@@ -31,10 +32,10 @@ log = logging.getLogger(__name__)
 _PATIENCE_SECONDS = 0.5
 # How often to look for late directories, and to forget attributes once more.
 _AGAIN_SECONDS = 0.1
-# How many threads may wait for the kernel at a time. Only a few of them work, and do not seem to wait for a lock: more
-# would keep the session loop from the processor.
+# How many threads may wait for the kernel at a time. Only a few of them work: more would keep the session loop from the
+# processor. A thread seems to wait for a lock if one name takes it longer than this; many names take long as well.
 _MOST_THREADS = 32
-_FEW_THREADS = 2
+_FEW_THREADS = 1 if len(os.sched_getaffinity(0)) <= 2 else 2
 _WAITS_SECONDS = 0.02
 _MOST_THREADS_FOR_PAGES = 8
 # How many names may wait in one directory, if the kernel cannot be told to ask for all of them.
@@ -54,15 +55,17 @@ _NO_NAME = b"/"
 class _Batch:
     """What is forgotten in one go in a directory: names, each with nodeids whose attributes are forgotten after it.
 
-    With `has_listing`, the entries that the kernel has of the directory are forgotten as well.
+    With `has_listing`, the entries that the kernel has of the directory are forgotten as well. `moved` is when the
+    thread last went on to another name.
     """
 
-    __slots__ = ("has_listing", "names", "settled", "since")
+    __slots__ = ("has_listing", "moved", "names", "settled", "since")
 
     def __init__(self) -> None:
         self.names: dict[bytes, set[int]] = {}
         self.has_listing = False
         self.since = trio.current_time()
+        self.moved = monotonic()
         self.settled = trio.Event()
 
 
@@ -86,15 +89,16 @@ def _forget_attributes(nodeid: int) -> bool:
     return True
 
 
-def _forget_names(parent: int, names: dict[bytes, set[int]], has_listing: bool) -> None:
-    if has_listing:
+def _forget_names(parent: int, batch: _Batch) -> None:
+    if batch.has_listing:
         _forget_listing(parent)
-    for name, nodeids in names.items():
+    for name, nodeids in batch.names.items():
+        batch.moved = monotonic()
         with contextlib.suppress(OSError):  # the kernel does not know it (any more)
             pyfuse3.invalidate_entry(InodeT(parent), name)
         for nodeid in nodeids:
             _forget_attributes(nodeid)
-    if has_listing:  # who has just been answered has held the lock until now, and may have added entries
+    if batch.has_listing:  # who has just been answered has held the lock until now, and may have added entries
         _forget_listing(parent)
 
 
@@ -271,8 +275,8 @@ class Forgetter:
             self._start()
 
     def _waiting_threads(self) -> int:
-        before = trio.current_time() - _WAITS_SECONDS
-        return sum(batch.since < before for batch in self._running)
+        before = monotonic() - _WAITS_SECONDS
+        return sum(batch.moved < before for batch in self._running)
 
     async def _work(self) -> None:
         while self._next:
@@ -281,10 +285,10 @@ class Forgetter:
             batch, lane.waiting = lane.waiting, None
             assert batch is not None
             lane.running = batch
-            batch.since = trio.current_time()
+            batch.since, batch.moved = trio.current_time(), monotonic()
             self._running.add(batch)
             try:
-                await self._in_thread(_forget_names, parent, batch.names, batch.has_listing)
+                await self._in_thread(_forget_names, parent, batch)
             except Exception:
                 self.every_name()
                 self._do_again(lane)

@@ -24,6 +24,13 @@ def require(kind: str) -> None:
         pytest.skip(f"needs {MKFS[kind][0][0]} (Debian: {MKFS[kind][1]})")
 
 
+def require_disk(path: str, why: str) -> None:
+    """Skip the test, with the reason, if `path` is in memory, for example because of TMPDIR."""
+    kind = subprocess.run(["stat", "-f", "-c", "%T", path], check=True, capture_output=True, text=True).stdout.strip()
+    if kind in ("tmpfs", "ramfs"):
+        pytest.skip(f"needs a disk, and {path} is on a {kind}: {why}")
+
+
 @contextlib.contextmanager
 def attached(source: str, target: str, *options: str) -> Iterator[str]:
     """Mount with mount(8) for the duration of a with block."""

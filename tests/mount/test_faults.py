@@ -18,6 +18,7 @@ from cloakfs.mounted import mounted
 from tests.agents import User, names, read
 from tests.mount.conftest import Mount, daemons_with, is_mounted, run, told
 from tests.mount.faults import FAULTS
+from tests.mount.loopfs import require_disk
 from tests.mount.test_limits import wait_until
 from tests.mount.usersmounts import as_users_mount
 
@@ -80,6 +81,7 @@ def served(tree: str, mount: MakeMount, fail: Fail) -> Mount:
 def test_each_task_with_each_fault(
     tree: str, base: str, served: Mount, user: MakeUser, fail: Fail
 ) -> None:  # about 10 seconds
+    require_disk(tree, "nothing is read ahead of what is in memory")
     pid = served.pid
     ann, bob = user(ANN), user(BOB)
     count = itertools.count()

@@ -181,14 +181,47 @@ def test_listing_100_000(many: str, mount: Callable[..., Mount]) -> None:
     assert reached[-1] - idle < 80, reached
 
 
+def require_stable_cookies(path: str) -> None:
+    """Skip the test, with the reason, if cookies of the real file system do not survive deletions."""
+    for letter in "abcd":
+        Path(path, letter).touch()
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        entries = few(fd, 4096)
+        first, cookie = entries[2]
+        os.unlink(os.path.join(os.fsencode(path), first))
+        os.lseek(fd, cookie, os.SEEK_SET)
+        stable = few(fd, 4096) == entries[3:]
+    finally:
+        os.close(fd)
+    for name, _ in entries[3:]:
+        os.unlink(os.path.join(os.fsencode(path), name))
+    if not stable:
+        pytest.skip("cookies of a tmpfs survive deletions from Linux 6.6 on")
+
+
+@pytest.fixture(params=["base", "tmpfs"])
+def some(request: pytest.FixtureRequest, base: str) -> Iterator[str]:
+    """A directory on the file system of the other tests, and one on a tmpfs."""
+    with contextlib.ExitStack() as stack:
+        path = os.path.join(base, "some")
+        if request.param == "tmpfs":
+            stack.enter_context(filesystem("tmpfs", base, "some"))
+            require_stable_cookies(path)
+        else:
+            os.mkdir(path)
+        yield path
+
+
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("batches", [in_one_go, opened_anew])
-def test_cookies_survive_deletions(batches: Batches, base: str, mount: Callable[..., Mount]) -> None:
-    source = os.path.join(base, "some")
-    os.mkdir(source)
+def test_cookies_survive_deletions(batches: Batches, some: str, mount: Callable[..., Mount]) -> None:
+    source = some
     names = {f"entry-{number:04}".encode() for number in range(3000)}
     for name in names:
         os.close(os.open(os.path.join(os.fsencode(source), name), os.O_CREAT))
+    # The name that is listed last stays until it has been seen: where no name is left, a tmpfs begins anew (see below).
+    last = os.listdir(os.fsencode(source))[-1]
     m = mount("-o", CLOAKED, source=source)
     seen: list[bytes] = []
     deleted = set()
@@ -200,7 +233,7 @@ def test_cookies_survive_deletions(batches: Batches, base: str, mount: Callable[
             if name != behind:  # which may have been read ahead (readdir(3p))
                 os.unlink(os.path.join(os.fsencode(m.path), name))
             deleted.add(name)
-        behind = next(iter(names - set(seen) - deleted), None)
+        behind = next(iter(names - set(seen) - deleted - {last}), None)
         if behind:
             os.unlink(os.path.join(os.fsencode(source), behind))  # behind the mount
             deleted.add(behind)
@@ -208,6 +241,34 @@ def test_cookies_survive_deletions(batches: Batches, base: str, mount: Callable[
     assert len(seen) == len(set(seen))
     assert names - deleted <= set(seen)
     assert set(os.listdir(os.fsencode(m.path))) == names - deleted
+
+
+def test_a_tmpfs_begins_anew_where_no_name_is_left(base: str, mount: Callable[..., Mount]) -> None:
+    """What a kernel does with a cookie after which all names were deleted shows as on the real file system.
+
+    From Linux 6.14 or so on, a tmpfs then lists the names before the cookie once more.
+    """
+    with filesystem("tmpfs", base) as source:
+        for number in range(10):
+            Path(source, f"entry-{number}").touch()
+        m = mount("-o", CLOAKED, source=source)
+        listed = [name for batch in in_one_go(m.path, 4096) for name, _ in batch]
+        for name in listed[6:]:
+            os.unlink(os.path.join(os.fsencode(source), name))
+        fd, real = (os.open(path, os.O_RDONLY | os.O_DIRECTORY) for path in (m.path, source))
+        try:
+            cookie = few(real, 4096)[4][1]
+            for name in listed[5:6]:
+                os.unlink(os.path.join(os.fsencode(source), name))
+            for where in (fd, real):
+                os.lseek(where, cookie, os.SEEK_SET)
+            again = few(real, 4096)
+            assert few(fd, 4096) == again
+            # The names are those that there are, however often.
+            assert {name for name, _ in again} <= set(listed[:5])
+        finally:
+            os.close(fd)
+            os.close(real)
 
 
 def test_telldir_and_seekdir(tree: str, mount: Callable[..., Mount]) -> None:

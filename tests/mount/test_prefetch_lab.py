@@ -20,6 +20,7 @@ from bench.prefetch.streams import Read, generate, parse
 from bench.workers import fork
 from cloakfs.linux import mountinfo
 from tests.mount.conftest import COMMAND, Mount
+from tests.mount.loopfs import require_disk
 
 M = 1 << 20
 PREFETCH = (*COMMAND, "prefetch")
@@ -129,6 +130,7 @@ def test_memory_is_no_disk() -> None:
 
 
 def test_what_is_missing_is_told(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require_disk(str(place), "that is what is told first")
     monkeypatch.setattr("bench.prefetch.slowdisk._hierarchies", lambda: iter(()))
     told = "reads cannot be throttled here: no cgroup hierarchy has blkio (v1) or io (v2)"
     with pytest.raises(SlowDiskError) as caught:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.agents import User
 from tests.mount.conftest import Mount, daemons_with
-from tests.mount.loopfs import filesystem
+from tests.mount.loopfs import filesystem, require_disk
 
 MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]
@@ -40,6 +40,7 @@ def rewrite(path: str, mib: int) -> None:
 
 def test_a_close_that_takes_long(base: str, mount: MakeMount, user: MakeUser) -> None:
     """ext4 sends a file that was emptied and written again to the disk when it is closed."""
+    require_disk(base, "what is in memory is closed at once")
     marks = os.path.join(base, "marks")
     os.mkdir(marks)
     os.chmod(marks, 0o777)  # whoever the daemon acts as

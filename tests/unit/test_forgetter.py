@@ -2,6 +2,7 @@
 
 import threading
 
+import pyfuse3
 import pytest
 import trio
 import trio.testing
@@ -79,6 +80,7 @@ def test_only_a_few_threads_work(waits_seconds: float, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(forgetter, "_forget_names", forget_names)
     monkeypatch.setattr(forgetter, "_PATIENCE_SECONDS", 1000.0)
+    monkeypatch.setattr(forgetter, "_FEW_THREADS", 2)
     monkeypatch.setattr(forgetter, "_WAITS_SECONDS", waits_seconds)
 
     async def main() -> None:
@@ -104,3 +106,42 @@ def test_only_a_few_threads_work(waits_seconds: float, monkeypatch: pytest.Monke
         trio.run(main)
     finally:
         go.set()
+
+
+def test_a_thread_that_has_many_names_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long they take together, each is invalidated in no time, so that no further thread begins."""
+    now = 0.0
+    threads: set[int] = set()
+    step = threading.Barrier(2)  # the two threads go on name by name
+
+    def invalidate_entry(*_: object) -> None:
+        nonlocal now
+        threads.add(threading.get_ident())
+        if step.wait(60) == 0:
+            now += forgetter._WAITS_SECONDS / 2
+        step.wait(60)
+
+    monkeypatch.setattr(forgetter, "monotonic", lambda: now)
+    monkeypatch.setattr(forgetter, "_FEW_THREADS", 2)
+    monkeypatch.setattr(pyfuse3, "invalidate_entry", invalidate_entry)
+    monkeypatch.setattr(forgetter, "_PATIENCE_SECONDS", 1000.0)
+    most = 0
+
+    async def main() -> None:
+        nonlocal most
+        names = Forgetter()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(names.run)
+            await trio.testing.wait_all_tasks_blocked()
+            settled = [names.name(directory, b"%d" % name) for directory in (10, 11) for name in range(100)]
+            with trio.fail_after(60):
+                while len(threads) < 2 or now < 10 * forgetter._WAITS_SECONDS:
+                    await trio.sleep(0.001)
+                most = names._waiting_threads()
+                for event in settled:
+                    assert event is not None
+                    await event.wait()
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    assert most == 0

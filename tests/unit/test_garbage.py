@@ -20,10 +20,11 @@ class _Circle:
 @pytest.fixture(autouse=True)
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(garbage, "_last", -math.inf)
-    before = list(gc.callbacks)
+    before, often = list(gc.callbacks), gc.get_threshold()
     garbage.spare_survivors()
     yield
     gc.callbacks[:] = before
+    gc.set_threshold(*often)
     gc.unfreeze()
 
 
@@ -33,6 +34,22 @@ def test_survivors_are_not_looked_at_again() -> None:
     assert gc.get_freeze_count() >= len(lasting)
     looked_at = gc.get_objects()
     assert not any(one in looked_at for one in lasting[:3])
+
+
+def test_no_collection_looks_at_many() -> None:
+    """Everybody waits for it."""
+    most, looked_at = 0, 0
+
+    def count(phase: str, _: dict[str, int]) -> None:
+        nonlocal most, looked_at
+        if phase == "start":
+            looked_at = len(gc.get_objects())  # all that are not set aside
+            most = max(most, looked_at)
+
+    gc.callbacks.append(count)
+    lasting = [[number] for number in range(200_000)]
+    assert 0 < most < 20_000
+    assert len(lasting) == 200_000
 
 
 def test_new_circles_are_found() -> None:
