@@ -18,7 +18,7 @@ import time
 import types
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
 from types import SimpleNamespace
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, Protocol, cast
 
 import pyfuse3
 import trio
@@ -57,6 +57,22 @@ with contextlib.suppress(StopIteration):
     _done.send(None)
 
 
+class LastRequest:
+    """What the session loop is told of the last request that it has read.
+
+    Attributes:
+        is_forget: whether that was FORGET.
+    """
+
+    __slots__ = ("is_forget",)
+
+    def __init__(self) -> None:
+        self.is_forget = False
+
+
+last_request = LastRequest()
+
+
 class Nursery(Protocol):
     """The part of a nursery that the session loop uses."""
 
@@ -69,12 +85,7 @@ class Workers:
 
     Whenever no worker runs, either one of them reads or none waits to read: a worker that stops running (`_watched`)
     ensures this. A process has only one instance, because pyfuse3 keeps the lock that it was given first.
-
-    Attributes:
-        has_forgotten: whether the last request was FORGET.
     """
-
-    has_forgotten: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._reading = False
@@ -167,8 +178,8 @@ class Workers:
             session.register(fd, select.POLLIN)
             self._poll = session.poll
         since = time.monotonic() - self._since
-        reads_on = self.has_forgotten and since < _SECONDS_FORGETS
-        Workers.has_forgotten = False
+        reads_on = last_request.is_forget and since < _SECONDS_FORGETS
+        last_request.is_forget = False
         is_due = not reads_on and (
             self._runnable
             or since > _SECONDS

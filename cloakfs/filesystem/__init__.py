@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from pyfuse3 import InodeT
 
-from ..loop import Workers
+from ..loop import last_request
 from .attributes import Attributes
 from .data import Data
 from .directories import Directories
@@ -16,7 +16,7 @@ class Filesystem(Attributes, Directories, Data, ExtendedAttributes):
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
         """Note that the kernel dropped references. This request has no answer."""
-        Workers.has_forgotten = True
+        last_request.is_forget = True
         self.references.dropped(inode_list)
 
 
