@@ -50,7 +50,13 @@ MAPS = (
     Map("gid", 0, 0, "map", 0),
     Map("gid", 12001, 12009, "map", 2001),
 )
-SQUASHED = (Map("uid", 0, 0, "map", 0), Map("uid", 11001, 11002, "squash", 1001), Map("uid", 11003, 11009, "map", 1003))
+# A second id that nobody has: of two callers, the kernel would take one for the owner of what the other one has made.
+SQUASHED = (
+    Map("uid", 0, 0, "map", 0),
+    Map("uid", 11001, 11001, "squash", 1001),
+    Map("uid", 11009, 11009, "squash", 1001),
+    Map("uid", 11002, 11008, "map", 1002),
+)
 WILD = 777  # an id that no definition names
 
 # Attributes that are not the same for all are remembered for 2 ms, in ticks of the kernel's clock.
