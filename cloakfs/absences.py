@@ -1,7 +1,7 @@
-"""Shares a bounded number of remembered absences among callers: names that lead nowhere.
+"""Shares a bounded number of absences, names that the kernel remembers to lead nowhere, among callers.
 
 Nobody can use up what others need. When the bound is reached, a caller that has its share gets no more, and for one
-that has less, whoever has most gives up the oldest.
+that has less, the caller with the most gives up its oldest.
 """
 
 from collections.abc import Hashable, Iterable

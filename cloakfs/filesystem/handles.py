@@ -166,9 +166,9 @@ class OpenFiles:
             opener = credentials(at.who.caller)
         file = self.by_fd[fd] = OpenFile(at, opener, flags)
         filesystem = at.obj.filesystem
-        # What was found before a thread was waited for may be outdated.
-        is_new = filesystem.remote or not (filesystem.by_threads or filesystem.slow_until > 0)
-        if is_new and not at.info.st_mode & SET_ID:
+        # Where a thread was waited for, `at.info` may be from before that. (A remote one would be no newer now.)
+        is_current = filesystem.remote or not (filesystem.by_threads or filesystem.slow_until > 0)
+        if is_current and not at.info.st_mode & SET_ID:
             file.no_set_id_in = self.era
         if flags & os.O_TRUNC:
             at.obj.report_size(at.number, 0)

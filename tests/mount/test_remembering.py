@@ -156,6 +156,16 @@ class Scene:
         above, name = os.path.split(path)
         return self.cache.of_absence(0, view, self.look_up(above), os.fsencode(name), hearer)
 
+    def remember_private_file(self) -> View:
+        """Have `a/file` remembered for OWNER alone, in the view that is returned."""
+        for path, mode in (("a", 0o700), ("a/file", 0o600)):
+            os.chown(f"{self.top}/{path}", OWNER, OWNER)
+            os.chmod(f"{self.top}/{path}", mode)
+        self.catch_up()
+        view = View(CLOAKED)
+        assert self.of_name(view, f"{self.top}/a/file", OWNER) == (LONG_SECONDS, LONG_SECONDS)
+        return view
+
 
 MakeScene = Callable[..., Scene]
 
@@ -1092,12 +1102,7 @@ def test_nothing_private_is_remembered_of_what_is_moved_again_before_its_name_is
 
     async def main() -> None:
         s = scene()
-        for path, mode in (("a", 0o700), ("a/file", 0o600)):
-            os.chown(f"{s.top}/{path}", OWNER, OWNER)
-            os.chmod(f"{s.top}/{path}", mode)
-        s.catch_up()
-        view = View(CLOAKED)
-        assert s.of_name(view, f"{s.top}/a/file", OWNER) == (LONG_SECONDS, LONG_SECONDS)
+        view = s.remember_private_file()
         for old, new in (("a/file", "d/once"), ("d/once", "d/twice")):
             os.rename(f"{s.top}/{old}", f"{s.top}/{new}")
             obj, before = s.look_up(f"{s.top}/{new}"), s.look_up(os.path.dirname(f"{s.top}/{old}"))
@@ -1261,12 +1266,7 @@ def test_nothing_private_is_remembered_while_its_name_is_to_be_forgotten(scene: 
 def test_nothing_private_is_remembered_below_a_name_that_is_to_be_forgotten(scene: MakeScene) -> None:
     async def main() -> None:
         s = scene()
-        for path, mode in (("a", 0o700), ("a/file", 0o600)):
-            os.chown(f"{s.top}/{path}", OWNER, OWNER)
-            os.chmod(f"{s.top}/{path}", mode)
-        s.catch_up()
-        view = View(CLOAKED)
-        assert s.of_name(view, f"{s.top}/a/file", OWNER) == (LONG_SECONDS, LONG_SECONDS)
+        view = s.remember_private_file()
         s.cache.forget(s.look_up(f"{s.top}/a"))
         s.cache.forget(s.look_up(f"{s.top}/a/file"))
         assert max(s.of_name(view, f"{s.top}/a/file", OWNER)) <= BRIEF_SECONDS
