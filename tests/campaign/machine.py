@@ -2,26 +2,32 @@
 
 The machine is that of tests/mount/test_stateful.py. Policies take turns; each turn has a seed of its own, which is made
 of the campaign's, so that `--seed S --first N` repeats turn N. A failure is told with its smallest sequence, and the
-campaign goes on. Each turn has a file system of its own, of another kind each round: a daemon hears of every change on
-the file system that it serves, and many turns on one of them would keep each other busy.
+campaign goes on. Each turn has a file system of its own, of another kind each round, and a mount namespace of its own:
+a daemon hears of every change on the file system that it serves, and a turn waits for all daemons that it sees.
 """
 
 import argparse
 import concurrent.futures
+import ctypes
 import itertools
 import json
 import multiprocessing
+import os
 import random
 import signal
+import subprocess
 import sys
 import time
 import traceback
 from dataclasses import dataclass
 from typing import Any
 
+from cloakfs.mounted import RUN_DIR
 from tests.mount.test_stateful import ALL, TwoTrees, search
 
 KINDS = ("tmpfs", "ext4", "xfs", "btrfs")
+
+_CLONE_NEWNS = 0x20000  # sched.h
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,20 @@ class Turns:
         return next(TwoTrees.steps) - before - 1, failure
 
 
+def keep_apart() -> None:
+    """Give this process a mount namespace with state files of its own: a turn waits until all daemons sleep (`told`).
+
+    Raises:
+        OSError: the kernel refuses it.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWNS):
+        raise OSError(ctypes.get_errno(), "unshare(2)")
+    os.makedirs(RUN_DIR, exist_ok=True)
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "none", RUN_DIR], check=True)
+
+
 def run(common: Turns, *, steps: int, first: int, seconds: float, jobs: int) -> dict[str, Any]:
     """Run sequences until this number of steps or seconds is over; return a report."""
     began = time.monotonic()
@@ -71,7 +91,7 @@ def run(common: Turns, *, steps: int, first: int, seconds: float, jobs: int) -> 
     turns = itertools.count(first)
     running: dict[concurrent.futures.Future[tuple[int, str]], int] = {}
     last = first
-    with concurrent.futures.ProcessPoolExecutor(jobs) as processes:
+    with concurrent.futures.ProcessPoolExecutor(jobs, initializer=keep_apart) as processes:
         try:
             while True:
                 while len(running) < jobs and sum(by_policy.values()) < steps and time.monotonic() - began < seconds:
