@@ -161,12 +161,12 @@ class Tree:
         return self._acls[path]
 
     def may_search(self, who: Caller, path: str) -> bool:
-        """Whether this identity may search the directory (acl(5))."""
+        """Whether this identity may search the directory: acl(5), but Linux ignores an ACL that masks everything."""
         info = self.infos[path]
         if who.uid in (0, info.st_uid):
             return who.uid == 0 or bool(info.st_mode & stat.S_IXUSR)
         value = self.acl(path)
-        if not value:
+        if not value or not info.st_mode & stat.S_IRWXG:  # acl_permission_check in fs/namei.c
             return bool(info.st_mode & (stat.S_IXGRP if info.st_gid in who.groups else stat.S_IXOTH))
         entries = list(struct.iter_unpack("<HHI", value[4:]))
         mask = next((perm for tag, perm, _ in entries if tag == 0x10), 7)

@@ -2,16 +2,20 @@
 
 import contextlib
 import inspect
+import itertools
 import os
 import stat
+import struct
 from collections.abc import Callable, Iterator
 
 import pyfuse3
 import pytest
 
+from cloakfs.caller import Caller
 from cloakfs.filesystem import Filesystem
+from cloakfs.ids import ServerId
 from tests.agents import User
-from tests.mount.cacheoracle import CheckedFilesystem, patch, violations
+from tests.mount.cacheoracle import CheckedFilesystem, Tree, patch, violations
 from tests.mount.conftest import Mount, daemons_with, told
 from tests.mount.loopfs import filesystem
 from tests.mount.test_audience import GROUP, INSIDE, look, scene
@@ -35,6 +39,8 @@ _AUDIENCES = "from cloakfs.filesystem.audience import Audiences"
 _REMEMBERING = "from cloakfs.filesystem.remember import Remembering"
 _LISTINGS = "from cloakfs.filesystem.listings import Listings"
 _CHANGES = "from cloakfs.filesystem.changes import Changes"
+
+_NO_ID = 0xFFFFFFFF  # of an entry of an ACL that has none
 
 WEAKENED = {
     "who is told is in the audience": (f"{_AUDIENCES}; Audiences.tell = lambda *_: None", "is told of"),
@@ -175,3 +181,20 @@ def test_the_machine_stops_at_a_violation() -> None:
 @pytest.mark.timeout(0)
 def test_two_trees_while_answers_and_events_are_late() -> None:
     search("identity", examples=2, steps=20, seed=1, kind="tmpfs", delays=True)
+
+
+def test_it_knows_who_may_search(tree: str, user: MakeUser) -> None:
+    """It derives this from modes and ACLs, and must not come to another result than the kernel."""
+    other = user(OTHER, OTHER, [GROUP])
+    who = Caller(ServerId(OTHER), ServerId(OTHER), frozenset({ServerId(OTHER), ServerId(GROUP)}))
+    directory = os.path.join(tree, "directory")
+    os.mkdir(directory)
+    owners = itertools.product((OTHER, OWNER), (0, GROUP), (GROUP, 777))
+    for (named_user, gid, named_group), bits in itertools.product(owners, itertools.product((0, 1), repeat=5)):
+        os.chown(directory, 0, gid)
+        # acl(5): of the owner, a user, the group, a group, the mask, and of all others.
+        tags, ids = (0x01, 0x02, 0x04, 0x08, 0x10, 0x20), (_NO_ID, named_user, _NO_ID, named_group, _NO_ID, _NO_ID)
+        entries = list(zip(tags, (7, *bits), ids, strict=True))
+        acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+        os.setxattr(directory, "system.posix_acl_access", acl)
+        assert Tree(tree).may_search(who, "directory") == other.do(os.access, directory, os.X_OK), entries
