@@ -3,12 +3,13 @@
 import contextlib
 import errno
 import itertools
+import stat
 
 from .. import linux
 from ..linux import Stat
 from . import calls
 from .knownmounts import KnownMounts
-from .objects import ROOT, Object, Stale, dev_ino
+from .objects import ROOT, Directory, Object, Stale, dev_ino
 
 # The request that is being served may be using up to this many of the most recently used descriptors.
 _IN_USE = 8
@@ -90,11 +91,19 @@ class Descriptors:
         raise Stale
 
     def keep(self, obj: Object, fd: int, info: Stat | None = None) -> None:
-        """Take ownership of a descriptor (O_PATH) for `obj`, which has none; `info` is its stat, if known."""
+        """Take ownership of a descriptor (O_PATH) for `obj`, which has none; `info` is its stat, if known.
+
+        Raises:
+            Stale: it is a directory, but the object is not. (A file system may use a handle again.)
+        """
+        info = info or obj.filesystem.stat(fd)
+        if stat.S_ISDIR(info.st_mode) and not isinstance(obj, Directory):
+            calls.close(fd)
+            raise Stale
         obj.fd = fd
         obj.used = self._uses = self._uses + 1
         self._open[obj.number] = obj
-        obj.inode = dev_ino(info or obj.filesystem.stat(fd))
+        obj.inode = dev_ino(info)
         self._by_inode[obj.inode] = obj
         if len(self._open) > self.max_fds:
             self._close_oldest(self.max_fds // 8)
@@ -143,6 +152,7 @@ class Descriptors:
             if obj.inode is not None and self._by_inode.get(obj.inode) is obj:  # bind mounts may share it
                 del self._by_inode[obj.inode]
             obj.inode = None
+            obj.used, obj.generation = 0, -1  # numbers that take memory for each file that the kernel knows
 
     def close_idle(self) -> None:
         """Close descriptors that were not used since the last call, because an open one keeps a deleted file's space.

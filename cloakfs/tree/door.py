@@ -16,7 +16,7 @@ from . import calls
 from .locate import is_settled
 from .nodes import Nodes
 from .notes import noting
-from .objects import Object
+from .objects import Directory, Object
 from .passages import Passages
 
 # How many identities are cached. There must be a limit, because clients choose theirs.
@@ -225,7 +225,8 @@ def _has_no_acl(obj: Object, fd: int, info: linux.Stat) -> bool:
             return False
         if is_settled(info):
             obj.no_acl_at = info.st_ctime_ns
-        obj.no_acl_since = obj.trusted
+        if isinstance(obj, Directory):
+            obj.no_acl_since = obj.trusted
         return True
     return False  # the ACL is not worth evaluating
 
@@ -269,7 +270,13 @@ class Door:
                 to_ask = None  # the mount below has judged everything above as well
             if obj is nodes.root or not (to_ask or view.judges):
                 return True
-            if to_ask is None and cloak is not None and is_known and stat.S_ISDIR(info.st_mode):
+            if (
+                to_ask is None
+                and cloak is not None
+                and is_known
+                and isinstance(obj, Directory)
+                and stat.S_ISDIR(info.st_mode)
+            ):
                 passage = self.passages.to(cloak, obj)
                 if passage is not None:
                     if obj.no_acl_since == obj.trusted:

@@ -141,7 +141,8 @@ class Lookout:
         """
         for obj, fd in found.opened.values():
             if obj.fd < 0 and self._registry.by_number.get(obj.number) is obj:
-                self._descriptors.keep(obj, fd)
+                with contextlib.suppress(Stale):
+                    self._descriptors.keep(obj, fd)
             else:
                 calls.close(fd)
         for obj, above, name in found.moved:

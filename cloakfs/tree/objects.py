@@ -64,61 +64,64 @@ class Listing:
 
 
 class Object:
-    """One object of the real tree, kept as long as the kernel knows it or something below it."""
+    """One object of the real tree, kept as long as the kernel knows it or something below it.
+
+    Of files there may be very many, so an object has no room for what only directories need (see `Directory`). Whoever
+    reads that of a file gets what the class has, and nobody can set it.
+    """
 
     __slots__ = (
-        "__weakref__", "absent_xattrs", "audience", "barrier", "checked", "children", "condition", "content", "era",
-        "ever_kept", "fd", "filesystem", "generation", "handle", "inode", "kept", "listing", "lookups", "name",
-        "no_acl_at", "no_acl_since", "number", "open_files", "others", "parent", "passage", "pins", "private", "public",
-        "remembers_names", "reported_size", "reported_sizes", "strayed", "strays", "trusted", "used",
+        "absent_xattrs", "audience", "checked", "content", "era", "ever_kept", "fd", "filesystem", "generation",
+        "handle", "inode", "kept", "lookups", "name", "no_acl_at", "number", "open_files", "others", "parent",
+        "private", "reported_size", "reported_sizes", "strayed", "used",
     )  # fmt: skip
+
+    pins = 0
+    children: "dict[bytes, Object] | None" = None
+    strays: "set[Object] | None" = None
+    trusted = -1
+    condition: "Condition | None" = None
+    passage: "Passage | None" = None
+    no_acl_since = NEVER
+    remembers_names = False
+    listing: Listing | None = None
+    public = _NO_VIEWS
+    barrier: "Directory | None" = None
 
     def __init__(self, number: int, handle: bytes, filesystem: Filesystem) -> None:
         # Its identity.
         self.number = number
         self.handle = handle  # the number of its mount (4 bytes), then the handle that its file system gives it
         self.filesystem = filesystem
-        self.generation = -1  # the last one that was asked for, with the number of its view in the bits above
 
         # What refers to it: see `registry`.
         self.lookups = 0
-        self.pins = 0  # the number of known names in it, plus that of open files
         self.open_files: list[int] | None = None
 
-        # Its last known place, and what is in it: see `links` and `locate`.
-        self.parent: Object | None = None
+        # Its last known place: see `links` and `locate`.
+        self.parent: Directory | None = None
         self.name = b""
-        self.others: list[tuple[Object, bytes]] | None = None  # further names of a hard link
+        self.others: list[tuple[Directory, bytes]] | None = None  # further names of a hard link
         self.checked = NEVER  # the ctime at which `parent` and `name` were true
-        self.children: dict[bytes, Object] | None = None  # the objects whose place this is
-        self.strays: set[Object] | None = None  # objects with a name here that `children` does not lead to
 
-        # Its cached descriptor: see `descriptors`.
+        # Its cached descriptor, and what is known only as long as there is one: see `descriptors`.
         self.fd = -1
         self.inode: tuple[int, int] | None = None  # st_dev and st_ino, while `fd` holds them
         self.used = 0  # when `fd` was last used, as a running count of such uses
+        self.generation = -1  # the last one that was asked for, with the number of its view in the bits above
 
-        # Who may see it: see `passages` and `door`.
-        self.trusted = -1  # the `Registry.trust` with which a directory's place, and who sees it, were verified
-        self.condition: Condition | None = None
-        self.passage: Passage | None = None  # who gets through to it
+        # Who may see it: see `door`.
         self.no_acl_at = NEVER  # the ctime at which it had no ACL
-        # The value of `trusted` when a directory was seen to have none. It has none as long as both are the same.
-        self.no_acl_since = NEVER
 
         # Who was told of it: see `filesystem.audience`.
         self.audience = NOBODY
         self.private = False  # `kept` holds for the audience alone
-        self.remembers_names = False  # the kernel may remember names in it that its audience alone may know
-        self.listing: Listing | None = None  # see `filesystem.listings`
         # With subtree_check: it was moved, or may have been reached by others, while the kernel knew it. So nothing is
         # remembered because of its place until the kernel knows it no more.
         self.strayed = False
 
         # What the kernel remembers of it: see `filesystem.remember`.
         self.kept = _NO_VIEWS  # numbers of the views in which the kernel remembers more than it asked for
-        self.public = _NO_VIEWS  # of these, those in which everybody may search it, and all directories above
-        self.barrier: Object | None = None  # the directory, here or above, where not everybody got through last time
         self.absent_xattrs: AbsentXattrs | None = None  # see `filesystem.forget`
         self.era = 0  # the era of the kernel's cache that `kept` and `public` belong to
         # Like `kept`, but never reset, and including what is below: see `Registry.hold`.
@@ -142,3 +145,43 @@ class Object:
         if not view:
             return self.reported_size
         return self.reported_sizes.get(view, 0) if self.reported_sizes else 0
+
+
+class Directory(Object):
+    """A directory, or an object that was restored from the index, which does not say what it is."""
+
+    __slots__ = (
+        "__weakref__", "barrier", "children", "condition", "listing", "no_acl_since", "passage", "pins", "public",
+        "remembers_names", "strays", "trusted",
+    )  # fmt: skip
+
+    def __init__(self, number: int, handle: bytes, filesystem: Filesystem) -> None:
+        super().__init__(number, handle, filesystem)
+
+        # What is in it: see `links`.
+        self.pins = 0  # the number of known names in it
+        self.children = None  # the objects whose place this is, by name
+        self.strays = None  # objects with a name here that `children` does not lead to
+
+        # Who may see it: see `passages` and `door`.
+        self.trusted = -1  # the `Registry.trust` with which its place, and who sees it, were verified
+        self.condition = None
+        self.passage = None  # who gets through to it
+        self.no_acl_since = NEVER  # `trusted` when it had no ACL. It has none as long as both are the same.
+
+        # What the kernel remembers of it: see `filesystem.audience`, `filesystem.listings`, `filesystem.remember`.
+        self.remembers_names = False  # the kernel may remember names in it that its audience alone may know
+        self.listing = None
+        self.public = _NO_VIEWS  # of `kept`, the views in which everybody may search it, and all directories above
+        self.barrier = None  # the directory, here or above, where not everybody got through last time
+
+
+def as_directory(obj: Object) -> Directory:
+    """Return the object, which is a directory now, as one.
+
+    Raises:
+        Stale: it was something else. (A file system may use a handle again.)
+    """
+    if not isinstance(obj, Directory):
+        raise Stale
+    return obj
