@@ -227,7 +227,7 @@ class Forgetting:
     @staticmethod
     def names_of(obj: Object) -> list[tuple[Object, bytes]]:
         """Return the directories that the object is known to be in, each with its name there."""
-        return [*([(obj.parent, obj.name)] if obj.parent is not None else []), *(obj.others or [])]
+        return [*([(obj.parent, obj.name)] if obj.parent is not None else []), *obj.others]
 
     # -- what is known without the kernel ----------------------------------------------------------
 

@@ -190,7 +190,7 @@ def everybody_may(bits: int, obj: Object, fd: int, info: linux.Stat) -> bool:
     return (
         info.st_mode & wanted == wanted
         and obj.filesystem.has_posix_rules
-        and (obj.no_acl_at == info.st_ctime_ns or _has_no_acl(obj, fd, info))
+        and (_had_no_acl(obj, info) or _has_no_acl(obj, fd, info))
     )
 
 
@@ -211,11 +211,16 @@ def surely_may(who: Subject, bits: int, obj: Object, fd: int, info: linux.Stat) 
     if who.uid == info.st_uid:
         return info.st_mode >> 6 & bits == bits
     wanted = bits * (0o010 if who.gid == info.st_gid else 0o011)
-    return info.st_mode & wanted == wanted and (obj.no_acl_at == info.st_ctime_ns or _has_no_acl(obj, fd, info))
+    return info.st_mode & wanted == wanted and (_had_no_acl(obj, info) or _has_no_acl(obj, fd, info))
+
+
+def _had_no_acl(obj: Object, info: linux.Stat) -> bool:
+    """Whether it is known already that there is none."""
+    return obj.descriptor is not None and obj.descriptor.no_acl_at == info.st_ctime_ns
 
 
 def _has_no_acl(obj: Object, fd: int, info: linux.Stat) -> bool:
-    """Look whether there is none; `Object.no_acl_at` says whether that is known already."""
+    """Look whether there is none, and note it."""
     if info is _without_acl.info:
         return True
     try:
@@ -223,8 +228,8 @@ def _has_no_acl(obj: Object, fd: int, info: linux.Stat) -> bool:
     except OSError as exc:
         if exc.errno not in (errno.ENODATA, errno.EOPNOTSUPP):
             return False
-        if is_settled(info):
-            obj.no_acl_at = info.st_ctime_ns
+        if is_settled(info) and obj.descriptor is not None:
+            obj.descriptor.no_acl_at = info.st_ctime_ns
         if isinstance(obj, Directory):
             obj.no_acl_since = obj.trusted
         return True

@@ -61,7 +61,7 @@ def _stray(parent: Directory, obj: Object) -> None:
 def unpin(parent: Directory, obj: Object) -> None:
     """Note that `obj` has one name less in this directory."""
     parent.pins -= 1
-    if parent.strays and obj.parent is not parent and all(above is not parent for above, _ in obj.others or ()):
+    if parent.strays and obj.parent is not parent and all(above is not parent for above, _ in obj.others):
         parent.strays.discard(obj)
 
 
@@ -73,16 +73,15 @@ def within(directory: Object) -> list[Object]:
 def add_name(obj: Object) -> None:
     """Make the present place of the file `obj`, which is about to get another one, one of its further names."""
     assert obj.parent is not None
-    if obj.others is None:
-        obj.others = []
-    obj.others.append((obj.parent, obj.name))
+    obj.others = [*obj.others, (obj.parent, obj.name)]
     obj.parent.pins += 1
     _stray(obj.parent, obj)
 
 
 def drop_name(obj: Object, parent: Directory, name: bytes) -> None:
     """Remove this name, about to be its place, from the further names of `obj`, or the oldest if there are too many."""
-    others = obj.others or []
+    others = [*obj.others]
     outdated = others.index((parent, name)) if (parent, name) in others else 0
     if (parent, name) in others or len(others) > _MAX_OTHER_NAMES:
         unpin(others.pop(outdated)[0], obj)
+        obj.others = others

@@ -71,7 +71,7 @@ class Lookout:
                     continue
                 # An object that is not open has to be opened by its handle, or its name, first.
                 fd = calls.dup(at.fd) if at.fd >= 0 else -1
-                places = [*([(at.parent, at.name)] if at.parent is not None else []), *(at.others or [])]
+                places = [*([(at.parent, at.name)] if at.parent is not None else []), *at.others]
                 links[at.number] = _Link(at, fd, [(parent.number, name) for parent, name in places])
                 todo += [parent for parent, _ in places]
         except OSError:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from .filesystems import Filesystem
@@ -63,6 +64,40 @@ class Listing:
         self.is_proven = self.is_in_kernel = False
 
 
+class Descriptor:
+    """A cached descriptor (O_PATH) of an object, and what is known only for as long as there is one: see `descriptors`.
+
+    Attributes:
+        fd: the descriptor.
+        inode: st_dev and st_ino, which it holds.
+        used: when it was last used, as a running count of such uses.
+        generation: the last one that was asked for, with the number of its view in the bits above.
+        no_acl_at: the ctime at which the object had no ACL.
+    """
+
+    __slots__ = ("fd", "generation", "inode", "no_acl_at", "used")
+
+    def __init__(self, fd: int, inode: tuple[int, int], used: int) -> None:
+        self.fd = fd
+        self.inode = inode
+        self.used = used
+        self.generation = -1
+        self.no_acl_at = NEVER
+
+
+class _Rare:
+    """What is so of few of all objects. Each attribute is described where `Object` has it."""
+
+    __slots__ = ("content", "open_files", "others", "reported_sizes", "strayed")
+
+    def __init__(self) -> None:
+        self.content: tuple[int, ...] | None = None
+        self.open_files: list[int] = []
+        self.others: list[tuple[Directory, bytes]] = []
+        self.reported_sizes: dict[int, int] = {}
+        self.strayed = False
+
+
 class Object:
     """One object of the real tree, kept as long as the kernel knows it or something below it.
 
@@ -71,9 +106,8 @@ class Object:
     """
 
     __slots__ = (
-        "absent_xattrs", "audience", "checked", "content", "era", "ever_kept", "fd", "filesystem", "generation",
-        "handle", "inode", "kept", "lookups", "name", "no_acl_at", "number", "open_files", "others", "parent",
-        "private", "reported_size", "reported_sizes", "strayed", "used",
+        "_rare", "absent_xattrs", "audience", "checked", "descriptor", "era", "ever_kept", "filesystem", "handle",
+        "kept", "lookups", "name", "number", "parent", "private", "reported_size",
     )  # fmt: skip
 
     pins = 0
@@ -95,30 +129,18 @@ class Object:
         self.filesystem = filesystem
 
         # What refers to it: see `registry`.
-        self.lookups = 0
-        self.open_files: list[int] | None = None
+        self.lookups = 0  # `open_files` do, too
 
         # Its last known place: see `links` and `locate`.
         self.parent: Directory | None = None
         self.name = b""
-        self.others: list[tuple[Directory, bytes]] | None = None  # further names of a hard link
         self.checked = NEVER  # the ctime at which `parent` and `name` were true
 
-        # Its cached descriptor, and what is known only as long as there is one: see `descriptors`.
-        self.fd = -1
-        self.inode: tuple[int, int] | None = None  # st_dev and st_ino, while `fd` holds them
-        self.used = 0  # when `fd` was last used, as a running count of such uses
-        self.generation = -1  # the last one that was asked for, with the number of its view in the bits above
-
-        # Who may see it: see `door`.
-        self.no_acl_at = NEVER  # the ctime at which it had no ACL
+        self.descriptor: Descriptor | None = None
 
         # Who was told of it: see `filesystem.audience`.
         self.audience = NOBODY
         self.private = False  # `kept` holds for the audience alone
-        # With subtree_check: it was moved, or may have been reached by others, while the kernel knew it. So nothing is
-        # remembered because of its place until the kernel knows it no more.
-        self.strayed = False
 
         # What the kernel remembers of it: see `filesystem.remember`.
         self.kept = _NO_VIEWS  # numbers of the views in which the kernel remembers more than it asked for
@@ -126,25 +148,83 @@ class Object:
         self.era = 0  # the era of the kernel's cache that `kept` and `public` belong to
         # Like `kept`, but never reset, and including what is below: see `Registry.hold`.
         self.ever_kept = _NO_VIEWS
-        self.content: tuple[int, ...] | None = None  # what it looked like when it was last opened
-        # The size that the kernel believes a file to have: in the view with number 0, and in the others.
-        self.reported_size = 0
-        self.reported_sizes: dict[int, int] | None = None
+        self.reported_size = 0  # the size that the kernel believes a file to have in the view with number 0
+
+        self._rare: _Rare | None = None
+
+    @property
+    def fd(self) -> int:
+        """The cached descriptor, or -1."""
+        return -1 if self.descriptor is None else self.descriptor.fd
+
+    @property
+    def inode(self) -> tuple[int, int] | None:
+        """The st_dev and st_ino that the cached descriptor holds."""
+        return None if self.descriptor is None else self.descriptor.inode
+
+    def _rarely(self) -> _Rare:
+        if self._rare is None:
+            self._rare = _Rare()
+        return self._rare
+
+    @property
+    def open_files(self) -> Sequence[int]:
+        """The descriptors with which clients have it open, each of which refers to it: see `registry`."""
+        return () if self._rare is None else self._rare.open_files
+
+    def opened(self, fd: int) -> None:
+        """Add to `open_files`."""
+        self._rarely().open_files.append(fd)
+
+    def closed(self, fd: int) -> None:
+        """Remove from `open_files`."""
+        self._rarely().open_files.remove(fd)
+
+    @property
+    def others(self) -> "Sequence[tuple[Directory, bytes]]":
+        """Further names of a hard link: see `links`."""
+        return () if self._rare is None else self._rare.others
+
+    @others.setter
+    def others(self, others: "list[tuple[Directory, bytes]]") -> None:
+        if others or self._rare is not None:
+            self._rarely().others = others
+
+    @property
+    def strayed(self) -> bool:
+        """With subtree_check: whether it was moved, or may have been reached by others, while the kernel knew it.
+
+        Nothing is remembered because of its place until the kernel knows it no more.
+        """
+        return self._rare is not None and self._rare.strayed
+
+    @strayed.setter
+    def strayed(self, strayed: bool) -> None:
+        if strayed or self._rare is not None:
+            self._rarely().strayed = strayed
+
+    @property
+    def content(self) -> tuple[int, ...] | None:
+        """What it looked like when it was last opened: see `filesystem.remember`."""
+        return None if self._rare is None else self._rare.content
+
+    @content.setter
+    def content(self, content: tuple[int, ...] | None) -> None:
+        if content is not None or self._rare is not None:
+            self._rarely().content = content
 
     def report_size(self, view: int, size: int) -> None:
         """Note that the kernel was told, or knows from a write, that the file has this size."""
         if not view:
             self.reported_size = size
-        elif self.reported_sizes is None:
-            self.reported_sizes = {view: size}
         else:
-            self.reported_sizes[view] = size
+            self._rarely().reported_sizes[view] = size
 
     def size_in_kernel(self, view: int) -> int:
         """Return the size that the kernel believes the file to have, unless two answers have just crossed."""
         if not view:
             return self.reported_size
-        return self.reported_sizes.get(view, 0) if self.reported_sizes else 0
+        return 0 if self._rare is None else self._rare.reported_sizes.get(view, 0)
 
 
 class Directory(Object):

@@ -206,14 +206,11 @@ class Registry:
 
     def opened(self, obj: Object, fd: int) -> None:
         """Note that a client opened the object, which stays reachable through `fd` while it is open."""
-        if obj.open_files is None:
-            obj.open_files = []
-        obj.open_files.append(fd)
+        obj.opened(fd)
 
     def closed(self, obj: Object, fd: int) -> None:
         """Undo `opened`; closing `fd` is left to the caller."""
-        assert obj.open_files is not None
-        obj.open_files.remove(fd)
+        obj.closed(fd)
         self.drop_if_unused(obj)
 
     def drop_if_unused(self, obj: Object | None) -> None:
@@ -232,8 +229,8 @@ class Registry:
             self._descriptors.close(obj)
             if isinstance(obj, Directory):
                 obj.barrier = None  # it may be this object: then only the garbage collector would free it
-            others, obj.others = obj.others, None
-            for parent, _ in others or ():
+            others, obj.others = obj.others, []
+            for parent, _ in others:
                 links.unpin(parent, obj)
                 self.drop_if_unused(parent)
             parent_ = links.leave(obj)
