@@ -85,16 +85,21 @@ class Descriptor:
         self.no_acl_at = NEVER
 
 
-class _Rare:
-    """What is so of few of all objects. Each attribute is described where `Object` has it."""
+class Rare:
+    """What is so of few of all objects.
+
+    Attributes:
+        open_files: see `Object.open_files`; and so on.
+        reported_sizes: like `Object.reported_size`, in the views with other numbers.
+    """
 
     __slots__ = ("content", "open_files", "others", "reported_sizes", "strayed")
 
     def __init__(self) -> None:
         self.content: tuple[int, ...] | None = None
-        self.open_files: list[int] = []
-        self.others: list[tuple[Directory, bytes]] = []
-        self.reported_sizes: dict[int, int] = {}
+        self.open_files: list[int] | None = None
+        self.others: list[tuple[Directory, bytes]] | None = None
+        self.reported_sizes: dict[int, int] | None = None
         self.strayed = False
 
 
@@ -106,8 +111,8 @@ class Object:
     """
 
     __slots__ = (
-        "_rare", "absent_xattrs", "audience", "checked", "descriptor", "era", "ever_kept", "filesystem", "handle",
-        "kept", "lookups", "name", "number", "parent", "private", "reported_size",
+        "absent_xattrs", "audience", "checked", "descriptor", "era", "ever_kept", "filesystem", "handle",
+        "kept", "lookups", "name", "number", "parent", "private", "rare", "reported_size",
     )  # fmt: skip
 
     pins = 0
@@ -150,7 +155,7 @@ class Object:
         self.ever_kept = _NO_VIEWS
         self.reported_size = 0  # the size that the kernel believes a file to have in the view with number 0
 
-        self._rare: _Rare | None = None
+        self.rare: Rare | None = None  # what is of few objects, for the properties below
 
     @property
     def fd(self) -> int:
@@ -162,33 +167,26 @@ class Object:
         """The st_dev and st_ino that the cached descriptor holds."""
         return None if self.descriptor is None else self.descriptor.inode
 
-    def _rarely(self) -> _Rare:
-        if self._rare is None:
-            self._rare = _Rare()
-        return self._rare
+    def rarely(self) -> Rare:
+        """Return `rare`, which is made if there is none yet."""
+        if self.rare is None:
+            self.rare = Rare()
+        return self.rare
 
     @property
     def open_files(self) -> Sequence[int]:
         """The descriptors with which clients have it open, each of which refers to it: see `registry`."""
-        return () if self._rare is None else self._rare.open_files
-
-    def opened(self, fd: int) -> None:
-        """Add to `open_files`."""
-        self._rarely().open_files.append(fd)
-
-    def closed(self, fd: int) -> None:
-        """Remove from `open_files`."""
-        self._rarely().open_files.remove(fd)
+        return () if self.rare is None else self.rare.open_files or ()
 
     @property
     def others(self) -> "Sequence[tuple[Directory, bytes]]":
         """Further names of a hard link: see `links`."""
-        return () if self._rare is None else self._rare.others
+        return () if self.rare is None else self.rare.others or ()
 
     @others.setter
     def others(self, others: "list[tuple[Directory, bytes]]") -> None:
-        if others or self._rare is not None:
-            self._rarely().others = others
+        if others or self.rare is not None:
+            self.rarely().others = others or None
 
     @property
     def strayed(self) -> bool:
@@ -196,35 +194,39 @@ class Object:
 
         Nothing is remembered because of its place until the kernel knows it no more.
         """
-        return self._rare is not None and self._rare.strayed
+        return self.rare is not None and self.rare.strayed
 
     @strayed.setter
     def strayed(self, strayed: bool) -> None:
-        if strayed or self._rare is not None:
-            self._rarely().strayed = strayed
+        if strayed or self.rare is not None:
+            self.rarely().strayed = strayed
 
     @property
     def content(self) -> tuple[int, ...] | None:
         """What it looked like when it was last opened: see `filesystem.remember`."""
-        return None if self._rare is None else self._rare.content
+        return None if self.rare is None else self.rare.content
 
     @content.setter
     def content(self, content: tuple[int, ...] | None) -> None:
-        if content is not None or self._rare is not None:
-            self._rarely().content = content
+        if content is not None or self.rare is not None:
+            self.rarely().content = content
 
     def report_size(self, view: int, size: int) -> None:
         """Note that the kernel was told, or knows from a write, that the file has this size."""
         if not view:
             self.reported_size = size
         else:
-            self._rarely().reported_sizes[view] = size
+            rare = self.rarely()
+            if rare.reported_sizes is None:
+                rare.reported_sizes = {}
+            rare.reported_sizes[view] = size
 
     def size_in_kernel(self, view: int) -> int:
         """Return the size that the kernel believes the file to have, unless two answers have just crossed."""
         if not view:
             return self.reported_size
-        return 0 if self._rare is None else self._rare.reported_sizes.get(view, 0)
+        sizes = None if self.rare is None else self.rare.reported_sizes
+        return sizes.get(view, 0) if sizes else 0
 
 
 class Directory(Object):

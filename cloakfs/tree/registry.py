@@ -206,11 +206,16 @@ class Registry:
 
     def opened(self, obj: Object, fd: int) -> None:
         """Note that a client opened the object, which stays reachable through `fd` while it is open."""
-        obj.opened(fd)
+        rare = obj.rarely()
+        if rare.open_files is None:
+            rare.open_files = []
+        rare.open_files.append(fd)
 
     def closed(self, obj: Object, fd: int) -> None:
         """Undo `opened`; closing `fd` is left to the caller."""
-        obj.closed(fd)
+        open_files = obj.rarely().open_files
+        assert open_files is not None
+        open_files.remove(fd)
         self.drop_if_unused(obj)
 
     def drop_if_unused(self, obj: Object | None) -> None:
