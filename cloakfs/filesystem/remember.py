@@ -218,7 +218,7 @@ class Remembering:
         It may if nothing shows a change since the last time, as NFS clients do it (close-to-open).
         """
         stamp = (number, info.st_mtime_ns, info.st_ctime_ns, info.st_size)
-        rare, has_posix_rules = obj.rarely(), obj.filesystem.has_posix_rules
+        rare, has_posix_rules = obj.rare or obj.rarely(), obj.filesystem.has_posix_rules
         same = rare.content == stamp
         if not (same and has_posix_rules):  # otherwise, it had settled when it was noted
             rare.content = stamp if is_settled(info) and has_posix_rules else None

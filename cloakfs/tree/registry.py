@@ -206,14 +206,14 @@ class Registry:
 
     def opened(self, obj: Object, fd: int) -> None:
         """Note that a client opened the object, which stays reachable through `fd` while it is open."""
-        rare = obj.rarely()
+        rare = obj.rare or obj.rarely()
         if rare.open_files is None:
             rare.open_files = []
         rare.open_files.append(fd)
 
     def closed(self, obj: Object, fd: int) -> None:
         """Undo `opened`; closing `fd` is left to the caller."""
-        open_files = obj.rarely().open_files
+        open_files = (obj.rare or obj.rarely()).open_files
         assert open_files is not None
         open_files.remove(fd)
         self.drop_if_unused(obj)
