@@ -100,5 +100,5 @@ def _asked_about(obj: Object, root: Object) -> list[int]:
         if is_in_it and at.number not in numbers:
             numbers.append(at.number)
         if at.parent is not None and (at.others or not is_in_it):
-            todo += [at.parent, *(parent for parent, _ in at.others or ())]
+            todo += [at.parent, *(parent for parent, _ in at.others)]
     return numbers

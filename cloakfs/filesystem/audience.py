@@ -18,7 +18,7 @@ from .. import linux
 from ..ids import ClientId, ServerId
 from ..tree.door import may_with_any_groups
 from ..tree.nodes import Nodes
-from ..tree.objects import ALL, NOBODY, Object, Stale
+from ..tree.objects import ALL, NOBODY, Object, Stale, as_directory
 from ..view import View
 from .forget import Below, Forgetting
 
@@ -136,7 +136,7 @@ class Audiences:
             await forgotten.wait()
         if forgetter.session < 0 and forgetter.is_late(nodeid):
             raise Stale
-        obj.remembers_names = False
+        as_directory(obj).remembers_names = False
 
     async def carry(self, number: int, obj: Object) -> None:
         """Enlarge the audiences of the directories above a directory by its own.

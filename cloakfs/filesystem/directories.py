@@ -294,7 +294,7 @@ class Directories(Names):
             if (
                 obj is not None
                 and name != left_out
-                and not obj.others  # a policy may hide one of several names of a file
+                and (obj.rare is None or not obj.others)  # a policy may hide one of several names of a file
                 and is_known_to(number, obj, hearer)
             ):
                 entry, is_reference = name_only(nodeid(number, obj), kind), False

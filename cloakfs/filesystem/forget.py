@@ -13,7 +13,7 @@ import trio
 from ..absences import Absences
 from ..tasks import Tasks
 from ..tree.nodes import Nodes
-from ..tree.objects import AbsentXattrs, Object
+from ..tree.objects import AbsentXattrs, Directory, Object
 from ..tree.passages import Passages
 from .forgetter import AT_ONCE, Forgetter
 
@@ -147,8 +147,14 @@ class Forgetting:
                 wait = self.forgetter.name(self._nodes.nodeid(number, parent), name, nodeid)
                 if wait is not None:
                     waits[wait] = parent
-        obj.kept = obj.public = _NOBODY
+        self._keep_nothing(obj)
         return waits
+
+    @staticmethod
+    def _keep_nothing(obj: Object) -> None:
+        obj.kept = _NOBODY
+        if isinstance(obj, Directory):
+            obj.public = _NOBODY
 
     def forget_below(self, directory: Object) -> Below:
         """Forget what is below a directory; what takes long goes on in the background.
@@ -221,7 +227,7 @@ class Forgetting:
     @staticmethod
     def names_of(obj: Object) -> list[tuple[Object, bytes]]:
         """Return the directories that the object is known to be in, each with its name there."""
-        return [*([(obj.parent, obj.name)] if obj.parent is not None else []), *(obj.others or [])]
+        return [*([(obj.parent, obj.name)] if obj.parent is not None else []), *obj.others]
 
     # -- what is known without the kernel ----------------------------------------------------------
 
@@ -253,7 +259,7 @@ class Forgetting:
             an event like that of `Forgetter.name`; None if the kernel has no listing.
         """
         listing = directory.listing
-        if listing is None:
+        if listing is None or not isinstance(directory, Directory):
             return None
         directory.listing = None
         self.listed.discard(directory)
@@ -310,7 +316,7 @@ class Forgetting:
             return set(self.forget_one(obj))
         self.forget_listing(obj)
         self.forget_attributes(obj)
-        obj.kept = obj.public = _NOBODY
+        self._keep_nothing(obj)
         return set()
 
     # -- in the background -------------------------------------------------------------------------

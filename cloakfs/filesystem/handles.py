@@ -208,7 +208,7 @@ class OpenFiles:
 
     def has_open(self, who: Subject, obj: Object) -> bool:
         """Whether `who` opened this file while it was visible. Directories do not count: nothing is read from them."""
-        opened = (self.by_fd[fd] for fd in obj.open_files or ())
+        opened = (self.by_fd[fd] for fd in obj.open_files)
         return any(not file.is_directory and file.uid == who.uid for file in opened)
 
     def may_be_mapped(self, obj: Object) -> bool:
@@ -216,18 +216,18 @@ class OpenFiles:
 
         When a mapping goes, the kernel writes it to the file before it closes the latter.
         """
-        return any(self.by_fd[fd].may_be_mapped for fd in obj.open_files or ())
+        return any(self.by_fd[fd].may_be_mapped for fd in obj.open_files)
 
     def is_executed(self, obj: Object) -> bool:
         """Whether the file is a program that runs."""
-        return any(self.by_fd[fd].executes for fd in obj.open_files or ())
+        return any(self.by_fd[fd].executes for fd in obj.open_files)
 
     def may_have_set_id(self, obj: Object | None) -> None:
         """Note that a file, or any if it is None, may have set-id bits now, which it loses when it is written to."""
         if obj is None:
             self.era += 1
             return
-        for fd in obj.open_files or ():
+        for fd in obj.open_files:
             self.by_fd[fd].no_set_id_in = -1
 
     def act_with_groups(self, obj: Object, who: Subject) -> None:
@@ -235,7 +235,7 @@ class OpenFiles:
 
         A write by somebody who is not in the group of the file drops that bit, also where it says nothing of execution.
         """
-        for fd in obj.open_files or ():
+        for fd in obj.open_files:
             file = self.by_fd[fd]
             if file.opener == linux.Credentials(who.uid, who.gid, ()):
                 file.opener = credentials(who.caller)

@@ -25,7 +25,7 @@ from ..ids import ClientId
 from ..tree import calls
 from ..tree.door import may_with_any_groups
 from ..tree.nodes import Nodes
-from ..tree.objects import Listing, Object
+from ..tree.objects import Listing, Object, as_directory
 from ..view import View
 from .audience import Audiences
 from .entered import Entered
@@ -69,7 +69,7 @@ class Listings:
         listing = directory.listing
         if listing is None or not listing.is_proven or listing.audience != at.hearer:
             self._forgetting.forget_listing(directory)
-            listing = directory.listing = Listing(at.hearer)
+            listing = as_directory(directory).listing = Listing(at.hearer)
             self._forgetting.listed.add(directory)
         return listing
 
@@ -138,7 +138,7 @@ class Listings:
             or not self._forgetting.note_absence(0, directory, name, at.hearer)
         ):
             return 0.0
-        directory.remembers_names = True
+        as_directory(directory).remembers_names = True
         return ABSENT_SECONDS
 
     def keeps(self, at: Entered) -> tuple[bool, bool]:

@@ -15,7 +15,7 @@ from ..tree import calls
 from ..tree.door import attrs_of, credentials, everybody_may, may_with_any_groups, sees, subject
 from ..tree.locate import is_settled
 from ..tree.nodes import Nodes
-from ..tree.objects import ALL, NOBODY, Object
+from ..tree.objects import ALL, NOBODY, Directory, Object, as_directory
 from ..view import View
 from .audience import Audiences
 from .entered import Entered
@@ -122,7 +122,7 @@ class Remembering:
         seconds = 0.0
         if parent.audience == at.hearer and may_with_any_groups(at.who.uid, os.X_OK, parent, at.fd, at.info):
             seconds = self._seconds(obj)
-            parent.remembers_names = True  # `_reaches` has noted that it is kept
+            as_directory(parent).remembers_names = True  # `_reaches` has noted that it is kept
             self._keep(at.number, obj, private=True)
         return seconds, self._of_private_attributes(at, obj, info)
 
@@ -218,9 +218,10 @@ class Remembering:
         It may if nothing shows a change since the last time, as NFS clients do it (close-to-open).
         """
         stamp = (number, info.st_mtime_ns, info.st_ctime_ns, info.st_size)
-        same, has_posix_rules = obj.content == stamp, obj.filesystem.has_posix_rules
+        rare, has_posix_rules = obj.rare or obj.rarely(), obj.filesystem.has_posix_rules
+        same = rare.content == stamp
         if not (same and has_posix_rules):  # otherwise, it had settled when it was noted
-            obj.content = stamp if is_settled(info) and has_posix_rules else None
+            rare.content = stamp if is_settled(info) and has_posix_rules else None
         return same
 
     # -- what one caller would be told ---------------------------------------------------------------
@@ -273,7 +274,7 @@ class Remembering:
             return True
         if parent.audience != at.hearer or parent.strayed or obj.strayed:
             return False
-        parent.remembers_names = True
+        as_directory(parent).remembers_names = True
         return True
 
     # -- what everybody would be told --------------------------------------------------------------
@@ -298,25 +299,26 @@ class Remembering:
         is kept as well, so that each directory is looked at only once, however deep the tree is.
         """
         nodes = self._nodes
-        above: list[Object] = []
+        above: list[Directory] = []
         while not (number in obj.public and self.is_known_to_all(number, obj)):
-            above.append(obj)
-            if obj.barrier is not None and self._is_stopped(view, obj):
+            here = as_directory(obj)
+            above.append(here)
+            if here.barrier is not None and self._is_stopped(view, here):
                 for directory in above:
-                    directory.barrier = obj.barrier
+                    directory.barrier = here.barrier
                 return False
-            fd = nodes.fd(obj)
-            info = obj.filesystem.stat(fd)
-            if not self._lets_all_through(view, obj, fd, info):
+            fd = nodes.fd(here)
+            info = here.filesystem.stat(fd)
+            if not self._lets_all_through(view, here, fd, info):
                 for directory in above:
-                    directory.barrier = obj
+                    directory.barrier = here
                 return False
-            if obj is nodes.root:
+            if here is nodes.root:
                 break
-            parent = obj.parent
+            parent = here.parent
             if parent is None:
                 return False
-            if obj.checked != info.st_ctime_ns and not nodes.is_child(obj, parent):
+            if here.checked != info.st_ctime_ns and not nodes.is_child(here, parent):
                 return False
             obj = parent
         for directory in reversed(above):
@@ -330,7 +332,7 @@ class Remembering:
             return False
         return obj is self._nodes.root or self.same_for_all(view, obj.name, info, fd)
 
-    def _is_stopped(self, view: View, obj: Object) -> bool:
+    def _is_stopped(self, view: View, obj: Directory) -> bool:
         """Whether the directory that did not let everybody through last time still does not.
 
         This takes one look, however deep the tree is.

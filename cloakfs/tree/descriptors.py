@@ -3,12 +3,13 @@
 import contextlib
 import errno
 import itertools
+import stat
 
 from .. import linux
 from ..linux import Stat
 from . import calls
 from .knownmounts import KnownMounts
-from .objects import ROOT, Object, Stale, dev_ino
+from .objects import ROOT, Descriptor, Directory, Object, Stale, dev_ino
 
 # The request that is being served may be using up to this many of the most recently used descriptors.
 _IN_USE = 8
@@ -45,9 +46,10 @@ class Descriptors:
         Raises:
             Stale: the object is gone.
         """
-        if obj.fd >= 0:
-            obj.used = self._uses = self._uses + 1
-            return obj.fd
+        cached = obj.descriptor
+        if cached is not None:
+            cached.used = self._uses = self._uses + 1
+            return cached.fd
         if obj.open_files:
             return obj.open_files[-1]
         try:
@@ -74,7 +76,7 @@ class Descriptors:
         for above in reversed(closed):
             with contextlib.suppress(Stale):
                 self.fd(above)
-        for parent, name in [*([(obj.parent, obj.name)] if obj.parent else []), *(obj.others or [])]:
+        for parent, name in [*([(obj.parent, obj.name)] if obj.parent else []), *obj.others]:
             try:
                 fd = calls.find(linux.ROOT, self.fd(parent), name)
             except OSError as exc:
@@ -90,12 +92,20 @@ class Descriptors:
         raise Stale
 
     def keep(self, obj: Object, fd: int, info: Stat | None = None) -> None:
-        """Take ownership of a descriptor (O_PATH) for `obj`, which has none; `info` is its stat, if known."""
-        obj.fd = fd
-        obj.used = self._uses = self._uses + 1
+        """Take ownership of a descriptor (O_PATH) for `obj`, which has none; `info` is its stat, if known.
+
+        Raises:
+            Stale: it is a directory, but the object is not. (A file system may use a handle again.)
+        """
+        info = info or obj.filesystem.stat(fd)
+        if stat.S_ISDIR(info.st_mode) and not isinstance(obj, Directory):
+            calls.close(fd)
+            raise Stale
+        self._uses += 1
+        inode = info.st_dev, info.st_ino
+        obj.descriptor = Descriptor(fd, inode, self._uses)
         self._open[obj.number] = obj
-        obj.inode = dev_ino(info or obj.filesystem.stat(fd))
-        self._by_inode[obj.inode] = obj
+        self._by_inode[inode] = obj
         if len(self._open) > self.max_fds:
             self._close_oldest(self.max_fds // 8)
 
@@ -116,12 +126,16 @@ class Descriptors:
 
     def _close_oldest(self, count: int) -> int:
         """Close up to `count` descriptors, least recently used first, but none that a request may be using."""
-        old = sorted(self._open.values(), key=lambda obj: obj.used)[:-_IN_USE]
+        old = sorted(self._open.values(), key=self._used)[:-_IN_USE]
         closable = (obj for obj in old if self._reopenable(obj))
         oldest = list(itertools.islice(closable, count))
         for obj in oldest:
             self.close(obj)
         return len(oldest)
+
+    @staticmethod
+    def _used(obj: Object) -> int:
+        return 0 if obj.descriptor is None else obj.descriptor.used
 
     def shed(self) -> int:
         """Close half of the cached descriptors, because the process has too many open.
@@ -136,13 +150,13 @@ class Descriptors:
 
     def close(self, obj: Object) -> None:
         """Close the cached descriptor of `obj`, if there is one."""
-        if obj.fd >= 0:
-            calls.close(obj.fd)
-            obj.fd = -1
+        cached = obj.descriptor
+        if cached is not None:
+            calls.close(cached.fd)
+            obj.descriptor = None
             self._open.pop(obj.number, None)
-            if obj.inode is not None and self._by_inode.get(obj.inode) is obj:  # bind mounts may share it
-                del self._by_inode[obj.inode]
-            obj.inode = None
+            if self._by_inode.get(cached.inode) is obj:  # bind mounts may share it
+                del self._by_inode[cached.inode]
 
     def close_idle(self) -> None:
         """Close descriptors that were not used since the last call, because an open one keeps a deleted file's space.
@@ -150,7 +164,7 @@ class Descriptors:
         To be called only between requests.
         """
         for obj in [obj for obj in self._open.values() if self._reopenable(obj)]:
-            if obj.used <= self._uses_before:
+            if self._used(obj) <= self._uses_before:
                 self.close(obj)
         self._uses_before = self._uses
 

@@ -16,7 +16,7 @@ from . import calls
 from .locate import is_settled
 from .nodes import Nodes
 from .notes import noting
-from .objects import Object
+from .objects import Directory, Object
 from .passages import Passages
 
 # How many identities are cached. There must be a limit, because clients choose theirs.
@@ -187,11 +187,7 @@ def _attrs_of_new(name: bytes, mode: int, uid: ServerId, gid: ServerId) -> Attrs
 def everybody_may(bits: int, obj: Object, fd: int, info: linux.Stat) -> bool:
     """Whether every caller has permission `bits` (4 read, 1 search) on what `fd` refers to. False when in doubt."""
     wanted = bits * 0o111
-    return (
-        info.st_mode & wanted == wanted
-        and obj.filesystem.has_posix_rules
-        and (obj.no_acl_at == info.st_ctime_ns or _has_no_acl(obj, fd, info))
-    )
+    return info.st_mode & wanted == wanted and obj.filesystem.has_posix_rules and _has_no_acl(obj, fd, info)
 
 
 def may_with_any_groups(uid: ServerId, bits: int, obj: Object, fd: int, info: linux.Stat) -> bool:
@@ -211,11 +207,14 @@ def surely_may(who: Subject, bits: int, obj: Object, fd: int, info: linux.Stat) 
     if who.uid == info.st_uid:
         return info.st_mode >> 6 & bits == bits
     wanted = bits * (0o010 if who.gid == info.st_gid else 0o011)
-    return info.st_mode & wanted == wanted and (obj.no_acl_at == info.st_ctime_ns or _has_no_acl(obj, fd, info))
+    return info.st_mode & wanted == wanted and _has_no_acl(obj, fd, info)
 
 
 def _has_no_acl(obj: Object, fd: int, info: linux.Stat) -> bool:
-    """Look whether there is none; `Object.no_acl_at` says whether that is known already."""
+    """Whether there is none, which is looked for unless it is known already."""
+    cached = obj.descriptor
+    if cached is not None and cached.no_acl_at == info.st_ctime_ns:
+        return True
     if info is _without_acl.info:
         return True
     try:
@@ -223,9 +222,10 @@ def _has_no_acl(obj: Object, fd: int, info: linux.Stat) -> bool:
     except OSError as exc:
         if exc.errno not in (errno.ENODATA, errno.EOPNOTSUPP):
             return False
-        if is_settled(info):
-            obj.no_acl_at = info.st_ctime_ns
-        obj.no_acl_since = obj.trusted
+        if cached is not None and is_settled(info):
+            cached.no_acl_at = info.st_ctime_ns
+        if isinstance(obj, Directory):
+            obj.no_acl_since = obj.trusted
         return True
     return False  # the ACL is not worth evaluating
 
@@ -269,7 +269,13 @@ class Door:
                 to_ask = None  # the mount below has judged everything above as well
             if obj is nodes.root or not (to_ask or view.judges):
                 return True
-            if to_ask is None and cloak is not None and is_known and stat.S_ISDIR(info.st_mode):
+            if (
+                to_ask is None
+                and cloak is not None
+                and is_known
+                and isinstance(obj, Directory)
+                and stat.S_ISDIR(info.st_mode)
+            ):
                 passage = self.passages.to(cloak, obj)
                 if passage is not None:
                     if obj.no_acl_since == obj.trusted:
@@ -280,7 +286,7 @@ class Door:
             parent = obj.parent
             if (
                 parent is not None
-                and not obj.others
+                and (obj.rare is None or not obj.others)
                 and (
                     obj.checked == info.st_ctime_ns
                     # A cloak list ignores names, so for a directory that keeps changing the name is not verified.

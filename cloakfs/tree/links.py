@@ -4,13 +4,13 @@ This module does not verify that the names are still true (`locate` does). Each 
 directory that has lost a name may be unused, and `registry` then drops it.
 """
 
-from .objects import NEVER, Object
+from .objects import NEVER, Directory, Object
 
 # How many further names of a file to remember; one with more may have to be looked up again to be used by handle.
 _MAX_OTHER_NAMES = 16
 
 
-def place(obj: Object, parent: Object, name: bytes) -> Object | None:
+def place(obj: Object, parent: Directory, name: bytes) -> Directory | None:
     """Record that `obj` is now `name` in `parent`; return the directory it was in, which now has one name less."""
     before = leave(obj)
     parent.pins += 1
@@ -26,21 +26,24 @@ def place(obj: Object, parent: Object, name: bytes) -> Object | None:
     return before
 
 
-def leave(obj: Object) -> Object | None:
+def leave(obj: Object) -> Directory | None:
     """Record that `obj` has no place now; return the directory it was in."""
-    obj.trusted = -1
+    if isinstance(obj, Directory):
+        obj.trusted = -1
     parent, obj.parent = obj.parent, None
     if parent is not None and parent.children is not None and parent.children.get(obj.name) is obj:
         del parent.children[obj.name]
     return parent
 
 
-def part(obj: Object, parent: Object) -> Object | None:
+def part(obj: Object, parent: Directory) -> Directory | None:
     """If `parent` was thought to be below `obj`, undo that as outdated: no directory can be below itself.
 
     It must be done before `obj` is placed in `parent`. Returns the directory that has no place any more.
     """
-    at: Object | None = parent if obj.pins else None
+    if not isinstance(obj, Directory) or not obj.pins:
+        return None
+    at: Directory | None = parent
     while at is not None and at.parent is not obj:
         at = at.parent
     if at is not None:
@@ -49,16 +52,16 @@ def part(obj: Object, parent: Object) -> Object | None:
     return at
 
 
-def _stray(parent: Object, obj: Object) -> None:
+def _stray(parent: Directory, obj: Object) -> None:
     if parent.strays is None:
         parent.strays = set()
     parent.strays.add(obj)
 
 
-def unpin(parent: Object, obj: Object) -> None:
+def unpin(parent: Directory, obj: Object) -> None:
     """Note that `obj` has one name less in this directory."""
     parent.pins -= 1
-    if parent.strays and obj.parent is not parent and all(above is not parent for above, _ in obj.others or ()):
+    if parent.strays and obj.parent is not parent and all(above is not parent for above, _ in obj.others):
         parent.strays.discard(obj)
 
 
@@ -70,16 +73,15 @@ def within(directory: Object) -> list[Object]:
 def add_name(obj: Object) -> None:
     """Make the present place of the file `obj`, which is about to get another one, one of its further names."""
     assert obj.parent is not None
-    if obj.others is None:
-        obj.others = []
-    obj.others.append((obj.parent, obj.name))
+    obj.others = [*obj.others, (obj.parent, obj.name)]
     obj.parent.pins += 1
     _stray(obj.parent, obj)
 
 
-def drop_name(obj: Object, parent: Object, name: bytes) -> None:
+def drop_name(obj: Object, parent: Directory, name: bytes) -> None:
     """Remove this name, about to be its place, from the further names of `obj`, or the oldest if there are too many."""
-    others = obj.others or []
+    others = [*obj.others]
     outdated = others.index((parent, name)) if (parent, name) in others else 0
     if (parent, name) in others or len(others) > _MAX_OTHER_NAMES:
         unpin(others.pop(outdated)[0], obj)
+        obj.others = others

@@ -90,7 +90,7 @@ class Locator:
         elif obj.parent is not None and self.is_at(info, obj.parent, obj.name):
             self._checked(obj, info)
             yield obj.parent, obj.name
-        for parent, name in list(obj.others or ()):
+        for parent, name in list(obj.others):
             if self.is_at(info, parent, name):
                 yield parent, name
 

@@ -71,7 +71,7 @@ class Lookout:
                     continue
                 # An object that is not open has to be opened by its handle, or its name, first.
                 fd = calls.dup(at.fd) if at.fd >= 0 else -1
-                places = [*([(at.parent, at.name)] if at.parent is not None else []), *(at.others or [])]
+                places = [*([(at.parent, at.name)] if at.parent is not None else []), *at.others]
                 links[at.number] = _Link(at, fd, [(parent.number, name) for parent, name in places])
                 todo += [parent for parent, _ in places]
         except OSError:
@@ -141,7 +141,8 @@ class Lookout:
         """
         for obj, fd in found.opened.values():
             if obj.fd < 0 and self._registry.by_number.get(obj.number) is obj:
-                self._descriptors.keep(obj, fd)
+                with contextlib.suppress(Stale):
+                    self._descriptors.keep(obj, fd)
             else:
                 calls.close(fd)
         for obj, above, name in found.moved:

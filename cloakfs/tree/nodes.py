@@ -116,12 +116,16 @@ class Nodes:
         if nodeid == ROOT:
             return 0  # the kernel's own choice for the root of a mount
         view = nodeid >> _OBJECT_BITS
-        if obj.generation >> 32 != view:
+        cached = obj.descriptor
+        if cached is None or cached.generation >> 32 != view:
             digest = hashlib.blake2b(
                 nodeid.to_bytes(8, "little") + obj.handle, key=self._index.secret, digest_size=4
             ).digest()
-            obj.generation = view << 32 | int.from_bytes(digest, "little")
-        return obj.generation & 0xFFFFFFFF
+            generation = int.from_bytes(digest, "little")
+            if cached is None:
+                return generation
+            cached.generation = view << 32 | generation
+        return cached.generation & 0xFFFFFFFF
 
     def get(self, nodeid: int) -> Object:
         """Return the object that a nodeid names.

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from .filesystems import Filesystem
@@ -63,82 +64,206 @@ class Listing:
         self.is_proven = self.is_in_kernel = False
 
 
+class Descriptor:
+    """A cached descriptor (O_PATH) of an object, and what is known only for as long as there is one: see `descriptors`.
+
+    Attributes:
+        fd: the descriptor.
+        inode: st_dev and st_ino, which it holds.
+        used: when it was last used, as a running count of such uses.
+        generation: the last one that was asked for, with the number of its view in the bits above.
+        no_acl_at: the ctime at which the object had no ACL.
+    """
+
+    __slots__ = ("fd", "generation", "inode", "no_acl_at", "used")
+
+    def __init__(self, fd: int, inode: tuple[int, int], used: int) -> None:
+        self.fd = fd
+        self.inode = inode
+        self.used = used
+        self.generation = -1
+        self.no_acl_at = NEVER
+
+
+class Rare:
+    """What is so of few of all objects.
+
+    Attributes:
+        open_files: see `Object.open_files`; and so on.
+        reported_sizes: like `Object.reported_size`, in the views with other numbers.
+    """
+
+    __slots__ = ("content", "open_files", "others", "reported_sizes", "strayed")
+
+    def __init__(self) -> None:
+        self.content: tuple[int, ...] | None = None
+        self.open_files: list[int] | None = None
+        self.others: list[tuple[Directory, bytes]] | None = None
+        self.reported_sizes: dict[int, int] | None = None
+        self.strayed = False
+
+
 class Object:
-    """One object of the real tree, kept as long as the kernel knows it or something below it."""
+    """One object of the real tree, kept as long as the kernel knows it or something below it.
+
+    Of files there may be very many, so an object has no room for what only directories need (see `Directory`). Whoever
+    reads that of a file gets what the class has, and nobody can set it.
+    """
 
     __slots__ = (
-        "__weakref__", "absent_xattrs", "audience", "barrier", "checked", "children", "condition", "content", "era",
-        "ever_kept", "fd", "filesystem", "generation", "handle", "inode", "kept", "listing", "lookups", "name",
-        "no_acl_at", "no_acl_since", "number", "open_files", "others", "parent", "passage", "pins", "private", "public",
-        "remembers_names", "reported_size", "reported_sizes", "strayed", "strays", "trusted", "used",
+        "absent_xattrs", "audience", "checked", "descriptor", "era", "ever_kept", "filesystem", "handle",
+        "kept", "lookups", "name", "number", "parent", "private", "rare", "reported_size",
     )  # fmt: skip
+
+    pins = 0
+    children: "dict[bytes, Object] | None" = None
+    strays: "set[Object] | None" = None
+    trusted = -1
+    condition: "Condition | None" = None
+    passage: "Passage | None" = None
+    no_acl_since = NEVER
+    remembers_names = False
+    listing: Listing | None = None
+    public = _NO_VIEWS
+    barrier: "Directory | None" = None
 
     def __init__(self, number: int, handle: bytes, filesystem: Filesystem) -> None:
         # Its identity.
         self.number = number
         self.handle = handle  # the number of its mount (4 bytes), then the handle that its file system gives it
         self.filesystem = filesystem
-        self.generation = -1  # the last one that was asked for, with the number of its view in the bits above
 
         # What refers to it: see `registry`.
-        self.lookups = 0
-        self.pins = 0  # the number of known names in it, plus that of open files
-        self.open_files: list[int] | None = None
+        self.lookups = 0  # `open_files` do, too
 
-        # Its last known place, and what is in it: see `links` and `locate`.
-        self.parent: Object | None = None
+        # Its last known place: see `links` and `locate`.
+        self.parent: Directory | None = None
         self.name = b""
-        self.others: list[tuple[Object, bytes]] | None = None  # further names of a hard link
         self.checked = NEVER  # the ctime at which `parent` and `name` were true
-        self.children: dict[bytes, Object] | None = None  # the objects whose place this is
-        self.strays: set[Object] | None = None  # objects with a name here that `children` does not lead to
 
-        # Its cached descriptor: see `descriptors`.
-        self.fd = -1
-        self.inode: tuple[int, int] | None = None  # st_dev and st_ino, while `fd` holds them
-        self.used = 0  # when `fd` was last used, as a running count of such uses
-
-        # Who may see it: see `passages` and `door`.
-        self.trusted = -1  # the `Registry.trust` with which a directory's place, and who sees it, were verified
-        self.condition: Condition | None = None
-        self.passage: Passage | None = None  # who gets through to it
-        self.no_acl_at = NEVER  # the ctime at which it had no ACL
-        # The value of `trusted` when a directory was seen to have none. It has none as long as both are the same.
-        self.no_acl_since = NEVER
+        self.descriptor: Descriptor | None = None
 
         # Who was told of it: see `filesystem.audience`.
         self.audience = NOBODY
         self.private = False  # `kept` holds for the audience alone
-        self.remembers_names = False  # the kernel may remember names in it that its audience alone may know
-        self.listing: Listing | None = None  # see `filesystem.listings`
-        # With subtree_check: it was moved, or may have been reached by others, while the kernel knew it. So nothing is
-        # remembered because of its place until the kernel knows it no more.
-        self.strayed = False
 
         # What the kernel remembers of it: see `filesystem.remember`.
         self.kept = _NO_VIEWS  # numbers of the views in which the kernel remembers more than it asked for
-        self.public = _NO_VIEWS  # of these, those in which everybody may search it, and all directories above
-        self.barrier: Object | None = None  # the directory, here or above, where not everybody got through last time
         self.absent_xattrs: AbsentXattrs | None = None  # see `filesystem.forget`
         self.era = 0  # the era of the kernel's cache that `kept` and `public` belong to
         # Like `kept`, but never reset, and including what is below: see `Registry.hold`.
         self.ever_kept = _NO_VIEWS
-        self.content: tuple[int, ...] | None = None  # what it looked like when it was last opened
-        # The size that the kernel believes a file to have: in the view with number 0, and in the others.
-        self.reported_size = 0
-        self.reported_sizes: dict[int, int] | None = None
+        self.reported_size = 0  # the size that the kernel believes a file to have in the view with number 0
+
+        self.rare: Rare | None = None  # what is of few objects, for the properties below
+
+    @property
+    def fd(self) -> int:
+        """The cached descriptor, or -1."""
+        return -1 if self.descriptor is None else self.descriptor.fd
+
+    @property
+    def inode(self) -> tuple[int, int] | None:
+        """The st_dev and st_ino that the cached descriptor holds."""
+        return None if self.descriptor is None else self.descriptor.inode
+
+    def rarely(self) -> Rare:
+        """Return `rare`, which is made if there is none yet."""
+        if self.rare is None:
+            self.rare = Rare()
+        return self.rare
+
+    @property
+    def open_files(self) -> Sequence[int]:
+        """The descriptors with which clients have it open, each of which refers to it: see `registry`."""
+        return () if self.rare is None else self.rare.open_files or ()
+
+    @property
+    def others(self) -> "Sequence[tuple[Directory, bytes]]":
+        """Further names of a hard link: see `links`."""
+        return () if self.rare is None else self.rare.others or ()
+
+    @others.setter
+    def others(self, others: "list[tuple[Directory, bytes]]") -> None:
+        if others or self.rare is not None:
+            self.rarely().others = others or None
+
+    @property
+    def strayed(self) -> bool:
+        """With subtree_check: whether it was moved, or may have been reached by others, while the kernel knew it.
+
+        Nothing is remembered because of its place until the kernel knows it no more.
+        """
+        return self.rare is not None and self.rare.strayed
+
+    @strayed.setter
+    def strayed(self, strayed: bool) -> None:
+        if strayed or self.rare is not None:
+            self.rarely().strayed = strayed
+
+    @property
+    def content(self) -> tuple[int, ...] | None:
+        """What it looked like when it was last opened: see `filesystem.remember`."""
+        return None if self.rare is None else self.rare.content
+
+    @content.setter
+    def content(self, content: tuple[int, ...] | None) -> None:
+        if content is not None or self.rare is not None:
+            self.rarely().content = content
 
     def report_size(self, view: int, size: int) -> None:
         """Note that the kernel was told, or knows from a write, that the file has this size."""
         if not view:
             self.reported_size = size
-        elif self.reported_sizes is None:
-            self.reported_sizes = {view: size}
         else:
-            self.reported_sizes[view] = size
+            rare = self.rarely()
+            if rare.reported_sizes is None:
+                rare.reported_sizes = {}
+            rare.reported_sizes[view] = size
 
     def size_in_kernel(self, view: int) -> int:
         """Return the size that the kernel believes the file to have, unless two answers have just crossed."""
         if not view:
             return self.reported_size
-        return self.reported_sizes.get(view, 0) if self.reported_sizes else 0
+        sizes = None if self.rare is None else self.rare.reported_sizes
+        return sizes.get(view, 0) if sizes else 0
+
+
+class Directory(Object):
+    """A directory, or an object that was restored from the index, which does not say what it is."""
+
+    __slots__ = (
+        "__weakref__", "barrier", "children", "condition", "listing", "no_acl_since", "passage", "pins", "public",
+        "remembers_names", "strays", "trusted",
+    )  # fmt: skip
+
+    def __init__(self, number: int, handle: bytes, filesystem: Filesystem) -> None:
+        super().__init__(number, handle, filesystem)
+
+        # What is in it: see `links`.
+        self.pins = 0  # the number of known names in it
+        self.children = None  # the objects whose place this is, by name
+        self.strays = None  # objects with a name here that `children` does not lead to
+
+        # Who may see it: see `passages` and `door`.
+        self.trusted = -1  # the `Registry.trust` with which its place, and who sees it, were verified
+        self.condition = None
+        self.passage = None  # who gets through to it
+        self.no_acl_since = NEVER  # `trusted` when it had no ACL. It has none as long as both are the same.
+
+        # What the kernel remembers of it: see `filesystem.audience`, `filesystem.listings`, `filesystem.remember`.
+        self.remembers_names = False  # the kernel may remember names in it that its audience alone may know
+        self.listing = None
+        self.public = _NO_VIEWS  # of `kept`, the views in which everybody may search it, and all directories above
+        self.barrier = None  # the directory, here or above, where not everybody got through last time
+
+
+def as_directory(obj: Object) -> Directory:
+    """Return the object, which is a directory now, as one.
+
+    Raises:
+        Stale: it was something else. (A file system may use a handle again.)
+    """
+    if not isinstance(obj, Directory):
+        raise Stale
+    return obj

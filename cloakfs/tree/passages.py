@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ..cloak import CloakList, Condition
 from . import calls
 from .nodes import Nodes
-from .objects import NEVER, Object
+from .objects import NEVER, Directory, Object
 
 if TYPE_CHECKING:
     from .door import Subject
@@ -74,8 +74,9 @@ class Passages:
 
     def changed(self, directory: Object) -> None:
         """Note that the directory's place, or who may see it, has changed, or its ACL."""
-        directory.trusted = -1
-        directory.no_acl_since = NEVER
+        if isinstance(directory, Directory):
+            directory.trusted = -1
+            directory.no_acl_since = NEVER
         self._beginning = Passage(None, None)
 
     def forget(self) -> None:
@@ -83,7 +84,7 @@ class Passages:
         self._registry.trust += 1
         self._beginning = Passage(None, None)
 
-    def to(self, cloak: CloakList, directory: Object) -> Passage | None:
+    def to(self, cloak: CloakList, directory: Directory) -> Passage | None:
         """Return the way to `directory`; None if it has to be looked at each time, or a place on it found first."""
         if not directory.filesystem.watched or not self.is_up_to_date():
             return None
@@ -92,8 +93,8 @@ class Passages:
             self.forget()
         beginning, root, trust = self._beginning, self._nodes.root, self._registry.trust
         passage = beginning
-        not_yet: list[Object] = []
-        at: Object | None = directory
+        not_yet: list[Directory] = []
+        at: Directory | None = directory
         while at is not root:
             if at is None or (at.trusted != trust and not self._look(cloak, at)):
                 return None
@@ -106,7 +107,7 @@ class Passages:
             passage = at.passage = passage.below(at.condition)
         return passage
 
-    def _look(self, cloak: CloakList, directory: Object) -> bool:
+    def _look(self, cloak: CloakList, directory: Directory) -> bool:
         """Find out who sees this directory; False if that must not be remembered, or its place is not known."""
         nodes, parent = self._nodes, directory.parent
         if parent is None or not (directory.filesystem.watched and directory.filesystem.has_posix_rules):

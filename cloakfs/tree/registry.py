@@ -15,7 +15,7 @@ from .descriptors import Descriptors
 from .filesystems import Filesystem
 from .index import Index
 from .knownmounts import KnownMounts
-from .objects import ALL, NOBODY, ROOT, TRANSIENT, Object, Stale
+from .objects import ALL, NOBODY, ROOT, TRANSIENT, Directory, Object, Stale, as_directory
 
 
 def _ignore(_: Object) -> None:
@@ -48,7 +48,7 @@ class Registry:
         self.on_moved: Callable[[Object], None] = _ignore
         handle, filesystem = mounts.identify(mounts.top, None)
         self.is_replaced = not index.claim(ROOT, handle)
-        self.root = Object(ROOT, handle, filesystem)
+        self.root: Object = Directory(ROOT, handle, filesystem)
         self.root.audience = ALL
         self._remember(self.root)
         descriptors.keep(self.root, mounts.top)
@@ -76,7 +76,7 @@ class Registry:
             number = above
         parent = self.by_number.get(number)  # none if that is gone
         for number, (handle, name, filesystem) in reversed(rows.items()):
-            obj = Object(number, handle, filesystem)
+            obj = Directory(number, handle, filesystem)
             obj.audience = self.audience_of_restored
             if parent is not None:
                 self._place(obj, parent, name)
@@ -101,7 +101,8 @@ class Registry:
                     number = self._number(handle, parent.number if parent is not None else 0, name, is_new=is_new)
                 else:
                     number = self._transient = self._transient + 1
-                obj = Object(number, handle, filesystem)
+                is_file = info is not None and not stat.S_ISDIR(info.st_mode)
+                obj = (Object if is_file else Directory)(number, handle, filesystem)
                 self._remember(obj)
                 if parent is not None:
                     self._place(obj, parent, name)
@@ -154,7 +155,7 @@ class Registry:
         info = obj.filesystem.stat(fd)
         if not stat.S_ISDIR(info.st_mode) and info.st_nlink > 1 and obj.parent is not None:
             links.add_name(obj)
-            links.drop_name(obj, parent, name)
+            links.drop_name(obj, as_directory(parent), name)
         self.move(obj, parent, name)
 
     def move(self, obj: Object, parent: Object, name: bytes) -> None:
@@ -164,10 +165,11 @@ class Registry:
             self._index.moved(obj.number, parent.number, name)
 
     def _place(self, obj: Object, parent: Object, name: bytes) -> None:
-        parted = links.part(obj, parent)
+        directory = as_directory(parent)
+        parted = links.part(obj, directory)
         if parted is not None:
             self.on_moved(parted)
-        before = links.place(obj, parent, name)
+        before = links.place(obj, directory, name)
         if obj.ever_kept:
             self.hold(parent, obj.ever_kept)
         if before is not parent and (before is not None or obj.audience != NOBODY):
@@ -204,21 +206,21 @@ class Registry:
 
     def opened(self, obj: Object, fd: int) -> None:
         """Note that a client opened the object, which stays reachable through `fd` while it is open."""
-        if obj.open_files is None:
-            obj.open_files = []
-        obj.open_files.append(fd)
-        obj.pins += 1
+        rare = obj.rare or obj.rarely()
+        if rare.open_files is None:
+            rare.open_files = []
+        rare.open_files.append(fd)
 
     def closed(self, obj: Object, fd: int) -> None:
         """Undo `opened`; closing `fd` is left to the caller."""
-        assert obj.open_files is not None
-        obj.open_files.remove(fd)
-        obj.pins -= 1
+        open_files = (obj.rare or obj.rarely()).open_files
+        assert open_files is not None
+        open_files.remove(fd)
         self.drop_if_unused(obj)
 
     def drop_if_unused(self, obj: Object | None) -> None:
         """Forget `obj`, and then what is above it, unless something refers to it: objects end nowhere but here."""
-        while obj is not None and obj is not self.root and obj.lookups <= 0 and not obj.pins:
+        while obj is not None and obj is not self.root and obj.lookups <= 0 and not obj.pins and not obj.open_files:
             if self.by_number.pop(obj.number, None) is None:
                 return
             self._by_handle.pop(obj.handle, None)
@@ -230,9 +232,10 @@ class Registry:
             ):
                 self._index.remove(obj.number)
             self._descriptors.close(obj)
-            obj.barrier = None  # it may be this object: then only the garbage collector would free it
-            others, obj.others = obj.others, None
-            for parent, _ in others or ():
+            if isinstance(obj, Directory):
+                obj.barrier = None  # it may be this object: then only the garbage collector would free it
+            others, obj.others = obj.others, []
+            for parent, _ in others:
                 links.unpin(parent, obj)
                 self.drop_if_unused(parent)
             parent_ = links.leave(obj)

@@ -129,6 +129,24 @@ def meet(nodes: Nodes, parent: Object, name: str) -> Object:
     return obj
 
 
+def test_a_file_is_never_taken_for_a_directory(nodes: Nodes, tree: str) -> None:
+    """Some file systems use a handle again; a file has no room for what is known of a directory."""
+    Path(tree, "file").touch()
+    os.makedirs(os.path.join(tree, "directory", "below"))
+    fd = os.open(f"{tree}/file", os.O_PATH)
+    file = nodes.resolve(fd, nodes.root, b"file", nodes.stat(fd))
+    file.lookups += 1
+    nodes.descriptors.close(file)
+    fd = os.open(f"{tree}/directory", os.O_PATH)
+    with pytest.raises(Stale):
+        nodes.descriptors.keep(file, fd)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+    with pytest.raises(Stale):
+        nodes.resolve(os.open(f"{tree}/directory/below", os.O_PATH), file, b"below")
+    door.Door(nodes).passages.changed(file)  # an event says so
+
+
 def grow_idle_and_forget(nodes: Nodes, *objects: Object) -> None:
     for _ in range(2):
         nodes.descriptors.close_idle()

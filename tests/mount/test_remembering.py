@@ -28,7 +28,7 @@ from cloakfs.tree import calls
 from cloakfs.tree.door import Door, subject
 from cloakfs.tree.index import Index
 from cloakfs.tree.nodes import Nodes
-from cloakfs.tree.objects import ALL, NOBODY, Object, Stale
+from cloakfs.tree.objects import ALL, NOBODY, Object, Stale, as_directory
 from cloakfs.view import View
 from cloakfs.views import Views
 from cloakfs.watch import Watch
@@ -422,7 +422,7 @@ def test_a_caller_view_remembers_for_one_caller_exactly_what_it_would_be_told_wh
             s.cache.forget_everything()
             for obj in map(s.look_up, paths):
                 obj.audience = choice.choice((NOBODY, NOBODY, CLIENT_OF[OWNER], CLIENT_OF[OTHER], ALL))
-                obj.remembers_names = obj.audience != NOBODY and choice.random() < 0.2
+                as_directory(obj).remembers_names = obj.audience != NOBODY and choice.random() < 0.2
                 obj.strayed = is_checked and choice.random() < 0.1
             late.clear()
             late.update(s.nodes.nodeid(0, s.look_up(path)) for path in choice.sample(paths, 2))
@@ -541,7 +541,7 @@ def test_a_change_makes_the_kernel_forget_exactly_what_one_caller_would_not_be_t
                 paths = s.paths()
                 for obj in map(s.look_up, paths):
                     obj.audience = choice.choice((NOBODY, NOBODY, NOBODY, ALL))
-                    obj.remembers_names = False
+                    as_directory(obj).remembers_names = False
                 remembered = {path for path in paths if max(s.of_name(view, path, OWNER)) == LONG_SECONDS}
                 told = sorted(remembered)
                 changed = choice.choice([p for p in told if is_through_the_mount or os.path.isdir(p)])

@@ -17,7 +17,7 @@ from cloakfs.tree import calls
 from cloakfs.tree.door import Subject, credentials, everybody_may, may_with_any_groups, surely_may
 from cloakfs.tree.filesystems import Filesystem
 from cloakfs.tree.locate import is_settled
-from cloakfs.tree.objects import Object
+from cloakfs.tree.objects import Descriptor, Object
 
 ACL = "system.posix_acl_access"
 UIDS = [0, 2001, 2002, 2003]
@@ -40,8 +40,10 @@ def directory(tmp_path: os.PathLike[str]) -> Iterator[int]:
 
 
 def known_as(kind: str) -> Object:
-    """An object of a file system of this kind, of which nothing was found out yet."""
-    return Object(2, b"", Filesystem(1, kind, "", -1))
+    """An object of a file system of this kind with a cached descriptor, of which nothing was found out yet."""
+    obj = Object(2, b"", Filesystem(1, kind, "", -1))
+    obj.descriptor = Descriptor(-1, (0, 0), 0)
+    return obj
 
 
 def without_groups(uid: int, gid: int) -> Subject:

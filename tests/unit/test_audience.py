@@ -9,16 +9,16 @@ from cloakfs.config.parse import parse_options
 from cloakfs.filesystem.audience import Audiences
 from cloakfs.ids import ServerId
 from cloakfs.policy import Policy
-from cloakfs.tree.objects import ALL, NOBODY, Object
+from cloakfs.tree.objects import ALL, NOBODY, Directory
 from cloakfs.view import View
 
 NOTHING: Any = None  # these questions are about the objects alone
 AUDIENCES = Audiences(NOTHING, NOTHING)
 
 
-def directory(audience: int, above: int | None = ALL, **what: bool) -> Object:
+def directory(audience: int, above: int | None = ALL, **what: bool) -> Directory:
     """Return a directory with this audience, in one with another."""
-    obj = Object(2, b"handle", NOTHING)
+    obj = Directory(2, b"handle", NOTHING)
     obj.audience = audience
     for name, value in what.items():
         setattr(obj, name, value)
