@@ -73,7 +73,10 @@ def within(directory: Object) -> list[Object]:
 def add_name(obj: Object) -> None:
     """Make the present place of the file `obj`, which is about to get another one, one of its further names."""
     assert obj.parent is not None
-    obj.others = [*obj.others, (obj.parent, obj.name)]
+    rare = obj.rarely()
+    if rare.others is None:
+        rare.others = []
+    rare.others.append((obj.parent, obj.name))
     obj.parent.pins += 1
     _stray(obj.parent, obj)
 
