@@ -96,11 +96,15 @@ class Descriptors:
 
         Raises:
             Stale: it is a directory, but the object is not. (A file system may use a handle again.)
+            OSError: it cannot be looked at. The descriptor is closed in either case.
         """
-        info = info or obj.filesystem.stat(fd)
-        if stat.S_ISDIR(info.st_mode) and not isinstance(obj, Directory):
+        try:
+            info = info or obj.filesystem.stat(fd)
+            if stat.S_ISDIR(info.st_mode) and not isinstance(obj, Directory):
+                raise Stale
+        except BaseException:
             calls.close(fd)
-            raise Stale
+            raise
         self._uses += 1
         inode = info.st_dev, info.st_ino
         obj.descriptor = Descriptor(fd, inode, self._uses)

@@ -129,6 +129,25 @@ def meet(nodes: Nodes, parent: Object, name: str) -> Object:
     return obj
 
 
+def test_a_descriptor_that_cannot_be_looked_at_is_closed(
+    nodes: Nodes, tree: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(tree, "file").touch()
+    fd = os.open(f"{tree}/file", os.O_PATH)
+    file = nodes.resolve(fd, nodes.root, b"file", nodes.stat(fd))
+    nodes.descriptors.close(file)
+
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(file.filesystem, "stat", fail)
+    fd = os.open(f"{tree}/file", os.O_PATH)
+    with pytest.raises(OSError, match="Input/output"):
+        nodes.descriptors.keep(file, fd)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
 def test_a_file_is_never_taken_for_a_directory(nodes: Nodes, tree: str) -> None:
     """Some file systems use a handle again; a file has no room for what is known of a directory."""
     Path(tree, "file").touch()
