@@ -86,10 +86,10 @@ class Descriptor:
 
 
 class Rare:
-    """What is so of few of all objects.
+    """What only few objects have.
 
     Attributes:
-        open_files: see `Object.open_files`; and so on.
+        content, open_files, others, strayed: see the properties of `Object`.
         reported_sizes: like `Object.reported_size`, in the views with other numbers.
     """
 
@@ -106,8 +106,8 @@ class Rare:
 class Object:
     """One object of the real tree, kept as long as the kernel knows it or something below it.
 
-    Of files there may be very many, so an object has no room for what only directories need (see `Directory`). Whoever
-    reads that of a file gets what the class has, and nobody can set it.
+    There may be very many files, so only a `Directory` has room for what directories alone need. For a file, reading
+    such an attribute returns the default below, and setting it fails.
     """
 
     __slots__ = (
@@ -134,7 +134,7 @@ class Object:
         self.filesystem = filesystem
 
         # What refers to it: see `registry`.
-        self.lookups = 0  # `open_files` do, too
+        self.lookups = 0  # beside these, the clients that have it open: `open_files`
 
         # Its last known place: see `links` and `locate`.
         self.parent: Directory | None = None
@@ -155,7 +155,7 @@ class Object:
         self.ever_kept = _NO_VIEWS
         self.reported_size = 0  # the size that the kernel believes a file to have in the view with number 0
 
-        self.rare: Rare | None = None  # what is of few objects, for the properties below
+        self.rare: Rare | None = None  # most objects have none; read by the properties below
 
     @property
     def fd(self) -> int:
@@ -230,7 +230,7 @@ class Object:
 
 
 class Directory(Object):
-    """A directory, or an object that was restored from the index, which does not say what it is."""
+    """A directory. An object that is restored from the index is one, too: the index does not say what it is."""
 
     __slots__ = (
         "__weakref__", "barrier", "children", "condition", "listing", "no_acl_since", "passage", "pins", "public",
