@@ -27,6 +27,7 @@ STOCK = "cloakfs stock loop"
 NULL = "cloakfs null"
 BOTH = "cloakfs map+cloak"
 FEW, MANY = f"{BOTH} 10", f"{BOTH} 1000"
+CHECKED = f"{MANY}, default_permissions"
 FIXED = "cloakfs fixed view"
 PLAIN = f"{FIXED}, noxattr"
 SESSION = "cloakfs session"
@@ -250,6 +251,7 @@ PEERS: dict[str, Start] = {
     FEW: mounting(definitions(10)),
     f"{BOTH} 100": mounting(definitions(100)),
     MANY: mounting(definitions(1000)),
+    CHECKED: mounting(f"{definitions(1000)},default_permissions"),
     FIXED: mounting(f"{definitions(2)},default_permissions", "--view", f"{WORKER}:{WORKER}"),
     PLAIN: mounting(f"{definitions(2)},default_permissions,noxattr", "--view", f"{WORKER}:{WORKER}"),
     SESSION: _in_session(

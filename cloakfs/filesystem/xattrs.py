@@ -18,8 +18,9 @@ from .entered import Entered
 from .request import answers
 
 CAPABILITY = b"security.capability"
+_LABEL = b"security.selinux"
 
-_OFTEN_ASKED = frozenset({CAPABILITY, b"security.selinux", b"system.posix_acl_access"})
+_OFTEN_ASKED = frozenset({CAPABILITY, _LABEL, b"system.posix_acl_access"})
 """What the kernel asks for before every write, and ls(1) of every file; mostly, there is none."""
 
 
@@ -52,11 +53,13 @@ class ExtendedAttributes(Core):
         if name == os.fsencode(QUESTION):
             return await self._answer_above(inode, ctx)
         if name in _OFTEN_ASKED and self._surely_has_none(inode, ctx, name):
-            raise FUSEError(errno.ENODATA)
+            raise FUSEError(_has_none(name))
         try:
             at = await self._enter_object(inode, ctx)
             value = await self._do(at, self._get, name)
         except OSError as exc:
+            if exc.errno == errno.ENODATA:
+                raise FUSEError(_has_none(name)) from None
             if exc.errno != errno.EOPNOTSUPP or name not in acl.XATTRS:
                 raise
             # The kernel's check of a permission must not fail on a tree without ACLs.
@@ -151,3 +154,12 @@ class ExtendedAttributes(Core):
         """Note that attributes have changed: an ACL changes the mode, too."""
         self.cache.forget_attributes(at.obj)
         await self.cache.changed(at.number, at.view, at.obj)
+
+
+def _has_none(name: bytes) -> int:
+    """Return the error that says that an object has no attribute of this name.
+
+    Where SELinux runs, it answers the question for a label itself. ls(1) asks it for each file all the same, unless it
+    was told once that the file system has no labels.
+    """
+    return errno.EOPNOTSUPP if name == _LABEL else errno.ENODATA

@@ -12,6 +12,7 @@ import pytest
 
 from tests.agents import User, write
 from tests.mount.conftest import Mount, daemons_with, told
+from tests.mount.test_caching import requests
 
 MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]
@@ -24,6 +25,8 @@ ACL = struct.pack("<I", 2) + b"".join(
     for entry in ((1, 6, NOBODY), (2, 4, 3000), (4, 0, NOBODY), (0x10, 4, NOBODY), (0x20, 4, NOBODY))
 )
 VALUES = {NAME: CAPABILITY, "security.selinux": b"label", "system.posix_acl_access": ACL}
+NONE = dict.fromkeys(VALUES, errno.ENODATA) | {"security.selinux": errno.EOPNOTSUPP}
+"""What is said where there is none."""
 OPTIONS = ("-o", "no_root_squash,cloak_list=uid +077 3000 3999")
 ANN, BOB = 3001, 3002
 SPY = """
@@ -45,6 +48,10 @@ def append(path: str, times: int = 1) -> None:
     for _ in range(times):
         os.write(fd, b"x")
     os.close(fd)
+
+
+def listed() -> list[str]:
+    return subprocess.run(["ls", "-l"], capture_output=True, check=True, text=True).stdout.splitlines()
 
 
 def has_capability(path: str) -> bool:
@@ -128,9 +135,27 @@ def test_what_ls_asks_of_each_file_is_read_once(
             for number in range(3):
                 file = m.at(where, f"{number}")
                 ann.do(os.stat, file)
-                for name in VALUES:
-                    assert ann.error(os.getxattr, file, name) == errno.ENODATA
+                assert {name: ann.error(os.getxattr, file, name) for name in VALUES} == NONE
         assert {name: questions(name) for name in VALUES} == dict.fromkeys(VALUES, 3)
+
+
+@pytest.mark.usefixtures("figures_at_once")
+@pytest.mark.parametrize(
+    ("view", "each"),
+    [((), 1), (("default_permissions",), 0), (("default_permissions", f"views={ANN}:{ANN}"), 0)],
+    ids=["caller view", "the kernel checks", "fixed view"],
+)
+def test_ls_asks_for_one_label(view: tuple[str, ...], each: int, home: str, mount: MakeMount, user: MakeUser) -> None:
+    """ls -l asks no further file for a label, and for each ACL only where the kernel cannot remember it."""
+    for number in range(20):
+        Path(home, f"{number}").touch()
+        os.chown(os.path.join(home, f"{number}"), ANN, ANN)
+    m, ann = mount("-o", ",".join((OPTIONS[1], *view))), user(ANN)
+    ann.do(os.chdir, m.at("ann"))
+    for _ in range(2):
+        before = requests(m)
+        assert len(ann.do(listed)) == 21
+    assert 20 * each <= (requests(m) - before)["getxattr"] <= 20 * each + 4
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -147,8 +172,7 @@ def test_what_is_set_is_shown(
     ann.do(write, file, b"new")
     ann.do(os.open, file, os.O_RDONLY)  # so that the kernel keeps it, whatever it is made to forget
     for _ in range(3):
-        for asked in VALUES:
-            assert ann.error(os.getxattr, file, asked) == errno.ENODATA
+        assert {asked: ann.error(os.getxattr, file, asked) for asked in VALUES} == NONE
         root.do(os.setxattr, file if through else real, name, VALUES[name])
         told(m.path)
         ann.do(os.stat, file)  # so that its attributes are remembered again
@@ -156,7 +180,7 @@ def test_what_is_set_is_shown(
             if asked == name:
                 assert ann.do(os.getxattr, file, asked) == os.getxattr(real, asked)
             else:
-                assert ann.error(os.getxattr, file, asked) == errno.ENODATA
+                assert ann.error(os.getxattr, file, asked) == NONE[asked]
         root.do(os.removexattr, real, name)
         told(m.path)
 
