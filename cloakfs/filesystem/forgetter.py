@@ -152,6 +152,10 @@ class Forgetter:
         if not _forget_attributes(nodeid) and parent is not None:
             self.name(parent, _NO_NAME, nodeid)
 
+    def acl(self, nodeid: int) -> None:
+        """Forget the ACLs at once, and the attributes, as the kernel does not distinguish them."""
+        _forget_attributes(nodeid)
+
     def name(self, parent: int, name: bytes, nodeid: int | None = None) -> trio.Event | None:
         """Forget the entry `name` of the directory as soon as its lock is free, and then the attributes of `nodeid`.
 

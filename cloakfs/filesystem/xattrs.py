@@ -12,9 +12,11 @@ from ..above import QUESTION
 from ..linux import process
 from ..policy import Attrs
 from ..tree import calls
+from ..tree.door import INSIDER
 from ..tree.objects import Stale
 from .core import Core
 from .entered import Entered
+from .remember import BRIEF_SECONDS
 from .request import answers
 
 CAPABILITY = b"security.capability"
@@ -56,17 +58,40 @@ class ExtendedAttributes(Core):
             raise FUSEError(_has_none(name))
         try:
             at = await self._enter_object(inode, ctx)
-            value = await self._do(at, self._get, name)
+            if name in acl.XATTRS:
+                return await self._get_acl(at, inode, name, ctx)
+            return await self._do(at, self._get, name)
         except OSError as exc:
             if exc.errno == errno.ENODATA:
                 raise FUSEError(_has_none(name)) from None
-            if exc.errno != errno.EOPNOTSUPP or name not in acl.XATTRS:
+            raise
+
+    async def _get_acl(self, at: Entered, inode: InodeT, name: bytes, ctx: RequestContext) -> bytes:
+        waits = self.nodes.waits(at.obj)
+        try:
+            value = await self._do(at, self._get, name)
+        except OSError as exc:
+            if exc.errno not in (errno.ENODATA, errno.EOPNOTSUPP):
                 raise
             # The kernel's check of a permission must not fail on a tree without ACLs.
-            raise FUSEError(errno.ENODATA if self.enable_acl else errno.EOPNOTSUPP) from None
-        if name not in acl.XATTRS:
-            return value
-        return (await self._again(at, inode, ctx)).view.acl_out(value)
+            value, reason = b"", errno.ENODATA if self.enable_acl else exc.errno
+        again = await self._again(at, inode, ctx)
+        if self.enable_acl:
+            may_have_changed = (waits or again.view is not at.view) and at.obj.filesystem.watched
+            self._keep_acl(again, not may_have_changed)
+        if not value:
+            raise FUSEError(reason)
+        return again.view.acl_out(value)
+
+    def _keep_acl(self, at: Entered, is_fresh: bool) -> None:
+        """Have the kernel keep the ACL that it asks for, or that there is none, only if it keeps the attributes.
+
+        Then it drops both when it is made to forget the attributes. Otherwise it would give the ACL to everybody who
+        has the object open, until it asks for the attributes again. What it is made to forget while it asks for it, it
+        does not keep (__get_acl in fs/posix_acl.c).
+        """
+        if at.who is INSIDER or not is_fresh or self.cache.of_object(at, at.info) <= BRIEF_SECONDS:
+            self.cache.forgetter.acl(self.nodes.nodeid(at.number, at.obj))
 
     def _surely_has_none(self, inode: InodeT, ctx: RequestContext, name: bytes) -> bool:
         """Whether the object has no attribute of this name, and its attributes are remembered for who asks.
@@ -79,6 +104,8 @@ class ExtendedAttributes(Core):
             return False
         if not self.xattrs or self.exported or self._is_top(inode):
             return False
+        if self.enable_acl and name in acl.XATTRS:
+            return False  # `_keep_acl` decides what the kernel keeps
         served = self.callers.served_at_once(inode, ctx, for_attributes=True)
         if served is None:
             return False

@@ -9,6 +9,8 @@ checks against the real tree that
   its groups are, sees the object and everything above, and may search the directory of the name,
 - each remembered absence is true for everybody, and where something is hidden at all, known to one uid alone, from
   which nothing in that directory is hidden,
+- each ACL that the kernel keeps, also by not asking for the attributes of the object, is the present one and holds for
+  the same audience,
 - the entries that the kernel keeps of a directory are there, and shown to everybody who was given them,
 - who is told of a directory by a LOOKUP may know all names that are remembered in it by then,
 - each name in a listing is one that its reader sees.
@@ -22,6 +24,7 @@ With delays, it also holds back some replies, and reads the events of fanotify(7
 """
 
 import contextlib
+import errno
 import logging
 import os
 import random
@@ -45,10 +48,11 @@ from pyfuse3 import (
     ReaddirToken,
     RequestContext,
     SetattrFields,
+    XAttrNameT,
 )
 
 import cloakfs.daemon
-from cloakfs import linux
+from cloakfs import acl, linux
 from cloakfs.caller import Caller
 from cloakfs.filesystem import Filesystem
 from cloakfs.filesystem.entered import Entered
@@ -126,7 +130,7 @@ class Tree:
     def __init__(self, top: str) -> None:
         self.top = top
         self.infos = {"": os.stat(top)}
-        self._acls: dict[str, bytes] = {}
+        self._acls: dict[tuple[str, str], bytes] = {}
         todo = [""]
         while todo:
             at = todo.pop()
@@ -150,15 +154,15 @@ class Tree:
         parts = path.split("/") if path else []
         return ["/".join(parts[: n + 1]) for n in range(len(parts))]
 
-    def acl(self, path: str) -> bytes:
-        """Return the access ACL, as system.posix_acl_access has it; nothing if there is none."""
-        if path not in self._acls:
+    def acl(self, path: str, name: str = "system.posix_acl_access") -> bytes:
+        """Return an ACL, as the extended attribute of this name has it; nothing if there is none."""
+        if (path, name) not in self._acls:
             try:
-                value = os.getxattr(os.path.join(self.top, path), "system.posix_acl_access", follow_symlinks=False)
+                value = os.getxattr(os.path.join(self.top, path), name, follow_symlinks=False)
             except OSError:
                 value = b""
-            self._acls[path] = value
-        return self._acls[path]
+            self._acls[path, name] = value
+        return self._acls[path, name]
 
     def may_search(self, who: Caller, path: str) -> bool:
         """Whether this identity may search the directory: acl(5), but Linux ignores an ACL that masks everything."""
@@ -191,6 +195,8 @@ class Oracle:
         self.names: dict[Name, Entry] = {}
         self.attributes: dict[int, Attributes] = {}
         self.told: dict[int, set[int]] = defaultdict(set)  # nodeid -> client uids
+        self.acls: dict[tuple[int, bytes], bytes] = {}  # of a nodeid, by the name of the attribute; no value: no ACL
+        self.acls_asked: set[int] = set()  # the kernel does not keep what it is made to forget while it asks
         self.above: dict[int, int] = {}  # a directory -> the one in which the kernel has it
         self.kept: dict[int, set[bytes]] = {}  # a directory -> names of entries that the kernel keeps
         self.readers: dict[int, set[int]] = defaultdict(set)  # a directory -> client uids that were given its entries
@@ -198,6 +204,7 @@ class Oracle:
         self._new: list[Name | int] = []
         self._listed: list[tuple[Name, Caller]] = []
         self._new_kept: set[int] = set()
+        self._new_acls: set[tuple[int, bytes]] = set()
         self._reported: set[str] = set()
 
     # -- what is told ------------------------------------------------------------------------------
@@ -235,6 +242,23 @@ class Oracle:
             self.tells(nodeid, ctx)
             self.tells_attributes(entry)
 
+    def tells_acl(self, nodeid: int, name: bytes, value: bytes) -> None:
+        """Note an ACL, or that there is none, which the kernel now keeps unless it was made to forget it meanwhile."""
+        if nodeid in self.acls_asked:
+            self.acls[nodeid, name] = value
+            self._new_acls.add((nodeid, name))
+
+    def forgets_attributes(self, nodeid: int) -> None:
+        """Note that the kernel has been made to forget the attributes of an object, and its ACLs."""
+        self.attributes.pop(nodeid, None)
+        self.forgets_acls(nodeid)
+
+    def forgets_acls(self, nodeid: int) -> None:
+        """Note that the kernel has dropped the ACLs of an object."""
+        self.acls_asked.discard(nodeid)
+        for name in acl.XATTRS:
+            self.acls.pop((nodeid, name), None)
+
     def lists(self, parent: int, name: bytes, who: Caller) -> None:
         """Note that this caller (server ids) is told of a name."""
         if name not in (b".", b".."):
@@ -265,7 +289,7 @@ class Oracle:
         obj = self._find(nodeid)[2]
         if obj is not None and obj.lookups:
             return
-        self.attributes.pop(nodeid, None)
+        self.forgets_attributes(nodeid)
         self.told.pop(nodeid, None)
         self.above.pop(nodeid, None)
         self.kept.pop(nodeid, None)
@@ -301,13 +325,15 @@ class Oracle:
             await trio.sleep(0.001)
         self._check([*list(self.names), *list(self.attributes)])
         self._check_kept(list(self.kept))
+        self._check_acls(list(self.acls))
 
     def check_new(self) -> None:
         """Check what was told since the last time, unless there are changes that the daemon need not know of yet."""
         if self.is_calm():
             self._check(self._new, self._listed)
             self._check_kept([nodeid for nodeid in self._new_kept if nodeid in self.kept])
-        self._new, self._listed, self._new_kept = [], [], set()
+            self._check_acls([fact for fact in self._new_acls if fact in self.acls])
+        self._new, self._listed, self._new_kept, self._new_acls = [], [], set(), set()
 
     def _check(self, facts: Sequence[Name | int], listed: Sequence[tuple[Name, Caller]] = ()) -> None:
         if not (facts or listed):
@@ -342,7 +368,14 @@ class Oracle:
     def _hearers(self) -> dict[int, set[int]]:
         """Return who may ask the kernel about each object, by what they were told, or by "..": client uids, or ALL."""
         hearers: dict[int, set[int]] = defaultdict(set)
-        for nodeid in {*self.told, *self.attributes, *(parent for parent, _ in list(self.names)), *self.above}:
+        of_acls = (nodeid for nodeid, _ in list(self.acls))
+        for nodeid in {
+            *self.told,
+            *self.attributes,
+            *of_acls,
+            *(parent for parent, _ in list(self.names)),
+            *self.above,
+        }:
             obj = self._find(nodeid)[2]
             who = self.told.get(nodeid, set()) | ({obj.audience} - {NOBODY} if obj is not None else set())
             at: int | None = nodeid
@@ -397,6 +430,25 @@ class Oracle:
                     f"(references: {obj.lookups}, views: {set(obj.kept)}, {told})"
                 )
                 break
+
+    def _check_acls(self, facts: Sequence[tuple[int, bytes]]) -> None:
+        """Check these ACLs that the kernel keeps."""
+        if not facts:
+            return
+        linux.act_as_daemon()
+        tree, hearers = Tree(self._top), self._hearers()
+        for nodeid, name in facts:
+            _, view, obj = self._find(nodeid)
+            places = self._places(tree, obj)
+            if view is None or not places:
+                continue
+            real = tree.acl(places[0], os.fsdecode(name))
+            if (view.acl_out(real) if real else b"") != self.acls[nodeid, name]:
+                self._report(f"another ACL is kept of {places}")
+            for who in self._identities(view, hearers[nodeid], tree, *places):
+                if not any(self._sees(view, who, tree, place) for place in places):
+                    self._report(f"the ACL of {places} is kept for {hearers[nodeid]}, and hidden from {who}")
+                    break
 
     def _shows_all(self, view: View, hearers: set[int], tree: Tree, directory: str) -> bool:
         """Whether these hearers are one uid, and it sees everything in the directory, whatever its groups are."""
@@ -528,9 +580,9 @@ class CheckedFilesystem(Filesystem):
                 invalidate_inode(nodeid, *args, **kwargs)
             except OSError:
                 if not oracle.on_its_way[nodeid]:  # else the kernel does not know it yet
-                    oracle.attributes.pop(nodeid, None)
+                    oracle.forgets_attributes(nodeid)
                 raise
-            oracle.attributes.pop(nodeid, None)
+            oracle.forgets_attributes(nodeid)
 
         def every() -> bool:
             done = every_name()
@@ -603,11 +655,27 @@ class CheckedFilesystem(Filesystem):
         return opened, entry
 
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
+        self.oracle.forgets_acls(inode)  # as the kernel does before it asks
         entry = await super().getattr(inode, ctx)
         self.oracle.tells(inode, ctx)
         self.oracle.tells_attributes(entry)
         await self._send(inode)
         return entry
+
+    async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
+        if not self.enable_acl or name not in acl.XATTRS or self._is_top(inode):
+            return await super().getxattr(inode, name, ctx)
+        self.oracle.acls_asked.add(inode)
+        try:
+            value = await super().getxattr(inode, name, ctx)
+        except FUSEError as exc:
+            if exc.errno == errno.ENODATA:
+                self.oracle.tells_acl(inode, name, b"")
+                await self._send(inode)
+            raise
+        self.oracle.tells_acl(inode, name, value)
+        await self._send(inode)
+        return value
 
     async def setattr(
         self,

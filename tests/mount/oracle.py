@@ -63,16 +63,20 @@ class Who(NamedTuple):
 
 @dataclass(frozen=True)
 class Rules:
-    """One export: what is mapped (nothing: the identity, no_root_squash), what is cloaked, and from whom nothing is."""
+    """One export: what is mapped (nothing: the identity, no_root_squash), what is cloaked, and from whom nothing is.
+
+    With `checked`, the kernel checks permissions, too.
+    """
 
     maps: tuple[Map, ...] = ()
     cloaks: tuple[Cloak, ...] = ()
     exempt: tuple[int, ...] = ()
+    checked: bool = False
 
     @property
     def options(self) -> str:
         """As the mount command wants it."""
-        words = ["rw", "suid", "no_root_squash"]
+        words = ["rw", "suid", "no_root_squash", *["default_permissions"] * self.checked]
         if self.maps:
             words.append("range_map=" + " ".join(map(str, self.maps)))
         if self.cloaks:

@@ -66,6 +66,10 @@ WEAKENED = {
         "is listed",
     ),
     "all entries are shown": (f"{_LISTINGS}; Listings._shows = lambda *_: True", "a view that hides something"),
+    "an ACL is kept with the attributes": (
+        "from cloakfs.filesystem.xattrs import ExtendedAttributes; ExtendedAttributes._keep_acl = lambda *_: None",
+        "the ACL of",
+    ),
     "changes behind the mount": (f"{_CHANGES}; Changes._heed = lambda *_: False", "leads elsewhere"),
 }
 """Rules; code that breaks each; and what is to be found then."""
@@ -137,7 +141,7 @@ def furnish(m: Mount) -> None:
 def test_a_rule_that_is_broken(rule: str, scene: str, mount: MakeMount, user: MakeUser) -> None:
     code, complaint = WEAKENED[rule]
     with daemons_with(patch(weakened=code)):
-        m = mount("-o", CLOAKED)
+        m = mount("-o", CLOAKED + ",default_permissions" * ("ACL" in rule))
     furnish(m)
     with contextlib.suppress(OSError):  # such a daemon may answer anything
         use(m, user(OWNER), user(OWNER, OWNER, [GROUP]), user(OTHER))
@@ -153,9 +157,10 @@ def test_all_replies_are_checked() -> None:
             assert name in vars(CheckedFilesystem), name
 
 
-def test_rules_that_hold(scene: str, mount: MakeMount, user: MakeUser) -> None:
+@pytest.mark.parametrize("words", ["", ",default_permissions"])
+def test_rules_that_hold(words: str, scene: str, mount: MakeMount, user: MakeUser) -> None:
     with daemons_with(patch()):
-        m = mount("-o", CLOAKED)
+        m = mount("-o", CLOAKED + words)
     furnish(m)
     use(m, user(OWNER), user(OWNER, OWNER, [GROUP]), user(OTHER))
     assert not violations(m)

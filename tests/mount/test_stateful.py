@@ -59,6 +59,8 @@ SQUASHED = (
 )
 WILD = 777  # an id that no definition names
 
+ACCESS_ACL = "system.posix_acl_access"
+
 # Attributes that are not the same for all are remembered for 2 ms, in ticks of the kernel's clock.
 AN_INSTANT = 0.012
 
@@ -70,6 +72,9 @@ POLICIES = {
     "special-bits": Rules(MAPS, (Cloak("uid", "-600", 1001, 1001), Cloak("uid", "+107", 1002, 1009))),
     "identity": Rules((), (Cloak("uid", "+070", 11001, 11002), Cloak("uid", "+007", 11003, 65534))),
     "exempt": Rules(MAPS, (Cloak("uid", "+077", 0, 1009), Cloak("gid", "-002", 2002, 2009)), exempt=(0, 1003)),
+    "checked-by-the-kernel": Rules(
+        (), (Cloak("uid", "+070", 11001, 11002), Cloak("uid", "+007", 11003, 65534)), checked=True
+    ),
     # The set-id bits by which others see a file are not shown, so that the kernel does not have them dropped.
     "hidden-set-id": Rules(
         (*SQUASHED, *MAPS[2:]), (Cloak("uid", "+600", 1001, 1001), Cloak("uid", "+604", 1002, 1009))
@@ -646,8 +651,10 @@ class TwoTrees(RuleBasedStateMachine):
             while (error := client.error(os.stat, held.client_fd)) == 0 and time.monotonic() < deadline:
                 time.sleep(0.001)
             assert error == errno.ESTALE, f"{who} still sees {places} by descriptor"
-            if stat.S_ISDIR(info.st_mode) and not held.flags & os.O_PATH:
-                assert client.error(_listed_anew, held.client_fd) == errno.ESTALE
+            if not held.flags & os.O_PATH:
+                assert client.error(os.getxattr, held.client_fd, ACCESS_ACL) == errno.ESTALE
+                if stat.S_ISDIR(info.st_mode):
+                    assert client.error(_listed_anew, held.client_fd) == errno.ESTALE
             return
         try:
             # Once: the kernel may tell it from what it has just told another caller, and a moment later not any more.
