@@ -62,28 +62,29 @@ class ExtendedAttributes(Core):
                 return await self._get_acl(at, inode, name, ctx)
             return await self._do(at, self._get, name)
         except OSError as exc:
-            if exc.errno == errno.ENODATA:
+            # The kernel's check of a permission must not fail where there are no ACLs.
+            is_check = self.enable_acl and name in acl.XATTRS
+            if exc.errno == errno.ENODATA or (exc.errno == errno.EOPNOTSUPP and is_check):
                 raise FUSEError(_has_none(name)) from None
             raise
 
     async def _get_acl(self, at: Entered, inode: InodeT, name: bytes, ctx: RequestContext) -> bytes:
-        waits = self.nodes.waits(at.obj)
+        waits, value, absent = self.nodes.waits(at.obj), b"", None
         try:
             value = await self._do(at, self._get, name)
         except OSError as exc:
             if exc.errno not in (errno.ENODATA, errno.EOPNOTSUPP):
                 raise
-            # The kernel's check of a permission must not fail on a tree without ACLs.
-            value, reason = b"", errno.ENODATA if self.enable_acl else exc.errno
-        again = await self._again(at, inode, ctx)
+            absent = exc
+        at, view = await self._again(at, inode, ctx), at.view
         if self.enable_acl:
-            may_have_changed = (waits or again.view is not at.view) and at.obj.filesystem.watched
-            self._keep_acl(again, not may_have_changed)
-        if not value:
-            raise FUSEError(reason)
-        return again.view.acl_out(value)
+            may_have_changed = (waits or at.view is not view) and at.obj.filesystem.watched
+            self._keep_acl(at, is_fresh=not may_have_changed)
+        if absent is not None:
+            raise absent
+        return at.view.acl_out(value)
 
-    def _keep_acl(self, at: Entered, is_fresh: bool) -> None:
+    def _keep_acl(self, at: Entered, *, is_fresh: bool) -> None:
         """Have the kernel keep the ACL that it asks for, or that there is none, only if it keeps the attributes.
 
         Then it drops both when it is made to forget the attributes. Otherwise it would give the ACL to everybody who

@@ -67,7 +67,7 @@ WEAKENED = {
     ),
     "all entries are shown": (f"{_LISTINGS}; Listings._shows = lambda *_: True", "a view that hides something"),
     "an ACL is kept with the attributes": (
-        "from cloakfs.filesystem.xattrs import ExtendedAttributes; ExtendedAttributes._keep_acl = lambda *_: None",
+        "from cloakfs.filesystem import xattrs; xattrs.ExtendedAttributes._keep_acl = lambda *_, **__: None",
         "the ACL of",
     ),
     "changes behind the mount": (f"{_CHANGES}; Changes._heed = lambda *_: False", "leads elsewhere"),
