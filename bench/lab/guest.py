@@ -21,7 +21,7 @@ ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 
 UML = "/usr"
 
-_MEMORY = "1500M"
+_MIB = 1500
 
 
 def inside() -> bool:
@@ -56,9 +56,11 @@ class Guest:
 
     Args:
         command: shell text to run in it as root.
+        mib: its memory, in which its files are as well.
+        processor: of the host, on which it runs.
     """
 
-    def __init__(self, command: str) -> None:
+    def __init__(self, command: str, mib: int = _MIB, processor: int | None = None) -> None:
         self.out = tempfile.mkdtemp(prefix="cloakfs-lab-")
         with open(os.path.join(self.out, "command"), "w", encoding="utf-8") as file:
             file.write(command)
@@ -70,10 +72,10 @@ class Guest:
         subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", wide_fpu, os.path.join(here, "wide_fpu.c")], check=True)
         # At each system call, user mode passes the turn from one process to another. On two processors, that takes
         # three times as long, and no two runs are alike.
-        processor = max(os.sched_getaffinity(0))
+        processor = max(os.sched_getaffinity(0)) if processor is None else processor
         with open(os.path.join(self.out, "console"), "wb") as console, running_on({processor}):
             self._process = subprocess.Popen(
-                [_kernel() or "", f"mem={_MEMORY}", "quiet", "loglevel=1", "root=none", "rootfstype=hostfs",
+                [_kernel() or "", f"mem={mib}M", "quiet", "loglevel=1", "root=none", "rootfstype=hostfs",
                  "rootflags=/", "ro", f"init={init}", f"lab.out={self.out}", f"lab.modules={modules}",
                  f"lab.root={ROOT}", f"uml_dir={self.out}", "umid=guest", "con=null", "con0=null,fd:1"],
                 stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT, start_new_session=True,
