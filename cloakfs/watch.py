@@ -33,14 +33,14 @@ merged event stays in the first one's place, so their order cannot be relied on.
 something, what other machines do to a shared file system, and ioctls that bypass the kernel's usual way of changing
 files.
 
-Before Linux 5.17 the target is missing from CREATE, DELETE, MOVED_FROM and MOVED_TO.
+Before Linux 5.17 the target is missing from CREATE, DELETE, MOVED_FROM and MOVED_TO. On overlayfs, older kernels (6.1)
+leave it out of DELETE, too.
 """
 
 import contextlib
 import errno
 import os
 import select
-import struct
 import time
 from collections.abc import AsyncGenerator, Callable
 
@@ -76,9 +76,6 @@ _LOCAL = frozenset(
         0xCA451A4E,  # bcachefs
     }
 )
-
-# A file handle (FILEID_BTRFS_WITHOUT_PARENT) of the top of a btrfs: inode 256 in tree 5, of any generation.
-_BTRFS_TOP = struct.pack("=iQQI", 0x4D, 256, 5, 0)
 
 # How many bytes of events are handled in one step, for which everybody waits: some 200 events, in 3 ms.
 _BATCH = 16384
@@ -153,7 +150,7 @@ class Watch:
         with contextlib.ExitStack() as stack:
             here = calls.open(linux.ROOT, fd, os.O_RDONLY | os.O_NONBLOCK)
             stack.callback(calls.close, here)
-            top = calls.find_handle(here, _BTRFS_TOP)
+            top = calls.find_handle(here, calls.btrfs_top(here))
             stack.callback(calls.close, top)
             self._mark(top)
             return fanotify.filesystem(top)[1]

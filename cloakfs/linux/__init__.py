@@ -47,6 +47,7 @@ from .syscalls import (
     RENAME_NOREPLACE,
     RWF_NOWAIT,
     Stat,
+    btrfs_top,
     fallocate,
     fstat,
     getdents,
@@ -65,7 +66,7 @@ __all__ = [
     "FMODE_EXEC", "MNT_DETACH", "MOST_LONG", "MS_DIRSYNC", "MS_NOATIME", "MS_NODEV", "MS_NODIRATIME", "MS_NOEXEC",
     "MS_NOSUID", "MS_POSIXACL", "MS_RDONLY", "MS_RELATIME", "MS_REMOUNT", "MS_SYNCHRONOUS", "RENAME_EXCHANGE",
     "RENAME_NOREPLACE", "ROOT", "RWF_NOWAIT", "Credentials", "Stat", "act_as_daemon", "act_for_nobody_as",
-    "acts_as", "apart", "clone_tree", "detach_mount", "effective_capabilities", "fallocate", "fstat", "getdents",
-    "in_main_thread", "may_access", "mount", "name_to_handle", "open_by_handle", "raised", "renameat2",
+    "acts_as", "apart", "btrfs_top", "clone_tree", "detach_mount", "effective_capabilities", "fallocate", "fstat",
+    "getdents", "in_main_thread", "may_access", "mount", "name_to_handle", "open_by_handle", "raised", "renameat2",
     "set_effective_capabilities", "statx", "statx_if_there", "umask", "umount", "xfs_uuid",
 ]  # fmt: skip

@@ -215,3 +215,32 @@ def xfs_uuid(fd: int) -> bytes:
         OSError: ENOTTY if it is not an xfs.
     """
     return fcntl.ioctl(fd, _XFS_GEOMETRY, bytes(_XFS_GEOMETRY_SIZE))[_XFS_UUID]
+
+
+# BTRFS_IOC_TREE_SEARCH: a struct btrfs_ioctl_search_args, whose key is what is searched for (tree, inodes, offsets,
+# transactions, types: from … to …) and how many are wanted; each one found follows the key, after a header.
+_BTRFS_SEARCH, _BTRFS_SEARCH_SIZE = 0xD0009411, 4096
+_btrfs_key = struct.Struct("=7Q4I4Q")
+_BTRFS_HEADER_SIZE = 32
+_BTRFS_INODE_ITEM = 1
+_BTRFS_TOP_TREE, _BTRFS_TOP_INODE = 5, 256
+_FILEID_BTRFS_WITHOUT_PARENT = 0x4D
+
+
+def btrfs_top(fd: int) -> bytes:
+    """Return the handle of the top of the btrfs that `fd` is on, which must not be O_PATH, as of `name_to_handle`.
+
+    It has the inode's generation, which differs from one file system to the next, and without which some kernels
+    (Linux 6.1) do not find the top.
+
+    Raises:
+        OSError: ENOTTY if it is not a btrfs, EPERM without CAP_SYS_ADMIN.
+    """
+    most, inode, kind = 2**64 - 1, _BTRFS_TOP_INODE, _BTRFS_INODE_ITEM
+    key = _btrfs_key.pack(_BTRFS_TOP_TREE, inode, inode, 0, most, 0, most, kind, kind, 1, 0, 0, 0, 0, 0)
+    found = bytearray(key.ljust(_BTRFS_SEARCH_SIZE, b"\0"))
+    fcntl.ioctl(fd, _BTRFS_SEARCH, found)
+    if _btrfs_key.unpack_from(found)[9] != 1:
+        raise OSError(errno.ENOENT, "this btrfs has no top")
+    (generation,) = struct.unpack_from("=Q", found, _btrfs_key.size + _BTRFS_HEADER_SIZE)
+    return struct.pack("=iQQI", _FILEID_BTRFS_WITHOUT_PARENT, inode, _BTRFS_TOP_TREE, generation & 0xFFFFFFFF)

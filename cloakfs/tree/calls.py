@@ -19,6 +19,7 @@ from ..ids import ServerId
 from ..linux import ROOT, Credentials, Stat
 from ..linux.credentials import assume
 
+btrfs_top = linux.btrfs_top
 close = os.close
 dup = os.dup
 fadvise = os.posix_fadvise
