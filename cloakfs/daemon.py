@@ -394,7 +394,7 @@ def _warn_of_handles(nodes: Nodes) -> None:
         if not filesystem.has_handles:
             log.warning(
                 "%s (%s) has no file handles: nodeids last only as long as the kernel remembers a file, "
-                "and each known file costs a descriptor",
+                "and each known file costs a descriptor (overlayfs: mount it with nfs_export=on,index=on)",
                 filesystem.path,
                 filesystem.kind,
             )

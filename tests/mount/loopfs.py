@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from cloakfs import linux
+
 MKFS = {
     "ext4": (["mkfs.ext4", "-q", "-F"], "e2fsprogs", 64),
     "xfs": (["mkfs.xfs", "-q", "-f"], "xfsprogs", 320),
@@ -29,6 +31,25 @@ def require_disk(path: str, why: str) -> None:
     kind = subprocess.run(["stat", "-f", "-c", "%T", path], check=True, capture_output=True, text=True).stdout.strip()
     if kind in ("tmpfs", "ramfs"):
         pytest.skip(f"needs a disk, and {path} is on a {kind}: {why}")
+
+
+def has_handles(path: str) -> bool:
+    """Whether the kernel has handles for what is at `path`, or at least identifiers that it cannot decode."""
+    fd = os.open(path, os.O_PATH)
+    try:
+        for flags in (0, linux.AT_HANDLE_FID):
+            with contextlib.suppress(OSError):
+                linux.name_to_handle(fd, flags)
+                return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def require_handles(path: str) -> None:
+    """Skip the test, with the reason, if it has none."""
+    if not has_handles(path):
+        pytest.skip(f"this kernel has no handles, not even identifiers (AT_HANDLE_FID), for {path}")
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from cloakfs.mounted import STATE_DIR, mount_key
 from cloakfs.tree.index import Index
 from tests.agents import User, names, read, write
 from tests.mount.conftest import Mount, is_mounted, mounted
-from tests.mount.loopfs import attached, filesystem, require_disk
+from tests.mount.loopfs import attached, filesystem, require_disk, require_handles
 from tests.mount.test_limits import base_dir, dig
 from tests.mount.test_robustness import wait_until
 from tests.mount.test_trees import by_handle, drop_caches, handle_of, steady
@@ -340,6 +340,7 @@ def test_a_handle_1500_levels_down_after_a_restart(kind: str, options: str, base
     """Deeper than Python recurses, and without having everybody else wait for long."""
     deepest = os.path.join(*["d"] * 1500)
     with filesystem(kind, base) as source, steady(source, base) as mount:
+        require_handles(source)
         user(2001).do(dig, source, "d", 1500)
         with mount("-o", options) as m, user(2001) as someone:
             someone.do(os.chdir, m.path)

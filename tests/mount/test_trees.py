@@ -17,7 +17,7 @@ from cloakfs import linux
 from cloakfs.mounted import STATE_DIR, mount_key
 from tests.agents import User, read, write
 from tests.mount.conftest import Mount, is_mounted, mounted, run
-from tests.mount.loopfs import filesystem
+from tests.mount.loopfs import filesystem, has_handles, require_handles
 
 KINDS = ["ext4", "xfs", "btrfs", "tmpfs", "overlay-nfs"]
 NULL = "no_root_squash"
@@ -204,6 +204,7 @@ def test_a_handle_survives_renames(kind: str, restart: bool, options: str, base:
 
 def test_what_cannot_decode_handles_is_told_and_pays_once(base: str) -> None:
     with filesystem("overlay", base) as source, steady(source, base) as mount:
+        require_handles(source)
         populate(source)
         with mount("-o", NULL) as m:
             assert "cannot decode file handles" in m.log
@@ -213,6 +214,27 @@ def test_what_cannot_decode_handles_is_told_and_pays_once(base: str) -> None:
         with mount("-o", NULL) as m:
             assert os.stat(m.at("a", "file")).st_ino == number
             assert by_handle(m.path, handle) == b"a/file"
+
+
+def test_what_has_no_handles_is_told(base: str) -> None:
+    """Files are the same as long as the kernel remembers them."""
+    with filesystem("overlay", base) as source, steady(source, base) as mount:
+        if has_handles(source):
+            pytest.skip("this kernel has handles, or identifiers, for every file system")
+        populate(source)
+        with mount("-o", NULL) as m:
+            assert "has no file handles" in m.log
+            assert "nfs_export=on" in m.log
+            with open(m.at("a", "file")) as held:
+                number, handle = os.stat(m.at("a", "file")).st_ino, handle_of(m.at("a", "file"))
+                os.rename(m.real("a", "file"), m.real("a", "renamed"))
+                os.rename(m.at("a", "renamed"), m.at("moved"))
+                assert os.stat(m.at("moved")).st_ino == os.fstat(held.fileno()).st_ino == number
+                assert by_handle(m.path, handle) == b"a/file"
+            assert Path(m.real("moved")).read_bytes() == b"a/file"
+        with mount("-o", NULL) as m:
+            assert error_by_handle(m.path, handle) == errno.ESTALE
+            assert Path(m.at("moved")).read_bytes() == b"a/file"
 
 
 @pytest.mark.parametrize("kind", KINDS)
