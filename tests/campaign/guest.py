@@ -31,6 +31,7 @@ _PYTEST = ("pytest", "-q", "-p", "no:cacheprovider", "--timeout=1200")
 
 _PREPARE = f"""\
 truncate -s 8G /run/disk && mkfs.ext4 -q /run/disk && mount -o loop /run/disk /tmp && chmod 1777 /tmp || exit
+ulimit -Hn 524288  # as systemd has it
 cd {shlex.quote(ROOT)}
 """
 
