@@ -2,9 +2,11 @@
 
 import ctypes
 import os
+import queue
 import signal
 import threading
 from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeVar
 
 from .libc import NR, check, syscall
@@ -45,10 +47,44 @@ def apart(call: Callable[..., _T], *args: Any) -> _T:
     way cannot be killed, and would keep the session open if the daemon is killed: all clients would wait for ever.
 
     The thread takes no signals: Python's handler writes to a descriptor, whose number is unused in this thread, or has
-    another meaning.
+    another meaning. As whom it acts is undefined.
     """
     answer: list[_T] = []
     failure: list[BaseException] = []
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            answer.append(call(*args))
+        except BaseException as exc:
+            failure.append(exc)
+        done.set()
+
+    def start() -> None:
+        try:
+            threading.Thread(target=run, daemon=True).start()
+        except RuntimeError as exc:  # the machine cannot start another one
+            failure.append(exc)
+            done.set()
+
+    _starter(os.getpid()).put(start)
+    done.wait()
+    if failure:
+        raise failure[0]
+    return answer[0]
+
+
+@cache
+def _starter(_process: int) -> "queue.SimpleQueue[Callable[[], None]]":
+    """Return the queue of a thread without descriptors, which starts threads that have none either.
+
+    It is made once, at best before clients have files open: a thread begins with the descriptors of the one that starts
+    it, and to close its copies means to wait for the real tree (flush), which may hang. Linux 6.1 copies the first 64
+    even if all are to be closed (CLOSE_RANGE_UNSHARE).
+    """
+    calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    failure: list[OSError] = []
+    ready = threading.Event()
 
     def run() -> None:
         try:
@@ -58,13 +94,16 @@ def apart(call: Callable[..., _T], *args: Any) -> _T:
                     NR["close_range"], ctypes.c_uint(3), ctypes.c_uint(0xFFFFFFFF), ctypes.c_uint(_CLOSE_RANGE_UNSHARE)
                 )
             )
-            answer.append(call(*args))
-        except BaseException as exc:
+        except OSError as exc:
             failure.append(exc)
+            return
+        finally:
+            ready.set()
+        while True:
+            calls.get()()
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join()
+    threading.Thread(target=run, daemon=True).start()
+    ready.wait()
     if failure:
         raise failure[0]
-    return answer[0]
+    return calls
