@@ -41,8 +41,8 @@ _INDENT = 11
 def status(mountpoints: tuple[str, ...], *, verbose: bool, as_json: bool) -> None:
     """Report whether the mounts and services of this machine are healthy, and what they do.
 
-    With a MOUNTPOINT, also what the kernel may remember, for how long, and what keeps it from remembering more. Figures
-    are up to five seconds old. What nobody serves comes last.
+    With a MOUNTPOINT, also who checks permissions, what the kernel may remember, for how long, and what keeps it from
+    remembering more. Figures are up to five seconds old. What nobody serves comes last.
 
     Exit status: 0 healthy, 1 a MOUNTPOINT is no cloakfs mount, or its daemon is of an unknown version, 3 a daemon or a
     guard has died or has not answered for five seconds, a mount cannot be served, or a server does not answer.
@@ -106,6 +106,8 @@ def _show(one: Health, words: dict[str, str], *, in_full: bool, with_kernel: boo
         restarts = f", daemon replaced {one.restarts}×" if one.restarts else ""
         _tell_value("service", f"{one.service.name}{restarts}")
     if with_kernel:
+        if mount.access:
+            _tell_value("access", mount.access)
         for name, value in _remembered(mount):
             _tell_value(name, value, 2 * _INDENT + 1)
 

@@ -27,6 +27,7 @@ from .control import Control, socket_of
 from .filesystem import Filesystem, pyfuse3memory, remember
 from .filesystem.figures import figures
 from .groups import group_source
+from .kernelcheck import who_checks
 from .linux import fuseconnection, mountinfo
 from .logfile import follow_rotation
 from .mounted import STATE_DIR, PublishedState, all_mounted, mount_key
@@ -469,8 +470,9 @@ class _Daemon:
 
     async def _say_ready(self) -> None:
         await trio.to_thread.run_sync(linux.apart, self._filesystem.inside.check, abandon_on_cancel=True)
-        self._publish_remembered()
+        self._publish_rules()
         log.info("%s: serving %s", self._settings.target, self._settings.source)
+        log.info("%s: access is %s", self._settings.target, self._access())
         self._log_exempt(self._settings.options)
         restarts = self._settings.mount_options.restarts
         if restarts:
@@ -516,7 +518,7 @@ class _Daemon:
             linux.act_as_daemon()
             self._index.tidy()
             self._published.work(self._filesystem.requests.counts(), self._filesystem.reader.state())
-            self._publish_remembered()
+            self._publish_rules()
             try:
                 await trio.to_thread.run_sync(self._checkpoint)
             except sqlite3.Error:
@@ -585,12 +587,21 @@ class _Daemon:
         log.info("%s: reloaded", self._settings.target)
         self._log_exempt(options)
         self._published.reloaded(format_options(options))
-        self._publish_remembered()
+        self._publish_rules()
         return f"reloaded; serving {self._settings.source} at {self._settings.target}"
 
-    def _publish_remembered(self) -> None:
+    def _publish_rules(self) -> None:
         linux.act_as_daemon()
-        self._published.remembers([asdict(fact) for fact in self._filesystem.remembered()])
+        self._published.rules([asdict(fact) for fact in self._filesystem.remembered()], self._access())
+
+    def _access(self) -> str:
+        words = self._settings.mount_options
+        return who_checks(
+            self._filesystem.views.any(),
+            self._settings.options.groups,
+            by_kernel=words.default_permissions,
+            exported=words.is_exported,
+        )
 
     def _log_exempt(self, options: Options) -> None:
         if options.exempt:

@@ -55,6 +55,7 @@ class Mounted:
         prefetch: statistics of reading and read-ahead (`Reader.state`); some seconds old.
         remembered: what the kernel may remember of it, each as a dict with the fields of `cachereport.Fact`; some
             seconds old, and empty if it was not published.
+        access: who checks permissions (`kernelcheck.who_checks`); "" if it was not published.
         since: when it was mounted, in seconds since 1970; 0 if this was not published.
         given: the options after `-o` of the mount, as they were given; empty if they were not published.
         version: the version of the published state; if it is not known, only the fields that are in every version
@@ -73,6 +74,7 @@ class Mounted:
     requests: Mapping[str, int] = field(default_factory=dict)
     prefetch: Mapping[str, Any] = field(default_factory=dict)
     remembered: Sequence[Mapping[str, Any]] = ()
+    access: str = ""
     since: float = 0
     given: Sequence[str] = ()
     version: int = 0
@@ -179,10 +181,10 @@ class PublishedState:
             self._now = replace(self._now, requests=dict(requests), prefetch=dict(prefetch))
             self._try_to_write()
 
-    def remembers(self, facts: Sequence[Mapping[str, Any]]) -> None:
-        """Publish what the kernel may remember of the mount."""
-        if facts != self._now.remembered:
-            self._now = replace(self._now, remembered=facts)
+    def rules(self, remembered: Sequence[Mapping[str, Any]], access: str) -> None:
+        """Publish what the kernel may remember of the mount, and who checks permissions."""
+        if remembered != self._now.remembered or access != self._now.access:
+            self._now = replace(self._now, remembered=remembered, access=access)
             self._try_to_write()
 
     def _try_to_write(self) -> None:

@@ -19,6 +19,7 @@ from tests.mount.conftest import Mount, run, told, unmount
 from tests.mount.loopfs import attached
 from tests.mount.test_caching import CLOAKED, GROUP, OTHER, OWNER, STRANGER, put, requests
 from tests.mount.test_plugins import plugin
+from tests.mount.test_trees import wait_until
 
 MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]
@@ -520,12 +521,31 @@ def test_a_tree_in_another_cloakfs(scene: str, mount: MakeMount, user: MakeUser)
 def test_status_tells_of_one_mount_in_full_and_of_all_in_short(scene: str, mount: MakeMount) -> None:
     m = mount("-o", f"{CLOAKED},views={OTHER}:{GROUP}")
     said = run("status", m.path).stdout
+    assert (
+        "\n access    checked by the daemon alone: a fixed view has ids and groups of its own\n kernel    1 h " in said
+    )
     assert "\n kernel    1 h         names\n" in said
     assert (
         "\n           not at all  names at the top: the daemon checks there who may enter"
         " (way out: default_permissions)\n" in said
     )
     assert "kernel" not in run("status", check=False).stdout
+
+
+def test_who_checks_permissions_is_told(base: str, scene: str, mount: MakeMount) -> None:
+    file = Path(base, "a.exports")
+    file.write_text(f"{scene} *(rw)\n")
+    m = mount("--exports", str(file), "-o", "default_permissions")
+
+    def access() -> str:
+        (told,) = json.loads(run("status", m.path, "--json").stdout)
+        return str(told["access"])
+
+    assert access() == "checked by the daemon and the kernel, by the same ids and groups"
+    assert f"{m.path}: access is {access()}\n" in m.log
+    file.write_text(f"{scene} *(rw,range_map=uid 0 999 map 0)\n")
+    os.kill(m.pid, signal.SIGHUP)
+    wait_until(lambda: access().endswith("which may refuse what the daemon would grant: range_map changes ids"))
 
 
 def test_a_reload_is_told(base: str, scene: str, mount: MakeMount) -> None:

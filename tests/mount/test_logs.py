@@ -41,6 +41,7 @@ def test_to_syslog(base: str, tree: str) -> None:
             pid = Mount(tree, path).pid
             run("umount", path)
             assert heard.recv(1000).decode() == f"<30>cloakfs[{pid}]: {path}: serving {tree}"
+            assert f"{path}: access is checked by the daemon alone" in heard.recv(1000).decode()
             assert heard.recv(1000).decode() == f"<30>cloakfs[{pid}]: {path}: unmounted"
     assert Mount(tree, path).log == ""
 

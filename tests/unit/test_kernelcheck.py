@@ -1,0 +1,55 @@
+"""Who checks permissions, in words."""
+
+import pytest
+
+from cloakfs.caller import Caller
+from cloakfs.config.parse import parse_options
+from cloakfs.ids import ServerId
+from cloakfs.kernelcheck import difference, who_checks
+from cloakfs.policy import Attrs, Policy
+from cloakfs.view import View
+
+
+class Unmapped(Policy):
+    """Shows the ids that files have on the server."""
+
+    def show(self, attrs: Attrs) -> Attrs:
+        return attrs
+
+
+ANN = Caller(ServerId(1000), ServerId(1000), frozenset())
+
+
+def view(words: str = "", *, fixed: Caller | None = None, plugin: type[Policy] = Policy) -> View:
+    return View(plugin(parse_options(words)[0]), fixed)
+
+
+@pytest.mark.parametrize("words", ["", "cloak_list=uid +077 1000 1999", "no_root_squash,anonuid=1000"])
+def test_the_kernel_comes_to_the_same_result_where_ids_stay(words: str) -> None:
+    assert difference(view(words), None) == difference(view(words), "proc") == ""
+    assert "(default_permissions)" in who_checks(view(words), None, by_kernel=False, exported=False)
+    assert who_checks(view(words), None, by_kernel=True, exported=False).endswith("by the same ids and groups")
+
+
+@pytest.mark.parametrize(
+    ("seen", "groups", "why"),
+    [
+        (view("range_map=uid 0 99 map 0"), None, "range_map"),
+        (view("all_squash"), None, "all_squash"),
+        (view(), "database", "groups=database"),
+        (view(), "none", "groups=none"),
+        (view(fixed=ANN), None, "a fixed view"),
+        (view(plugin=Unmapped), None, "the plug-in"),
+    ],
+)
+def test_what_makes_a_difference_is_named(seen: View, groups: str | None, why: str) -> None:
+    assert why in difference(seen, groups)
+    for by_kernel in (True, False):
+        said = who_checks(seen, groups, by_kernel=by_kernel, exported=False)
+        assert why in said
+        assert "default_permissions" not in said
+
+
+def test_of_an_exported_mount_no_option_is_suggested() -> None:
+    assert who_checks(view(), None, by_kernel=True, exported=True).endswith("for its NFS server")
+    assert who_checks(view(), None, by_kernel=False, exported=True) == "checked by the daemon"
