@@ -19,7 +19,8 @@ OUT = "/run/out"
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 """The project, which the guest sees at the same place."""
 
-UML = "/usr"
+UML = os.environ.get("CLOAKFS_UML", "/usr")
+"""Where user-mode Linux is installed: `bin/linux.uml`, and `lib/uml/modules/VERSION`. Set it for another kernel."""
 
 _MIB = 1500
 

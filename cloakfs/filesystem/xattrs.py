@@ -77,9 +77,8 @@ class ExtendedAttributes(Core):
                 raise
             absent = exc
         at, view = await self._again(at, inode, ctx), at.view
-        if self.enable_acl:
-            may_have_changed = (waits or at.view is not view) and at.obj.filesystem.watched
-            self._keep_acl(at, is_fresh=not may_have_changed)
+        may_have_changed = (waits or at.view is not view) and at.obj.filesystem.watched
+        self._keep_acl(at, is_fresh=not may_have_changed)
         if absent is not None:
             raise absent
         return at.view.acl_out(value)
@@ -89,7 +88,8 @@ class ExtendedAttributes(Core):
 
         Then it drops both when it is made to forget the attributes. Otherwise it would give the ACL to everybody who
         has the object open, until it asks for the attributes again. What it is made to forget while it asks for it, it
-        does not keep (__get_acl in fs/posix_acl.c).
+        does not keep (__get_acl in fs/posix_acl.c). A kernel that does not check permissions was not meant to keep
+        ACLs, but from Linux 6.2 on it does (CVE-2026-68149), until 6.6.148, 6.12.101, 6.18.42 and 7.1.6.
         """
         if at.who is INSIDER or not is_fresh or self.cache.of_object(at, at.info) <= BRIEF_SECONDS:
             self.cache.forgetter.acl(self.nodes.nodeid(at.number, at.obj))

@@ -1,4 +1,8 @@
-"""Where the kernel checks permissions, it keeps ACLs; it gives them to whoever has the object open."""
+"""Where the kernel checks permissions, it keeps ACLs; it gives them to whoever has the object open.
+
+So does a kernel without the fix of CVE-2026-68149 in every mount. With any other, the tests without
+`default_permissions` cannot fail.
+"""
 
 import errno
 import os
@@ -17,8 +21,10 @@ MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]
 
 ACCESS = "system.posix_acl_access"
-CLOAKED = "rw,no_root_squash,default_permissions,cloak_list=uid +007 3000 3999"
+CLOAKED = "rw,no_root_squash,cloak_list=uid +007 3000 3999"
 """Files of these owners are seen by those to whom the mode bits of all others give something."""
+
+CHECKED = f"{CLOAKED},default_permissions"
 
 NOBODY = 0xFFFFFFFF
 
@@ -29,16 +35,17 @@ def acl(reader: int) -> bytes:
     return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
 
 
+@pytest.mark.parametrize("options", [CLOAKED, CHECKED], ids=["", "default_permissions"])
 @pytest.mark.parametrize("behind", [False, True], ids=["through the mount", "behind the mount"])
 @pytest.mark.parametrize("kind", ["file", "directory", "where it stands"])
 @pytest.mark.parametrize("has_acl", [True, False], ids=["an ACL", "no ACL"])
 def test_of_what_is_hidden_now(
-    has_acl: bool, kind: str, behind: bool, tree: str, mount: MakeMount, user: MakeUser
+    has_acl: bool, kind: str, behind: bool, options: str, tree: str, mount: MakeMount, user: MakeUser
 ) -> None:
     """Somebody has opened it while it was public. Its owner looks at the ACL when it is not any more."""
     put(os.path.join(tree, "all"), OWNER, stat.S_IFDIR | 0o755)
     real = put(os.path.join(tree, "all/it"), OWNER, 0o644 if kind == "file" else stat.S_IFDIR | 0o755)
-    m, owner, other = mount("-o", CLOAKED), user(OWNER), user(OTHER)
+    m, owner, other = mount("-o", options), user(OWNER), user(OTHER)
     at = m.at("all/it")
     if kind == "where it stands":
         other.do(os.chdir, at)
@@ -71,7 +78,7 @@ def test_with_the_attributes_they_are_kept_and_forgotten(
 ) -> None:
     put(os.path.join(tree, where), OWNER, stat.S_IFDIR | (0o755 if where == "all" else 0o700))
     real = put(os.path.join(tree, where, "file"), OWNER, 0o644)
-    m, owner = mount("-o", CLOAKED), user(OWNER)
+    m, owner = mount("-o", CHECKED), user(OWNER)
     owner.do(os.chdir, m.at(where))
     fd = owner.do(os.open, "file", os.O_RDONLY)
     for reader in (None, STRANGER, OTHER):
@@ -98,7 +105,7 @@ def test_a_permission_that_an_acl_gives(tree: str, mount: MakeMount, user: MakeU
     put(os.path.join(tree, "shared"), 4001, stat.S_IFDIR | 0o700)
     real = put(os.path.join(tree, "shared/file"), 4001, 0o644)
     os.setxattr(os.path.dirname(real), ACCESS, acl(OTHER))
-    m, other, stranger = mount("-o", CLOAKED), user(OTHER), user(STRANGER)
+    m, other, stranger = mount("-o", CHECKED), user(OTHER), user(STRANGER)
     for _ in range(3):
         assert other.do(os.stat, m.at("shared/file")).st_uid == 4001
         assert stranger.error(os.stat, m.at("shared/file")) == errno.EACCES
