@@ -7,6 +7,7 @@ import select
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from .tree import OWNER, WORKER
 BARE = "bare"
 BINDFS = "bindfs"
 UNCACHED = "bindfs, caches off"
+FLOOR = "pyfuse3 alone"
 STOCK = "cloakfs stock loop"
 NULL = "cloakfs null"
 BOTH = "cloakfs map+cloak"
@@ -122,28 +124,38 @@ def _bindfs(*options: str) -> Start:
             raise Skipped("bindfs is not installed (apt install bindfs)")
         servers = range(WORKER, WORKER + USERS)
         ids = [f"{sign}{server}/{sign}{server + SHIFT}" for sign in ("", "@") for server in servers]
-        # It has a session of its own: Ctrl-C is for the benchmark, which then ends it.
         command = ["bindfs", "-f", f"--map={':'.join(ids)}", *options, tree, at]
-        process = subprocess.Popen(command, start_new_session=True)
-
-        def stop() -> None:
-            unmount(at)
-            process.terminate()
-            process.wait(_PATIENCE)
-
-        stack.callback(stop)
-
-        def wait() -> Peer:
-            deadline = time.monotonic() + _PATIENCE
-            while not is_mounted(at):
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"bindfs did not mount (exit status {process.returncode})")
-                time.sleep(0.01)
-            return Peer(name, tree, at, WORKER + SHIFT, process.pid)
-
-        return wait
+        return _foreground(stack, Peer(name, tree, at, WORKER + SHIFT), command)
 
     return start
+
+
+def _floor(stack: contextlib.ExitStack, name: str, tree: str, at: str) -> Callable[[], Peer]:
+    """What pyfuse3 costs by itself (`floor`)."""
+    return _foreground(stack, Peer(name, tree, at), [sys.executable, "-m", f"{__package__}.floor", tree, at])
+
+
+def _foreground(stack: contextlib.ExitStack, peer: Peer, command: list[str]) -> Callable[[], Peer]:
+    """Start a file system that serves until SIGTERM; return a function that waits for it."""
+    # It has a session of its own: Ctrl-C is for the benchmark, which then ends it.
+    process = subprocess.Popen(command, start_new_session=True)
+
+    def stop() -> None:
+        unmount(peer.path)
+        process.terminate()
+        process.wait(_PATIENCE)
+
+    stack.callback(stop)
+
+    def wait() -> Peer:
+        deadline = time.monotonic() + _PATIENCE
+        while not is_mounted(peer.path):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{peer.name} did not mount (exit status {process.returncode})")
+            time.sleep(0.01)
+        return replace(peer, daemon=process.pid)
+
+    return wait
 
 
 def mounting(options: str, *more: str, uid: int = WORKER + SHIFT, optional: bool = False) -> Start:
@@ -242,6 +254,7 @@ PEERS: dict[str, Start] = {
     "overlayfs": _overlay,
     BINDFS: _bindfs(),
     UNCACHED: _bindfs("-o", "attr_timeout=0,entry_timeout=0,negative_timeout=0"),
+    FLOOR: _floor,
     STOCK: mounting(f"no_root_squash,{STOCK_WORD}", uid=WORKER, optional=True),
     NULL: mounting("no_root_squash", uid=WORKER),
     "cloakfs map": mounting(definitions(2, cloaks=False)),
@@ -269,6 +282,8 @@ _FOR_ONE = {FIXED, PLAIN, SESSION}
 
 def does(peer: str, work: Work) -> bool:
     """Whether this work is for that peer."""
+    if peer == FLOOR:
+        return work.table.startswith("file by file") or work.name.startswith("ls -lR")
     return peer not in (_FOR_ONE if work.users else ()) and (work.thorough or peer not in VARIANTS)
 
 

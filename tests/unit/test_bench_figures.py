@@ -9,7 +9,7 @@ import pytest
 from bench.figures import Run, Spread, compare, number
 from bench.homes import HOME
 from bench.job import PINNED, UNPINNED
-from bench.peers import BARE, FEW, FIXED, MANY, PEERS, PLAIN, UNCACHED, VARIANTS, definitions, does
+from bench.peers import BARE, FEW, FIXED, FLOOR, MANY, PEERS, PLAIN, UNCACHED, VARIANTS, definitions, does
 from bench.speed.choice import chosen
 from bench.speed.measure import Plan, find_package, per_unit
 from bench.speed.report import (
@@ -126,7 +126,7 @@ def test_targets_for_homes_are_judged_by_what_was_done_in_homes() -> None:
 
 
 def test_who_does_what() -> None:
-    assert {peer for peer in PEERS if not does(peer, WORKS["20 users home"])} == {*VARIANTS, FIXED, PLAIN}
+    assert {peer for peer in PEERS if not does(peer, WORKS["20 users home"])} == {*VARIANTS, FIXED, PLAIN, FLOOR}
     assert [peer for peer in PEERS if not does(peer, WORKS["stat home"])] == [p for p in PEERS if p in VARIANTS]
     assert all(does(peer, WORKS["stat private"]) for peer in PEERS)
 
