@@ -10,7 +10,7 @@ checks against the real tree that
 - each remembered absence is true for everybody, and where something is hidden at all, known to one uid alone, from
   which nothing in that directory is hidden,
 - each ACL that the kernel keeps, also by not asking for the attributes of the object, is the present one and holds for
-  the same audience,
+  the same audience (every mount is checked as on a kernel without the fix of CVE-2026-68149),
 - the entries that the kernel keeps of a directory are there, and shown to everybody who was given them,
 - who is told of a directory by a LOOKUP may know all names that are remembered in it by then,
 - each name in a listing is one that its reader sees.
@@ -663,7 +663,7 @@ class CheckedFilesystem(Filesystem):
         return entry
 
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
-        if not self.enable_acl or name not in acl.XATTRS or self._is_top(inode):
+        if name not in acl.XATTRS or self._is_top(inode):
             return await super().getxattr(inode, name, ctx)
         self.oracle.acls_asked.add(inode)
         try:

@@ -92,6 +92,7 @@ def use(m: Mount, owner: User, member: User, other: User) -> None:
     other.do(os.stat, m.at("open/file"))
     for _ in range(2):
         member.do(os.stat, "own")
+        member.error(os.getxattr, "own", "system.posix_acl_access")
         owner.do(os.stat, m.at("listed/file"))
         other.error(os.stat, m.at("listed/file"))
     owner.do(os.chdir, m.at("homes/second"))
@@ -141,7 +142,7 @@ def furnish(m: Mount) -> None:
 def test_a_rule_that_is_broken(rule: str, scene: str, mount: MakeMount, user: MakeUser) -> None:
     code, complaint = WEAKENED[rule]
     with daemons_with(patch(weakened=code)):
-        m = mount("-o", CLOAKED + ",default_permissions" * ("ACL" in rule))
+        m = mount("-o", CLOAKED)
     furnish(m)
     with contextlib.suppress(OSError):  # such a daemon may answer anything
         use(m, user(OWNER), user(OWNER, OWNER, [GROUP]), user(OTHER))
