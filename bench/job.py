@@ -48,17 +48,32 @@ Make = Callable[[Ground], Job]
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """A piece of work, on one kind of files.
+class Piece:
+    """What there is to know of a piece of work, on one kind of files, without doing it.
 
     Attributes:
         name: with the kind.
-        kind: in which directory it is done.
+        kind: of files.
         table: which one tells of it.
         unit: what is counted.
-        make: makes the job, in the directory of the kind.
         settings: pinned, unpinned, or both.
         rounds: at most so many; None: all.
+    """
+
+    name: str
+    kind: str
+    table: str
+    unit: str
+    settings: tuple[str, ...] = (PINNED, UNPINNED)
+    rounds: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work(Piece):
+    """A piece of work for processes in the directory of its kind.
+
+    Attributes:
+        make: makes the job, in that directory.
         clients: so many at once.
         users: each client is another user, in a home of that user's.
         reads_data: it needs a large file.
@@ -66,13 +81,7 @@ class Work:
         thorough: also with peers that differ little.
     """
 
-    name: str
-    kind: str
-    table: str
-    unit: str
     make: Make
-    settings: tuple[str, ...] = (PINNED, UNPINNED)
-    rounds: int | None = None
     clients: int = 1
     users: bool = False
     reads_data: bool = False

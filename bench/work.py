@@ -209,7 +209,7 @@ def all_work(heavy_rounds: int) -> dict[str, Work]:
     def add(what: str, kinds: tuple[str, ...], table: str, unit: str, make: Make, **more: Any) -> None:
         for kind in kinds:
             name = f"{what} {kind}"
-            work[name] = Work(name, kind, f"{table}, {kind}", unit, make, **more)
+            work[name] = Work(name, kind, f"{table}, {kind}", unit, make=make, **more)
 
     everywhere, home = (*KINDS, HOME), (HOME,)
     for what, (unit, make) in _BY_FILE.items():

@@ -2,19 +2,22 @@
 
 import contextlib
 import os
+import pickle
 import signal
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar, cast
 
 from .homes import place_of
 from .job import Ground, Work
 from .peers import Peer
 from .tree import Sizes
+
+T = TypeVar("T")
 
 _PATIENCE = 600.0
 
@@ -115,11 +118,49 @@ def end(pid: int) -> None:
     os.waitpid(pid, 0)
 
 
-def become(uid: int) -> None:
-    """Become this user, with the group of the same number and no other, permanently."""
-    os.setgroups([])
+def become(uid: int, groups: Sequence[int] = ()) -> None:
+    """Become this user, with the group of the same number, and with no others than these, permanently."""
+    os.setgroups(groups)
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
+
+
+def done_as(uid: int, directory: str, do: Callable[[], T], groups: Sequence[int] = ()) -> T:
+    """Call a function in a process of its own, as this user, in a directory; return what it returns.
+
+    Raises:
+        WorkError: it failed.
+    """
+    reader, writer = os.pipe()
+    if (pid := fork()) == 0:
+        try:
+            os.close(reader)
+            try:
+                os.umask(0o022)
+                become(uid, groups)
+                os.chdir(directory)
+                told: tuple[bool, object] = True, do()
+            except Exception as exc:
+                *_, last = traceback.extract_tb(exc.__traceback__)
+                told = False, f"{type(exc).__name__}: {exc} ({os.path.basename(last.filename)}:{last.lineno})"
+            with open(writer, "wb") as file:
+                pickle.dump(told, file)
+        finally:
+            os._exit(0)
+    os.close(writer)
+    try:
+        with open(reader, "rb") as file:
+            said = file.read()
+        os.waitpid(pid, 0)
+    except BaseException:
+        end(pid)
+        raise
+    if not said:
+        raise WorkError("the process was killed")
+    succeeded, result = pickle.loads(said)
+    if not succeeded:
+        raise WorkError(str(result))
+    return cast(T, result)
 
 
 def _live(

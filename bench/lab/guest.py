@@ -39,7 +39,7 @@ def missing() -> str | None:
     for program in ("/usr/sbin/exportfs", "/usr/sbin/rpc.nfsd", "/sbin/rpcbind", "/sbin/mount.nfs"):
         if not os.path.exists(program):
             return f"needs {program} (scripts/setup --test)"
-    return None
+    return None if shutil.which("cc") else "needs a C compiler (scripts/setup --test)"
 
 
 def _kernel() -> str | None:

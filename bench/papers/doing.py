@@ -2,19 +2,16 @@
 
 import contextlib
 import os
-import pickle
 import signal
 import subprocess
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple
 
-from ..workers import end, fork
+from .. import workers
+from ..workers import T, WorkError
 from .configurations import Case
-
-T = TypeVar("T")
 
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "HOME": "/nonexistent"}
 """Of every program that is started."""
@@ -74,35 +71,7 @@ def done_as(case: Case, directory: str, do: Callable[[], T]) -> T:
     Raises:
         RuntimeError: it failed.
     """
-    reader, writer = os.pipe()
-    if (pid := fork()) == 0:
-        try:
-            os.close(reader)
-            try:
-                os.umask(0o022)
-                os.setgroups(case.groups)
-                os.setresgid(case.uid, case.uid, case.uid)
-                os.setresuid(case.uid, case.uid, case.uid)
-                os.chdir(directory)
-                told: tuple[bool, object] = True, do()
-            except Exception as exc:
-                *_, last = traceback.extract_tb(exc.__traceback__)
-                told = False, f"{type(exc).__name__}: {exc} ({os.path.basename(last.filename)}:{last.lineno})"
-            with open(writer, "wb") as file:
-                pickle.dump(told, file)
-        finally:
-            os._exit(0)
-    os.close(writer)
     try:
-        with open(reader, "rb") as file:
-            said = file.read()
-        os.waitpid(pid, 0)
-    except BaseException:
-        end(pid)
-        raise
-    if not said:
-        raise RuntimeError(f"{case.name}: the process was killed")
-    succeeded, result = pickle.loads(said)
-    if not succeeded:
-        raise RuntimeError(f"{case.name}: {result}")
-    return cast(T, result)
+        return workers.done_as(case.uid, directory, do, case.groups)
+    except WorkError as exc:
+        raise RuntimeError(f"{case.name}: {exc}") from exc

@@ -374,7 +374,8 @@ def rate(case: Case, site: Site, name: str, streams: list[list[Read]], files: li
         if left := content.forget(os.path.join(site.tree, file)):
             raise WorkError(f"{left} pages of {file} cannot be dropped from memory")
     disk = site.disk if name == BARE else None
-    work = Work(case.name, ".", "", "bytes", partial(_job, streams, files, case.outstanding, disk, name != BARE))
+    job = partial(_job, streams, files, case.outstanding, disk, name != BARE)
+    work = Work(case.name, ".", "", "bytes", make=job)
     with Workers(work, site.peers[name], QUICK, "", None, os.sched_getaffinity(0)) as workers:
         return workers.go()[1] / 1e6
 

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -15,11 +16,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ..cli import fail
 from ..figures import Run
-from ..job import PINNED, UNPINNED, Work
+from ..job import PINNED, UNPINNED, Piece, Work
+from ..lab import guest
+from ..over_nfs import EXPORTS, Listing
 from ..peers import PEERS
 from ..tree import QUICK, Sizes, generated_package
 from ..work import CLIENTS
-from .measure import GROWTH, IDLE, REQUESTS, Plan, can_build, find_package, measure, versions
+from .measure import can_build, find_package, measure, versions
+from .plan import GROWTH, IDLE, REQUESTS, Plan
 
 _EXTRAS = (REQUESTS, IDLE, GROWTH)
 
@@ -36,13 +40,17 @@ class Choice:
     package: str | None
     quick: bool
 
-    def plan(self, every: dict[str, Work]) -> Plan:
+    def plan(self, every: Mapping[str, Piece]) -> Plan:
         """What is to be measured; ends the command if that is nothing."""
-        peers = chosen(list(PEERS), self.peers, "--peer")
+        peers = chosen([*PEERS, *EXPORTS], self.peers, "--peer")
         names = chosen([*every, *_EXTRAS], self.works, "--work")
-        works = [every[name] for name in names if name in every]
+        pieces = [every[name] for name in names if name in every]
+        works = [piece for piece in pieces if isinstance(piece, Work)]
+        settings = [PINNED, UNPINNED] if self.cpus == "both" else [self.cpus]
+        listings = [piece for piece in pieces if isinstance(piece, Listing) and {*piece.settings} & {*settings}]
         if self.quick:
             works = [replace(work, clients=min(work.clients, CLIENTS)) for work in works]
+            listings = [listing for listing in listings if listing.kind == listings[0].kind]  # each kind takes seconds
             if self.cpus == "both":
                 works = [replace(work, settings=work.settings[:1]) for work in works]
         package = None
@@ -53,14 +61,16 @@ class Choice:
             else:
                 package = generated_package(2) if self.quick else self._package()[0]
         return Plan(
-            peers,
+            [name for name in peers if name in PEERS],
             works,
             [name for name in names if name in _EXTRAS],
-            [PINNED, UNPINNED] if self.cpus == "both" else [self.cpus],
+            settings,
             2 if self.quick else self.rounds,
             0.005 if self.quick else self.seconds,
             QUICK if self.quick else Sizes(),
             package,
+            [name for name in peers if name in EXPORTS],
+            listings,
         )
 
     def _package(self) -> tuple[bytes, str]:
@@ -83,9 +93,9 @@ def chosen(names: list[str], globs: tuple[str, ...], option: str) -> list[str]:
     return [name for name in names if not globs or any(fnmatchcase(name, glob) for glob in globs)]
 
 
-def listing(every: dict[str, Work]) -> str:
+def listing(every: Mapping[str, Piece]) -> str:
     """What there is to choose from."""
-    peers = "\n".join(f"  {name}" for name in PEERS)
+    peers = "\n".join(f"  {name}" for name in (*PEERS, *EXPORTS))
     works = "\n".join(f"  {name}" for name in (*every, *_EXTRAS))
     return f"peers (--peer):\n{peers}\nworks (--work):\n{works}"
 
@@ -136,11 +146,15 @@ def about(plan: Plan, choice: Choice) -> dict[str, object]:
         "trio": importlib.metadata.version("trio"),
         **versions(),
         "rounds": plan.rounds,
-        "rounds of what takes long": min([work.rounds or plan.rounds for work in plan.works], default=0),
+        "rounds of what takes long": min(
+            [piece.rounds or plan.rounds for piece in (*plan.works, *plan.listings)], default=0
+        ),
         "seconds": plan.seconds,
     }
     if plan.package is not None:
         told["package"] = choice.package_name
+    if plan.exports and plan.listings and not guest.missing():
+        told["guest"] = f"Linux {guest.kernel_version()} in user mode, on one processor"
     if plan.sizes != Sizes():
         told["sizes"] = asdict(plan.sizes)
     told["load before"] = round(os.getloadavg()[0], 2)

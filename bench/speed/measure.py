@@ -8,66 +8,22 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from functools import partial
 
 from .. import tree
 from ..figures import Run
 from ..homes import HOME, prepare_homes
 from ..job import PINNED, UNPINNED, Work
 from ..peers import FIXED, MANY, NULL, PEERS, PLAIN, UNCACHED, Peer, Skipped, does, place
-from ..tree import QUICK, Sizes
-from ..workers import WorkError, Workers, become, end, fork, undisturbed
-
-REQUESTS, IDLE, GROWTH = "requests", "memory idle", "memory growth"
-"""What is asked beside the works; names to choose by."""
+from ..tree import Sizes
+from ..workers import WorkError, Workers, done_as, undisturbed
+from .overnfs import measure_over_nfs
+from .plan import GROWTH, IDLE, REQUESTS, Plan
 
 _COUNTED = (NULL, MANY, FIXED, PLAIN)
 _GROWN = (UNCACHED, NULL, MANY, FIXED)
 
 _PATIENCE = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What to measure.
-
-    Attributes:
-        peers: names of peers.
-        works: what they are to do.
-        extras: of REQUESTS, IDLE and GROWTH.
-        settings: PINNED, UNPINNED, or both.
-        rounds: how often.
-        seconds: how long each time.
-        sizes: of the tree.
-        package: a source package to build.
-    """
-
-    peers: list[str]
-    works: list[Work]
-    extras: list[str]
-    settings: list[str]
-    rounds: int
-    seconds: float
-    sizes: Sizes
-    package: bytes | None
-
-    def steps(self) -> Iterator[tuple[str, int, Work]]:
-        """Setting, round and work, in order."""
-        for setting in self.settings:
-            for at in range(self.rounds):
-                for work in self.works:
-                    if setting in work.settings and at < (work.rounds or self.rounds):
-                        yield setting, at, work
-
-    def length(self) -> int:
-        """How many times `advance` is called."""
-        each = sum(1 for _ in self.steps()) + 1
-        return each * len(self.peers) + len(self.counted()) + len(self.extras)
-
-    def counted(self) -> list[Work]:
-        """The works whose requests are counted."""
-        works = [work for work in self.works if REQUESTS in self.extras and work.counted]
-        return works[:1] if self.sizes == QUICK else works  # each takes seconds
 
 
 def measure(plan: Plan, advance: Callable[[str], None], tell: Callable[[str], None]) -> Run:
@@ -79,11 +35,18 @@ def measure(plan: Plan, advance: Callable[[str], None], tell: Callable[[str], No
         tell: called with what was left out, and why.
     """
     run = Run()
+    if plan.is_local():
+        _measure_mounts(plan, run, advance, tell)
+    measure_over_nfs(plan, run, advance, tell)  # when nothing is mounted any more
+    return run
+
+
+def _measure_mounts(plan: Plan, run: Run, advance: Callable[[str], None], tell: Callable[[str], None]) -> None:
     with contextlib.ExitStack() as stack:
         try:
             peers = _set_up(stack, plan, run, advance, tell)
             if not peers:
-                return run
+                return
             if IDLE in plan.extras:
                 advance(IDLE)
                 time.sleep(plan.sizes.settle)
@@ -103,7 +66,6 @@ def measure(plan: Plan, advance: Callable[[str], None], tell: Callable[[str], No
         finally:
             with undisturbed():
                 stack.close()
-    return run
 
 
 def _set_up(
@@ -295,7 +257,7 @@ def _measure_growth(plan: Plan, peer: Peer, run: Run) -> None:
     time.sleep(plan.sizes.settle)
     before, held = memory(peer.daemon), _fuse_inodes()
     top = os.path.join(peer.path, "public", known)
-    if _count_as(peer.uid, top) != plan.sizes.known % 251:
+    if done_as(peer.uid, top, partial(_count_empty, ".")) != plan.sizes.known:
         raise WorkError("not all files were found")
     time.sleep(plan.sizes.settle)
     scale = 100_000 / plan.sizes.known
@@ -306,26 +268,11 @@ def _measure_growth(plan: Plan, peer: Peer, run: Run) -> None:
         figures["known"] = (_fuse_inodes() - held) / plan.sizes.known
 
 
-def _count_as(uid: int, top: str) -> int:
-    """Have this user list and stat all below; how many empty files there are, modulo 251 (an exit status)."""
-    if (pid := fork()) == 0:
-        status = 255
-        try:
-            become(uid)
-            found = sum(
-                os.lstat(os.path.join(directory, name)).st_size == 0
-                for directory, _, names in os.walk(top)
-                for name in names
-            )
-            status = found % 251
-        finally:
-            os._exit(status)
-    try:
-        _, status = os.waitpid(pid, 0)
-    except BaseException:
-        end(pid)
-        raise
-    return os.waitstatus_to_exitcode(status)
+def _count_empty(top: str) -> int:
+    """List and stat all below; how many empty files there are."""
+    return sum(
+        os.lstat(os.path.join(directory, name)).st_size == 0 for directory, _, names in os.walk(top) for name in names
+    )
 
 
 # -- the package ---------------------------------------------------------------------------------------

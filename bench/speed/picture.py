@@ -1,27 +1,30 @@
 """A picture of the ratios."""
 
+from collections.abc import Mapping
 from itertools import groupby
 
 from ..figures import Run, Spread
 from ..homes import HOME
-from ..job import Work
-from ..peers import BARE, FIXED, MANY, NULL, STOCK, UNCACHED
+from ..job import Piece
+from ..peers import BARE, FIXED, MANY, NULL, PEERS, STOCK, UNCACHED
 
 _SHOWN = ("overlayfs", "bindfs", UNCACHED, STOCK, NULL, MANY, FIXED)
 """The other ways of mounting would fill the picture and look like one of these."""
 
 
-def draw(run: Run, works: dict[str, Work], path: str) -> None:
+def draw(run: Run, works: Mapping[str, Piece], path: str) -> None:
     """Bars: peers against the bare tree (logarithmic); one row for each setting and kind of files."""
     import matplotlib  # noqa: PLC0415  (an extra: `bench`)
 
     matplotlib.use("Agg")
     from matplotlib import pyplot  # noqa: PLC0415
 
-    peers = [peer for peer in run.peers() if peer in _SHOWN] or [peer for peer in run.peers() if peer != BARE]
+    peers = [peer for peer in run.peers() if peer in _SHOWN]
+    peers = peers or [peer for peer in run.peers() if peer in PEERS and peer != BARE]
     panels = []
     for setting, rates in run.rates.items():
-        names = sorted((name for name in rates if name in works), key=lambda name: works[name].kind, reverse=True)
+        compared = [name for name in rates if name in works and BARE in rates[name]]
+        names = sorted(compared, key=lambda name: works[name].kind, reverse=True)
         for kind, group in groupby(names, key=lambda name: works[name].kind):
             panels.append((f"{setting}, {'files in homes' if kind == HOME else f'{kind} files'}", setting, list(group)))
     canvas, axes = pyplot.subplots(len(panels), 1, figsize=(16, 4.0 * len(panels)), squeeze=False)

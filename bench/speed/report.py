@@ -1,17 +1,18 @@
 """Tables: of ratios, targets, requests and memory, and of what changed since an earlier run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import click
 
 from ..cli import console
 from ..figures import Run, Spread, compare, number
 from ..homes import HOME
-from ..job import Work
+from ..job import Piece
+from ..over_nfs import BARE_EXPORT, PLACES
 from ..peers import BARE, UNCACHED
 from ..sheet import Sheet
 from ..tree import KINDS
-from .targets import judge, judge_homes
+from .targets import judge, judge_homes, judge_nfs
 
 MEMORY = ("idle RSS", "idle PSS", "growth RSS", "growth PSS")
 _NOTICED = 0.05
@@ -23,8 +24,8 @@ def _bold(spread: Spread) -> str:
     return f"**{middle}** {rest}"
 
 
-def _by_table(run: Run, works: dict[str, Work], setting: str) -> dict[str, list[Work]]:
-    tables: dict[str, list[Work]] = {}
+def _by_table(run: Run, works: Mapping[str, Piece], setting: str) -> dict[str, list[Piece]]:
+    tables: dict[str, list[Piece]] = {}
     for name in run.rates.get(setting, {}):
         if name in works:
             tables.setdefault(works[name].table, []).append(works[name])
@@ -32,7 +33,7 @@ def _by_table(run: Run, works: dict[str, Work], setting: str) -> dict[str, list[
 
 
 def _sheets(
-    run: Run, works: dict[str, Work], title: str, cell: Callable[[str, str, str], str | None], first: str | None
+    run: Run, works: Mapping[str, Piece], title: str, cell: Callable[[str, str, str], str | None], first: str | None
 ) -> list[Sheet]:
     """One for each setting and kind of work; without peers that have nothing to say."""
     sheets = []
@@ -51,12 +52,12 @@ def _sheets(
     return sheets
 
 
-def _scale(run: Run, setting: str, work: Work, peer: str) -> str:
+def _scale(run: Run, setting: str, work: Piece, peer: str) -> str:
     spread = Spread.of(run.rates[setting][work.name].get(peer, []))
     return f"{number(spread.middle)} {work.unit}" if spread else "–"
 
 
-def ratio_sheets(run: Run, works: dict[str, Work], to: str) -> list[Sheet]:
+def ratio_sheets(run: Run, works: Mapping[str, Piece], to: str) -> list[Sheet]:
     """Rates of all peers, as ratios to those of one."""
     if to not in run.peers():
         return []
@@ -88,7 +89,16 @@ def home_target_sheet(run: Run) -> Sheet:
     return sheet
 
 
-def request_sheet(run: Run, works: dict[str, Work]) -> Sheet:
+def nfs_target_sheet(run: Run) -> Sheet:
+    """The same for listings over NFS."""
+    sheet = Sheet("targets over NFS: median and range", ["", "wanted", *PLACES])
+    for judged in judge_nfs(run):
+        cells = [str(judged.figures.get(kind, "not measured")) for kind in PLACES]
+        sheet.rows.append([judged.target, judged.wanted, *cells])
+    return sheet
+
+
+def request_sheet(run: Run, works: Mapping[str, Piece]) -> Sheet:
     """What the daemon is asked for one unit of warm (or cold, where it says so) work."""
     peers = list(dict.fromkeys(peer for by_peer in run.requests.values() for peer in by_peer))
     sheet = Sheet("requests that reach the daemon", ["", *peers])
@@ -119,19 +129,20 @@ def _change(change: float, verdict: int) -> str:
     return f"{change:+.0%}{mark}"
 
 
-def against_sheets(run: Run, old: Run, works: dict[str, Work]) -> list[Sheet]:
+def against_sheets(run: Run, old: Run, works: Mapping[str, Piece]) -> list[Sheet]:
     """How the ratios of this run differ from those of an earlier one."""
-    to = next((name for name in (BARE, UNCACHED) if name in run.peers() and name in old.peers()), None)
+    common = [name for name in run.peers() if name in old.peers()]
+    local = [name for name in (BARE, UNCACHED) if name in common][:1]
     sheets = []
-    if to is not None:
+    for to in [*local, *([BARE_EXPORT] if BARE_EXPORT in common else [])]:
 
-        def cell(setting: str, work: str, peer: str) -> str | None:
+        def cell(setting: str, work: str, peer: str, to: str = to) -> str | None:
             spreads = [Spread.of(each.ratios(setting, work, peer, to)) for each in (old, run)]
             before, now = spreads
             return _change(*compare(before, now)) if before and now and peer != to else None
 
         title = f"change of rate / rate of {to} since {old.about.get('cloakfs')} of {old.about.get('date')}"
-        sheets = _sheets(run, works, title, cell, None)
+        sheets += _sheets(run, works, title, cell, None)
     flat = [
         (what, _flat(old, what), _flat(run, what)) for what in ("requests", "memory") if _flat(old, what)
     ]  # less is better
@@ -167,13 +178,13 @@ def worse(sheets: list[Sheet]) -> int:
     return sum("worse" in cell for sheet in sheets for row in sheet.rows for cell in row)
 
 
-def show(run: Run, works: dict[str, Work], old: Run | None, *, markdown: bool) -> None:
+def show(run: Run, works: Mapping[str, Piece], old: Run | None, *, markdown: bool) -> None:
     """Print everything."""
-    sheets = ratio_sheets(run, works, BARE) + ratio_sheets(run, works, UNCACHED)
+    sheets = [sheet for to in (BARE, UNCACHED, BARE_EXPORT) for sheet in ratio_sheets(run, works, to)]
     sheets += [sheet for sheet in (request_sheet(run, works), memory_sheet(run)) if sheet.rows]
     changes = against_sheets(run, old, works) if old else []
     click.echo(", ".join(f"{key} {value}" for key, value in run.about.items()))
-    for sheet in [target_sheet(run), home_target_sheet(run), *sheets, *changes]:
+    for sheet in [target_sheet(run), home_target_sheet(run), nfs_target_sheet(run), *sheets, *changes]:
         if markdown:
             click.echo(sheet.markdown())
         else:

@@ -5,12 +5,19 @@ from dataclasses import dataclass
 from ..figures import Run, Spread, number
 from ..homes import HOME
 from ..job import PINNED, UNPINNED
+from ..over_nfs import BARE_EXPORT, CALLER, CALLER_CHECKED, PLACES, SQUASHED, VERSIONS
+from ..over_nfs import FIXED as FIXED_EXPORT
+from ..over_nfs import FIXED_CHECKED as FIXED_EXPORT_CHECKED
 from ..peers import BARE, BINDFS, BOTH, FEW, FIXED, MANY, NULL, PLAIN, SESSION, STOCK, UNCACHED
 from ..tree import KINDS
 
 MOST_IDLE = 45.0
 MOST_GROWTH = 60.0
 """MiB: of a mount that nobody uses, and more for each 100,000 files that the kernel knows."""
+
+
+MOST_REQUESTS = 60.0
+"""Of the daemon, for one `ls -l` of 1,000 files over NFS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,19 @@ HOME_TARGETS = tuple(
 )
 """Of what a user does at home."""
 
+NFS_TARGETS = tuple(
+    Target(f"ls -l over NFSv{version}", PINNED, export, BARE_EXPORT, bound, time=True, judged=tuple(PLACES))
+    for export, bound in (
+        (CALLER, 10.0),
+        (CALLER_CHECKED, 10.0),
+        (FIXED_EXPORT, 5.0),
+        (FIXED_EXPORT_CHECKED, 5.0),
+        (SQUASHED, 5.0),
+    )
+    for version in VERSIONS
+)
+"""With a warm server; each is also about the requests."""
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -110,6 +130,20 @@ def judge(run: Run) -> list[Judged]:
 def judge_homes(run: Run) -> list[Judged]:
     """Those for homes."""
     return [_judge(target, run, (HOME,)) for target in HOME_TARGETS]
+
+
+def judge_nfs(run: Run) -> list[Judged]:
+    """Those over NFS."""
+    kinds = tuple(PLACES)
+    times = [_judge(target, run, kinds) for target in NFS_TARGETS]
+    return times + [_judge_requests(target.work, target.peer, run, kinds) for target in NFS_TARGETS]
+
+
+def _judge_requests(work: str, peer: str, run: Run, kinds: tuple[str, ...]) -> Judged:
+    found = {kind: run.requests.get(f"{work} {kind}", {}).get(peer) for kind in kinds}
+    totals = {kind: sum(counts.values()) for kind, counts in found.items() if counts is not None}
+    figures = {kind: Figure(total, total <= MOST_REQUESTS) for kind, total in totals.items()}
+    return Judged(f"{work}, requests: {peer}", f"≤ {number(MOST_REQUESTS)}", figures)
 
 
 def _judge(target: Target, run: Run, kinds: tuple[str, ...]) -> Judged:

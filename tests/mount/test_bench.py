@@ -13,13 +13,18 @@ from pathlib import Path
 
 import pytest
 
+from bench.lab import guest
+from bench.over_nfs import BARE_EXPORT, EXPORTS, PUBLIC, all_listings
 from bench.peers import BARE, FIXED, MANY, PEERS, PLAIN, does
+from bench.speed.overnfs import LISTINGS
 from bench.work import all_work
 from cloakfs.linux import mountinfo
 from cloakfs.mounted import RUN_DIR, STATE_DIR, mounted
 
 BENCH = (sys.executable, "-m", "cloakfs_cli.main", "bench")
 WORKS = all_work(1)
+LISTED = {} if guest.missing() else {name: one for name, one in all_listings(1).items() if one.kind == PUBLIC}
+"""What is listed over NFS with `--quick`."""
 
 
 def mounts_below(place: Path) -> list[str]:
@@ -45,10 +50,11 @@ def left_behind(place: Path) -> list[str]:
 def bench(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "TMPDIR": str(place)}
     return subprocess.run(
-        [*BENCH, *arguments], env=environment, capture_output=True, text=True, check=False, timeout=250
+        [*BENCH, *arguments], env=environment, capture_output=True, text=True, check=False, timeout=550
     )
 
 
+@pytest.mark.timeout(600)  # a machine may be slow
 def test_every_peer_does_all_the_work(place: Path, tmp_path: Path) -> None:
     out, plot = tmp_path / "results" / "out.json", tmp_path / "out.svg"
     arguments = ["--quick", "--markdown", "--json", str(out)]
@@ -63,10 +69,17 @@ def test_every_peer_does_all_the_work(place: Path, tmp_path: Path) -> None:
     assert results["about"]["rounds"] == 2
     # What a machine may lack is told of.
     for name in results["skipped"]:
-        assert name in ("bind mount", "overlayfs", "bindfs", "bindfs, caches off", "cloakfs stock loop")
+        assert name in ("bind mount", "overlayfs", "bindfs", "bindfs, caches off", "cloakfs stock loop", LISTINGS)
         assert f"cloakfs: bench: skipped {name}: " in done.stderr
     peers = [peer for peer in PEERS if peer not in results["skipped"]]
     assert list(results["rates"]) == ["pinned", "unpinned"]
+    listed = {name: results["rates"]["pinned"].pop(name) for name in LISTED}
+    for name, by_export in listed.items():
+        assert list(by_export) == list(EXPORTS)
+        rounds = LISTED[name].rounds or 2
+        assert all(len(values) == rounds and min(values) > 0 for values in by_export.values())
+        assert set(results["requests"][name]) == set(EXPORTS) - {BARE_EXPORT}
+        assert all(asked["readdir"] > 0 for asked in results["requests"][name].values())
     for setting, rates in results["rates"].items():
         assert set(rates) == {name for name, work in WORKS.items() if setting == work.settings[0]}
         for name, by_peer in rates.items():
@@ -75,9 +88,10 @@ def test_every_peer_does_all_the_work(place: Path, tmp_path: Path) -> None:
             assert all(len(values) == rounds and min(values) > 0 for values in by_peer.values())
     assert set(results["requests"]["stat public"]) == {"cloakfs null", MANY, FIXED, PLAIN}
     assert {"idle RSS", "idle PSS", "growth RSS", "growth PSS"} <= set(results["memory"][MANY])
-    for peer in peers[1:]:
+    for peer in (*peers[1:], *(export for export in EXPORTS if LISTED and export != BARE_EXPORT)):
         assert f"\n| {peer} | **" in done.stdout
-    assert "not measured" not in done.stdout
+    for line in done.stdout.splitlines():
+        assert "not measured" not in line or line.startswith("| ls -l over NFS")
     if has_plots:
         assert "<svg" in plot.read_text()
 
@@ -219,4 +233,53 @@ def test_a_daemon_that_dies_fails_alone(place: Path, tmp_path: Path) -> None:
     assert "failed: pinned, stat public with cloakfs null: " in shown
     rates = json.loads(out.read_text())["rates"]["pinned"]["stat public"]
     assert {peer: len(values) for peer, values in rates.items()} == {BARE: 2}
+    assert left_behind(place) == []
+
+
+def guest_of(place: Path) -> list[int]:
+    """The processes of the laboratory's guest that a benchmark in this place has begun."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if f"lab.out={place}/".encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
+
+
+@pytest.fixture
+def listing(place: Path) -> Iterator[subprocess.Popen[str]]:
+    """A benchmark that has begun to list over NFS."""
+    if why := guest.missing():
+        pytest.skip(why)
+    process = subprocess.Popen(
+        [*BENCH, "--quick", "--peer", BARE_EXPORT, "--work", "ls -l over NFS*"],
+        env={**os.environ, "TMPDIR": str(place)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 100
+    while not guest_of(place):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_interrupted_it_ends_the_guest(place: Path, listing: subprocess.Popen[str]) -> None:
+    listing.send_signal(signal.SIGINT)
+    _, said = listing.communicate(timeout=60)
+    assert (listing.returncode, said) == (1, "cloakfs: bench: interrupted\n")
+    assert guest_of(place) == []
+    assert left_behind(place) == []
+
+
+def test_a_guest_that_dies_is_told_of(place: Path, listing: subprocess.Popen[str]) -> None:
+    os.kill(min(guest_of(place)), signal.SIGKILL)
+    shown, said = listing.communicate(timeout=60)
+    assert listing.returncode == 1
+    assert said.startswith(f"cloakfs: bench: {LISTINGS}: the guest ended")
+    assert f"\nfailed: {LISTINGS}: the guest ended" in shown
     assert left_behind(place) == []

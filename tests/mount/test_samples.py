@@ -244,6 +244,7 @@ SCENES = {
         left_out={
             "cloakfs bench --peer bare --peer '*1000' --work 'stat*' --json run.json": "it measures, for minutes",
             "cloakfs bench --peer bare --peer 'bindfs*' --peer '*1000' --work '* home' --json homes.json": "so does it",
+            "cloakfs bench --peer '*export*' --work 'ls -l over NFS*' --json nfs.json": "and so does it",
             "cloakfs bench --show run.json --markdown": "it shows what was measured",
         },
     ),

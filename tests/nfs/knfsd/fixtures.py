@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from bench.lab import nfsexports
 from bench.lab.nfshost import NfsHost, drop_caches, sh
 from cli.export import _order
-from cloakfs import health
 from cloakfs.mounted import RUN_DIR, mount_key, mounted
 from cloakfs.nfs.plan import mount_name
 from tests.mount.conftest import COMMAND, user
@@ -154,9 +154,7 @@ def nfs_mounted(share: Share, version: str, *options: str, host: str = "127.0.0.
 
 def requests(tree: Share) -> Counter[str]:
     """How many requests the daemon of a share has answered, by operation."""
-    (one,) = health.look().only([tree.path]).mounts
-    assert one.figures is not None, one.complaint
-    return Counter({name: sum(count for _, count in rows) for name, (_, rows) in one.figures["durations"].items()})
+    return nfsexports.requests(tree.path)
 
 
 @pytest.fixture

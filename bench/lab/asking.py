@@ -1,0 +1,97 @@
+"""The host asks, and the laboratory's guest, whose kernel has NFS, answers.
+
+Both share a directory. `ask-N` says what to do, `answer-N` has what came of it, or why nothing did.
+"""
+
+import contextlib
+import json
+import os
+import shlex
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..cli import OWN_COMMAND
+from ..workers import undisturbed
+from .guest import OUT, Guest
+
+_PATIENCE = 3600.0
+
+_HOST_SECONDS = 300.0
+"""If the host asks nothing for so long, it was killed: between two measurements it only writes a line."""
+
+
+class GuestEnded(RuntimeError):
+    """There is no guest any more that could answer."""
+
+
+@contextlib.contextmanager
+def asking(module: str, *arguments: str) -> Iterator[Callable[[Any], Any]]:
+    """Boot a guest in which a module runs that calls `answer`; give what asks it, and ends the guest at the end.
+
+    That raises RuntimeError with the reason if what was asked has failed; GuestEnded, if no answer will come.
+    """
+    *python, _ = OWN_COMMAND
+    with contextlib.ExitStack() as stack:
+        try:
+            with undisturbed():
+                guest = stack.enter_context(Guest(f"{shlex.join([*python, module, *arguments])}\n"))
+            asked = 0
+
+            def ask(what: Any) -> Any:
+                nonlocal asked
+                asked += 1
+                _write(os.path.join(guest.out, f"ask-{asked}"), what)
+                told = _wait(guest, f"answer-{asked}")
+                if "failed" in told:
+                    raise RuntimeError(f"{told['failed']} (the guest said: {_end_of(guest)[-500:]})")
+                return told["answer"]
+
+            yield ask
+        finally:
+            with undisturbed():
+                stack.close()
+
+
+def answer(do: Callable[[Any], Any]) -> None:
+    """In the guest: do whatever the host asks, until the guest is ended, or the host has gone."""
+    asked, patience = 1, time.monotonic() + _HOST_SECONDS
+    while True:
+        path = os.path.join(OUT, f"ask-{asked}")
+        if not os.path.exists(path):
+            if time.monotonic() > patience:
+                return
+            time.sleep(0.05)
+            continue
+        with open(path, encoding="utf-8") as file:
+            what = json.load(file)
+        try:
+            told = {"answer": do(what)}
+        except Exception as exc:  # it is the host that decides whether to go on
+            traceback.print_exc()
+            told = {"failed": f"{type(exc).__name__}: {exc}"}
+        _write(os.path.join(OUT, f"answer-{asked}"), told)
+        asked, patience = asked + 1, time.monotonic() + _HOST_SECONDS
+
+
+def _wait(guest: Guest, name: str) -> dict[str, Any]:
+    deadline = time.monotonic() + _PATIENCE
+    while not (text := guest.read(name)):
+        if not guest.is_running():
+            raise GuestEnded(f"the guest ended: {_end_of(guest)}")
+        if time.monotonic() > deadline:
+            raise GuestEnded(f"the guest has not answered for {_PATIENCE:.0f} s: {_end_of(guest)}")
+        time.sleep(0.05)
+    told: dict[str, Any] = json.loads(text)
+    return told
+
+
+def _end_of(guest: Guest) -> str:
+    return " ".join((guest.read("console") + guest.read("log"))[-1500:].split())
+
+
+def _write(path: str, told: Any) -> None:
+    with open(f"{path}.new", "w", encoding="utf-8") as file:
+        json.dump(told, file)
+    os.rename(f"{path}.new", path)
