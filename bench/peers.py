@@ -7,7 +7,6 @@ import select
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -132,7 +131,8 @@ def _bindfs(*options: str) -> Start:
 
 def _floor(stack: contextlib.ExitStack, name: str, tree: str, at: str) -> Callable[[], Peer]:
     """What pyfuse3 costs by itself (`floor`)."""
-    return _foreground(stack, Peer(name, tree, at), [sys.executable, "-m", f"{__package__}.floor", tree, at])
+    *python, _ = OWN_COMMAND
+    return _foreground(stack, Peer(name, tree, at), [*python, "cloakfs_bench.floor", tree, at])
 
 
 def _foreground(stack: contextlib.ExitStack, peer: Peer, command: list[str]) -> Callable[[], Peer]:
