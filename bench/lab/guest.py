@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections.abc import Sequence
 
 from ..workers import running_on
 
@@ -22,6 +23,9 @@ ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 UML = os.environ.get("CLOAKFS_UML", "/usr")
 """Where user-mode Linux is installed: `bin/linux.uml`, and `lib/uml/modules/VERSION`. Set it for another kernel."""
 
+DRIVERS = ("fuse", "loop", "nfsd", "nfs", "nfsv3", "nfsv4", "veth", "sd_mod")
+"""The kernel modules that the tests and trials behind NFS need."""
+
 _MIB = 1500
 
 
@@ -31,14 +35,21 @@ def inside() -> bool:
 
 
 def missing() -> str | None:
-    """Why there cannot be a guest here, with the way out."""
+    """Why there cannot be a guest with NFS here, with the way out."""
+    if why := missing_kernel():
+        return why
+    for program in ("/usr/sbin/exportfs", "/usr/sbin/rpc.nfsd", "/sbin/rpcbind", "/sbin/mount.nfs"):
+        if not os.path.exists(program):
+            return f"needs {program} (scripts/setup --test)"
+    return None
+
+
+def missing_kernel() -> str | None:
+    """Why no guest at all can boot here, with the way out."""
     if os.geteuid() != 0:
         return "needs root: the guest sees the host's files as the user who runs it"
     if not _kernel() or not glob.glob(os.path.join(UML, "lib", "uml", "modules", "*")):
         return "needs user-mode Linux (scripts/setup --test)"
-    for program in ("/usr/sbin/exportfs", "/usr/sbin/rpc.nfsd", "/sbin/rpcbind", "/sbin/mount.nfs"):
-        if not os.path.exists(program):
-            return f"needs {program} (scripts/setup --test)"
     return None if shutil.which("cc") else "needs a C compiler (scripts/setup --test)"
 
 
@@ -59,12 +70,24 @@ class Guest:
         command: shell text to run in it as root.
         mib: its memory, in which its files are as well.
         processor: of the host, on which it runs.
+        drivers: the kernel modules to load.
+        first: shell text with which its first process goes on after a command that succeeded, such as `exec` of
+            another one. Without it, or when it ends, the guest does.
     """
 
-    def __init__(self, command: str, mib: int = _MIB, processor: int | None = None) -> None:
+    def __init__(
+        self,
+        command: str,
+        mib: int = _MIB,
+        processor: int | None = None,
+        *,
+        drivers: Sequence[str] = DRIVERS,
+        first: str = "",
+    ) -> None:
         self.out = tempfile.mkdtemp(prefix="cloakfs-lab-")
-        with open(os.path.join(self.out, "command"), "w", encoding="utf-8") as file:
-            file.write(command)
+        self.write("command", command)
+        if first:
+            self.write("first", first)
         modules = glob.glob(os.path.join(UML, "lib", "uml", "modules", "*"))[0]
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else self.out
         here = os.path.dirname(__file__)
@@ -78,7 +101,8 @@ class Guest:
             self._process = subprocess.Popen(
                 [_kernel() or "", f"mem={mib}M", "quiet", "loglevel=1", "root=none", "rootfstype=hostfs",
                  "rootflags=/", "ro", f"init={init}", f"lab.out={self.out}", f"lab.modules={modules}",
-                 f"lab.root={ROOT}", f"uml_dir={self.out}", "umid=guest", "con=null", "con0=null,fd:1"],
+                 f"lab.drivers={','.join(drivers)}", f"lab.root={ROOT}", f"uml_dir={self.out}", "umid=guest",
+                 "con=null", "con0=null,fd:1"],
                 stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT, start_new_session=True,
                 env={**os.environ, "TMPDIR": memory, "LD_PRELOAD": wide_fpu},
             )  # fmt: skip
@@ -91,6 +115,13 @@ class Guest:
         ):
             return file.read()
         return ""
+
+    def write(self, name: str, text: str) -> None:
+        """Give the guest a file, which it sees once it is complete."""
+        path = os.path.join(self.out, name)
+        with open(f"{path}.new", "w", encoding="utf-8") as file:
+            file.write(text)
+        os.rename(f"{path}.new", path)
 
     def is_running(self) -> bool:
         """Return whether it has neither powered off nor died."""

@@ -8,21 +8,15 @@ import os
 import shutil
 import subprocess
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.mount.conftest import COMMAND
+from tests.mount.logins import ANN, BEN, EVA, GROUND, OTHER, SETUP, USERS, AnyMachine, sees
 
-USERS = {"cfs-ann": 4661, "cfs-ben": 4662, "cfs-eva": 4663}
-ANN, BEN, EVA = USERS
-OTHER = "cfs-odd"
-"""An account without a view."""
-
-SETUP = ("session", "setup", "/srv/export", "/srv/data")
-
-PREPARE = """
+PREPARE = f"""
+    set -e
     mount --make-rshared /  # as systemd does
     mount -t tmpfs -o mode=755 tmpfs /srv
     mkdir /srv/etc
@@ -33,13 +27,11 @@ PREPARE = """
         mount -t tmpfs -o mode=755 tmpfs "$path"
     done
     ip link set lo up
-    mkdir /srv/real /srv/export /srv/data /srv/home
-    chmod 700 /srv/data
-    echo below >/srv/data/below
+    {GROUND}
 """
 
 
-class Machine:
+class Machine(AnyMachine):
     """A machine within the machine, whose PATHs are those of `PREPARE`."""
 
     def __init__(self) -> None:
@@ -52,14 +44,7 @@ class Machine:
             assert self._unshare.stdout.readline() == b"up\n"
             pid = self._unshare.pid
             self.first = int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
-            self.sh("set -e" + textwrap.dedent(PREPARE))
-            for name, uid in {**USERS, OTHER: 4664}.items():
-                self.sh(f"useradd -s /bin/sh -M -d /srv/home -u {uid} {name} && passwd -qd {name}")
-            for name in USERS:
-                self.sh(
-                    f"install -d -m 700 -o {name} -g {name} /srv/real/{name} && "
-                    f"echo of {name} >/srv/real/{name}/file && chown {name}: /srv/real/{name}/file"
-                )
+            self.sh(PREPARE)
         except BaseException:
             self.close()
             raise
@@ -72,34 +57,9 @@ class Machine:
         self._unshare.stdout.close()
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """Run a command there as root."""
         # Its root is not that of its mount namespace if the tests run in a chroot.
         there = ("nsenter", "--target", str(self.first), "--root", "--wdns=/", "--mount", "--pid", "--net")
         return subprocess.run([*there, *command], capture_output=True, text=True, check=False, timeout=60, cwd="/")
-
-    def sh(self, script: str) -> str:
-        """Have root run a script there; its output."""
-        done = self.run("bash", "-c", script)
-        assert done.returncode == 0, f"{script}: {done.stdout}{done.stderr}"
-        return done.stdout
-
-    def cloakfs(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return self.run(*COMMAND, *arguments)
-
-    def ok(self, *arguments: str) -> str:
-        done = self.cloakfs(*arguments)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def mount(self, *views: str) -> None:
-        options = [word for view in views for word in ("--view", view)]
-        self.ok("mount", "/srv/real", "/srv/export", "-o", "cloak_list=uid +077 0 -1", *options)
-
-    def su(self, user: str, script: str) -> str:
-        """What a script prints in a login of this user."""
-        done = self.run("su", "-", user, "-c", script)
-        assert done.returncode == 0, f"{user}: {done.stdout}{done.stderr}"
-        return done.stdout
 
     def etc(self) -> dict[str, tuple[bytes, int]]:
         """All that a setup may change: content and permissions by path; None for a directory."""
@@ -121,19 +81,6 @@ def machine() -> Iterator[Machine]:
         yield made
     finally:
         made.close()
-
-
-def sees(login: Callable[[str, str], str], user: str) -> None:
-    """A login of this user sees the view of this user at the path, and nothing of the others, cached or not."""
-    look = f"cd /srv/data; ls -A; cat {user}/file; id -un >{user}/mine; ls -A /srv/export"
-    assert login(user, look).split("\n") == [user, f"of {user}", f"@{user}", ""]
-    others = set(USERS) - {user}
-    paths = [path for other in others for path in (other, f"{other}/file", f"/srv/export/@{other}")]
-    # Of `never` and `always`, one has the kernel ask the daemon, and the other answer from its cache.
-    tries = [f"stat --cached={how} {path}" for how in ("default", "never", "always") for path in (*paths, "below")]
-    said = login(user, f"cd /srv/data; exec 2>&1; {'; '.join(tries)}; true").splitlines()
-    assert len(said) == len(tries)
-    assert {line.rpartition(": ")[2] for line in said} == {"No such file or directory", "Permission denied"}, said
 
 
 def test_each_login_sees_its_own_view_at_one_path(machine: Machine) -> None:
