@@ -6,6 +6,7 @@ loop of cloakfs. Usage: python -m cloakfs_bench.floor TREE MOUNTPOINT; SIGTERM e
 
 import errno
 import os
+import resource
 import signal
 import sys
 from collections import Counter
@@ -136,6 +137,8 @@ class _Floor(pyfuse3.Operations):
 def main() -> None:
     """Mount, and serve until SIGTERM."""
     tree, at = sys.argv[1:]
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     operations: Any = _Floor(tree)
     pyfuse3.init(operations, at, {"fsname=floor", "allow_other"})
     signal.signal(signal.SIGTERM, lambda *_: pyfuse3.terminate())
