@@ -1,7 +1,7 @@
-"""A file system that does as little as possible in Python: what is left of it is the price of pyfuse3.
+"""A file system in Python that only passes requests on, to show what pyfuse3 itself costs.
 
-It passes everything through as root, checks and maps nothing, and lets the kernel cache nothing. It runs in the session
-loop of cloakfs. Usage: python -m cloakfs_bench.floor TREE MOUNTPOINT; SIGTERM ends it.
+It does so as root, checks and maps nothing, and lets the kernel cache nothing. It runs in the session loop of cloakfs.
+Usage: python -m cloakfs_bench.floor TREE MOUNTPOINT; SIGTERM ends it.
 """
 
 import errno

@@ -11,24 +11,21 @@ from .view import View
 def difference(view: View, groups: str | None) -> str:
     """Return why the kernel may come to another result than the daemon; "" if it provably does not.
 
-    Where it does not, the kernel refuses nothing that the daemon would grant. It may grant what the daemon then
-    refuses: to root, who passes every check of the kernel.
+    Where it does not, the kernel refuses nothing that the daemon would grant, except to a squashed root without
+    capabilities, or with group 0. It may grant root what the daemon then refuses.
 
     Args:
         view: any of the mount's views.
         groups: the option `groups=`; None if it is not given.
     """
-    options = view.policy.options
     if view.fixed is not None:
         return "a fixed view has ids and groups of its own"
     if view.below is not None:
         return "the mount below has ids of its own"
     if not (view.forwards_by_mapping and view.shows_by_mapping and is_built_in(view.policy, "server_id")):
         return "the plug-in decides about ids, groups and modes"
-    if options.range_map:
-        return "range_map changes ids"
-    if options.squash == "all":
-        return "all_squash changes ids"
+    if not all(ids.keeps_ids() for ids in view.policy.ids.values()):
+        return "ids are mapped"
     if groups not in (None, "proc"):
         return f"groups={groups} gives callers other groups than their processes have"
     return ""

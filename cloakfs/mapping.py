@@ -259,10 +259,14 @@ class IdMap:
         ends = [*(start - 1 for start in starts[1:]), MAX_ID]
         return [(ClientId(low), ClientId(high)) for low, high in zip(starts, ends, strict=True)]
 
+    def keeps_ids(self) -> bool:
+        """Whether every id stays as it is, apart from that of a root who is squashed."""
+        return not self._defs and self._squash != "all"
+
     def groups(self, ids: Iterable[ClientId]) -> frozenset[ServerId]:
         """Return the server groups for a client's supplementary groups; groups that become nobody are dropped."""
         ids = frozenset(ids)
-        if not self._defs and self._squash != "all" and ids and min(ids) >= 0 and max(ids) <= MAX_ID:
+        if self.keeps_ids() and ids and min(ids) >= 0 and max(ids) <= MAX_ID:
             # This gives the same result as below, but much faster: a caller may be in 65,536 groups.
             stay = cast(frozenset[ServerId], ids)
             return stay - {0} if self._squash == "root" and self.nobody else stay

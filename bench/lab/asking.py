@@ -28,9 +28,10 @@ class GuestEnded(RuntimeError):
 
 @contextlib.contextmanager
 def asking(module: str, *arguments: str) -> Iterator[Callable[[Any], Any]]:
-    """Boot a guest in which a module runs that calls `answer`; give what asks it, and ends the guest at the end.
+    """Boot a guest that runs a module which calls `answer`; give a function that asks it. At the end, end the guest.
 
-    That raises RuntimeError with the reason if what was asked has failed; GuestEnded, if no answer will come.
+    The function raises RuntimeError with the reason if what it asked for has failed, and GuestEnded if no answer will
+    come.
     """
     *python, _ = OWN_COMMAND
     with contextlib.ExitStack() as stack:
@@ -42,7 +43,7 @@ def asking(module: str, *arguments: str) -> Iterator[Callable[[Any], Any]]:
             def ask(what: Any) -> Any:
                 nonlocal asked
                 asked += 1
-                _write(os.path.join(guest.out, f"ask-{asked}"), what)
+                guest.write(f"ask-{asked}", json.dumps(what))
                 told = _wait(guest, f"answer-{asked}")
                 if "failed" in told:
                     raise RuntimeError(f"{told['failed']} (the guest said: {_end_of(guest)[-500:]})")

@@ -545,7 +545,7 @@ def test_who_checks_permissions_is_told(base: str, scene: str, mount: MakeMount)
     assert f"{m.path}: access is {access()}\n" in m.log
     file.write_text(f"{scene} *(rw,range_map=uid 0 999 map 0)\n")
     os.kill(m.pid, signal.SIGHUP)
-    wait_until(lambda: access().endswith("which may refuse what the daemon would grant: range_map changes ids"))
+    wait_until(lambda: access().endswith("which may refuse what the daemon would grant: ids are mapped"))
 
 
 def test_a_reload_is_told(base: str, scene: str, mount: MakeMount) -> None:

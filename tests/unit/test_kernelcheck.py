@@ -3,9 +3,11 @@
 import pytest
 
 from cloakfs.caller import Caller
+from cloakfs.config.options import Options
 from cloakfs.config.parse import parse_options
-from cloakfs.ids import ServerId
+from cloakfs.ids import ClientId, ServerId
 from cloakfs.kernelcheck import difference, who_checks
+from cloakfs.mapping import IdMap, RangeDef
 from cloakfs.policy import Attrs, Policy
 from cloakfs.view import View
 
@@ -15,6 +17,14 @@ class Unmapped(Policy):
 
     def show(self, attrs: Attrs) -> Attrs:
         return attrs
+
+
+class Shifted(Policy):
+    """Has a mapping of its own."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self.ids["uid"] = IdMap([RangeDef("uid", ClientId(1000), ClientId(1000), "map", ServerId(2000))])
 
 
 ANN = Caller(ServerId(1000), ServerId(1000), frozenset())
@@ -34,8 +44,10 @@ def test_the_kernel_comes_to_the_same_result_where_ids_stay(words: str) -> None:
 @pytest.mark.parametrize(
     ("seen", "groups", "why"),
     [
-        (view("range_map=uid 0 99 map 0"), None, "range_map"),
-        (view("all_squash"), None, "all_squash"),
+        (view("range_map=uid 0 99 map 0"), None, "ids are mapped"),
+        (view("range_map=gid 5 9 squash -2"), None, "ids are mapped"),
+        (view("all_squash"), None, "ids are mapped"),
+        (view(plugin=Shifted), None, "ids are mapped"),
         (view(), "database", "groups=database"),
         (view(), "none", "groups=none"),
         (view(fixed=ANN), None, "a fixed view"),
