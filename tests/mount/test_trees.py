@@ -15,6 +15,7 @@ import pytest
 
 from cloakfs import linux
 from cloakfs.mounted import STATE_DIR, mount_key
+from cloakfs.tree.index import Index
 from tests.agents import User, read, write
 from tests.mount.conftest import Mount, is_mounted, mounted, run
 from tests.mount.loopfs import filesystem, has_handles, require_handles
@@ -336,6 +337,22 @@ def test_another_tree_at_the_same_place_makes_old_handles_stale(base: str) -> No
 
 def index_of(mount: Mount) -> str:
     return os.path.join(STATE_DIR, mount.key, "nodes.sqlite")
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "tmpfs"])
+def test_what_was_made_together_is_close_together_in_the_index(kind: str, base: str) -> None:
+    """Otherwise, each new object belongs to another page of the database."""
+    path = os.path.join(base, "nodes.sqlite")
+    with filesystem(kind, base) as source, contextlib.closing(Index(path)) as index:
+        inodes = {}
+        with index.batch():
+            for number in range(1000):
+                file = os.path.join(source, str(number))
+                write(file, b"")
+                inodes[index.object(b"\1\0\0\0" + handle_of(file), 1, b"name")] = os.stat(file).st_ino
+        with contextlib.closing(sqlite3.connect(path)) as db:
+            sorted_by_key = [inodes[number] for (number,) in db.execute("SELECT number FROM objects ORDER BY key")]
+        assert sorted_by_key == sorted(inodes.values())
 
 
 def test_a_deleted_file_leaves_the_index(tree: str, mount: Callable[..., Mount]) -> None:
