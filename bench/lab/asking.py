@@ -14,16 +14,14 @@ from typing import Any
 
 from ..cli import OWN_COMMAND
 from ..workers import undisturbed
-from .guest import OUT, Guest
+from .guest import OUT, Guest, GuestEnded
+
+__all__ = ("GuestEnded", "answer", "asking")
 
 _PATIENCE = 3600.0
 
 _HOST_SECONDS = 300.0
 """If the host asks nothing for so long, it was killed: between two measurements it only writes a line."""
-
-
-class GuestEnded(RuntimeError):
-    """There is no guest any more that could answer."""
 
 
 @contextlib.contextmanager
@@ -44,9 +42,12 @@ def asking(module: str, *arguments: str) -> Iterator[Callable[[Any], Any]]:
                 nonlocal asked
                 asked += 1
                 guest.write(f"ask-{asked}", json.dumps(what))
-                told = _wait(guest, f"answer-{asked}")
+                try:
+                    told = json.loads(guest.wait_for(f"answer-{asked}", _PATIENCE))
+                except GuestEnded as exc:
+                    raise GuestEnded(_in_a_line(str(exc))) from None
                 if "failed" in told:
-                    raise RuntimeError(f"{told['failed']} (the guest said: {_end_of(guest)[-500:]})")
+                    raise RuntimeError(f"{told['failed']} (the guest said: {_in_a_line(guest.said()[-500:])})")
                 return told["answer"]
 
             yield ask
@@ -76,20 +77,8 @@ def answer(do: Callable[[Any], Any]) -> None:
         asked, patience = asked + 1, time.monotonic() + _HOST_SECONDS
 
 
-def _wait(guest: Guest, name: str) -> dict[str, Any]:
-    deadline = time.monotonic() + _PATIENCE
-    while not (text := guest.read(name)):
-        if not guest.is_running():
-            raise GuestEnded(f"the guest ended: {_end_of(guest)}")
-        if time.monotonic() > deadline:
-            raise GuestEnded(f"the guest has not answered for {_PATIENCE:.0f} s: {_end_of(guest)}")
-        time.sleep(0.05)
-    told: dict[str, Any] = json.loads(text)
-    return told
-
-
-def _end_of(guest: Guest) -> str:
-    return " ".join((guest.read("console") + guest.read("log"))[-1500:].split())
+def _in_a_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _write(path: str, told: Any) -> None:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 
 from ..workers import running_on
@@ -61,6 +62,10 @@ def _kernel() -> str | None:
 def kernel_version() -> str:
     """Return the version of the guest's kernel; "none" if there is none."""
     return next((os.path.basename(path) for path in glob.glob(os.path.join(UML, "lib", "uml", "modules", "*"))), "none")
+
+
+class GuestEnded(RuntimeError):
+    """There is no guest any more that could answer, or it does not."""
 
 
 class Guest:
@@ -115,6 +120,26 @@ class Guest:
         ):
             return file.read()
         return ""
+
+    def said(self) -> str:
+        """Return what the kernel and the command have printed so far."""
+        return self.read("console") + self.read("log")
+
+    def wait_for(self, name: str, seconds: float) -> str:
+        """Return a file that the guest will leave there once it is complete, and that is not empty.
+
+        Raises:
+            GuestEnded: the guest has ended without it, or has not left it for so long; with what the guest said.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            is_running = self.is_running()
+            if text := self.read(name):
+                return text
+            if not is_running or time.monotonic() > deadline:
+                gone = f"has not answered for {seconds:.0f} s" if is_running else "ended"
+                raise GuestEnded(f"the guest {gone}:\n{self.said()[-5000:]}")
+            time.sleep(0.02)
 
     def write(self, name: str, text: str) -> None:
         """Give the guest a file, which it sees once it is complete."""

@@ -62,7 +62,7 @@ def run(words: Sequence[str], processors: "queue.SimpleQueue[int]", ending: thre
         with Guest(f"{_PREPARE}{shlex.join([sys.executable, '-m', *words])}\n", _MIB, processor) as guest:
             while guest.is_running() and time.monotonic() < began + _PATIENCE and not ending.wait(0.2):
                 pass
-            said = guest.read("console") + guest.read("log")
+            said = guest.said()
             status = guest.read("status").strip()
             if not status:
                 said += f"\nthe guest {'hangs' if guest.is_running() else 'ended early'}\n"

@@ -6,7 +6,6 @@ It has nothing of this machine's services, fstab, users' units and lingering use
 import os
 import shlex
 import subprocess
-import time
 
 from bench.lab.guest import Guest, inside, missing_kernel
 from tests.mount.logins import GROUND, AnyMachine
@@ -105,13 +104,7 @@ class Booted(AnyMachine):
     def _run(self, script: str, seconds: float) -> subprocess.CompletedProcess[str]:
         self._asked += 1
         self._guest.write(f"ask-{self._asked}", f"cd /; {script}\n")
-        deadline = time.monotonic() + seconds
-        while not (status := self._guest.read(f"ended-{self._asked}")):
-            gone = "" if self._guest.is_running() else "has ended"
-            if gone or time.monotonic() > deadline:
-                said = self._guest.read("console") + self._guest.read("log")
-                raise AssertionError(f"the machine {gone or 'does not answer'}: {script}\n{said[-5000:]}")
-            time.sleep(0.02)
+        status = self._guest.wait_for(f"ended-{self._asked}", seconds)
         said, erred = (self._guest.read(f"{name}-{self._asked}") for name in ("said", "erred"))
         return subprocess.CompletedProcess(script, int(status), said, erred)
 

@@ -53,12 +53,9 @@ class Tests:
             if not self._guest.is_running():
                 # It may have written between the reading and the ending.
                 if self._at >= len(self._guest.read("reports").splitlines()):
-                    raise RuntimeError(f"the guest ended without a report on {nodeid}:\n{self.log()}")
+                    raise RuntimeError(f"the guest ended without a report on {nodeid}:\n{self._guest.said()[-10000:]}")
                 continue
             time.sleep(0.1)
-
-    def log(self) -> str:
-        return self._guest.read("console") + self._guest.read("log")[-10000:]
 
     def close(self) -> None:
         self._guest.close()
