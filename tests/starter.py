@@ -19,19 +19,25 @@ import traceback
 from functools import cache
 from typing import NoReturn
 
-_MODULES = ("cloakfs_cli.main", "cloakfs_cli.mount", "cloakfs_cli.umount")
+# A daemon has no more modules than it would have if it were started anew: some tests are about its memory.
+_MOUNT = ("main", "mount")
+_OTHERS = ("main", "umount", "status", "explain", "table", "check", "exposure", "prune", "trace", "events", "metrics")
 _MOST = 1 << 16  # bytes of a request
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class Starter:
-    """The process from which others are forked. It also ends with the last process that may ask it."""
+    """The process from which others are forked. It also ends with the last process that may ask it.
 
-    def __init__(self) -> None:
+    Args:
+        modules: of `cloakfs_cli`, to be imported before.
+    """
+
+    def __init__(self, *modules: str) -> None:
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.starter", str(theirs.fileno())],
+                [sys.executable, "-m", "tests.starter", str(theirs.fileno()), *modules],
                 stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True, cwd=_ROOT,
             )  # fmt: skip
 
@@ -69,10 +75,15 @@ class Starter:
         return subprocess.CompletedProcess(arguments, int(status or b"-1"), *texts)
 
 
+def run(*arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:
+    """Run one command in a process that is forked from one of this run's; see `Starter.run`."""
+    return _starter(*(_MOUNT if arguments[:1] == ("mount",) else _OTHERS)).run(*arguments, timeout=timeout)
+
+
 @cache
-def starter() -> Starter:
-    """Return the one of this run, which starts when it is first needed."""
-    made = Starter()
+def _starter(*modules: str) -> Starter:
+    """Return the one with these modules, which starts when it is first needed."""
+    made = Starter(*modules)
     atexit.register(made.close)
     return made
 
@@ -116,6 +127,6 @@ def _become(request: bytes, answer: int, out: int, err: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    for module in _MODULES:
-        importlib.import_module(module)
+    for module in sys.argv[2:]:
+        importlib.import_module(f"cloakfs_cli.{module}")
     _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -18,12 +18,13 @@ import pytest
 from cloakfs.cleanupprocess import NAME
 from cloakfs.linux import mountinfo
 from cloakfs.mounted import RUN_DIR, STATE_DIR, mount_key
+from tests import starter
 from tests.agents import User
 from tests.processes import kill
-from tests.starter import starter
 
 COMMAND = (sys.executable, "-m", "cloakfs_cli.main")
 _ANEW = COMMAND
+_PID = os.getpid()
 _PYTHONPATH = os.environ.get("PYTHONPATH")
 
 
@@ -170,16 +171,20 @@ def unmount(path: str) -> None:
 
 
 def run(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run the real command."""
+    """Run the real command, in a process that has already imported it; see `run_anew` for when it has not."""
+    if COMMAND != _ANEW or os.environ.get("PYTHONPATH") != _PYTHONPATH or os.getpid() != _PID:
+        return run_anew(*arguments, check=check)
+    return _checked(starter.run(*arguments, timeout=60), check, *arguments)
+
+
+def run_anew(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Start the real command as users do.
+
+    So it is if something is patched in it, or to be found elsewhere, or if another process than that of the suite
+    asks, since what it starts is to have its ids and its limits.
+    """
     done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=60)
     return _checked(done, check, *arguments)
-
-
-def _run_soon(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run the real command, which is already imported unless something is patched in it, or to be found elsewhere."""
-    if COMMAND != _ANEW or os.environ.get("PYTHONPATH") != _PYTHONPATH:
-        return run(*arguments, check=check)
-    return _checked(starter().run(*arguments, timeout=60), check, *arguments)
 
 
 def _checked(done: subprocess.CompletedProcess[str], check: bool, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -199,12 +204,12 @@ def mounted(source: str, path: str, *arguments: str) -> Iterator[Mount]:
     """Mount for the duration of a with block; the daemon must end cleanly, and must not have logged an error."""
     mount = Mount(source, path)
     try:
-        _run_soon("mount", source, path, *arguments)
+        run("mount", source, path, *arguments)
         yield mount
     finally:  # also if somebody interrupts the mount
         # A process that was just ended may still have a file open.
         deadline = time.monotonic() + 60
-        while is_mounted(path) and _run_soon("umount", path, check=False).returncode and time.monotonic() < deadline:
+        while is_mounted(path) and run("umount", path, check=False).returncode and time.monotonic() < deadline:
             time.sleep(0.05)
         if is_mounted(path):
             run("umount", "--lazy", path)
