@@ -467,7 +467,7 @@ def mounted_with_few_descriptors(tree: str, path: str, limit: int, options: str)
     assert not is_mounted(path)
 
 
-@pytest.mark.parametrize(("limit", "files", "far"), [(128, 200, False), (2048, 4000, False), (2048, 4000, True)])
+@pytest.mark.parametrize(("limit", "files", "far"), [(128, 200, False), (2048, 4000, False), (512, 1000, True)])
 def test_emfile(
     limit: int, files: int, far: bool, tree: str, base: str, mount: Callable[..., Mount], user: Callable[..., User]
 ) -> None:

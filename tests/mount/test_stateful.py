@@ -42,7 +42,7 @@ from tests.mount.conftest import Mount, daemons_with, mounted, told
 from tests.mount.loopfs import filesystem
 from tests.mount.oracle import Cloak, Look, Map, Outcome, Request, Rules, Survey
 
-EXAMPLES, STEPS = 10, 25
+EXAMPLES, STEPS = 6, 25
 
 MAPS = (
     Map("uid", 0, 0, "map", 0),
