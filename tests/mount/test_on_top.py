@@ -7,11 +7,10 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-from cloakfs.linux import mountinfo
+from cloakfs.linux import mountinfo, process
 from tests.agents import User, names, read, write
 
 from .conftest import Mount, is_mounted, run, unmount
@@ -34,17 +33,14 @@ def kinds_at(path: str) -> list[str]:
 
 
 def ended(pid: int) -> bool:
-    """Wait for a daemon's end."""
-    deadline = time.monotonic() + SECONDS
-    while time.monotonic() < deadline:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        if state == "Z":
-            return True
-        time.sleep(0.02)
-    return False
+    """Wait for a daemon's end, and that of all its threads: until then, its session is open."""
+    held = process.held(pid)
+    if held is None:
+        return True
+    try:
+        return process.ends(held, SECONDS)
+    finally:
+        os.close(held)
 
 
 def until(condition: Callable[[], bool]) -> bool:
