@@ -171,19 +171,15 @@ def unmount(path: str) -> None:
 
 
 def run(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run the real command, in a process that has already imported it; see `run_anew` for when it has not."""
-    if COMMAND != _ANEW or os.environ.get("PYTHONPATH") != _PYTHONPATH or os.getpid() != _PID:
-        return run_anew(*arguments, check=check)
-    return _checked(starter.run(*arguments, timeout=60), check, *arguments)
+    """Run the real command, in a process that has already imported it.
 
-
-def run_anew(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Start the real command as users do.
-
-    So it is if something is patched in it, or to be found elsewhere, or if another process than that of the suite
-    asks, since what it starts is to have its ids and its limits.
+    It is started anew if something is patched in it, or to be found elsewhere, or if another process than that of the
+    suite asks: then it is to have the ids and the limits of this one.
     """
-    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=60)
+    if COMMAND != _ANEW or os.environ.get("PYTHONPATH") != _PYTHONPATH or os.getpid() != _PID:
+        done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=60)
+    else:
+        done = starter.run(*arguments, timeout=60)
     return _checked(done, check, *arguments)
 
 
