@@ -240,11 +240,13 @@ def test_a_new_daemon_of_the_same_mount_keeps_its_state(killable: Mount, tree: s
     m = killable
     pid, late = m.pid, m.clean_up
     os.kill(late, signal.SIGSTOP)
-    os.kill(pid, signal.SIGKILL)
-    assert ended(pid)
-    run("mount", tree, m.path, "-o", NULL)
     try:
+        os.kill(pid, signal.SIGKILL)
+        assert ended(pid)
+        run("mount", tree, m.path, "-o", NULL)
+    finally:
         os.kill(late, signal.SIGCONT)
+    try:
         assert ended(late)
         assert kinds_at(m.path) == ["fuse.cloakfs"]
         assert os.listdir(m.path) == []
