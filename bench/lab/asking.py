@@ -16,8 +16,6 @@ from ..cli import OWN_COMMAND
 from ..workers import undisturbed
 from .guest import OUT, Guest, GuestEnded
 
-__all__ = ("GuestEnded", "answer", "asking")
-
 _PATIENCE = 3600.0
 
 _HOST_SECONDS = 300.0

@@ -65,7 +65,7 @@ def kernel_version() -> str:
 
 
 class GuestEnded(RuntimeError):
-    """There is no guest any more that could answer, or it does not."""
+    """The guest has ended, or does not answer."""
 
 
 class Guest:
@@ -138,7 +138,7 @@ class Guest:
                 return text
             if not is_running or time.monotonic() > deadline:
                 gone = f"has not answered for {seconds:.0f} s" if is_running else "ended"
-                raise GuestEnded(f"the guest {gone}:\n{self.said()[-5000:]}")
+                raise GuestEnded(f"the guest {gone}:\n{self.said()[-2000:]}")
             time.sleep(0.02)
 
     def write(self, name: str, text: str) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 from ..figures import Run
 from ..job import PINNED
-from ..lab.asking import GuestEnded, answer, asking
-from ..lab.guest import missing
+from ..lab.asking import answer, asking
+from ..lab.guest import GuestEnded, missing
 from ..over_nfs import EXPORTS, Site, site
 from .plan import Plan
 

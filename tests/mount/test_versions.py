@@ -155,6 +155,23 @@ def test_a_migration_is_done_as_a_whole_or_not_at_all(base: str) -> None:
         assert db.execute("SELECT name FROM sqlite_master").fetchall() == [("other",), ("objects",)]
 
 
+def test_a_migration_for_which_there_is_no_room_loses_nothing(base: str) -> None:
+    with attached("tmpfs", f"{base}/state", "-t", "tmpfs", "-o", "size=1m") as state:
+        path = f"{state}/nodes.sqlite"
+        given = {number: b"\1\0\0\0\1\0\0\0" + number.to_bytes(8, "little") for number in range(100, 6100)}
+        with contextlib.closing(sqlite3.connect(path)) as db, db:
+            db.executescript((DATA / "index-0.1.0.sql").read_text())
+            db.executemany("INSERT INTO objects VALUES (?, ?, 1, x'61')", given.items())
+        with pytest.raises(sqlite3.OperationalError, match="full"):
+            index.Index(path)
+        subprocess.run(["mount", "-o", "remount,size=100m", state], check=True)
+        with contextlib.closing(index.Index(path)) as found:
+            assert {number: found.find(number) for number in given} == {
+                number: (handle, 1, b"a") for number, handle in given.items()
+            }
+            assert found.last == max(given)
+
+
 # -- what daemons tell -----------------------------------------------------------------------------
 
 TELLS_OTHERWISE = """
