@@ -25,6 +25,7 @@ from tests.mount import test_limits
 from tests.mount.conftest import AT_ONCE_OR_NEVER, Mount, command_with, is_mounted, mounted, run, told
 from tests.mount.loopfs import attached, filesystem
 from tests.mount.test_limits import base_dir, drop_caches, memory
+from tests.processes import kill
 
 NULL = "no_root_squash"
 CLOAKED = "no_root_squash,cloak_list=uid +077 1 9999"
@@ -318,7 +319,8 @@ def test_sigkill(tree: str, mount: Callable[..., Mount], user: Callable[..., Use
         client.do(os.mkdir, m.at(str(client.uid)))
         client._pipe.send((write_on_and_on, (m.at(str(client.uid)),), {}))
     wait_until(lambda: all(len(os.listdir(m.real(str(client.uid)))) > 5 for client in users))
-    os.kill(m.without_clean_up(), signal.SIGKILL)
+    # Callers get an error some milliseconds before the daemon lets go of what tells that it lives.
+    kill(m.without_clean_up())
     for client in users:
         assert client._pipe.poll(60), "a client hangs"
         ok, (done, code) = client._pipe.recv()

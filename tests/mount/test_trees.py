@@ -4,7 +4,6 @@ import contextlib
 import errno
 import os
 import random
-import signal
 import sqlite3
 import subprocess
 import time
@@ -19,6 +18,7 @@ from cloakfs.tree.index import Index
 from tests.agents import User, read, write
 from tests.mount.conftest import Mount, is_mounted, mounted, run
 from tests.mount.loopfs import filesystem, has_handles, require_handles
+from tests.processes import kill
 
 KINDS = ["ext4", "xfs", "btrfs", "tmpfs", "overlay-nfs"]
 NULL = "no_root_squash"
@@ -123,7 +123,7 @@ def test_the_same_after_the_daemon_was_killed(kind: str, base: str) -> None:
         with mount("-o", CLOAKED) as m:
             handle = handle_of(m.at("a", "b", "file"))
             wait_until(lambda: is_stored(m, b"file"))  # on local mounts, a second later
-            kill(m)
+            die(m)
         with mount("-o", CLOAKED) as m:
             assert by_handle(m.path, handle) == b"a/b/file"
 
@@ -136,7 +136,7 @@ def test_a_handle_that_was_not_durable_is_never_another_file(base: str) -> None:
                 for number in range(20):
                     write(m.at(f"old {attempt} {number}"), b"old")
                 handles = [handle_of(m.at(f"old {attempt} {number}")) for number in range(20)]
-                kill(m)
+                die(m)
             with mount("-o", CLOAKED) as m:
                 for number in range(20):
                     write(m.at(f"new {attempt} {number}"), b"new")
@@ -159,11 +159,9 @@ def content_or_error(path: str, handle: bytes) -> bytes | int | None:
         return exc.errno
 
 
-def kill(m: Mount) -> None:
+def die(m: Mount) -> None:
     """SIGKILL the daemon, and take its mount off."""
-    pid = m.without_clean_up()
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not Path(f"/proc/{pid}/fd").exists())
+    kill(m.without_clean_up())
     run("umount", m.path)
 
 
