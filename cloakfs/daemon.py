@@ -189,7 +189,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             _refuse_to_serve_itself(settings)
             nodes.mounts.served_at(attached.device)
             pyfuse3.init(filesystem, f"/dev/fd/{attached.session}", {"fsname=cloakfs"})
-            filesystem.cache.forgetter.session = attached.session
+            filesystem.cache.forgetter.session = filesystem.cache.forgetter.device = attached.session
             published = PublishedState(
                 key,
                 settings.source,
@@ -509,7 +509,8 @@ class _Daemon:
             if before == answered and not requests.waiting:
                 garbage.collect_now_and_then()
             nodes = self._filesystem.nodes
-            nodes.descriptors.close_idle()
+            for _ in nodes.descriptors.close_idle():
+                await trio.sleep(0)
             linux.act_as_daemon()
             if self._settings.log is not None:
                 follow_rotation(self._settings.log)

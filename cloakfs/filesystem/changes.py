@@ -33,7 +33,7 @@ from ..view import View
 from ..views import Views
 from ..watch import Watch, mounts_changed
 from .audience import Audiences
-from .forget import Below, Forgetting
+from .forget import Below, Forgetting, Names
 from .listings import Listings
 from .remember import SHORT_SECONDS, Remembering, may_search
 
@@ -172,7 +172,7 @@ class Changes:
         if parent is not None and event.mask & (_NAMES | FAN_ATTRIB):
             self._forgetting.forget_attributes(parent)
             if event.name != b".":
-                self._forgetting.forget_name(parent, event.name, parent.ever_kept)
+                self._heed_name(event, parent, target)
         self._heed_listings(event, filesystem, target)
         if target is None:
             if event.mask & FAN_ONDIR and event.mask & OF_ITSELF and event.name == b".":
@@ -190,6 +190,15 @@ class Changes:
         if event.mask & (FAN_MODIFY | FAN_CLOSE_WRITE):
             self._forgetting.forget_content(target)
         return False
+
+    def _heed_name(self, event: Event, parent: Object, target: Object | None) -> None:
+        """Forget a name that has changed, or leads to something that has."""
+        named = (parent.children or {}).get(event.name)
+        if named is not None and named is target and named.children:
+            # `_heed` forgets the name after what is below, or nobody is told less by it than before.
+            self._forgetting.expire_name(parent, event.name)
+        else:
+            self._forgetting.forget_name(parent, event.name, parent.ever_kept)
 
     def _heed_listings(self, event: Event, filesystem: Filesystem, target: Object | None) -> None:
         """Forget the listings that have an entry which has changed, if the event does not name their directory.
@@ -294,7 +303,7 @@ class Changes:
         It must not be called while the kernel holds the lock of the directory that `obj` is in for this request.
         """
         waits: set[trio.Event] = set()
-        belows: list[Below] = []
+        forgotten: list[tuple[Below, Names]] = []
         for one in (obj, *self._nodes.twins(obj)):
             for parent, _ in self._forgetting.names_of(one):
                 if not self._listings.still_shows(view, parent, one.filesystem.stat(self._nodes.fd(one))):
@@ -305,15 +314,16 @@ class Changes:
                 continue
             fd = self._nodes.fd(one)
             if self._tells_less(view, one, fd, one.filesystem.stat(fd)):
-                waits.update(self._forgetting.forget_one(one))
-                belows.append(self._forgetting.forget_below(one))
+                forgotten.append(self._forgetting.forget(one))
             elif one is not obj:
                 self._forgetting.forget_attributes(one)  # the kernel knows those of `obj` from the answer
-        for below in belows:
+        for below, _ in forgotten:
             await below.done.wait()
             waits |= below.names
         for wait in waits:
             await wait.wait()
+        for _, names in forgotten:
+            await names.wait()
 
     def _tells_less(self, view: View, obj: Object, fd: int, info: linux.Stat) -> bool:
         """Whether some caller may not know (any more) what the kernel remembers of `obj`, or of what is below it."""
@@ -353,7 +363,7 @@ class Changes:
             and self._remembering.same_by_name(view, obj)
         ):
             return
-        self._forgetting.forget_one(obj)
-        for one in [obj, *self._nodes.twins(obj)]:
+        below, _ = self._forgetting.forget(obj)
+        for one in [below, *map(self._forgetting.forget_below, self._nodes.twins(obj))]:
             # It does not wait for names, which the kernel can forget only after the answer.
-            await self._forgetting.forget_below(one).done.wait()
+            await one.done.wait()

@@ -41,22 +41,49 @@ class _Sweep:
         self.names = trio.Event()  # set when all names are forgotten
 
 
+class Names:
+    """The names of an object, with the directories that they are in, and the nodeids of directory and object.
+
+    Attributes:
+        names: see above.
+        is_noted: whether they count as names that have yet to be forgotten.
+        given: set when they have been given to the forgetter.
+        forgotten: each is set when a name is forgotten.
+    """
+
+    __slots__ = ("forgotten", "given", "is_noted", "names")
+
+    def __init__(self, names: list[tuple[Object, bytes, int, int]]) -> None:
+        self.names = names
+        self.is_noted = False
+        self.given = trio.Event()
+        self.forgotten: set[trio.Event] = set()
+
+    async def wait(self) -> None:
+        """Wait until all are forgotten."""
+        await self.given.wait()
+        for name in self.forgotten:
+            await name.wait()
+
+
 class Below:
     """The work of forgetting what was remembered below a directory.
 
     Attributes:
-        todo: the objects to go on with.
+        todo: the objects to go on with, from the end; names of a directory come before what is below it.
         again: whether to begin once more, because the directory has changed again.
         names: each is set when a name is forgotten; without names in the directory itself, which the kernel may hold.
         done: set when no attributes are remembered any more; then nothing is relied on.
+        last: names of the directory itself, which are forgotten after those below it.
     """
 
-    def __init__(self, directory: Object, todo: list[Object]) -> None:
+    def __init__(self, directory: Object, todo: list[Object | Names]) -> None:
         self.directory = directory
         self.todo = todo
         self.again = False
         self.names: set[trio.Event] = set()
         self.done = trio.Event()
+        self.last: list[Names] = []
 
 
 class Forgetting:
@@ -86,6 +113,8 @@ class Forgetting:
         self._sweep_wanted = trio.Event()
         self.below: dict[Object, Below] = {}
         self._below_wanted = trio.Event()
+        self._ending: list[tuple[set[trio.Event], list[Names]]] = []  # what comes first, and the names that come last
+        self._tasks: Tasks | None = None
         # Names that are remembered to lead nowhere, each with the number of a view.
         self._absent: Absences[Object, tuple[int, bytes]] = Absences(_MOST_ABSENT)
         self.listed: WeakSet[Object] = WeakSet()  # the directories that have a `listing`
@@ -104,8 +133,20 @@ class Forgetting:
     def forget_name(self, parent: Object, name: bytes, numbers: Iterable[int]) -> None:
         """Forget a name in these views: it leads to something else now, or nowhere, or not everybody may know it."""
         self.forget_listing(parent)
+        nodeid = self._nodes.nodeid
+        child = (parent.children or {}).get(name)
+        if child is not None and child.children:
+            names = Names([(parent, name, nodeid(number, parent), nodeid(number, child)) for number in numbers])
+            self.forget_below(child, names)
+            return
         for number in numbers:
-            self.forgetter.name(self._nodes.nodeid(number, parent), name)
+            self.forgetter.name(nodeid(number, parent), name)
+
+    def expire_name(self, parent: Object, name: bytes) -> None:
+        """Make the kernel ask about a name each time, in all views; where it leads elsewhere, it is forgotten later."""
+        self.forget_listing(parent)
+        for number in parent.ever_kept:
+            self.forgetter.expire(self._nodes.nodeid(number, parent), name)
 
     def forget_content(self, obj: Object) -> None:
         """Forget the content of a file, and its attributes."""
@@ -121,16 +162,27 @@ class Forgetting:
         self.forgetter.attributes(nodeid, None if obj.parent is None else self._nodes.nodeid(number, obj.parent))
         self.forgetter.pages(nodeid)
 
-    def forget(self, obj: Object) -> None:
-        """Forget the names and attributes of an object, and of everything below it."""
-        self.forget_one(obj)
-        self.forget_below(obj)
-
-    def forget_one(self, obj: Object) -> dict[trio.Event, Object]:
-        """Forget the object alone.
+    def forget(self, obj: Object) -> tuple[Below, Names]:
+        """Forget the names and attributes of an object, and of everything below it.
 
         Returns:
-            events, each set when one of its names is forgotten, with the directory of that name.
+            the work that is left below, and the names of the object, which come last.
+        """
+        waits, names = self._forget_itself(obj)
+        names.forgotten |= waits.keys()
+        return self.forget_below(obj, names), names
+
+    def forget_one(self, obj: Object) -> set[trio.Event]:
+        """Forget the object alone; return events, each set when one of its names is forgotten."""
+        waits, names = self._forget_itself(obj)
+        self._forget_names(names)
+        return names.forgotten | waits.keys()
+
+    def _forget_itself(self, obj: Object) -> tuple[dict[trio.Event, Object], Names]:
+        """Forget everything of the object but its names, which are returned.
+
+        Returns:
+            events, each set when a listing that has the object is forgotten, with its directory; and the names.
         """
         waits: dict[trio.Event, Object] = {}
         self.forget_listing(obj)
@@ -139,15 +191,35 @@ class Forgetting:
             if listing is not None:
                 waits[listing] = parent
         if not obj.kept:
-            return waits
+            return waits, Names([])
         self.forget_attributes(obj)
-        for parent, name in self.names_of(obj):
-            for number in obj.kept:
-                nodeid = self._nodes.nodeid(number, obj)
-                wait = self.forgetter.name(self._nodes.nodeid(number, parent), name, nodeid)
-                if wait is not None:
-                    waits[wait] = parent
+        nodeid = self._nodes.nodeid
+        names = [
+            (parent, name, nodeid(number, parent), nodeid(number, obj))
+            for parent, name in self.names_of(obj)
+            for number in obj.kept
+        ]
         self._keep_nothing(obj)
+        return waits, Names(names)
+
+    def _note(self, names: Names) -> None:
+        """Have these names count as names that have yet to be forgotten."""
+        for _, name, directory, _ in names.names:
+            self.forgetter.later(directory, name)
+        names.is_noted = True
+
+    def _forget_names(self, names: Names) -> dict[trio.Event, Object]:
+        """Forget these names; return events, each set when one is forgotten, with its directory."""
+        waits: dict[trio.Event, Object] = {}
+        forget = self.forgetter.now if names.is_noted else self.forgetter.name
+        while names.names:
+            parent, name, directory, nodeid = names.names[-1]
+            wait = forget(directory, name, nodeid)
+            names.names.pop()
+            if wait is not None:
+                waits[wait] = parent
+        names.forgotten |= waits.keys()
+        names.given.set()
         return waits
 
     @staticmethod
@@ -156,25 +228,35 @@ class Forgetting:
         if isinstance(obj, Directory):
             obj.public = _NOBODY
 
-    def forget_below(self, directory: Object) -> Below:
-        """Forget what is below a directory; what takes long goes on in the background.
+    def forget_below(self, directory: Object, names: Names | None = None) -> Below:
+        """Forget what is below a directory, and then `names` of it; what takes long goes on in the background.
 
         Nobody can make others wait for this: whoever has it done again must first make the kernel remember it again.
         """
         if directory is self._nodes.root:
             self._forget_absences(directory)
         below = self.below.get(directory)
-        if below is not None:
+        is_new = below is None
+        if below is None:
+            below = Below(directory, [*self._nodes.within(directory)])
+            if not below.todo:  # a file, mostly
+                below.done.set()
+                if names is not None:
+                    self._forget_names(names)
+                return below
+            # This is noted first: if the part done here fails, the background task goes on with it.
+            self.below[directory] = below
+            self._below_wanted.set()
+        else:
             below.again = True
-            return below
-        below = Below(directory, self._nodes.within(directory))
-        if not below.todo:  # a file, mostly
-            below.done.set()
-            return below
-        # This is noted first: if the part done here fails, the background task goes on with it.
-        self.below[directory] = below
-        self._below_wanted.set()
-        self._go_on_below(below)
+        if names is not None:
+            self._note(names)
+            below.last.append(names)
+        if is_new:
+            self._go_on_below(below, at_once=True)
+        if names is not None and not names.given.is_set():
+            for _, name, parent, _ in names.names:
+                self.forgetter.expire(parent, name)
         return below
 
     @staticmethod
@@ -189,14 +271,21 @@ class Forgetting:
         for _ in range(AT_ONCE):
             if not below.todo:
                 break
-            obj = below.todo[-1]
-            inside: list[Object] = []
-            if obj.ever_kept:
-                obj.strayed = self._checks_above  # a request may have passed it already
-                for wait, parent in self.forget_one(obj).items():
-                    if parent is not below.directory:
-                        below.names.add(wait)
-                inside = self._nodes.within(obj)
+            it = below.todo[-1]
+            waits: dict[trio.Event, Object] = {}
+            inside: list[Object | Names] = []
+            if isinstance(it, Names):
+                waits = self._forget_names(it)
+            elif it.ever_kept:
+                it.strayed = self._checks_above  # a request may have passed it already
+                inside += self._nodes.within(it)
+                waits, names = self._forget_itself(it)
+                if inside and names.names:
+                    self._note(names)
+                    inside.insert(0, names)
+                else:
+                    waits |= self._forget_names(names)
+            below.names.update(wait for wait, parent in waits.items() if parent is not below.directory)
             below.todo.pop()
             below.todo += inside
         return not below.todo
@@ -204,15 +293,34 @@ class Forgetting:
     def _unfinished(self) -> list[Below]:
         return list(self.below.values())
 
-    def _go_on_below(self, below: Below) -> None:
+    def _go_on_below(self, below: Below, *, at_once: bool = False) -> None:
+        """Forget a part of it. `at_once`: it is the first part; if nothing is left, hardly anything was there."""
         if not self._forget_some(below):
             return
+        last, below.last = below.last, []
+        if at_once:
+            for names in last:
+                self._forget_names(names)
+        elif last:
+            self._ending.append((set(below.names), last))
+            self._end(*self._ending[-1])
         if below.again:
             below.again = False
-            below.todo = self._nodes.within(below.directory)
+            below.todo = [*self._nodes.within(below.directory)]
         else:
             del self.below[below.directory]
             below.done.set()
+
+    def _end(self, first: set[trio.Event], last: list[Names]) -> None:
+        if self._tasks is not None:
+            self._tasks.keep("invalidating names in the kernel", self._forget_last, first, last)
+
+    async def _forget_last(self, first: set[trio.Event], last: list[Names]) -> None:
+        for wait in first:
+            await wait.wait()
+        for names in last:
+            self._forget_names(names)
+        self._ending.remove((first, last))
 
     def is_being_forgotten(self, obj: Object) -> bool:
         """Whether the object is below a directory below which not everything has been forgotten yet."""
@@ -313,7 +421,7 @@ class Forgetting:
     def forget_era(self, obj: Object, *, by_name: bool) -> set[trio.Event]:
         """Forget what was remembered of an object before this era; return the events of its names."""
         if by_name:
-            return set(self.forget_one(obj))
+            return self.forget_one(obj)
         self.forget_listing(obj)
         self.forget_attributes(obj)
         self._keep_nothing(obj)
@@ -360,7 +468,9 @@ class Forgetting:
     async def keep_forgetting(self) -> None:
         """Run for ever, doing what may have to wait for the kernel."""
         async with trio.open_nursery() as nursery:
-            tasks = Tasks(nursery)
+            self._tasks = tasks = Tasks(nursery)
+            for first, last in self._ending:
+                self._end(first, last)
             tasks.keep("invalidating names in the kernel", self.forgetter.run)
             tasks.keep("invalidating everything in the kernel", self._keep_sweeping)
             tasks.keep("invalidating what is below in the kernel", self._keep_forgetting_below)

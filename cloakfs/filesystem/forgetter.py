@@ -7,6 +7,11 @@ patience is *late*. Then, on Linux 6.16 and later, the kernel is told to ask for
 (FUSE_NOTIFY_INC_EPOCH), for which it needs no lock. In any case, nothing in that directory is remembered until its lock
 has been free.
 
+Together with a name, the kernel drops everything that it knows below, and keeps the lock for as long as that takes. So
+where much is known below, that is forgotten first. Meanwhile the kernel asks about the name each time
+(FUSE_EXPIRE_ONLY, Linux 6.2 and later; before, it drops everything at once), and the name counts as one that has yet to
+be forgotten: an answer that is on its way may let the kernel use it once more.
+
 Attributes are forgotten without any lock, but only those of inodes that the kernel has. An answer that is still on its
 way creates the inode afterwards, with attributes that are outdated by then. Whoever waits for such an answer holds the
 directory's lock, so attributes are forgotten once more after the name, when the lock has been free.
@@ -17,7 +22,7 @@ import errno
 import logging
 import os
 import struct
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from time import monotonic
 
@@ -26,6 +31,7 @@ import trio
 from pyfuse3 import InodeT
 
 from ..tasks import Tasks
+from ..tree import calls
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +54,11 @@ AT_ONCE = 64
 # A struct fuse_out_header: its length, FUSE_NOTIFY_INC_EPOCH, and 0, because it answers no request.
 _INC_EPOCH = struct.pack("=IiQ", 16, 8, 0)
 
+# What comes before a name that is to expire: a struct fuse_out_header (length, FUSE_NOTIFY_INVAL_ENTRY, 0) and a struct
+# fuse_notify_inval_entry_out (the directory, the length of the name, FUSE_EXPIRE_ONLY).
+_EXPIRE = struct.Struct("=IiQQII")
+_INVAL_ENTRY, _EXPIRE_ONLY = 3, 1
+
 _NO_NAME = b"/"
 """A name that cannot exist: forgetting it means waiting until the directory's lock is free."""
 
@@ -55,13 +66,14 @@ _NO_NAME = b"/"
 class _Batch:
     """What is forgotten in one go in a directory: names, each with nodeids whose attributes are forgotten after it.
 
-    With `has_listing`, the entries that the kernel has of the directory are forgotten as well. `moved` is when the
-    thread last went on to another name.
+    Before, the names `expired` are made to expire. With `has_listing`, the entries that the kernel has of the directory
+    are forgotten as well. `moved` is when the thread last went on to another name.
     """
 
-    __slots__ = ("has_listing", "moved", "names", "settled", "since")
+    __slots__ = ("expired", "has_listing", "moved", "names", "settled", "since")
 
     def __init__(self) -> None:
+        self.expired: set[bytes] = set()
         self.names: dict[bytes, set[int]] = {}
         self.has_listing = False
         self.since = trio.current_time()
@@ -89,9 +101,17 @@ def _forget_attributes(nodeid: int) -> bool:
     return True
 
 
-def _forget_names(parent: int, batch: _Batch) -> None:
+def _forget_names(parent: int, batch: _Batch, session: int) -> None:
+    """Forget what is in a batch. `session` is a descriptor of the session, which is closed; negative if not needed."""
     if batch.has_listing:
         _forget_listing(parent)
+    if session >= 0:
+        try:
+            for name in batch.expired:
+                batch.moved = monotonic()
+                _expire(session, parent, name)
+        finally:
+            calls.close(session)
     for name, nodeids in batch.names.items():
         batch.moved = monotonic()
         with contextlib.suppress(OSError):  # the kernel does not know it (any more)
@@ -100,6 +120,13 @@ def _forget_names(parent: int, batch: _Batch) -> None:
             _forget_attributes(nodeid)
     if batch.has_listing:  # who has just been answered has held the lock until now, and may have added entries
         _forget_listing(parent)
+
+
+def _expire(session: int, parent: int, name: bytes) -> None:
+    length = _EXPIRE.size + len(name) + 1
+    message = _EXPIRE.pack(length, _INVAL_ENTRY, 0, parent, len(name), _EXPIRE_ONLY)
+    with contextlib.suppress(OSError):  # the kernel does not know it (any more)
+        os.write(session, message + name + b"\0")  # noqa: TID251  (the session)
 
 
 def _forget_listing(directory: int) -> None:
@@ -121,13 +148,15 @@ class Forgetter:
     Attributes:
         session: the descriptor of the FUSE session, for telling the kernel to ask for every name; negative if it
             cannot be told.
+        device: the same descriptor, for making names expire; negative if there is none.
         overflowed: whether more had to be forgotten in one directory than can be kept for later. Whoever deals with
             this resets it.
     """
 
     def __init__(self) -> None:
-        self.session = -1
+        self.session = self.device = -1
         self.overflowed = False
+        self._later: dict[int, Counter[bytes]] = {}  # by directory: how often each name is to be forgotten later
         self._lanes: dict[int, _Lane] = {}
         self._next: deque[int] = deque()  # the directories whose lanes need a thread
         self._late: set[int] = set()  # the directories that are late
@@ -162,24 +191,56 @@ class Forgetter:
         Returns:
             an event that is set when this is done, or need not be done any more; None if that is so already.
         """
-        lane = self._lanes.get(parent)
-        if lane is None:
-            lane = self._lanes[parent] = _Lane()
-        elif lane.late and self.session >= 0:
+        lane, waiting = self._waiting(parent)
+        if lane.late and self.session >= 0:
             name = _NO_NAME  # no name has been remembered since the directory became late
-        if lane.waiting is None:
-            lane.waiting = _Batch()
-            if lane.running is None:
-                self._next.append(parent)
-                self._start()
-        names = lane.waiting.names
+        names = waiting.names
         if lane.late and (len(names) >= _MOST_NAMES or len(names.get(name, ())) >= _MOST_NAMES):
             self.overflowed = True
             return None
         nodeids = names.setdefault(name, set())
         if nodeid is not None:
             nodeids.add(nodeid)
-        return None if lane.late else lane.waiting.settled
+        return None if lane.late else waiting.settled
+
+    def _waiting(self, parent: int) -> tuple[_Lane, _Batch]:
+        """Return what waits in this directory, and see that a thread does it."""
+        lane = self._lanes.get(parent)
+        if lane is None:
+            lane = self._lanes[parent] = _Lane()
+        if lane.waiting is None:
+            lane.waiting = _Batch()
+            if lane.running is None:
+                self._next.append(parent)
+                self._start()
+        return lane, lane.waiting
+
+    def expire(self, parent: int, name: bytes) -> None:
+        """Make the kernel ask about this name each time, as soon as the lock of the directory is free.
+
+        Before Linux 6.2, it is forgotten. Where an answer is on its way, the kernel may use the name once more.
+        """
+        lane, waiting = self._waiting(parent)
+        if not (lane.late and self.session >= 0):
+            waiting.expired.add(name)
+
+    def later(self, parent: int, name: bytes) -> None:
+        """Note that `now` will forget this name: until it is forgotten, it counts as such a name."""
+        self._later.setdefault(parent, Counter())[name] += 1
+
+    def now(self, parent: int, name: bytes, nodeid: int | None = None) -> trio.Event | None:
+        """Do what `name` does, for a name that was noted by `later`, and do it after whatever waits for a thread."""
+        event = self.name(parent, name, nodeid)
+        if self._next and self._next[-1] != parent and parent in self._next:
+            self._next.remove(parent)
+            self._next.append(parent)
+        noted = self._later[parent]
+        noted[name] -= 1
+        if not noted[name]:
+            del noted[name]
+        if not noted:
+            del self._later[parent]
+        return event
 
     def names_so_far(self, parent: int) -> trio.Event | None:
         """Return an event like that of `name` for all names that are to be forgotten in this directory by now."""
@@ -193,17 +254,17 @@ class Forgetter:
         since somebody may keep it.
         """
         settled = self.name(directory, _NO_NAME)
-        waiting = self._lanes[directory].waiting
-        assert waiting is not None
-        waiting.has_listing = True
+        self._waiting(directory)[1].has_listing = True
         return settled
 
     def is_busy(self, directory: int) -> bool:
         """Whether something has yet to be forgotten in this directory."""
-        return directory in self._lanes
+        return directory in self._lanes or directory in self._later
 
     def is_forgetting(self, directory: int, name: bytes) -> bool:
         """Whether this name in the directory has yet to be forgotten."""
+        if name in self._later.get(directory, ()):
+            return True
         lane = self._lanes.get(directory)
         return lane is not None and any(
             batch is not None and name in batch.names for batch in (lane.running, lane.waiting)
@@ -259,6 +320,7 @@ class Forgetter:
         for batch in (lane.running, lane.waiting):
             if batch is not None:
                 again.has_listing |= batch.has_listing
+                again.expired |= batch.expired
                 for name, nodeids in batch.names.items():
                     again.names.setdefault(name, set()).update(nodeids)
                 batch.settled.set()
@@ -292,7 +354,9 @@ class Forgetter:
             batch.since, batch.moved = trio.current_time(), monotonic()
             self._running.add(batch)
             try:
-                await self._in_thread(_forget_names, parent, batch)
+                # The thread may outlive the session, whose descriptor may then be another file's.
+                session = calls.dup(self.device) if batch.expired and self.device >= 0 else -1
+                await self._in_thread(_forget_names, parent, batch, session)
             except Exception:
                 self.every_name()
                 self._do_again(lane)
@@ -341,8 +405,11 @@ class Forgetter:
                 if batch is None:
                     continue
                 batch.settled.set()
-                if is_settled and batch is lane.waiting:  # only attributes are left
+                # Only attributes are left. (Where no thread has tried, names are forgotten nevertheless, so that the
+                # kernel does not have to drop all of them together with the name of the directory.)
+                if is_settled and batch is lane.waiting and lane.running is not None:
                     batch.names = {_NO_NAME: set().union(*batch.names.values())}
+                    batch.expired = set()
 
     def _start_pages(self) -> None:
         # The previous thread may be waiting for one page; what comes after that page need not wait.

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import itertools
 import stat
+from collections.abc import Iterator
 
 from .. import linux
 from ..linux import Stat
@@ -13,6 +14,9 @@ from .objects import ROOT, Descriptor, Directory, Object, Stale, dev_ino
 
 # The request that is being served may be using up to this many of the most recently used descriptors.
 _IN_USE = 8
+
+# How many idle descriptors are looked at in one step.
+_AT_ONCE = 256
 
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
@@ -162,15 +166,17 @@ class Descriptors:
             if self._by_inode.get(cached.inode) is obj:  # bind mounts may share it
                 del self._by_inode[cached.inode]
 
-    def close_idle(self) -> None:
-        """Close descriptors that were not used since the last call, because an open one keeps a deleted file's space.
+    def close_idle(self) -> Iterator[None]:
+        """Close descriptors that were not used since the last time, because an open one keeps a deleted file's space.
 
-        To be called only between requests.
+        To be iterated only between requests. Between two steps, which take less than a millisecond, others may go on.
         """
-        for obj in [obj for obj in self._open.values() if self._reopenable(obj)]:
-            if self._used(obj) <= self._uses_before:
+        before, self._uses_before = self._uses_before, self._uses
+        for number, obj in enumerate(list(self._open.values()), 1):
+            if self._used(obj) <= before and self._reopenable(obj):
                 self.close(obj)
-        self._uses_before = self._uses
+            if number % _AT_ONCE == 0:
+                yield
 
     def close_all(self) -> None:
         """Close every cached descriptor, including the root's."""

@@ -54,7 +54,7 @@ from pyfuse3 import (
 import cloakfs.daemon
 from cloakfs import acl, linux
 from cloakfs.caller import Caller
-from cloakfs.filesystem import Filesystem
+from cloakfs.filesystem import Filesystem, forget
 from cloakfs.filesystem.entered import Entered
 from cloakfs.filesystem.handles import OpenDirectory
 from cloakfs.filesystem.pyfuse3memory import is_name_only, requester
@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from tests.mount.conftest import Mount
 
 _pyfuse3: Any = pyfuse3  # of which functions are replaced
+_forget: Any = forget
 
 log = logging.getLogger("cloakfs.oracle")
 
@@ -310,7 +311,8 @@ class Oracle:
     def _is_done(self) -> bool:
         """Whether the kernel has forgotten all that it has to forget, and has got all answers."""
         forgetting: Any = self._filesystem.cache.forget.__self__  # type: ignore[attr-defined]
-        return not (self.on_its_way[0] or forgetting.below or forgetting._sweeps or forgetting.forgetter._lanes)
+        names = forgetting.forgetter
+        return not (self.on_its_way[0] or forgetting.below or forgetting._sweeps or names._lanes or names._later)
 
     async def settle(self) -> None:
         """Wait until the daemon knows of every change made until now, and check everything that is remembered."""
@@ -775,4 +777,5 @@ def install(delays: int | None) -> None:
     daemon: Any = cloakfs.daemon
     daemon.Filesystem, daemon.Watch = CheckedFilesystem, CheckedWatch
     if delays is not None:
+        _forget.AT_ONCE = 1  # all is forgotten little by little, while others go on
         CheckedFilesystem.delays = CheckedWatch.delays = random.Random(delays)

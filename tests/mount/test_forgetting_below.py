@@ -2,6 +2,7 @@
 
 import errno
 import os
+import platform
 import resource
 import stat
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.agents import User
-from tests.mount.conftest import Mount, told
+from tests.mount.conftest import Mount, daemons_with, told
 from tests.mount.loopfs import attached
 from tests.mount.test_caching import ACL_FOR_NOBODY, CLOAKED, OTHER, OWNER, STRANGER, put, requests
 from tests.mount.test_limits import wait_until
@@ -18,6 +19,8 @@ MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]
 
 GONE = {errno.ENOENT, errno.ESTALE, errno.EACCES}
+
+LINUX = tuple(int(number) for number in platform.release().split(".")[:2])
 
 ACL = "system.posix_acl_access"
 
@@ -171,6 +174,81 @@ def test_all_that_is_below_is_forgotten(how: str, where: str, tree: str, mount: 
     told()
     assert stranger.error(os.open, "file", os.O_PATH) in GONE
     assert stranger.error(os.open, f"/proc/self/fd/{fds[0]}", os.O_RDONLY) in GONE
+
+
+NOTED = """
+import logging
+import pyfuse3
+invalidate_entry = pyfuse3.invalidate_entry
+def noted(parent, name, *args):
+    logging.getLogger("cloakfs").warning("NAME %s", name.decode())
+    invalidate_entry(parent, name, *args)
+pyfuse3.invalidate_entry = noted
+"""
+
+
+@pytest.mark.parametrize("where", ["through the mount", "behind the mount"])
+@pytest.mark.parametrize("how", ["chmod", "rename"])
+def test_the_name_of_a_directory_comes_after_those_below_it(
+    how: str, where: str, tree: str, mount: MakeMount, user: MakeUser
+) -> None:
+    """With a name, the kernel drops all that it knows below, and others who need the same directory have to wait."""
+    put(os.path.join(tree, "private"), OWNER, stat.S_IFDIR | 0o700)
+    above = put(os.path.join(tree, "above"), OWNER, stat.S_IFDIR | 0o755)
+    for name in ("many", "more"):
+        make_many(os.path.join(above, name), 500, OWNER)
+    with daemons_with(NOTED):
+        m = mount("-o", CLOAKED)
+    owner = user(OWNER)
+    told()
+    for _ in range(2):
+        for name in ("many", "more"):
+            owner.do(stat_all, m.at("above", name), 500)
+    at = m.at if where == "through the mount" else m.real
+    if how == "chmod":
+        owner.do(os.chmod, at("above"), 0o700)
+    else:
+        owner.do(os.rename, at("above"), at("private/above"))
+
+    def names() -> list[str]:
+        return [line.rpartition(" ")[2] for line in m.log.splitlines() if " NAME " in line]
+
+    wait_until(lambda: names()[-1:] == ["above"] and len(names()) > 1000)
+    assert names().index("above") == len(names()) - 1
+
+
+STUCK = """
+import trio
+from cloakfs.filesystem import forget
+forget.AT_ONCE = 1
+async def never(self):
+    await trio.sleep_forever()
+forget.Forgetting._keep_forgetting_below = never
+"""
+
+
+@pytest.mark.skipif(LINUX < (6, 2), reason="before Linux 6.2, the kernel cannot be made to ask about a name")
+@pytest.mark.parametrize("how", ["chmod", "rename"])
+def test_a_name_is_asked_about_before_all_below_it_is_forgotten(
+    how: str, tree: str, mount: MakeMount, user: MakeUser
+) -> None:
+    """However long that takes: here, it is never done."""
+    put(os.path.join(tree, "private"), OWNER, stat.S_IFDIR | 0o700)
+    above = put(os.path.join(tree, "above"), OWNER, stat.S_IFDIR | 0o755)
+    make_many(os.path.join(above, "many"), 100, OWNER)
+    with daemons_with(STUCK):
+        m = mount("-o", CLOAKED)
+    owner, stranger = user(OWNER), user(STRANGER)
+    told()
+    for _ in range(2):
+        stranger.do(stat_all, m.at("above/many"), 100)
+    if how == "chmod":
+        owner.do(os.chmod, m.real("above"), 0o700)
+    else:
+        owner.do(os.rename, m.real("above"), m.real("private/above"))
+    told()
+    assert stranger.error(os.stat, m.at("above")) == errno.ENOENT
+    assert stranger.error(os.stat, m.at("above/many/0")) == errno.ENOENT
 
 
 @pytest.mark.parametrize("where", ["through the mount", "behind the mount"])

@@ -1263,12 +1263,22 @@ def test_nothing_private_is_remembered_while_its_name_is_to_be_forgotten(scene: 
     trio.run(main)
 
 
-def test_nothing_private_is_remembered_below_a_name_that_is_to_be_forgotten(scene: MakeScene) -> None:
+@pytest.mark.parametrize("is_much", [False, True])
+def test_nothing_private_is_remembered_below_a_name_that_is_to_be_forgotten(
+    is_much: bool, scene: MakeScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If there is much below, the name itself is forgotten last."""
+    if is_much:
+        monkeypatch.setattr(forget, "AT_ONCE", 0)
+
     async def main() -> None:
         s = scene()
         view = s.remember_private_file()
         s.cache.forget(s.look_up(f"{s.top}/a"))
         s.cache.forget(s.look_up(f"{s.top}/a/file"))
+        names = s.cache.forgetter
+        assert names.is_forgetting(s.nodes.nodeid(0, s.nodes.root), b"a")
+        assert (b"a" in next(iter(names._later.values()), ())) == is_much
         assert max(s.of_name(view, f"{s.top}/a/file", OWNER)) <= BRIEF_SECONDS
 
     trio.run(main)

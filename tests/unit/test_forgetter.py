@@ -108,6 +108,53 @@ def test_only_a_few_threads_work(waits_seconds: float, monkeypatch: pytest.Monke
         go.set()
 
 
+def test_a_name_that_comes_later_waits_for_what_waits_by_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And until it is forgotten, it counts as a name that has yet to be."""
+    go = threading.Event()
+    begun: list[int] = []
+
+    def forget_names(parent: int, *_: object) -> None:
+        begun.append(parent)
+        go.wait()
+
+    monkeypatch.setattr(forgetter, "_forget_names", forget_names)
+    monkeypatch.setattr(forgetter, "_PATIENCE_SECONDS", 1000.0)
+    monkeypatch.setattr(forgetter, "_FEW_THREADS", 1)
+    monkeypatch.setattr(forgetter, "_WAITS_SECONDS", 1000.0)
+
+    async def main() -> None:
+        names = Forgetter()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(names.run)
+            await trio.testing.wait_all_tasks_blocked()
+            names.name(1, b"first")
+            with trio.fail_after(60):
+                while begun != [1]:
+                    await trio.sleep(0.001)
+            names.later(HELD, b"name")
+            names.later(HELD, b"name")
+            names.name(HELD, b"beside")
+            names.name(OTHER, b"below")
+            assert names.is_forgetting(HELD, b"name")
+            assert names.is_busy(HELD)
+            events = [names.now(HELD, b"name") for _ in range(2)]
+            assert names.is_forgetting(HELD, b"name")
+            go.set()
+            with trio.fail_after(60):
+                for event in events:
+                    assert event is not None
+                    await event.wait()
+            assert begun == [1, OTHER, HELD]
+            assert not names.is_forgetting(HELD, b"name")
+            assert not names.is_busy(HELD)
+            nursery.cancel_scope.cancel()
+
+    try:
+        trio.run(main)
+    finally:
+        go.set()
+
+
 def test_a_thread_that_has_many_names_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long they take together, each is invalidated in no time, so that no further thread begins."""
     now = 0.0
