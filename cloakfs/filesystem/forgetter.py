@@ -22,7 +22,7 @@ import errno
 import logging
 import os
 import struct
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from time import monotonic
 
@@ -158,7 +158,7 @@ class Forgetter:
         self.overflowed = False
         self._later: dict[int, Counter[bytes]] = {}  # by directory: how often each name is to be forgotten later
         self._lanes: dict[int, _Lane] = {}
-        self._next: deque[int] = deque()  # the directories whose lanes need a thread
+        self._next: OrderedDict[int, None] = OrderedDict()  # the directories whose lanes need a thread
         self._late: set[int] = set()  # the directories that are late
         self._lately: set[int] = set()  # nodeids whose attributes are forgotten once more
         self._pages: set[int] = set()
@@ -211,7 +211,7 @@ class Forgetter:
         if lane.waiting is None:
             lane.waiting = _Batch()
             if lane.running is None:
-                self._next.append(parent)
+                self._next[parent] = None
                 self._start()
         return lane, lane.waiting
 
@@ -228,12 +228,11 @@ class Forgetter:
         """Note that `now` will forget this name: until it is forgotten, it counts as such a name."""
         self._later.setdefault(parent, Counter())[name] += 1
 
-    def now(self, parent: int, name: bytes, nodeid: int | None = None) -> trio.Event | None:
-        """Do what `name` does, for a name that was noted by `later`, and do it after whatever waits for a thread."""
+    def now(self, parent: int, name: bytes, nodeid: int | None = None, *, first: bool = False) -> trio.Event | None:
+        """Do what `name` does, for a name that was noted by `later`: after whatever waits for a thread, or `first`."""
         event = self.name(parent, name, nodeid)
-        if self._next and self._next[-1] != parent and parent in self._next:
-            self._next.remove(parent)
-            self._next.append(parent)
+        if parent in self._next:
+            self._next.move_to_end(parent, last=not first)
         noted = self._later[parent]
         noted[name] -= 1
         if not noted[name]:
@@ -297,7 +296,7 @@ class Forgetter:
             self.every_name()
         for lane in self._lanes.values():
             self._do_again(lane)
-        self._next = deque(self._lanes)
+        self._next = OrderedDict.fromkeys(self._lanes)
         self._threads = self._page_threads = 0
         self._running = set()
         try:
@@ -346,7 +345,7 @@ class Forgetter:
 
     async def _work(self) -> None:
         while self._next:
-            parent = self._next.popleft()
+            parent, _ = self._next.popitem(last=False)
             lane = self._lanes[parent]
             batch, lane.waiting = lane.waiting, None
             assert batch is not None
@@ -360,7 +359,7 @@ class Forgetter:
             except Exception:
                 self.every_name()
                 self._do_again(lane)
-                self._next.append(parent)
+                self._next[parent] = None
                 raise
             finally:
                 self._running.discard(batch)
@@ -374,7 +373,7 @@ class Forgetter:
                 if lane.waiting.settled.is_set():  # set for those who came while it was late
                     lane.waiting.settled = trio.Event()
                     lane.waiting.since = trio.current_time()
-                self._next.append(parent)
+                self._next[parent] = None
         self._threads -= 1
 
     async def _in_thread(self, call: Callable[..., object], *args: object) -> None:

@@ -168,7 +168,7 @@ def test_a_file_is_never_taken_for_a_directory(nodes: Nodes, tree: str) -> None:
 
 def grow_idle_and_forget(nodes: Nodes, *objects: Object) -> None:
     for _ in range(2):
-        all(nodes.descriptors.close_idle())
+        list(nodes.descriptors.close_idle())
     for obj in objects:
         nodes.forget(obj.number, 1)
 
@@ -185,7 +185,7 @@ def test_what_was_idle_when_it_was_deleted_leaves_no_row(nodes: Nodes, tree: str
         Path(tree, name).touch()
     deleted, kept, known = (meet(nodes, nodes.root, name) for name in ("deleted", "kept", "known"))
     for _ in range(2):
-        all(nodes.descriptors.close_idle())
+        list(nodes.descriptors.close_idle())
     os.unlink(f"{tree}/deleted")
     os.unlink(f"{tree}/known")
     grow_idle_and_forget(nodes, deleted, kept)
@@ -242,7 +242,7 @@ def test_what_was_deleted_on_xfs_leaves_the_index(base: str) -> None:
                 Path(tree, name).touch()
             deleted, kept = (meet(nodes, nodes.root, name) for name in ("deleted", "kept"))
             for _ in range(2):
-                all(nodes.descriptors.close_idle())
+                list(nodes.descriptors.close_idle())
             os.unlink(f"{tree}/deleted")
             grow_idle_and_forget(nodes, deleted, kept)
             sweep(nodes)
