@@ -302,6 +302,11 @@ class Changes:
 
         It must not be called while the kernel holds the lock of the directory that `obj` is in for this request.
         """
+        # For this request, the kernel holds the lock of a directory whose mode, owner or ACL changes.
+        with self._forgetting.forgetter.holding(self._nodes.nodeid(number, obj)):
+            await self._forget_what_was_told(view, obj)
+
+    async def _forget_what_was_told(self, view: View, obj: Object) -> None:
         waits: set[trio.Event] = set()
         forgotten: list[tuple[Below, Names]] = []
         for one in (obj, *self._nodes.twins(obj)):

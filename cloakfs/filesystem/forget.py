@@ -6,7 +6,6 @@ in the background; meanwhile, nothing is relied on that has yet to be forgotten.
 """
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from weakref import WeakSet
 
 import trio
@@ -209,10 +208,10 @@ class Forgetting:
             self.forgetter.later(directory, name)
         names.is_noted = True
 
-    def _forget_names(self, names: Names, *, first: bool = False) -> dict[trio.Event, Object]:
+    def _forget_names(self, names: Names) -> dict[trio.Event, Object]:
         """Forget these names; return events, each set when one is forgotten, with its directory."""
         waits: dict[trio.Event, Object] = {}
-        forget = partial(self.forgetter.now, first=first) if names.is_noted else self.forgetter.name
+        forget = self.forgetter.now if names.is_noted else self.forgetter.name
         while names.names:
             parent, name, directory, nodeid = names.names[-1]
             wait = forget(directory, name, nodeid)
@@ -300,9 +299,8 @@ class Forgetting:
             return
         last, below.last = below.last, []
         if at_once:
-            # During a chmod(2) through the mount, a thread would have to wait for the lock of the directory itself.
             for names in last:
-                self._forget_names(names, first=True)
+                self._forget_names(names)
         elif last:
             self._ending.append((set(below.names), last))
             self._end(*self._ending[-1])

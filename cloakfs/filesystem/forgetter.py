@@ -23,7 +23,7 @@ import logging
 import os
 import struct
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import monotonic
 
 import pyfuse3
@@ -159,12 +159,13 @@ class Forgetter:
         self._later: dict[int, Counter[bytes]] = {}  # by directory: how often each name is to be forgotten later
         self._lanes: dict[int, _Lane] = {}
         self._next: OrderedDict[int, None] = OrderedDict()  # the directories whose lanes need a thread
+        self._held: set[int] = set()  # the directories whose locks are held by requests that wait for what is done here
         self._late: set[int] = set()  # the directories that are late
         self._lately: set[int] = set()  # nodeids whose attributes are forgotten once more
         self._pages: set[int] = set()
         self._pages_running: deque[int] = deque()
         self._threads = 0
-        self._running: set[_Batch] = set()  # what the threads are doing
+        self._running: dict[int, _Batch] = {}  # what the threads are doing, by directory
         self._limiter = trio.CapacityLimiter(_MOST_THREADS + _MOST_THREADS_FOR_PAGES)
         self._page_threads = 0
         self._tasks: Tasks | None = None
@@ -211,9 +212,32 @@ class Forgetter:
         if lane.waiting is None:
             lane.waiting = _Batch()
             if lane.running is None:
-                self._next[parent] = None
+                self._queue(parent)
                 self._start()
         return lane, lane.waiting
+
+    def _queue(self, parent: int) -> None:
+        if parent not in self._held:
+            self._next[parent] = None
+
+    @contextlib.contextmanager
+    def holding(self, directory: int) -> Iterator[None]:
+        """Do nothing in this directory meanwhile: the request that is being served holds its lock until the answer.
+
+        A thread that had to wait for the lock would be missing where that request needs it.
+        """
+        self._held.add(directory)
+        self._next.pop(directory, None)
+        if directory in self._running:
+            self._start()
+        try:
+            yield
+        finally:
+            self._held.discard(directory)
+            lane = self._lanes.get(directory)
+            if lane is not None and lane.running is None:
+                self._queue(directory)
+                self._start()
 
     def expire(self, parent: int, name: bytes) -> None:
         """Make the kernel ask about this name each time, as soon as the lock of the directory is free.
@@ -228,11 +252,11 @@ class Forgetter:
         """Note that `now` will forget this name: until it is forgotten, it counts as such a name."""
         self._later.setdefault(parent, Counter())[name] += 1
 
-    def now(self, parent: int, name: bytes, nodeid: int | None = None, *, first: bool = False) -> trio.Event | None:
-        """Do what `name` does, for a name that was noted by `later`: after whatever waits for a thread, or `first`."""
+    def now(self, parent: int, name: bytes, nodeid: int | None = None) -> trio.Event | None:
+        """Do what `name` does, for a name that was noted by `later`, and after whatever waits for a thread."""
         event = self.name(parent, name, nodeid)
         if parent in self._next:
-            self._next.move_to_end(parent, last=not first)
+            self._next.move_to_end(parent)
         noted = self._later[parent]
         noted[name] -= 1
         if not noted[name]:
@@ -296,9 +320,9 @@ class Forgetter:
             self.every_name()
         for lane in self._lanes.values():
             self._do_again(lane)
-        self._next = OrderedDict.fromkeys(self._lanes)
+        self._next = OrderedDict.fromkeys(parent for parent in self._lanes if parent not in self._held)
         self._threads = self._page_threads = 0
-        self._running = set()
+        self._running = {}
         try:
             async with trio.open_nursery() as nursery:
                 self._tasks = Tasks(nursery)
@@ -341,7 +365,7 @@ class Forgetter:
 
     def _waiting_threads(self) -> int:
         before = monotonic() - _WAITS_SECONDS
-        return sum(batch.moved < before for batch in self._running)
+        return sum(batch.moved < before or parent in self._held for parent, batch in self._running.items())
 
     async def _work(self) -> None:
         while self._next:
@@ -351,7 +375,7 @@ class Forgetter:
             assert batch is not None
             lane.running = batch
             batch.since, batch.moved = trio.current_time(), monotonic()
-            self._running.add(batch)
+            self._running[parent] = batch
             try:
                 # The thread may outlive the session, whose descriptor may then be another file's.
                 session = calls.dup(self.device) if batch.expired and self.device >= 0 else -1
@@ -359,10 +383,10 @@ class Forgetter:
             except Exception:
                 self.every_name()
                 self._do_again(lane)
-                self._next[parent] = None
+                self._queue(parent)
                 raise
             finally:
-                self._running.discard(batch)
+                del self._running[parent]
             batch.settled.set()
             lane.running = None
             lane.late = False
@@ -373,7 +397,7 @@ class Forgetter:
                 if lane.waiting.settled.is_set():  # set for those who came while it was late
                     lane.waiting.settled = trio.Event()
                     lane.waiting.since = trio.current_time()
-                self._next[parent] = None
+                self._queue(parent)
         self._threads -= 1
 
     async def _in_thread(self, call: Callable[..., object], *args: object) -> None:

@@ -219,6 +219,42 @@ def test_the_name_of_a_directory_comes_after_those_below_it(
     assert len(set(names())) == 500 + 3
 
 
+WAITING = """
+import logging
+from cloakfs.filesystem import forgetter
+forgetter._FEW_THREADS = 1
+forgetter._WAITS_SECONDS = 5.0
+forgetter._PATIENCE_SECONDS = 1000.0
+start_more = forgetter.Forgetter._start_more
+def noted(self):
+    before = self._threads
+    start_more(self)
+    if 0 < before < self._threads:
+        logging.getLogger("cloakfs").warning("A THREAD WAITS")
+forgetter.Forgetter._start_more = noted
+"""
+"""Makes a daemon note when the one thread that forgets names has waited for a lock for so long that another begins."""
+
+
+@pytest.mark.parametrize("count", [3, 500])
+@pytest.mark.parametrize("how", CHANGES)
+def test_no_change_of_a_directory_waits_for_its_own_lock(
+    how: str, count: int, tree: str, mount: MakeMount, user: MakeUser
+) -> None:
+    """The kernel holds the lock of the directory until it is answered."""
+    top = put(os.path.join(tree, "top"), OWNER, stat.S_IFDIR | 0o755)
+    put(os.path.join(top, "private"), OWNER, stat.S_IFDIR | 0o700)
+    make_many(os.path.join(top, "many"), count, OWNER)
+    with daemons_with(WAITING):
+        m = mount("-o", CLOAKED)
+    owner = user(OWNER)
+    told()
+    for _ in range(3):
+        owner.do(stat_all, m.at("top/many"), count)
+        owner.do(CHANGES[how], m.at("top/many"))
+    assert "A THREAD WAITS" not in m.log
+
+
 STUCK = """
 import trio
 from cloakfs.filesystem import forget

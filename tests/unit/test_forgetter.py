@@ -1,6 +1,7 @@
 """Who waits until a name is invalidated. A thread plays the kernel, and continues when the test lets it."""
 
 import threading
+from collections.abc import Awaitable, Callable, Iterator
 
 import pyfuse3
 import pytest
@@ -13,146 +14,170 @@ from cloakfs.filesystem.forgetter import Forgetter
 HELD, OTHER = 7, 8
 
 
-def test_who_changes_a_name_after_the_directory_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those who came while it was held were told not to wait, with names that are not forgotten yet; he waits."""
-    free = [threading.Event() for _ in range(3)]
-    asked: list[int] = []
+class Kernel:
+    """Is asked to forget names in directories, and does so when it is let.
 
-    def forget_names(parent: int, *_: object) -> None:
-        asked.append(parent)
-        free[len(asked) - 1].wait()
+    Attributes:
+        asked: the directories, in the order in which threads asked.
+    """
 
-    monkeypatch.setattr(forgetter, "_forget_names", forget_names)
-    monkeypatch.setattr(forgetter, "_PATIENCE_SECONDS", 0.05)
-    monkeypatch.setattr(forgetter, "_MOST_THREADS", 1)
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self._allowed = threading.Semaphore(0)
 
+    def forget_names(self, parent: int, *_: object) -> None:
+        self.asked.append(parent)
+        self._allowed.acquire()
+
+    def allow(self, times: int) -> None:
+        self._allowed.release(times)
+
+    async def is_asked(self, *directories: int) -> None:
+        with trio.fail_after(60):
+            while self.asked != list(directories):
+                await trio.sleep(0.001)
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
+    """One thread works, unless it seems to wait for a lock; nobody is late."""
+    kernel = Kernel()
+    monkeypatch.setattr(forgetter, "_forget_names", kernel.forget_names)
+    monkeypatch.setattr(forgetter, "_PATIENCE_SECONDS", 1000.0)
+    monkeypatch.setattr(forgetter, "_FEW_THREADS", 1)
+    monkeypatch.setattr(forgetter, "_WAITS_SECONDS", 1000.0)
+    yield kernel
+    kernel.allow(1000)
+
+
+def run(test: Callable[[Forgetter], Awaitable[None]]) -> None:
     async def main() -> None:
         names = Forgetter()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(names.run)
             await trio.testing.wait_all_tasks_blocked()
-            first = names.name(HELD, b"first")
-            with trio.fail_after(60):
-                while asked != [HELD]:
-                    await trio.sleep(0.001)
-            names.name(OTHER, b"a name")
-            second = names.name(HELD, b"second")
-            assert first is not None
-            assert second is not None
-            with trio.fail_after(60):
-                await first.wait()
-                await second.wait()
-                assert names.is_late(HELD)
-                monkeypatch.setattr(forgetter, "_PATIENCE_SECONDS", 1000.0)  # from now on, nobody is late
-                free[0].set()
-                while asked != [HELD, OTHER]:
-                    await trio.sleep(0.001)
-            assert not names.is_late(HELD)
-            third = names.name(HELD, b"third")
-            assert third is not None
-            assert not third.is_set()
-            free[1].set()
-            free[2].set()
-            with trio.fail_after(60):
-                await third.wait()
-            assert asked == [HELD, OTHER, HELD]
+            await test(names)
             nursery.cancel_scope.cancel()
 
-    try:
-        trio.run(main)
-    finally:
-        for event in free:
-            event.set()
+    trio.run(main)
+
+
+async def settled(*events: trio.Event | None) -> None:
+    with trio.fail_after(60):
+        for event in events:
+            assert event is not None
+            await event.wait()
+
+
+def test_who_changes_a_name_after_the_directory_is_free_again(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those who came while it was held were told not to wait, with names that are not forgotten yet; he waits."""
+    monkeypatch.setattr(forgetter, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(forgetter, "_MOST_THREADS", 1)
+
+    async def test(names: Forgetter) -> None:
+        first = names.name(HELD, b"first")
+        await kernel.is_asked(HELD)
+        names.name(OTHER, b"a name")
+        second = names.name(HELD, b"second")
+        await settled(first, second)
+        assert names.is_late(HELD)
+        monkeypatch.setattr(forgetter, "_PATIENCE_SECONDS", 1000.0)  # from now on, nobody is late
+        kernel.allow(1)
+        await kernel.is_asked(HELD, OTHER)
+        assert not names.is_late(HELD)
+        third = names.name(HELD, b"third")
+        assert third is not None
+        assert not third.is_set()
+        kernel.allow(2)
+        await settled(third)
+        assert kernel.asked == [HELD, OTHER, HELD]
+
+    run(test)
 
 
 DIRECTORIES = range(10, 20)
 
 
 @pytest.mark.parametrize("waits_seconds", [1000.0, 0.0], ids=["they work", "they wait"])
-def test_only_a_few_threads_work(waits_seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_few_threads_work(waits_seconds: float, kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others begin if these seem to wait for a lock, which somebody may never release."""
-    go = threading.Event()
-    begun: list[int] = []
-
-    def forget_names(parent: int, *_: object) -> None:
-        begun.append(parent)
-        go.wait()
-
-    monkeypatch.setattr(forgetter, "_forget_names", forget_names)
-    monkeypatch.setattr(forgetter, "_PATIENCE_SECONDS", 1000.0)
     monkeypatch.setattr(forgetter, "_FEW_THREADS", 2)
     monkeypatch.setattr(forgetter, "_WAITS_SECONDS", waits_seconds)
 
-    async def main() -> None:
-        names = Forgetter()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(names.run)
-            await trio.testing.wait_all_tasks_blocked()
-            settled = [names.name(directory, b"name") for directory in DIRECTORIES]
-            with trio.fail_after(60):
-                while len(begun) < (2 if waits_seconds else len(DIRECTORIES)):
-                    await trio.sleep(0.001)
-                if waits_seconds:
-                    await trio.sleep(3 * forgetter._AGAIN_SECONDS)
-                    assert len(begun) == 2
-                go.set()
-                for event in settled:
-                    assert event is not None
-                    await event.wait()
-            assert sorted(begun) == list(DIRECTORIES)
-            nursery.cancel_scope.cancel()
+    async def test(names: Forgetter) -> None:
+        events = [names.name(directory, b"name") for directory in DIRECTORIES]
+        with trio.fail_after(60):
+            while len(kernel.asked) < (2 if waits_seconds else len(DIRECTORIES)):
+                await trio.sleep(0.001)
+        if waits_seconds:
+            await trio.sleep(3 * forgetter._AGAIN_SECONDS)
+            assert len(kernel.asked) == 2
+        kernel.allow(len(DIRECTORIES))
+        await settled(*events)
+        assert sorted(kernel.asked) == list(DIRECTORIES)
 
-    try:
-        trio.run(main)
-    finally:
-        go.set()
+    run(test)
 
 
-def test_a_name_that_comes_later_waits_for_what_waits_by_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_comes_later_waits_for_what_waits_by_then(kernel: Kernel) -> None:
     """And until it is forgotten, it counts as a name that has yet to be."""
-    go = threading.Event()
-    begun: list[int] = []
 
-    def forget_names(parent: int, *_: object) -> None:
-        begun.append(parent)
-        go.wait()
+    async def test(names: Forgetter) -> None:
+        names.name(1, b"first")
+        await kernel.is_asked(1)
+        names.later(HELD, b"name")
+        names.later(HELD, b"name")
+        names.name(HELD, b"beside")
+        names.name(OTHER, b"below")
+        assert names.is_forgetting(HELD, b"name")
+        assert names.is_busy(HELD)
+        events = [names.now(HELD, b"name") for _ in range(2)]
+        assert names.is_forgetting(HELD, b"name")
+        kernel.allow(3)
+        await settled(*events)
+        assert kernel.asked == [1, OTHER, HELD]
+        assert not names.is_forgetting(HELD, b"name")
+        assert not names.is_busy(HELD)
 
-    monkeypatch.setattr(forgetter, "_forget_names", forget_names)
-    monkeypatch.setattr(forgetter, "_PATIENCE_SECONDS", 1000.0)
-    monkeypatch.setattr(forgetter, "_FEW_THREADS", 1)
-    monkeypatch.setattr(forgetter, "_WAITS_SECONDS", 1000.0)
+    run(test)
 
-    async def main() -> None:
-        names = Forgetter()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(names.run)
-            await trio.testing.wait_all_tasks_blocked()
-            names.name(1, b"first")
-            with trio.fail_after(60):
-                while begun != [1]:
-                    await trio.sleep(0.001)
-            names.later(HELD, b"name")
-            names.later(HELD, b"name")
-            names.name(HELD, b"beside")
-            names.name(OTHER, b"below")
-            assert names.is_forgetting(HELD, b"name")
-            assert names.is_busy(HELD)
-            events = [names.now(HELD, b"name") for _ in range(2)]
-            assert names.is_forgetting(HELD, b"name")
-            go.set()
-            with trio.fail_after(60):
-                for event in events:
-                    assert event is not None
-                    await event.wait()
-            assert begun == [1, OTHER, HELD]
-            assert not names.is_forgetting(HELD, b"name")
-            assert not names.is_busy(HELD)
-            nursery.cancel_scope.cancel()
 
-    try:
-        trio.run(main)
-    finally:
-        go.set()
+def test_no_thread_begins_in_a_directory_that_a_request_holds(kernel: Kernel) -> None:
+    """The thread would wait for the request, and the request for the thread."""
+
+    async def test(names: Forgetter) -> None:
+        names.name(1, b"first")
+        await kernel.is_asked(1)
+        before = names.name(HELD, b"before")
+        with names.holding(HELD):
+            meanwhile = names.name(HELD, b"meanwhile")
+            elsewhere = names.name(OTHER, b"elsewhere")
+            kernel.allow(2)
+            await settled(elsewhere)
+            assert kernel.asked == [1, OTHER]
+            assert names.is_forgetting(HELD, b"before")
+            assert names.is_forgetting(HELD, b"meanwhile")
+        kernel.allow(1)
+        await settled(before, meanwhile)
+        assert kernel.asked == [1, OTHER, HELD]
+        assert not names.is_busy(HELD)
+
+    run(test)
+
+
+def test_a_thread_that_waits_for_a_request_is_replaced_at_once(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forgetter, "_AGAIN_SECONDS", 1000.0)
+
+    async def test(names: Forgetter) -> None:
+        before = names.name(HELD, b"before")
+        await kernel.is_asked(HELD)
+        with names.holding(HELD):
+            elsewhere = names.name(OTHER, b"elsewhere")
+            await kernel.is_asked(HELD, OTHER)
+        kernel.allow(2)
+        await settled(before, elsewhere)
+
+    run(test)
 
 
 def test_a_thread_that_has_many_names_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,21 +199,14 @@ def test_a_thread_that_has_many_names_does_not_wait(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(forgetter, "_PATIENCE_SECONDS", 1000.0)
     most = 0
 
-    async def main() -> None:
+    async def test(names: Forgetter) -> None:
         nonlocal most
-        names = Forgetter()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(names.run)
-            await trio.testing.wait_all_tasks_blocked()
-            settled = [names.name(directory, b"%d" % name) for directory in (10, 11) for name in range(100)]
-            with trio.fail_after(60):
-                while len(threads) < 2 or now < 10 * forgetter._WAITS_SECONDS:
-                    await trio.sleep(0.001)
-                most = names._waiting_threads()
-                for event in settled:
-                    assert event is not None
-                    await event.wait()
-            nursery.cancel_scope.cancel()
+        events = [names.name(directory, b"%d" % name) for directory in (10, 11) for name in range(100)]
+        with trio.fail_after(60):
+            while len(threads) < 2 or now < 10 * forgetter._WAITS_SECONDS:
+                await trio.sleep(0.001)
+        most = names._waiting_threads()
+        await settled(*events)
 
-    trio.run(main)
+    run(test)
     assert most == 0
