@@ -44,7 +44,7 @@ def draw(run: Run, works: Mapping[str, Piece], path: str) -> None:
         axis.axhline(1, color="black", linewidth=0.8)
         axis.set_yscale("log")
         kind = works[names[0]].kind
-        labels = [name.removesuffix(f" {kind}").replace("+", "+\n") for name in names]
+        labels = [name.removesuffix(f" {kind}").replace("+", "+\n").replace(" ", "\n") for name in names]
         axis.set_xticks(range(len(names)), labels, fontsize="small")
         axis.set_xlim(-0.5, len(names) - 0.5)
         axis.set_ylabel("rate / rate of the bare tree")

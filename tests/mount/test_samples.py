@@ -282,7 +282,10 @@ SCENES = {
 
 ELSEWHERE = {
     ("commands.md", "cloakfs status"): "it takes a daemon that hangs; tests/mount/test_metrics.py has one",
-    ("performance.md", "cloakfs bench --markdown --json bench/results/0.1.0.json --plot docs/performance.svg"): LONG,
+    (
+        "performance.md",
+        "cloakfs bench --markdown --json bench/results/0.2.0.dev0.json --plot docs/performance.svg",
+    ): LONG,
     (
         "performance.md",
         "cloakfs bench --peer bare --peer 'bindfs*' --peer '*1000' --work 'stat*' --work 'lookup*' --cpus pinned",
