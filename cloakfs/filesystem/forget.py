@@ -6,6 +6,7 @@ in the background; meanwhile, nothing is relied on that has yet to be forgotten.
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from weakref import WeakSet
 
 import trio
@@ -208,10 +209,10 @@ class Forgetting:
             self.forgetter.later(directory, name)
         names.is_noted = True
 
-    def _forget_names(self, names: Names) -> dict[trio.Event, Object]:
+    def _forget_names(self, names: Names, *, first: bool = False) -> dict[trio.Event, Object]:
         """Forget these names; return events, each set when one is forgotten, with its directory."""
         waits: dict[trio.Event, Object] = {}
-        forget = self.forgetter.now if names.is_noted else self.forgetter.name
+        forget = partial(self.forgetter.now, first=first) if names.is_noted else self.forgetter.name
         while names.names:
             parent, name, directory, nodeid = names.names[-1]
             wait = forget(directory, name, nodeid)
@@ -299,8 +300,9 @@ class Forgetting:
             return
         last, below.last = below.last, []
         if at_once:
+            # The kernel drops so little in no time, and until then, it uses the name without asking.
             for names in last:
-                self._forget_names(names)
+                self._forget_names(names, first=True)
         elif last:
             self._ending.append((set(below.names), last))
             self._end(*self._ending[-1])

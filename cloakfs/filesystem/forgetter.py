@@ -252,11 +252,11 @@ class Forgetter:
         """Note that `now` will forget this name: until it is forgotten, it counts as such a name."""
         self._later.setdefault(parent, Counter())[name] += 1
 
-    def now(self, parent: int, name: bytes, nodeid: int | None = None) -> trio.Event | None:
-        """Do what `name` does, for a name that was noted by `later`, and after whatever waits for a thread."""
+    def now(self, parent: int, name: bytes, nodeid: int | None = None, *, first: bool = False) -> trio.Event | None:
+        """Do what `name` does, for a name that was noted by `later`: after whatever waits for a thread, or `first`."""
         event = self.name(parent, name, nodeid)
         if parent in self._next:
-            self._next.move_to_end(parent)
+            self._next.move_to_end(parent, last=not first)
         noted = self._later[parent]
         noted[name] -= 1
         if not noted[name]:
@@ -279,6 +279,10 @@ class Forgetter:
         settled = self.name(directory, _NO_NAME)
         self._waiting(directory)[1].has_listing = True
         return settled
+
+    def is_idle(self) -> bool:
+        """Whether nothing has yet to be forgotten anywhere, but attributes and pages."""
+        return not self._lanes and not self._later
 
     def is_busy(self, directory: int) -> bool:
         """Whether something has yet to be forgotten in this directory."""

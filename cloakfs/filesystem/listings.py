@@ -81,6 +81,7 @@ class Listings:
             and at.view.fixed is None
             and directory.audience == at.hearer >= 0
             and self._remembering.is_known_to(0, directory, at.hearer)
+            and self._remembering.reaches(at, directory)
             # What is done in a directory by its other path is not reported.
             and sum(other.device == directory.filesystem.device for other in self._nodes.mounts.filesystems) == 1
         )

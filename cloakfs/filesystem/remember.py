@@ -117,12 +117,12 @@ class Remembering:
         would tell everybody. They are forgotten when somebody else asks (`Audiences.make_ready`).
         """
         parent = at.obj
-        if not self._is_steady_for(at, info) or not self._reaches(at, parent) or not self._rests_on(at, parent, obj):
+        if not self._is_steady_for(at, info) or not self.reaches(at, parent) or not self._rests_on(at, parent, obj):
             return 0.0, self._brief
         seconds = 0.0
         if parent.audience == at.hearer and may_with_any_groups(at.who.uid, os.X_OK, parent, at.fd, at.info):
             seconds = self._seconds(obj)
-            as_directory(parent).remembers_names = True  # `_reaches` has noted that it is kept
+            as_directory(parent).remembers_names = True  # `reaches` has noted that it is kept
             self._keep(at.number, obj, private=True)
         return seconds, self._of_private_attributes(at, obj, info)
 
@@ -175,7 +175,7 @@ class Remembering:
         if obj.audience != at.hearer or not self._is_steady_for(at, info):
             return self._brief
         places = list(self._nodes.places(obj, info))
-        if len(places) != 1 or not self._reaches(at, places[0][0]) or not self._rests_on(at, places[0][0], obj):
+        if len(places) != 1 or not self.reaches(at, places[0][0]) or not self._rests_on(at, places[0][0], obj):
             return self._brief
         parent, name = self._nodes.nodeid(at.number, places[0][0]), places[0][1]
         if self._forgetter.is_late(parent) or self._forgetter.is_forgetting(parent, name):
@@ -239,24 +239,30 @@ class Remembering:
             and self._audiences.sees(at.view, at.who.uid, info)
         )
 
-    def _reaches(self, at: Entered, directory: Object) -> bool:
+    def reaches(self, at: Entered, directory: Object) -> bool:
         """Whether who asks sees this directory and all above it, whatever its groups are.
 
-        Where the kernel remembers something of a directory for this caller alone, that was proven then, and it would
-        have been forgotten if it had changed.
+        No name of them is one that has yet to be forgotten. Where the kernel remembers something of a directory for
+        this caller alone, the rest was proven then, and it would have been forgotten if that had changed.
         """
-        nodes, number = self._nodes, at.number
-        here = directory
-        while here is not nodes.root and not self.is_known_to(number, here, at.hearer):
-            fd = nodes.fd(here)
-            info = here.filesystem.stat(fd)
-            if not here.filesystem.watched or not self._audiences.sees(at.view, at.who.uid, info):
-                return False
+        nodes, number, forgetter = self._nodes, at.number, self._forgetter
+        here, is_proven = directory, False
+        while here is not nodes.root:
+            is_proven = is_proven or self.is_known_to(number, here, at.hearer)
+            if is_proven and forgetter.is_idle():
+                break
             parent = here.parent
-            if parent is None or (here.checked != info.st_ctime_ns and not nodes.is_child(here, parent)):
+            if not is_proven:
+                fd = nodes.fd(here)
+                info = here.filesystem.stat(fd)
+                if not here.filesystem.watched or not self._audiences.sees(at.view, at.who.uid, info):
+                    return False
+                if parent is None or (here.checked != info.st_ctime_ns and not nodes.is_child(here, parent)):
+                    return False
+            # By a name that the kernel has yet to forget, whoever must not know it could get at what is below: after a
+            # rename, also by one that leads to what everybody may know.
+            if parent is None or forgetter.is_forgetting(nodes.nodeid(number, parent), here.name):
                 return False
-            if self._forgetter.is_forgetting(nodes.nodeid(number, parent), here.name):
-                return False  # until then, whoever must not know the name could get by it at what is below
             here = parent
         if directory.audience == at.hearer:
             self._keep(number, directory, private=True)

@@ -17,7 +17,7 @@ import pytest
 
 from cloakfs import linux
 from tests.agents import User, become, names, read, write
-from tests.mount.conftest import Mount, told
+from tests.mount.conftest import Mount, daemons_with, told
 from tests.mount.test_caching import CLOAKED, OTHER, OWNER, STRANGER, many, put, requests
 from tests.mount.test_forgetting import has_let_go, hold, kernel, stalled
 from tests.mount.test_hidden import AT_FDCWD
@@ -299,6 +299,54 @@ def test_what_is_moved_out_of_a_private_directory(
             owner.do(os.stat, m.at(f"open/moved{path}"))
     for path in reversed(hidden):
         assert other.error(os.stat, m.at(f"open/moved{path}")) == errno.ENOENT, path
+
+
+NEVER_THE_MOVED = """
+import threading
+from cloakfs import daemon
+from cloakfs.filesystem import forgetter
+daemon._IDLE_SECONDS = 0.05
+forgetter._FEW_THREADS = forgetter._MOST_THREADS
+forgetter._PATIENCE_SECONDS = 1000.0
+forget_names = forgetter._forget_names
+def never_the_moved(parent, batch, session):
+    if b"moved" in batch.names:
+        threading.Event().wait()
+    forget_names(parent, batch, session)
+forgetter._forget_names = never_the_moved
+"""
+"""Makes a daemon forget all names but one, of which it takes for ever."""
+
+
+@pytest.mark.parametrize("call", [os.rename, exchange])
+@pytest.mark.parametrize("mode", [0o755, 0o700])
+def test_nothing_is_remembered_below_a_name_that_is_not_forgotten_yet(
+    mode: int, call: Callable[[str, str], None], scene: str, mount: MakeMount, user: MakeUser
+) -> None:
+    """It leads others to what was moved, where everything else that led there was forgotten in time."""
+    os.chmod(os.path.join(scene, "homes/owner/work"), mode)
+    public = put(os.path.join(scene, "open"), OWNER, stat.S_IFDIR | 0o755)
+    if call is exchange:
+        put(os.path.join(public, "moved"), OWNER, stat.S_IFDIR | 0o755)
+    with daemons_with(NEVER_THE_MOVED):
+        m = mount("-o", CLOAKED)
+    owner, other = user(OWNER), user(OTHER)
+    told()
+    owner.do(look, m.at("homes/owner"))
+    other.do(names, m.at("open"))
+    owner.do(call, "work", m.at("open/moved"))
+    told()
+    for _ in range(3):
+        for path in ("", "/secret", "/vault", "/vault/file"):
+            owner.do(os.stat, m.at(f"open/moved{path}"))
+            owner.do(os.listdir, m.at("open/moved"))
+            assert owner.error(os.stat, m.at("open/moved/absent")) == errno.ENOENT
+    before = requests(m)
+    assert other.error(os.stat, m.at("open/moved/absent")) == errno.ENOENT
+    of_absent = asked(m, before)
+    for path in ("/vault/file", "/vault", "/secret"):
+        assert other.error(os.stat, m.at(f"open/moved{path}")) == errno.ENOENT, path
+    assert of_absent
 
 
 def test_dot_dot_after_the_daemon_itself_has_looked(scene: str, mount: MakeMount, user: MakeUser) -> None:

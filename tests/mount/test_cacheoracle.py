@@ -45,7 +45,7 @@ _NO_ID = 0xFFFFFFFF  # of an entry of an ACL that has none
 WEAKENED = {
     "who is told is in the audience": (f"{_AUDIENCES}; Audiences.tell = lambda *_: None", "is told of"),
     "what was private is forgotten first": (f"{_AUDIENCES}; Audiences.is_ready = lambda *_: True", "hidden from"),
-    "everybody with a uid gets there": (f"{_REMEMBERING}; Remembering._reaches = lambda *_: True", "hidden from"),
+    "everybody with a uid gets there": (f"{_REMEMBERING}; Remembering.reaches = lambda *_: True", "hidden from"),
     "audiences are carried upwards": (f"{_AUDIENCES}; Audiences._carries = lambda *_: False", "hidden from"),
     "everybody sees it": (f"{_REMEMBERING}; Remembering.same_for_all = lambda *_: True", "hidden from"),
     "everybody may search it": (
