@@ -20,7 +20,7 @@ view shows is asked of `Policy.visible` alone, and who may search is derived fro
 `cloakfs.filesystem.remember` is used. Violations are logged, in lines that begin with "ORACLE". The daemon answers
 statfs(2) only after such a check.
 
-With delays, it also holds back some replies, and reads the events of fanotify(7) late.
+With delays, it also holds back some replies, reads the events of fanotify(7) late, and is late to forget some names.
 """
 
 import contextlib
@@ -30,7 +30,8 @@ import os
 import random
 import stat
 import struct
-from collections import Counter, defaultdict
+import time
+from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -54,24 +55,27 @@ from pyfuse3 import (
 import cloakfs.daemon
 from cloakfs import acl, linux
 from cloakfs.caller import Caller
-from cloakfs.filesystem import Filesystem, forget
+from cloakfs.filesystem import Filesystem, forget, forgetter
 from cloakfs.filesystem.entered import Entered
 from cloakfs.filesystem.handles import OpenDirectory
 from cloakfs.filesystem.pyfuse3memory import is_name_only, requester
 from cloakfs.ids import ClientId, ServerId
+from cloakfs.linux import fanotify
 from cloakfs.linux.fanotify import Event
 from cloakfs.policy import Attrs
 from cloakfs.tree.door import INSIDER
 from cloakfs.tree.nodes import Nodes
 from cloakfs.tree.objects import ALL, NOBODY, Object
 from cloakfs.view import View
-from cloakfs.watch import Watch
+from cloakfs.watch import _BATCH, Watch
 
 if TYPE_CHECKING:
     from tests.mount.conftest import Mount
 
 _pyfuse3: Any = pyfuse3  # of which functions are replaced
 _forget: Any = forget
+_forgetter: Any = forgetter
+_fanotify: Any = fanotify
 
 log = logging.getLogger("cloakfs.oracle")
 
@@ -81,9 +85,11 @@ MARK = "ORACLE"
 STRANGER = ServerId(4_000_001)
 """A uid and gid that own nothing."""
 
+_POLL_SECONDS = 0.001  # how often to look for changes behind the mount
 _AN_INSTANT = 0.003  # a little longer than what may be shown to anybody is remembered for the same system call
 _QUIET_SECONDS = 60.0  # how long the daemon may take until nothing is left to be forgotten
-_HELD_BACK, _REPLY_SECONDS, _EVENT_SECONDS = 0.25, 0.02, 0.05  # the share of replies, and for how long at most
+# The share of replies that are held back, and of directories whose names are forgotten late; and for how long at most.
+_HELD_BACK, _REPLY_SECONDS, _EVENT_SECONDS, _NAMES_SECONDS = 0.25, 0.02, 0.05, 0.02
 
 Name = tuple[int, bytes]
 """The nodeid of a directory, and a name in it."""
@@ -93,7 +99,7 @@ def patch(*, delays: int | None = None, weakened: str = "") -> str:
     """Return code that makes a daemon check itself.
 
     Args:
-        delays: with this seed, hold back replies and events; None to do neither.
+        delays: with this seed, hold back replies and events, and forget names late; None to do nothing of this.
         weakened: code that breaks one of the daemon's rules, which has then to be found.
     """
     root = str(Path(__file__).parents[2])
@@ -306,7 +312,7 @@ class Oracle:
 
     def _is_told(self) -> bool:
         """Whether the daemon knows of every change."""
-        return self.watch is None or self.watch.is_silent()
+        return self.watch is None or self.watch.is_told()
 
     def _is_done(self) -> bool:
         """Whether the kernel has forgotten all that it has to forget, and has got all answers."""
@@ -330,11 +336,15 @@ class Oracle:
         self._check_acls(list(self.acls))
 
     def check_new(self) -> None:
-        """Check what was told since the last time, unless there are changes that the daemon need not know of yet."""
-        if self.is_calm():
-            self._check(self._new, self._listed)
-            self._check_kept([nodeid for nodeid in self._new_kept if nodeid in self.kept])
-            self._check_acls([fact for fact in self._new_acls if fact in self.acls])
+        """Check what was told since the last time, unless there are changes that the daemon need not know of yet.
+
+        It has to hold also for those who get there by names that the kernel has yet to forget.
+        """
+        if self._is_told():
+            self._check(self._new, self._listed if self._is_done() else ())
+            if self._is_done():
+                self._check_kept([nodeid for nodeid in self._new_kept if nodeid in self.kept])
+                self._check_acls([fact for fact in self._new_acls if fact in self.acls])
         self._new, self._listed, self._new_kept, self._new_acls = [], [], set(), set()
 
     def _check(self, facts: Sequence[Name | int], listed: Sequence[tuple[Name, Caller]] = ()) -> None:
@@ -368,24 +378,29 @@ class Oracle:
                 self._check_name(tree, name, entry, {ctx.uid})
 
     def _hearers(self) -> dict[int, set[int]]:
-        """Return who may ask the kernel about each object, by what they were told, or by "..": client uids, or ALL."""
+        """Return who may ask the kernel about each object: client uids, or ALL.
+
+        They were told of it, or get there by ".." or by names that the kernel has.
+        """
+        now = trio.current_time()
+        leads_to: dict[int, set[int]] = defaultdict(set)
+        for nodeid, above in self.above.items():
+            leads_to[nodeid].add(above)
+        for (parent, _), entry in list(self.names.items()):
+            if entry.until > now and entry.nodeid:
+                leads_to[parent].add(entry.nodeid)
         hearers: dict[int, set[int]] = defaultdict(set)
         of_acls = (nodeid for nodeid, _ in list(self.acls))
-        for nodeid in {
-            *self.told,
-            *self.attributes,
-            *of_acls,
-            *(parent for parent, _ in list(self.names)),
-            *self.above,
-        }:
+        of_names = (parent for parent, _ in list(self.names))
+        for nodeid in {*self.told, *self.attributes, *of_acls, *of_names, *self.above}:
             obj = self._find(nodeid)[2]
             who = self.told.get(nodeid, set()) | ({obj.audience} - {NOBODY} if obj is not None else set())
-            at: int | None = nodeid
-            seen = set()  # what was moved behind the mount may seem to be above itself
-            while at is not None and at not in seen:
-                seen.add(at)
-                hearers[at] |= who
-                at = self.above.get(at)
+            todo = [nodeid]
+            while todo:
+                at = todo.pop()
+                if not who <= hearers[at]:
+                    hearers[at] |= who
+                    todo += leads_to[at]
         return hearers
 
     def _check_name(self, tree: Tree, name: Name, entry: Entry, hearers: set[int]) -> None:
@@ -752,7 +767,7 @@ class CheckedFilesystem(Filesystem):
 
 
 class CheckedWatch(Watch):
-    """Events of which the daemon may hear late.
+    """Events of which the daemon may hear late, and the oracle does not.
 
     Attributes:
         heard: how often all events were read that there were.
@@ -761,15 +776,50 @@ class CheckedWatch(Watch):
     delays: ClassVar[random.Random | None] = None
     heard = 0
 
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._ahead: deque[bytes] = deque()  # what the oracle has read, and the daemon has not
+        read = fanotify.read
+        _fanotify.read = lambda fd, size: self._ahead.popleft() if self._ahead and fd == self._fd else read(fd, size)
+        self._read_new = read
+
+    def is_told(self) -> bool:
+        """Whether the daemon has read of all changes but its own, which it need not be told."""
+        while not super().is_silent():
+            self._ahead.append(self._read_new(self._fd, _BATCH))
+        return all(event.own for raw in self._ahead for event in fanotify.parse(raw, self._own))
+
+    def is_silent(self) -> bool:
+        return not self._ahead and super().is_silent()
+
     async def changes(self) -> list[Event]:
-        if self.delays is not None:
-            await trio.sleep(self.delays.random() * _EVENT_SECONDS)
-        return await super().changes()
+        while True:
+            await trio.sleep(_POLL_SECONDS if self.delays is None else self.delays.random() * _EVENT_SECONDS)
+            if not self.is_silent() and (events := self.read()):
+                return events
 
     def read(self) -> list[Event]:
         events = super().read()
+        self._more = not self.is_silent()  # what was read ahead may be older than what is there
         self.heard += not self._more
         return events
+
+
+def forget_late(name: bytes | None, seconds: float, chance: random.Random | None = None) -> None:
+    """Have the threads wait before they forget this name, and those that they are given together with it.
+
+    Args:
+        name: if None, they wait for what they do in some directories, whatever it is.
+        seconds: for how long; at most, if `chance` is given.
+    """
+    forget_names = forgetter._forget_names
+
+    def late(parent: int, batch: Any, session: int) -> None:
+        if name in batch.names or (chance is not None and chance.random() < _HELD_BACK):
+            time.sleep(seconds if chance is None else chance.random() * seconds)
+        forget_names(parent, batch, session)
+
+    _forgetter._forget_names = late
 
 
 def install(delays: int | None) -> None:
@@ -779,3 +829,4 @@ def install(delays: int | None) -> None:
     if delays is not None:
         _forget.AT_ONCE = 1  # all is forgotten little by little, while others go on
         CheckedFilesystem.delays = CheckedWatch.delays = random.Random(delays)
+        forget_late(None, _NAMES_SECONDS, random.Random(delays))

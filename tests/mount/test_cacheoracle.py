@@ -6,6 +6,7 @@ import itertools
 import os
 import stat
 import struct
+import time
 from collections.abc import Callable, Iterator
 
 import pyfuse3
@@ -66,6 +67,11 @@ WEAKENED = {
         "is listed",
     ),
     "all entries are shown": (f"{_LISTINGS}; Listings._shows = lambda *_: True", "a view that hides something"),
+    "nothing is remembered below a name that is forgotten late": (
+        "from cloakfs.filesystem.forgetter import Forgetter\nForgetter.is_idle = lambda *_: True\n"
+        "cacheoracle.forget_late(b'shown', 0.4)",
+        "hidden from",
+    ),
     "an ACL is kept with the attributes": (
         "from cloakfs.filesystem import xattrs; xattrs.ExtendedAttributes._keep_acl = lambda *_, **__: None",
         "the ACL of",
@@ -116,6 +122,13 @@ def use(m: Mount, owner: User, member: User, other: User) -> None:
     for path in ("moved/file", "secret"):
         owner.do(os.stat, m.at("open", path))
     violations(m)
+    for directory in ("homes/third", "open"):
+        for path in ("", "secret"):
+            owner.do(os.stat, m.at(directory, "shown", path))
+        if directory == "homes/third":
+            owner.do(os.rename, m.at("homes/third/shown"), m.at("open/shown"))
+            time.sleep(0.2)
+    violations(m)
     owner.do(os.chmod, m.at("open/file"), 0o600)
     os.rename(m.real("homes/owner/work/secret"), m.real("homes/owner/work/renamed"))
     told()
@@ -126,6 +139,9 @@ def furnish(m: Mount) -> None:
     os.chmod(m.source, 0o777)
     put(m.real("shared"), OTHER, stat.S_IFDIR | 0o770, gid=GROUP)
     put(m.real("shared/own"), OWNER, 0o600)
+    put(m.real("homes/third"), OWNER, stat.S_IFDIR | 0o700)
+    put(m.real("homes/third/shown"), OWNER, stat.S_IFDIR | 0o755)
+    put(m.real("homes/third/shown/secret"), OWNER, 0o600)
     put(m.real("homes/second"), OWNER, stat.S_IFDIR | 0o700)
     put(m.real("homes/second/private"), OWNER, 0o600)
     put(m.real("homes/second/hidden"), OTHER, 0o640, gid=GROUP)
