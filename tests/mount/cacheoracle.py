@@ -89,7 +89,7 @@ _POLL_SECONDS = 0.001  # how often to look for changes behind the mount
 _AN_INSTANT = 0.003  # a little longer than what may be shown to anybody is remembered for the same system call
 _QUIET_SECONDS = 60.0  # how long the daemon may take until nothing is left to be forgotten
 # The share of replies that are held back, and of directories whose names are forgotten late; and for how long at most.
-_HELD_BACK, _REPLY_SECONDS, _EVENT_SECONDS, _NAMES_SECONDS = 0.25, 0.02, 0.05, 0.02
+_HELD_BACK, _REPLY_SECONDS, _EVENT_SECONDS, _NAMES_SECONDS = 0.25, 0.02, 0.05, 0.06
 
 Name = tuple[int, bytes]
 """The nodeid of a directory, and a name in it."""
@@ -827,6 +827,7 @@ def install(delays: int | None) -> None:
     daemon: Any = cloakfs.daemon
     daemon.Filesystem, daemon.Watch = CheckedFilesystem, CheckedWatch
     if delays is not None:
-        _forget.AT_ONCE = 1  # all is forgotten little by little, while others go on
+        if delays % 2:  # else what is above is forgotten first, where it is little
+            _forget.AT_ONCE = 1  # all is forgotten little by little, while others go on
         CheckedFilesystem.delays = CheckedWatch.delays = random.Random(delays)
         forget_late(None, _NAMES_SECONDS, random.Random(delays))
