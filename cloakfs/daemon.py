@@ -139,9 +139,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         except (PolicyError, VersionError, ViewError) as exc:
             raise MountError(str(exc)) from exc
         except sqlite3.Error as exc:
-            raise MountError(
-                f"{state}: {exc}; move it away to start with an empty one (old file handles become stale)"
-            ) from exc
+            raise MountError(f"{state}: {exc}; {_way_out(exc)}") from exc
         except OSError as exc:
             raise MountError(f"{settings.source}: {exc.strerror}") from exc
         _warn_of_handles(nodes)
@@ -388,6 +386,13 @@ def _refuse_to_serve_itself(settings: Settings) -> None:
                 f"{settings.target}: also appears as {path}, inside {settings.source}, where the daemon would wait "
                 "for itself; mount it elsewhere"
             )
+
+
+def _way_out(exc: sqlite3.Error) -> str:
+    """Say what to do about an index that cannot be opened. Nothing is lost if there is merely no room."""
+    if getattr(exc, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+        return "make room on its file system"
+    return "move it away to start with an empty one (old file handles become stale)"
 
 
 def _warn_of_handles(nodes: Nodes) -> None:

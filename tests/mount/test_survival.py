@@ -17,7 +17,7 @@ from cloakfs import linux
 from cloakfs.mounted import STATE_DIR, mount_key
 from cloakfs.tree.index import Index
 from tests.agents import User, names, read, write
-from tests.mount.conftest import Mount, is_mounted, mounted
+from tests.mount.conftest import Mount, is_mounted, mounted, run
 from tests.mount.loopfs import attached, filesystem, require_disk, require_handles
 from tests.mount.test_limits import base_dir, dig
 from tests.mount.test_robustness import wait_until
@@ -205,6 +205,25 @@ def make_many(directory: str, most: int) -> tuple[int, int]:
         except OSError as exc:
             return number, exc.errno or -1
     return most, 0
+
+
+def test_no_room_to_begin_with(base: str, tree: str) -> None:
+    """Nobody is told to move an index away that has nothing wrong with it."""
+    path = base_dir(base)
+    state = os.path.join(STATE_DIR, mount_key(tree, path))
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, state)
+        stack.enter_context(attached("tmpfs", state, "-t", "tmpfs", "-o", "size=64k"))
+        with contextlib.suppress(OSError):
+            write(os.path.join(state, "filler"), bytes(1 << 20))
+        done = run("mount", tree, path, check=False)
+        assert done.returncode == 1
+        assert state in done.stderr
+        assert "full" in done.stderr
+        assert "make room" in done.stderr
+        assert "move it away" not in done.stderr
+        assert done.stderr.count("\n") == 1
+        assert not is_mounted(path)
 
 
 @pytest.mark.timeout(120)
