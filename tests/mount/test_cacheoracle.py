@@ -127,7 +127,7 @@ def use(m: Mount, owner: User, member: User, other: User) -> None:
             owner.do(os.stat, m.at(directory, "shown", path))
         if directory == "homes/third":
             owner.do(os.rename, m.at("homes/third/shown"), m.at("open/shown"))
-            time.sleep(0.2)
+            time.sleep(0.2)  # until a second thread goes on with what is below, if one waits before it forgets the name
     violations(m)
     owner.do(os.chmod, m.at("open/file"), 0o600)
     os.rename(m.real("homes/owner/work/secret"), m.real("homes/owner/work/renamed"))
