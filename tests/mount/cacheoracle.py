@@ -99,7 +99,7 @@ def patch(*, delays: int | None = None, weakened: str = "") -> str:
     """Return code that makes a daemon check itself.
 
     Args:
-        delays: with this seed, hold back replies and events, and forget names late; None to do nothing of this.
+        delays: with this seed, hold back replies and events, and forget names late; None for no delays.
         weakened: code that breaks one of the daemon's rules, which has then to be found.
     """
     root = str(Path(__file__).parents[2])
@@ -311,7 +311,7 @@ class Oracle:
         return self._is_told() and self._is_done()
 
     def _is_told(self) -> bool:
-        """Whether the daemon knows of every change."""
+        """Whether the daemon knows of every change made by others."""
         return self.watch is None or self.watch.is_told()
 
     def _is_done(self) -> bool:
@@ -341,8 +341,9 @@ class Oracle:
         It has to hold also for those who get there by names that the kernel has yet to forget.
         """
         if self._is_told():
-            self._check(self._new, self._listed if self._is_done() else ())
+            self._check(self._new)
             if self._is_done():
+                self._check([], self._listed)
                 self._check_kept([nodeid for nodeid in self._new_kept if nodeid in self.kept])
                 self._check_acls([fact for fact in self._new_acls if fact in self.acls])
         self._new, self._listed, self._new_kept, self._new_acls = [], [], set(), set()
@@ -806,11 +807,12 @@ class CheckedWatch(Watch):
 
 
 def forget_late(name: bytes | None, seconds: float, chance: random.Random | None = None) -> None:
-    """Have the threads wait before they forget this name, and those that they are given together with it.
+    """Have the threads wait before they forget a batch of names that contains this one, or that `chance` selects.
 
     Args:
-        name: if None, they wait for what they do in some directories, whatever it is.
-        seconds: for how long; at most, if `chance` is given.
+        name: None for no particular name.
+        seconds: for how long they wait; at most, if `chance` is given.
+        chance: selects batches whatever names they contain, and says how long to wait; None to select none.
     """
     forget_names = forgetter._forget_names
 
