@@ -33,6 +33,7 @@ from ..tree.door import (
 )
 from ..tree.nodes import Nodes
 from ..tree.objects import ALL, NOBODY, ROOT, Object, Stale
+from ..turns import Turns
 from ..view import View
 from ..views import Views
 from . import cachereport
@@ -135,6 +136,7 @@ class Core(pyfuse3.Operations):
         self.references = References(nodes.forget, self.requests.is_news)
         self.files = OpenFiles(nodes, max_open)
         self.half_read = HalfRead()
+        self.turns = Turns()
         self.inside = Inside(mountpoint)
         self.callers = Callers(nodes, views, groups, self.inside, self.above, knfsd=knfsd, all_squashed=all_squashed)
         self.repair = Repair(nodes, views, self.inside)

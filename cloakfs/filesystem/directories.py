@@ -20,6 +20,7 @@ from ..tree.door import INSIDER, sees
 from ..tree.knownmounts import TooSoon
 from ..tree.nodes import Nodes
 from ..tree.objects import Object, Stale
+from ..turns import SLICE_SECONDS
 from .entered import Entered
 from .handles import OpenDirectory
 from .names import Names
@@ -40,6 +41,12 @@ _ANSWER_SECONDS = 0.5
 # How many entries the mount below is asked about at a time: a reply of one page (fs/fuse/readdir.c) has no room for
 # more.
 _MOST_ASKED = 32
+
+# An answer that has something is sent after this time, even if it has room for more.
+_REPLY_SECONDS = 0.004
+
+# How many entries are looked at before the time is.
+_ENTRIES_AT_ONCE = 16
 
 _TOP = FileHandleT(2**62)  # no descriptor has this number
 
@@ -63,6 +70,29 @@ def _look_at_all(nodes: Nodes, fd: int, names: list[bytes]) -> None:
     for name in names:
         with contextlib.suppress(OSError):
             nodes.look_at(linux.ROOT, fd, name)
+
+
+class Reply:
+    """The answer to READDIRPLUS.
+
+    Attributes:
+        token: what pyfuse3 knows it by.
+        until: when others are to be served (`time.monotonic`).
+        has_entries: whether there is anything in it. An answer without entries would end the listing.
+    """
+
+    __slots__ = ("_began", "has_entries", "token", "until")
+
+    def __init__(self, token: ReaddirToken) -> None:
+        self.token = token
+        self.has_entries = False
+        self._began = time.monotonic()
+        self.until = self._began + SLICE_SECONDS
+
+    def must_wait(self) -> bool:
+        """Whether others are to be served now. An answer with entries is sent then; one without is resumed later."""
+        now = time.monotonic()
+        return now > (self._began + _REPLY_SECONDS if self.has_entries else self.until)
 
 
 class Directories(Names):
@@ -114,6 +144,7 @@ class Directories(Names):
             self._tell_name(directory, directory.sought, start_id, token, ctx)
             return
         self.half_read.take(directory)
+        reply = Reply(token)
         try:
             # From the start, the present names are read (rewinddir(3p)): btrfs lists those that there were when the
             # directory was opened, or rewound.
@@ -123,9 +154,13 @@ class Directories(Names):
                 directory.pending = []
                 directory.listing = None
             while True:
+                if reply.must_wait():
+                    if reply.has_entries:
+                        break
+                    reply.until = await self.turns.pause(ctx.uid)
                 more = bool(directory.pending) or await self._read_on(fh, directory)
                 try:
-                    has_room = await self._tell(fh, directory, token, ctx)
+                    has_room = await self._tell(fh, directory, reply, ctx)
                     if has_room and not more and directory.listing is not None:
                         self.cache.end_listing(directory.obj, directory.listing)
                     if not has_room or not more:
@@ -229,8 +264,8 @@ class Directories(Names):
         finally:
             del self._asking[obj.number, name]
 
-    async def _tell(self, fh: FileHandleT, directory: OpenDirectory, token: ReaddirToken, ctx: RequestContext) -> bool:
-        """Report the names that were read; return False when the reply is full."""
+    async def _tell(self, fh: FileHandleT, directory: OpenDirectory, reply: Reply, ctx: RequestContext) -> bool:
+        """Report the names that were read, as many as there is time for; return False when the reply is full."""
         obj = directory.obj
         most = len(directory.pending)
         if self.nodes.waits(obj):
@@ -256,7 +291,7 @@ class Directories(Names):
             self.door.passages.is_up_to_date()
             self.cache.check_reader(at)
         with self.nodes.batch():
-            return self._fill(at, directory, token, most)
+            return self._fill(at, directory, reply, most)
 
     def _tell_name(
         self, directory: OpenDirectory, sought: int, start_id: int, token: ReaddirToken, ctx: RequestContext
@@ -278,15 +313,19 @@ class Directories(Names):
     def _nodeid(self, directory: OpenDirectory) -> InodeT:
         return InodeT(self.nodes.nodeid(directory.number, directory.obj))
 
-    def _fill(self, at: Entered, directory: OpenDirectory, token: ReaddirToken, most: int) -> bool:
-        """Report up to `most` of the pending entries; return False when the reply is full."""
+    def _fill(self, at: Entered, directory: OpenDirectory, reply: Reply, most: int) -> bool:
+        """Report up to `most` of the pending entries, as many as there is time for; return False if it is full."""
         if directory.cookie == 0:
             directory.listing = self.cache.begin_listing(at)
         # What the kernel already knows takes as little as possible: directories may have very many names.
         listing, number, hearer, left_out = directory.listing, at.number, at.hearer, directory.left_out
-        is_known_to, nodeid, reply = self.cache.is_known_to, self.nodes.nodeid, pyfuse3.readdir_reply
+        is_known_to, nodeid, add, token = self.cache.is_known_to, self.nodes.nodeid, pyfuse3.readdir_reply, reply.token
         known = (at.obj.children or {}) if at.who is not INSIDER else {}
         for done, (name, cookie, kind) in enumerate(directory.pending[:most]):
+            if done % _ENTRIES_AT_ONCE == 0 and done and reply.must_wait():
+                del directory.pending[:done]
+                directory.left_out = None
+                return True
             obj = known.get(name)
             entry: EntryAttributes | None
             if listing is not None:
@@ -307,12 +346,14 @@ class Directories(Names):
                 is_reference = entry is not None and not is_name_only(entry) and name not in (b".", b"..")
             if entry is None:
                 self.cache.forget_listing(at.obj)
-            elif not reply(token, name, entry, cookie):
+            elif not add(token, name, entry, cookie):
                 del directory.pending[:done]
                 directory.left_out = None if is_name_only(entry) else name
                 return False
-            elif is_reference:
-                self.nodes.get(entry.st_ino).lookups += 1
+            else:
+                reply.has_entries = True
+                if is_reference:
+                    self.nodes.get(entry.st_ino).lookups += 1
             directory.cookie = cookie
         del directory.pending[:most]
         return True

@@ -56,6 +56,7 @@ import cloakfs.daemon
 from cloakfs import acl, linux
 from cloakfs.caller import Caller
 from cloakfs.filesystem import Filesystem, forget, forgetter
+from cloakfs.filesystem.directories import Reply
 from cloakfs.filesystem.entered import Entered
 from cloakfs.filesystem.handles import OpenDirectory
 from cloakfs.filesystem.pyfuse3memory import is_name_only, requester
@@ -748,10 +749,10 @@ class CheckedFilesystem(Filesystem):
         listed, self._told_in_listing = self._told_in_listing, []
         await self._send(*listed)
 
-    def _fill(self, at: Entered, directory: OpenDirectory, token: ReaddirToken, most: int) -> bool:
+    def _fill(self, at: Entered, directory: OpenDirectory, reply: Reply, most: int) -> bool:
         self._listing, self._names_in_listing = at, []
         try:
-            return super()._fill(at, directory, token, most)
+            return super()._fill(at, directory, reply, most)
         finally:
             self._listing = None
             if directory.is_kept:
