@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from rich import box
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 
 @dataclass
@@ -28,6 +28,6 @@ class Sheet:
         return table
 
 
-def _terminal(cell: str) -> str:
-    parts = escape(cell).split("**")
-    return "".join(f"[bold]{part}[/bold]" if at % 2 else part for at, part in enumerate(parts))
+def _terminal(cell: str) -> Text:
+    parts = cell.split("**")
+    return Text.assemble(*((part, "bold" if at % 2 else "") for at, part in enumerate(parts)))

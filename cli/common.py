@@ -2,6 +2,7 @@
 
 import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 import click
@@ -56,13 +57,17 @@ def printable(text: str) -> str:
     return "".join(parts)
 
 
-def console() -> "Console":
-    """Return the console for tables: in colour and as wide as the terminal; plain and unwrapped in a file or pipe."""
+def console(*, stderr: bool = False) -> "Console":
+    """Return the console for tables: in colour and as wide as the terminal; plain and unwrapped in a file or pipe.
+
+    Text is printed as it is: a client `n[a-c].example.com` or a path with `:name:` is no markup. Styles are `Text`s.
+    """
     from rich.console import Console  # noqa: PLC0415
 
-    if sys.stdout.isatty():
-        return Console(highlight=False)
-    return Console(highlight=False, force_terminal=False, no_color=True, width=100_000)
+    as_it_is = partial(Console, stderr=stderr, highlight=False, markup=False, emoji=False)
+    if (sys.stderr if stderr else sys.stdout).isatty():
+        return as_it_is()
+    return as_it_is(force_terminal=False, no_color=True, width=100_000)
 
 
 def entry_for(entries: "list[Export]", path: str, source: str, client: str | None) -> "Options":

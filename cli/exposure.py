@@ -174,14 +174,13 @@ def _look(entries: list[Entry], sample: int | None) -> tuple[dict[str, Survey], 
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[str, int], None]]:
     """Show on a terminal how many names have been looked at. How many there are is known only at the end."""
-    from rich.console import Console  # noqa: PLC0415
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 
-    to = Console(stderr=True)
+    to = console(stderr=True)
     bar = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
-        TextColumn("{task.completed:,.0f} names"),
+        TextColumn("{task.completed:,.0f} names", markup=False),
         TimeElapsedColumn(),
         console=to,
         disable=not to.is_terminal,

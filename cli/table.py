@@ -4,7 +4,6 @@ import logging
 import stat
 
 import click
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -59,7 +58,7 @@ def table(
         _print_json(look, columns, rows)
         return
     out = console()
-    shown = Table("file", "mode", "owner", "group", *(escape(printable(label)) for label in columns))
+    shown = Table("file", "mode", "owner", "group", *(printable(label) for label in columns))
     for row in rows:
         cells = (Text(cell, {"A": "green", "v": "yellow", "-": "dim"}[cell]) for cell in row.cells)
         shown.add_row(Text(printable(row.name)), stat.filemode(row.mode), str(row.uid), str(row.gid), *cells)

@@ -10,9 +10,10 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import NamedTuple
 
-from ..cli import note
+from ..cli import console, note
 from ..lab.guest import kernel_version as guest_kernel
 from ..workers import undisturbed
 from .experiment import Experiment, RunOnce, Unavailable
@@ -167,13 +168,17 @@ def progress(steps: list[Step]) -> Iterator[Callable[[Step | None, str], None]]:
     if not sys.stderr.isatty():
         yield _lines(total)
         return
-    from rich.console import Console  # noqa: PLC0415
     from rich.progress import BarColumn, Progress, TextColumn  # noqa: PLC0415
 
     left = _Left(total)
-    columns = (TextColumn("{task.percentage:>3.0f} %"), BarColumn(), TextColumn("{task.fields[left]} left"),
-               TextColumn("{task.description}"))  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    text = partial(TextColumn, markup=False)
+    columns = (
+        text("{task.percentage:>3.0f} %"),
+        BarColumn(),
+        text("{task.fields[left]} left"),
+        text("{task.description}"),
+    )
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total, left=left.told())
 
         def advance(step: Step | None, what: str) -> None:

@@ -11,10 +11,9 @@ from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 
 import click
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..cli import fail
+from ..cli import console, fail
 from ..figures import Run
 from ..job import PINNED, UNPINNED, Piece, Work
 from ..lab import guest
@@ -102,13 +101,13 @@ def listing(every: Mapping[str, Piece]) -> str:
 
 def measured(plan: Plan) -> Run:
     """Measure, with a bar that tells how far it is; ends the command if a peer cannot be mounted."""
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    console = Console(stderr=True)
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    to = console(stderr=True)
     # Not redirected: workers report failures to standard error, too. Not refreshed by a thread: it would disturb.
     progress = Progress(
         *columns,
-        console=console,
-        disable=not console.is_terminal,
+        console=to,
+        disable=not to.is_terminal,
         transient=True,
         auto_refresh=False,
         redirect_stdout=False,
