@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 TOP = Path(__file__).parents[2]
-MIRROR = "http://deb.debian.org/debian"
-
 # What apt, and mount(8), leave behind by themselves.
 _OTHERS = ("/var/lib/dpkg/", "/var/lib/apt/", "/var/log/", "/var/cache/", "/run/mount", "/round/")
 
@@ -143,7 +141,7 @@ def main() -> int:
         old = given.old or _package_of_0_1_0(room)
         new = given.deb or TOP / run("scripts/package").strip().splitlines()[-1]
         root = room / "root"
-        run("mmdebstrap", "--quiet", "--variant=minbase", "bookworm", str(root), MIRROR)
+        run("mmdebstrap", "--quiet", "--variant=minbase", "bookworm", str(root))
         place = root / "round"
         place.mkdir()
         shutil.copy(old, place / "old.deb")

@@ -4,12 +4,12 @@ import os
 import shutil
 import stat
 import subprocess
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from bench.debiansource import NoSource, download
 from tests.agents import User
 from tests.mount.conftest import Mount
 
@@ -27,19 +27,10 @@ def package() -> Path:
     """The source package as Debian has it, fetched once."""
     CACHE.mkdir(parents=True, exist_ok=True)
     if not list(CACHE.glob(f"{PACKAGE}_*.orig.tar.gz")):
-        with tempfile.TemporaryDirectory() as state:
-            Path(state, "sources.list").write_text("deb-src http://deb.debian.org/debian bookworm main\n")
-            os.makedirs(f"{state}/lists/partial")
-            options = [
-                *("-o", f"Dir::Etc::sourcelist={state}/sources.list", "-o", "Dir::Etc::sourceparts=-"),
-                *("-o", f"Dir::State::lists={state}/lists", "-o", "APT::Sandbox::User=root"),
-            ]
-            for command in (["update"], ["source", "--download-only", PACKAGE]):
-                done = subprocess.run(
-                    ["apt-get", "-qq", *options, *command], cwd=CACHE, capture_output=True, text=True, check=False
-                )
-                if done.returncode:
-                    pytest.skip(f"no source package: apt-get {command[0]} said {done.stderr.strip()}")
+        try:
+            download(PACKAGE, str(CACHE))
+        except NoSource as exc:
+            pytest.skip(f"no source package: {exc}")
     (archive,) = CACHE.glob(f"{PACKAGE}_*.orig.tar.gz")
     return archive
 
