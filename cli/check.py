@@ -7,7 +7,8 @@ import click
 
 from cloakfs.config.errors import Location
 from cloakfs.config.files import files_of, read_all
-from cloakfs.config.lint import describe_kinds
+from cloakfs.config.lint import conflicts, describe_kinds, repeats
+from cloakfs.config.options import Export
 from cloakfs.refusals import refusals
 
 from .common import printable
@@ -45,12 +46,17 @@ def check(paths: tuple[str, ...], *, text_only: bool, as_json: bool) -> None:
     Exit status: 0 no errors (warnings do not count), 1 errors, or a file that cannot be read, 2 wrong usage.
     """
     findings = []
+    entries: list[Export] = []
     for path in paths:
         files = files_of(path)
         if not files:
             findings.append(Finding(path, None, None, "warning", "no *.exports files in this folder"))
         for file in files:
-            findings += _check_file(file, text_only=text_only)
+            found, of_file = _check_file(file, text_only=text_only)
+            entries += found
+            findings += of_file
+    findings += [_finding(remark.location, "error", remark.message) for remark in repeats(entries)]
+    findings += [_finding(remark.location, "warning", remark.message) for remark in conflicts(entries)]
     if as_json:
         echo_json([asdict(finding) for finding in findings])
     else:
@@ -59,17 +65,17 @@ def check(paths: tuple[str, ...], *, text_only: bool, as_json: bool) -> None:
     sys.exit(any(finding.severity == "error" for finding in findings))
 
 
-def _check_file(path: str, *, text_only: bool) -> list[Finding]:
+def _check_file(path: str, *, text_only: bool) -> tuple[list[Export], list[Finding]]:
     try:
         entries, warnings, errors = read_all(path)
     except OSError as exc:
-        return [Finding(path, None, None, "error", exc.strerror or str(exc))]
+        return [], [Finding(path, None, None, "error", exc.strerror or str(exc))]
     findings = [_finding(e.location, "error", e.message) for e in errors]
     findings += [_finding(w.location, "warning", w.message) for w in warnings]
     findings += [_finding(e.location, "note", describe_kinds(e.options)) for e in entries if e.options.range_map]
     if not text_only:
         findings += [_finding(refusal.location, "error", refusal.message) for refusal in refusals(entries)]
-    return sorted(findings, key=lambda finding: (finding.line or 0, finding.column or 0))
+    return entries, sorted(findings, key=lambda finding: (finding.line or 0, finding.column or 0))
 
 
 def _finding(at: Location, severity: str, message: str) -> Finding:

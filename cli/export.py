@@ -64,8 +64,8 @@ class _Service:
             return replace(
                 made,
                 # exportfs is not asked while there are problems: it might misread an option.
-                problems=made.problems or tuple(knfsd.unknown_options(made.mounts)),
-                warnings=(*made.warnings, *knfsd.remarks(made.mounts)),
+                problems=made.problems or (*knfsd.roots_beside_others(made), *knfsd.unknown_options(made.mounts)),
+                warnings=(*made.warnings, *knfsd.remarks(made)),
             )
         return made
 

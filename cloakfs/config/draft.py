@@ -37,6 +37,7 @@ class Draft:
     probe_delay_at: Location | None = None
     other: dict[str, tuple[str, str | None]] = field(default_factory=dict)
     squash_options: dict[str, Location] = field(default_factory=dict)
+    refer_at: Location | None = None
 
     def copy(self) -> Draft:
         """Return a copy that can be changed independently."""

@@ -1,11 +1,40 @@
 """Warns of options that probably do not do what their author wants, and says what becomes of unnamed ids."""
 
+from collections.abc import Iterable, Sequence
+
 from .. import cloak, mapping
 from ..ids import ClientId, ServerId
 from ..mapping import DEFAULT_NOBODY, IdMap, Kind, RangeDef
 from .draft import Draft
-from .errors import ExportsWarning, Location
-from .options import Options
+from .errors import ExportsError, ExportsWarning, Location, Remark, shown
+from .options import Export, Options
+
+
+def refuse_contradictions(draft: Draft, client: str = "") -> None:
+    """Refuse options that make no sense together, or for this client.
+
+    Raises:
+        ExportsError: the ids that range_map would map are the server's own already.
+    """
+    flavors = dict(draft.other.values()).get("sec") or ""
+    kerberos = [f"sec={flavor}" for flavor in flavors.split(":") if flavor.startswith("krb5")]
+    if client.startswith("gss/"):
+        kerberos.append(f"client {client}")
+    moved = [where for definition, where in draft.range_map if not _stays(definition)]
+    if kerberos and moved:
+        raise ExportsError(
+            moved[0],
+            f"range_map maps the ids of a client, but with {kerberos[0]} a caller has the id that the server itself "
+            "gives to the name, and mapping it once more hides everything",
+            "no range_map with Kerberos, or sec=sys",
+        )
+
+
+def _stays(definition: RangeDef) -> bool:
+    """Whether no id becomes that of another user of the server."""
+    if definition.action == "map":
+        return int(definition.lc_low) == int(definition.rm_low)
+    return definition.lc_low == mapping.NOBODY
 
 
 def warnings_about(draft: Draft) -> list[ExportsWarning]:
@@ -27,6 +56,9 @@ def warnings_about(draft: Draft) -> list[ExportsWarning]:
             " comes before it: the first definition wins"
         )
         found.append(ExportsWarning(places[id(hidden)], message))
+    if draft.refer_at is not None and "refer" in dict(draft.other.values()):
+        message = "only NFSv4 knows refer: a client of NFSv3 is served this directory itself (serve NFSv4 alone)"
+        found.append(ExportsWarning(draft.refer_at, message))
     if draft.probe_delay and draft.probe_delay_at is not None and draft.probe_alarm is None:
         found.append(ExportsWarning(draft.probe_delay_at, "probe_delay has no effect, because probe_alarm is off"))
     return found + _exempt(draft, nobody["uid"])
@@ -100,6 +132,62 @@ def _makes_root(definition: RangeDef, nobody: ServerId) -> bool:
     """Whether it maps a client id that is not root's to root."""
     low, _ = definition.server_range(nobody)
     return low == 0 and (definition.rm_high if definition.action == "squash" else definition.rm_low) != 0
+
+
+def conflicts(entries: Sequence[Export]) -> list[Remark]:
+    """Return what the kernel's server would confuse: exports with the same identity, or below another one's root.
+
+    In exports(5), the clients of one path share its fsid. Here each of them gets a mount, which needs its own.
+    """
+    found = []
+    first: dict[str, Export] = {}
+    for entry in entries:
+        fsid = fsid_of(entry.options)
+        if fsid is None:
+            continue
+        other = first.setdefault(fsid, entry)
+        if other is not entry:
+            text = f"fsid={fsid} is that of {other.path} for {other.client}, too ({other.location})"
+            found.append(Remark(entry.location, f"{text}: give each its own, or none"))
+        elif fsid == ROOT_FSID and len(entries) > 1:
+            beside = next(one for one in entries if one is not entry)
+            found.append(Remark(entry.location, beside_root(f"{beside.path} for {beside.client}")))
+    return found
+
+
+ROOT_FSID = "0"
+"""The fsid of the root of NFSv4's exports (exports(5))."""
+
+
+def fsid_of(options: Options) -> str | None:
+    """Return the fsid of an entry, if it has one; that of the root is `ROOT_FSID`, also if it is written as `root`."""
+    fsid = dict(options.other).get("fsid")
+    return ROOT_FSID if fsid == "root" else fsid
+
+
+def beside_root(other: str) -> str:
+    """Return why an entry must not be the root of NFSv4's exports, when there is another export."""
+    return (
+        f"fsid=0 makes this the root of all NFSv4 exports, and {other} could no longer be mounted over NFSv4; "
+        "leave fsid out"
+    )
+
+
+def repeats(entries: Iterable[Export]) -> list[Remark]:
+    """Return an error for each entry that repeats path and client of another file."""
+    found = []
+    first: dict[tuple[str, str], Export] = {}
+    for entry in entries:
+        other = first.setdefault(key_of(entry), entry)
+        if other.location.file != entry.location.file:
+            text = f"{shown(entry.path)} is exported to {entry.client} already, at {other.location}"
+            found.append(Remark(entry.location, f"{text}; expected each client once for a path"))
+    return found
+
+
+def key_of(entry: Export) -> tuple[str, str]:
+    """Return what makes an entry another one: the path, however it is written, and the client."""
+    return "/".join(part for part in entry.path.split("/") if part not in ("", ".")), entry.client.lower()
 
 
 def describe_kinds(options: Options) -> str:

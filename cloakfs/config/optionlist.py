@@ -127,6 +127,9 @@ class OptionList:
                 draft.probe_delay_at = self._scan.location()
                 value = self._single(name)
                 draft.probe_delay = 0 if value == "off" else int(value)
+            case "refer":
+                draft.refer_at = self._scan.location()
+                self._other(name, family, self._single(name))
             case _ if name in LIMITS:
                 draft.limits[LIMITS[name]] = amount_of(self._single(name))
             case _:

@@ -12,7 +12,7 @@ import re
 from .clients import EXPECTED_CLIENT, is_client
 from .draft import Draft
 from .errors import ExportsError, ExportsWarning, Location, shown
-from .lint import warnings_about
+from .lint import key_of, refuse_contradictions, warnings_about
 from .optionlist import OptionList
 from .options import Export, Options
 from .scanner import BLANK, Scanner
@@ -68,7 +68,8 @@ def parse_options(text: str, file: str = "-o", *, read_only: bool = False) -> tu
     return _finished(draft, scan), scan.warnings
 
 
-def _finished(draft: Draft, scan: Scanner) -> Options:
+def _finished(draft: Draft, scan: Scanner, client: str = "") -> Options:
+    refuse_contradictions(draft, client)
     scan.warnings += warnings_about(draft)
     return draft.finish()
 
@@ -77,8 +78,7 @@ def _check_repeats(entry: list[Export], seen: dict[tuple[str, str], Location]) -
     """Raise ExportsError if an export is already in seen; otherwise add the exports of the entry to it."""
     added: dict[tuple[str, str], Location] = {}
     for export in entry:
-        path = "/".join(part for part in export.path.split("/") if part not in ("", "."))
-        key = path, export.client.lower()
+        key = key_of(export)
         before = seen.get(key) or added.get(key)
         if before:
             problem = f"{shown(export.path)} is exported to {export.client} already, at {before}"
@@ -124,7 +124,7 @@ def _entry(scan: Scanner) -> list[Export]:
             scan.pos += 1
         if not (scan.at_space() or scan.peek() in ("", "\n")):
             raise scan.unexpected("white space after a client and its options")
-        exports.append(Export(path, client, _finished(options, scan), where))
+        exports.append(Export(path, client, _finished(options, scan, client), where))
     if not exports:
         scan.warn(start, "no client is named, so this is exported to every client (*)")
         exports.append(Export(path, "*", _finished(defaults, scan), start))

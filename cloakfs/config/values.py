@@ -28,6 +28,7 @@ EXPECTED_ID = f"a number from 0 to {MAX_ID}"
 _EXPECTED_SIZE = "a number of bytes up to 1024G, such as 65536, 64K or 4M"
 _EXPECTED_COUNT = "a number from 1 to 9999999"
 _EXPECTED_RATE = "a number from 1 to 9999 and /s, /min or /h, such as 60/min, or off"
+_EXPECTED_LOCATION = "/path@host, with no other @ in it (the server takes the first one for the end of the path)"
 _EXPECTED_DELAY = f"a number of milliseconds from 1 to {_MOST_MILLISECONDS}, or off"
 
 
@@ -95,7 +96,11 @@ def _all_in(words: tuple[str, ...]) -> Callable[[str], bool]:
 
 
 def _is_location(text: str) -> bool:
-    return text.startswith("/") and "@" in text
+    """Whether this is /path@host, with +host for more hosts, and more of them after a colon.
+
+    The server takes the first @ for the one before the host, and there is no way to quote another (exports(5)).
+    """
+    return all(place.startswith("/") and place.count("@") == 1 and place[-1] != "@" for place in text.split(":"))
 
 
 def _is_absolute(text: str) -> bool:
@@ -116,8 +121,8 @@ SINGLE_VALUES: dict[str, tuple[Callable[[str], bool], str]] = {
     "sec": (_all_in(_FLAVORS), f"some of {', '.join(_FLAVORS)}, joined by colons"),
     "xprtsec": (_all_in(_TRANSPORTS), f"some of {', '.join(_TRANSPORTS)}, joined by colons"),
     "reexport": (lambda text: text in _REEXPORTS, " or ".join(_REEXPORTS)),
-    "refer": (_is_location, "/path@host"),
-    "replicas": (_is_location, "/path@host"),
+    "refer": (_is_location, _EXPECTED_LOCATION),
+    "replicas": (_is_location, _EXPECTED_LOCATION),
     "mountpoint": (_is_absolute, "an absolute path"),
     "mp": (_is_absolute, "an absolute path"),
 }

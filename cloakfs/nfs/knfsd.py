@@ -11,8 +11,10 @@ from collections.abc import Iterable, Sequence
 import trio
 
 from ..config.errors import Remark
+from ..config.files import files_of, read_all
+from ..config.lint import ROOT_FSID, beside_root, fsid_of
 from . import root
-from .plan import CONDITIONS, Mount
+from .plan import CONDITIONS, Mount, Plan
 from .rpc import null_call
 from .server import ServerError, run
 
@@ -22,6 +24,9 @@ _THREADS = 8
 _ANSWER_SECONDS = 30.0
 _EXPORTFS = "/usr/sbin/exportfs"
 _UNKNOWN = "asked_by_cloakfs"
+_ETAB = "/var/lib/nfs/etab"
+_EXPORTS = "/etc/exports"
+_EXPORTS_D = "/etc/exports.d"
 
 
 def export_options(mount: Mount) -> str:
@@ -78,8 +83,46 @@ def unknown_options(mounts: Sequence[Mount]) -> list[Remark]:
         )
 
 
-def remarks(mounts: Iterable[Mount]) -> list[Remark]:
-    """Return warnings of what the configuration of this machine's server (nfs.conf(5)) means for some of the mounts."""
+def roots_beside_others(made: Plan) -> list[Remark]:
+    """Return why a mount cannot be the root of NFSv4's exports on this machine: the administrator exports more."""
+    tops = [mount for mount in made.mounts if fsid_of(mount.options) == ROOT_FSID]
+    others = [path for path, _ in _other_exports(made.root)] if tops else []
+    return [Remark(mount.location, beside_root(others[0])) for mount in tops if others]
+
+
+def remarks(made: Plan) -> list[Remark]:
+    """Return warnings of what the configuration of this machine's server means for some of the mounts."""
+    return [*_out_of_reach(made), *_told_gids(made.mounts)]
+
+
+def _out_of_reach(made: Plan) -> list[Remark]:
+    """Return a warning for each mount that is not below the root that the administrator chose for NFSv4."""
+    tops = [path for path, is_root in _other_exports(made.root) if is_root]
+    return [
+        Remark(
+            mount.location,
+            f"{tops[0]} is the root of this machine's NFSv4 exports (fsid=0): over NFSv4, clients reach only what is "
+            f"below it, and {mount.path} is not (--root chooses where the mounts are)",
+        )
+        for mount in made.mounts
+        if tops and not any(f"{mount.path}/".startswith(f"{top.rstrip('/')}/") for top in tops)
+    ]
+
+
+def _other_exports(our_root: str) -> list[tuple[str, bool]]:
+    """Return the paths that this machine exports elsewhere, or would if the server started, and which has fsid=0."""
+    found = []
+    with contextlib.suppress(OSError), open(_ETAB, encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            path, _, to = line.rstrip("\n").partition("\t")
+            found.append((path, "fsid=0" in re.split(r"[(),]", to)))
+    for name in (_EXPORTS, *files_of(_EXPORTS_D)):
+        with contextlib.suppress(OSError):
+            found += [(entry.path, fsid_of(entry.options) == ROOT_FSID) for entry in read_all(name)[0]]
+    return [(path, is_top) for path, is_top in found if not f"{path}/".startswith(f"{our_root.rstrip('/')}/")]
+
+
+def _told_gids(mounts: Iterable[Mount]) -> list[Remark]:
     if not _manages_gids():
         return []
     return [
@@ -246,7 +289,7 @@ def _versions() -> list[int]:
 
 def _exported() -> set[str]:
     """Return the paths that mountd would let clients mount."""
-    with contextlib.suppress(OSError), open("/var/lib/nfs/etab", encoding="utf-8", errors="surrogateescape") as file:
+    with contextlib.suppress(OSError), open(_ETAB, encoding="utf-8", errors="surrogateescape") as file:
         return {line.split("\t")[0] for line in file}
     return set()
 

@@ -13,6 +13,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Literal
 
 from ..config.errors import Location, Remark
+from ..config.lint import conflicts
 from ..config.options import Export, Options
 from ..config.views import Ids, Range, User, ViewItem
 from . import root
@@ -105,7 +106,9 @@ def plan(
         identities: returns the single identities that an item of `views=` stands for.
     """
     mounts: list[Mount] = []
-    problems, warnings = list(problems), list(warnings)
+    problems, warnings, entries = list(problems), list(warnings), list(entries)
+    if server == "knfsd":  # nfs-ganesha is not told of fsid
+        problems += conflicts(entries)
     for entry in entries:
         said = _refusals(entry, server)
         if said:

@@ -216,7 +216,7 @@ def test_other_options_keep_their_order_and_values() -> None:
     text = (
         "insecure,async,no_wdelay,nohide,crossmnt,no_subtree_check,no_auth_nlm,no_acl,pnfs,nordirplus,"
         "security_label,sign_fh,fsid=root,sec=krb5p:krb5,xprtsec=tls:mtls,reexport=none,"
-        "refer=/a@h1+h2:/b@h3,mountpoint=/mnt"
+        "replicas=/a@h1+h2:/b@h3,mountpoint=/mnt"
     )
     other = options(text).other
     assert ",".join(name if value is None else f"{name}={value}" for name, value in other) == text
@@ -228,6 +228,42 @@ def test_other_options_keep_their_order_and_values() -> None:
 )
 def test_fsid(value: str) -> None:
     assert options(f"fsid={value}").other == (("fsid", value),)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "host(sec=krb5,range_map=uid 1000 1999 map 5000)",
+        "host(range_map=gid 5 squash 6,sec=sys:krb5p)",
+        "-sec=krb5i host(range_map=uid 0 squash -2 uid 1 map 2)",
+        "gss/krb5(range_map=uid 1000 1999 map 5000)",
+    ],
+)
+def test_ids_by_kerberos_are_not_mapped_once_more(text: str) -> None:
+    message = error_of(f"/a {text}")
+    at = text.index("uid 1 map 2") if "uid 1 map 2" in text else text.index("id ") - 1
+    assert message.startswith(f"f:1:{4 + at}: range_map maps the ids of a client, but with ")
+    assert message.endswith("; expected no range_map with Kerberos, or sec=sys")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "host(sec=krb5)",
+        "host(sec=sys,range_map=uid 1000 1999 map 5000)",
+        "host(sec=krb5,range_map=uid 0 squash -2)",
+        "host(sec=krb5,range_map=uid 1000 1999 map 1000)",
+    ],
+)
+def test_where_nothing_is_mapped_twice_kerberos_is_fine(text: str) -> None:
+    parse(f"/a {text}", "f")
+
+
+def test_refer_is_for_nfs4_alone() -> None:
+    (export,), (warning,) = parse("/a host(rw,refer=/a@b)", "f")
+    assert export.options.other == (("refer", "/a@b"),)
+    assert str(warning).startswith("f:1:18: warning: only NFSv4 knows refer: ")
+    assert parse("/a -refer=/a@b host(replicas=/c@d)", "f")[1] == []
 
 
 def test_mountpoint_needs_no_value() -> None:
@@ -243,7 +279,7 @@ def test_mountpoint_needs_no_value() -> None:
         ("sync,fsid=1,async", Options(other=(("fsid", "1"), ("async", None))), "async after sync"),
         ("anonuid=1,anonuid=2", Options(anonuid=2), "anonuid after anonuid"),
         ("mp,mountpoint=/a", Options(other=(("mountpoint", "/a"),)), "mountpoint after mp"),
-        ("refer=/a@b,replicas=/a@c", Options(other=(("replicas", "/a@c"),)), "replicas after refer"),
+        ("replicas=/b@b,replicas=/a@c", Options(other=(("replicas", "/a@c"),)), "replicas after replicas"),
     ],
 )
 def test_the_last_of_contradicting_options_counts(text: str, expected: Options, warning: str) -> None:
@@ -407,8 +443,8 @@ def test_errors_name_place_value_and_expectation(text: str, message: str) -> Non
         *(("sec", v) for v in ("krb4", "sys:", "sys:krb4")),
         *(("xprtsec", v) for v in ("ssl", "none:ssl")),
         *(("reexport", v) for v in ("auto", "none:none")),
-        *(("refer", v) for v in ("a@b", "/a")),
-        *(("replicas", v) for v in ("a@b", "/a")),
+        *(("refer", v) for v in ("a@b", "/a", "/srv/cloakfs/home@10.1.0.0_16@host", "/a@", "/a@b:/c", "/a@b:/c@d@e")),
+        *(("replicas", v) for v in ("a@b", "/a", "/a@b@c")),
         *(("mountpoint", v) for v in ("mnt", "./mnt")),
         *(("mp", v) for v in ("mnt", '""')),
     ],

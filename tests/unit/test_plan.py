@@ -55,6 +55,60 @@ def test_two_of_one_name_are_refused() -> None:
     )
 
 
+@pytest.mark.parametrize("text", ["/a h(fsid=0)\n/b h(rw)\n", "/b h(rw)\n/a h(fsid=root)\n"])
+def test_the_root_of_nfs4_is_not_exported_beside_others(text: str) -> None:
+    (problem,) = planned(text).problems
+    assert problem.location.line == 1 + text[:-1].partition("fsid")[0].count("\n")
+    assert problem.message.startswith("fsid=0 makes this the root of all NFSv4 exports, and /b for h could ")
+    assert planned("/a h(rw,fsid=0)\n").problems == ()
+    assert planned("/a h(all_squash,fsid=0)\n/b h(all_squash)\n", "ganesha").problems == ()
+
+
+def test_an_fsid_is_given_once() -> None:
+    problems = planned("/a -fsid=7 h(rw) i(rw) j(rw,fsid=8)\n/b h(fsid=7)\n").problems
+    assert [str(problem.location) for problem in problems] == ["x.exports:1:18", "x.exports:2:4"]
+    assert problems[0].message == "fsid=7 is that of /a for h, too (x.exports:1:12): give each its own, or none"
+    assert [problem.location.column for problem in planned("/a h(fsid=0) i(fsid=root)\n").problems] == [4, 14]
+
+
+@pytest.fixture
+def exported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """What the machine exports, apart from what is planned."""
+    for name in ("_ETAB", "_EXPORTS", "_EXPORTS_D"):
+        monkeypatch.setattr(knfsd, name, str(tmp_path / name))
+    (tmp_path / "_EXPORTS_D").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("_ETAB", "/home\t*(rw,sync,fsid=5)\n"),
+        ("_EXPORTS", "/home *(rw)\n"),
+        ("_EXPORTS_D/a.exports", "/home *(rw)\n"),
+    ],
+)
+def test_the_root_of_nfs4_is_not_exported_beside_the_administrators_exports(
+    exported: Path, name: str, text: str
+) -> None:
+    made = planned("/a h(fsid=0)\n")
+    (exported / "_ETAB").write_text("/srv/cloakfs/a@h\th(rw,fsid=0)\n")  # this service's own
+    assert knfsd.roots_beside_others(made) == []
+    (exported / name).write_text(text)
+    assert [problem.message.split(", ")[1] for problem in knfsd.roots_beside_others(made)] == [
+        "and /home could no longer be mounted over NFSv4; leave fsid out"
+    ]
+    assert knfsd.roots_beside_others(planned("/a h(rw)\n")) == []
+
+
+@pytest.mark.parametrize(("top", "warnings"), [("/export", 1), ("/srv", 0), ("/srv/cloakfs", 0), ("/", 0)])
+def test_below_another_root_of_nfs4_nothing_else_is_reached(exported: Path, top: str, warnings: int) -> None:
+    (exported / "_EXPORTS").write_text(f"{top} *(ro,fsid=root,crossmnt)\n")
+    said = [remark for remark in knfsd.remarks(planned("/a h(rw)\n")) if "manage-gids" not in remark.message]
+    assert len(said) == warnings
+    assert all(remark.message.startswith(f"{top} is the root of this machine's NFSv4 exports") for remark in said)
+
+
 @pytest.mark.parametrize("server", ["knfsd", "ganesha"])
 def test_two_views_of_one_name_are_refused(server: ServerKind) -> None:
     (problem,) = planned("/x *(views = eve 1001:100 1001:200)\n", server).problems
