@@ -18,12 +18,13 @@ from cloakfs.config.options import Options
 from cloakfs.config.parse import parse_options
 from cloakfs.config.render import format_options
 from cloakfs.daemon import Settings, serve
+from cloakfs.linux import mountinfo
 from cloakfs.mounted import RUN_DIR, dead, mount_key
 from cloakfs.mountpoint import MountError, split_mount_options
 from cloakfs.unmount import detach_dead
 
 from .background import SYSLOG, in_background, in_foreground, remember_inherited
-from .common import OWN_COMMAND, entry_for, fail, printable, working_directory
+from .common import OWN_COMMAND, entry_for, fail, note, printable, working_directory
 from .completion import a_directory, a_file
 from .remount import remount
 
@@ -108,6 +109,11 @@ def mount(
         fail(str(exc), 2)
     except OSError as exc:
         fail(f"{exports}: {exc.strerror}", 1)
+    place = options.condition(source)
+    if place is not None and os.path.realpath(place) not in mountinfo.by_path():
+        fail(f"{place}: nothing is mounted there, and the mount is to wait for that (mp); mount it first", 1)
+    if untouched := [word for word in mount_options.given if word in ("noatime", "nodiratime")]:
+        note(f"warning: {untouched[0]} has no effect here: reading changes the real tree's times as its own mount says")
     if mount_options.dev_refused:
         click.echo("cloakfs: warning: dev has no effect without default_permissions", err=True)
     if exports:

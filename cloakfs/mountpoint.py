@@ -27,8 +27,12 @@ _FLAGS = {
     "noatime": linux.MS_NOATIME,
     "nodiratime": linux.MS_NODIRATIME,
     "relatime": linux.MS_RELATIME,
+    "nosymfollow": linux.MS_NOSYMFOLLOW,
 }
-_CLEARED = {"suid": "nosuid", "dev": "nodev", "exec": "noexec", "async": "sync", "atime": "noatime"}
+_CLEARED = {
+    "suid": "nosuid", "dev": "nodev", "exec": "noexec", "async": "sync", "atime": "noatime", "diratime": "nodiratime",
+    "norelatime": "relatime", "symfollow": "nosymfollow",
+}  # fmt: skip
 # mount(8) keeps `suid` and `dev` from its helpers, as they are its defaults. These are the same by names that it passes
 # on. It also reorders options, so the one that withholds wins, wherever it stands.
 _PASSED_ON = {"setid": "nosuid", "devices": "nodev"}
@@ -36,7 +40,10 @@ _PASSED_ON = {"setid": "nosuid", "devices": "nodev"}
 # cloakfs mount always does: anybody may use it, it may be made over a directory with content, and it is unmounted when
 # its daemon dies.
 _IGNORED = frozenset({"defaults", "auto", "noauto", "nofail", "user", "nouser", "users", "owner", "group", "_netdev",
-                      "allow_other", "nonempty", "auto_unmount"})  # fmt: skip
+                      "allow_other", "nonempty", "auto_unmount",
+                      # Of mount(8), too, and without a meaning in FUSE: the real tree keeps times and versions.
+                      "strictatime", "nostrictatime", "lazytime", "nolazytime", "iversion", "noiversion", "silent",
+                      "loud", "mand", "nomand"})  # fmt: skip
 _IGNORED_BEGINNINGS = ("x-", "X-", "comment=")
 _SWITCHES = frozenset({"default_permissions", "knfsd", "all_squashed", "subtree_checked", "ganesha", "stock_loop",
                        "noxattr", "remount", "restart"})  # fmt: skip

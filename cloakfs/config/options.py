@@ -12,6 +12,9 @@ from .views import ViewItem
 
 DEFAULT_PREFETCH = "cursors"
 
+CONDITIONS = frozenset({"mountpoint", "mp"})
+"""Options with which an entry is served only while something is mounted at a place."""
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -45,6 +48,14 @@ class Options:
     probe_alarm: Rate | None = DEFAULT_ALARM
     probe_delay: int = 0
     other: tuple[tuple[str, str | None], ...] = ()
+
+    def condition(self, source: str) -> str | None:
+        """Return where something must be mounted for this to be served (`mp`: on `source`, the tree itself).
+
+        Otherwise the directory below an unmounted disk would be. It is None if there is no such option.
+        """
+        given = [value for name, value in self.other if name in CONDITIONS]
+        return (given[0] or source) if given else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ import trio
 from ..config.errors import Remark
 from ..config.files import files_of, read_all
 from ..config.lint import ROOT_FSID, beside_root, fsid_of
+from ..config.options import CONDITIONS
 from . import root
-from .plan import CONDITIONS, Mount, Plan
+from .plan import Mount, Plan
 from .rpc import null_call
 from .server import ServerError, run
 

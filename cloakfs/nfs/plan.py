@@ -14,7 +14,7 @@ from typing import Literal
 
 from ..config.errors import Location, Remark
 from ..config.lint import conflicts
-from ..config.options import Export, Options
+from ..config.options import CONDITIONS, Export, Options
 from ..config.views import Ids, Range, User, ViewItem
 from . import root
 
@@ -22,9 +22,6 @@ ServerKind = Literal["knfsd", "ganesha"]
 
 # Options that concern only the kernel's server, or that nfs-ganesha follows anyway.
 _TOLD_TO_GANESHA = frozenset({"sec", "insecure", "sync", "no_subtree_check", "no_wdelay", "mp", "mountpoint"})
-
-CONDITIONS = frozenset({"mountpoint", "mp"})
-"""Options with which an entry is exported only while something is mounted at a place; the guard applies them."""
 
 # Texts that both exportfs(8) and exports(5) read as one value.
 _TELLABLE = re.compile(r"[^\s,()\"#\\\x00-\x1f\x7f]+")
@@ -54,12 +51,8 @@ class Mount:
 
     @property
     def condition(self) -> str | None:
-        """Where something must be mounted for this to be exported (`mp`: the tree itself), lest what lies below it is.
-
-        It is None if the entry has no such option.
-        """
-        given = [value for name, value in self.options.other if name in CONDITIONS]
-        return (given[0] or self.source) if given else None
+        """Where something must be mounted for this to be exported; None if the entry has no such option."""
+        return self.options.condition(self.source)
 
     @property
     def kind(self) -> str:

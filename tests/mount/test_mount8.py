@@ -170,6 +170,37 @@ def test_the_lines_of_fstab_in_the_document(machine: Machine) -> None:
             machine.do("umount", path)
 
 
+def test_links_are_not_followed_if_the_administrator_says_so(machine: Machine) -> None:
+    machine.well("ln", "-s", "one", "/srv/real/link")
+    try:
+        with machine.mounted(*MOUNT, "/srv/real", VIEW, "-o", "nosymfollow,lazytime,strictatime,iversion,silent"):
+            assert "nosymfollow" in machine.words()
+            assert machine.well("readlink", f"{VIEW}/link") == "one\n"
+            assert machine.refused("cat", f"{VIEW}/link").endswith("Too many levels of symbolic links")
+    finally:
+        machine.well("rm", "/srv/real/link")
+
+
+def test_a_mount_waits_for_its_disk(machine: Machine) -> None:
+    """`mp`: the directory below a disk that is not mounted is never shown."""
+    machine.well("mkdir", "/srv/disk")
+    try:
+        for words in ("mp", "mountpoint=/srv/disk"):
+            said = machine.refused(*MOUNT, "/srv/disk", VIEW, "-o", words)
+            assert said == (
+                "cloakfs: /srv/disk: nothing is mounted there, and the mount is to wait for that (mp); mount it first"
+            )
+        machine.well("mount", "-t", "tmpfs", "tmpfs", "/srv/disk")
+        with machine.mounted(*MOUNT, "/srv/disk", VIEW, "-o", "mp"):
+            assert machine.well("findmnt", "-no", "FSTYPE", VIEW) == "fuse.cloakfs\n"
+    finally:
+        machine.do("umount", "/srv/disk")
+        machine.well("rmdir", "/srv/disk")
+
+
+NO_ATIME = "cloakfs: warning: noatime has no effect here: reading changes the real tree's times as its own mount says\n"
+
+
 def check_remount(machine: Machine, *more: str) -> None:
     """Make the mount read-only and writable again, in the way that these words say."""
 
@@ -186,7 +217,8 @@ def check_remount(machine: Machine, *more: str) -> None:
 
 
 def test_a_remount_makes_it_read_only_and_writable(machine: Machine) -> None:
-    with machine.mounted(*MOUNT, "/srv/real", VIEW, "-o", "noexec,noatime,sync,fsname=lab,no_root_squash"):
+    words = "noexec,noatime,sync,fsname=lab,no_root_squash"
+    with machine.mounted(*MOUNT, "/srv/real", VIEW, "-o", words, says=NO_ATIME):
         check_remount(machine)
         check_remount(machine, "-i")  # by the kernel alone
         assert "sync" in machine.table().split()[-1].split(",")

@@ -38,6 +38,19 @@ def test_set_id_bits_and_devices_take_a_word(text: str, flags: int) -> None:
     assert rest.strip() in ("", "rw")
 
 
+def test_every_flag_of_mount8_is_taken() -> None:
+    """These are the words of mount(8) for any file system, which a line of fstab may have been copied from."""
+    words = (
+        "async,atime,noatime,auto,noauto,defaults,dev,nodev,diratime,nodiratime,dirsync,exec,noexec,group,iversion,"
+        "noiversion,mand,nomand,_netdev,nofail,relatime,norelatime,strictatime,nostrictatime,lazytime,nolazytime,suid,"
+        "nosuid,silent,loud,owner,remount,sync,user,nouser,users,symfollow,nosymfollow,X-mount.mkdir,x-initrd.mount"
+    )
+    for word in words.split(","):
+        assert split_mount_options(word)[1].strip() == "", word
+    assert split_mount_options("nosymfollow")[0].flags == NEITHER | linux.MS_NOSYMFOLLOW
+    assert split_mount_options("nosymfollow,symfollow")[0].flags == NEITHER
+
+
 def test_devices_take_default_permissions() -> None:
     words, _ = split_mount_options("devices")
     assert words.flags == NEITHER
