@@ -47,7 +47,7 @@ class TokenThatOffers(Token):
 
 def test_the_patches_are_for_the_version_that_is_installed() -> None:
     top = Path(__file__).parents[2]
-    (version,) = re.findall(r"^sdist=.*/pyfuse3-(.*)\.tar\.gz$", (top / "scripts/setup").read_text(), re.MULTILINE)
+    (version,) = re.findall(r"pyfuse3==(\S+)", (top / "contrib/pyfuse3/README.md").read_text())
     assert f"pyfuse3=={version}" in (top / "constraints.txt").read_text().splitlines()
 
 
