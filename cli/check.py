@@ -55,7 +55,7 @@ def check(paths: tuple[str, ...], *, text_only: bool, as_json: bool) -> None:
             found, of_file = _check_file(file, text_only=text_only)
             entries += found
             findings += of_file
-    findings += [_finding(remark.location, "error", remark.message) for remark in repeats(entries)]
+    findings += [_finding(error.location, "error", error.message) for error in repeats(entries)]
     findings += [_finding(remark.location, "warning", remark.message) for remark in conflicts(entries)]
     if as_json:
         echo_json([asdict(finding) for finding in findings])

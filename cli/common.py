@@ -1,6 +1,7 @@
 """Functions that the commands share."""
 
 import os
+import shlex
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
@@ -55,6 +56,13 @@ def printable(text: str) -> str:
         else:
             parts += [f"\\{byte:03o}" for byte in char.encode("utf-8", "surrogateescape")]
     return "".join(parts)
+
+
+def shell_word(text: str) -> str:
+    """Return text as a word that can be pasted into a shell (bash, zsh), whatever bytes a name has."""
+    if text.isprintable():
+        return shlex.quote(text)
+    return "$'" + printable(text.replace("\\", "\\\\").replace("'", "\\'")) + "'"
 
 
 def console(*, stderr: bool = False) -> "Console":

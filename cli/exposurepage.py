@@ -1,11 +1,10 @@
 """The page of `cloakfs exposure --html`: one file, with everything in it, that needs neither a network nor scripts."""
 
 import os
-import shlex
 from html import escape
 from typing import Any
 
-from .common import printable
+from .common import printable, shell_word
 
 _MOST_COLUMNS = 30
 
@@ -170,16 +169,19 @@ def _cells(key: str, of: dict[str, Any], rows: list[dict[str, Any]]) -> list[str
             example = row["worst"].get(name)
             if example is not None:
                 tally = row["areas"].get(name, {})
-                found.append(_why(f"{key}-{number}-{column}", of["tree"]["source"], row, name, tally, example))
+                found.append(_why(f"{key}-{number}-{column}", of, row, name, tally, example))
     return found
 
 
 def _why(
-    target: str, source: str, row: dict[str, Any], area: str, tally: dict[str, int], example: dict[str, Any]
+    target: str, of: dict[str, Any], row: dict[str, Any], area: str, tally: dict[str, int], example: dict[str, Any]
 ) -> str:
     who = example["as"]
     ids = f"{who['uid']}:{who['gid']}" + (":" + ",".join(map(str, who["groups"])) if who["groups"] else "")
-    path = os.path.join(source, example["path"].lstrip("/"))
+    path = os.path.join(of["explain"]["below"], example["path"].lstrip("/"))
+    # Below the mount point of a fixed view, the path says as whom.
+    caller = [] if of["view"] and not of["explain"]["options"] else ["--as-server", ids]
+    command = ["cloakfs", "explain", path, *caller, *of["explain"]["options"]]
     steps = "".join(
         f"<tr><td><code>{_text(step['path'])}</code><td><code>{_text(step['mode'])}{'+' if step['acl'] else ''}</code>"
         f"<td>{step['uid']}<td>{step['gid']}<td><code>{step['permissions']}</code><td>{_text(step['why'])}</tr>"
@@ -192,5 +194,5 @@ def _why(
         f"{_text(ids)}."
         "<table><thead><tr><th>path<th>mode<th>owner<th>group<th>permissions<th>why</tr></thead>"
         f"<tbody>{steps}</tbody></table>"
-        f"<code>cloakfs explain {_text(shlex.quote(path))} --as-server {_text(ids)}</code></div>"
+        f"<code>{_text(' '.join(map(shell_word, command)))}</code></div>"
     )

@@ -38,7 +38,10 @@ def tree_options(command: _F) -> _F:
         ),
         click.option("--client", metavar="CLIENT", help="With --exports: the entry for this client."),
         click.option(
-            "--exports", metavar="FILE", shell_complete=a_file, help="Take the options from this exports.d file."
+            "--exports",
+            metavar="FILE",
+            shell_complete=a_file,
+            help="Take the options from this exports.d file, or a folder of them.",
         ),
         click.option("-o", "words", multiple=True, metavar="OPTIONS", help="Options, as for `cloakfs mount`."),
     ):

@@ -39,7 +39,7 @@ from .remount import remount
     "--exports",
     metavar="FILE",
     shell_complete=a_file,
-    help="Take the options from the entry for SOURCE in this exports.d file.",
+    help="Take the options from the entry for SOURCE in this exports.d file, or in a folder of them.",
 )
 @click.option("--client", metavar="CLIENT", help="With --exports: the entry for this client, if there are several.")
 @click.option("--view", "views", multiple=True, metavar="VIEW", help="A fixed view: USER, UID:GID[:GID,…] or LOW-HIGH.")

@@ -6,6 +6,7 @@ import os
 import stat
 
 from .errors import ExportsError, ExportsWarning
+from .lint import repeats
 from .options import Export
 from .parse import parse, parse_all
 
@@ -24,28 +25,35 @@ def read_all(file: str) -> tuple[list[Export], list[ExportsWarning], list[Export
     return parse_all(_text(file), file)
 
 
-def read(file: str) -> tuple[list[Export], list[ExportsWarning]]:
-    """Return the entries of an exports.d file, none of which may be wrong, and the warnings about it.
+def read(path: str) -> tuple[list[Export], list[ExportsWarning]]:
+    """Return the entries of an exports.d file, or of a folder, none of which may be wrong, and the warnings about them.
 
     Raises:
-        ExportsError: the first error in the file.
-        OSError: the file cannot be read.
+        ExportsError: the first error in a file.
+        OSError: a file cannot be read.
     """
-    return parse(_text(file), file)
+    entries: list[Export] = []
+    warnings: list[ExportsWarning] = []
+    for file in files_of(path):
+        found, said = parse(_text(file), file)
+        entries += found
+        warnings += said
+    for error in repeats(entries):
+        raise error
+    return entries, warnings
 
 
-def policy_dir(file: str) -> str:
-    """Return the directory of an exports.d file, to which a relative `policy=` file in it is relative."""
-    return os.path.dirname(os.path.abspath(file))
+def policy_dir(path: str) -> str:
+    """Return the directory that a relative `policy=` refers to: that of the exports.d file, or the folder itself."""
+    absolute = os.path.abspath(path)
+    return absolute if os.path.isdir(absolute) else os.path.dirname(absolute)
 
 
 def _text(file: str) -> str:
     # Anything but a regular file is refused: reading a FIFO without a writer would never end.
     fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "Not a regular file", file)
     with open(fd, encoding="utf-8", errors="surrogateescape") as text:
-        mode = os.fstat(fd).st_mode
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), file)
-        if not stat.S_ISREG(mode):
-            raise OSError(errno.EINVAL, "Not a regular file", file)
         return text.read()

@@ -173,16 +173,21 @@ def beside_root(other: str) -> str:
     )
 
 
-def repeats(entries: Iterable[Export]) -> list[Remark]:
+def repeats(entries: Iterable[Export]) -> list[ExportsError]:
     """Return an error for each entry that repeats path and client of another file."""
     found = []
     first: dict[tuple[str, str], Export] = {}
     for entry in entries:
         other = first.setdefault(key_of(entry), entry)
         if other.location.file != entry.location.file:
-            text = f"{shown(entry.path)} is exported to {entry.client} already, at {other.location}"
-            found.append(Remark(entry.location, f"{text}; expected each client once for a path"))
+            found.append(exported_already(entry, other.location))
     return found
+
+
+def exported_already(entry: Export, at: Location) -> ExportsError:
+    """Return the error for an entry that repeats the one at a place."""
+    problem = f"{shown(entry.path)} is exported to {entry.client} already, at {at}"
+    return ExportsError(entry.location, problem, "each client once for a path")
 
 
 def key_of(entry: Export) -> tuple[str, str]:

@@ -12,7 +12,7 @@ import re
 from .clients import EXPECTED_CLIENT, is_client
 from .draft import Draft
 from .errors import ExportsError, ExportsWarning, Location, shown
-from .lint import key_of, refuse_contradictions, warnings_about
+from .lint import exported_already, key_of, refuse_contradictions, warnings_about
 from .optionlist import OptionList
 from .options import Export, Options
 from .scanner import BLANK, Scanner
@@ -81,8 +81,7 @@ def _check_repeats(entry: list[Export], seen: dict[tuple[str, str], Location]) -
         key = key_of(export)
         before = seen.get(key) or added.get(key)
         if before:
-            problem = f"{shown(export.path)} is exported to {export.client} already, at {before}"
-            raise ExportsError(export.location, problem, "each client once for a path")
+            raise exported_already(export, before)
         added[key] = export.location
     seen |= added
 

@@ -56,12 +56,13 @@ def of_mount(mount: Mounted) -> Entries:
     """
     found = Entries()
     with Daemon(mount) as daemon:
-        _add(found, Export(mount.source, mount.target, daemon.options, Location(mount.target, 1, 1)), None)
+        export = Export(mount.source, mount.target, daemon.options, Location(mount.target, 1, 1))
+        _add(found, export, None, mount.target)
     return found
 
 
-def _add(found: Entries, export: Export, server: ServerKind | None) -> None:
-    """Add the entries of one export, or of a mount if no server is given."""
+def _add(found: Entries, export: Export, server: ServerKind | None, mounted_at: str = "") -> None:
+    """Add the entries of one export, as `server` serves it, or of a mount."""
     options = export.options
     by_knfsd = server == "knfsd"
     name = f"{export.path} for {export.client}"
@@ -75,6 +76,11 @@ def _add(found: Entries, export: Export, server: ServerKind | None) -> None:
         return
     policy = Policy(options)
 
+    words = () if mounted_at else ("--exports", export.location.file, "--client", export.client)
+
+    def top(label: str) -> str:
+        return os.path.join(mounted_at, label) if has_top else mounted_at
+
     def entry(label: str, view: View) -> Entry:
         who = view.fixed
         claimed = (
@@ -84,7 +90,7 @@ def _add(found: Entries, export: Export, server: ServerKind | None) -> None:
         )
         return Entry(
             export.path, export.client, label, str(export.location), source, view, claimed, options.read_only,
-            frozenset(options.view_access), server == "ganesha",
+            frozenset(options.view_access), server == "ganesha", top(label), words,
         )  # fmt: skip
 
     views = options.views
@@ -93,6 +99,7 @@ def _add(found: Entries, export: Export, server: ServerKind | None) -> None:
             found.refused.append((name, "nfs-ganesha cannot give every caller a view of its own"))
             return
         views = (Ids(options.anonuid, options.anongid),)  # as `nfs.plan` reads it
+    has_top = len(options.views) > 1 or any(isinstance(item, Range) for item in options.views)
     if not views:
         found.entries.append(entry("", View(policy)))
     for item in views:

@@ -22,6 +22,8 @@ class Entry:
         read_only: whether nothing can be changed.
         entrants: client uids that may enter a fixed view besides root and its own identity.
         for_all: whether everybody may enter a fixed view, as with nfs-ganesha.
+        top: the path below which `cloakfs explain` finds the tree; "" for `source`.
+        explain_words: the options with which `explain` finds this entry.
     """
 
     path: str
@@ -34,6 +36,8 @@ class Entry:
     read_only: bool
     entrants: frozenset[ClientId] = frozenset()
     for_all: bool = False
+    top: str = ""
+    explain_words: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

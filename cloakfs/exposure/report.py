@@ -37,6 +37,7 @@ def report(assessment: Assessment, accounts: Accounts, most: int | None = None) 
         "view": entry.label or None,
         "place": entry.place,
         "read_only": entry.read_only,
+        "explain": {"below": entry.top or survey.source, "options": list(entry.explain_words)},
         "tree": {
             "source": survey.source,
             "names": survey.names,

@@ -1144,3 +1144,28 @@ def test_umount_waits_while_the_mount_is_busy_for_a_moment(base: str, mount: Mak
             os.close(held)
         assert process.wait(30) == 0
     assert not is_mounted(m.path)
+
+
+def test_exports_may_be_a_folder(base: str, tree: str, mount: MakeMount) -> None:
+    """With one entry of a tree in each of two files, the client chooses."""
+    folder = os.path.join(base, "exports.d")
+    os.mkdir(folder)
+    put(os.path.join(tree, "file"), 3001, 3001, 0o600)
+    for client, mask in (("lab", "+000"), ("office", "-000")):
+        Path(folder, f"{client}.exports").write_text(f"{tree} {client}(rw,cloak_list = uid {mask} 0 -1)\n")
+    path = os.path.join(tree, "file")
+    asked = ("explain", path, "--as-server", "3002:3002", "--exports", folder, "--client")
+    assert run(*asked, "lab", check=False).returncode == 3
+    assert run(*asked, "office").returncode == 0
+    assert "choose one with --client (lab, office)" in run(*asked[:-1], check=False).stderr
+    assert run("table", tree, "--exports", folder, "--client", "lab").returncode == 0
+    m = mount("--exports", folder, "--client", "lab")
+    assert os.listdir(m.path) == []
+    Path(folder, "third.exports").write_text(f"{tree}/ LAB(rw)\n")
+    said = run(*asked, "lab", check=False)
+    assert said.returncode == 2
+    assert f"third.exports:1:{len(tree) + 3}: " in said.stderr
+    assert "exported to LAB already, at" in said.stderr
+    said = run("check", folder, check=False)
+    assert said.returncode == 1
+    assert f"third.exports:1:{len(tree) + 3}: error: '{tree}/' is exported to LAB already, at " in said.stdout

@@ -1,17 +1,21 @@
 """What docs/commands.md says that programs cannot do on a mount, and what it says that `noxattr` saves."""
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
+import re
+import socket
 import sqlite3
+import struct
 import subprocess
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.agents import User, read
-from tests.mount.conftest import Mount
+from tests.mount.conftest import Mount, run, told
 from tests.mount.test_caching import requests
 from tests.mount.test_cli import put
 
@@ -19,6 +23,25 @@ MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]
 
 ROOT = ("-o", "no_root_squash")
+
+libc = ctypes.CDLL(None, use_errno=True)
+AT_FDCWD, RENAME_WHITEOUT, FAN_REPORT_FID, FAN_MARK_ADD, FAN_MARK_FILESYSTEM = -100, 4, 0x200, 1, 0x100
+IN_MOVED_FROM, IN_MOVED_TO, IN_CREATE, IN_DELETE = 0x40, 0x80, 0x100, 0x200
+
+
+def errno_of(result: int) -> int:
+    """The error of a call of the C library, 0 if there was none."""
+    return ctypes.get_errno() if result < 0 else 0
+
+
+def names_of(events: bytes) -> list[str]:
+    """The names in what inotify(7) reported."""
+    names = []
+    while events:
+        length = struct.unpack_from("iIII", events)[3]
+        names.append(os.fsdecode(events[16 : 16 + length].rstrip(b"\0")))
+        events = events[16 + length :]
+    return names
 
 
 def both_get(lock: Callable[[int, int], object], first: str, second: str) -> bool:
@@ -132,3 +155,93 @@ def test_what_noxattr_saves(mount: MakeMount, tree: str, *, noxattr: bool) -> No
     assert asked(write) == (0 if noxattr else 10)
     # coreutils 9.1 asks for the ACL of each file, and for one label.
     assert asked(list_all) in (range(1) if noxattr else range(20, 30))
+
+
+def test_inotify_reports_what_is_done_through_the_mount(mount: MakeMount) -> None:
+    m = mount(*ROOT)
+    queue = libc.inotify_init1(os.O_NONBLOCK)
+    try:
+        assert libc.inotify_add_watch(queue, os.fsencode(m.path), IN_CREATE) > 0
+        put(m.real("behind"), 0, 0)
+        told()
+        assert os.listdir(m.path) == ["behind"]
+        put(m.at("through"), 0, 0)
+        assert names_of(os.read(queue, 4096)) == ["through"]
+    finally:
+        os.close(queue)
+
+
+def test_what_watches_the_real_tree_meets_another_name(mount: MakeMount, user: MakeUser) -> None:
+    m = mount("-o", "cloak_list=uid +077 0 -1")
+    os.chmod(m.source, 0o1777)
+    put(m.real("file"), 3001, 3001)
+    queue = libc.inotify_init1(os.O_NONBLOCK)
+    try:
+        assert libc.inotify_add_watch(queue, os.fsencode(m.source), IN_MOVED_FROM | IN_MOVED_TO | IN_DELETE) > 0
+        user(3001).do(os.unlink, m.at("file"))
+        old, new, removed = names_of(os.read(queue, 4096))
+        assert old == "file"
+        assert new == removed
+        assert re.fullmatch(r"\.cloakfs-[0-9a-f]{32}", new)
+    finally:
+        os.close(queue)
+
+
+def test_sockets_and_fifos_connect_within_one_mount(mount: MakeMount) -> None:
+    m = mount(*ROOT)
+    with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as client:
+        server.bind(m.real("socket"))
+        server.listen()
+        told()
+        with pytest.raises(ConnectionRefusedError):
+            client.connect(m.at("socket"))
+    with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as client:
+        server.bind(m.at("own"))
+        server.listen()
+        client.connect(m.at("own"))
+    os.mkfifo(m.at("fifo"))
+    reader = os.open(m.real("fifo"), os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with pytest.raises(OSError, match="No such device or address"):  # ENXIO: nobody reads
+            os.open(m.at("fifo"), os.O_WRONLY | os.O_NONBLOCK)
+    finally:
+        os.close(reader)
+
+
+def test_what_the_kernel_refuses(mount: MakeMount) -> None:
+    m = mount(*ROOT)
+    put(m.at("a"), 0, 0)
+    one, other = os.fsencode(m.at("a")), os.fsencode(m.at("b"))
+    assert errno_of(libc.renameat2(AT_FDCWD, one, AT_FDCWD, other, RENAME_WHITEOUT)) == errno.EINVAL
+    group = libc.fanotify_init(FAN_REPORT_FID, 0)
+    assert group >= 0
+    try:
+        how, what = FAN_MARK_ADD | FAN_MARK_FILESYSTEM, ctypes.c_uint64(IN_CREATE)
+        assert errno_of(libc.fanotify_mark(group, how, what, AT_FDCWD, os.fsencode(m.path))) == errno.ENODEV
+    finally:
+        os.close(group)
+    with open(m.at("swap"), "wb") as file:
+        file.write(bytes(1 << 20))
+    os.chmod(m.at("swap"), 0o600)
+    subprocess.run(["mkswap", "-q", m.at("swap")], check=True)
+    done = subprocess.run(["swapon", m.at("swap")], capture_output=True, text=True, check=False)
+    assert "swapon failed: Invalid argument" in done.stderr
+
+
+def test_a_mount_looks_like_one_file_system(mount: MakeMount) -> None:
+    m = mount(*ROOT)
+    with attached("tmpfs", m.real("disk"), "size=1m"):
+        put(m.real("disk/file"), 0, 0)
+        told()
+        assert os.stat(m.real("disk")).st_dev != os.stat(m.source).st_dev
+        assert os.stat(m.at("disk/file")).st_dev == os.stat(m.path).st_dev
+        assert os.statvfs(m.at("disk")).f_blocks == os.statvfs(m.path).f_blocks != os.statvfs(m.real("disk")).f_blocks
+        run("umount", m.path)  # it pins what is mounted in its tree
+
+
+def test_a_directory_has_one_link_where_something_may_be_hidden(mount: MakeMount) -> None:
+    hiding, plain = mount("-o", "cloak_list=uid +077 4000"), mount(*ROOT)
+    os.makedirs(hiding.real("one/two"))
+    told()
+    assert os.stat(hiding.at("one")).st_nlink == 1
+    assert os.stat(plain.at("one")).st_nlink == os.stat(plain.real("one")).st_nlink

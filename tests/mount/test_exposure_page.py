@@ -2,15 +2,19 @@
 
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from tests.mount.conftest import run
+from tests.mount.conftest import COMMAND, Mount, run
 from tests.mount.test_exposure import exports, put
 
 BROWSERS = ("chromium", "chromium-headless-shell", "google-chrome", "chrome")
@@ -125,3 +129,36 @@ def test_a_browser_shows_the_picture_and_where_a_cell_leads(browser: str, page: 
     assert coloured(f"file://{page}", highlighted) < 500
     target = next(link for link in Page(Path(page).read_text()).links if link.startswith("#e0-0-"))
     assert coloured(f"file://{page}{target}", highlighted) > 2000  # why it can be
+
+
+def commands(page: str) -> list[str]:
+    found = re.findall(r"<code>(cloakfs explain .*?)</code>", Path(page).read_text(encoding="utf-8"))
+    assert found
+    return [unescape(command) for command in found]
+
+
+def check_commands(page: str) -> None:
+    """Every command that the page prints runs in a shell as it stands, and finds what the page speaks of."""
+    for command in commands(page):
+        words = shlex.join(COMMAND)
+        done = subprocess.run(
+            ["bash", "-c", command.replace("cloakfs", words, 1)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+
+
+def test_the_commands_on_a_page_run(page: str) -> None:
+    """The tree has two entries, and the name of a file needs quoting."""
+    assert any("--client office" in command for command in commands(page))
+    assert any(r"$'" in command for command in commands(page))
+    check_commands(page)
+
+
+@pytest.mark.parametrize("views", ["", ",views = 20001:20001", ",views = 20001:20001 0:3042"])
+def test_so_do_those_on_a_page_about_a_mount(
+    base: str, tree: str, page: str, mount: Callable[..., Mount], views: str
+) -> None:
+    m = mount("-o", f"rw{views}")
+    run("exposure", m.path, "--html", page)
+    assert os.path.isfile(os.path.join(tree, "home", "file"))
+    check_commands(page)
