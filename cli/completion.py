@@ -6,8 +6,7 @@ The type `click.Path` would do so, too, but it calls stat(2), for which a mount 
 import click
 from click.shell_completion import CompletionItem
 
-from cloakfs.linux import mountinfo
-from cloakfs.unmount import KINDS
+from cloakfs.mounted import places
 
 
 def a_file(_context: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -22,5 +21,5 @@ def a_directory(_context: click.Context, _param: click.Parameter, incomplete: st
 
 def a_mount_point(_context: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the mount point of a cloakfs mount."""
-    places = {place.path for place in mountinfo.by_id().values() if place.kind in KINDS}
-    return [CompletionItem(path) for path in sorted(places) if path.startswith(incomplete)]
+    paths = {place.path for place in places()}
+    return [CompletionItem(path) for path in sorted(paths) if path.startswith(incomplete)]

@@ -251,6 +251,19 @@ def mounted() -> dict[str, Mounted]:
     return found
 
 
+def places() -> list[mountinfo.Place]:
+    """Return the cloakfs mounts of this machine that root has made, in the order of mounting, whoever serves them.
+
+    The bind mounts below the state of a service, which are what nfs-ganesha exports, are not among them: they come and
+    go with the mounts that they show.
+    """
+    return [
+        place
+        for place in mountinfo.by_id().values()
+        if place.kind in KINDS and place.mounter == 0 and not place.path.startswith(f"{STATE_DIR}/")
+    ]
+
+
 def dead() -> list[mountinfo.Place]:
     """Return the cloakfs mounts that no daemon of this machine serves, in the order of mounting.
 
@@ -259,7 +272,7 @@ def dead() -> list[mountinfo.Place]:
     Raises:
         OSError: there is no free descriptor, or not enough memory, to find out.
     """
-    there = [place for place in mountinfo.by_id().values() if place.kind in KINDS and place.mounter == 0]
+    there = places()
     served = {mount.device for mount in all_mounted()}
     return [place for place in there if place.device not in served]
 

@@ -23,6 +23,7 @@ from pathlib import Path
 import pytest
 
 from cloakfs import linux
+from cloakfs.linux import mountinfo
 from cloakfs.mounted import RUN_DIR, STATE_DIR, mount_key, mounted
 from cloakfs.nfs.plan import mount_name
 from tests.mount.conftest import COMMAND, is_mounted, told
@@ -445,6 +446,33 @@ def test_clients_go_on(tree: Site, version: int) -> None:
         time.sleep(0.2)
     status = tree.status()
     assert status["complaint"] is None
+
+
+def test_what_ganesha_exports_is_no_mount_to_anybody_else(tree: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a shell nor `status` names the bind mounts in its state, also not when a daemon has just died."""
+    room = f"{STATE_DIR}/export-{NAME}/exports/"
+    assert any(path.startswith(room) for path in mountinfo.by_path())
+    monkeypatch.setenv("COMP_CWORD", "2")
+    monkeypatch.setenv("COMP_WORDS", "cloakfs umount /")
+    monkeypatch.setenv("_CLOAKFS_COMPLETE", "bash_complete")
+    completed = run().stdout
+    monkeypatch.delenv("_CLOAKFS_COMPLETE")
+    assert tree.mount(EZK) in completed
+    assert room not in completed
+    guard = os.pidfd_open(int(str(tree.status()["pid"])))
+    signal.pidfd_send_signal(guard, signal.SIGSTOP)
+    try:
+        tree.kill_daemon(EZK)
+        said = run("status").stdout
+    finally:
+        signal.pidfd_send_signal(guard, signal.SIGCONT)
+        os.close(guard)
+    assert f"{tree.mount(EZK)}: " in said
+    assert room not in said
+    deadline = time.monotonic() + PATIENCE
+    while tree.status()["mounts"][0]["complaint"]:  # type: ignore[index]
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def kill_guard(tree: Site) -> None:
