@@ -475,6 +475,18 @@ def test_what_ganesha_exports_is_no_mount_to_anybody_else(tree: Site, monkeypatc
         time.sleep(0.1)
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_program_that_may_only_be_executed_cannot_be_read(tree: Site, version: int) -> None:
+    """So clients cannot execute it: Ganesha does not let them read, as RFC 1813, section 4.4, allows it."""
+    for name, mode in (("program", 0o111), ("readable", 0o555)):
+        Path(tree.real(name)).write_text("#!/bin/sh\n")
+        os.chmod(tree.real(name), mode)
+    told()
+    with tree.client(EZK, version) as client:
+        assert client.read("/readable") == b"#!/bin/sh\n"
+        assert error(client.read, "/program") in REFUSED
+
+
 def kill_guard(tree: Site) -> None:
     process = os.pidfd_open(int(str(tree.status()["pid"])))
     signal.pidfd_send_signal(process, signal.SIGKILL)
