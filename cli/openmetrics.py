@@ -146,6 +146,9 @@ def _answers(figures: Mapping[str, Mapping[str, Any]]) -> Iterable[Metric]:
     hidden = CounterMetricFamily(
         "cloakfs_hidden", "Answers in which something was hidden from the caller.", labels=[*_VIEW, "by"]
     )
+    refused = CounterMetricFamily(
+        "cloakfs_refused", "Requests of callers that wanted more than their share.", labels=[*_VIEW, "share"]
+    )
     for label, told in figures.items():
         view = told["view"]
         for operation, code, count in sorted(told["errors"]):
@@ -155,7 +158,9 @@ def _answers(figures: Mapping[str, Mapping[str, Any]]) -> Iterable[Metric]:
                 answers.add_metric([label, view, what, remembered], count)
         for by, count in told["hidden"].items():
             hidden.add_metric([label, view, by], count)
-    yield from (errors, answers, hidden)
+        for what, count in told.get("refused", {}).items():  # an earlier version has none
+            refused.add_metric([label, view, what], count)
+    yield from (errors, answers, hidden, refused)
 
 
 def _plain(figures: Mapping[str, Mapping[str, Any]]) -> Iterable[Metric]:

@@ -173,6 +173,10 @@ def _lines(mount: Mounted, words: str, *, in_full: bool) -> list[tuple[str, str]
         lines.append(("not reloaded", mount.failure))
     busiest = sorted(mount.requests.items(), key=lambda item: -item[1])[:6]
     lines.append(("requests", ", ".join(f"{name} {count:,}" for name, count in busiest) or "none"))
+    refused = [f"{what} {count:,}" for what, count in mount.refused.items() if count]
+    if refused:
+        lines.append(("refused", f"{', '.join(refused)}, to callers that had their share (the log names them)"))
+    lines += [("lacking", problem) for problem in mount.lacking]
     reading = mount.prefetch
     if reading:
         lines.append(("reads", f"{reading['hits']:,} in memory, {reading['misses']:,} had to wait"))

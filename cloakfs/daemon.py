@@ -25,7 +25,7 @@ from .config.options import Options
 from .config.render import format_options
 from .control import Control, socket_of
 from .filesystem import Filesystem, pyfuse3memory, remember
-from .filesystem.figures import figures
+from .filesystem.figures import figures, refused
 from .groups import group_source
 from .kernelcheck import who_checks
 from .linux import fuseconnection, mountinfo
@@ -61,8 +61,8 @@ _IDLE_SECONDS = 5.0
 # A daemon of a local mount that is killed loses the nodeids of this many seconds.
 _COMMIT_SECONDS = 1.0
 
-# Clients cannot have this many descriptors, because requests need some for a moment.
-_SPARE_DESCRIPTORS = 256
+# Clients cannot have this many descriptors, because each request that waits needs some.
+_SPARE_DESCRIPTORS = 2 * loop.MOST_PENDING
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +223,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         with contextlib.suppress(OSError):
             abort = fuseconnection.open_abort(attached.device)
             stack.callback(os.close, abort)
+        published.lacking(_lacking(attached.device))
         # With these privileges of root, every caller could exceed quotas, use reserved blocks, access `trusted.` names
         # and give programs capabilities. (setfsuid(2) takes away others, but not these.)
         given_up = 1 << linux.CAP_SYS_ADMIN | 1 << linux.CAP_SYS_RESOURCE | 1 << linux.CAP_SETFCAP
@@ -371,6 +372,21 @@ def _late_answers_untold(session: int) -> Iterator[None]:
         pyfuse3_log.removeFilter(is_worth_telling)
 
 
+def _lacking(device: str) -> list[str]:
+    """Let the kernel send as many requests as the daemon can share out among callers; return what cannot be done."""
+    try:
+        fuseconnection.limit_background(device, loop.MOST_BACKGROUND, loop.MOST_BACKGROUND * 3 // 4)
+    except OSError as exc:
+        problem = (
+            f"the kernel sends only 12 requests at a time for which no process waits ({exc.strerror}): one user's "
+            "reads of a file system that hangs can stop everybody's reads; write "
+            f"{loop.MOST_BACKGROUND} to /sys/fs/fuse/connections/{device.partition(':')[2]}/max_background"
+        )
+        log.warning("%s", problem)
+        return [problem]
+    return []
+
+
 def _refuse_to_serve_itself(settings: Settings) -> None:
     """Refuse a mount that also appears inside the source, as it may where the tree is a shared bind mount.
 
@@ -511,7 +527,7 @@ class _Daemon:
         while True:
             await trio.sleep(_IDLE_SECONDS)
             before, answered = answered, sum(requests.counts().values())
-            if before == answered and not requests.waiting:
+            if before == answered and not requests.waiting.total + requests.writes.total:
                 garbage.collect_now_and_then()
             nodes = self._filesystem.nodes
             for _ in nodes.descriptors.close_idle():
@@ -523,7 +539,9 @@ class _Daemon:
             nodes.sweeper.swept(await trio.to_thread.run_sync(look, abandon_on_cancel=True))
             linux.act_as_daemon()
             self._index.tidy()
-            self._published.work(self._filesystem.requests.counts(), self._filesystem.reader.state())
+            self._published.work(
+                self._filesystem.requests.counts(), self._filesystem.reader.state(), refused(self._filesystem)
+            )
             self._publish_rules()
             try:
                 await trio.to_thread.run_sync(self._checkpoint)

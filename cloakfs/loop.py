@@ -27,11 +27,26 @@ from trio.lowlevel import Abort, Task
 IDLE_WORKERS = 8
 """The number of workers kept after a burst of answers that had to wait; each has a buffer."""
 
-MOST_WORKERS = 2000
-"""While this many answers wait (for threads, directory services), no more requests are read."""
+MOST_PENDING = 2000
+"""How many requests, other than WRITE, may wait (for threads, directory services) at a time; callers have shares."""
 
-SHARE = MOST_WORKERS // 4
+SHARE = MOST_PENDING // 4
 """How many requests of one caller may wait at a time, so that no caller can occupy all workers, or all threads."""
+
+MOST_BACKGROUND = 2000
+"""How many requests the kernel sends that no process waits for: reading ahead, and writing what was mapped.
+
+The kernel does not ask whose they are. So it may send more of them than one caller's share of waiting requests is.
+"""
+
+MOST_WRITES = 2 * MOST_BACKGROUND
+"""How many WRITE may wait at a time. Half of them is a caller's share: as many as the kernel sends by itself.
+
+What was written to a mapping is lost if its WRITE is refused.
+"""
+
+MOST_WORKERS = MOST_PENDING + MOST_WRITES + 100
+"""How many answers may wait until no more requests are read, which the limits above prevent."""
 
 # trio notices signals, timers and finished threads only when it gets to run. The loop may keep it from that this long:
 _SECONDS = 0.001
@@ -251,7 +266,7 @@ async def serve(*, stock: bool = False) -> None:
     That loop blocks on requests that are gone (see above); it is available only for comparison.
     """
     # Each answer may take a thread. Other users of threads (unmounting, for example) must not have to wait for those.
-    trio.to_thread.current_default_thread_limiter().total_tokens += MOST_WORKERS
+    trio.to_thread.current_default_thread_limiter().total_tokens += MOST_PENDING
     if stock:
         await pyfuse3.main()
     else:

@@ -56,6 +56,8 @@ class Mounted:
         remembered: what the kernel may remember of it, each as a dict with the fields of `cachereport.Fact`; some
             seconds old, and empty if it was not published.
         access: who checks permissions (`kernelcheck.who_checks`); "" if it was not published.
+        refused: how often callers were refused more than their share, by what they wanted more of; some seconds old.
+        lacking: what this machine does not let the daemon do, one line each.
         since: when it was mounted, in seconds since 1970; 0 if this was not published.
         given: the options after `-o` of the mount, as they were given; empty if they were not published.
         version: the version of the published state; if it is not known, only the fields that are in every version
@@ -75,6 +77,8 @@ class Mounted:
     prefetch: Mapping[str, Any] = field(default_factory=dict)
     remembered: Sequence[Mapping[str, Any]] = ()
     access: str = ""
+    refused: Mapping[str, int] = field(default_factory=dict)
+    lacking: Sequence[str] = ()
     since: float = 0
     given: Sequence[str] = ()
     version: int = 0
@@ -175,10 +179,17 @@ class PublishedState:
         self._now = replace(self._now, asked=self._now.asked + 1, failure=failure)
         self._try_to_write()
 
-    def work(self, requests: Mapping[str, int], prefetch: Mapping[str, Any]) -> None:
-        """Publish how many requests of each kind were answered so far, and the statistics of reading."""
-        if requests != self._now.requests or prefetch != self._now.prefetch:
-            self._now = replace(self._now, requests=dict(requests), prefetch=dict(prefetch))
+    def work(self, requests: Mapping[str, int], prefetch: Mapping[str, Any], refused: Mapping[str, int]) -> None:
+        """Publish how many requests of each kind were answered so far, and the statistics of reading and of shares."""
+        now = replace(self._now, requests=dict(requests), prefetch=dict(prefetch), refused=dict(refused))
+        if now != self._now:
+            self._now = now
+            self._try_to_write()
+
+    def lacking(self, problems: Sequence[str]) -> None:
+        """Publish what this machine does not let the daemon do, one line each."""
+        if problems:
+            self._now = replace(self._now, lacking=problems)
             self._try_to_write()
 
     def rules(self, remembered: Sequence[Mapping[str, Any]], access: str) -> None:

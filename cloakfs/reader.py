@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import partial
 from statistics import fmean
 from typing import Any, TextIO
@@ -19,6 +19,7 @@ import trio
 
 from . import linux
 from .prefetch import HEURISTICS, Ask, Limits, Prefetcher
+from .shares import Shares
 from .tasks import Tasks
 from .tree import calls
 from .tree.filesystems import Filesystem
@@ -34,8 +35,16 @@ the latency, and a thread would cost as much."""
 _MISSES = 64
 _FEWEST = 4
 
-# The maximum number of threads that do nothing but read ahead.
+# The maximum number of threads that do nothing but read ahead from one file system, and how many times something may
+# be waiting for them; each of those has a descriptor.
 _THREADS = 16
+_MOST_ASKED = 64
+
+# The maximum number of threads that write for one caller. What waits for them cannot be refused without loss.
+_WRITERS = 64
+
+MOST_UNWRITTEN = 2 << 30
+"""How many bytes may wait to be written; callers have shares."""
 
 _DEFAULT_CHUNK = 128 << 10
 
@@ -49,6 +58,8 @@ class Storage:
         writes_at_once: whether RWF_NOWAIT works for writing.
         wait: the mean time of the last misses, in seconds; None until there were enough.
         pays: whether it is slow enough for reading ahead.
+        asked: how many times reading ahead has been asked for and is not done.
+        readers: the threads that read ahead.
     """
 
     def __init__(self, filesystem: Filesystem) -> None:
@@ -58,6 +69,8 @@ class Storage:
         self._waits: deque[float] = deque(maxlen=_MISSES)
         self.wait: float | None = None
         self.pays = False
+        self.asked = 0
+        self.readers = trio.CapacityLimiter(_THREADS)
 
     def missed(self, seconds: float) -> None:
         """Note how long it took to read data that was not in memory."""
@@ -98,6 +111,9 @@ class Reader:
         heuristic: a name in `HEURISTICS`, or "off".
         limits: how much may be read ahead.
         record: a file that gets a line for each READ: seconds, file, offset, length.
+
+    Attributes:
+        unwritten: the bytes that wait to be written, by server uid.
     """
 
     def __init__(self, heuristic: str, limits: Limits, record: TextIO | None = None) -> None:
@@ -107,7 +123,8 @@ class Reader:
         self.use(heuristic, limits)
         self._record = record
         self._storages: dict[Filesystem, Storage] = {}
-        self._limiter = trio.CapacityLimiter(_THREADS)
+        self._writers: dict[int, trio.CapacityLimiter] = {}  # by server uid
+        self.unwritten: Shares[int] = Shares(MOST_UNWRITTEN)
         self.tasks: Tasks | None = None
         self.counts: Counter[str] = Counter()
         """The number of reads that found their data in memory (`hits`) or did not (`misses`), and the bytes `asked` for
@@ -169,7 +186,7 @@ class Reader:
         """Write `data` as `who` at `offset`, or at the end of the file, and return how many bytes were written.
 
         Raises:
-            OSError: the error of the real file system.
+            OSError: the error of the real file system; EAGAIN: too much waits already for this caller to be written.
         """
         flags = os.RWF_APPEND if append else 0
         if filesystem.in_memory:
@@ -185,11 +202,24 @@ class Reader:
             return done
         rest = partial(calls.pwrite, who, fd, memoryview(data)[done:], offset + done, flags)
         try:
-            return done + await trio.to_thread.run_sync(rest, abandon_on_cancel=True)
+            return done + await self._write_late(who.uid, len(data) - done, rest)
         except OSError:
             if not done:
                 raise
             return done  # as with write(2), the next write gets the error
+
+    async def _write_late(self, uid: int, size: int, write: Callable[[], int]) -> int:
+        if not self.unwritten.has_share_left(uid):
+            self.unwritten.refused += 1
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        self.unwritten.take(uid, size)
+        writers = self._writers.setdefault(uid, trio.CapacityLimiter(_WRITERS))
+        try:
+            return await trio.to_thread.run_sync(write, limiter=writers, abandon_on_cancel=True)
+        finally:
+            self.unwritten.give_back(uid, size)
+            if uid not in self.unwritten.held:
+                del self._writers[uid]
 
     def state(self) -> dict[str, Any]:
         """Return what `cloakfs status` shows."""
@@ -231,22 +261,26 @@ class Reader:
         if length <= 0:
             return
         ask = prefetcher.read(key, offset, length, end, missed=missed)
-        if ask is None:
+        if ask is None or storage.asked >= _MOST_ASKED:
             return
         try:
             own = calls.dup(fd)  # the client may close its file meanwhile
         except OSError:
             return  # too many descriptors are open
         self.counts["asked"] += ask.end - ask.start
-        self.tasks.once("reading ahead", self._fetch, own, ask, storage.chunk)
+        storage.asked += 1
+        self.tasks.once("reading ahead", self._fetch, own, ask, storage)
 
-    async def _fetch(self, fd: int, ask: Ask, chunk: int) -> None:
+    async def _fetch(self, fd: int, ask: Ask, storage: Storage) -> None:
         # Any read-ahead that is left when the daemon ends is abandoned.
+        advise = partial(_advise, fd, ask, storage.chunk)
         try:
-            await trio.to_thread.run_sync(_advise, fd, ask, chunk, limiter=self._limiter, abandon_on_cancel=True)
+            await trio.to_thread.run_sync(advise, limiter=storage.readers, abandon_on_cancel=True)
         except RuntimeError as exc:  # no more threads can start; read-ahead is optional
             calls.close(fd)
             log.debug("read-ahead: %s", exc)
+        finally:
+            storage.asked -= 1
 
 
 def _pread(fd: int, size: int, offset: int) -> tuple[bytes, float, int]:

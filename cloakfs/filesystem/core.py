@@ -542,6 +542,25 @@ class Core(pyfuse3.Operations):
         self.files.by_fd[fd].unreadable = True
         return FileHandleT(fd)
 
+    def _require_descriptor(self, at: Entered) -> None:
+        """To be called before anything is opened for a client.
+
+        Raises:
+            OSError: EMFILE: the caller has its share of what may be open. What is left is for others.
+        """
+        shares, uid = self.files.shares, at.who.uid
+        if not shares.has_share_left(uid):
+            # The kernel's NFS server makes EIO of EMFILE as well, but warns as of a fault of its own.
+            code = errno.EIO if self.knfsd else errno.EMFILE
+            raise self.requests.refuse(shares, "files and directories open", uid, f"server uid {uid}", code)
+
+    def _close(self, fh: FileHandleT) -> None:
+        """Close what a client had open. Nobody waits for it to be closed where that may take long."""
+        file = self.files.close(fh)
+        if file is not None:
+            assert self.tasks is not None
+            self.tasks.once("closing a file", self.files.close_late, fh, file)
+
     def _is_top(self, inode: InodeT) -> bool:
         """Whether this is the list of views at the root of the mount."""
         return inode == ROOT and self.views.top

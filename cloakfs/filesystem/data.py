@@ -67,8 +67,8 @@ class Data(Core):
     @answers
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
         """Open the real file as the caller: its permissions and ACLs decide, at this moment."""
-        self.files.require_descriptor()
         at = await self._enter(inode, ctx)
+        self._require_descriptor(at)
         # The kernel checks this only for descriptors to write to; for others, when the daemon has emptied the file.
         if flags & (os.O_ACCMODE | os.O_TRUNC) == os.O_RDONLY | os.O_TRUNC and self.files.is_executed(at.obj):
             raise OSError(errno.ETXTBSY, os.strerror(errno.ETXTBSY))
@@ -90,7 +90,7 @@ class Data(Core):
             try:
                 await self._may_have_lost_set_id(fh)
             except BaseException:
-                await self._close(fh)
+                self._close(fh)
                 raise
         return FileInfo(fh=fh, keep_cache=keeps, direct_io=self.ganesha)
 
@@ -218,8 +218,4 @@ class Data(Core):
     @answers
     async def release(self, fh: FileHandleT) -> None:
         """Close the file, since the last of the client's descriptors is gone."""
-        await self._close(fh)
-
-    async def _close(self, fh: FileHandleT) -> None:
-        if not self.files.close(fh):
-            await self.files.close_late(fh)
+        self._close(fh)

@@ -103,9 +103,10 @@ class Directories(Names):
         """Open the real directory as the caller."""
         if self._is_top(inode):
             return _TOP
-        self.files.require_descriptor()
         sought = self.reconnecting.seeks_in(ctx.pid, inode) if self.knfsd else None
         at = await (self._enter(inode, ctx) if sought is None else self._let_kernel_in(inode))
+        if sought is None:
+            self._require_descriptor(at)
         try:
             fd = await self._do(at, self._open_directory)
         except PermissionError:
@@ -440,8 +441,7 @@ class Directories(Names):
         """Close the directory, which nobody reads any more."""
         if fh != _TOP:
             self.half_read.take(self.files.directory(fh))
-            if not self.files.close(fh):
-                await self.files.close_late(fh)
+            self._close(fh)
 
     @answers
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:

@@ -8,16 +8,26 @@ from ..tree.index import Index
 from .core import Core
 
 
+def refused(mount: Core) -> dict[str, int]:
+    """Return how often callers were refused more than their share, by what they wanted more of."""
+    requests = mount.requests
+    return {
+        "requests": requests.waiting.refused + requests.writes.refused + mount.reader.unwritten.refused,
+        "open files": mount.files.shares.refused,
+    }
+
+
 def figures(mount: Core, index: Index) -> dict[str, Any]:
     """Return the figures, ready for JSON. They tell of no single caller, and have no names of files.
 
     Returns:
-        "view" is the kind of the views: "caller" or "fixed". "counters" and "gauges" have plain numbers, and the
-        remaining fields are those of `Counters.plain`.
+        "view" is the kind of the views: "caller" or "fixed". "refused" is what `refused` returns. "counters" and
+        "gauges" have plain numbers, and the remaining fields are those of `Counters.plain`.
     """
     asked, useful, wasted = mount.reader.read_ahead()
     return {
         **mount.requests.counters.plain(),
+        "refused": refused(mount),
         "view": "fixed" if mount.views.fixed else "caller",
         "counters": {
             "cpu_seconds": time.process_time(),
@@ -30,11 +40,11 @@ def figures(mount: Core, index: Index) -> dict[str, Any]:
             "probe_alarms": mount.probing.probes.counts["alarms"],
         },
         "gauges": {
-            "waiting_requests": sum(mount.requests.waiting.values()),
+            "waiting_requests": mount.requests.waiting.total + mount.requests.writes.total,
             "descriptors_cached": len(mount.nodes.descriptors),
             "descriptors_cached_most": mount.nodes.descriptors.max_fds,
-            "descriptors_clients": len(mount.files.by_fd),
-            "descriptors_clients_most": mount.files.most,
+            "descriptors_clients": mount.files.shares.total,
+            "descriptors_clients_most": mount.files.shares.most,
             "known_objects": len(mount.nodes.registry.by_number),
             "index_bytes": index.size(),
         },

@@ -9,8 +9,10 @@ import trio
 from pyfuse3 import FileHandleT, FUSEError
 
 from .. import linux
+from ..shares import Shares
 from ..tree import calls
 from ..tree.door import Subject, credentials
+from ..tree.filesystems import Filesystem
 from ..tree.nodes import Nodes
 from ..tree.objects import Listing, Object
 from .entered import SET_ID, Entered
@@ -22,6 +24,11 @@ MOST_ENTRIES = 20_000
 _MUCH = 1 << 20
 """Closing a file may take long if more bytes than this were written: ext4 sends them to the disk then, if the file was
 emptied before."""
+
+
+# How many files of one file system are closed at a time, where that may take long.
+_CLOSING = 32
+_NO_THREAD_SECONDS = 0.5
 
 
 class OpenFile:
@@ -122,27 +129,17 @@ class OpenFiles:
         most: how many there may be.
 
     Attributes:
-        most: see above.
         by_fd: all of them, by descriptor.
+        shares: how many descriptors each caller has, by its server uid: open ones, and those that are being closed.
         era: is increased whenever it is not known any more which files have set-id bits.
     """
 
     def __init__(self, nodes: Nodes, most: int) -> None:
         self._nodes = nodes
-        self.most = most
         self.by_fd: dict[int, OpenFile] = {}
+        self.shares: Shares[int] = Shares(most)
         self.era = 0
-
-    def require_descriptor(self) -> None:
-        """To be called before anything is opened for a client.
-
-        What is left is for other requests: close(2) may need a descriptor.
-
-        Raises:
-            OSError: EMFILE: clients have too much open.
-        """
-        if len(self.by_fd) >= self.most:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        self._closing: dict[Filesystem, trio.CapacityLimiter] = {}
 
     def opened(
         self,
@@ -165,6 +162,7 @@ class OpenFiles:
         if as_opener and opener is None:
             opener = credentials(at.who.caller)
         file = self.by_fd[fd] = OpenFile(at, opener, flags)
+        self.shares.take(file.uid)
         filesystem = at.obj.filesystem
         # Where a thread was waited for, `at.info` may be from before that. (A remote one would be no newer now.)
         is_current = filesystem.remote or not (filesystem.by_threads or filesystem.slow_until > 0)
@@ -178,6 +176,7 @@ class OpenFiles:
     def opened_directory(self, fd: int, at: Entered) -> OpenDirectory:
         """Keep `fd`, which refers to the directory of `at`, for a client."""
         directory = self.by_fd[fd] = OpenDirectory(at)
+        self.shares.take(directory.uid)
         self._nodes.opened(at.obj, fd)
         return directory
 
@@ -187,8 +186,8 @@ class OpenFiles:
         assert isinstance(directory, OpenDirectory)
         return directory
 
-    def close(self, fh: FileHandleT) -> bool:
-        """Close a client's file; return False if that is left to `close_late`, because it may take long.
+    def close(self, fh: FileHandleT) -> OpenFile | None:
+        """Close a client's file; return it if that is left to `close_late`, because it may take long.
 
         A remote file's server is told.
         """
@@ -197,14 +196,26 @@ class OpenFiles:
         filesystem = file.obj.filesystem
         may_wait = filesystem.by_threads or filesystem.slow_until > 0  # what `waits` looks at, without a call
         if (may_wait and filesystem.waits) or (file.written > _MUCH and not filesystem.in_memory):
-            return False
+            return file
         calls.close(fh)
-        return True
+        self.shares.give_back(file.uid)
+        return None
 
-    @staticmethod
-    async def close_late(fh: FileHandleT) -> None:
-        """Close the descriptor that `close` has left, in a thread."""
-        await trio.to_thread.run_sync(calls.close, fh, abandon_on_cancel=True)
+    async def close_late(self, fh: FileHandleT, file: OpenFile) -> None:
+        """Close the descriptor that `close` has left, in a thread.
+
+        Each file system has only so many threads for this: one that hangs holds up no other. What is yet to be closed
+        counts as the caller's.
+        """
+        limiter = self._closing.setdefault(file.obj.filesystem, trio.CapacityLimiter(_CLOSING))
+        while True:
+            try:
+                await trio.to_thread.run_sync(calls.close, fh, limiter=limiter, abandon_on_cancel=True)
+            except RuntimeError:  # no more threads can start
+                await trio.sleep(_NO_THREAD_SECONDS)
+            else:
+                break
+        self.shares.give_back(file.uid)
 
     def has_open(self, who: Subject, obj: Object) -> bool:
         """Whether `who` opened this file while it was visible. Directories do not count: nothing is read from them."""

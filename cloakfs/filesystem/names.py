@@ -337,8 +337,8 @@ class Names(Core):
 
         A hidden file of that name is not touched: the answer is EEXIST with O_EXCL, else EACCES.
         """
-        self.files.require_descriptor()
         at = await self._enter_to_make(parent_inode, name, mode, ctx)
+        self._require_descriptor(at)
 
         def work(at: Entered) -> tuple[int, linux.Credentials | None, bool, int, bool]:
             fd, maker = self._create(at, name, mode, flags, ctx.umask)

@@ -4,6 +4,7 @@ import errno
 import functools
 import inspect
 import logging
+import os
 import time
 import traceback
 from collections.abc import Callable, Coroutine
@@ -13,7 +14,8 @@ from pyfuse3 import FUSEError
 
 from .. import linux
 from ..counters import SUM, Counters
-from ..loop import SHARE
+from ..loop import MOST_PENDING, MOST_WRITES, SHARE
+from ..shares import Shares
 from ..tree.notes import noting
 from .handles import OpenFiles
 
@@ -26,6 +28,9 @@ _FIRST_KERNEL_ERRNO = 512
 
 # The same failure is logged again only after this many seconds: clients must not be able to fill the log.
 _TELL_AGAIN_SECONDS = 60.0
+# So many lines of the log say who was refused more than its share; clients may have any number of uids.
+_MOST_TOLD = 100
+
 # The message of the RuntimeError that threading.Thread.start raises; the error has no type of its own.
 _NO_THREAD = "can't start new thread"
 
@@ -36,14 +41,17 @@ class Requests:
     Attributes:
         counters: what is counted of the answers.
         waiting: how many are not answered yet, by the caller's client uid, or by `OpenFiles.opener`.
+        writes: the same of WRITE, which are not among the others.
         trace: makes records of them; None while nobody traces, which is all that tracing costs then.
     """
 
     def __init__(self) -> None:
         self.counters = Counters()
-        self.waiting: dict[int, int] = {}
+        self.waiting: Shares[int] = Shares(MOST_PENDING, SHARE)
+        self.writes: Shares[int] = Shares(MOST_WRITES)
         self.trace: Trace | None = None
         self._logged: dict[tuple[str, type[Exception], int], float] = {}  # cause -> when
+        self._told: set[tuple[str, int]] = set()  # which callers of what
 
     def counts(self) -> dict[str, int]:
         """Return how many were answered, by operation."""
@@ -53,6 +61,24 @@ class Requests:
         """Count an answer with this error, and return what pyfuse3 makes one of."""
         self.counters.errors[operation, code] += 1
         return FUSEError(code)
+
+    def refuse(self, shares: Shares[int], what: str, caller: int, who: str, code: int) -> OSError:
+        """Count that a caller wanted more than its share, and return the error; the log says so once of each caller."""
+        shares.refused += 1
+        if (what, caller) not in self._told and len(self._told) < _MOST_TOLD:
+            linux.act_as_daemon()
+            self._told.add((what, caller))
+            log.warning(
+                "%s has %d %s, which is its share of %d: more are refused (%s)",
+                who,
+                shares.held.get(caller, 0),
+                what,
+                shares.most,
+                errno.errorcode[code],
+            )
+            if len(self._told) == _MOST_TOLD:
+                log.warning("callers that want more than their share are not named any more")
+        return OSError(code, os.strerror(code))
 
     def is_news(self, what: str, exc: Exception) -> bool:
         """Whether this failure is to be logged, which it is not if it was logged just now."""
@@ -88,6 +114,7 @@ def answers(
     now = time.perf_counter_ns
     # A request that only gives something back is never refused.
     counted = name not in ("release", "releasedir")
+    is_write = name == "write"
     _, *parameters = inspect.signature(handler).parameters
     has_context = "ctx" in parameters
 
@@ -100,12 +127,17 @@ def answers(
             return await trace.answer(name, dict(zip(parameters, given, strict=True)), guarded(self, *args))
         if counted:
             caller: int = given[-1].uid if has_context else self.files.opener(given[0])
-            waiting = requests.waiting
-            others = waiting.get(caller, 0)
-            if others >= SHARE:
+            waiting = requests.writes if is_write else requests.waiting
+            # `Shares.has_share_left`, `take` and `give_back`, without the calls, for which each request would pay.
+            held = waiting.held
+            mine = held.get(caller, 0)
+            if mine >= waiting.most_of_one or mine >= waiting.most - waiting.total:
                 requests.counters.durations[name][0] += 1
+                who = f"client uid {caller}" if caller >= 0 else f"server uid {-2 - caller}"  # see `OpenFiles.opener`
+                requests.refuse(waiting, "requests waiting", caller, who, errno.EAGAIN)
                 raise requests.failed(name, errno.EAGAIN)
-            waiting[caller] = others + 1
+            held[caller] = mine + 1
+            waiting.total += 1
         began = now()
         try:
             return await handler(self, *args)
@@ -129,11 +161,12 @@ def answers(
             durations[took.bit_length()] += 1
             durations[SUM] += took
             if counted:
-                others = waiting[caller] - 1
-                if others:
-                    waiting[caller] = others
+                waiting.total -= 1
+                mine = held[caller] - 1
+                if mine:
+                    held[caller] = mine
                 else:
-                    del waiting[caller]
+                    del held[caller]
 
     return guarded
 

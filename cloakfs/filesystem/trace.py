@@ -16,7 +16,6 @@ from .. import linux
 from ..above import INSIDE
 from ..ids import ClientId
 from ..linux import process
-from ..loop import SHARE
 from ..tracers import Record
 from ..tree.notes import Hidden, Notes, noting
 from ..tree.objects import Object
@@ -252,8 +251,8 @@ class Trace:
         if exc.errno == errno.EIO and not isinstance(exc.__context__, OSError):
             return "the daemon failed; see its log"
         if exc.errno == errno.EAGAIN:
-            if caller is not None and self._mount.requests.waiting.get(caller.uid, 0) >= SHARE:
-                return f"{SHARE} requests of this caller wait already"
+            if caller is not None and not self._mount.requests.waiting.has_share_left(caller.uid):
+                return f"{self._mount.requests.waiting.held.get(caller.uid, 0)} requests of this caller wait already"
             return None
         if exc.errno not in (errno.EACCES, errno.EPERM):
             return None

@@ -481,10 +481,17 @@ def test_emfile(
         paths = [m.at(str(number)) for number in range(files)]
         opened, code = greedy.do(hold_many, paths)
         assert code == errno.EMFILE
-        assert limit // 3 < opened < limit
-        # Nobody can open any more now; everything else works, close(2) included.
-        assert other.error(read, m.at(str(files - 1))) == errno.EMFILE
-        assert other.error(os.stat, m.at(str(files - 2))) == 0
+        assert limit // 4 < opened < limit // 2
+        # Only this caller cannot open any more now, neither files nor directories; everything else works.
+        assert greedy.error(os.listdir, m.path) == errno.EMFILE
+        assert greedy.error(os.stat, m.at(str(files - 2))) == 0
+        assert other.do(read, m.at(str(files - 1))) == b"x"
+        assert len(other.do(os.listdir, m.path)) == files
+        others, code = other.do(hold_many, paths)
+        assert code == errno.EMFILE
+        assert opened // 3 < others < opened
+        other.do(let_go)
+        assert m.log.count("server uid 2001 has") == 1
         greedy.do(let_go)
         # Afterwards everything works as before.
         wait_until(lambda: other.error(read, m.at("0")) == 0)

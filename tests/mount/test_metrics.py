@@ -124,7 +124,7 @@ def test_the_traffic_of_two_callers(tree: str, mount: MakeMount, user: MakeUser)
     labels = {label for _, has in after.values for label in has if m.path in dict(has).values()}
     assert not {value for _, value in labels} & {str(OWNER), str(STRANGER)}
     assert {name for name, _ in labels} == {
-        "by", "error", "for", "le", "mountpoint", "operation", "remembered", "result", "view", "what",
+        "by", "error", "for", "le", "mountpoint", "operation", "remembered", "result", "share", "view", "what",
     }  # fmt: skip
     assert not re.search("hideous|public|turncoat|nothing", str(labels))
 

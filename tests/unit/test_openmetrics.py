@@ -23,6 +23,7 @@ FIGURES: dict[str, Any] = {
     "names": [1, 2],
     "attributes": [3, 4],
     "hidden": {"name": 5, "handle": 6, "listing": 7},
+    "refused": {"requests": 8, "open files": 9},
     "counters": {
         "cpu_seconds": 1.5, "reads_in_memory": 1, "reads_waited": 2, "prefetch_asked_bytes": 3,
         "prefetch_useful_bytes": 4, "prefetch_wasted_bytes": 5, "probes": 6,
