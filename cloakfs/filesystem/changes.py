@@ -5,6 +5,7 @@ import errno
 import logging
 import os
 import stat
+from collections.abc import Collection
 from functools import partial
 
 import trio
@@ -45,6 +46,9 @@ _MOST_LOOKED_UP = 16
 
 # After the mounts have been looked at, this many times as long passes before they are looked at again.
 _SHARE_OF_MOUNTS = 20
+
+# Of an object that more views than this may know, it is not found out for each whether its identity may know it still.
+_MOST_VIEWS = 16
 
 _NAMES = FAN_CREATE | FAN_DELETE | FAN_MOVED_FROM | FAN_MOVED_TO
 
@@ -199,6 +203,8 @@ class Changes:
             self._forgetting.expire_name(parent, event.name)
         else:
             self._forgetting.forget_name(parent, event.name, parent.ever_kept)
+        if event.mask & _NAMES:
+            self._nodes.unlist(parent, event.name)
 
     def _heed_listings(self, event: Event, filesystem: Filesystem, target: Object | None) -> None:
         """Forget the listings that have an entry which has changed, if the event does not name their directory.
@@ -256,13 +262,17 @@ class Changes:
                 if view is None or view.fixed is not None:
                     self._forgetting.forget_name(parent, name, (number,))
 
-    def _tells_anybody_less(self, directory: Object) -> bool:
-        """Whether `_tells_less` holds for a directory in any view, as it is now: later changes are reported as well."""
+    def _tells_anybody_less(self, obj: Object) -> bool:
+        """Whether `_tells_less` holds for an object in any view, as it is now: later changes are reported as well."""
         try:
-            for number in directory.ever_kept:
-                view = self._views.get(number)
-                fd = self._nodes.fd(directory)
-                if view is None or self._tells_less(view, directory, fd, directory.filesystem.stat(fd)):
+            fd = self._nodes.fd(obj)
+            info = obj.filesystem.stat(fd)
+            if len(obj.ever_kept) > _MOST_VIEWS:
+                view = self._views.any()
+                return view.below is not None or not self._is_for_all(view, obj, fd, info)
+            for number in obj.ever_kept:
+                view_ = self._views.get(number)
+                if view_ is None or self._tells_less(view_, obj, fd, info):
                     return True
         except OSError:
             return True
@@ -291,7 +301,7 @@ class Changes:
             return
         parent, name = place
         self._forgetting.forget_name(parent, name, parent.ever_kept)
-        child = (parent.children or {}).get(name)
+        child = self._nodes.entry(parent, name)
         if child is not None:
             self._forgetting.forget(child)
 
@@ -300,13 +310,16 @@ class Changes:
     async def changed(self, number: int, view: View, obj: Object) -> None:
         """Handle a change of the mode, owner or ACL of `obj` by a request that has not been answered yet.
 
+        What the change hides is forgotten in all views: whoever was told of it, by whichever view, is told no more when
+        the request is answered.
+
         It must not be called while the kernel holds the lock of the directory that `obj` is in for this request.
         """
         # For this request, the kernel holds the lock of a directory whose mode, owner or ACL changes.
         with self._forgetting.forgetter.holding(self._nodes.nodeid(number, obj)):
-            await self._forget_what_was_told(view, obj)
+            await self._forget_what_was_told(number, view, obj)
 
-    async def _forget_what_was_told(self, view: View, obj: Object) -> None:
+    async def _forget_what_was_told(self, number: int, view: View, obj: Object) -> None:
         waits: set[trio.Event] = set()
         forgotten: list[tuple[Below, Names]] = []
         for one in (obj, *self._nodes.twins(obj)):
@@ -317,11 +330,10 @@ class Changes:
                         waits.add(wait)
             if not one.ever_kept:
                 continue
-            fd = self._nodes.fd(one)
-            if self._tells_less(view, one, fd, one.filesystem.stat(fd)):
+            if self._tells_anybody_less(one):
                 forgotten.append(self._forgetting.forget(one))
-            elif one is not obj:
-                self._forgetting.forget_attributes(one)  # the kernel knows those of `obj` from the answer
+            else:  # the kernel knows those of `obj` from the answer
+                self._forgetting.forget_attributes(one, but=number if one is obj else None)
         for below, _ in forgotten:
             await below.done.wait()
             waits |= below.names
@@ -340,17 +352,71 @@ class Changes:
             return stat.S_ISDIR(info.st_mode) and not may_search(view.fixed, obj, fd, info)
         if obj.private:
             return not self._audiences.still_holds(view, obj, fd, info)
-        if obj is not self._nodes.root and not self._remembering.same_for_all(view, obj.name, info, fd):
-            return True
-        return stat.S_ISDIR(info.st_mode) and not everybody_may(os.X_OK, obj, fd, info)
+        return not self._is_for_all(view, obj, fd, info)
 
-    def removed(self, obj: Object | None) -> None:
-        """Handle the removal of a name of `obj`, perhaps the one that all knew, by a request not answered yet."""
-        if obj is not None and obj.kept and obj.filesystem.stat(self._nodes.fd(obj)).st_nlink > 0:
-            self._forgetting.forget(obj)
+    def _is_for_all(self, view: View, obj: Object, fd: int, info: linux.Stat) -> bool:
+        """Whether everybody may know of the object and, if it is a directory, search it."""
+        if obj is not self._nodes.root and not self._remembering.same_for_all(view, obj.name, info, fd):
+            return False
+        return not stat.S_ISDIR(info.st_mode) or everybody_may(os.X_OK, obj, fd, info)
+
+    async def emptied(self, number: int, parent: Object, obj: Object) -> None:
+        """Handle that an open(2) with O_CREAT and O_TRUNC, which has not been answered yet, has emptied `obj`.
+
+        It lost its set-id bits, and others may know it because of them. For this request, the kernel holds the lock of
+        the directory `parent`.
+        """
+        with self._forgetting.forgetter.holding(self._nodes.nodeid(number, parent)):
+            waits: set[trio.Event] = set()
+            for one in (obj, *self._nodes.twins(obj)):
+                waits |= self._forgetting.forget(one)[1].forgotten
+            await self._wait_elsewhere(waits)
+
+    async def _wait_elsewhere(self, waits: set[trio.Event]) -> None:
+        """Wait for these events, except those about directories whose locks are held by requests that wait like this.
+
+        Two of them that change the same directory, each through a view of its own, would wait for one another.
+        """
+        for wait in waits:
+            if not self._forgetting.forgetter.is_held_back(wait):
+                await wait.wait()
+
+    async def removed(self, number: int, names: Collection[tuple[Object, bytes]], obj: Object | None = None) -> None:
+        """Handle that a request that has not been answered yet has removed names, or moved or replaced what had them.
+
+        In the view of the request, the kernel knows by itself what becomes of the names, and holds the locks of their
+        directories. In others, they are forgotten before the answer.
+
+        Args:
+            number: of the view.
+            names: each with its directory.
+            obj: what was removed or replaced, if it is known. It may have been the only name that all knew.
+        """
+        if obj is not None and obj.kept:
+            if obj.filesystem.stat(self._nodes.fd(obj)).st_nlink > 0:
+                self._forgetting.forget(obj)
+            else:
+                self._forgetting.forget_attributes(obj, but=number)
+        with contextlib.ExitStack() as stack:
+            for parent, _ in names:
+                stack.enter_context(self._forgetting.forgetter.holding(self._nodes.nodeid(number, parent)))
+            waits: set[trio.Event] = set()
+            for parent, name in names:
+                for directory in (parent, *self._nodes.twins(parent)):
+                    there = (directory.children or {}).get(name)
+                    numbers = (directory if there is None else there).ever_kept
+                    if directory is parent:
+                        numbers -= {number}
+                    if numbers:
+                        waits |= self._forgetting.forget_name(directory, name, numbers)
+                    self._nodes.unlist(directory, name)
+            await self._wait_elsewhere(waits)
 
     async def moved(self, number: int, view: View, obj: Object, before: Object, parent: Object) -> None:
-        """Handle a rename of `obj` from `before` into `parent` by a request that has not been answered yet."""
+        """Handle a rename of `obj` from `before` into `parent` by a request that has not been answered yet.
+
+        What has become of the names, `removed` is told.
+        """
         for twin in self._nodes.twins(obj):
             self._forgetting.forget(twin)  # nothing says where it is now
         await self._audiences.settle(obj)
@@ -362,10 +428,13 @@ class Changes:
             # So it does with a name that was to be forgotten, because of an earlier move for example.
             for directory, name in self._forgetting.names_of(obj):
                 self._forgetting.forget_name(directory, name, (number,))
-        if view.fixed is not None or (
-            not is_named_for_one
-            and self._remembering.is_public(number, view, parent)
-            and self._remembering.same_by_name(view, obj)
+        if obj.ever_kept <= {number} and (
+            view.fixed is not None
+            or (
+                not is_named_for_one
+                and self._remembering.is_public(number, view, parent)
+                and self._remembering.same_by_name(view, obj)
+            )
         ):
             return
         below, _ = self._forgetting.forget(obj)

@@ -321,7 +321,8 @@ class Directories(Names):
         # What the kernel already knows takes as little as possible: directories may have very many names.
         listing, number, hearer, left_out = directory.listing, at.number, at.hearer, directory.left_out
         is_known_to, nodeid, add, token = self.cache.is_known_to, self.nodes.nodeid, pyfuse3.readdir_reply, reply.token
-        known = (at.obj.children or {}) if at.who is not INSIDER else {}
+        # It must be what the name leads to now: every change made until now has to have been reported.
+        known = (at.obj.children or {}) if at.who is not INSIDER and self.door.passages.is_up_to_date() else {}
         for done, (name, cookie, kind) in enumerate(directory.pending[:most]):
             if done % _ENTRIES_AT_ONCE == 0 and done and reply.must_wait():
                 del directory.pending[:done]

@@ -49,15 +49,17 @@ class Names:
         names: see above.
         is_noted: whether they count as names that have yet to be forgotten.
         given: set when they have been given to the forgetter.
+        expired: each is set when the kernel asks about a name each time, if that comes first.
         forgotten: each is set when a name is forgotten.
     """
 
-    __slots__ = ("forgotten", "given", "is_noted", "names")
+    __slots__ = ("expired", "forgotten", "given", "is_noted", "names")
 
     def __init__(self, names: list[tuple[Object, bytes, int, int]]) -> None:
         self.names = names
         self.is_noted = False
         self.given = trio.Event()
+        self.expired: set[trio.Event] = set()
         self.forgotten: set[trio.Event] = set()
 
     async def wait(self) -> None:
@@ -125,23 +127,33 @@ class Forgetting:
 
     # -- an object, its names, and what is below ---------------------------------------------------
 
-    def forget_attributes(self, obj: Object) -> None:
-        """Forget the attributes of an object, without waiting."""
+    def forget_attributes(self, obj: Object, *, but: int | None = None) -> None:
+        """Forget the attributes of an object, without waiting, in all views `but` the one with this number."""
         for number in obj.kept:
+            if number == but:
+                continue
             parent = None if obj.parent is None else self._nodes.nodeid(number, obj.parent)
             self.forgetter.attributes(self._nodes.nodeid(number, obj), parent)
 
-    def forget_name(self, parent: Object, name: bytes, numbers: Iterable[int]) -> None:
-        """Forget a name in these views: it leads to something else now, or nowhere, or not everybody may know it."""
+    def forget_name(self, parent: Object, name: bytes, numbers: Iterable[int]) -> set[trio.Event]:
+        """Forget a name in these views: it leads to something else now, or nowhere, or not everybody may know it.
+
+        Returns:
+            events, each set when the kernel asks about the name again in one of the views.
+        """
         self.forget_listing(parent)
-        nodeid = self._nodes.nodeid
+        nodeid, forgetter = self._nodes.nodeid, self.forgetter
         child = (parent.children or {}).get(name)
         if child is not None and child.children:
             names = Names([(parent, name, nodeid(number, parent), nodeid(number, child)) for number in numbers])
             self.forget_below(child, names)
-            return
+            return names.forgotten | names.expired
+        waits: set[trio.Event | None] = set()
         for number in numbers:
-            self.forgetter.name(nodeid(number, parent), name)
+            directory = nodeid(number, parent)
+            # Of what had the name before, much may be known below, which is being forgotten first.
+            waits.add((forgetter.expire if forgetter.comes_later(directory, name) else forgetter.name)(directory, name))
+        return {wait for wait in waits if wait is not None}
 
     def expire_name(self, parent: Object, name: bytes) -> None:
         """Make the kernel ask about a name each time, in all views; where it leads elsewhere, it is forgotten later."""
@@ -257,7 +269,9 @@ class Forgetting:
             self._go_on_below(below, at_once=True)
         if names is not None and not names.given.is_set():
             for _, name, parent, _ in names.names:
-                self.forgetter.expire(parent, name)
+                expired = self.forgetter.expire(parent, name)
+                if expired is not None:
+                    names.expired.add(expired)
         return below
 
     @staticmethod

@@ -239,18 +239,26 @@ class Forgetter:
                 self._queue(directory)
                 self._start()
 
-    def expire(self, parent: int, name: bytes) -> None:
+    def expire(self, parent: int, name: bytes) -> trio.Event | None:
         """Make the kernel ask about this name each time, as soon as the lock of the directory is free.
 
         Before Linux 6.2, it is forgotten. Where an answer is on its way, the kernel may use the name once more.
+
+        Returns:
+            an event like that of `name`.
         """
         lane, waiting = self._waiting(parent)
         if not (lane.late and self.session >= 0):
             waiting.expired.add(name)
+        return None if lane.late else waiting.settled
 
     def later(self, parent: int, name: bytes) -> None:
         """Note that `now` will forget this name: until it is forgotten, it counts as such a name."""
         self._later.setdefault(parent, Counter())[name] += 1
+
+    def comes_later(self, parent: int, name: bytes) -> bool:
+        """Whether `now` will forget this name (`later`)."""
+        return name in self._later.get(parent, ())
 
     def now(self, parent: int, name: bytes, nodeid: int | None = None, *, first: bool = False) -> trio.Event | None:
         """Do what `name` does, for a name that was noted by `later`: after whatever waits for a thread, or `first`."""
@@ -283,6 +291,14 @@ class Forgetter:
     def is_idle(self) -> bool:
         """Whether nothing has yet to be forgotten anywhere, but attributes and pages."""
         return not self._lanes and not self._later
+
+    def is_held_back(self, event: trio.Event) -> bool:
+        """Whether this event (of `name`) is about a directory in which nothing is done for now: see `holding`."""
+        for directory in self._held:
+            lane = self._lanes.get(directory)
+            if lane is not None and any(it is not None and it.settled is event for it in (lane.running, lane.waiting)):
+                return True
+        return False
 
     def is_busy(self, directory: int) -> bool:
         """Whether something has yet to be forgotten in this directory."""

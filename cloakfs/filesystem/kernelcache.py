@@ -106,5 +106,6 @@ class KernelCache:
         self.follow = changes.follow
         self.follow_mounts = changes.follow_mounts
         self.changed = changes.changed
+        self.emptied = changes.emptied
         self.removed = changes.removed
         self.moved = changes.moved

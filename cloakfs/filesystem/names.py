@@ -143,6 +143,8 @@ class Names(Core):
         """Return an answer that nothing has that name, with how long the kernel may remember it."""
         counters = self.requests.counters
         counters.errors["lookup", errno.ENOENT] += 1
+        if missing is ABSENT:
+            self.nodes.unlist(at.obj, name)
         if at.who is INSIDER:
             return _ABSENT
         seconds = self.cache.of_absence(at.number, at.view, at.obj, name, at.hearer)
@@ -364,8 +366,7 @@ class Names(Core):
             obj, info, entry = self._made_as(at, name, taken, is_there=is_there, is_new=is_new)
             if is_old and flags & os.O_TRUNC:
                 # It lost its set-id bits. Others may know it by other names, and the kernel holds the directory's lock.
-                for one in (obj, *self.nodes.twins(obj)):
-                    self.cache.forget(one)
+                await self.cache.emptied(at.number, at.obj, obj)
         except BaseException:
             calls.close(fd)
             if path_fd >= 0:
@@ -443,8 +444,10 @@ class Names(Core):
         at = await self._enter(inode, ctx)
         if not at.view.judges or at.who is INSIDER:
             await self._do(at, partial(_removed, call=call, name=name))
+            await self.cache.removed(at.number, [(at.obj, name)])
             return
         if call is calls.unlink and self._unlink_at_once(at, name):
+            await self.cache.removed(at.number, [(at.obj, name)])
             return
         for _ in range(exactly.TRIES):
             at, seen, info = await self._find_late(at, name, inode, ctx)
@@ -453,7 +456,8 @@ class Names(Core):
             except exactly.Elsewhere:
                 at = await self._again(at, inode, ctx)
             else:
-                self.cache.removed(self.nodes.at_place(at.obj, name, info) or self.nodes.known(seen, at.obj))
+                removed = self.nodes.at_place(at.obj, name, info) or self.nodes.known(seen, at.obj)
+                await self.cache.removed(at.number, [(at.obj, name)], removed)
                 return
             finally:
                 calls.close(seen)
@@ -520,6 +524,7 @@ class Names(Core):
             stack.callback(calls.close, source)
             stack.callback(self.cache.forget_listing, new.obj)
             stack.callback(self.cache.forget_listing, old_obj)
+            removed = None
             if not new.view.judges or new.who is INSIDER:
                 await self._do(new, lambda new: self._rename(source, name_old, new, name_new, flags))
             else:
@@ -531,7 +536,8 @@ class Names(Core):
                     replaced = await self._do(new, exactly_)
                 if replaced is not None:
                     stack.callback(calls.close, replaced)
-                    self.cache.removed(self.nodes.known(replaced, new.obj))
+                    removed = self.nodes.known(replaced, new.obj)
+            await self.cache.removed(new.number, [(old_obj, name_old), (new.obj, name_new)], removed)
         new = await self._again(new, parent_inode_new, ctx)
         await self._moved(old_obj, new, name_new)
         if flags & linux.RENAME_EXCHANGE:

@@ -90,7 +90,7 @@ class Remembering:
         It must be called only for an answer to somebody who is not the daemon itself.
         """
         view, parent = at.view, at.obj
-        if self._forgetter.is_late(self._nodes.nodeid(at.number, parent)):
+        if self._forgetter.is_late(self._nodes.nodeid(at.number, parent)) or info.st_nlink == 0:
             return 0.0, 0.0
         if view.fixed is None:
             is_public = (
@@ -149,11 +149,16 @@ class Remembering:
     def of_object(self, at: Entered, info: linux.Stat) -> float:
         """Return how long to remember the attributes of an object that was asked about by its nodeid.
 
+        Of one that has no name any more, nothing is remembered: nothing would say that it is to be forgotten when
+        something else gets the name.
+
         Args:
             at: the request; what it says of the object may be outdated by now.
             info: its present stat.
         """
         number, view, obj, fd = at.number, at.view, at.obj, at.fd
+        if info.st_nlink == 0:
+            return self._brief
         if obj is self._nodes.root:
             if view.below is not None or (view.fixed is not None and not self._gated):
                 return 0.0

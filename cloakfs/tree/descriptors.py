@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from .. import linux
 from ..linux import Stat
-from . import calls
+from . import calls, links
 from .knownmounts import KnownMounts
 from .objects import ROOT, Descriptor, Directory, Object, Stale, dev_ino
 
@@ -123,14 +123,12 @@ class Descriptors:
         return obj.inode or dev_ino(obj.filesystem.stat(fd))
 
     def at_place(self, parent: Object, name: bytes, info: Stat) -> Object | None:
-        """Return the object with this stat, if it is known to be the entry `name` of `parent`.
+        """Return the object with this stat, which `name` in `parent` has just been found to lead to, if that is known.
 
         Its open descriptor proves the identity: while it is open, the inode number is not given to another object.
         """
         obj = self._by_inode.get((info.st_dev, info.st_ino))
-        if obj is None or obj.parent is not parent or obj.name != name:
-            return None
-        return obj
+        return obj if obj is not None and links.is_entry(obj, parent, name) else None
 
     def _close_oldest(self, count: int) -> int:
         """Close up to `count` descriptors, least recently used first, but none that a request may be using."""

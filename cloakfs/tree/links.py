@@ -4,7 +4,7 @@ This module does not verify that the names are still true (`locate` does). Each 
 directory that has lost a name may be unused, and `registry` then drops it.
 """
 
-from .objects import NEVER, Directory, Object
+from .objects import NEVER, Directory, Object, as_directory
 
 # How many further names of a file to remember; one with more may have to be looked up again to be used by handle.
 _MAX_OTHER_NAMES = 16
@@ -34,6 +34,31 @@ def leave(obj: Object) -> Directory | None:
     if parent is not None and parent.children is not None and parent.children.get(obj.name) is obj:
         del parent.children[obj.name]
     return parent
+
+
+def is_entry(obj: Object, parent: Object, name: bytes) -> bool:
+    """Whether `obj` is the last object that was found as `name` in `parent`, and nothing has happened to that name."""
+    return parent.children is not None and parent.children.get(name) is obj
+
+
+def unlist(parent: Object, name: bytes) -> None:
+    """Record that something happened to this name: it leads nowhere, or to an object that has yet to be found there.
+
+    What was found there keeps this as its last known place, which is verified before anybody relies on it.
+    """
+    children = parent.children
+    if children is not None and name in children:
+        obj = children.pop(name)
+        obj.checked = NEVER
+        _stray(as_directory(parent), obj)
+
+
+def entry(parent: Object, name: bytes) -> Object | None:
+    """Return an object whose last known place this is, also if something has happened to the name since."""
+    there = (parent.children or {}).get(name)
+    if there is None:
+        there = next((obj for obj in parent.strays or () if obj.parent is parent and obj.name == name), None)
+    return there
 
 
 def part(obj: Object, parent: Directory) -> Directory | None:

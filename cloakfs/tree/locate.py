@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from .. import linux
 from ..linux import Credentials, Stat
-from . import calls
+from . import calls, links
 from .descriptors import Descriptors
 from .filesystems import Filesystem
 from .knownmounts import KnownMounts
@@ -52,7 +52,7 @@ class Locator:
         *above, name = os.fsencode(inside).split(b"/")
         at = self._registry.root
         for level in above:
-            below = (at.children or {}).get(level)
+            below = links.entry(at, level)
             if below is None:
                 return None
             at = below

@@ -85,6 +85,8 @@ class Nodes:
         self.twins = registry.twins
         self.hold = registry.hold
         self.within = links.within
+        self.unlist = links.unlist
+        self.entry = links.entry
 
         self.places = locator.places
         self.is_at = locator.is_at

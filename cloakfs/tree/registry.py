@@ -106,7 +106,7 @@ class Registry:
                 self._remember(obj)
                 if parent is not None:
                     self._place(obj, parent, name)
-            elif parent is not None and (obj.parent is not parent or obj.name != name):
+            elif parent is not None and not links.is_entry(obj, parent, name):
                 self._found_again(obj, parent, name, fd)
         except BaseException:
             calls.close(fd)
