@@ -480,6 +480,84 @@ class TwoTrees(RuleBasedStateMachine):
             self.ask(changer, request)
 
     @rule(
+        owner=callers,
+        top=st.sampled_from("ab"),
+        kinds=st.tuples(st.booleans(), st.booleans()),
+        how=st.sampled_from(["removed", "replaced", "moved", "exchanged"]),
+        through=st.tuples(st.booleans(), st.booleans()),
+        modes=st.tuples(modes, modes),
+    )
+    def make_again_what_is_held(
+        self,
+        owner: int,
+        top: str,
+        kinds: tuple[bool, bool],
+        how: str,
+        through: tuple[bool, bool],
+        modes: tuple[int, int],
+    ) -> None:
+        """Whoever may keeps something open that loses its name, and looks at it, before and after another one gets it.
+
+        Args:
+            owner: who does all this, or for whom it is done behind the mount.
+            top: the directory.
+            kinds: whether it is a directory, and whether what gets its name is.
+            how: it loses the name.
+            through: whether that is done through the mount, and whether the name is made again through the mount.
+            modes: of the two.
+        """
+        name, other = f"{top}/again", f"{top}/aside"
+        self._do(None, Request("chmod", top, mode=0o777), *_removal(self.model, name), *_removal(self.model, other))
+        self._make(None, owner, name, kinds[0], modes[0])
+        told(self.world.mount.path)
+        held = [one for caller in range(len(CALLERS)) if (one := self._open(caller, name, os.O_PATH)) is not None]
+        try:
+            for caller in range(len(CALLERS)):
+                self._look_at_all(caller)
+            by = owner if through[0] else None
+            if how == "removed":
+                self._do(by, *_removal(self.model, name))
+            elif how == "moved":
+                self._do(by, Request("rename", name, other))
+            else:
+                self._make(by, owner, other, kinds[1], modes[1])
+                self._do(by, Request("rename", other, name, flags=linux.RENAME_EXCHANGE * (how == "exchanged")))
+            self._look_at_held(held)
+            if how in ("removed", "moved"):
+                self._make(owner if through[1] else None, owner, name, kinds[1], modes[1])
+                self._look_at_held(held)
+            # Whoever sees what has the name now makes the daemon find it.
+            self._compare(sorted(self.world.parties, key=lambda party: party is self.world.parties[owner]))
+        finally:
+            for one in held:
+                self._close(one)
+
+    def _do(self, caller: int | None, *requests: Request) -> None:
+        """By a caller; or behind the mount, which is not told yet."""
+        for request in requests:
+            if caller is None:
+                self.done.append(f"behind: {request}")
+                assert oracle.outcome(self.real, request) == oracle.outcome(self.model, request)
+            else:
+                self.ask(caller, request)
+
+    def _make(self, caller: int | None, owner: int, path: str, is_directory: bool, mode: int) -> None:
+        """By a caller, or behind the mount for the owner; what is in the way stays."""
+        if is_directory:
+            made = Request("mkdir", path, mode=mode)
+        else:
+            made = Request("open", path, flags=os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode=mode & 0o777)
+        self._do(caller, made)
+        if caller is None:
+            who = self.world.parties[owner].who
+            self._do(None, Request("lchown", path, ids=(who.uid, who.gid)), Request("chmod", path, mode=mode))
+
+    def _look_at_held(self, held: list[Held]) -> None:
+        told(self.world.mount.path)
+        for one in held:
+            one.party.client.error(os.fstat, one.client_fd)
+
+    @rule(
         writer=callers,
         changer=st.one_of(st.none(), callers),
         top=st.sampled_from("ab"),
@@ -688,6 +766,15 @@ def _glance(top: str, paths: list[str]) -> None:
         for call in (os.lstat, os.listdir, oracle.acl_of):
             with contextlib.suppress(OSError):
                 call(os.path.join(top, path))
+
+
+def _removal(root: str, path: str) -> list[Request]:
+    """The requests that remove what is there, if it is no directory with something in it."""
+    try:
+        info = os.lstat(os.path.join(root, path))
+    except OSError:
+        return []
+    return [Request("rmdir" if stat.S_ISDIR(info.st_mode) else "unlink", path)]
 
 
 def _probe(path: str, flags: int) -> None:
