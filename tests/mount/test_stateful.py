@@ -887,3 +887,20 @@ def test_a_link_that_only_a_mount_follows(base: str, monkeypatch: pytest.MonkeyP
         other.walk("tmp/link", follow=True)
     os.chmod(os.path.join(base, "tmp"), 0o777)
     assert other.walk("tmp/link", follow=True).info is not None
+
+
+@pytest.mark.parametrize("policy", ["others-and-group", "views"])
+def test_what_is_held_is_made_again(policy: str) -> None:
+    """Whichever way it loses its name: nobody is shown the name because of what had it before."""
+    with world(POLICIES["identity" if policy == "views" else policy], views=policy == "views") as made:
+
+        class Here(TwoTrees):
+            world = made
+
+        machine = Here()
+        machine.furnish((0, 1, 2), (0o777, 0o777, 0o666))
+        ways = itertools.product(["removed", "replaced", "moved", "exchanged"], [(False, False), (True, False)])
+        for number, (how, through) in enumerate(ways):
+            kinds = number % 3 == 0, number % 2 == 0
+            machine.make_again_what_is_held(number % len(CALLERS), "a", kinds, how, through, (0o755, 0o700))
+        machine.teardown()
