@@ -9,6 +9,7 @@ from cloakfs.config.errors import Location
 from cloakfs.config.files import files_of, read_all
 from cloakfs.config.lint import conflicts, describe_kinds, repeats
 from cloakfs.config.options import Export
+from cloakfs.hosts import unresolved
 from cloakfs.refusals import refusals
 
 from .common import printable
@@ -40,8 +41,8 @@ def check(paths: tuple[str, ...], *, text_only: bool, as_json: bool) -> None:
 
     An error makes a mount refuse the entry: text that violates the grammar and, unless --text-only is given, a
     directory that does not exist, a plug-in that does not load (its file is run), or a view of a user who does not
-    exist. A warning points at what is probably a mistake. A note says what becomes of ids that a range_map does not
-    name.
+    exist. A warning points at what is probably a mistake, such as a host name that cannot be resolved. A note says what
+    becomes of ids that a range_map does not name.
 
     Exit status: 0 no errors (warnings do not count), 1 errors, or a file that cannot be read, 2 wrong usage.
     """
@@ -75,6 +76,8 @@ def _check_file(path: str, *, text_only: bool) -> tuple[list[Export], list[Findi
     findings += [_finding(e.location, "note", describe_kinds(e.options)) for e in entries if e.options.range_map]
     if not text_only:
         findings += [_finding(refusal.location, "error", refusal.message) for refusal in refusals(entries)]
+        # Nothing but a warning, since whoever checks may be offline: `export plan` and `up` refuse it.
+        findings += [_finding(remark.location, "warning", remark.message) for remark in unresolved(entries)]
     return entries, sorted(findings, key=lambda finding: (finding.line or 0, finding.column or 0))
 
 

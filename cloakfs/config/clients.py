@@ -35,3 +35,9 @@ def _is_network(text: str) -> bool:
     mask = text.partition("/")[2]
     # Python would also accept an inverted mask such as 0.0.0.255, which exports(5) applies as it is.
     return mask.isdigit() or mask == str(network.netmask)
+
+
+def host_of(text: str) -> str | None:
+    """Return the host whose name a client specification is; None for all other kinds (an address has no name)."""
+    is_other = text.startswith("@") or any(char in text for char in "/:*?[") or text.strip("0123456789.") == ""
+    return None if is_other or not is_client(text) else text
