@@ -5,13 +5,15 @@ import fcntl
 import json
 import logging
 import os
+import select
 import shutil
+import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import click
 import trio
@@ -20,25 +22,35 @@ from rich.table import Table
 from cloakfs.config.errors import Location, Remark
 from cloakfs.config.files import files_of, read_all
 from cloakfs.config.options import Export
-from cloakfs.linux import process
-from cloakfs.mounted import STATE_DIR
+from cloakfs.hosts import unresolved
+from cloakfs.linux import mountinfo, process
+from cloakfs.mounted import STATE_DIR, mounted
 from cloakfs.nfs import ganesha, knfsd, leftover, services
 from cloakfs.nfs.ganesha_server import GaneshaServer, exports_of
 from cloakfs.nfs.guard import VERSION, Guard, control_path, take_down
 from cloakfs.nfs.plan import Plan, ServerKind, absolute, plan
 from cloakfs.nfs.server import Server, ServerError
 from cloakfs.refusals import refusals
+from cloakfs.unmount import KINDS
 from cloakfs.versions import is_known, refusal
 from cloakfs.views import accounts_of
 
 from .background import in_background, in_foreground, open_for_us
-from .common import OWN_COMMAND, console, fail, printable
+from .common import OWN_COMMAND, console, fail, note, printable
 from .completion import a_directory, a_file
 
 DEFAULT_PATH = "/etc/cloakfs/exports.d"
 DEFAULT_ROOT = "/srv/cloakfs"
 
 _ANSWER_SECONDS = 120.0
+_LOCK_SECONDS = 5.0
+_PAUSE_SECONDS = 0.05
+
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class _Interrupted(BaseException):
+    """A signal has come that asks this command to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +168,7 @@ def _read_plan(paths: tuple[str, ...], server: ServerKind, root: str) -> Plan:
             problems += [Remark(error.location, error.message) for error in errors]
             warnings += [Remark(warning.location, warning.message) for warning in said]
     problems += refusals(entries)
+    problems += unresolved(entries)
     return plan(entries, server, root, problems, warnings, accounts_of)
 
 
@@ -225,10 +238,10 @@ def _print_remarks(made: Plan) -> None:
 def up(*, foreground: bool, **given: Any) -> None:
     """Mount and export the entries of exports.d files (or folders of *.exports files), and keep them served.
 
-    Returns when the server answers. The log is /run/cloakfs/export-NAME.log.
+    Returns when the server answers and serves all of it. The log is /run/cloakfs/export-NAME.log.
 
-    Exit status: 0 everything is served, 1 it cannot be served, 2 the files or options are wrong. If the status is not
-    0, nothing is served.
+    Exit status: 0 everything is served, 1 it cannot be served, 2 the files or options are wrong, 129, 130 or 143
+    interrupted. If the status is not 0, nothing is served or mounted.
     """
     if os.geteuid() != 0:
         fail("only root can mount and export", 1)
@@ -257,13 +270,72 @@ def up(*, foreground: bool, **given: Any) -> None:
 
     if foreground:
         in_foreground(work, logging.INFO, ServerError)
-    if os.fork():  # so that this process can show what is served now
-        _, status = os.wait()
-        code = os.waitstatus_to_exitcode(status)
+    ended, alive = os.pipe()  # is at its end when all other processes of this service have ended
+    starting = os.fork()
+    if starting:  # so that this process can show what is served now
+        os.close(alive)
+        code = _wait_for_start(starting, ended, run_dir)
         if code == 0:
             _show(_order(name, "status"), with_warnings=False)
         sys.exit(code)
     in_background(work, logging.INFO, f"{run_dir}.log", ServerError)
+
+
+def _wait_for_start(starting: int, ended: int, run_dir: str) -> int:
+    """Return the exit status of the process that starts a guard; when interrupted, stop the guard, and clear away.
+
+    A guard that was killed while it started leaves mounts, and is cleared away likewise.
+    """
+
+    def interrupt(number: int, frame: object) -> NoReturn:
+        raise _Interrupted(number)
+
+    for number in _INTERRUPTS:
+        signal.signal(number, interrupt)
+    code = 1
+    interrupted = None
+    try:
+        _, status = os.waitpid(starting, 0)
+        code = os.waitstatus_to_exitcode(status)
+        if code == 0:
+            return 0
+    except _Interrupted as exc:
+        interrupted = exc.args[0]
+    finally:
+        for number in _INTERRUPTS:
+            signal.signal(number, signal.SIG_IGN if interrupted else signal.SIG_DFL)
+    if interrupted:
+        note("interrupted; unmounting what has been mounted so far")
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(starting, signal.SIGTERM)  # the guard then finds nobody to whom it could say that it is ready
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(starting, 0)
+    _stop_starting(ended, run_dir)
+    return 128 + interrupted if interrupted else max(code, 1)
+
+
+def _stop_starting(ended: int, run_dir: str) -> None:
+    """Stop a guard that is just starting, and clear away what is left of it; the command ends if that cannot be done.
+
+    Args:
+        ended: a pipe that is at its end when the guard has ended.
+        run_dir: the guard's directory.
+    """
+    at_end = select.poll()
+    at_end.register(ended, select.POLLIN)
+    deadline = time.monotonic() + _ANSWER_SECONDS
+    told = 0
+    while not at_end.poll(1000 * _PAUSE_SECONDS):
+        with contextlib.suppress(ServerError):
+            left = leftover.read(run_dir)
+            if left is not None and left.is_watched and left.pid != told:
+                told = left.pid
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(left.pid, signal.SIGTERM)
+        if time.monotonic() > deadline:
+            fail(f"the guard has not ended after {_ANSWER_SECONDS:g} s; see {run_dir}.log", 1)
+    if os.path.isdir(run_dir):  # it was killed
+        _take_down(run_dir)
 
 
 def _take_down(run_dir: str) -> None:
@@ -275,18 +347,23 @@ def _take_down(run_dir: str) -> None:
     shutil.rmtree(run_dir, ignore_errors=True)
 
 
-def _lock(run_dir: str, name: str) -> int:
-    """Lock the name of the service until the process and its children have ended."""
+def _lock(run_dir: str, name: str, seconds: float = 0) -> int:
+    """Lock the name of the service until the process and its children have ended; wait for that at most so long."""
     lock = open_for_us(f"{run_dir}.lock", os.O_RDWR)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        fail(
-            f"service {name} is up already, or is just starting or stopping "
-            f"(cloakfs export status, reload or down; --name for another)",
-            1,
-        )
-    return lock
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() < deadline:
+                time.sleep(_PAUSE_SECONDS)
+                continue
+            fail(
+                f"service {name} is up already, or is just starting or stopping "
+                f"(cloakfs export status, reload or down; --name for another)",
+                1,
+            )
+        return lock
 
 
 def _serve(service: _Service, made: Plan, run_dir: str, log: str | None, ready: Callable[[], None]) -> None:
@@ -328,7 +405,7 @@ def _answer(name: str, order: str) -> dict[str, Any]:
         if left is None:
             fail(f"service {name} is not up (cloakfs export up)", 1)
         if left.is_watched:
-            fail(f"service {name} is just starting or stopping", 1)
+            fail(f"service {name} is just starting or stopping (cloakfs export down --name {name} stops it)", 1)
         fail(
             f"service {name}: its guard (process {left.pid}) was killed; without a guard, these may still be served: "
             f"{', '.join(left.paths)} (cloakfs export up takes over, down ends it)",
@@ -350,7 +427,7 @@ def _left(name: str) -> leftover.Record | None:
 @_name_option
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object instead of a table.")
 def status(name: str, *, as_json: bool) -> None:
-    """Show what is exported to whom as which views, and its state.
+    """Ask the server and the mounts, and show what is exported to whom as which views, and whether it is served.
 
     Exit status: 0 everything is served, 1 something is not, or the service is not up.
     """
@@ -383,7 +460,7 @@ def reload(name: str) -> None:
     """Read the files again and apply what has changed; all other mounts are left alone.
 
     Exit status: 0 reloaded, 1 the service is not up or cannot apply the changes, 2 the files are wrong. If the status
-    is not 0, everything is served as before.
+    is not 0, everything is served as before, except for what is named.
     """
     _order(name, "status")  # this makes sure that the answer will be understood
     told = _order(name, "reload")
@@ -392,7 +469,10 @@ def reload(name: str) -> None:
     if told["errors"]:
         for error in told["errors"]:
             click.echo(printable(f"cloakfs: {error}"), err=True)
-        fail("not reloaded, the old configuration stays in force", told["status"])
+        for line in told.get("left", ()):
+            click.echo(printable(f"cloakfs: not as before: {line}"), err=True)
+        others = "everything else is" if told.get("left") else "everything is"
+        fail(f"not reloaded, the old configuration stays in force, and {others} served as before", told["status"])
     for what in ("added", "changed", "renewed", "removed"):
         for path in told[what]:
             click.echo(printable(f"{what} {path}"))
@@ -401,24 +481,37 @@ def reload(name: str) -> None:
 @export.command()
 @_name_option
 def down(name: str) -> None:
-    """Stop exporting, and unmount. Clients lose access to files that they have open after ten seconds.
+    """Stop exporting, and unmount, also what is just starting or was left by an `up` that was killed.
+
+    Clients lose access to files that they have open after ten seconds.
 
     Exit status: 0 everything is unmounted, 1 the service was not up, or something is left.
     """
+    run_dir = _run_dir(name)
     left = None
     with contextlib.suppress(ServerError):  # its version is not known, but its guard may live and answer
-        left = leftover.read(_run_dir(name))
-    if left is not None and not left.is_watched:
-        lock = _lock(_run_dir(name), name)
-        _take_down(_run_dir(name))
-        os.unlink(f"{_run_dir(name)}.lock")
-        os.close(lock)
-        click.echo(f"cloakfs: the guard of service {name} had been killed; what it had left is now unmounted", err=True)
-        return
-    pid = _order(name, "status")["pid"]
-    guard = process.held(pid)
-    _order(name, "down")
+        left = leftover.read(run_dir)
+    if left is None and not _has_mounts(run_dir):
+        guard = process.held(_order(name, "status")["pid"])
+        _order(name, "down")
+    else:
+        # The signal is obeyed at any time, also while the guard starts and takes no orders yet.
+        guard = process.held(left.pid) if left is not None and left.is_watched else None
+        if guard is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(guard, signal.SIGTERM)
     if guard is not None and not process.ends(guard, _ANSWER_SECONDS):
-        fail(f"service {name} has not ended after {_ANSWER_SECONDS:g} s; see {_run_dir(name)}.log", 1)
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(f"{_run_dir(name)}.lock")
+        fail(f"service {name} has not ended after {_ANSWER_SECONDS:g} s; see {run_dir}.log", 1)
+    lock = _lock(run_dir, name, _LOCK_SECONDS)
+    if os.path.isdir(run_dir):
+        _take_down(run_dir)
+        click.echo(f"cloakfs: the guard of service {name} had been killed; what it had left is now unmounted", err=True)
+    os.unlink(f"{run_dir}.lock")
+    os.close(lock)
+    if left is not None and (still := [path for path in left.paths if mountinfo.by_path().get(path) in KINDS]):
+        fail(f"{', '.join(still)}: still mounted; see {run_dir}.log", 1)
+
+
+def _has_mounts(run_dir: str) -> bool:
+    """Whether there are mounts of a service, though it has left no record of them."""
+    return any(daemon.policy_dir == run_dir for daemon in mounted().values())

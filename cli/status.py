@@ -45,7 +45,8 @@ def status(mountpoints: tuple[str, ...], *, verbose: bool, as_json: bool) -> Non
     remembering more. Figures are up to five seconds old. What nobody serves comes last.
 
     Exit status: 0 healthy, 1 a MOUNTPOINT is no cloakfs mount, or its daemon is of an unknown version, 3 a daemon or a
-    guard has died or has not answered for five seconds, a mount cannot be served, or a server does not answer.
+    guard has died or has not answered for five seconds, a mount is not served, a service is just starting or stopping,
+    or a server does not answer.
     """
     if os.geteuid() != 0:
         fail("only root may see the options of mounts", 1)

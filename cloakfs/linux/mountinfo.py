@@ -51,22 +51,25 @@ def parse(table: bytes) -> dict[int, Place]:
         words, more = fields.split(b" "), rest.split(b" ")
         if len(words) < 6 or not (words[0].isdigit() and words[1].isdigit()):
             continue
-        kind = _text(more[0])
+        kind = unescaped(more[0])
         found = _mounter.search(more[-1]) if kind.startswith("fuse") else None
         mounter = int(found[1]) if found else 0
-        path, device, how = _text(words[4]), _text(words[2]), _text(words[5])
+        path, device, how = unescaped(words[4]), unescaped(words[2]), unescaped(words[5])
         places[int(words[0])] = Place(path, kind, int(words[1]), device, mounter, how)
     return places
 
 
-def _text(field: bytes) -> str:
-    """Decode a field: blanks, tabs, line feeds and backslashes are octal escapes; other bytes stand for themselves."""
+def unescaped(field: bytes) -> str:
+    """Decode a field of this table, or of one like it.
+
+    Blanks, tabs, line feeds and backslashes are octal escapes; other bytes stand for themselves.
+    """
     return os.fsdecode(_escape.sub(lambda escape: bytes([int(escape[1], 8) & 0xFF]), field))
 
 
-def id_of(fd: int) -> int:
-    """Return the id of the mount by which `fd` was reached; the file system is not asked."""
-    with open(f"/proc/self/fdinfo/{fd}") as info:
+def id_of(fd: int, pid: int | None = None) -> int:
+    """Return the id of the mount by which `fd`, of another process if given, was reached; no file system is asked."""
+    with open(f"/proc/{pid or 'self'}/fdinfo/{fd}") as info:
         return next(int(line.split()[1]) for line in info if line.startswith("mnt_id:"))
 
 

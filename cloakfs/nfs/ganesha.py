@@ -27,7 +27,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import trio
@@ -48,6 +48,8 @@ STOP_SECONDS = 10.0
 RELOAD_SECONDS = 20.0
 
 _POLL_SECONDS = 0.02
+_STAT_SECONDS = 10.0
+_MOUNT_TABLE = "/etc/mtab"
 _SECURITY = ("none", "sys", "krb5", "krb5i", "krb5p")
 
 # Its scanner cannot tell where a string with a backslash ends, and mixes up strings that contain quotes (read).
@@ -277,20 +279,37 @@ def _clients(text: str) -> list[str] | None:
 # -- the machine -----------------------------------------------------------------------------------
 
 
-def _require_cloakfs(path: str) -> None:
-    """Raise ServerError unless a working cloakfs mount is at `path`: nothing else is ever exported."""
-    there = mountinfo.by_path()
+def _mount_of(path: str, places: Mapping[str, mountinfo.Place]) -> mountinfo.Place | None:
+    """Return the mount that a path, which need not be a mount point, lies on by its name."""
     at = path.rstrip("/")
-    while at and at not in there:
+    while at and at not in places:
         at = os.path.dirname(at).rstrip("/")
-    if there.get(at or "/") not in KINDS:
+    return places.get(at or "/")
+
+
+def _require_cloakfs(path: str) -> None:
+    """Raise ServerError unless a cloakfs mount is at `path`: nothing else is ever exported."""
+    place = _mount_of(path, _places())
+    if place is None or place.kind not in KINDS:
         raise ServerError(f"{path}: not a cloakfs mount, so it is not exported (cloakfs mount)")
+
+
+async def _require_answer(path: str) -> None:
+    """Raise ServerError unless what is mounted at `path` answers."""
     try:
-        os.stat(path)
+        with trio.fail_after(_STAT_SECONDS):
+            await trio.to_thread.run_sync(os.stat, path, abandon_on_cancel=True)
+    except trio.TooSlowError:
+        raise ServerError(f"{path}: its daemon has not answered for {_STAT_SECONDS:g} s") from None
     except OSError as exc:
         raise ServerError(
             f"{path}: {exc.strerror}; has the mount's daemon ended? (umount it and mount it again)"
         ) from None
+
+
+def _places() -> dict[str, mountinfo.Place]:
+    """Return mount point -> the last file system mounted there."""
+    return {place.path: place for place in mountinfo.by_id().values()}
 
 
 async def _answers(host: str, port: int, program: int, version: int) -> bool:
@@ -380,6 +399,11 @@ class Ganesha:
         self._one_change = trio.Lock()
 
     @property
+    def log(self) -> str:
+        """The path of its log."""
+        return _log_of(self.state_dir)
+
+    @property
     def pid(self) -> int | None:
         """The server's process id while it runs."""
         return None if self._process is None or self._process.poll() is not None else self._process.pid
@@ -394,6 +418,11 @@ class Ganesha:
         """
         if shutil.which(PROGRAM) is None:
             raise ServerError(f"{PROGRAM} is not installed (apt install nfs-ganesha nfs-ganesha-vfs)")
+        if not os.path.exists(_MOUNT_TABLE):
+            raise ServerError(
+                f"{_MOUNT_TABLE} does not exist, and without it nfs-ganesha exports nothing (ln -s /proc/self/mounts "
+                f"{_MOUNT_TABLE})"
+            )
         text = self._render(exports)
         await self._check_hosts(exports)
         os.makedirs(self.state_dir, mode=0o700, exist_ok=True)
@@ -406,40 +435,94 @@ class Ganesha:
         try:
             self._make_room()
             for export in exports:
+                await _require_answer(export.path)
                 self._bind(export)
             self._write(text)
             with contextlib.suppress(FileNotFoundError):
-                os.replace(_log_of(self.state_dir), f"{_log_of(self.state_dir)}.1")
+                os.replace(self.log, f"{self.log}.1")
             for name in ("recovery", "krb5"):
                 os.makedirs(os.path.join(self.state_dir, name), mode=0o700, exist_ok=True)
             await self._spawn()
             self._exports = {export.export_id: export for export in exports}
+            self._check_exported(0)
             self._check_listening()
         except BaseException:
             with trio.CancelScope(shield=True):
                 await self.stop()
             raise
 
-    async def reload(self, exports: Sequence[GaneshaExport]) -> None:
+    async def reload(self, exports: Sequence[GaneshaExport], renewed: Collection[int] = ()) -> None:
         """Serve these exports from now on; clients of exports that stay do not notice.
 
+        Args:
+            exports: what to serve.
+            renewed: ids of exports whose mounts have been replaced. (What can be seen to be replaced need not be here.)
+
         Raises:
-            ServerError: one of the new ones cannot be served; what was served before is still served.
+            ServerError: one of the new ones cannot be served; what was served before is still served, if it can be.
+            OSError: likewise.
         """
         async with self._one_change:
-            text = self._render(exports)
+            self._render(exports)
             await self._check_hosts(exports)
-            new = {export.export_id: export for export in exports}
-            old = self._exports
-            moved = [e for i, e in new.items() if i in old and old[i].path != e.path]
-            for export in new.values():
+            before, current = list(self._exports.values()), self.current()
+            for export in exports:
                 _require_cloakfs(export.path)
-            if moved:
-                # The path of an export cannot be changed; so the export is removed first, and then added as a new one.
-                await self._apply([e for e in old.values() if e.export_id not in {m.export_id for m in moved}])
-            for export in new.values():
-                self._bind(export)
-            await self._apply(exports, text)
+                if export.export_id not in current or export.export_id in renewed:
+                    await _require_answer(export.path)
+            try:
+                await self._change(before, exports, renewed)
+            except (ServerError, OSError):
+                with contextlib.suppress(ServerError, OSError):
+                    lost = {export.export_id for export in before} - self.current()
+                    await self._change(before, before, lost)
+                raise
+
+    async def _change(
+        self, before: Sequence[GaneshaExport], exports: Sequence[GaneshaExport], renewed: Collection[int]
+    ) -> None:
+        # It holds on to the path and the root of an export: what has changed there must be seen to go and to come.
+        old = {export.export_id: export for export in before}
+        gone = {
+            export.export_id
+            for export in exports
+            if export.export_id in renewed
+            or old.get(export.export_id, export).path != export.path
+            or self._is_replaced(export)
+        }
+        if gone & (set(self._exports) | self._rooms()):
+            await self._apply([export for export in before if export.export_id not in gone])
+        for export in exports:
+            self._bind(export)
+        await self._apply(exports)
+
+    def _is_replaced(self, export: GaneshaExport) -> bool:
+        """Whether what is bound for an export is not what is mounted at its path now."""
+        places = _places()
+        bound, now = places.get(self._room_of(export.export_id)), _mount_of(export.path, places)
+        return bound is not None and (now is None or bound.device != now.device)
+
+    def current(self) -> set[int]:
+        """Return the ids of the exports that the server has, according to the directories that it holds open.
+
+        It holds the root of the file system of each export. One whose mount has been replaced does not count.
+        """
+        if self.pid is None:
+            return set()
+        mounts = mountinfo.by_id()
+        places = {place.path: place for place in mounts.values()}
+        held = set()
+        with contextlib.suppress(OSError):
+            for fd in os.listdir(f"/proc/{self.pid}/fd"):
+                with contextlib.suppress(OSError):
+                    place = mounts.get(mountinfo.id_of(int(fd), self.pid))
+                    if place is not None and place.path == os.readlink(f"/proc/{self.pid}/fd/{fd}"):
+                        held.add(place.device)
+        return {
+            export.export_id
+            for export in self._exports.values()
+            if (now := _mount_of(export.path, places)) is not None and now.device in held
+        }
 
     async def stop(self) -> None:
         """End the server, by SIGKILL if it does not end in time, and unmount what it exported."""
@@ -473,12 +556,13 @@ class Ganesha:
             )  # fmt: skip
         with trio.move_on_after(START_SECONDS):
             while self._process.poll() is None:
-                if "NFS SERVER INITIALIZED" in self._log(0) and await self._answers():
+                if "NFS SERVER INITIALIZED" in self._log(0) and await self.answers():
                     return
                 await trio.sleep(_POLL_SECONDS)
         raise ServerError(f"{PROGRAM} {'does not answer' if self.pid else 'ended'}: {self._complaint(0)}")
 
-    async def _answers(self) -> bool:
+    async def answers(self) -> bool:
+        """Whether it answers on all of its ports."""
         asked = [(self.port, NFS, version) for version in self.protocols]
         if 3 in self.protocols:
             asked.append((self.mount_port, MOUNT, 3))
@@ -489,17 +573,18 @@ class Ganesha:
         return self.bind_addr or "127.0.0.1"
 
     async def end_left_over(self) -> None:
-        """End the server that an earlier cloakfs process left running in this state directory."""
-        try:
-            with open(os.path.join(self.state_dir, "ganesha.pid"), encoding="ascii") as file:
-                pid = int(file.read())
-            with open(f"/proc/{pid}/cmdline", "rb") as file:
-                words = file.read().split(b"\0")
-            if os.fsencode(self._config) not in words:
-                return
-        except (FileNotFoundError, ValueError, ProcessLookupError):
-            return
-        await end(pid, ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, STOP_SECONDS)))
+        """End the server that an earlier cloakfs process left running in this state directory.
+
+        It is known by its command line. The file with its pid comes later, when it may have been left already.
+        """
+        for entry in os.listdir("/proc"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if not entry.isdigit() or os.stat(f"/proc/{entry}").st_uid != 0:
+                    continue
+                with open(f"/proc/{entry}/cmdline", "rb") as file:
+                    words = file.read().split(b"\0")
+                if os.path.basename(words[0]) == PROGRAM.encode() and os.fsencode(self._config) in words:
+                    await end(int(entry), ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, STOP_SECONDS)))
 
     # -- addresses ---------------------------------------------------------------------------------
 
@@ -585,15 +670,21 @@ class Ganesha:
                     except OSError as exc:
                         raise ServerError(f"{export.pseudo}: {client}: {exc.strerror}; give its address") from None
 
-    async def _apply(self, exports: Sequence[GaneshaExport], text: str | None = None) -> None:
-        """Put a configuration into effect, and unmount what it no longer needs."""
+    async def _apply(self, exports: Sequence[GaneshaExport]) -> None:
+        """Put a configuration into effect, and unmount what it no longer needs.
+
+        Raises:
+            ServerError: it is not in effect, or not all of it.
+            OSError: it could not be written, and nothing has changed.
+        """
         if self.pid is None:
             raise ServerError(f"{PROGRAM} is not running")
         assert self._process is not None
-        before = list(self._exports.values())
-        self._write(self._render(exports) if text is None else text)
+        self._write(self._render(exports))
         at = self._log_size()
         self._process.send_signal(signal.SIGHUP)
+        # Until it is known what has come of it, it may have the exports of before and those of now.
+        self._exports |= {export.export_id: export for export in exports}
         complete = False
         with trio.move_on_after(RELOAD_SECONDS):
             while not complete and self.pid is not None:
@@ -602,24 +693,31 @@ class Ganesha:
         # The complaints are logged after that line.
         await trio.sleep(_POLL_SECONDS)
         if not complete or self._serious(at):
-            complaint = self._complaint(at)
-            if self.pid is not None and list(exports) != before:
-                self._write(self._render(before))
-                self._process.send_signal(signal.SIGHUP)
-            raise ServerError(f"{PROGRAM} did not apply the new exports: {complaint}")
+            raise ServerError(f"{PROGRAM} did not apply the new exports: {self._complaint(at)}")
         self._exports = {export.export_id: export for export in exports}
+        self._check_exported(at)
         for export_id in self._rooms() - set(self._exports):
             self._unbind(export_id)
 
+    def _check_exported(self, start: int) -> None:
+        """Check that the server has all exports, about which it may say nothing but in its log.
+
+        Raises:
+            ServerError: it lacks one.
+        """
+        if lacking := set(self._exports) - self.current():
+            pseudo = ", ".join(sorted(self._exports[export_id].pseudo for export_id in lacking))
+            raise ServerError(f"{PROGRAM} does not export {pseudo}: {self._complaint(start)}")
+
     def _log_size(self) -> int:
         try:
-            return os.stat(_log_of(self.state_dir)).st_size
+            return os.stat(self.log).st_size
         except FileNotFoundError:
             return 0
 
     def _log(self, start: int) -> str:
         try:
-            with open(_log_of(self.state_dir), "rb") as file:
+            with open(self.log, "rb") as file:
                 file.seek(start)
                 return file.read().decode(errors="replace")
         except FileNotFoundError:
@@ -640,7 +738,7 @@ class Ganesha:
                 said = file.read().split("\n")[0].strip()
         except FileNotFoundError:
             said = ""
-        return said or f"see {_log_of(self.state_dir)}"
+        return said or f"see {self.log}"
 
     # -- what is exported: bind mounts on an empty file system ---------------------------------------
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from .. import files
 from ..versions import is_known, refusal
+from . import served
 from .ganesha import Ganesha, GaneshaExport
 from .plan import Mount
 from .server import ServerError
@@ -40,23 +41,48 @@ class GaneshaServer:
 
     async def change(self, mounts: Sequence[Mount], renewed: Sequence[Mount]) -> None:
         """See `Server.change`."""
-        self._mounts = mounts
-        if self._ganesha.pid is None:
-            return  # `check` starts it again
         exports = exports_of(mounts, self._ids)
-        # nfs-ganesha holds on to the root of an export, so a renewed mount must be seen to go and to come.
-        paths = {mount.path for mount in renewed}
-        if paths:
-            await self._ganesha.reload([export for export in exports if export.path not in paths])
-        await self._ganesha.reload(exports)
+        if self._ganesha.pid is None:
+            await self._ganesha.stop()
+            await self._ganesha.start(exports)
+        else:
+            paths = {mount.path for mount in renewed}
+            await self._ganesha.reload(exports, {export.export_id for export in exports if export.path in paths})
+        self._mounts = mounts
+
+    async def ask(self, mounts: Sequence[Mount]) -> served.Answers:
+        """See `Server.ask`. Its table are the exports whose root the process holds open."""
+        if self._ganesha.pid is None:
+            return served.Answers("nfs-ganesha has ended")
+        if not await self._ganesha.answers():
+            return served.Answers(f"nfs-ganesha does not answer; see {self._ganesha.log}")
+        ids = {export.path: export.export_id for export in exports_of(mounts, self._ids, keep=False)}
+        current = self._ganesha.current()
+
+        def complaint(mount: Mount) -> str | None:
+            if ids[mount.path] not in current:
+                return f"nfs-ganesha does not export it; see {self._ganesha.log}"
+            source = served.admitted_from(mount)
+            if source is None:
+                return None
+            host = self._ganesha.bind_addr or source
+            return served.by_lookup(host, self._ganesha.port, pseudo_path(mount), source)
+
+        return served.Answers(mounts=await served.each(mounts, complaint))
 
     async def check(self) -> str | None:
         """See `Server.check`."""
-        if self._ganesha.pid is not None:
+        if self._ganesha.pid is None:
+            await self._ganesha.stop()
+            await self.start(self._mounts)
+            return "nfs-ganesha had ended; started again"
+        current = self._ganesha.current()
+        exports = exports_of(self._mounts, self._ids, keep=False)
+        lost = {export.export_id for export in exports} - current
+        if not lost:
             return None
-        await self._ganesha.stop()
-        await self.start(self._mounts)
-        return "nfs-ganesha had ended; started again"
+        await self._ganesha.reload(exports, lost)
+        return f"nfs-ganesha did not export {', '.join(e.path for e in exports if e.export_id in lost)}; exported again"
 
     async def stop(self) -> None:
         """See `Server.stop`."""

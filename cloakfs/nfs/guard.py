@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from ..mounted import Mounted, mounted
 from ..pauses import pause
 from ..policy import is_in_file
 from ..unmount import KINDS, detach
-from . import leftover, root
+from . import leftover, root, served
 from .ending import end, wait_for_end
 from .plan import Mount, Plan
 from .server import Server, ServerError
@@ -41,6 +41,10 @@ VERSION = 1
 
 _CHECK_SECONDS = 5.0
 _RELOAD_SECONDS = 30.0
+_SERVED_SECONDS = 15.0
+"""How long what was just exported may take until the server serves it (mountd may just have started)."""
+
+_ASK_AGAIN_SECONDS = 0.1
 _END_STEPS = ((0, 0.5), (signal.SIGTERM, 2.0), (signal.SIGTERM, 5.0), (signal.SIGKILL, math.inf))
 """How long to wait for a daemon's end: first until its users have finished, then after a request to stop, after an
 order to stop at once, and after killing it.
@@ -57,6 +61,14 @@ _RELOADABLE = (
     "range_map", "cloak_list", "exempt", "policy", "squash", "anonuid", "anongid", "prefetch", "prefetch_limits",
     "probe_alarm", "probe_delay", "other",
 )  # fmt: skip
+
+
+class _NotTakenOver(ServerError):
+    """A plan could not be carried out; `left` has a line for each thing that is not as it was before."""
+
+    def __init__(self, why: str, left: Sequence[str] = ()) -> None:
+        super().__init__(why)
+        self.left = list(left)
 
 
 class NotMountedYet(ServerError):
@@ -107,6 +119,9 @@ class Guard:
         self._mount_command = mount_command
         self._watched: dict[str, Watched] = {}
         self._made: set[str] = set()  # directories
+        self._is_written = True
+        self._stats = served.Stats()
+        self._unknown: list[Mount] | None = None  # which mounts are new, if the server was not told of the last change
         self._change = trio.Lock()
         self._end = trio.Event()
         self._server_complaint: str | None = None
@@ -116,58 +131,100 @@ class Guard:
         """Serve until an order to stop.
 
         Raises:
-            ServerError: the service could not start; nothing is left of it.
+            ServerError: the service could not start, or was told to stop while it started; nothing is left of it.
+            OSError: likewise.
         """
+        failure: Exception | None = ServerError("told to stop while it was starting; nothing of it is left")
         try:
-            await self._begin()
-            self._bound = self._bind()
             with trio.open_signal_receiver(*_SIGNALS) as signals:
                 async with trio.open_nursery() as nursery:
                     self._tasks = tasks.Tasks(nursery)
-                    for watched in self._watched.values():
-                        self._start_watching(watched)
-                    self._tasks.keep("checking the server", self._check_server)
-                    self._tasks.keep("answering commands", self._listen)
+                    # An order to stop is obeyed from the beginning, and what was mounted until then is unmounted.
                     self._tasks.keep("handling signals", self._obey, signals)
-                    ready()
-                    await self._end.wait()
-                    nursery.cancel_scope.cancel()
+                    self._tasks.once("waiting for the end", self._cancel_at_end, nursery.cancel_scope)
+                    try:
+                        async with self._change:
+                            await self._begin()
+                        self._bound = self._bind()
+                        for watched in self._watched.values():
+                            self._start_watching(watched)
+                        self._tasks.keep("checking the server", self._check_server)
+                        self._tasks.keep("answering commands", self._listen)
+                        ready()
+                    except (ServerError, OSError) as exc:
+                        failure = exc
+                        self._end.set()
+                    else:
+                        failure = None
         finally:
             with trio.CancelScope(shield=True):
                 await self._finish()
+        if failure is not None:
+            raise failure
+
+    async def _cancel_at_end(self, scope: trio.CancelScope) -> None:
+        await self._end.wait()
+        scope.cancel()
 
     async def _begin(self) -> None:
-        wanted = {os.path.realpath(mount.path) for mount in self._plan.mounts}
-        for path, daemon in mounted().items():
-            if daemon.policy_dir == self._run_dir:  # an earlier guard of this service was killed
-                await _clear(path)
-            elif path in wanted:
-                raise ServerError(f"{path} is served already, by process {daemon.pid} (cloakfs umount {path})")
+        self._check_free(self._plan.mounts)
+        # First of all, so that what a guard leaves that is killed from now on is known.
+        self._write_down(self._plan.mounts)
         os.makedirs(self._plan.root, mode=0o755, exist_ok=True)
         await self._add(self._plan.mounts)
         self._write_down()
         await self._server.start(self._mounts())
+        await self._wait_until_served(self._mounts())
 
-    def _write_down(self, *before: Mount) -> None:
-        """Record what there is to take down, for the command that does so if this guard is killed."""
-        mounts = [*before, *(watched.mount for watched in self._watched.values())]
-        leftover.write(self._run_dir, self._plan.server, self._state_dir, mounts, self._made)
+    def _check_free(self, mounts: Sequence[Mount]) -> None:
+        """Check that nobody else serves a mount at the place of one of these.
+
+        Raises:
+            ServerError: somebody does.
+        """
+        there = mounted()
+        for mount in mounts:
+            path = os.path.realpath(mount.path)
+            daemon = there.get(path)
+            if daemon is not None and daemon.policy_dir != self._run_dir:
+                raise ServerError(f"{path} is served already, by process {daemon.pid} (cloakfs umount {path})")
+
+    def _write_down(self, more: Iterable[Mount] = ()) -> None:
+        """Record what there is to take down, for the command that does so if this guard is killed.
+
+        Args:
+            more: what may be there besides what is watched: mounts that are about to be made or unmounted.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        mounts = [*more, *(watched.mount for watched in self._watched.values())]
+        made = {*self._made, self._plan.root, *(mount.path for mount in mounts if not os.path.isdir(mount.path))}
+        leftover.write(self._run_dir, self._plan.server, self._state_dir, mounts, made)
+
+    def _try_to_write_down(self) -> None:
+        """Record what there is now; until that succeeds, the record has this and more."""
+        self._is_written = False
+        with contextlib.suppress(OSError):
+            self._write_down()
+            self._is_written = True
 
     async def _finish(self) -> None:
         await tasks.attempt("stopping the server", self._server.stop)
         async with trio.open_nursery() as nursery:
             for watched in self._watched.values():
                 nursery.start_soon(tasks.attempt, f"unmounting {watched.mount.path}", self._unmount, watched.mount)
-        with contextlib.suppress(OSError):  # others may use it, too
-            os.rmdir(self._plan.root)
+        for path in (*self._made, self._plan.root):
+            with contextlib.suppress(OSError):  # others may use it, too
+                os.rmdir(path)
 
     # -- mounts ------------------------------------------------------------------------------------
 
     async def _add(self, mounts: Sequence[Mount]) -> None:
-        """Make all of these mounts, or none. Those whose disk is not mounted (`mp`) wait for it.
+        """Make these mounts. Those whose disk is not mounted (`mp`) wait for it.
 
         Raises:
-            ServerError: one of the mounts cannot be made.
+            ServerError: one of the mounts cannot be made; the others are.
         """
         limit = trio.CapacityLimiter(_MOUNTS_AT_ONCE)
         failures: list[str] = []
@@ -186,9 +243,6 @@ class Guard:
             for mount in mounts:
                 nursery.start_soon(add, mount)
         if failures:
-            for mount in mounts:
-                self._watched.pop(mount.name, None)
-                await self._unmount(mount)
             raise ServerError(failures[0])
 
     async def _mount(self, mount: Mount) -> Watched:
@@ -207,11 +261,12 @@ class Guard:
         raise AssertionError("nobody cancels it")
 
     async def _run_mount(self, mount: Mount) -> Watched:
-        done = await trio.run_process(
-            [*self._mount_command, mount.source, mount.path, "-o", self._mount_options(mount),
-             "--client", mount.client, "--exports", self._entry_file(mount)],
-            capture_stdout=True, capture_stderr=True, check=False,
-        )  # fmt: skip
+        with leftover.mounting(self._run_dir) as held:
+            done = await trio.run_process(
+                [*self._mount_command, mount.source, mount.path, "-o", self._mount_options(mount),
+                 "--client", mount.client, "--exports", self._entry_file(mount)],
+                capture_stdout=True, capture_stderr=True, check=False, pass_fds=(held,),
+            )  # fmt: skip
         if done.returncode:
             said = done.stderr.decode("utf-8", "replace").strip().splitlines()
             raise ServerError(said[-1].removeprefix("cloakfs: ") if said else f"{mount.path}: not mounted")
@@ -244,6 +299,10 @@ class Guard:
             await _clear(mount.path)
         except (ServerError, OSError) as exc:
             log.error("%s", exc)  # noqa: TRY400  (one line)
+        self._tidy(mount)
+
+    def _tidy(self, mount: Mount) -> None:
+        """Remove what was made for a mount that is unmounted now."""
         with contextlib.suppress(OSError):
             os.unlink(self._entry_file(mount))
         if mount.path in self._made:
@@ -283,7 +342,11 @@ class Guard:
                     else:
                         watched.restarts += watched.pid != 0
                         watched.pid, watched.since, watched.complaint = again.pid, again.since, None
-                        log.info("%s: served again", path)
+                        try:
+                            await self._wait_until_served([watched.mount])
+                            log.info("%s: served again", path)
+                        except ServerError as exc:
+                            log.error("%s", exc)  # noqa: TRY400  (one line)
 
     def _mounts(self, *more: Mount) -> list[Mount]:
         """Return what to export now: the mounts without a complaint, and those in `more`."""
@@ -295,7 +358,11 @@ class Guard:
             if self._log is not None:
                 follow_rotation(self._log)
             async with self._change:
+                if not self._is_written:
+                    self._try_to_write_down()
                 try:
+                    if self._unknown is not None:
+                        await self._tell_server(self._unknown)
                     said = await self._server.check()
                     if said:
                         log.warning("%s", said)
@@ -317,52 +384,71 @@ class Guard:
             if new.problems:
                 return {"errors": [str(problem) for problem in new.problems], "status": 2}
             try:
-                told = await self._take_over(new)
-            except (ServerError, OSError) as exc:
+                with trio.CancelScope(shield=True):  # an order to stop waits until there is one state again
+                    told = await self._take_over(new)
+            except _NotTakenOver as exc:
                 log.error("reload: %s", exc)  # noqa: TRY400  (one line)
-                return {"errors": [str(exc)], "status": 1}
-            self._plan = new
+                return {"errors": [str(exc)], "status": 1, "left": exc.left}
             log.info("reloaded")
             return {"errors": [], "warnings": [str(warning) for warning in new.warnings], **told}
 
     async def _take_over(self, new: Plan) -> dict[str, list[str]]:
+        """Serve another plan. Whatever fails, what was done until then is undone.
+
+        Raises:
+            _NotTakenOver: the plan cannot be served; the old one is, except for what the exception names.
+        """
+        before = {name: (watched, watched.mount) for name, watched in self._watched.items()}
         wanted = {mount.name: mount for mount in new.mounts}
-        added = [mount for name, mount in wanted.items() if name not in self._watched]
+        added = [mount for name, mount in wanted.items() if name not in before]
         removed = [watched for name, watched in self._watched.items() if name not in wanted]
-        kept = [(self._watched[name], mount) for name, mount in wanted.items() if name in self._watched]
+        kept = [(self._watched[name], mount) for name, mount in wanted.items() if name in before]
         live = [(old, mount) for old, mount in kept if old.pid and _differ_live(old.mount, mount)]
         told = {mount.name for _, mount in live}
         renewed = [(old, mount) for old, mount in kept if old.mount != mount and mount.name not in told]
-        await self._add(added)  # the steps that may fail come first
-        done: list[tuple[Watched, Mount]] = []
+        read: list[Mount] = []
         try:
-            for old, mount in live:
-                before = old.mount
-                await self._reload_daemon(old, mount)
-                done.append((old, before))
+            self._check_free(added)
         except (ServerError, OSError) as exc:
-            left = await self._take_back(done)
-            for mount in added:
-                del self._watched[mount.name]
-                await self._unmount(mount)
-            raise ServerError("; ".join([str(exc), *left])) from exc
-        # The server must not pass several callers on to a mount that takes them for one, or unchecked requests on to
-        # one that relies on the check, not even for a moment.
-        withdrawn = [old.mount for old, mount in renewed if _is_trusted_anew(old.mount, mount)]
-        if withdrawn:
-            await self._server.change([mount for mount in self._mounts() if mount not in withdrawn], [])
-        for old, mount in renewed:
-            await self._renew(old, mount)
+            raise _NotTakenOver(str(exc)) from exc
+        try:
+            self._write_down(added)
+            await self._add(added)
+            for old, mount in live:
+                if old.mount != mount:
+                    await self._reload_daemon(old, mount)
+            # The server must not pass several callers on to a mount that takes them for one, or unchecked requests on
+            # to one that relies on the check, not even for a moment.
+            withdrawn = [old.mount for old, mount in renewed if _is_trusted_anew(old.mount, mount)]
+            if withdrawn:
+                await self._server.change([mount for mount in self._mounts() if mount not in withdrawn], [])
+            for old, mount in renewed:
+                await self._renew(old, mount)
+            for watched in removed:
+                watched.scope.cancel()
+                del self._watched[watched.mount.name]
+            await self._tell_server([mount for _, mount in renewed])
+            changed = {mount.path for mount in (*added, *(mount for _, mount in (*live, *renewed)))}
+            await self._wait_until_served([mount for mount in self._mounts() if mount.path in changed])
+            for watched in removed:
+                await _clear(watched.mount.path)
+            # What was in the file of a plug-in is not there any more to be read again: so this comes last.
+            for old, mount in live:
+                if old.mount == before[mount.name][1]:
+                    await self._reload_daemon(old, mount)
+                    read.append(mount)
+        except Exception as exc:
+            # Also after what nobody has foreseen, since a state in between is nobody's.
+            why = str(exc) if isinstance(exc, (ServerError, OSError)) else tasks.cause(exc)
+            raise _NotTakenOver(why, await self._take_back(before, added, read)) from exc
         for watched in removed:
-            watched.scope.cancel()
-            del self._watched[watched.mount.name]
+            self._tidy(watched.mount)
         for mount in added:
             self._start_watching(self._watched[mount.name])
-        self._write_down(*(watched.mount for watched in removed))
-        await self._server.change(self._mounts(), [mount for _, mount in renewed])
-        for watched in removed:
-            await self._unmount(watched.mount)
-        self._write_down()
+        for _, mount in renewed:
+            self._start_watching(self._watched[mount.name])
+        self._plan = new
+        self._try_to_write_down()
         return {
             "added": [mount.path for mount in added],
             "removed": [watched.mount.path for watched in removed],
@@ -370,22 +456,77 @@ class Guard:
             "renewed": [mount.path for _, mount in renewed],
         }
 
-    async def _take_back(self, done: Sequence[tuple[Watched, Mount]]) -> list[str]:
-        """Make daemons reload their previous options; return one line for each that may have changed nevertheless."""
-        left = []
-        for watched, before in done:
-            try:
-                if watched.mount != before:
-                    await self._reload_daemon(watched, before)
-            except (ServerError, OSError) as exc:
-                watched.mount = before  # when it is mounted again
-                left.append(f"{before.path} may keep the new options until it is mounted again ({exc})")
-                with contextlib.suppress(OSError):
-                    self._write_entry(before)
-            else:
-                if is_in_file(before.options.policy):
-                    left.append(f"{before.path} keeps the plug-in that it has read again")
+    async def _tell_server(self, renewed: Sequence[Mount]) -> None:
+        """Have the server export what there is now; if that fails, it is tried again whenever the server is checked."""
+        self._unknown = [*(self._unknown or ()), *renewed]
+        await self._server.change(self._mounts(), self._unknown)
+        self._unknown = None
+
+    async def _take_back(
+        self, before: Mapping[str, tuple[Watched, Mount]], added: Sequence[Mount], read: Sequence[Mount]
+    ) -> list[str]:
+        """Serve again what was served before; return one line for each thing that is not as it was.
+
+        Args:
+            before: what was watched, by name, each with the mount that it was then.
+            added: what has come since, as far as it was made.
+            read: what has read its plug-in again, and has the same options as before.
+        """
+        left = [_keeps_plugin(mount) for mount in read]
+        again: list[Mount] = []
+        touched = [name for name, (watched, _) in before.items() if watched.scope.cancel_called]
+        for name, (watched, mount) in before.items():
+            if watched.mount != mount:
+                left += await self._reload_back(watched, mount)
+            self._watched[name] = watched
+            if watched.scope.cancel_called:
+                self._watched[name], complaint = await self._put_back(watched, mount)
+                if self._watched[name].pid != watched.pid:
+                    again.append(mount)
+                left += complaint
+        for mount in added:
+            self._watched.pop(mount.name, None)
+        try:
+            await self._tell_server(again)
+            await self._wait_until_served([mount for mount in self._mounts() if mount in again])
+        except Exception as exc:
+            left.append(f"{exc} (it is tried again every {_CHECK_SECONDS:g} s)")
+        for mount in added:
+            await self._unmount(mount)
+        for name in touched:
+            self._start_watching(self._watched[name])
+        self._try_to_write_down()
         return left
+
+    async def _put_back(self, watched: Watched, mount: Mount) -> tuple[Watched, list[str]]:
+        """Return the old mount with a new watcher's scope, made again unless it is still there; and what is wrong."""
+        daemon = self._daemon(mount)
+        # A daemon that has been unmounted lives on for a while.
+        devices = [place.device for place in mountinfo.by_id().values() if place.path == os.path.realpath(mount.path)]
+        if daemon is not None and daemon.pid == watched.pid and daemon.device in devices[-1:]:
+            return replace(watched, scope=trio.CancelScope()), []
+        try:
+            made = await self._mount(mount)
+        except NotMountedYet as exc:
+            return replace(watched, pid=0, complaint=str(exc), scope=trio.CancelScope()), []
+        except Exception as exc:
+            complaint = str(exc)
+            return (
+                replace(watched, pid=0, complaint=complaint, scope=trio.CancelScope()),
+                [f"{mount.path} is not there again yet, and is tried again: {complaint}"],
+            )
+        return replace(watched, pid=made.pid, since=made.since, complaint=None, scope=trio.CancelScope()), []
+
+    async def _reload_back(self, watched: Watched, before: Mount) -> list[str]:
+        """Make a daemon reload its previous options; return a line if they may have changed nevertheless."""
+        try:
+            await self._reload_daemon(watched, before)
+        except Exception as exc:
+            watched.mount = before  # when it is mounted again
+            with contextlib.suppress(OSError):
+                self._write_entry(before)
+            return [f"{before.path} may keep the new options until it is mounted again ({exc})"]
+        return [_keeps_plugin(before)] if is_in_file(before.options.policy) else []
 
     async def _reload_daemon(self, old: Watched, mount: Mount) -> None:
         before = self._daemon(mount)
@@ -414,15 +555,46 @@ class Guard:
         raise ServerError(f"{mount.path}: its daemon did not reload within {_RELOAD_SECONDS:g} s")
 
     async def _renew(self, old: Watched, mount: Mount) -> None:
-        """Replace a mount by one with other options; if that fails, the watcher keeps trying."""
+        """Replace a mount by one with other options; `_take_over` starts to watch it.
+
+        Raises:
+            ServerError: it cannot be mounted; the old one is gone.
+            OSError: likewise.
+        """
         old.scope.cancel()
         await _clear(mount.path)
         try:
-            new = await self._mount(mount)
+            self._watched[mount.name] = await self._mount(mount)
+        except NotMountedYet as exc:
+            self._watched[mount.name] = Watched(mount, 0, time.time(), complaint=str(exc))
+
+    # -- what is served now ------------------------------------------------------------------------
+
+    async def _ask(self, mounts: Sequence[Mount]) -> served.Answers:
+        """Ask the server, and what it exports, whether these mounts are served at this moment."""
+        silent = await self._stats.ask(mount.path for mount in mounts)
+        try:
+            # Each request for what does not answer would keep one of the server's threads.
+            answers = await self._server.ask([mount for mount in mounts if mount.path not in silent])
         except (ServerError, OSError) as exc:
-            new = Watched(mount, 0, time.time(), complaint=str(exc))
-        self._watched[mount.name] = new
-        self._start_watching(new)
+            answers = served.Answers(f"it cannot be asked: {exc}")
+        return served.Answers(answers.server, {**answers.mounts, **silent})
+
+    async def _wait_until_served(self, mounts: Sequence[Mount]) -> None:
+        """Return when all these mounts are served.
+
+        Raises:
+            ServerError: one of them is not, or not soon enough.
+        """
+        deadline = trio.current_time() + _SERVED_SECONDS
+        while True:
+            answers = await self._ask(mounts)
+            said = [answers.server] if answers.server else [f"{path}: {why}" for path, why in answers.mounts.items()]
+            if not said:
+                return
+            if trio.current_time() > deadline:
+                raise ServerError(said[0])
+            await trio.sleep(_ASK_AGAIN_SECONDS)
 
     # -- orders ------------------------------------------------------------------------------------
 
@@ -460,7 +632,7 @@ class Guard:
                 order = (await stream.receive_some(100)).decode("ascii", "replace").strip()
                 match order:
                     case "status":
-                        answer = self.status()
+                        answer = await self.status()
                     case "reload":
                         answer = await self._reload()
                     case "down":
@@ -471,12 +643,13 @@ class Guard:
                 if order == "down":
                     self._end.set()
 
-    def status(self) -> dict[str, Any]:
-        """Return the state of the server and the mounts, ready for JSON."""
+    async def status(self) -> dict[str, Any]:
+        """Return the state of the server and the mounts, ready for JSON. All of them are asked now."""
+        answers = await self._ask(self._mounts())
         return {
             "pid": os.getpid(),
             "server": self._plan.server,
-            "complaint": self._server_complaint,
+            "complaint": answers.server or self._server_complaint,
             "mounts": [
                 {
                     "path": watched.mount.path,
@@ -487,7 +660,7 @@ class Guard:
                     "pid": watched.pid,
                     "since": watched.since,
                     "restarts": watched.restarts,
-                    "complaint": watched.complaint,
+                    "complaint": watched.complaint or answers.mounts.get(watched.mount.path),
                 }
                 for watched in sorted(self._watched.values(), key=lambda watched: watched.mount.path)
             ],
@@ -498,6 +671,10 @@ class Guard:
 def control_path(run_dir: str) -> str:
     """Return the socket on which the guard of the service with this directory takes orders."""
     return os.path.join(run_dir, "control")
+
+
+def _keeps_plugin(mount: Mount) -> str:
+    return f"{mount.path} keeps the plug-in that it has read again"
 
 
 def _differ_live(old: Mount, new: Mount) -> bool:
@@ -549,6 +726,7 @@ async def take_down(run_dir: str) -> None:
         ServerError: something else is mounted on top of a mount, or it is unknown what there is to end.
     """
     record = leftover.read(run_dir)
+    await leftover.wait_for_mounting(run_dir)
     if record is not None:
         await leftover.end_server(record)
     daemons = {path for path, daemon in mounted().items() if daemon.policy_dir == run_dir}

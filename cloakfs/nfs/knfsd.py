@@ -7,14 +7,18 @@ import re
 import subprocess
 import uuid
 from collections.abc import Iterable, Sequence
+from ipaddress import ip_network
 
 import trio
 
+from .. import hosts
+from ..config.clients import host_of
 from ..config.errors import Remark
 from ..config.files import files_of, read_all
 from ..config.lint import ROOT_FSID, beside_root, fsid_of
 from ..config.options import CONDITIONS
-from . import root
+from ..linux import mountinfo
+from . import root, served
 from .plan import Mount, Plan
 from .rpc import null_call
 from .server import ServerError, run
@@ -212,11 +216,47 @@ class Knfsd:
         await _unexport(pair for mount in self._mounts if (pair := (mount.path, mount.client)) not in wanted)
         before = {mount: export_options(mount) for mount in self._mounts}
         self._mounts = tuple(mounts)
+        lost = await _unlisted(mounts)
         for mount in mounts:
             if before.get(mount) != export_options(mount) or mount in renewed:
                 await _export(mount)
+            elif mount in lost:  # somebody else's doing, which need not keep others from their change
+                with contextlib.suppress(ServerError):
+                    await _export(mount)
         # The kernel caches the root of an export, and where it is mounted.
         await run("exportfs", "-f")
+
+    async def ask(self, mounts: Sequence[Mount]) -> served.Answers:
+        """See `Server.ask`."""
+        if not _threads():
+            return served.Answers("the kernel's NFS server has no threads (rpc.nfsd, systemctl status nfs-server)")
+        versions = _versions()
+        for version in versions:
+            if not await _answers(_PORT, _NFS, version):
+                return served.Answers(f"the kernel's NFS server does not answer on port {_PORT}")
+        exported, top = _exported(), _root_of_nfs4()
+
+        def complaint(mount: Mount) -> str | None:
+            if not _is_listed(mount, exported):
+                return f"the server's table does not list it for {mount.client} (exportfs -v)"
+            host = host_of(mount.client)
+            if host is not None and (why := hosts.complaint(host)):
+                return f"{host} cannot be resolved ({why}), so that mountd does not know this client any more"
+            source = served.admitted_from(mount)
+            if source is None:
+                return None
+            # It listens on the address from which this machine asks.
+            if 4 not in versions:
+                return served.by_mount(source, mount.path, source)
+            below_top = f"{mount.path}/".startswith(f"{top.rstrip('/')}/")
+            path = mount.path[len(top.rstrip("/")) :] if below_top else mount.path
+            said = served.by_lookup(source, _PORT, path, source)
+            # The root of NFSv4 does not concern clients of NFSv3.
+            if said and 3 in versions and served.by_mount(source, mount.path, source) is None:
+                return None
+            return said
+
+        return served.Answers(mounts=await served.each(mounts, complaint))
 
     async def check(self) -> str | None:
         """See `Server.check`."""
@@ -228,11 +268,15 @@ class Knfsd:
             said = "rpc.mountd had ended; started again"
             self._mountd = subprocess.Popen(self._mountd.args, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                             stderr=subprocess.DEVNULL)  # fmt: skip
-        exported = _exported()
-        for mount in self._mounts:
-            if mount.path not in exported:
-                said = said or f"{mount.path} was not exported any more (exportfs -r, or a restart?); exported again"
+        failure = None
+        for mount in await _unlisted(self._mounts):
+            try:
                 await _export(mount)
+                said = said or f"{mount.path} was not exported any more (exportfs -r, or a restart?); exported again"
+            except ServerError as exc:
+                failure = failure or exc
+        if failure is not None:
+            raise failure
         return said
 
     async def stop(self) -> None:
@@ -271,8 +315,15 @@ def _specification(path: str, client: str) -> str:
 
 
 async def _export(mount: Mount) -> None:
+    """Export a mount.
+
+    Raises:
+        ServerError: exportfs refuses, or says that it has exported it, and has not: to an unknown host, for example.
+    """
     where = _specification(mount.path, mount.client)
-    await run("exportfs", "-o", export_options(mount), where, hint="apt install nfs-kernel-server")
+    said = await run("exportfs", "-o", export_options(mount), where, hint="apt install nfs-kernel-server", errors=True)
+    if await _unlisted([mount]):
+        raise ServerError(f"{mount.path}: exportfs did not export it to {mount.client}: {' '.join(said.split())}")
 
 
 def _threads() -> int:
@@ -288,11 +339,58 @@ def _versions() -> list[int]:
     return [version for version in (3, 4) if f"+{version}" in words]
 
 
-def _exported() -> set[str]:
-    """Return the paths that mountd would let clients mount."""
-    with contextlib.suppress(OSError), open(_ETAB, encoding="utf-8", errors="surrogateescape") as file:
-        return {line.split("\t")[0] for line in file}
-    return set()
+def _exported() -> dict[str, set[str]]:
+    """Return the paths that mountd would let clients mount, each with these clients, as mountd calls them."""
+    found: dict[str, set[str]] = {}
+    with contextlib.suppress(OSError), open(_ETAB, "rb") as file:
+        for line in file:
+            path, tab, rest = line.partition(b"\t")
+            if tab:
+                client = os.fsdecode(rest.partition(b"(")[0])
+                found.setdefault(mountinfo.unescaped(path), set()).add(client)
+    return found
+
+
+def _root_of_nfs4() -> str:
+    """Return the path of which NFSv4 clients see nothing: `/`, unless an administrator has exported another as root."""
+    with contextlib.suppress(OSError), open(_ETAB, "rb") as file:
+        for line in file:
+            path, _, to = line.rstrip(b"\n").partition(b"\t")
+            if b"fsid=0" in re.split(rb"[(),]", to):
+                return mountinfo.unescaped(path)
+    return "/"
+
+
+async def _unlisted(mounts: Sequence[Mount]) -> list[Mount]:
+    """Return those of the mounts that the server's table does not list for their clients."""
+
+    def find() -> list[Mount]:
+        exported = _exported()
+        return [mount for mount in mounts if not _is_listed(mount, exported)]
+
+    return await trio.to_thread.run_sync(find)  # it may wait for DNS
+
+
+def _is_listed(mount: Mount, exported: dict[str, set[str]]) -> bool:
+    """Whether the server's table lists a mount for its client, also if it calls the client otherwise.
+
+    exportfs writes the canonical name of a host, and an address as it likes.
+    """
+    clients = exported.get(mount.path, set())
+    return mount.client in clients or any(_is_same(mount.client, other) for other in clients)
+
+
+def _is_same(one: str, other: str) -> bool:
+    try:
+        return ip_network(one, strict=False) == ip_network(other, strict=False)
+    except ValueError:
+        pass
+    if host_of(one) is None or host_of(other) is None:
+        return False
+    try:
+        return not hosts.addresses_of(one).isdisjoint(hosts.addresses_of(other))
+    except (OSError, UnicodeError):
+        return False
 
 
 async def _answers(port: int, program: int, version: int) -> bool:

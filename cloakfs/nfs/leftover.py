@@ -4,10 +4,13 @@ The guard records what it has made in its directory below /run, so that a later 
 """
 
 import contextlib
+import fcntl
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+
+import trio
 
 from .. import files
 from ..linux import process
@@ -19,6 +22,9 @@ from .server import ServerError
 
 VERSION = 1
 """The version of the record."""
+
+_MOUNTING_SECONDS = 60.0
+_LOOK_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +100,47 @@ async def end_server(record: Record) -> None:
         await ganesha.stop()
 
 
+@contextlib.contextmanager
+def mounting(run_dir: str) -> Iterator[int]:
+    """Give a descriptor to be inherited by a command that mounts: while it runs, `wait_for_mounting` waits."""
+    held = os.open(_mounting_path(run_dir), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        yield held
+    finally:
+        os.close(held)
+
+
+async def wait_for_mounting(run_dir: str) -> None:
+    """Wait until no command mounts any more that a guard has started which was killed meanwhile.
+
+    What such a command has yet to mount could not be found.
+
+    Raises:
+        ServerError: one does not come to an end.
+    """
+    try:
+        held = os.open(_mounting_path(run_dir), os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        with trio.move_on_after(_MOUNTING_SECONDS):
+            while True:
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return
+                await trio.sleep(_LOOK_SECONDS)
+    finally:
+        os.close(held)
+    raise ServerError(f"a mount that was begun is not finished yet; see who has {_mounting_path(run_dir)} open (fuser)")
+
+
+def _mounting_path(run_dir: str) -> str:
+    return os.path.join(run_dir, "mounting")
+
+
 def remove_directories(record: Record) -> None:
     """Remove the directories that the guard made, after unmounting."""
-    for path in record.made:
+    for path in sorted(record.made, reverse=True):
         with contextlib.suppress(OSError):
             os.rmdir(path)

@@ -8,6 +8,7 @@ from typing import Protocol
 import trio
 
 from .plan import Mount
+from .served import Answers
 
 
 class ServerError(Exception):
@@ -33,6 +34,13 @@ class Server(Protocol):
             ServerError: the change failed; what is exported is then undefined, and another `change` may follow.
         """
 
+    async def ask(self, mounts: Sequence[Mount]) -> Answers:
+        """Ask the server, now, whether it exports these mounts to their clients; takes little more than a few seconds.
+
+        It is asked what its own table lists. Where this machine is a client that an export admits, it is also asked
+        over NFS, as that client.
+        """
+
     async def check(self) -> str | None:
         """Repair what others did to the server since the last call.
 
@@ -44,8 +52,8 @@ class Server(Protocol):
         """Stop exporting the mounts, and stop the server if `start` had started it. Never raises ServerError."""
 
 
-async def run(*command: str, hint: str = "") -> str:
-    """Run a program and return its standard output.
+async def run(*command: str, hint: str = "", errors: bool = False) -> str:
+    """Run a program and return its standard output, or what it has written to standard error (`errors`).
 
     Raises:
         ServerError: it is not installed (`hint` says what to do) or fails; the text is its own error output.
@@ -61,4 +69,4 @@ async def run(*command: str, hint: str = "") -> str:
         raise ServerError(
             f"{' '.join(command)}: {said or f'exit status {done.returncode}'}" + (f"; {hint}" if hint else "")
         )
-    return done.stdout.decode("utf-8", "replace")
+    return (done.stderr if errors else done.stdout).decode("utf-8", "replace")

@@ -26,7 +26,7 @@ class Service:
         name: its name.
         pid: the pid of its guard; 0 if that is not known.
         server: "knfsd" or "ganesha"; "" if that is not known.
-        complaint: why it is not healthy as a whole, in one line; None if it is, or is just starting or stopping.
+        complaint: why it is not healthy as a whole, in one line; None if it is, or if there is nothing of it yet.
         mounts: its mounts, by mount point, each as in the answer of the guard (`Guard.status`).
     """
 
@@ -97,8 +97,17 @@ def _mounts_of(record: leftover.Record | None) -> dict[str, dict[str, Any]]:
 def _unanswered(name: str) -> Service:
     """Return the state of a service whose guard cannot be asked: it has died, or is just starting or stopping."""
     record = _left(name)
-    if record is None or record.is_watched:
+    if record is None:
         return Service(name)
+    if record.is_watched:
+        return Service(
+            name,
+            record.pid,
+            record.server,
+            f"it is just starting or stopping, and not served (process {record.pid}; cloakfs export down --name {name} "
+            "stops it)",
+            _mounts_of(record),
+        )
     return Service(
         name,
         record.pid,

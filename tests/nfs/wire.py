@@ -71,6 +71,11 @@ class Wire(Connection):
         else:
             self._compound(handle, struct.pack("!I", 38) + bytes(16) + struct.pack("!QI", 0, 2) + opaque(data))
 
+    def setattr_mode(self, handle: bytes, mode: int) -> None:
+        """Change the mode, by the anonymous state id (NFSv4 only)."""
+        attributes = struct.pack("!III", 2, 0, 1 << 1) + opaque(struct.pack("!I", mode))
+        self._compound(handle, struct.pack("!I", 34) + bytes(16) + attributes)
+
     def lookup(self, handle: bytes, name: bytes) -> bytes:
         """The handle of a name in a directory."""
         if self.version == 3:

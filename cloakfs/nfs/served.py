@@ -1,0 +1,130 @@
+"""Whether exports are served at this moment: what there is to ask, with a time limit for each answer."""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import trio
+
+from .. import hosts
+from . import rpc
+from .plan import Mount
+
+SECONDS = 2.0
+"""The limit for the answers of all mounts, and then again for those of the server.
+
+Together, this is below the patience of `cloakfs status`.
+"""
+
+_CALL_SECONDS = 1.5
+_CALLS_AT_ONCE = 16
+_STATS_AT_ONCE = 64
+
+Complaint = str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What a server was asked, and found wanting.
+
+    Attributes:
+        server: why the server as a whole does not serve, in one line; None if it answers.
+        mounts: by path, why a mount is not served, in one line. A mount that is not here is served.
+    """
+
+    server: Complaint = None
+    mounts: dict[str, str] = field(default_factory=dict)
+
+
+async def each(mounts: Sequence[Mount], ask: Callable[[Mount], Complaint]) -> dict[str, str]:
+    """Ask about several mounts in threads; return the complaints by path. `ask` must have a time limit of its own."""
+    limit = trio.CapacityLimiter(_CALLS_AT_ONCE)
+    said: dict[str, str] = {mount.path: f"no answer within {SECONDS:g} s" for mount in mounts}
+
+    async def one(mount: Mount) -> None:
+        complaint = await trio.to_thread.run_sync(ask, mount, abandon_on_cancel=True, limiter=limit)
+        if complaint is None:
+            del said[mount.path]
+        else:
+            said[mount.path] = complaint
+
+    with trio.move_on_after(SECONDS):
+        async with trio.open_nursery() as nursery:
+            for mount in mounts:
+                nursery.start_soon(one, mount)
+    return said
+
+
+def admitted_from(mount: Mount) -> str | None:
+    """Return the address from which this machine is a client of a mount, by AUTH_SYS; None if it is not (known to be).
+
+    Waits for DNS.
+    """
+    flavours = (dict(mount.options.other).get("sec") or "sys").split(":")
+    return hosts.own_address(mount.client) if {"sys", "unix"} & set(flavours) else None
+
+
+def by_lookup(host: str, port: int, path: str, source: str) -> Complaint:
+    """Look up what clients mount over NFSv4, as a client that is admitted; return why that fails."""
+    names = [name for name in path.split("/") if name]
+    try:
+        status = rpc.lookup(host, port, names, source, _CALL_SECONDS)
+    except OSError as exc:
+        return f"the server gives no answer to a LOOKUP of {path}: {exc.strerror or exc}"
+    return _refusal(path, status)
+
+
+def by_mount(host: str, path: str, source: str) -> Complaint:
+    """Do the same as `by_lookup` over NFSv3."""
+    try:
+        status = rpc.mount(host, path, source, _CALL_SECONDS)
+    except OSError as exc:
+        return f"the server gives no answer to a MOUNT of {path}: {exc.strerror or exc}"
+    return _refusal(path, status)
+
+
+def _refusal(path: str, status: int) -> Complaint:
+    # WRONGSEC comes from the export. Without version 4.0, the server cannot be asked by so little.
+    if status in (rpc.OK, rpc.WRONGSEC, rpc.MINOR_VERS_MISMATCH):
+        return None
+    return f"the server refuses {path} to a client that it should admit: {rpc.described(status)}"
+
+
+class Stats:
+    """Asks what is exported for an answer, each in a thread. A thread that hangs is not joined by a second one."""
+
+    def __init__(self) -> None:
+        self._limit = trio.CapacityLimiter(_STATS_AT_ONCE)
+        self._asked: dict[str, float] = {}  # path -> when
+
+    async def ask(self, paths: Iterable[str]) -> dict[str, str]:
+        """Return, by path, why stat(2) or statvfs(2) fails there, or that it has not returned for so long."""
+        said: dict[str, str] = {}
+
+        async def one(path: str) -> None:
+            if path not in self._asked:
+                self._asked[path] = time.monotonic()
+                with trio.move_on_after(SECONDS):
+                    failure = await trio.to_thread.run_sync(
+                        self._answer, path, abandon_on_cancel=True, limiter=self._limit
+                    )
+                    if failure is not None:
+                        said[path] = f"it does not answer: {failure}"
+                    return
+            said[path] = f"it has not answered for {time.monotonic() - self._asked.get(path, 0):.0f} s"
+
+        async with trio.open_nursery() as nursery:
+            for path in paths:
+                nursery.start_soon(one, path)
+        return said
+
+    def _answer(self, path: str) -> Complaint:
+        try:
+            os.stat(path)
+            os.statvfs(path)  # the kernel may know the attributes, but asks the daemon for this
+        except OSError as exc:
+            return exc.strerror or str(exc)
+        finally:
+            self._asked.pop(path, None)
+        return None
