@@ -172,6 +172,8 @@ def _lines(mount: Mounted, words: str, *, in_full: bool) -> list[tuple[str, str]
     ]
     if mount.failure:
         lines.append(("not reloaded", mount.failure))
+    if mount.numbers:
+        lines.append(("numbers", mount.numbers))
     busiest = sorted(mount.requests.items(), key=lambda item: -item[1])[:6]
     lines.append(("requests", ", ".join(f"{name} {count:,}" for name, count in busiest) or "none"))
     refused = [f"{what} {count:,}" for what, count in mount.refused.items() if count]

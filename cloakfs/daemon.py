@@ -36,7 +36,7 @@ from .policy import PolicyError, is_in_file, load_policy
 from .reader import Reader
 from .supervisor import Supervisor
 from .tasks import Tasks
-from .tree.index import Index
+from .tree.index import MEMORY, Index, Unstored
 from .tree.nodes import Nodes
 from .versions import VersionError
 from .views import ViewError, Views
@@ -123,7 +123,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             stack.callback(below.close)
         try:
             policy = load_policy(settings.options.policy, settings.options, settings.policy_dir)
-            index = Index(os.path.join(state, keptstate.INDEX), behind=not settings.mount_options.is_exported)
+            index = _index(settings, os.path.join(state, keptstate.INDEX))
             stack.callback(index.close)
             nodes = _nodes(settings, index, min(most // 4, 4096))
             stack.callback(nodes.close)
@@ -140,6 +140,8 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             raise MountError(str(exc)) from exc
         except sqlite3.Error as exc:
             raise MountError(f"{state}: {exc}; {_way_out(exc)}") from exc
+        except Unstored as exc:
+            raise MountError(f"{exc.filename}: {exc.strerror}; make room on its file system") from exc
         except OSError as exc:
             raise MountError(f"{settings.source}: {exc.strerror}") from exc
         _warn_of_handles(nodes)
@@ -175,7 +177,9 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         try:
             keptstate.keep_record(settings.source, settings.target, exported=settings.mount_options.is_exported)
         except OSError as exc:
-            raise MountError(f"{exc.filename or state}: {exc.strerror}") from exc
+            if settings.mount_options.is_exported:
+                raise MountError(f"{exc.filename or state}: {exc.strerror}") from exc
+            log.warning("%s: %s; cloakfs prune will not know what this state is of", state, exc.strerror)
         attached = mountpoint.attach(
             settings.source,
             settings.target,
@@ -254,6 +258,28 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
 def _only_one(group: BaseExceptionGroup[MountError]) -> MountError:
     exc = group.exceptions[0]
     return _only_one(exc) if isinstance(exc, BaseExceptionGroup) else exc
+
+
+def _index(settings: Settings, path: str) -> Index:
+    """Return where numbers are kept. For a mount that nothing exports, that is in memory if the file cannot be used.
+
+    Raises:
+        OSError: the file of an exported mount cannot be opened.
+        sqlite3.Error: it cannot be used.
+        VersionError: its version is unknown.
+    """
+    if settings.mount_options.is_exported:
+        return Index(path)
+    try:
+        return Index(path, behind=True)
+    except (OSError, sqlite3.Error) as exc:
+        trouble = f"{path}: {exc.strerror if isinstance(exc, OSError) else exc}"
+        log.warning(
+            "%s; inode numbers and file handles are in memory, and others from the next mount on (%s)",
+            trouble,
+            _way_out(exc),
+        )
+        return Index(MEMORY, behind=True, trouble=trouble)
 
 
 def _nodes(settings: Settings, index: Index, max_fds: int) -> Nodes:
@@ -404,9 +430,9 @@ def _refuse_to_serve_itself(settings: Settings) -> None:
             )
 
 
-def _way_out(exc: sqlite3.Error) -> str:
+def _way_out(exc: OSError | sqlite3.Error) -> str:
     """Say what to do about an index that cannot be opened. Nothing is lost if there is merely no room."""
-    if getattr(exc, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+    if isinstance(exc, OSError) or Unstored(exc, "").errno == errno.ENOSPC:
         return "make room on its file system"
     return "move it away to start with an empty one (old file handles become stale)"
 
@@ -518,12 +544,14 @@ class _Daemon:
         while True:
             await trio.sleep(_COMMIT_SECONDS)
             linux.act_as_daemon()
-            with contextlib.suppress(sqlite3.Error):  # it is logged, and raised again when a number is needed
-                self._index.commit()
+            with contextlib.suppress(Unstored):  # it is logged, and raised again when a number is needed
+                while self._index.commit():
+                    await trio.sleep(0)
+                    linux.act_as_daemon()
 
     async def _keep_house(self) -> None:
         garbage.spare_survivors()
-        requests, answered = self._filesystem.requests, -1
+        requests, answered, trouble = self._filesystem.requests, -1, ""
         while True:
             await trio.sleep(_IDLE_SECONDS)
             before, answered = answered, sum(requests.counts().values())
@@ -545,8 +573,11 @@ class _Daemon:
             self._publish_rules()
             try:
                 await trio.to_thread.run_sync(self._checkpoint)
-            except sqlite3.Error:
-                log.exception("the log of the index could not be merged; it grows until this succeeds")
+                trouble = ""
+            except sqlite3.Error as exc:
+                if trouble != str(exc):  # not every few seconds
+                    trouble = str(exc)
+                    log.warning("the log of the index cannot be merged, and grows until it can be: %s", trouble)
 
     def _checkpoint(self) -> None:
         linux.act_as_daemon()
@@ -616,7 +647,17 @@ class _Daemon:
 
     def _publish_rules(self) -> None:
         linux.act_as_daemon()
-        self._published.rules([asdict(fact) for fact in self._filesystem.remembered()], self._access())
+        remembered = [asdict(fact) for fact in self._filesystem.remembered()]
+        self._published.rules(remembered, self._access(), self._numbers())
+
+    def _numbers(self) -> str:
+        """Return what is wrong with the numbers of objects; "" if nothing is."""
+        trouble = self._index.trouble
+        if trouble is None:
+            return ""
+        if self._settings.mount_options.is_exported:
+            return f"cannot be stored, so that nothing can be made or looked up for the first time ({trouble})"
+        return f"in memory, and lost when the daemon ends ({trouble})"
 
     def _access(self) -> str:
         words = self._settings.mount_options

@@ -58,6 +58,7 @@ class Mounted:
         access: who checks permissions (`kernelcheck.who_checks`); "" if it was not published.
         refused: how often callers were refused more than their share, by what they wanted more of; some seconds old.
         lacking: what this machine does not let the daemon do, one line each.
+        numbers: what is wrong with inode numbers and file handles; "" if nothing is.
         since: when it was mounted, in seconds since 1970; 0 if this was not published.
         given: the options after `-o` of the mount, as they were given; empty if they were not published.
         version: the version of the published state; if it is not known, only the fields that are in every version
@@ -79,6 +80,7 @@ class Mounted:
     access: str = ""
     refused: Mapping[str, int] = field(default_factory=dict)
     lacking: Sequence[str] = ()
+    numbers: str = ""
     since: float = 0
     given: Sequence[str] = ()
     version: int = 0
@@ -192,10 +194,11 @@ class PublishedState:
             self._now = replace(self._now, lacking=problems)
             self._try_to_write()
 
-    def rules(self, remembered: Sequence[Mapping[str, Any]], access: str) -> None:
-        """Publish what the kernel may remember of the mount, and who checks permissions."""
-        if remembered != self._now.remembered or access != self._now.access:
-            self._now = replace(self._now, remembered=remembered, access=access)
+    def rules(self, remembered: Sequence[Mapping[str, Any]], access: str, numbers: str = "") -> None:
+        """Publish what the kernel may remember, who checks permissions, and what is wrong with numbers of objects."""
+        now = self._now
+        if (remembered, access, numbers) != (now.remembered, now.access, now.numbers):
+            self._now = replace(now, remembered=remembered, access=access, numbers=numbers)
             self._try_to_write()
 
     def _try_to_write(self) -> None:

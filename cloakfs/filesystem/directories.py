@@ -17,6 +17,7 @@ from .. import linux
 from ..ids import ClientId
 from ..tree import calls
 from ..tree.door import INSIDER, sees
+from ..tree.index import Unstored
 from ..tree.knownmounts import TooSoon
 from ..tree.nodes import Nodes
 from ..tree.objects import Object, Stale
@@ -24,7 +25,7 @@ from ..turns import SLICE_SECONDS
 from .entered import Entered
 from .handles import OpenDirectory
 from .names import Names
-from .pyfuse3memory import is_name_only, keeps_listings, name_only, opened, requester
+from .pyfuse3memory import UNKNOWN_INODE, is_name_only, keeps_listings, name_only, opened, requester
 from .request import answers
 
 # stat(2) is timed for up to this many names of a batch. For a name that is in memory, it takes less than this:
@@ -398,7 +399,11 @@ class Directories(Names):
             if isinstance(exc, PermissionError) and not isinstance(exc, TooSoon):
                 return None  # see `Nodes.stat`
             raise
-        return self._shown(at, name, self.nodes.resolve(fd, at.obj, name, info), info, kind)
+        try:
+            obj = self.nodes.resolve(fd, at.obj, name, info)
+        except Unstored:
+            return name_only(UNKNOWN_INODE, kind)  # it can be listed all the same
+        return self._shown(at, name, obj, info, kind)
 
     def _shown(self, at: Entered, name: bytes, obj: Object, info: linux.Stat, kind: int) -> EntryAttributes | None:
         is_ready = not stat.S_ISDIR(info.st_mode) or self.cache.is_ready(at.number, obj, at.hearer)

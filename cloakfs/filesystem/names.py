@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import logging
 import os
 import stat
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from .. import linux
 from ..ids import ClientId
 from ..tree import calls
 from ..tree.door import INSIDER, note_unmade, sees, sees_made, surely_may
+from ..tree.index import Unstored
 from ..tree.knownmounts import TooSoon
 from ..tree.objects import ROOT, Object, Stale
 from . import exactly
@@ -35,6 +37,8 @@ def _absent_for(seconds: float) -> EntryAttributes:
 
 # The same as ENOENT for the kernel, and cheaper than an exception. Nobody changes it.
 _ABSENT = _absent_for(0.0)
+
+log = logging.getLogger(__name__)
 
 _Remove = Callable[[linux.Credentials, int, bytes], None]  # `calls.unlink` or `calls.rmdir`
 
@@ -214,11 +218,13 @@ class Names(Core):
     async def _enter_to_make(self, inode: InodeT, name: bytes, mode: int, ctx: RequestContext) -> Entered:
         """Let in a request that makes `name`.
 
-        An object that its maker would not be allowed to see is not made at all (EACCES): nobody could remove it.
+        An object that its maker would not be allowed to see is not made at all (EACCES): nobody could remove it. Nor is
+        one that would not get a number.
         """
         if self._is_top(inode):
             raise FUSEError(errno.EROFS)
         at = await self._enter(inode, ctx)
+        self.nodes.require_room()
         if at.view.judges and at.who is not INSIDER:
             uid, gid = at.who.uid, at.who.gid
             if at.view.below is not None:
@@ -260,6 +266,7 @@ class Names(Core):
 
         with self.probing.making(at, name, ctx):
             fd = await self._do(at, work)
+        own = -1
         try:
             at = await self._again(at, inode, ctx)
             if fd < 0:
@@ -269,11 +276,28 @@ class Names(Core):
                 at = await self._again_asked(at, fd, inode, ctx)
                 if not sees(at.view, at.who, name, info, fd):
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            if self.exported:
+                own = self._with_descriptor(calls.dup, fd)  # holds the object, which is to be recognized (`_unmake`)
         except BaseException:
             if fd >= 0:
                 calls.close(fd)
             raise
-        return self.replies.hand_out(at, name, fd, info)
+        try:
+            return self.replies.hand_out(at, name, fd, info)
+        except Unstored:
+            await self._unmake(at, name, own, info)
+            raise
+        finally:
+            if own >= 0:
+                calls.close(own)
+
+    async def _unmake(self, at: Entered, name: bytes, fd: int, info: linux.Stat) -> None:
+        """Remove again what was just made, to which `fd` refers, because it cannot get a number."""
+        call: _Remove = calls.rmdir if stat.S_ISDIR(info.st_mode) else calls.unlink
+        try:
+            await self._do(at, partial(_removed_exactly, call=call, name=name, seen=fd, info=info))
+        except OSError as exc:
+            log.warning("%r cannot get a number, and cannot be removed again either (%s)", name, exc.strerror)
 
     def _made_as(
         self, at: Entered, name: bytes, fd: int, *, is_there: bool, is_new: bool = False
@@ -363,7 +387,12 @@ class Names(Core):
                 who = linux.ANYBODY if at.obj.filesystem.has_posix_rules else linux.ROOT
                 path_fd = self._with_descriptor(calls.find_again, who, fd)
             taken, path_fd = path_fd, -1
-            obj, info, entry = self._made_as(at, name, taken, is_there=is_there, is_new=is_new)
+            try:
+                obj, info, entry = self._made_as(at, name, taken, is_there=is_there, is_new=is_new)
+            except Unstored:
+                if not is_old:
+                    await self._unmake(at, name, fd, calls.fstat(fd))
+                raise
             if is_old and flags & os.O_TRUNC:
                 # It lost its set-id bits. Others may know it by other names, and the kernel holds the directory's lock.
                 await self.cache.emptied(at.number, at.obj, obj)

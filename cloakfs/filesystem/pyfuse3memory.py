@@ -68,6 +68,10 @@ _entry: Any = _name_only  # only a patched one has a `nodeid`, and to wrap each 
 _nodeid = _nodeid_of(_entry)
 
 
+UNKNOWN_INODE = 0xFFFFFFFF
+"""The inode number of an entry that has none (FUSE_UNKNOWN_INO in lib/fuse.c of libfuse)."""
+
+
 def name_only(ino: int, kind: int) -> EntryAttributes:
     """Return an entry with this inode number and type (DT_…), valid until the next call.
 

@@ -4,8 +4,10 @@ There is one SQLite database per mount, in WAL mode: a commit survives the daemo
 machine costs at most the last numbers. A number lost in this way may name another object later, but with another
 generation (`nodes`), so that an old handle is refused rather than misdirected.
 
-What an NFS server exports must be committed before a client gets a handle. On local mounts the commit comes up to a
-second after the answer (`behind`): if the daemon is killed in between, a handle from that second is ESTALE.
+What an NFS server exports must be committed before a client gets a handle; what cannot be committed gets no number
+(`Unstored`). On local mounts the commit comes up to a second after the answer (`behind`): if the daemon is killed in
+between, a handle from that second is ESTALE. What cannot be committed there is kept in memory until it can be, and if
+the database turns out to be damaged, everything is.
 
 The database has a version (`PRAGMA user_version`). The database of an earlier cloakfs is migrated to the present
 version when it is opened, and keeps every number, key and secret, so that handles stay valid.
@@ -15,12 +17,14 @@ close together in the database, so that a million new objects are not a million 
 """
 
 import contextlib
+import errno
 import logging
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from .. import linux
 from ..versions import VersionError, is_known, refusal
@@ -28,8 +32,20 @@ from ..versions import VersionError, is_known, refusal
 log = logging.getLogger(__name__)
 
 # How many deleted objects are collected before they are removed from the database together, and how many new ones are
-# not put into it yet.
+# put into it together.
 _MANY = 1000
+
+MEMORY = ":memory:"
+"""The path of an index that is in memory alone."""
+
+# What a failure of SQLite is to whoever asked (https://www.sqlite.org/rescode.html); anything else is EIO.
+_ERRNOS = {
+    sqlite3.SQLITE_FULL: errno.ENOSPC,
+    sqlite3.SQLITE_NOMEM: errno.ENOMEM,
+    sqlite3.SQLITE_READONLY: errno.EROFS,
+    sqlite3.SQLITE_BUSY: errno.EAGAIN,
+}
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 VERSION = 2
 """The version of the database that this cloakfs writes."""
@@ -76,55 +92,96 @@ def _key(handle: bytes) -> bytes:
     return handle[:8] + handle[8:end][::-1] + handle[end:]
 
 
+class Unstored(OSError):
+    """A number cannot be made durable, or found: ENOSPC if the disk is full.
+
+    Attributes:
+        numbers: those that were given since the last commit, and are void: nobody may have been told of them.
+    """
+
+    def __init__(self, exc: sqlite3.Error, path: str, numbers: Iterable[int] = ()) -> None:
+        code = _ERRNOS.get(_code(exc) & 0xFF, errno.EIO)
+        super().__init__(errno.ENOSPC if _code(exc) == sqlite3.SQLITE_IOERR_SHMSIZE else code, str(exc), path)
+        self.numbers = frozenset(numbers)
+
+
+def _code(exc: sqlite3.Error) -> int:
+    """Return the extended result code of SQLite; 0 if the error is not its own."""
+    return int(getattr(exc, "sqlite_errorcode", 0))
+
+
 class Index:
     """Numbers for objects, file systems and views, each given once and never reused.
 
     Args:
-        path: of the database file; it is created if missing, readable by root alone.
-        behind: object numbers are made durable by the next `commit`, not before they are returned.
+        path: of the database file; it is created if missing, readable by root alone. Or `MEMORY`.
+        behind: numbers are made durable by the next `commit`, not before they are returned, and are kept in memory if
+            that fails.
+        trouble: why the numbers are in memory, if `path` is `MEMORY`.
+
+    Attributes:
+        trouble: why numbers cannot be stored at present; None if they can.
 
     Raises:
-        sqlite3.Error: the file is not a database, or cannot be written.
+        sqlite3.Error: the file is not a database, is damaged, or cannot be written.
         VersionError: its version is unknown; the file is left unchanged.
     """
 
-    def __init__(self, path: str, *, behind: bool = False) -> None:
+    def __init__(self, path: str, *, behind: bool = False, trouble: str | None = None) -> None:
         self._path = path
         self._behind = behind
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.close(fd)
-        self._db = sqlite3.connect(path, isolation_level=None, timeout=10)
-        try:
-            before = self._version()
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=NORMAL")
-            self._db.execute("PRAGMA wal_autocheckpoint=0")  # a checkpoint waits for the disk
-            self._migrate(before)
-            if self._db.execute("SELECT 1 FROM secret").fetchone() is None:
-                self._db.execute("INSERT INTO secret VALUES (?)", (secrets.token_bytes(32),))
-        except BaseException:
-            self._db.close()
-            raise
+        self.trouble = trouble
+        if path != MEMORY:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            os.close(fd)
+        self._db = self._opened(path)
         self.secret = self._secret()
         self._last = self._last_given()
-        self._made: dict[int, tuple[bytes, int, bytes]] = {}  # number -> handle, parent, name: not in the database yet
+        # What is not in the database yet: number -> handle, parent, name; handle -> number; number -> parent, name;
+        # (table, column, value) -> number.
+        self._made: dict[int, tuple[bytes, int, bytes]] = {}
+        self._numbers: dict[bytes, int] = {}
+        self._moved: dict[int, tuple[int, bytes]] = {}
+        self._named: dict[tuple[str, str, str], int] = {}
         self._has_skipped = False  # whether the last number that was given may be larger than the database knows
         self._removed: set[int] = set()
         self._batching = False
+        self._in_batch: list[int] = []  # numbers that were given, and are not durable yet
+        self._failure: sqlite3.Error | None = None  # of the batch
 
-    def _version(self) -> int:
-        version = int(self._db.execute("PRAGMA user_version").fetchone()[0])
+    def _opened(self, path: str) -> sqlite3.Connection:
+        db = sqlite3.connect(path, isolation_level=None, timeout=10)
+        try:
+            before = self._version(db)
+            db.execute("PRAGMA journal_mode=WAL")
+            db.execute("PRAGMA synchronous=NORMAL")
+            db.execute("PRAGMA wal_autocheckpoint=0")  # a checkpoint waits for the disk
+            # A page that turns out to be damaged later would be an error for some files, for ever.
+            wrong = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if wrong != "ok":
+                raise sqlite3.DatabaseError(f"is damaged ({' '.join(wrong.split())})")
+            self._migrate(db, before)
+            if db.execute("SELECT 1 FROM secret").fetchone() is None:
+                db.execute("INSERT INTO secret VALUES (?)", (secrets.token_bytes(32),))
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _version(self, db: sqlite3.Connection) -> int:
+        version = int(db.execute("PRAGMA user_version").fetchone()[0])
         if not is_known(version, VERSION):
             folder = os.path.dirname(self._path)
             way_out = f"use the cloakfs that wrote it, or move {folder} away (old file handles become stale)"
             raise VersionError(refusal(self._path, version, VERSION, way_out))
         return version
 
-    def _migrate(self, version: int) -> None:
+    @staticmethod
+    def _migrate(db: sqlite3.Connection, version: int) -> None:
         """Migrate a database of that version to the present version; a step that fails changes nothing."""
-        self._db.create_function("key_of", 1, _key, deterministic=True)
+        db.create_function("key_of", 1, _key, deterministic=True)
         for number, step in enumerate(_STEPS[version:], version + 1):
-            self._db.executescript(f"BEGIN IMMEDIATE; {step} PRAGMA user_version = {number}; COMMIT")
+            db.executescript(f"BEGIN IMMEDIATE; {step} PRAGMA user_version = {number}; COMMIT")
 
     def _secret(self) -> bytes:
         return bytes(self._db.execute("SELECT key FROM secret").fetchone()[0])
@@ -142,16 +199,21 @@ class Index:
 
         Returns:
             False if everything had to be forgotten.
+
+        Raises:
+            sqlite3.Error: this cannot be stored.
         """
         row = self.find(number)
         if row is not None and row[0] == handle:
             return True
-        with self.batch():
-            self._change("DELETE FROM objects")
-            self._change("DELETE FROM sqlite_sequence WHERE name = 'objects'")
-            self._change("UPDATE secret SET key = ?", (secrets.token_bytes(32),))
-            self._change("INSERT INTO objects VALUES (?, ?, 0, x'')", (number, _key(handle)))
-        self.commit()
+        self._write(
+            [
+                ("DELETE FROM objects", ()),
+                ("DELETE FROM sqlite_sequence WHERE name = 'objects'", ()),
+                ("UPDATE secret SET key = ?", (secrets.token_bytes(32),)),
+                ("INSERT INTO objects VALUES (?, ?, 0, x'')", (number, _key(handle))),
+            ]
+        )
         self.secret = self._secret()
         self._last = self._last_given()
         return row is None
@@ -163,18 +225,40 @@ class Index:
     def close(self) -> None:
         """Write everything to the database file and close it."""
         self.tidy()
-        with contextlib.suppress(sqlite3.Error):  # `commit` has logged it
-            self.commit()
+        with contextlib.suppress(Unstored):  # `_fail` has logged it
+            while self.commit():
+                pass
         self._db.close()
+
+    # -- storing -----------------------------------------------------------------------------------
+
+    def _write(self, statements: Iterable[tuple[str, tuple[object, ...]]]) -> None:
+        """Make changes durable together: all of them or none.
+
+        Raises:
+            sqlite3.Error: none.
+        """
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            for statement, values in statements:
+                self._db.execute(statement, values)
+            self._db.execute("COMMIT")
+        except BaseException:
+            self._roll_back()
+            raise
+
+    def _roll_back(self) -> None:
+        if self._db.in_transaction:  # SQLite itself ends a transaction when the disk is full
+            self._db.execute("ROLLBACK")
 
     @contextmanager
     def batch(self) -> Iterator[None]:
         """Make many numbers durable at the cost of one; must not be held across an await.
 
         Raises:
-            sqlite3.Error: they could not be made durable, and are valid only for the life of this process.
+            Unstored: they could not be made durable.
         """
-        self._batching = True
+        self._batching, self._failure = True, None
         try:
             yield
         finally:
@@ -182,115 +266,299 @@ class Index:
             if not self._behind:
                 self.commit()
 
-    def commit(self) -> None:
-        """Make durable what is not durable yet.
+    def commit(self) -> bool:
+        """Make durable what is not durable yet, or much of it; return whether there is more.
 
         Raises:
-            sqlite3.Error: it failed, and the numbers are valid only for the life of this process. From then on, numbers
-                are made durable before they are returned, so that whoever asks for one learns of a failure.
+            Unstored: it failed. What was given since the last commit is void, unless `behind`.
         """
-        self._store_made()
+        given, self._in_batch = self._in_batch, []
+        failure, self._failure = self._failure, None
         try:
-            if self._has_skipped:
-                self._change("UPDATE sqlite_sequence SET seq = ? WHERE name = 'objects'", (self._last,))
-                self._has_skipped = False
-            if not self._db.in_transaction:  # SQLite itself ends a transaction when the disk is full
-                return
-            self._db.execute("COMMIT")
+            if failure is not None:
+                raise failure
+            if self._db.in_transaction:
+                self._db.execute("COMMIT")
+                self._recovered()
+            if self._behind or self._named:
+                return self._store()
         except sqlite3.Error as exc:
-            self._fail(exc)
-            raise
+            self._roll_back()
+            if exc is not failure:
+                self._fail(exc)
+            raise Unstored(exc, self._path, given) from exc
+        self._try_to_store()  # only names, which are not needed to find anything
+        return False
+
+    def _store(self) -> bool:
+        """Put up to `_MANY` of what is in memory into the database; return whether there is more.
+
+        Raises:
+            sqlite3.Error: that is not possible, and all stays in memory.
+        """
+        if not (self._made or self._moved or self._named or self._has_skipped):
+            return False
+        made = dict(list(self._made.items())[:_MANY]) if len(self._made) > _MANY else self._made.copy()
+        moved = dict(list(self._moved.items())[:_MANY])
+        named = self._named.copy()
+        # A file system may give the handle of a removed object to another one. The old number is void then.
+        self._write(
+            [
+                *(
+                    (f"INSERT OR IGNORE INTO {table} (number, {column}) VALUES (?, ?)", (number, value))
+                    for (table, column, value), number in named.items()
+                ),
+                *(
+                    ("INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?)", (number, _key(handle), parent, name))
+                    for number, (handle, parent, name) in made.items()
+                ),
+                *(
+                    ("UPDATE objects SET parent = ?, name = ? WHERE number = ?", (*place, number))
+                    for number, place in moved.items()
+                ),
+                ("UPDATE sqlite_sequence SET seq = ? WHERE name = 'objects'", (self._last,)),
+            ]
+        )
+        self._named.clear()
+        self._has_skipped = False
+        for number, (handle, _, _) in made.items():
+            del self._made[number], self._numbers[handle]
+        for number in moved:
+            del self._moved[number]
+        self._recovered()
+        return bool(self._made or self._moved)
+
+    def _recovered(self) -> None:
+        if self.trouble is not None and self._path != MEMORY:
+            log.info("%s: numbers can be stored again", self._path)
+            self.trouble = None
 
     def _fail(self, exc: sqlite3.Error) -> None:
-        self._behind = False
-        log.warning("%s: %s; handles of what was just found do not outlive the daemon", self._path, exc)
+        """Note that numbers cannot be stored; with `behind`, go on without a database that is damaged."""
         if self._db.in_transaction:
-            self._db.execute("ROLLBACK")
+            self._roll_back()
+        if self._in_batch:
+            self._failure = exc  # what was given before is void
+        if self._behind and _code(exc) & 0xFF in _DAMAGED:
+            self._go_on_in_memory(exc)
+        elif self.trouble is None:
+            self.trouble = f"{self._path}: {exc}"
+            if self._behind:
+                log.warning("%s; numbers of what is found from now on are in memory alone until it works", self.trouble)
+            else:
+                log.warning("%s; nothing can be made, and nothing new be looked up, until it works", self.trouble)
 
-    def _change(self, statement: str, values: tuple[object, ...] = ()) -> sqlite3.Cursor:
-        # The transaction is begun only here, because most listings change nothing.
-        if (self._batching or self._behind) and not self._db.in_transaction:
-            self._db.execute("BEGIN IMMEDIATE")
-        return self._db.execute(statement, values)
+    def _go_on_in_memory(self, exc: sqlite3.Error) -> None:
+        """Give the file up. Numbers that were given stay valid for what the kernel has not forgotten."""
+        self.trouble = f"{self._path}: {exc}"
+        log.error("%s; numbers are in memory from now on, and do not outlive the daemon", self.trouble)
+        names = self._all_named()
+        with contextlib.suppress(sqlite3.Error):
+            self._db.close()
+        self._path = MEMORY
+        self._db = self._opened(MEMORY)
+        self._write(
+            [
+                ("UPDATE secret SET key = ?", (self.secret,)),
+                ("INSERT INTO objects VALUES (?, x'', 0, x'')", (self._last,)),
+                ("DELETE FROM objects", ()),
+                *(
+                    (f"INSERT INTO {table} (number, {column}) VALUES (?, ?)", (number, value))
+                    for table, column, value, number in names
+                ),
+            ]
+        )
+
+    def _all_named(self) -> list[tuple[str, str, str, int]]:
+        """Return the numbers of file systems and views, as far as they can still be read."""
+        found = []
+        for table, column in (("filesystems", "key"), ("views", "label")):
+            with contextlib.suppress(sqlite3.Error):
+                rows = self._db.execute(f"SELECT number, {column} FROM {table}").fetchall()
+                found += [(table, column, str(value), int(number)) for number, value in rows]
+        return found
+
+    def _rows(self, question: str, values: tuple[object, ...] = ()) -> list[Any]:
+        """Ask the database.
+
+        Raises:
+            Unstored: it does not answer; with `behind`, one in memory takes its place.
+        """
+        try:
+            return self._db.execute(question, values).fetchall()
+        except sqlite3.Error as exc:
+            if not self._behind or self._path == MEMORY:
+                raise Unstored(exc, self._path) from exc
+            self._go_on_in_memory(exc)
+            return self._db.execute(question, values).fetchall()
+
+    def require_room(self) -> None:
+        """To be called before something is made that needs a number.
+
+        Raises:
+            Unstored: it would not get one.
+        """
+        if self.trouble is None or self._behind:
+            return
+        linux.act_as_daemon()
+        trial = [(self._last + count, secrets.token_bytes(32)) for count in range(1, 9)]
+        try:
+            self._write(
+                [
+                    *(("INSERT INTO objects VALUES (?, ?, 0, x'')", row) for row in trial),
+                    *(("DELETE FROM objects WHERE number = ?", (number,)) for number, _ in trial),
+                ]
+            )
+        except sqlite3.Error as exc:
+            raise Unstored(exc, self._path) from exc
+        self._last = trial[-1][0]
+        self._recovered()
+
+    # -- file systems and views ----------------------------------------------------------------------
 
     def filesystem(self, key: str, former: str | None = None) -> int:
-        """Return the number of the file system with this `key`, which earlier versions knew by the key `former`."""
-        if former is not None:
-            self._db.execute("UPDATE OR IGNORE filesystems SET key = ? WHERE key = ?", (key, former))
+        """Return the number of the file system with this `key`, which earlier versions knew by the key `former`.
+
+        Raises:
+            Unstored: it has none, and cannot get one.
+        """
+        if former is not None and self._rows("SELECT 1 FROM filesystems WHERE key = ?", (former,)):
+            with contextlib.suppress(sqlite3.Error):
+                self._db.execute("UPDATE OR IGNORE filesystems SET key = ? WHERE key = ?", (key, former))
         return self._number("filesystems", "key", key)
 
     def filesystems(self) -> list[tuple[int, str]]:
         """Return (number, key) of every file system that ever got a number."""
-        return self._db.execute("SELECT number, key FROM filesystems").fetchall()
+        return self._rows("SELECT number, key FROM filesystems")
 
     def view(self, label: str) -> int:
-        """Return the number (from 1) of the view called `label`."""
+        """Return the number (from 1) of the view called `label`.
+
+        Raises:
+            Unstored: it has none, and cannot get one.
+        """
         return self._number("views", "label", label)
 
     def view_label(self, number: int) -> str | None:
         """Return the label of the view with this number, if there ever was one."""
-        row = self._db.execute("SELECT label FROM views WHERE number = ?", (number,)).fetchone()
-        return None if row is None else str(row[0])
+        for (table, _, label), given in self._named.items():
+            if table == "views" and given == number:
+                return label
+        rows = self._rows("SELECT label FROM views WHERE number = ?", (number,))
+        return str(rows[0][0]) if rows else None
 
     def _number(self, table: str, column: str, value: str) -> int:
-        self._db.execute(f"INSERT OR IGNORE INTO {table} ({column}) VALUES (?)", (value,))
-        row = self._db.execute(f"SELECT number FROM {table} WHERE {column} = ?", (value,)).fetchone()
-        self.commit()
-        return int(row[0])
+        known = self._named.get((table, column, value))
+        if known is not None:
+            return known
+        rows = self._rows(f"SELECT number FROM {table} WHERE {column} = ?", (value,))
+        if rows:
+            return int(rows[0][0])
+        given = self._rows("SELECT seq FROM sqlite_sequence WHERE name = ?", (table,))
+        others = (number for (of, _, _), number in self._named.items() if of == table)
+        number = max([int(given[0][0]) if given else 0, *others]) + 1
+        self._named[table, column, value] = number
+        try:
+            while self.commit():
+                pass
+        except Unstored:
+            if not self._behind:
+                del self._named[table, column, value]
+                raise
+        return number
+
+    # -- objects -----------------------------------------------------------------------------------
 
     def made(self, handle: bytes, parent: int, name: bytes) -> int | None:
         """Return a number for an object that was just made as `name` in `parent`, so that nobody can have seen it yet.
 
         The database is not touched: a file that is soon removed never gets there. The result is None if numbers have
-        to be durable before they are given, or many are not in the database yet: `object` has to be called then.
+        to be durable before they are given: `object` has to be called then.
         """
-        if not self._behind or len(self._made) >= _MANY:
+        if not self._behind:
             return None
+        before = self._numbers.get(handle)
+        if before is not None:  # of a removed object
+            del self._made[before]
         self._last += 1
         self._made[self._last] = handle, parent, name
+        self._numbers[handle] = self._last
+        if len(self._made) >= _MANY and self.trouble is None:
+            self._try_to_store()
         return self._last
 
-    def _store_made(self) -> None:
-        """Put what was made into the database, before that is asked anything; raises what `commit` raises."""
-        if not self._made:
+    def _try_to_store(self) -> None:
+        if not (self._made or self._moved or self._has_skipped):
             return
-        made, self._made = self._made, {}
+        linux.act_as_daemon()
         try:
-            for number, (handle, parent, name) in made.items():
-                # A file system may give the handle of a removed object to another one. The old number is void then.
-                self._change("INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?)", (number, _key(handle), parent, name))
+            self._store()
         except sqlite3.Error as exc:
             self._fail(exc)
-            raise
 
     def object(self, handle: bytes, parent: int, name: bytes) -> int:
-        """Return the number of the object with this handle, which was just seen as `name` in `parent`."""
-        self._store_made()
+        """Return the number of the object with this handle, which was just seen as `name` in `parent`.
+
+        Raises:
+            Unstored: it has none, and cannot get one.
+        """
+        number = self._numbers.get(handle)
+        if number is not None:
+            if self._made[number][1:] != (parent, name):
+                self._made[number] = handle, parent, name
+            return number
+        rows = self._rows("SELECT number, parent, name FROM objects WHERE key = ?", (_key(handle),))
+        if rows:
+            number, was_parent, was_name = rows[0]
+            self._removed.discard(number)
+            if self._moved.get(number, (was_parent, was_name)) != (parent, name):
+                self.moved(number, parent, name)
+            return int(number)
+        if self._behind:
+            number = self.made(handle, parent, name)
+            assert number is not None
+            return number
         # Counted here, because a number must not be given twice even if a transaction was rolled back.
         self._last += 1
-        number, was_parent, was_name = self._change(
-            "INSERT INTO objects VALUES (?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET key = key "
-            "RETURNING number, parent, name",
-            (self._last, _key(handle), parent, name),
-        ).fetchone()
-        if number != self._last:
-            self._last -= 1
-            self._removed.discard(number)
-            if (was_parent, was_name) != (parent, name):
-                self.moved(number, parent, name)
-        return int(number)
+        try:
+            if self._failure is not None:
+                raise self._failure
+            # A transaction is begun only here, because most listings change nothing. In trouble, each number is
+            # committed by itself, so that whoever lists learns which ones there are.
+            if self._batching and self.trouble is None and not self._db.in_transaction:
+                self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute("INSERT INTO objects VALUES (?, ?, ?, ?)", (self._last, _key(handle), parent, name))
+        except sqlite3.Error as exc:
+            self._fail(exc)
+            raise Unstored(exc, self._path) from exc
+        if self._db.in_transaction:
+            self._in_batch.append(self._last)
+        elif self.trouble is not None:
+            self._recovered()
+        return self._last
 
     def moved(self, number: int, parent: int, name: bytes) -> None:
-        """Record that the object is now called `name` in `parent`."""
-        self._store_made()
-        self._change("UPDATE objects SET parent = ?, name = ? WHERE number = ?", (parent, name, number))
+        """Record that the object is now called `name` in `parent`.
+
+        It can be found without that, so that nothing fails if it cannot be stored yet.
+        """
+        made = self._made.get(number)
+        if made is not None:
+            self._made[number] = made[0], parent, name
+            return
+        self._moved[number] = parent, name
+        if not self._behind and not self._batching and self.trouble is None:
+            self._try_to_store()
 
     def remove(self, number: int) -> None:
         """Note that the object was deleted, for `tidy` to remove; until then the entry is harmless.
 
         The number is never reused.
         """
-        if self._made.pop(number, None) is not None:
+        self._moved.pop(number, None)
+        made = self._made.pop(number, None)
+        if made is not None:
+            del self._numbers[made[0]]
             self._has_skipped = True
             return
         self._removed.add(number)
@@ -300,26 +568,29 @@ class Index:
 
     def tidy(self) -> None:
         """Remove the deleted objects from the database."""
-        if not self._removed:
+        if not self._removed or self._batching:
             return
-        removed, self._removed = [(number,) for number in self._removed], set()
+        removed, self._removed = self._removed, set()
         try:
-            with contextlib.nullcontext() if self._batching else self.batch():
-                for values in removed:
-                    self._change("DELETE FROM objects WHERE number = ?", values)
+            self._write(("DELETE FROM objects WHERE number = ?", (number,)) for number in removed)
         except sqlite3.Error as exc:
             log.warning("%s: %s; deleted files stay in it", self._path, exc)
 
     def after(self, number: int, count: int) -> list[tuple[int, bytes]]:
-        """Return (number, handle) of up to `count` objects with larger numbers, in ascending order."""
-        self._store_made()
-        rows = self._db.execute(
-            "SELECT number, key FROM objects WHERE number > ? ORDER BY number LIMIT ?", (number, count)
-        )
+        """Return (number, handle) of up to `count` objects with larger numbers, in ascending order.
+
+        What is not in the database yet is left out, and everything if it does not answer.
+        """
+        rows: list[tuple[int, bytes]] = []
+        with contextlib.suppress(Unstored):
+            question = "SELECT number, key FROM objects WHERE number > ? ORDER BY number LIMIT ?"
+            rows = self._rows(question, (number, count))
         return [(number, _key(key)) for number, key in rows]
 
     def checkpoint(self) -> None:
         """Move the contents of the log into the database. Any thread may call this; others go on meanwhile."""
+        if self._path == MEMORY:
+            return
         with contextlib.closing(sqlite3.connect(self._path, timeout=10)) as db:
             db.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
@@ -332,10 +603,15 @@ class Index:
         return size
 
     def find(self, number: int) -> tuple[bytes, int, bytes] | None:
-        """Return (handle, parent, name) of an object, or None if the index does not have the number."""
-        self._store_made()
-        row = self._db.execute("SELECT key, parent, name FROM objects WHERE number = ?", (number,)).fetchone()
-        if row is None:
+        """Return (handle, parent, name) of an object, or None if the index does not have the number.
+
+        Raises:
+            Unstored: the index does not answer.
+        """
+        if number in self._made:
+            return self._made[number]
+        rows = self._rows("SELECT key, parent, name FROM objects WHERE number = ?", (number,))
+        if not rows:
             return None
-        key, parent, name = row
-        return _key(key), parent, name
+        key, parent, name = rows[0]
+        return _key(key), *self._moved.get(number, (parent, name))

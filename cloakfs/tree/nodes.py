@@ -102,6 +102,7 @@ class Nodes:
         self.ask = lookout.ask
 
         self.batch = index.batch
+        self.require_room = index.require_room
 
     @staticmethod
     def nodeid(view: int, obj: Object) -> int:

@@ -6,7 +6,7 @@ An object that is dropped here can be restored from the index.
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from .. import linux
 from ..linux import Stat
@@ -92,6 +92,9 @@ class Registry:
 
         Takes ownership of `fd`, even when it raises. `info` is its stat, if the caller has it. `is_new` says that it
         was just made, and that no other request has been served since.
+
+        Raises:
+            Unstored: it cannot get a number.
         """
         try:
             handle, filesystem = self._mounts.identify(fd, parent)
@@ -242,6 +245,14 @@ class Registry:
             if parent_ is not None:
                 links.unpin(parent_, obj)
             obj = parent_
+
+    def discard(self, numbers: Iterable[int]) -> None:
+        """Drop objects whose numbers are void (`Unstored`), and of which the kernel has not been told after all."""
+        for number in numbers:
+            obj = self.by_number.get(number)
+            if obj is not None:
+                obj.lookups = 0
+                self.drop_if_unused(obj)
 
     def objects(self) -> list[Object]:
         """Return all objects that are known."""

@@ -25,5 +25,6 @@ def test_each_handle_has_a_number_of_its_own_and_is_found_by_it(handles: list[by
         assert {number: index.find(number) for number in numbers} == {
             number: (handle, 1, b"name") for number, handle in numbers.items()
         }
+        index.commit()
         assert dict(index.after(0, 100)) == numbers
         assert [index.object(handle, 1, b"name") for handle in numbers.values()] == list(numbers)
