@@ -9,7 +9,6 @@ On file systems without RENAME_NOREPLACE or RENAME_EXCHANGE (NFS, for example; e
 system calls are made. The same goes for replacing or removing a directory that is not empty: they cannot harm it.
 """
 
-import contextlib
 import errno
 import logging
 import os
@@ -148,11 +147,15 @@ def rename(
         a descriptor (O_PATH) of what was replaced; None if there was nothing.
 
     Raises:
+        Elsewhere: the source's name no longer leads to it, and nothing was renamed.
         OSError: a system call failed.
     """
+    ours = calls.fstat(source)
     for _ in range(TRIES):
         target = look()
         if target is None:
+            if not leads_to(who, old, name_old, ours):
+                raise Elsewhere
             try:
                 calls.rename(who, old, name_old, new, name_new, linux.RENAME_NOREPLACE)
             except FileExistsError:
@@ -184,7 +187,11 @@ def _replace(who: Credentials, old: int, name_old: bytes, new: int, name_new: by
         calls.rename(who, old, name_old, new, name_new)
         return True
     try:
-        calls.rename(who, old, name_old, new, name_new, linux.RENAME_EXCHANGE)
+        exchange(who, old, name_old, new, name_new, source, target)
+    except Elsewhere:
+        if leads_to(who, old, name_old, ours):
+            return False  # the target is another one, or has gone
+        raise
     except FileNotFoundError:
         if leads_to(who, old, name_old, ours):
             return False  # the target has gone
@@ -197,13 +204,8 @@ def _replace(who: Credentials, old: int, name_old: bytes, new: int, name_new: by
     # The caller had the right to do all this. It may not have the right to do the rest in the source's directory.
     try:
         aside = _put_aside(ROOT, old, name_old, theirs)
-    except Elsewhere:
-        if leads_to(ROOT, new, name_new, ours):
-            with contextlib.suppress(FileNotFoundError):
-                calls.rename(ROOT, old, name_old, new, name_new, linux.RENAME_EXCHANGE)
-        return False
-    except FileNotFoundError:
-        return True  # others have removed it
+    except (Elsewhere, FileNotFoundError):
+        return True  # others have moved or removed it
     except OSError as exc:
         if exc.errno not in _NO_SPACE:
             raise
@@ -211,3 +213,50 @@ def _replace(who: Credentials, old: int, name_old: bytes, new: int, name_new: by
     else:
         calls.unlink(ROOT, old, aside)
     return True
+
+
+def exchange(who: Credentials, old: int, name_old: bytes, new: int, name_new: bytes, source: int, target: int) -> None:
+    """Exchange what `source` and `target` (O_PATH) refer to, which the two names lead to (RENAME_EXCHANGE).
+
+    The kernel exchanges whatever has these names. So afterwards this looks at what they lead to. If one of them had led
+    to another object before, everything is put back. If it was given to another object afterwards, all is well.
+
+    Raises:
+        Elsewhere: a name led to another object, and nothing was exchanged.
+        OSError: renameat2(2) failed.
+    """
+    ours, theirs = calls.fstat(source), calls.fstat(target)
+    if not (leads_to(who, old, name_old, ours) and leads_to(who, new, name_new, theirs)):
+        raise Elsewhere
+    calls.rename(who, old, name_old, new, name_new, linux.RENAME_EXCHANGE)
+    has_target, has_source = leads_to(who, old, name_old, theirs), leads_to(who, new, name_new, ours)
+    if has_target is has_source:
+        return
+    at_old, at_new = (old, name_old), (new, name_new)
+    if _was_there(target, source, at_new, at_old) if has_source else _was_there(source, target, at_old, at_new):
+        return
+    try:
+        calls.rename(ROOT, old, name_old, new, name_new, linux.RENAME_EXCHANGE)
+    except OSError as exc:
+        log.warning("%r and %r were exchanged, and could not be put back (%s)", name_old, name_new, exc.strerror)
+    raise Elsewhere
+
+
+def _was_there(missing: int, exchanged: int, before: tuple[int, bytes], after: tuple[int, bytes]) -> bool:
+    """Whether an exchange moved an object from one name to the other, which by now leads to something else.
+
+    The kernel knows the last name of an object that was removed or replaced. Of one that others have moved, the time
+    of its last change tells, in ticks of the clock. If both are the same, the answer is no: others have more time
+    before the exchange than after it.
+
+    Args:
+        missing: the object; like `exchanged`, it was opened (O_PATH) by its name.
+        exchanged: the other one, which certainly was exchanged.
+        before: the directory and the name before the exchange.
+        after: those after it.
+    """
+    path = calls.path_of(missing).removesuffix(b" (deleted)")
+    for directory, name in (after, before):
+        if path == os.path.join(calls.path_of(directory), name):
+            return (directory, name) == after
+    return calls.fstat(missing).st_ctime_ns > calls.fstat(exchanged).st_ctime_ns

@@ -557,12 +557,22 @@ class Names(Core):
             if not new.view.judges or new.who is INSIDER:
                 await self._do(new, lambda new: self._rename(source, name_old, new, name_new, flags))
             else:
-                old, seen, _ = await self._find_late(old, name_old, parent_inode_old, ctx)
-                stack.callback(calls.close, seen)
-                new = await self._again(new, parent_inode_new, ctx)
-                exactly_ = partial(self._rename_exactly, source, name_old, seen, name_new=name_new, flags=flags)
-                with self.probing.making(new, name_new, ctx):
-                    replaced = await self._do(new, exactly_)
+                for _ in range(exactly.TRIES):
+                    old, seen, info = await self._find_late(old, name_old, parent_inode_old, ctx)
+                    stack.callback(calls.close, seen)
+                    new = await self._again(new, parent_inode_new, ctx)
+                    exactly_ = partial(
+                        self._rename_exactly, source, name_old, seen, info, name_new=name_new, flags=flags
+                    )
+                    try:
+                        with self.probing.making(new, name_new, ctx):
+                            replaced = await self._do(new, exactly_)
+                    except exactly.Elsewhere:
+                        old = await self._again(old, parent_inode_old, ctx)
+                        continue
+                    break
+                else:
+                    raise Stale
                 if replaced is not None:
                     stack.callback(calls.close, replaced)
                     removed = self.nodes.known(replaced, new.obj)
@@ -577,16 +587,31 @@ class Names(Core):
         calls.rename(new.credentials, source, name_old, new.fd, name_new, flags)
 
     def _rename_exactly(
-        self, source: int, name_old: bytes, seen: int, new: Entered, *, name_new: bytes, flags: int
+        self, source: int, name_old: bytes, seen: int, info: linux.Stat, new: Entered, *, name_new: bytes, flags: int
     ) -> int | None:
-        """Rename, replacing nothing but what the caller sees; return a descriptor (O_PATH) of what was replaced."""
+        """Rename `seen`, replacing nothing but what the caller sees; return a descriptor (O_PATH) of what was replaced.
+
+        Raises:
+            exactly.Elsewhere: a name leads to something else by now, and nothing was renamed.
+        """
         if not flags:
             look = partial(self._look_at_target, new, name_new, errno.EACCES)
             return exactly.rename(new.credentials, source, name_old, new.fd, name_new, seen, look)
+        if not exactly.leads_to(new.credentials, source, name_old, info):
+            raise exactly.Elsewhere
         there = self._look_at_target(new, name_new, errno.EEXIST if flags & linux.RENAME_NOREPLACE else errno.ENOENT)
-        if there is not None:
+        if there is None and flags & linux.RENAME_NOREPLACE:
+            self._rename(source, name_old, new, name_new, flags)
+            return None
+        exactly.leads_to(new.credentials, new.fd, name_new, info)  # as the caller, who may not be allowed to look
+        if there is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        try:
+            if flags & linux.RENAME_NOREPLACE:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+            exactly.exchange(new.credentials, source, name_old, new.fd, name_new, seen, there)
+        finally:
             calls.close(there)
-        self._rename(source, name_old, new, name_new, flags)
         return None
 
     def _look_at_target(self, at: Entered, name: bytes, if_hidden: int) -> int | None:

@@ -10,11 +10,13 @@ import fcntl
 import mmap
 import os
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from cloakfs import linux
 from tests.agents import User, read, write
 from tests.mount.conftest import Mount, told
 
@@ -299,6 +301,121 @@ def test_removing_in_a_hiding_view_does_what_it_says(tree: str, mount: MakeMount
     client.do(write, m.at("n" * 255), b"")
     client.do(os.unlink, m.at("n" * 255))
     assert os.listdir(tree) == ["directory"]
+
+
+# -- nothing hidden is exchanged -------------------------------------------------------------------
+
+
+def exchange(one: str, two: str) -> None:
+    linux.renameat2(-100, os.fsencode(one), -100, os.fsencode(two), linux.RENAME_EXCHANGE)
+
+
+@pytest.mark.parametrize("is_source", [False, True])
+@pytest.mark.parametrize("kind", ["file", "directory"])
+def test_what_is_hidden_since_an_instant_is_not_exchanged(
+    kind: str, is_source: bool, tree: str, base: str, mount: MakeMount, user: MakeUser
+) -> None:
+    m = mount("-o", CLOAKED, *racing(base, tree, HIDE, before=("renameat2",)))
+    client = user(USER)
+    if kind == "file":
+        put(m.real("secret"), b"secret", OTHER, 0o600)
+        client.do(write, m.at("x"), b"mine")
+    else:
+        os.mkdir(m.real("secret"), 0o700)
+        os.chown(m.real("secret"), OTHER, OTHER)
+        client.do(os.mkdir, m.at("x"))
+    hidden = os.stat(m.real("secret")).st_ino
+    client.do(write, m.at("y"), b"other")
+    names_ = (m.at("x"), m.at("y")) if is_source else (m.at("y"), m.at("x"))
+    assert client.error(exchange, *names_) == errno.ENOENT
+    assert os.stat(m.real("x")).st_ino == hidden
+    assert read(m.real("y")) == b"other"
+    assert sorted(os.listdir(tree)) == ["away", "x", "y"]
+
+
+def test_rename_does_not_move_what_is_hidden_since_an_instant(
+    secret: str, base: str, mount: MakeMount, user: MakeUser
+) -> None:
+    m = mount("-o", CLOAKED, *racing(base, secret, HIDE, before=("renameat2",)))
+    client = user(USER)
+    client.do(write, m.at("x"), b"mine")
+    client.do(write, m.at("y"), b"other")
+    assert client.error(os.rename, m.at("x"), m.at("y")) == errno.ENOENT
+    assert read(m.real("x")) == b"secret"
+    assert read(m.real("y")) == b"other"
+
+
+@pytest.mark.parametrize("is_source", [False, True])
+def test_what_takes_the_place_of_what_was_exchanged_stays_there(
+    is_source: bool, secret: str, base: str, mount: MakeMount, user: MakeUser
+) -> None:
+    replace = 'os.rename(tree + "/secret", tree + "/x")'
+    m = mount("-o", CLOAKED, *racing(base, secret, replace, after=("renameat2",)))
+    client = user(USER)
+    client.do(write, m.at("x"), b"mine")
+    client.do(write, m.at("y"), b"other")
+    client.do(exchange, *((m.at("x"), m.at("y")) if is_source else (m.at("y"), m.at("x"))))
+    assert read(m.real("x")) == b"secret"
+    assert read(m.real("y")) == b"mine"
+    assert sorted(os.listdir(secret)) == ["x", "y"]
+
+
+TRIES = int(os.environ.get("CLOAKFS_TRIES", "500"))
+"""How often. One try in 50 failed when nobody looked at what was exchanged."""
+
+
+def swap_in(tree: str, name: str, other: str, times: int) -> int:
+    """Again and again, put a hidden file in the place of `name`; return how often it did not stay there.
+
+    What is put back at once counts as staying. Otherwise it is now called `other`.
+    """
+    taken = 0
+    path, its_path, hidden, fresh = (os.path.join(tree, it) for it in (name, other, "hidden", "fresh"))
+    for number in range(times):
+        put(hidden, b"hidden", OTHER, 0o600)
+        inode = os.stat(hidden).st_ino
+        put(fresh, b"fresh", USER, 0o644)
+        os.rename(hidden, path)
+        end = time.monotonic() + 1
+        time.sleep(0.0005)
+        while os.stat(path).st_ino != inode and time.monotonic() < end:
+            time.sleep(0.0005)
+        os.rename(fresh, path)
+        time.sleep(0.0001 * (number % 7))  # so that it comes at another moment each time
+        if os.stat(its_path).st_uid == OTHER:
+            taken += 1
+            put(fresh, b"fresh", USER, 0o644)
+            os.rename(fresh, its_path)
+    return taken
+
+
+def exchange_until(one: str, two: str, flag: str) -> tuple[int, int]:
+    """Exchange the two names until a file called `flag` exists; return how often that was done, and refused."""
+    done = refused = 0
+    while not os.path.exists(flag):
+        try:
+            exchange(one, two)
+            done += 1
+        except OSError:
+            refused += 1
+    return done, refused
+
+
+@pytest.mark.parametrize("is_source", [False, True])
+def test_many_exchanges_take_no_hidden_file_away(
+    is_source: bool, tree: str, base: str, mount: MakeMount, user: MakeUser
+) -> None:
+    m = mount("-o", CLOAKED)
+    client = user(USER)
+    for name in ("x", "y"):
+        client.do(write, m.at(name), b"mine")
+    client.start(exchange_until, *((m.at("x"), m.at("y")) if is_source else (m.at("y"), m.at("x"))), f"{base}/stop")
+    taken = swap_in(tree, "x", "y", TRIES)
+    write(f"{base}/stop", b"")
+    done, refused = client.answer_within(30)
+    assert taken == 0, f"{taken} of {TRIES} ({done} exchanges, {refused} refused)"
+    assert done > TRIES / 50
+    assert refused > TRIES / 50
 
 
 # -- descriptors -----------------------------------------------------------------------------------
