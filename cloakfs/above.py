@@ -34,10 +34,12 @@ class Above:
 
     Attributes:
         threads: a descriptor for each, from `process.open_threads`.
+        pids: their process ids.
     """
 
     def __init__(self) -> None:
         self.threads: set[int] = set()
+        self.pids: set[int] = set()
 
     @contextlib.contextmanager
     def let_in(self, pid: int) -> Iterator[None]:
@@ -48,10 +50,12 @@ class Above:
         """
         fd = process.open_threads(pid)
         self.threads.add(fd)
+        self.pids.add(pid)
         try:
             yield
         finally:
             self.threads.remove(fd)
+            self.pids.discard(pid)
             os.close(fd)
 
     def asks(self, uid: ClientId, gid: ClientId, tid: int, *, for_attributes: bool) -> bool:

@@ -27,12 +27,13 @@ class Answers(NamedTuple):
 class Asked(Subject):
     """A caller on whose behalf a thread has asked the mount below."""
 
-    __slots__ = ("_answers",)
+    __slots__ = ("_answers", "lacks")
 
     def __init__(self, who: Subject, answers: Answers) -> None:
         caller = who.caller
         super().__init__(caller.uid, caller.gid, lambda: caller)
         self._answers = answers
+        self.lacks = who.lacks
 
     def answer(self, info: linux.Stat) -> bytes | OSError | None:
         """Return the answer about the object with this stat; None if nobody has asked, or not for this caller."""

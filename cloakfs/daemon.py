@@ -36,6 +36,7 @@ from .policy import PolicyError, is_in_file, load_policy
 from .reader import Reader
 from .supervisor import Supervisor
 from .tasks import Tasks
+from .threadstatus import ThreadStatus
 from .tree.index import MEMORY, Index, Unstored
 from .tree.nodes import Nodes
 from .versions import VersionError
@@ -145,10 +146,12 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         except OSError as exc:
             raise MountError(f"{settings.source}: {exc.strerror}") from exc
         _warn_of_handles(nodes)
+        threads = ThreadStatus()
         filesystem = Filesystem(
             nodes,
             views,
-            group_source(_groups_of(settings)),
+            group_source(_groups_of(settings), threads),
+            threads,
             Reader(settings.options.prefetch, settings.options.prefetch_limits, _record(settings, stack)),
             settings.target,
             no_client_cache=settings.options.no_client_cache,
@@ -234,7 +237,9 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         linux.set_effective_capabilities(linux.effective_capabilities() & ~given_up)
         say = clean_up.say if clean_up is not None else lambda _: None
         try:
-            daemon = _Daemon(settings, filesystem, index, published, control, watch, attached, ready, say, supervisor)
+            daemon = _Daemon(
+                settings, filesystem, index, published, control, watch, attached, ready, say, supervisor, threads
+            )
             trio.run(daemon.run)
             say(ENDED)
         except BaseExceptionGroup as group:
@@ -468,8 +473,10 @@ class _Daemon:
         ready: Callable[[], None],
         say: Callable[[str], None],
         supervisor: Supervisor,
+        threads: ThreadStatus,
     ) -> None:
         self._supervisor = supervisor
+        self._threads = threads
         self._say = say
         self._settings = settings
         self._filesystem = filesystem
@@ -666,6 +673,7 @@ class _Daemon:
             self._settings.options.groups,
             by_kernel=words.default_permissions,
             exported=words.is_exported,
+            has_unseen=self._threads.has_unseen,
         )
 
     def _log_exempt(self, options: Options) -> None:

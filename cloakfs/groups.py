@@ -1,8 +1,5 @@
 """Where a caller's supplementary groups come from, since a FUSE request does not carry them."""
 
-import contextlib
-import errno
-import json
 import logging
 import math
 import os
@@ -13,7 +10,7 @@ import trio
 
 from . import linux
 from .ids import ClientId, ServerId
-from .linux import process
+from .threadstatus import ThreadStatus
 
 log = logging.getLogger(__name__)
 
@@ -31,10 +28,6 @@ _THREADS = 4
 # Clients choose uids, so the number of remembered answers must be bounded.
 _MOST_KNOWN = 10_000
 _TELL_AGAIN_SECONDS = 60.0
-# The maximum number of threads whose descriptors are kept, and of lists of groups.
-_MOST_KEPT = 64
-# The maximum total size of these lists, as they stand in /proc. Any user can be in 65,536 groups (user_namespaces(7)).
-_MOST_BYTES = 1 << 20
 
 
 class GroupSource(Protocol):
@@ -54,74 +47,16 @@ class GroupSource(Protocol):
 
 
 class ProcessGroups:
-    """The groups of the calling thread, from /proc/<tid>/status (proc(5)).
-
-    The thread waits for its answer, so its id cannot be reused meanwhile. A caller in a foreign pid namespace
-    (pid 0), or one that is gone, has no groups: in doubt, a caller gets fewer.
-
-    Descriptors of the last threads are kept, because reading one again costs half as much as opening it again.
-    """
+    """The groups of the calling thread that its process has, too, as /proc says (`threadstatus`)."""
 
     by_user = False
 
-    def __init__(self) -> None:
-        self._kept: dict[int, int] = {}  # thread id -> descriptor
-        self._parsed: dict[bytes, frozenset[ClientId]] = {}
-        self._bytes = 0  # of the keys
-        self._reserve = os.eventfd(0)  # used when no other descriptor is available
+    def __init__(self, threads: ThreadStatus) -> None:
+        self._threads = threads
 
     def of_request(self, pid: int) -> frozenset[ClientId]:
         """See `GroupSource`."""
-        if pid == 0:
-            return frozenset()
-        try:
-            line = process.groups_in(self._kept[pid])
-        except KeyError:
-            line = None
-        except ProcessLookupError:
-            os.close(self._kept.pop(pid))
-            line = None
-        if line is None:
-            try:
-                line = self._line_anew(pid)
-            except (FileNotFoundError, ProcessLookupError):
-                return frozenset()
-        groups = self._parsed.get(line)
-        if groups is None:
-            self._bytes += len(line)
-            if len(self._parsed) >= _MOST_KEPT or self._bytes > _MOST_BYTES:
-                self._parsed.clear()
-                self._bytes = len(line)
-            # This takes half the time of int(), and a caller may be in 65,536 groups.
-            groups = self._parsed[line] = frozenset(json.loads(b"[%b]" % line.strip().replace(b" ", b",")))
-        return groups
-
-    def _line_anew(self, pid: int) -> bytes:
-        try:
-            return process.groups_in(self._open(pid))
-        except OSError as exc:
-            if exc.errno not in (errno.EMFILE, errno.ENFILE):
-                raise
-        # Others have taken all descriptors, but this caller must not suffer from that.
-        while self._kept:
-            os.close(self._kept.popitem()[1])
-        if self._reserve >= 0:
-            os.close(self._reserve)
-            self._reserve = -1
-        try:
-            return process.groups_in(self._open(pid))
-        finally:
-            if pid in self._kept:
-                os.close(self._kept.pop(pid))
-            with contextlib.suppress(OSError):
-                self._reserve = os.eventfd(0)
-
-    def _open(self, pid: int) -> int:
-        fd = process.open_status(pid)
-        if len(self._kept) >= _MOST_KEPT:
-            os.close(self._kept.pop(next(iter(self._kept))))
-        self._kept[pid] = fd
-        return fd
+        return self._threads.groups(pid)
 
     async def of_user(self, server_uid: ServerId) -> frozenset[ServerId]:
         """No groups from here."""
@@ -236,11 +171,11 @@ def _database_groups(uid: ServerId) -> frozenset[ServerId]:
     return frozenset(map(ServerId, os.getgrouplist(entry.pw_name, entry.pw_gid)))
 
 
-def group_source(words: str | None) -> GroupSource:
+def group_source(words: str | None, threads: ThreadStatus | None = None) -> GroupSource:
     """Return the source that the option `groups=` names: `proc` (default), `database`, `none`, or `1001:1002`."""
     match words:
         case None | "proc":
-            return ProcessGroups()
+            return ProcessGroups(threads or ThreadStatus())
         case "database":
             return DatabaseGroups()
         case "none":

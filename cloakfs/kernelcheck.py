@@ -31,7 +31,7 @@ def difference(view: View, groups: str | None) -> str:
     return ""
 
 
-def who_checks(view: View, groups: str | None, *, by_kernel: bool, exported: bool) -> str:
+def who_checks(view: View, groups: str | None, *, by_kernel: bool, exported: bool, has_unseen: bool = False) -> str:
     """Return one line that says who checks permissions in a mount.
 
     Args:
@@ -39,7 +39,18 @@ def who_checks(view: View, groups: str | None, *, by_kernel: bool, exported: boo
         groups: the option `groups=`; None if it is not given.
         by_kernel: whether it has `default_permissions`.
         exported: whether an NFS server exports it, which decides about `default_permissions`.
+        has_unseen: whether there are callers whose groups and capabilities the daemon cannot see.
     """
+    checks = _who_checks(view, groups, by_kernel=by_kernel, exported=exported)
+    if exported or not has_unseen:
+        return checks
+    return (
+        f"{checks}; callers in other pid namespaces, whom the daemon cannot see, have their primary group alone, "
+        "and as root no capabilities"
+    )
+
+
+def _who_checks(view: View, groups: str | None, *, by_kernel: bool, exported: bool) -> str:
     if exported:
         return "checked by the daemon, and by the kernel for its NFS server" if by_kernel else "checked by the daemon"
     differs = difference(view, groups)

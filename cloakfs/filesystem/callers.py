@@ -2,6 +2,7 @@
 
 import errno
 from collections.abc import Callable
+from functools import partial
 from operator import attrgetter
 
 from pyfuse3 import FUSEError, InodeT, RequestContext
@@ -10,7 +11,9 @@ from ..above import INSIDE, Above
 from ..caller import Caller, ClientCaller
 from ..groups import GroupSource
 from ..ids import ClientId
-from ..tree.door import INSIDER, Subject, subject, with_group
+from ..linux import CAP_SETUID
+from ..threadstatus import ThreadStatus
+from ..tree.door import INSIDER, RootSubject, Subject, subject, with_group
 from ..tree.nodes import Nodes
 from ..tree.notes import noting
 from ..tree.objects import ALL, NOBODY, Stale
@@ -31,6 +34,7 @@ class Callers:
         groups: where callers' supplementary groups come from.
         inside: knows the daemon's own threads.
         above: knows the daemons of mounts above.
+        threads: knows what callers may do as root; None if a server exports the mount: then all that root may do.
         knfsd: whether the kernel's NFS server exports the mount.
         all_squashed: whether that server makes all callers one.
     """
@@ -42,6 +46,7 @@ class Callers:
         groups: GroupSource,
         inside: Inside,
         above: Above,
+        threads: ThreadStatus | None,
         *,
         knfsd: bool,
         all_squashed: bool,
@@ -51,6 +56,7 @@ class Callers:
         self._groups = groups
         self._inside = inside
         self._above = above
+        self._threads = threads
         self._knfsd = knfsd
         self._all_squashed = all_squashed
 
@@ -92,16 +98,34 @@ class Callers:
         if (self._inside.threads or self._above.threads) and self.is_inside(ctx, for_attributes=for_attributes):
             return number, view, INSIDER
         if view.fixed is not None:
-            if not view.admits(_client_ids(ctx)[0]):
+            if not self.admits(view, ctx):
                 raise FUSEError(errno.EACCES)
-            who = subject(view.fixed)
+            who = self._known(view.fixed, ctx)
         elif view.forwards_by_mapping and not self._groups.by_user:
             uid, gid = _client_ids(ctx)
             server_uid, server_gid = view.server_ids(uid, gid)
-            who = Subject(server_uid, server_gid, self._identify, view, uid, gid, ctx.pid)
+            if server_uid or self._threads is None:
+                who = Subject(server_uid, server_gid, self._identify, view, uid, gid, ctx.pid)
+            else:
+                find_lacks = partial(self._threads.lacks, ctx.pid)
+                who = RootSubject(server_uid, server_gid, find_lacks, self._identify, view, uid, gid, ctx.pid)
         else:
             return None  # it depends on groups
         return number, view, who if view.below is None else self._checked(view, who)
+
+    def admits(self, view: View, ctx: RequestContext) -> bool:
+        """Whether the caller may enter the view: for a fixed one, see `View.admits`.
+
+        Root may enter those of others if it could become them anyway (CAP_SETUID). A root that this daemon cannot see
+        counts by its uid, or nobody outside its pid namespace could mount a view for somebody.
+        """
+        uid = _client_ids(ctx)[0]
+        if not view.admits(uid):
+            return False
+        threads, fixed = self._threads, view.fixed
+        if uid or threads is None or fixed is None or not fixed.uid or uid in view.entrants:
+            return True
+        return threads.is_unseen(ctx.pid) or not threads.lacks(ctx.pid, 1 << CAP_SETUID)
 
     @staticmethod
     def _checked(view: View, who: Subject) -> Subject:
@@ -124,7 +148,12 @@ class Callers:
     async def _who_by_groups(self, view: View, ctx: RequestContext) -> Subject:
         who = self._identify(view, *_client_ids(ctx), ctx.pid)
         more = await self._groups.of_user(who.uid)
-        return subject(who._replace(groups=who.groups | more) if more else who)
+        return self._known(who._replace(groups=who.groups | more) if more else who, ctx)
+
+    def _known(self, who: Caller, ctx: RequestContext) -> Subject:
+        if who.uid or self._threads is None:
+            return subject(who)
+        return RootSubject(who.uid, who.gid, partial(self._threads.lacks, ctx.pid), lambda: who)
 
     def _identify(self, view: View, uid: ClientId, gid: ClientId, pid: int) -> Caller:
         who = view.identify(ClientCaller(uid, gid, with_group(self._groups.of_request(pid), gid)))

@@ -19,6 +19,7 @@ from ..groups import GroupSource
 from ..ids import ServerId
 from ..reader import Reader
 from ..tasks import Tasks
+from ..threadstatus import ThreadStatus
 from ..tracers import Tracers
 from ..tree import calls
 from ..tree.door import (
@@ -28,7 +29,6 @@ from ..tree.door import (
     everybody_may,
     has_waited,
     sees,
-    subject,
     surely_may,
 )
 from ..tree.nodes import Nodes
@@ -84,6 +84,7 @@ class Core(pyfuse3.Operations):
         nodes: the objects of the tree.
         views: the views that the mount offers.
         groups: where callers' supplementary groups come from.
+        threads: knows what callers may do as root.
         reader: reads and writes files.
         mountpoint: where the daemon finds its own mount.
         no_client_cache: whether to show every directory as changed just now [SZ §3.2].
@@ -104,6 +105,7 @@ class Core(pyfuse3.Operations):
         nodes: Nodes,
         views: Views,
         groups: GroupSource,
+        threads: ThreadStatus,
         reader: Reader,
         mountpoint: str,
         *,
@@ -138,7 +140,17 @@ class Core(pyfuse3.Operations):
         self.half_read = HalfRead()
         self.turns = Turns()
         self.inside = Inside(mountpoint)
-        self.callers = Callers(nodes, views, groups, self.inside, self.above, knfsd=knfsd, all_squashed=all_squashed)
+        threads.daemons = self.above.pids
+        self.callers = Callers(
+            nodes,
+            views,
+            groups,
+            self.inside,
+            self.above,
+            None if self.exported else threads,  # a server's options decide what a client's root may do
+            knfsd=knfsd,
+            all_squashed=all_squashed,
+        )
         self.repair = Repair(nodes, views, self.inside)
         self.probing = Probing(nodes, views, mountpoint, exported=self.exported)
         self.tracers = Tracers(self._switch_trace)
@@ -294,7 +306,7 @@ class Core(pyfuse3.Operations):
                 pass
             finally:
                 filesystem.took(began)
-        who = subject(at.who.caller) if at.who is not INSIDER else INSIDER  # only this thread may find out the groups
+        who = at.who.found()  # only this thread may find out the groups
         try:
             return await self._do_in_thread(at._replace(who=who), call, *args)
         except OSError as exc:
@@ -339,7 +351,7 @@ class Core(pyfuse3.Operations):
                 return at
             if answers is not None and answers.who == at.who.credentials:
                 return at._replace(who=Asked(at.who, answers))
-            of_it = at._replace(fd=fd, who=subject(at.who.caller))
+            of_it = at._replace(fd=fd, who=at.who.found())
             answers = await self._do_in_thread(of_it, self._ask_below)
 
     @staticmethod

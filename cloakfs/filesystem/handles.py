@@ -160,7 +160,7 @@ class OpenFiles:
             flags: the client's flags of open(2).
         """
         if as_opener and opener is None:
-            opener = credentials(at.who.caller)
+            opener = credentials(at.who.caller, at.who.lacks)
         file = self.by_fd[fd] = OpenFile(at, opener, flags)
         self.shares.take(file.uid)
         filesystem = at.obj.filesystem
@@ -248,8 +248,8 @@ class OpenFiles:
         """
         for fd in obj.open_files:
             file = self.by_fd[fd]
-            if file.opener == linux.Credentials(who.uid, who.gid, ()):
-                file.opener = credentials(who.caller)
+            if file.opener == linux.Credentials(who.uid, who.gid, (), who.lacks):
+                file.opener = credentials(who.caller, who.lacks)
 
     def may_lose_set_id(self, file: OpenFile) -> bool:
         """Whether the file may have lost set-id bits by being written to."""

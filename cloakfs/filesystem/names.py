@@ -56,7 +56,7 @@ def _without_groups(at: Entered) -> linux.Credentials:
     """
     who = at.who
     if linux.in_main_thread() and surely_may(who, os.W_OK | os.X_OK, at.obj, at.fd, at.info):
-        return linux.Credentials(who.uid, who.gid, ())
+        return linux.Credentials(who.uid, who.gid, (), who.lacks)
     return at.credentials
 
 
@@ -173,6 +173,8 @@ class Names(Core):
             raise FUSEError(errno.ENOENT if ctx.uid == 0 else errno.EACCES)
         view = self.views.get(number)
         assert view is not None
+        if not self.callers.admits(view, ctx):
+            raise FUSEError(errno.EACCES)
         root = self.nodes.root
         if self.nodes.waits(root):
             await self._look(root)

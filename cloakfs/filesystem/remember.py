@@ -32,12 +32,15 @@ BRIEF_SECONDS = 0.002
 
 
 def may_search(who: Caller, obj: Object, fd: int, info: linux.Stat) -> bool:
-    """Whether this identity may search the directory. A remote directory counts only if everybody may search it."""
+    """Whether everybody who has this identity may search the directory. (Not every root has root's capabilities.)
+
+    A remote directory counts only if everybody may search it.
+    """
     if everybody_may(os.X_OK, obj, fd, info):
         return True
     if obj.filesystem.remote:
         return False  # only a thread may ask
-    return calls.access(credentials(who), fd, os.X_OK)
+    return calls.access(credentials(who, linux.FILE_CAPABILITIES), fd, os.X_OK)
 
 
 class Remembering:
@@ -102,7 +105,7 @@ class Remembering:
                 return self._of_private_name(at, obj, info)
         elif not view.is_steady or (parent is self._nodes.root and not self._gated):
             return 0.0, self._brief
-        elif not (at.has_searched or may_search(view.fixed, parent, at.fd, at.info)):
+        elif not ((at.has_searched and view.fixed.uid) or may_search(view.fixed, parent, at.fd, at.info)):
             return 0.0, 0.0  # a listing tells names and no more
         seconds = self._seconds(obj)
         self._keep(at.number, parent)

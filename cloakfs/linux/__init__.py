@@ -5,8 +5,10 @@ The system calls themselves are exported as names of this package.
 
 from .capabilities import (
     CAP_SETFCAP,
+    CAP_SETUID,
     CAP_SYS_ADMIN,
     CAP_SYS_RESOURCE,
+    FILE_CAPABILITIES,
     effective_capabilities,
     raised,
     set_effective_capabilities,
@@ -63,12 +65,12 @@ from .syscalls import (
 from .threads import apart, in_main_thread, umask
 
 __all__ = [
-    "ANYBODY", "AT_HANDLE_FID", "CAP_SETFCAP", "CAP_SYS_ADMIN", "CAP_SYS_RESOURCE", "FALLOC_FL_KEEP_SIZE", "FEW_GROUPS",
-    "FMODE_EXEC", "MNT_DETACH", "MOST_LONG", "MS_DIRSYNC", "MS_NOATIME", "MS_NODEV", "MS_NODIRATIME", "MS_NOEXEC",
-    "MS_NOSUID", "MS_NOSYMFOLLOW", "MS_POSIXACL", "MS_RDONLY", "MS_RELATIME", "MS_REMOUNT", "MS_SYNCHRONOUS",
-    "RENAME_EXCHANGE", "RENAME_NOREPLACE", "ROOT", "RWF_NOWAIT", "Credentials", "Stat", "act_as_daemon",
-    "act_for_nobody_as",
-    "acts_as", "apart", "btrfs_top", "clone_tree", "detach_mount", "effective_capabilities", "fallocate", "fstat",
-    "getdents", "in_main_thread", "may_access", "mount", "name_to_handle", "open_by_handle", "raised", "renameat2",
-    "set_effective_capabilities", "statx", "statx_if_there", "umask", "umount", "xfs_uuid",
+    "ANYBODY", "AT_HANDLE_FID", "CAP_SETFCAP", "CAP_SETUID", "CAP_SYS_ADMIN", "CAP_SYS_RESOURCE",
+    "FALLOC_FL_KEEP_SIZE", "FEW_GROUPS", "FILE_CAPABILITIES", "FMODE_EXEC", "MNT_DETACH", "MOST_LONG", "MS_DIRSYNC",
+    "MS_NOATIME", "MS_NODEV", "MS_NODIRATIME", "MS_NOEXEC", "MS_NOSUID", "MS_NOSYMFOLLOW", "MS_POSIXACL", "MS_RDONLY",
+    "MS_RELATIME", "MS_REMOUNT", "MS_SYNCHRONOUS", "RENAME_EXCHANGE", "RENAME_NOREPLACE", "ROOT", "RWF_NOWAIT",
+    "Credentials", "Stat", "act_as_daemon", "act_for_nobody_as", "acts_as", "apart", "btrfs_top", "clone_tree",
+    "detach_mount", "effective_capabilities", "fallocate", "fstat", "getdents", "in_main_thread", "may_access",
+    "mount", "name_to_handle", "open_by_handle", "raised", "renameat2", "set_effective_capabilities", "statx",
+    "statx_if_there", "umask", "umount", "xfs_uuid",
 ]  # fmt: skip

@@ -8,9 +8,27 @@ from collections.abc import Iterator
 from .libc import NR, check, syscall
 
 _CAP_HEADER = struct.pack("Ii", 0x20080522, 0)
+CAP_SETUID = 7
 CAP_SYS_ADMIN = 21
 CAP_SYS_RESOURCE = 24
 CAP_SETFCAP = 31
+
+FILE_CAPABILITIES = sum(1 << number for number in (
+    0,  # CAP_CHOWN
+    1,  # CAP_DAC_OVERRIDE
+    2,  # CAP_DAC_READ_SEARCH
+    3,  # CAP_FOWNER
+    4,  # CAP_FSETID
+    9,  # CAP_LINUX_IMMUTABLE
+    CAP_SYS_ADMIN,  # `trusted.` and `security.` attributes
+    CAP_SYS_RESOURCE,  # quota, reserved blocks
+    27,  # CAP_MKNOD
+    28,  # CAP_LEASE
+    CAP_SETFCAP,
+    32,  # CAP_MAC_OVERRIDE
+    33,  # CAP_MAC_ADMIN
+))  # fmt: skip
+"""What makes root more than the owner of root's files, as a bit mask (capabilities(7))."""
 
 
 def effective_capabilities() -> int:

@@ -8,17 +8,23 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ..ids import ServerId
+from .capabilities import effective_capabilities, set_effective_capabilities
 from .libc import NR, check, syscall
 
 _INVALID = ctypes.c_uint32(0xFFFFFFFF)
+_ROOT_ID = ctypes.c_uint32(0)
 
 
 class Credentials(NamedTuple):
-    """The identity with which a system call is made, in server ids: file-system uid and gid, supplementary groups."""
+    """The identity with which a system call is made, in server ids: file-system uid and gid, supplementary groups.
+
+    With uid 0, `lacks` is a bit mask of capabilities that it does not have, although root has them.
+    """
 
     uid: ServerId
     gid: ServerId
     groups: tuple[ServerId, ...]
+    lacks: int = 0
 
 
 ROOT = Credentials(ServerId(0), ServerId(0), ())
@@ -47,6 +53,12 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
+
+
+class _Limits:
+    """The effective capabilities of a thread of this process that acts as root; None if none ever had fewer."""
+
+    effective: int | None = None
 
 
 class _Arguments:
@@ -90,7 +102,8 @@ def assume(who: Credentials) -> None:
     """Make the calling thread's file-system operations run as `who`, until it assumes somebody else.
 
     Only this thread changes (raw system calls; libc's wrappers would change all threads). Leaving uid 0 drops the
-    file-related capabilities from the effective set, and returning to it raises them (capabilities(7)).
+    file-related capabilities from the effective set, and returning to it raises them (capabilities(7)). Those that
+    root is to lack are dropped, and raised again before the thread assumes anybody else.
 
     Raises:
         PermissionError: the kernel refused one of the ids (for example, one not mapped in a user namespace).
@@ -103,6 +116,10 @@ def assume(who: Credentials) -> None:
     if before is who or before == who:
         return
     _thread.who = None
+    if _Limits.effective is not None and (before is None or before.lacks):
+        # A new thread has begun with what its maker had.
+        syscall(_SETFSUID, _ROOT_ID)  # otherwise, what is raised here would be kept by whom the thread then acts as
+        set_effective_capabilities(_Limits.effective)
     ready = _arguments(who) if len(who.groups) <= FEW_GROUPS else _long_arguments(who)
     if before is None or before.groups != who.groups:
         check(syscall(_SETGROUPS, ready.count, ready.groups))
@@ -113,6 +130,10 @@ def assume(who: Credentials) -> None:
         if syscall(_SETFSUID, _INVALID) & 0xFFFFFFFF != who.uid or syscall(_SETFSGID, _INVALID) & 0xFFFFFFFF != who.gid:
             raise PermissionError(errno.EPERM, f"cannot act as {who.uid}:{who.gid}")
         ready.proven = True
+    if who.lacks:
+        if _Limits.effective is None:
+            _Limits.effective = effective_capabilities()
+        set_effective_capabilities(_Limits.effective & ~who.lacks)
     _thread.who = who
 
 

@@ -7,6 +7,7 @@ descriptor of it (a pidfd, pidfd_open(2)). (The clean-up process uses this modul
 import ctypes
 import os
 import select
+from functools import cache
 
 from .credentials import act_as_daemon
 
@@ -90,21 +91,66 @@ def open_status(tid: int) -> int:
     return os.open(f"/proc/{tid}/status", os.O_RDONLY | os.O_CLOEXEC)
 
 
-def groups_in(status: int) -> bytes:
-    """Return the supplementary groups, separated by blanks, of the thread whose status (`open_status`) this is.
+def groups_in(status: int) -> tuple[bytes, int]:
+    """Return the groups of the thread whose status (`open_status`) this is, and the id of its process.
+
+    The groups are the supplementary ones, separated by blanks.
 
     Raises:
         ProcessLookupError: it has ended.
     """
     text = os.pread(status, 1024, 0)
-    start = text.find(b"\nGroups:") + 8
-    if start < 8:
-        return b""
-    end = text.find(b"\n", start)
-    while end < 0 and (more := os.pread(status, 65536, len(text))):
+    leader = int(_line(text, b"\nTgid:") or 0)
+    groups = _line(text, b"\nGroups:")
+    while groups is None and (more := os.pread(status, 65536, len(text))):
         text += more  # the user is in a great many groups
-        end = text.find(b"\n", start)
-    return text[start:end]
+        groups = _line(text, b"\nGroups:")
+    return groups or b"", leader
+
+
+def capabilities_in(status: int) -> tuple[int, int]:
+    """Return the effective capabilities of the thread whose status this is, as a bit mask, and the id of its process.
+
+    Raises:
+        ProcessLookupError: it has ended.
+    """
+    text = b""
+    while (effective := _line(text, b"\nCapEff:")) is None and (more := os.pread(status, 65536, len(text))):
+        text += more
+    return int(effective or b"0", 16), int(_line(text, b"\nTgid:") or 0)
+
+
+def _line(text: bytes, title: bytes) -> bytes | None:
+    """Return what stands in this line of a status; None if `text` does not have all of it (yet)."""
+    start = text.find(title)
+    end = text.find(b"\n", start + 1)
+    return None if start < 0 or end < 0 else text[start + len(title) : end]
+
+
+def is_in_our_user_namespace(tid: int) -> bool:
+    """Whether this thread is in the same user namespace as this process (user_namespaces(7)); False in doubt.
+
+    A user namespace gives whoever makes it all capabilities, which count for nothing outside.
+    """
+    act_as_daemon()  # only who may trace a process is told
+    try:
+        return os.readlink(f"/proc/{tid}/ns/user") == _our_user_namespace()
+    except OSError:
+        return False
+
+
+@cache
+def _our_user_namespace() -> str:
+    return os.readlink("/proc/self/ns/user")
+
+
+def is_proc_ours() -> bool:
+    """Whether /proc shows the process ids of this pid namespace (pid_namespaces(7)): if not, they mean others there."""
+    act_as_daemon()
+    try:
+        return os.readlink("/proc/self") == str(os.getpid())
+    except OSError:
+        return False
 
 
 def command_of(tid: int) -> str | None:

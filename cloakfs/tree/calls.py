@@ -283,10 +283,10 @@ def fallocate(who: Credentials, fd: int, mode: int, offset: int, length: int) ->
 
 
 def _with_privileges(who: Credentials) -> contextlib.AbstractContextManager[None]:
-    """Raise the privileges over `trusted.` and `security.` names, which only uid 0 gets."""
+    """Raise the privileges over `trusted.` and `security.` names, which only uid 0 gets, if it has them elsewhere."""
     if who.uid != 0:
         return contextlib.nullcontext()
-    return linux.raised(linux.CAP_SYS_ADMIN, linux.CAP_SETFCAP)
+    return linux.raised(*(it for it in (linux.CAP_SYS_ADMIN, linux.CAP_SETFCAP) if not who.lacks >> it & 1))
 
 
 def peek_xattr(who: Credentials, fd: int, name: bytes | str) -> bytes:

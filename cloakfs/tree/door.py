@@ -23,9 +23,13 @@ from .passages import Passages
 _MOST_IDENTITIES = 1024
 
 
-def credentials(who: Caller) -> linux.Credentials:
-    """Return the credentials with which system calls for `who` (server ids) run."""
-    return _credentials(who) if len(who.groups) <= linux.FEW_GROUPS else _long_credentials(who)
+def credentials(who: Caller, lacks: int = 0) -> linux.Credentials:
+    """Return the credentials with which system calls for `who` (server ids) run.
+
+    If it is root, `lacks` is a bit mask of the capabilities that it does not have.
+    """
+    made = _credentials(who) if len(who.groups) <= linux.FEW_GROUPS else _long_credentials(who)
+    return made._replace(lacks=lacks) if lacks and who.uid == 0 else made
 
 
 def _make_credentials(who: Caller) -> linux.Credentials:
@@ -60,6 +64,9 @@ class Subject:
 
     __slots__ = ("_args", "_caller", "_find", "gid", "uid")
 
+    lacks = 0
+    """If it is root: the capabilities that it does not have, as a bit mask."""
+
     def __init__(self, uid: ServerId, gid: ServerId, find: Callable[..., Caller], *args: Any) -> None:
         self.uid = uid
         self.gid = gid
@@ -81,11 +88,41 @@ class Subject:
     @property
     def credentials(self) -> linux.Credentials:
         """The credentials with which system calls for this caller are made."""
-        return credentials(self.caller)
+        return credentials(self.caller, self.lacks)
+
+    def found(self) -> "Subject":
+        """Return the same, with everything looked up: a thread must not do that."""
+        who, lacks = self.caller, self.lacks
+        return RootSubject(who.uid, who.gid, lambda: lacks, lambda: who) if lacks else subject(who)
+
+
+class RootSubject(Subject):
+    """A caller that is served as uid 0, with the capabilities that it has, and no more. They are looked up on demand.
+
+    Args:
+        uid, gid, find, args: as for any `Subject`.
+        find_lacks: returns the capabilities that it does not have.
+    """
+
+    __slots__ = ("_find_lacks", "_lacks")
+
+    def __init__(
+        self, uid: ServerId, gid: ServerId, find_lacks: Callable[[], int], find: Callable[..., Caller], *args: Any
+    ) -> None:
+        super().__init__(uid, gid, find, *args)
+        self._find_lacks = find_lacks
+        self._lacks = -1
+
+    @property
+    def lacks(self) -> int:  # type: ignore[override]
+        """The capabilities that it does not have, as a bit mask."""
+        if self._lacks < 0:
+            self._lacks = self._find_lacks()
+        return self._lacks
 
 
 def subject(who: Caller) -> Subject:
-    """Return the subject for a caller that is already known."""
+    """Return the subject for a caller that is already known. If it is root, it has all capabilities."""
     return _subject(who) if len(who.groups) <= linux.FEW_GROUPS else _make_subject(who)
 
 
@@ -103,6 +140,9 @@ class _Insider(Subject):
     def credentials(self) -> linux.Credentials:
         return linux.ROOT  # in a mount below, this is more than a caller's root (`above`)
 
+    def found(self) -> Subject:
+        return self
+
 
 _ROOT = Caller(ServerId(0), ServerId(0), frozenset({ServerId(0)}))
 
@@ -110,15 +150,18 @@ INSIDER = _Insider(_ROOT.uid, _ROOT.gid, lambda: _ROOT)
 """The daemon itself, looking through its own mount, or one above. It is recognized by identity (`is`), not by ids."""
 
 
-def _accessible(fd: int, who: Caller, mode: int) -> bool:
+def _accessible(fd: int, lacks: int, who: Caller, mode: int) -> bool:
     try:
-        return calls.access(credentials(who), fd, mode)
+        return calls.access(credentials(who, lacks), fd, mode)
     finally:
         linux.act_as_daemon()  # a plug-in asks, and continues
 
 
-def attrs_of(name: bytes, info: linux.Stat, fd: int) -> Attrs:
-    """Return what a policy may know of the object that `fd` (O_PATH) refers to; valid while `fd` is open."""
+def attrs_of(name: bytes, info: linux.Stat, fd: int, lacks: int = 0) -> Attrs:
+    """Return what a policy may know of the object that `fd` (O_PATH) refers to; valid while `fd` is open.
+
+    `lacks` is what root does not have if it asks whether it may access the object.
+    """
     return Attrs(
         name.decode("utf-8", "surrogateescape"),
         info.st_mode,
@@ -127,7 +170,7 @@ def attrs_of(name: bytes, info: linux.Stat, fd: int) -> Attrs:
         info.st_size,
         info.st_nlink,
         info.st_mtime_ns,
-        partial(_accessible, fd),
+        partial(_accessible, fd, lacks),
     )
 
 
@@ -162,7 +205,7 @@ def _judged(view: View, who: Subject, name: bytes, info: linux.Stat, fd: int) ->
         return True
     cloak = view.cloak
     if cloak is None:
-        return view.visible(who.caller, attrs_of(name, info, fd))
+        return view.visible(who.caller, attrs_of(name, info, fd, who.lacks))
     return cloak.condition(info.st_mode, info.st_uid, info.st_gid).admits(who.uid, who.has_group)
 
 

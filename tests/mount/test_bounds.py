@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from cloakfs import groups, linux
+from cloakfs import linux, threadstatus
 from cloakfs.caller import Caller
 from cloakfs.filesystem.handles import HalfRead, OpenDirectory
-from cloakfs.groups import ProcessGroups
 from cloakfs.ids import ClientId
 from cloakfs.linux import credentials, mountinfo
 from cloakfs.mounted import STATE_DIR
 from cloakfs.policy import Policy
+from cloakfs.threadstatus import ThreadStatus
 from cloakfs.tree import door, filesystems
 from cloakfs.tree.index import Index
 from cloakfs.tree.nodes import Nodes
@@ -39,14 +39,14 @@ MakeUser = Callable[..., User]
 
 def groups_without_descriptors(pids: list[int]) -> list[frozenset[ClientId]]:
     """Of several processes, when there is no descriptor to be had."""
-    source = ProcessGroups()
-    known = [source.of_request(pid) for pid in pids[:2]]
+    source = ThreadStatus()
+    known = [source.groups(pid) for pid in pids[:2]]
     resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
     taken: list[int] = []
     with contextlib.suppress(OSError):
         while True:
             taken.append(os.dup(0))
-    found = [source.of_request(pid) for _ in range(2) for pid in pids]
+    found = [source.groups(pid) for _ in range(2) for pid in pids]
     assert known == found[:2]
     for fd in taken:
         os.close(fd)
@@ -63,13 +63,13 @@ def test_groups_are_found_without_a_descriptor(user: MakeUser) -> None:
 
 
 def test_lists_of_groups_are_bounded_in_size(user: MakeUser) -> None:
-    source = ProcessGroups()
+    source = ThreadStatus()
     for number in range(12):
         many = range(10_000 + number, 40_000 + number)
         with User(4001, 4001, many) as caller:
             caller.do(os.getpid)  # it has its groups
-            assert source.of_request(caller.pid) == frozenset(many)
-    assert sum(map(len, source._parsed)) <= groups._MOST_BYTES
+            assert source.groups(caller.pid) == frozenset(many)
+    assert sum(map(len, source._parsed)) <= threadstatus._MOST_BYTES
     for fd in source._kept.values():
         os.close(fd)
 
