@@ -5,6 +5,8 @@ requests take long, only one of them works each time that others have been serve
 """
 
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import trio
 
@@ -17,6 +19,18 @@ class Turns:
 
     def __init__(self) -> None:
         self._waiting: dict[int, trio.Lock] = {}  # by caller: whose turn it is
+        self._alone: dict[int, trio.Lock] = {}  # by caller: which request needs much at a time
+
+    @asynccontextmanager
+    async def alone(self, caller: int) -> AsyncIterator[None]:
+        """Wait until no other request of this caller is in here."""
+        lock = self._alone.setdefault(caller, trio.Lock())
+        try:
+            async with lock:
+                yield
+        finally:
+            if not lock.locked():
+                self._alone.pop(caller, None)
 
     async def pause(self, caller: int) -> float:
         """Let others run, and wait for the caller's turn.

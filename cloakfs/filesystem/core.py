@@ -6,11 +6,11 @@ import stat
 from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pyfuse3
 import trio
-from pyfuse3 import FileHandleT, InodeT, RequestContext
+from pyfuse3 import FileHandleT, FUSEError, InodeT, RequestContext
 
 from .. import linux
 from ..above import Above
@@ -33,6 +33,7 @@ from ..tree.door import (
 )
 from ..tree.nodes import Nodes
 from ..tree.objects import ALL, NOBODY, ROOT, Object, Stale
+from ..tree.passages import AT_ONCE, Far
 from ..turns import Turns
 from ..view import View
 from ..views import Views
@@ -59,6 +60,9 @@ _T = TypeVar("_T")
 # After a rename behind the mount, what is above a remote directory is found level by level.
 _MOST_LOOKS = 100
 
+# How often to begin again with a long way on which directories change meanwhile.
+_MOST_APPROACHES = 20
+
 
 class HiddenName(FileNotFoundError):
     """There is an entry of that name, and it is hidden from the caller, who must not notice the difference."""
@@ -75,6 +79,21 @@ class Missing(Enum):
 
 
 ABSENT, HIDDEN = Missing  # by these names they are found in no time (enum.EnumType looks for `Missing.ABSENT`)
+
+
+class Near(NamedTuple):
+    """What was found of the many directories above an object while a request waits: see `Core._approach`.
+
+    Attributes:
+        view, uid: by which view, and for which server uid. By any other, nothing is known.
+        known: of some directories above, whether the caller sees them.
+        tries: how often all this was found out.
+    """
+
+    view: View
+    uid: int
+    known: dict[Object, bool]
+    tries: int
 
 
 class Core(pyfuse3.Operations):
@@ -132,10 +151,10 @@ class Core(pyfuse3.Operations):
         self.views = views
         self.above = Above()
         self.reader = reader
-        self.door = Door(nodes)
+        self.door = Door(nodes, AT_ONCE)
         self.tasks: Tasks | None = None
         self.requests = Requests()
-        self.references = References(nodes.forget, self.requests.is_news)
+        self.references = References(nodes.forget, self.requests.is_news, nodes.drop_unused)
         self.files = OpenFiles(nodes, max_open)
         self.half_read = HalfRead()
         self.turns = Turns()
@@ -197,14 +216,22 @@ class Core(pyfuse3.Operations):
     # -- coming in ---------------------------------------------------------------------------------
 
     async def _enter(
-        self, inode: InodeT, ctx: RequestContext, *, or_open: bool = False, for_attributes: bool = False
+        self,
+        inode: InodeT,
+        ctx: RequestContext,
+        *,
+        or_open: bool = False,
+        for_attributes: bool = False,
+        near: Near | None = None,
     ) -> Entered:
         """Let a request by nodeid in; with `or_open`, even to a hidden file that this identity has open.
 
-        `for_attributes` says that the request changes nothing, and reveals nothing but attributes.
+        `for_attributes` says that the request changes nothing, and reveals nothing but attributes. `near` is what
+        `_approach` has found.
 
         Raises:
             Stale: the object is gone, or hidden from this caller: a hidden name is absent, a hidden handle is stale.
+            FUSEError: EAGAIN: it is very deep in the tree, and the directories above keep changing.
         """
         if self.knfsd:
             self.reconnecting.end(ctx.pid)
@@ -220,17 +247,22 @@ class Core(pyfuse3.Operations):
         fd = self.nodes.fd(obj)
         info = obj.filesystem.stat(fd)
         if view.hides and not self.cache.is_known_to_all(number, obj):
-            if (
-                not (
-                    # While no change is reported, everything above is as it was when the kernel was told: `audience`.
-                    obj.private
-                    and self.door.passages.is_up_to_date()
-                    and self.cache.is_known_to(number, obj, hearer)
-                    and sees(view, who, obj.name, info, fd)
+            try:
+                is_hidden = (
+                    not (
+                        # While no change is reported, all above is as it was when the kernel was told: `audience`.
+                        obj.private
+                        and self.door.passages.is_up_to_date()
+                        and self.cache.is_known_to(number, obj, hearer)
+                        and sees(view, who, obj.name, info, fd)
+                    )
+                    and not self._is_visible(view, who, obj, info, near)
+                    and not (or_open and self.files.has_open(who, obj))
                 )
-                and not self.door.visible(view, who, obj, info)
-                and not (or_open and self.files.has_open(who, obj))
-            ):
+            except Far:
+                near = await self._approach(obj, inode, ctx, near, for_attributes=for_attributes)
+                return await self._enter(inode, ctx, or_open=or_open, for_attributes=for_attributes, near=near)
+            if is_hidden:
                 if obj is self.nodes.root:  # this mount's own policy hides it from nobody
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
                 self.door.note_hidden(view, who, obj)
@@ -242,6 +274,44 @@ class Core(pyfuse3.Operations):
             return await self._enter(inode, ctx, or_open=or_open, for_attributes=for_attributes)
         asker = self.callers.asker(view, who, ctx) if self.knfsd else None
         return Entered(number, view, who, obj, fd, info, hearer, asker)
+
+    def _is_visible(self, view: View, who: Subject, obj: Object, info: linux.Stat, near: Near | None) -> bool:
+        """Ask the door, with what `_approach` has found, if that still holds.
+
+        Raises:
+            Far: see `Door.visible`.
+        """
+        if near is None or near.view is not view or near.uid != who.uid:
+            return self.door.visible(view, who, obj, info)
+        return self.door.visible(view, who, obj, info, near.known)
+
+    async def _approach(
+        self, obj: Object, inode: InodeT, ctx: RequestContext, before: Near | None, *, for_attributes: bool = False
+    ) -> Near:
+        """Look at the many directories above an object in small steps, between which others have their turn.
+
+        Each is judged as it is after the request has come in. That is what the kernel does, too, when it walks along a
+        path. `before` is what the last call for this request returned.
+
+        Raises:
+            FUSEError: EAGAIN: this was called too often.
+        """
+        tries = 1 if before is None else before.tries + 1
+        if tries > _MOST_APPROACHES:
+            raise FUSEError(errno.EAGAIN)
+        _, view, who = await self.callers.served(inode, ctx, for_attributes=for_attributes)
+        near = Near(view, who.uid, {}, tries)
+        for one in self.door.approach(obj, near.known):
+            await self.turns.pause(ctx.uid)
+            _, view, who = await self.callers.served(inode, ctx, for_attributes=for_attributes)
+            if near.view is not view or near.uid != who.uid:
+                break
+            try:
+                info = one.filesystem.stat(self.nodes.fd(one))
+                near.known[one] = self.door.visible(view, who, one, info, near.known)
+            except Far:
+                break  # these are not the directories above any more
+        return near
 
     async def _served_late(
         self,
@@ -258,13 +328,13 @@ class Core(pyfuse3.Operations):
         """
         below = self.views.below
         if below is None:
-            seen = await self._look(obj)
+            seen = await self._look(obj, uid=ctx.uid)
             served = await self.callers.served(inode, ctx, for_attributes=for_attributes)
         else:
             while True:
                 number, view, who = served = await self.callers.served(inode, ctx, for_attributes=for_attributes)
                 asking = None if who is INSIDER else Asking(below, who, listed)
-                seen = await self._look(obj, asking=asking)
+                seen = await self._look(obj, asking=asking, uid=ctx.uid)
                 if self.views.get(number) is view:
                     break
             if asking is not None:
@@ -273,22 +343,36 @@ class Core(pyfuse3.Operations):
         return served
 
     async def _look(
-        self, obj: Object, name: bytes | None = None, asking: Asking | None = None
+        self, obj: Object, name: bytes | None = None, asking: Asking | None = None, uid: int = -1
     ) -> Mapping[tuple[int, bytes], tuple[int, int]]:
         """Wait until looking at the object, and at `name` in it, takes no time; return what `Nodes.recall` needs.
 
-        With `asking`, the same thread asks the mount below about it.
+        With `asking`, the same thread asks the mount below about it. What is deep in the tree is looked at in parts,
+        for one request of each caller (`uid`, or the daemon) at a time.
 
         Raises:
             Stale: directories are moved faster than they can be looked at.
         """
         for _ in range(_MOST_LOOKS):
-            look = self._with_descriptor(self.nodes.look, obj, name)
+            *above, near = self.nodes.parts(obj)
+            there: dict[tuple[int, bytes], tuple[int, int]] = {}
+            has_moved = False
+            if above:
+                async with self.turns.alone(uid):  # a part takes many descriptors
+                    for part in above:
+                        look = self._with_descriptor(self.nodes.look, obj, None, part)
+                        found = await trio.to_thread.run_sync(look, abandon_on_cancel=True)
+                        has_moved |= self.nodes.looked(found)
+                        there |= found.there
+            look = self._with_descriptor(self.nodes.look, obj, name, near)
             if asking is not None:
                 look = asking.after(look, obj, self.nodes.root)
             found = await trio.to_thread.run_sync(look, abandon_on_cancel=True)
-            if not self.nodes.looked(found):
-                return found.there
+            has_moved |= self.nodes.looked(found)
+            if not has_moved:
+                there |= found.there
+                self.nodes.recall(there)
+                return there
         raise Stale
 
     async def _do(self, at: Entered, call: Callable[..., _T], *args: Any) -> _T:

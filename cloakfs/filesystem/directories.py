@@ -21,7 +21,9 @@ from ..tree.index import Unstored
 from ..tree.knownmounts import TooSoon
 from ..tree.nodes import Nodes
 from ..tree.objects import Object, Stale
+from ..tree.passages import Far
 from ..turns import SLICE_SECONDS
+from .core import Near
 from .entered import Entered
 from .handles import OpenDirectory
 from .names import Names
@@ -266,7 +268,14 @@ class Directories(Names):
         finally:
             del self._asking[obj.number, name]
 
-    async def _tell(self, fh: FileHandleT, directory: OpenDirectory, reply: Reply, ctx: RequestContext) -> bool:
+    async def _tell(
+        self,
+        fh: FileHandleT,
+        directory: OpenDirectory,
+        reply: Reply,
+        ctx: RequestContext,
+        near: Near | None = None,
+    ) -> bool:
         """Report the names that were read, as many as there is time for; return False when the reply is full."""
         obj = directory.obj
         most = len(directory.pending)
@@ -281,7 +290,12 @@ class Directories(Names):
         if not self.cache.checks_above:
             self.cache.tell(number, obj, hearer)
         info = obj.filesystem.stat(fh)
-        if view.hides and not self.door.visible(view, who, obj, info):
+        try:
+            is_hidden = view.hides and not self._is_visible(view, who, obj, info, near)
+        except Far:
+            near = await self._approach(obj, self._nodeid(directory), ctx, near)
+            return await self._tell(fh, directory, reply, ctx, near)
+        if is_hidden:
             self.door.note_hidden(view, who, obj)
             self.requests.counters.hidden_handles += 1
             raise Stale

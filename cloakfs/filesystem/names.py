@@ -329,6 +329,8 @@ class Names(Core):
     async def mkdir(self, parent_inode: InodeT, name: bytes, mode: ModeT, ctx: RequestContext) -> EntryAttributes:
         """See mkdir(2); for a hidden name, the real tree answers EEXIST."""
         at = await self._enter_to_make(parent_inode, name, mode, ctx)
+        if self.nodes.is_deepest(at.obj):
+            raise FUSEError(errno.ENAMETOOLONG)
 
         def make(at: Entered) -> None:
             calls.mkdir(at.credentials, at.fd, name, stat.S_IMODE(mode), ctx.umask)
@@ -550,6 +552,8 @@ class Names(Core):
         old_obj = self.nodes.get(parent_inode_old)
         old_fd = self.nodes.fd(old_obj)
         old = new._replace(obj=old_obj, fd=old_fd, info=old_obj.filesystem.stat(old_fd))
+        if new.obj is not old_obj and self.nodes.is_deepest(new.obj):
+            raise FUSEError(errno.ENAMETOOLONG)
         with contextlib.ExitStack() as stack:
             source = self._with_descriptor(calls.dup, old.fd)
             stack.callback(calls.close, source)

@@ -23,14 +23,23 @@ class References:
     """The references that the kernel has dropped, until the objects have been told.
 
     Args:
-        forget: notes that the kernel dropped so many references to a nodeid.
+        forget: notes that the kernel dropped so many references to a nodeid, and drops a few of the objects that are
+            unused then; returns whether there are more.
         is_news: whether this failure is to be logged.
+        go_on: drops a few more of them; returns the same.
     """
 
-    def __init__(self, forget: Callable[[int, int], None], is_news: Callable[[str, Exception], bool]) -> None:
+    def __init__(
+        self,
+        forget: Callable[[int, int], bool | None],
+        is_news: Callable[[str, Exception], bool],
+        go_on: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._forget = forget
+        self._go_on = go_on
         self._is_news = is_news
         self._left: deque[tuple[InodeT, int]] = deque()
+        self._has_unused = False
         self._wanted = trio.Event()
 
     def dropped(self, references: Sequence[tuple[InodeT, int]]) -> None:
@@ -40,23 +49,24 @@ class References:
         """
         for inode, count in references[:AT_ONCE]:
             self._drop(inode, count)
-        if len(references) > AT_ONCE:
-            self._left.extend(references[AT_ONCE:])
+        self._left.extend(references[AT_ONCE:])
+        if self._left or self._has_unused:
             self._wanted.set()
 
     async def keep_dropping(self) -> None:
         """Run for ever, dealing with what is left."""
         while True:
-            if not self._left:
+            if not (self._left or self._has_unused):
                 self._wanted = trio.Event()
                 await self._wanted.wait()
             for _ in range(min(AT_ONCE, len(self._left))):
                 self._drop(*self._left.popleft())
+            self._has_unused = self._go_on()
             await trio.sleep(0)
 
     def _drop(self, inode: InodeT, count: int) -> None:
         try:
-            self._forget(inode, count)
+            self._has_unused |= bool(self._forget(inode, count))
         except Exception as exc:
             linux.act_as_daemon()
             if self._is_news("forget", exc):

@@ -21,6 +21,9 @@ from .audience import Audiences
 from .entered import Entered
 from .forget import ABSENT_SECONDS, Forgetting
 
+# Where this many directories above would have to be looked at, nothing is remembered.
+_MOST_LOOKED_AT = 64
+
 LONG_SECONDS = 3600.0
 """How long the kernel remembers what it is told to forget when it changes, even behind the mount (fanotify(7))."""
 
@@ -255,7 +258,9 @@ class Remembering:
         """
         nodes, number, forgetter = self._nodes, at.number, self._forgetter
         here, is_proven = directory, False
-        while here is not nodes.root:
+        for _ in range(_MOST_LOOKED_AT):
+            if here is nodes.root:
+                break
             is_proven = is_proven or self.is_known_to(number, here, at.hearer)
             if is_proven and forgetter.is_idle():
                 break
@@ -272,6 +277,8 @@ class Remembering:
             if parent is None or forgetter.is_forgetting(nodes.nodeid(number, parent), here.name):
                 return False
             here = parent
+        else:
+            return False
         if directory.audience == at.hearer:
             self._keep(number, directory, private=True)
         return True
@@ -315,6 +322,8 @@ class Remembering:
         nodes = self._nodes
         above: list[Directory] = []
         while not (number in obj.public and self.is_known_to_all(number, obj)):
+            if len(above) >= _MOST_LOOKED_AT:
+                return False
             here = as_directory(obj)
             above.append(here)
             if here.barrier is not None and self._is_stopped(view, here):

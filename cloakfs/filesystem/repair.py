@@ -13,6 +13,8 @@ from ..tree.objects import Object
 from ..views import Views
 from .inside import Inside
 
+_PATH_MAX = 4096  # <linux/limits.h>
+
 # When to look up a refused directory again, in seconds: first after the last refusal, then after the previous time.
 _REPAIR_DELAYS = (0.0, 0.02, 0.1, 0.4)
 
@@ -49,10 +51,14 @@ class Repair:
         if obj.number in self._repairing:
             self._repairing[obj.number] += 1
             return
-        names = []
+        names: list[bytes] = []
+        length = len(self._inside.mountpoint)
         at: Object | None = obj
         while at is not None and at is not self._nodes.root:
             names.append(at.name)
+            length += 1 + len(at.name)
+            if length > _PATH_MAX:
+                return  # no path leads there, and getcwd(2) fails anyway
             at = at.parent
         self._repairing[obj.number] = 0
         self.tasks.once("looking up again", self._look_up_again, obj.number, names[::-1])

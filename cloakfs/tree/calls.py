@@ -11,6 +11,7 @@ All functions raise `OSError`, like the system call that they are named after.
 """
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable, Sequence
 
@@ -115,6 +116,16 @@ def getdents(who: Credentials, fd: int, size: int = 32768) -> list[tuple[bytes, 
     """See `linux.getdents`."""
     assume(who)
     return list(linux.getdents(fd, size))
+
+
+def name_in(who: Credentials, fd: int, inode: int, most: int) -> bytes | None:
+    """Return which of the first `most` entries of the directory `fd` (O_PATH) has this inode number, if one has."""
+    assume(who)
+    with os.scandir(_path(fd)) as entries:
+        for entry in itertools.islice(entries, most):
+            if entry.inode() == inode:
+                return os.fsencode(entry.name)
+    return None
 
 
 def is_empty(who: Credentials, fd: int) -> bool:

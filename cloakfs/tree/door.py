@@ -3,12 +3,14 @@
 import contextlib
 import errno
 import stat
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from typing import Any, Literal
 
 from .. import linux
 from ..caller import Caller
+from ..cloak import CloakList
 from ..ids import ClientId, ServerId
 from ..policy import Attrs
 from ..view import View
@@ -17,7 +19,7 @@ from .locate import is_settled
 from .nodes import Nodes
 from .notes import noting
 from .objects import Directory, Object
-from .passages import Passages
+from .passages import Far, Passage, Passages
 
 # How many identities are cached. There must be a limit, because clients choose theirs.
 _MOST_IDENTITIES = 1024
@@ -291,15 +293,35 @@ def has_waited() -> None:
 
 
 class Door:
-    """Decides visibility by handle: of the object itself and of the directories above, as they are at this moment."""
+    """Decides visibility by handle: of the object itself and of the directories above, as they are at this moment.
 
-    def __init__(self, nodes: Nodes) -> None:
+    Args:
+        nodes: the objects.
+        at_once: how many directories may be looked at without giving time to others.
+    """
+
+    def __init__(self, nodes: Nodes, at_once: int = sys.maxsize) -> None:
         self._nodes = nodes
-        self.passages = Passages(nodes)
+        self._at_once = at_once
+        self.passages = Passages(nodes, at_once)
 
-    def visible(self, view: View, who: Subject, obj: Object, info: linux.Stat) -> bool:
-        """Whether `who` may see `obj`, whose present stat is `info`, by at least one of its known names."""
+    def visible(
+        self,
+        view: View,
+        who: Subject,
+        obj: Object,
+        info: linux.Stat,
+        known: Mapping[Object, bool] | None = None,
+    ) -> bool:
+        """Whether `who` may see `obj`, whose present stat is `info`, by at least one of its known names.
+
+        `known` says of directories above whether they were found visible while the same request was being served.
+
+        Raises:
+            Far: there are too many directories above to look at all of them at once (`approach`).
+        """
         nodes = self._nodes
+        steps = 0
         if not view.hides or who is INSIDER:
             return True
         cloak = view.cloak
@@ -312,6 +334,8 @@ class Door:
                 to_ask = None  # the mount below has judged everything above as well
             if obj is nodes.root or not (to_ask or view.judges):
                 return True
+            if known is not None and obj in known:
+                return known[obj]
             if (
                 to_ask is None
                 and cloak is not None
@@ -319,12 +343,16 @@ class Door:
                 and isinstance(obj, Directory)
                 and stat.S_ISDIR(info.st_mode)
             ):
-                passage = self.passages.to(cloak, obj)
+                passage = self._passage_to(cloak, obj, known)
                 if passage is not None:
                     if obj.no_acl_since == obj.trusted:
                         _without_acl.info = info  # no change has been reported since
                     return passage.admits(who)
                 is_known = False
+            steps += 1
+            # What the mount below said, and what a thread found (`Locator.recall`), is known for this moment alone.
+            if steps > self._at_once and view.below is None and not obj.filesystem.by_threads:
+                raise Far
             fd = nodes.fd(obj)
             parent = obj.parent
             if (
@@ -342,9 +370,39 @@ class Door:
             else:
                 above = [parent for parent, name in nodes.places(obj, info) if _judged(view, who, name, info, fd)]
                 if len(above) != 1:  # hard links, which only files have, or no way that `who` sees
-                    return any(self.visible(view, who, parent, self._stat(parent)) for parent in above)
+                    return any(self.visible(view, who, parent, self._stat(parent), known) for parent in above)
                 obj = above[0]
             info = self._stat(obj)
+
+    def _passage_to(
+        self, cloak: CloakList, directory: Directory, known: Mapping[Object, bool] | None
+    ) -> Passage | None:
+        try:
+            return self.passages.to(cloak, directory)
+        except Far:
+            if known is None:
+                raise
+            return None  # the next one that is known is not far
+
+    def approach(self, obj: Object, known: dict[Object, bool]) -> Iterator[Object]:
+        """Yield directories above `obj`, from the root on, so that each is near to the next, and the last to `obj`.
+
+        Whoever iterates asks `visible` about each, with `known`, and enters the answer there.
+        """
+        apart = self._at_once // 2  # further ones may turn up in between
+        for parent in [obj.parent, *(parent for parent, _ in obj.others)]:
+            above: list[Object] = []
+            at: Object | None = parent
+            while at is not None and at is not self._nodes.root:
+                above.append(at)
+                at = at.parent
+            way = above[apart::apart][::-1]
+            for number, one in enumerate(way):
+                if one not in known:
+                    yield one
+                if not known[one]:
+                    known.update(dict.fromkeys(way[number:], False))
+                    break
 
     def _stat(self, obj: Object) -> linux.Stat:
         return obj.filesystem.stat(self._nodes.fd(obj))

@@ -30,6 +30,8 @@ def leave(obj: Object) -> Directory | None:
     """Record that `obj` has no place now; return the directory it was in."""
     if isinstance(obj, Directory):
         obj.trusted = -1
+        if obj.passage is not None:
+            obj.passage.is_void = True
     parent, obj.parent = obj.parent, None
     if parent is not None and parent.children is not None and parent.children.get(obj.name) is obj:
         del parent.children[obj.name]

@@ -1,5 +1,7 @@
 """Where an object is at this moment: what is known of its place is verified before anybody relies on it."""
 
+import contextlib
+import errno
 import os
 import stat
 import time
@@ -11,11 +13,11 @@ from . import calls, links
 from .descriptors import Descriptors
 from .filesystems import Filesystem
 from .knownmounts import KnownMounts
-from .objects import Object, Stale, dev_ino
+from .objects import MOST_LEVELS, Object, Stale, dev_ino
 from .registry import Registry
 
-# More levels than a path can have.
-_MAX_DEPTH = 4096
+# How many entries of a directory are looked through for a name that the kernel cannot tell (in a millisecond).
+_MOST_ENTRIES = 2048
 
 # For how many seconds a directory that was found below the root is assumed to be there still.
 _MOMENT = 0.02
@@ -68,9 +70,9 @@ class Locator:
             above, _ = self._mounts.open_above(fd)
             try:
                 parent = self._registry.known(above, None)
+                return (parent, self._name_of(fd, above, b".")) if parent else None
             finally:
                 calls.close(above)
-            return (parent, os.path.basename(calls.path_of(fd))) if parent else None
         except OSError:
             return None
         finally:
@@ -114,6 +116,15 @@ class Locator:
             return False
         return (there.st_dev, there.st_ino) == (info.st_dev, info.st_ino)
 
+    def is_deepest(self, directory: Object) -> bool:
+        """Whether nothing may be made below this directory that would be a directory itself (`MOST_LEVELS`)."""
+        at: Object | None = directory
+        for _ in range(MOST_LEVELS):
+            if at is None or at is self._registry.root:
+                return False
+            at = at.parent
+        return True
+
     def is_child(self, obj: Object, parent: Object) -> bool:
         """Whether the directory `obj` is (still) in the directory `parent`."""
         fd = self._descriptors.fd(obj)
@@ -131,22 +142,45 @@ class Locator:
 
         Other entries are never looked at: outside the tree, one may be the daemon's own mount.
         """
-        name = os.path.basename(calls.path_of(self._descriptors.fd(obj)))
-        parent = self._above(obj) if self._was_inside(obj) else None
-        if parent is None or not self.is_at(info, parent, name):
+        parent: Object | None = obj.parent
+        if parent is None or not self.is_child(obj, parent):
+            parent = self._above(obj) if self._was_inside(obj) else None
+        if parent is None:
+            self._registry.displace(obj)
+            return
+        name = self._name_of(self._descriptors.fd(obj), self._descriptors.fd(parent), obj.name)
+        if not self.is_at(info, parent, name):
             self._registry.displace(obj)
             return
         if parent is not obj.parent or name != obj.name:
             self._registry.move(obj, parent, name)
         self._checked(obj, info)
 
+    @staticmethod
+    def _name_of(fd: int, above: int, before: bytes) -> bytes:
+        """Return the name of the directory `fd` in the directory `above`, which has to be verified.
+
+        The kernel tells no path that is longer than PATH_MAX. Then it is the name that it had before, or one that is
+        found among the first entries: otherwise, the directory is found again when somebody looks up its name.
+        """
+        try:
+            return os.path.basename(calls.path_of(fd))
+        except OSError as exc:
+            if exc.errno != errno.ENAMETOOLONG:
+                raise
+        info = calls.fstat(fd)
+        with contextlib.suppress(OSError):
+            if dev_ino(calls.statx(linux.ROOT, above, before)[0]) == dev_ino(info):
+                return before
+        return calls.name_in(linux.ROOT, above, info.st_ino, _MOST_ENTRIES) or before
+
     def parent_directory(self, obj: Object) -> Object | None:
-        """Return ".." of a directory: for the root, the root itself; None if it is no longer below the root."""
+        """Return ".." of a directory: for the root, the root itself; None if it was not below the root just now."""
         if obj is self._registry.root:
             return obj
         if obj.filesystem.by_threads:
             return obj.parent if obj.parent is not None and self.is_child(obj, obj.parent) else None
-        return self._above(obj) if self._is_inside(obj) else None
+        return self._above(obj) if self._was_inside(obj) else None
 
     def _above(self, obj: Object) -> Object:
         fd, _ = self._mounts.open_above(self._descriptors.fd(obj))
@@ -159,8 +193,9 @@ class Locator:
     def _was_inside(self, obj: Object) -> bool:
         """Whether this directory was below the root a moment ago.
 
-        For callers that go on to the top anyway, level by level: walking all the way at each level would make requests
-        for a deep path take minutes, and block all others meanwhile.
+        For callers that go on to the top anyway, level by level (so does the kernel when it makes sense of a handle):
+        walking all the way at each level would make requests for a deep path take minutes, and block all others
+        meanwhile.
         """
         now = time.monotonic()
         if now > self._inside_until:
@@ -175,7 +210,7 @@ class Locator:
         fd = calls.dup(self._descriptors.fd(obj))
         try:
             here = self._descriptors.inode_of(obj)
-            for _ in range(_MAX_DEPTH):
+            for _ in range(MOST_LEVELS):
                 if here == root:
                     self._inside.update(passed)
                     return True

@@ -7,7 +7,7 @@ another thread gets descriptors of its own, and brings back what it found.
 import contextlib
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from .. import linux
@@ -18,6 +18,9 @@ from .knownmounts import KnownMounts
 from .locate import Locator
 from .objects import ROOT, Object, Stale, dev_ino
 from .registry import Registry
+
+AT_ONCE = 128
+"""How many objects a thread looks at in one go. Each takes a descriptor meanwhile."""
 
 
 class _Link(NamedTuple):
@@ -51,8 +54,39 @@ class Lookout:
         self._registry = registry
         self._locator = locator
 
-    def look(self, obj: Object, name: bytes | None = None) -> Callable[[], Looked]:
+    def parts(self, obj: Object) -> list[list[Object]]:
+        """Return what has to be looked at before `obj` can be judged, in parts for `look`; the last one has `obj`.
+
+        Each takes no more than some hundred descriptors.
+        """
+        found: dict[Object, None] = {}
+        todo = [obj]
+        while todo:
+            at = todo.pop()
+            # A trusted directory need not be looked at, nor, mostly, what is above it (see `passages`).
+            is_trusted = at is not obj and at.trusted == self._registry.trust and not at.filesystem.by_threads
+            if at in found or is_trusted or not self._mounts.waits(at):
+                continue
+            found[at] = None
+            if at.parent is not None:
+                todo.append(at.parent)
+            todo += [parent for parent, _ in at.others]
+        objects = list(found)
+        if len(objects) <= AT_ONCE:
+            return [objects]
+        parts = [objects[first : first + AT_ONCE] for first in range(0, len(objects), AT_ONCE)][::-1]
+        # What is opened by its name, or looked for there, needs the directory that the name is in.
+        return [
+            list(dict.fromkeys([*part, *(at.parent for at in part if at.parent is not None and at.parent in found)]))
+            for part in parts
+        ]
+
+    def look(
+        self, obj: Object, name: bytes | None = None, part: Sequence[Object] | None = None
+    ) -> Callable[[], Looked]:
         """Prepare the work of a thread, after which looking at `obj`, its places, and `name` in it takes no time.
+
+        `part` is one of `parts`; they are looked at one after the other.
 
         Returns:
             to be called in a thread; its result is for `looked`.
@@ -61,19 +95,12 @@ class Lookout:
             OSError: there are too many descriptors.
         """
         links: dict[int, _Link] = {}
-        todo = [obj]
         try:
-            while todo:
-                at = todo.pop()
-                # A trusted directory need not be looked at, nor, mostly, what is above it (see `passages`).
-                is_trusted = at is not obj and at.trusted == self._registry.trust and not at.filesystem.by_threads
-                if at.number in links or is_trusted or not self._mounts.waits(at):
-                    continue
+            for at in self.parts(obj)[-1] if part is None else part:
                 # An object that is not open has to be opened by its handle, or its name, first.
                 fd = calls.dup(at.fd) if at.fd >= 0 else -1
                 places = [*([(at.parent, at.name)] if at.parent is not None else []), *at.others]
                 links[at.number] = _Link(at, fd, [(parent.number, name) for parent, name in places])
-                todo += [parent for parent, _ in places]
         except OSError:
             for link in links.values():
                 if link.fd >= 0:

@@ -84,6 +84,7 @@ class Nodes:
         self.by_handle = registry.by_handle
         self.twins = registry.twins
         self.hold = registry.hold
+        self.drop_unused = registry.drop_unused
         self.within = links.within
         self.unlist = links.unlist
         self.entry = links.entry
@@ -91,12 +92,14 @@ class Nodes:
         self.places = locator.places
         self.is_at = locator.is_at
         self.is_child = locator.is_child
+        self.is_deepest = locator.is_deepest
         self.parent_directory = locator.parent_directory
         self.at_path = locator.at_path
         self.place_of = locator.place_of
         self.recall = locator.recall
 
         self.look = lookout.look
+        self.parts = lookout.parts
         self.looked = lookout.looked
         self.look_at = lookout.look_at
         self.ask = lookout.ask
@@ -150,9 +153,9 @@ class Nodes:
         """Return the object that a nodeid names, if it need not be restored from the index."""
         return self._by_number.get(nodeid & _OBJECT_MASK)
 
-    def forget(self, nodeid: int, count: int) -> None:
-        """Note that the kernel dropped `count` references."""
-        self.registry.forget(nodeid & _OBJECT_MASK, count)
+    def forget(self, nodeid: int, count: int) -> bool:
+        """Note that the kernel dropped `count` references; return whether something is left for `drop_unused`."""
+        return self.registry.forget(nodeid & _OBJECT_MASK, count)
 
     def close(self) -> None:
         """Close every descriptor."""

@@ -15,7 +15,10 @@ from .descriptors import Descriptors
 from .filesystems import Filesystem
 from .index import Index
 from .knownmounts import KnownMounts
-from .objects import ALL, NOBODY, ROOT, TRANSIENT, Directory, Object, Stale, as_directory
+from .objects import ALL, MOST_LEVELS, NOBODY, ROOT, TRANSIENT, Directory, Object, Stale, as_directory
+
+# How many levels of directories that nobody uses any more are dropped at once.
+_LEVELS_AT_ONCE = 64
 
 
 def _ignore(_: Object) -> None:
@@ -42,6 +45,7 @@ class Registry:
         self.by_number: dict[int, Object] = {}
         self._by_handle: dict[bytes, Object] = {}
         self._held: dict[frozenset[int], frozenset[int]] = {}  # one set of each value, for `Object.ever_kept`
+        self._unused: list[Object] = []
         self._transient = TRANSIENT | int.from_bytes(os.urandom(5), "little")
         self.trust = 0
         self.audience_of_restored = ALL  # anybody may have the handle
@@ -58,11 +62,17 @@ class Registry:
         self._by_handle[obj.handle] = obj
 
     def restore(self, number: int) -> Object:
-        """Restore an object, and what is above it, from the index."""
+        """Restore an object, and what is above it, from the index.
+
+        Raises:
+            Stale: its number was never given, or it is too deep in the tree (`MOST_LEVELS`).
+        """
         linux.act_as_daemon()
         rows: dict[int, tuple[bytes, bytes, Filesystem]] = {}
         # No recursion, since a path may have more levels than Python allows.
         while number and number not in self.by_number and number not in rows:
+            if len(rows) > MOST_LEVELS:
+                raise Stale
             row = self._index.find(number)
             if row is None:
                 if not rows:
@@ -200,12 +210,13 @@ class Registry:
             at.ever_kept = self._held.setdefault(ever, ever)
             at = at.parent
 
-    def forget(self, number: int, count: int) -> None:
-        """Note that the kernel dropped `count` references."""
+    def forget(self, number: int, count: int) -> bool:
+        """Note that the kernel dropped `count` references; return whether something is left for `drop_unused`."""
         obj = self.by_number.get(number)
         if obj is not None and obj is not self.root:
             obj.lookups -= count
             self.drop_if_unused(obj)
+        return bool(self._unused)
 
     def opened(self, obj: Object, fd: int) -> None:
         """Note that a client opened the object, which stays reachable through `fd` while it is open."""
@@ -222,8 +233,16 @@ class Registry:
         self.drop_if_unused(obj)
 
     def drop_if_unused(self, obj: Object | None) -> None:
-        """Forget `obj`, and then what is above it, unless something refers to it: objects end nowhere but here."""
+        """Forget `obj`, and then what is above it, unless something refers to it: objects end nowhere but here.
+
+        Of a deep tree, what is further above is left for `drop_unused`.
+        """
+        levels = 0
         while obj is not None and obj is not self.root and obj.lookups <= 0 and not obj.pins and not obj.open_files:
+            levels += 1
+            if levels > _LEVELS_AT_ONCE:
+                self._unused.append(obj)
+                return
             if self.by_number.pop(obj.number, None) is None:
                 return
             self._by_handle.pop(obj.handle, None)
@@ -253,6 +272,12 @@ class Registry:
             if obj is not None:
                 obj.lookups = 0
                 self.drop_if_unused(obj)
+
+    def drop_unused(self) -> bool:
+        """Go on with what `drop_if_unused` has left; return whether there is more. This takes a millisecond."""
+        if self._unused:
+            self.drop_if_unused(self._unused.pop())
+        return bool(self._unused)
 
     def objects(self) -> list[Object]:
         """Return all objects that are known."""

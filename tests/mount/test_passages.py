@@ -28,7 +28,8 @@ from cloakfs.tree.door import sees as door_sees
 from cloakfs.tree.index import Index
 from cloakfs.tree.locate import is_settled
 from cloakfs.tree.nodes import Nodes
-from cloakfs.tree.objects import Object
+from cloakfs.tree.objects import Object, as_directory
+from cloakfs.tree.passages import AT_ONCE, Far
 from cloakfs.view import View
 from cloakfs.views import Views
 from cloakfs.watch import Watch
@@ -325,6 +326,60 @@ def test_no_tree_is_too_deep_for_a_policy_that_goes_by_names(nodes: Nodes) -> No
     assert door.visible(view, subject(Caller(OWNER, OWNER, frozenset({OWNER}))), deep, info)
 
 
+@pytest.mark.parametrize("hidden", [None, 1, 150, 299, 300])
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_long_way_takes_many_short_steps(
+    is_told: bool, hidden: int | None, door: Door, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    way = go_down(door, nodes, 300)
+    if not is_told:
+        door.passages.is_up_to_date = lambda: False
+    if hidden is not None:
+        os.chown(f"/proc/self/fd/{nodes.fd(way[hidden])}", OTHER, OTHER)
+    door._at_once = door.passages._at_once = AT_ONCE
+    looks: list[int] = []
+    stat_of = calls.fstat
+
+    def looked(fd: int) -> os.stat_result:
+        looks.append(fd)
+        return stat_of(fd)
+
+    monkeypatch.setattr(calls, "fstat", looked)
+    monkeypatch.setattr(nodes.root.filesystem, "stat", calls.fstat)
+    visible, most = door.visible, 0
+
+    def counted(*args: Any) -> bool:
+        nonlocal most
+        looks.clear()
+        try:
+            return visible(*args)
+        finally:
+            most = max(most, len(looks))
+
+    monkeypatch.setattr(door, "visible", counted)
+    who = Caller(OWNER, OWNER, frozenset({OWNER}))
+    assert in_steps(door, nodes, View(POLICY), who, way[-1]) is (hidden is None)
+    assert most <= 2 * AT_ONCE + 8
+
+
+def test_what_changes_elsewhere_costs_nothing(door: Door, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    way = go_down(door, nodes, 300)
+    os.mkdir("aside", dir_fd=nodes.fd(nodes.root))
+    aside = nodes.resolve(os.open("aside", os.O_PATH, dir_fd=nodes.fd(nodes.root)), nodes.root, b"aside")
+    assert door.passages.to(POLICY.cloak, way[-1])
+    assert door.passages.to(POLICY.cloak, as_directory(aside))
+    monkeypatch.setattr(door.passages, "_find", lambda *_: pytest.fail("put together again"))
+    for mode in (0o700, 0o755) * 10:
+        os.chmod("aside", mode, dir_fd=nodes.fd(nodes.root))
+        assert door.passages.to(POLICY.cloak, way[-1])
+    # So does what changes below.
+    os.chmod(f"/proc/self/fd/{nodes.fd(way[-1])}", 0o755)
+    assert door.passages.to(POLICY.cloak, way[-2])
+    os.chmod(f"/proc/self/fd/{nodes.fd(way[5])}", 0o755)
+    with pytest.raises(pytest.fail.Exception):
+        door.passages.to(POLICY.cloak, way[-2])
+
+
 def test_a_way_that_cannot_be_known_is_asked_for_once(door: Door, nodes: Nodes) -> None:
     *_, deep = go_down(door, nodes, 20)
     asked: list[Object] = []
@@ -501,12 +556,25 @@ class Changing:
                 self._look_up(to)
 
 
-def test_the_answer_is_that_of_a_walk(tree: str, door: Door, nodes: Nodes) -> None:
-    """Told of changes or not, asked of a directory or of a file with several names, by mask or by name."""
+def in_steps(door: Door, nodes: Nodes, view: View, who: Caller, obj: Object) -> bool:
+    """What `Door.visible` answers if it may look at few directories at once."""
+    known: dict[Object, bool] = {}
+    for _ in range(20):
+        with contextlib.suppress(Far):
+            return door.visible(view, subject(who), obj, os.fstat(nodes.fd(obj)), known or None)
+        for one in door.approach(obj, known):
+            known[one] = door.visible(view, subject(who), one, os.fstat(nodes.fd(one)), known)
+    raise AssertionError("it is never near")
+
+
+@pytest.mark.parametrize("at_once", [2, sys.maxsize])
+def test_the_answer_is_that_of_a_walk(at_once: int, tree: str, door: Door, nodes: Nodes) -> None:
+    """Told of changes or not, at once or in steps, of a directory or a file with several names, by mask or by name."""
     lower: Any = Lower(tree)
     views = [View(MASKS), View(ByName(MASKS.options)), View(MASKS, below=lower), View(Policy(), below=lower)]
     views.append(View(Lower.policy))
-    untold = Door(nodes)
+    untold = Door(nodes, at_once)
+    door._at_once = door.passages._at_once = at_once
     changing = Changing(tree, nodes)
     answers = []
     for number in range(100):
@@ -517,7 +585,10 @@ def test_the_answer_is_that_of_a_walk(tree: str, door: Door, nodes: Nodes) -> No
             for ino, obj in changing.known.items():
                 info = os.fstat(nodes.fd(obj))
                 for asked in (door, untold):
-                    answer = asked.visible(view, subject(who), obj, info)
+                    if at_once < sys.maxsize:
+                        answer = in_steps(asked, nodes, view, who, obj)
+                    else:
+                        answer = asked.visible(view, subject(who), obj, info)
                     assert answer is (ino in seen), (number, who, views.index(view), asked is door, obj.name)
                     answers.append(answer)
     assert 0.2 < sum(answers) / len(answers) < 0.8
