@@ -295,7 +295,10 @@ def attach(source: str, target: str, words: MountOptions, *, read_only: bool, im
         data += ",allow_other"
     if words.default_permissions:
         data += ",default_permissions"
-    flags = words.flags | linux.MS_POSIXACL | (linux.MS_RDONLY if read_only else 0)
+    # Where the kernel's server may grant delegations, the daemon has them recalled by an open for writing that gets as
+    # far as its refusal (`filesystem.recall`). The mount alone is read-only then; the file system is not.
+    keeps_writable = read_only and words.knfsd and linux.may_lease()
+    flags = words.flags | linux.MS_POSIXACL | (linux.MS_RDONLY if read_only and not keeps_writable else 0)
     device = _identity(image) if words.ganesha else None
     before = mountinfo.by_id()
     try:
@@ -310,6 +313,8 @@ def attach(source: str, target: str, words: MountOptions, *, read_only: bool, im
         if device is not None:
             os.close(device[1])
     number, place = _top(target)
+    if keeps_writable and number not in before:
+        linux.mount("none", target, "", words.flags | linux.MS_RDONLY | linux.MS_REMOUNT | linux.MS_BIND, "")
     if place is None or number in before or place.kind not in KINDS:
         os.close(session)
         raise MountError(f"{target}: somebody else mounted or unmounted there at the same moment; check what is there")

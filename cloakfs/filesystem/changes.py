@@ -182,6 +182,7 @@ class Changes:
             if event.mask & FAN_ONDIR and event.mask & OF_ITSELF and event.name == b".":
                 self._forget_absence(filesystem, event.target)
             return not event.target and bool(event.mask & FAN_ONDIR) and is_name
+        self._forgetting.on_change(target)
         if event.mask & FAN_ATTRIB:
             self._forgetting.forget_absent_xattrs(target)
         if event.mask & FAN_ONDIR and event.mask & OF_ITSELF:

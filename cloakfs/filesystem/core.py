@@ -45,6 +45,7 @@ from .inside import Inside
 from .kernelcache import KernelCache
 from .probing import Probing
 from .pyfuse3memory import keeps_listings
+from .recall import Recalls
 from .reconnect import Reconnecting
 from .references import References
 from .repair import Repair
@@ -171,6 +172,7 @@ class Core(pyfuse3.Operations):
             all_squashed=all_squashed,
         )
         self.repair = Repair(nodes, views, self.inside)
+        self.recalls = Recalls(nodes, self.files, self.inside)
         self.probing = Probing(nodes, views, mountpoint, exported=self.exported)
         self.tracers = Tracers(self._switch_trace)
         # The kernel keeps others out of a mount that is one fixed view, since its top is shown as its identity's alone.
@@ -187,6 +189,7 @@ class Core(pyfuse3.Operations):
             is_walled=gated,
             forgetful=no_client_cache,
             on_attributes=self.files.may_have_set_id,
+            on_change=self.recalls.changed if knfsd else lambda _: None,
         )
         self.replies = Replies(nodes, self.cache, self.requests.counters, gated=gated, no_client_cache=no_client_cache)
         self._terms = cachereport.Terms(

@@ -67,6 +67,8 @@ class Data(Core):
     @answers
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
         """Open the real file as the caller: its permissions and ACLs decide, at this moment."""
+        if self.inside.threads and self.inside.refuses(ctx.pid, flags):
+            raise FUSEError(errno.EPERM)
         at = await self._enter(inode, ctx)
         self._require_descriptor(at)
         # The kernel checks this only for descriptors to write to; for others, when the daemon has emptied the file.

@@ -104,6 +104,7 @@ class Forgetting:
         below: the directories below which there is so much to forget that others are given time in between.
         on_attributes: is called when attributes of an object may have changed behind the mount; with None if it is not
             known of which.
+        on_change: is called when anything of an object may have changed behind the mount, likewise.
     """
 
     def __init__(self, nodes: Nodes, passages: Passages, *, checks_above: bool = False) -> None:
@@ -124,6 +125,7 @@ class Forgetting:
         # What is noted of an object in the present era: by the names noted before, and the one that is added.
         self._absent_xattrs: dict[tuple[frozenset[bytes], bytes], AbsentXattrs] = {}
         self.on_attributes: Callable[[Object | None], None] = lambda _: None
+        self.on_change: Callable[[Object | None], None] = lambda _: None
 
     # -- an object, its names, and what is below ---------------------------------------------------
 
@@ -422,6 +424,7 @@ class Forgetting:
         self.era += 1
         self._absent_xattrs.clear()
         self.on_attributes(None)
+        self.on_change(None)
         if not self._sweeps or self._sweeps[-1].begun:
             self._sweeps.append(_Sweep())
             self._sweep_wanted.set()

@@ -1,8 +1,11 @@
 """Lets the daemon look at its own mount, from threads of its own, whose requests it recognizes."""
 
+import contextlib
+import errno
 import logging
 import os
 import threading
+from collections.abc import Iterable
 
 from .. import linux
 from . import pyfuse3memory
@@ -58,6 +61,45 @@ class Inside:
         finally:
             self.threads.discard(me)
 
+    def recall(self, handles: Iterable[bytes]) -> int:
+        """In a thread: have the kernel ask for leases on files of the daemon's own mount back (delegations, of knfsd).
+
+        Opening a file for writing does so (fcntl(2), F_SETLEASE). Where there is no lease, the open gets as far as the
+        daemon, which refuses it (`refuses`). So nothing changes, and nothing is waited for but answers of the daemon.
+
+        Args:
+            handles: file handles of the files (`linux.name_to_handle`), of which those that the kernel knows count.
+
+        Returns:
+            the number of files on which there are leases.
+
+        Raises:
+            OSError: EROFS: the kernel cannot be made to; or the mount does not answer.
+        """
+        linux.act_as_daemon()
+        me = threading.get_native_id()
+        self.threads.add(me)
+        found = 0
+        try:
+            with contextlib.ExitStack() as stack:  # kept open, they would keep the session from ending
+                where = self.mountpoint
+                if os.statvfs(where).f_flag & os.ST_RDONLY:  # noqa: TID251  (the mount, not the tree)
+                    with linux.raised(linux.CAP_SYS_ADMIN):
+                        copy = linux.clone_writable(self.mountpoint)
+                    stack.callback(os.close, copy)
+                    where = f"/proc/self/fd/{copy}"
+                top = os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # noqa: TID251  (the mount)
+                stack.callback(os.close, top)
+                for handle in handles:
+                    found += _has_lease(top, handle)
+        finally:
+            self.threads.discard(me)
+        return found
+
+    def refuses(self, pid: int, flags: int) -> bool:
+        """Whether an open(2) by this thread with these flags was made by `recall`."""
+        return flags & os.O_ACCMODE != os.O_RDONLY and pid in self.threads
+
     def stat(self, path: bytes) -> None:
         """In a thread: look up `path`, which lies in the daemon's own mount."""
         linux.act_as_daemon()
@@ -69,3 +111,16 @@ class Inside:
             log.debug("%s: %s", path, exc)
         finally:
             self.threads.discard(me)
+
+
+def _has_lease(top: int, handle: bytes) -> bool:
+    try:
+        fd = linux.open_by_handle(top, handle, os.O_WRONLY | os.O_NONBLOCK)
+    except BlockingIOError:
+        return True
+    except OSError as exc:
+        if exc.errno == errno.EROFS:
+            raise
+        return False  # EPERM of `refuses`, or ESTALE: the kernel has forgotten the file
+    os.close(fd)
+    return False

@@ -28,7 +28,7 @@ class KernelCache:
         gated: whether the kernel itself keeps everybody else out of the only, fixed, view.
         is_walled: whether it does so because the top directory is shown as the identity's alone.
         forgetful: whether directories change with every answer (`no_client_cache`).
-        on_attributes: see `Forgetting`.
+        on_attributes, on_change: see `Forgetting`.
 
     Attributes:
         checks_above: see above.
@@ -48,6 +48,7 @@ class KernelCache:
         is_walled: bool = False,
         forgetful: bool = False,
         on_attributes: Callable[[Object | None], None] = lambda _: None,
+        on_change: Callable[[Object | None], None] = lambda _: None,
     ) -> None:
         forgetting = Forgetting(nodes, passages, checks_above=checks_above)
         audiences = Audiences(nodes, forgetting, checks_above=checks_above)
@@ -67,7 +68,7 @@ class KernelCache:
         if checks_above:
             nodes.registry.on_moved = audiences.strayed
             nodes.registry.audience_of_restored = NOBODY  # what counts is whom the kernel has let through since
-        forgetting.on_attributes = on_attributes
+        forgetting.on_attributes, forgetting.on_change = on_attributes, on_change
         self.checks_above = checks_above
         self.forgetter = forgetting.forgetter
 

@@ -25,6 +25,7 @@ from .credentials import (
 )
 from .mounting import (
     MNT_DETACH,
+    MS_BIND,
     MS_DIRSYNC,
     MS_NOATIME,
     MS_NODEV,
@@ -38,7 +39,9 @@ from .mounting import (
     MS_REMOUNT,
     MS_SYNCHRONOUS,
     clone_tree,
+    clone_writable,
     detach_mount,
+    may_lease,
     mount,
     umount,
 )
@@ -66,11 +69,14 @@ from .threads import apart, in_main_thread, umask
 
 __all__ = [
     "ANYBODY", "AT_HANDLE_FID", "CAP_SETFCAP", "CAP_SETUID", "CAP_SYS_ADMIN", "CAP_SYS_RESOURCE",
-    "FALLOC_FL_KEEP_SIZE", "FEW_GROUPS", "FILE_CAPABILITIES", "FMODE_EXEC", "MNT_DETACH", "MOST_LONG", "MS_DIRSYNC",
+    "FALLOC_FL_KEEP_SIZE", "FEW_GROUPS", "FILE_CAPABILITIES", "FMODE_EXEC", "MNT_DETACH", "MOST_LONG", "MS_BIND",
+    "MS_DIRSYNC",
     "MS_NOATIME", "MS_NODEV", "MS_NODIRATIME", "MS_NOEXEC", "MS_NOSUID", "MS_NOSYMFOLLOW", "MS_POSIXACL", "MS_RDONLY",
     "MS_RELATIME", "MS_REMOUNT", "MS_SYNCHRONOUS", "RENAME_EXCHANGE", "RENAME_NOREPLACE", "ROOT", "RWF_NOWAIT",
     "Credentials", "Stat", "act_as_daemon", "act_for_nobody_as", "acts_as", "apart", "btrfs_top", "clone_tree",
+    "clone_writable",
     "detach_mount", "effective_capabilities", "fallocate", "fstat", "getdents", "in_main_thread", "may_access",
+    "may_lease",
     "mount", "name_to_handle", "open_by_handle", "raised", "renameat2", "set_effective_capabilities", "statx",
     "statx_if_there", "umask", "umount", "xfs_uuid",
 ]  # fmt: skip

@@ -9,6 +9,7 @@ from .libc import AT_EMPTY_PATH, NR, check, libc, syscall
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_SYNCHRONOUS, MS_REMOUNT = 1, 2, 4, 8, 16, 32
 MS_NOSYMFOLLOW = 256
 MS_DIRSYNC, MS_NOATIME, MS_NODIRATIME, MS_POSIXACL, MS_RELATIME = 128, 1024, 2048, 1 << 16, 1 << 21
+MS_BIND = 4096
 MNT_DETACH = 2
 UMOUNT_NOFOLLOW = 8
 
@@ -53,6 +54,27 @@ _AT_FDCWD = -100
 _AT_RECURSIVE = 0x8000
 _OPEN_TREE_CLONE = 1
 _MS_PRIVATE = 1 << 18
+_MOUNT_ATTR_RDONLY = 1
+
+
+def clone_writable(path: str) -> int:
+    """Return a descriptor (O_PATH) of the top of a detached copy of the mount at `path`, which is not read-only.
+
+    Raises:
+        OSError: ENOSYS before Linux 5.12.
+    """
+    flags = ctypes.c_uint(_OPEN_TREE_CLONE | os.O_CLOEXEC)
+    fd = check(syscall(NR["open_tree"], ctypes.c_long(_AT_FDCWD), os.fsencode(path), flags), path)
+    try:
+        attributes = struct.pack("QQQQ", 0, _MOUNT_ATTR_RDONLY, _MS_PRIVATE, 0)
+        size = ctypes.c_size_t(len(attributes))
+        check(
+            syscall(NR["mount_setattr"], ctypes.c_long(fd), b"", ctypes.c_uint(AT_EMPTY_PATH), attributes, size), path
+        )
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def clone_tree(path: str) -> int:
@@ -76,3 +98,12 @@ def clone_tree(path: str) -> int:
         ctypes.c_size_t(len(attributes)),
     )
     return fd
+
+
+def may_lease() -> bool:
+    """Whether the kernel grants leases on files (fs.leases-enable, proc(5)), such as the NFSv4 server's delegations."""
+    try:
+        with open("/proc/sys/fs/leases-enable", encoding="ascii") as file:
+            return file.read().strip() != "0"
+    except OSError:
+        return True
