@@ -81,6 +81,12 @@ class _Service:
             )
         return made
 
+    def with_late_changes(self, made: Plan) -> Plan:
+        """Return the plan with warnings that hold at this moment, and which `status` finds out anew."""
+        if self.server != "knfsd":
+            return made
+        return replace(made, warnings=(*made.warnings, *knfsd.late_changes(made.mounts)))
+
     @property
     def state_dir(self) -> str:
         return os.path.join(STATE_DIR, f"export-{self.name}")
@@ -182,7 +188,7 @@ def plan_command(*, as_json: bool, **given: Any) -> None:
     """
     service = _service(given)
     try:
-        made = service.plan()
+        made = service.with_late_changes(service.plan())
         config = service.config(made)
     except OSError as exc:
         fail(f"{exc.filename}: {exc.strerror}", 1)
@@ -253,7 +259,7 @@ def up(*, foreground: bool, **given: Any) -> None:
         made = service.plan()
     except OSError as exc:
         fail(f"{exc.filename}: {exc.strerror}", 1)
-    _print_remarks(made)
+    _print_remarks(service.with_late_changes(made))
     if made.problems:
         sys.exit(2)
     if not made.mounts:

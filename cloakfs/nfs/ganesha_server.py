@@ -84,6 +84,10 @@ class GaneshaServer:
         await self._ganesha.reload(exports, lost)
         return f"nfs-ganesha did not export {', '.join(e.path for e in exports if e.export_id in lost)}; exported again"
 
+    def notes(self) -> list[str]:
+        """See `Server.notes`."""
+        return []
+
     async def stop(self) -> None:
         """See `Server.stop`."""
         await self._ganesha.stop()

@@ -664,7 +664,7 @@ class Guard:
                 }
                 for watched in sorted(self._watched.values(), key=lambda watched: watched.mount.path)
             ],
-            "warnings": [str(warning) for warning in self._plan.warnings],
+            "warnings": [*map(str, self._plan.warnings), *self._server.notes()],
         }
 
 

@@ -2,9 +2,11 @@
 
 import contextlib
 import hashlib
+import logging
 import os
 import re
 import subprocess
+import time
 import uuid
 from collections.abc import Iterable, Sequence
 from ipaddress import ip_network
@@ -17,11 +19,13 @@ from ..config.errors import Remark
 from ..config.files import files_of, read_all
 from ..config.lint import ROOT_FSID, beside_root, fsid_of
 from ..config.options import CONDITIONS
-from ..linux import mountinfo
-from . import root, served
+from ..linux import may_lease, mountinfo, name_to_handle
+from . import nfsdrestart, nfsdstate, root, served
 from .plan import Mount, Plan
 from .rpc import null_call
 from .server import ServerError, run
+
+log = logging.getLogger(__name__)
 
 _NFS = 100003
 _PORT = 2049
@@ -141,6 +145,56 @@ def _told_gids(mounts: Iterable[Mount]) -> list[Remark]:
     ]
 
 
+# File systems whose changes, all of them, the kernel reports to the daemon: see `cloakfs.watch`.
+_REPORTED = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs", "f2fs", "bcachefs"})
+
+
+def late_changes(mounts: Iterable[Mount]) -> list[Remark]:
+    """Return warnings of mounts whose changes NFSv4 clients with a delegation may not see, while there are any."""
+    if not may_lease() or not _offers_v4():
+        return []
+    places = [(place.path.rstrip("/"), place.kind) for place in mountinfo.by_id().values()]
+    said = []
+    for mount in mounts:
+        source = os.path.realpath(mount.source)
+        above = max((path for path, _ in places if f"{source}/".startswith(f"{path}/")), key=len, default="")
+        kinds = {
+            kind
+            for path, kind in places
+            if (path == above or path.startswith(f"{source}/")) and path != mount.path and not _is_reported(path, kind)
+        }
+        if kinds:
+            said.append(
+                Remark(
+                    mount.location,
+                    f"{mount.path}: {', '.join(sorted(kinds))} does not report changes that are made behind the mount, "
+                    "and an NFSv4 client does not see them while it has a delegation; sysctl fs.leases-enable=0 turns "
+                    "delegations off, and all other leases of this machine",
+                )
+            )
+    return said
+
+
+def _is_reported(path: str, kind: str) -> bool:
+    if kind != "overlay":
+        return kind in _REPORTED
+    with contextlib.suppress(OSError):  # without nfs_export=on, an overlayfs has no file handles
+        fd = os.open(path or "/", os.O_PATH | os.O_CLOEXEC)
+        try:
+            name_to_handle(fd)
+        finally:
+            os.close(fd)
+        return True
+    return False
+
+
+def _offers_v4() -> bool:
+    """Whether the server serves NFSv4; if it does not run, it will."""
+    with contextlib.suppress(OSError):
+        return not _threads() or 4 in _versions()
+    return True
+
+
 def _manages_gids() -> bool:
     try:
         said = subprocess.run(
@@ -163,6 +217,8 @@ class Knfsd:
         self._mounts: tuple[Mount, ...] = ()
         self._ours = False
         self._mountd: subprocess.Popen[bytes] | None = None
+        self._restarted = ""  # when and why the threads were, for people
+        self._unclaimed: str | None = None  # why clients cannot use files that they hold
 
     async def start(self, mounts: Sequence[Mount]) -> None:
         """See `Server.start`."""
@@ -225,6 +281,49 @@ class Knfsd:
                     await _export(mount)
         # The kernel caches the root of an export, and where it is mounted.
         await run("exportfs", "-f")
+        await self._have_files_claimed()
+        with contextlib.suppress(OSError):
+            nfsdstate.note_mounts(mount.path for mount in mounts)
+
+    async def _have_files_claimed(self) -> None:
+        """Have NFSv4 clients claim what they hold of mounts that have been replaced by those that are exported now.
+
+        The threads of the server are restarted, and all its clients notice. If it must not be, `check` says so.
+        """
+        self._unclaimed = None
+        exported = {mount.path for mount in self._mounts}
+        lost = {device: path for device, path in nfsdstate.lost_mounts().items() if path in exported}
+        if not lost:
+            return
+        paths = ", ".join(sorted(set(lost.values())))
+        clients = nfsdstate.clients()
+        holders = ", ".join(sorted(client.address for client in clients if client.devices & lost.keys()))
+        try:
+            with_files = [client for client in clients if client.devices]
+            if unrecorded := nfsdstate.unrecorded(client.name for client in with_files):
+                others = ", ".join(client.address for client in with_files if client.name in unrecorded)
+                raise ServerError(f"there is no record of {others} on disk, without which locks are lost (nfsdcld(8))")
+            with trio.CancelScope(shield=True):  # half of it would be the end of the server
+                await trio.to_thread.run_sync(nfsdrestart.restart)
+        except (ServerError, OSError) as exc:
+            threads = _threads() or _THREADS
+            self._unclaimed = (
+                f"NFSv4 clients ({holders}) hold files of an earlier mount of {paths}, and get errors until the "
+                f"server's threads are restarted, which was not done: {exc}; rpc.nfsd 0; rpc.nfsd {threads}"
+            )
+            return
+        self._restarted = (
+            f"{time.strftime('%Y-%m-%d %H:%M:%S')}: the threads of the kernel's NFS server were restarted, so that "
+            f"NFSv4 clients ({holders}) claim the files again that they hold of {paths}"
+        )
+        log.warning("%s; %s", self._restarted, _grace())
+
+    def notes(self) -> list[str]:
+        """See `Server.notes`."""
+        said = [remark.message for remark in late_changes(self._mounts)]
+        if self._restarted:
+            said.append(self._restarted + (f"; {_grace()}" if nfsdrestart.is_in_grace() else ""))
+        return said
 
     async def ask(self, mounts: Sequence[Mount]) -> served.Answers:
         """See `Server.ask`."""
@@ -277,6 +376,10 @@ class Knfsd:
                 failure = failure or exc
         if failure is not None:
             raise failure
+        if self._unclaimed:
+            await self._have_files_claimed()
+        if self._unclaimed:
+            raise ServerError(self._unclaimed)
         return said
 
     async def stop(self) -> None:
@@ -324,6 +427,13 @@ async def _export(mount: Mount) -> None:
     said = await run("exportfs", "-o", export_options(mount), where, hint="apt install nfs-kernel-server", errors=True)
     if await _unlisted([mount]):
         raise ServerError(f"{mount.path}: exportfs did not export it to {mount.client}: {' '.join(said.split())}")
+
+
+def _grace() -> str:
+    return (
+        f"until they have, and for {nfsdrestart.grace_seconds()} s at most, no NFSv4 client of this machine opens or "
+        "locks anything else"
+    )
 
 
 def _threads() -> int:

@@ -48,6 +48,9 @@ class Server(Protocol):
             what was repaired, or what is still wrong; None if nothing was wrong.
         """
 
+    def notes(self) -> list[str]:
+        """Return what administrators should know of the server, a line for each; nothing of it is an error."""
+
     async def stop(self) -> None:
         """Stop exporting the mounts, and stop the server if `start` had started it. Never raises ServerError."""
 

@@ -1,0 +1,208 @@
+"""Restarts the threads of the kernel's NFS server, after which clients claim their files and locks again.
+
+It is the machine's server: afterwards, it has as many threads as before, the same versions, and the same listeners.
+Clients wait meanwhile. NFSv4 clients then find that the server knows them no more, and claim what they have open and
+locked; until the grace period ends, nobody gets anything new. Locks of NFSv3 are lockd's, which ends with the last
+thread, unless the machine has mounted NFSv3 exports of others. If it has ended, the clients that had locks are told, as
+after a restart of the machine (sm-notify(8)), and claim these again, too.
+"""
+
+import contextlib
+import glob
+import os
+import socket
+import struct
+import subprocess
+import time
+from collections import Counter
+from typing import NamedTuple
+
+from .server import ServerError
+
+_PROC = "/proc/fs/nfsd"
+_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+_MONITORED = "/var/lib/nfs/sm"
+_BACKLOG = 64  # as of rpc.nfsd(8)
+
+# A thread that waits for a disk at each of so many looks would keep the others from being started again.
+_LOOKS, _LOOK_SECONDS = 10, 0.1
+
+# In /proc/net: the file, family and state of sockets on which somebody listens (net/tcp_states.h).
+_TABLES = {
+    "tcp": (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)),
+    "udp": (("udp", socket.AF_INET), ("udp6", socket.AF_INET6)),
+}
+_STATES = {"tcp": "0A", "udp": "07"}
+_word = struct.Struct("=I")
+
+
+class Listener(NamedTuple):
+    """One address on which the server listens: `rdma` has none of its own."""
+
+    transport: str
+    port: int
+    family: socket.AddressFamily = socket.AF_UNSPEC
+    address: str = ""
+
+
+class Server(NamedTuple):
+    """What makes the server: threads in each pool, versions (`+3 -4.0`), and listeners."""
+
+    threads: tuple[int, ...]
+    versions: str
+    listeners: tuple[Listener, ...]
+
+
+def restart() -> None:
+    """In a thread: restart the threads.
+
+    Raises:
+        ServerError: they could not be restarted safely; if nothing else is said, the server was not touched.
+    """
+    before = _server()
+    if "+3" in before.versions.split() and os.listdir(_MONITORED) and not _is_installed("sm-notify"):
+        raise ServerError("sm-notify(8) is missing, so that NFSv3 clients would lose their locks")
+    if stuck := _stuck():
+        raise ServerError(f"a thread of the server waits for a disk (process {stuck})")
+    lockd = _lockd()
+    failures = []
+    _run("rpc.nfsd", "0")
+    try:
+        for listener in before.listeners:
+            try:
+                _listen(listener)
+            except OSError as exc:
+                failures.append(f"{listener.address} {listener.transport} {listener.port}: {exc.strerror}")
+    finally:
+        # It finds that there are listeners, and adds threads alone.
+        _run("rpc.nfsd", str(sum(before.threads)))
+    if _numbers("pool_threads") != before.threads:
+        _write("pool_threads", " ".join(map(str, before.threads)))
+    if _lockd() != lockd and os.listdir(_MONITORED):
+        _run("sm-notify", "-f")
+    after = _server()
+    if failures or after != before:
+        raise ServerError(
+            f"the kernel's NFS server was restarted, and is not as before: {'; '.join(failures) or after} "
+            "(systemctl restart nfs-server)"
+        )
+
+
+def is_in_grace() -> bool:
+    """Whether the grace period lasts, in which clients may only claim what they had."""
+    with contextlib.suppress(OSError), open(f"{_PROC}/v4_end_grace", encoding="ascii") as file:
+        return file.read().strip() == "N"
+    return False
+
+
+def grace_seconds() -> int:
+    """Return how long the grace period lasts at most."""
+    with contextlib.suppress(OSError, ValueError):
+        return _numbers("nfsv4gracetime")[0]
+    return 90
+
+
+def _server() -> Server:
+    return Server(_numbers("pool_threads"), _read("versions").strip(), _listeners())
+
+
+def _listeners() -> tuple[Listener, ...]:
+    wanted = Counter((line.split()[0], int(line.split()[1])) for line in _read("portlist").splitlines())
+    found = []
+    for (transport, port), number in wanted.items():
+        if transport == "rdma":
+            found += [Listener(transport, port)] * number
+            continue
+        here = _sockets(transport, port)
+        if len(here) != number:
+            raise ServerError(f"it cannot be told on which of the addresses with {transport} port {port} it listens")
+        found += here
+    return tuple(sorted(found))
+
+
+def _sockets(transport: str, port: int) -> list[Listener]:
+    found = []
+    for table, family in _TABLES.get(transport, ()):
+        with contextlib.suppress(FileNotFoundError), open(f"/proc/net/{table}", encoding="ascii") as file:
+            for line in file.readlines()[1:]:
+                fields = line.split()
+                where, _, number = fields[1].partition(":")
+                if int(number, 16) == port and fields[3] == _STATES[transport]:
+                    found.append(Listener(transport, port, family, _address(where, family)))
+    return found
+
+
+def _address(text: str, family: socket.AddressFamily) -> str:
+    """Return an address in /proc/net, which is printed as 32-bit numbers in the byte order of the machine."""
+    words = [int(text[at : at + 8], 16) for at in range(0, len(text), 8)]
+    return socket.inet_ntop(family, b"".join(map(_word.pack, words)))
+
+
+def _listen(listener: Listener) -> None:
+    if listener.transport == "rdma":
+        _write("portlist", f"rdma {listener.port}\n")
+        return
+    kind = socket.SOCK_STREAM if listener.transport == "tcp" else socket.SOCK_DGRAM
+    with socket.socket(listener.family, kind) as made:
+        if listener.family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        if kind == socket.SOCK_STREAM:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((listener.address, listener.port))
+        if kind == socket.SOCK_STREAM:
+            made.listen(_BACKLOG)
+        _write("portlist", f"{made.fileno()}\n")
+
+
+def _stuck() -> int:
+    """Return the pid of a thread of the server that waits without an end in sight; 0 if there is none."""
+    waiting: set[int] | None = None
+    for _ in range(_LOOKS):
+        now = {pid for pid, name, state in _kernel_threads() if name == "nfsd" and state == "D"}
+        waiting = now if waiting is None else waiting & now
+        if not waiting:
+            return 0
+        time.sleep(_LOOK_SECONDS)
+    return min(waiting) if waiting else 0
+
+
+def _lockd() -> int:
+    return next((pid for pid, name, _ in _kernel_threads() if name == "lockd"), 0)
+
+
+def _kernel_threads() -> list[tuple[int, str, str]]:
+    """Return pid, name and state of kernel threads, among others."""
+    found = []
+    for path in glob.glob("/proc/[0-9]*/stat"):
+        with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+            before, _, after = file.read().rpartition(")")
+            pid, _, name = before.partition(" (")
+            found.append((int(pid), name, after.split()[0]))
+    return found
+
+
+def _numbers(name: str) -> tuple[int, ...]:
+    return tuple(map(int, _read(name).split()))
+
+
+def _read(name: str) -> str:
+    with open(f"{_PROC}/{name}", encoding="ascii") as file:
+        return file.read()
+
+
+def _write(name: str, text: str) -> None:
+    with open(f"{_PROC}/{name}", "w", encoding="ascii") as file:
+        file.write(text)
+
+
+def _is_installed(program: str) -> bool:
+    return any(os.access(os.path.join(folder, program), os.X_OK) for folder in _PATH.split(":"))
+
+
+def _run(*command: str) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PATH": _PATH, "LC_ALL": "C"})
+    except OSError as exc:
+        raise ServerError(f"{command[0]}: {exc.strerror}") from exc
+    if done.returncode:
+        raise ServerError(f"{' '.join(command)}: {' '.join(done.stderr.split()) or f'exit status {done.returncode}'}")

@@ -1,0 +1,138 @@
+"""What NFSv4 clients hold on the kernel's server: open files, locks and delegations; and on which mounts that are gone.
+
+The server keeps a file open for as long as a client has it open. When its mount is replaced by another one at the same
+path, the file stays that of the old mount, whose daemon has ended, and each READ and WRITE fails. Only a client that
+claims its files again (RFC 8881 §8.4.2), as after a restart of the server, gets those of the new mount.
+"""
+
+import contextlib
+import glob
+import hashlib
+import os
+import re
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..linux import mountinfo
+from ..mounted import RUN_DIR
+
+_CLIENTS = "/proc/fs/nfsd/clients"
+_MADE = os.path.join(RUN_DIR, "nfsd")
+_LEGACY = "/proc/fs/nfsd/nfsv4recoverydir"
+_DATABASES = ("/var/lib/nfs/nfsdcld/main.sqlite", "/var/lib/nfs/nfsdcltrack/main.sqlite")
+_DATABASE_SECONDS = 5.0
+
+_superblock = re.compile(r'superblock: "([0-9a-f]+):([0-9a-f]+):')
+_name = re.compile(r'^name: "(.*)"$', re.MULTILINE)
+_address = re.compile(r'^address: "(.*)"$', re.MULTILINE)
+_escape = re.compile(rb"\\x([0-9a-f]{2})")
+_table = re.compile(r"clients|rec-[0-9a-f]{16}")
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """An NFSv4 client.
+
+    Attributes:
+        name: what identifies it to the server, whatever its address (`co_ownerid`).
+        address: its address, for people.
+        devices: the file systems on which it has open files, locks or delegations, like `mountinfo.Place.device`.
+    """
+
+    name: bytes
+    address: str
+    devices: frozenset[str]
+
+
+def clients() -> list[Client]:
+    """Return the clients of the server of this network namespace; none if it does not run."""
+    found = []
+    for folder in glob.glob(f"{_CLIENTS}/*"):
+        with contextlib.suppress(OSError):  # it has just gone
+            found.append(parse(_read(f"{folder}/info"), _read(f"{folder}/states")))
+    return found
+
+
+def parse(info: str, states: str) -> Client:
+    """Return the client that the files `info` and `states` of its directory below /proc/fs/nfsd/clients describe."""
+    name, address = _name.search(info), _address.search(info)
+    return Client(
+        _escape.sub(lambda found: bytes([int(found[1], 16)]), os.fsencode(name[1])) if name else b"",
+        address[1] if address else "?",
+        frozenset(f"{int(major, 16)}:{int(minor, 16)}" for major, minor in _superblock.findall(states)),
+    )
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+        return file.read()
+
+
+# -- who could claim its files again ---------------------------------------------------------------
+
+
+def unrecorded(names: Iterable[bytes]) -> set[bytes]:
+    """Return which of these clients the server would not let claim anything after a restart.
+
+    It does so for those of which there is a record on its disk (nfsdcld(8), nfsdcltrack(8), or else a directory for
+    each client): a server that has forgotten what a client had locked cannot know whether others got the lock since.
+    """
+    left = set(names)
+    with contextlib.suppress(OSError):
+        recorded = set(os.listdir(_read(_LEGACY).strip()))
+        left = {name for name in left if hashlib.md5(name, usedforsecurity=False).hexdigest() not in recorded}
+    for database in _DATABASES:
+        if left and os.path.exists(database):
+            with contextlib.suppress(sqlite3.Error):
+                left -= _in_database(database)
+    return left
+
+
+def _in_database(database: str) -> set[bytes]:
+    uri = f"file:{database}?mode=ro"
+    with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=_DATABASE_SECONDS)) as opened:
+        names = [str(row[0]) for row in opened.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return {
+            bytes(row[0])
+            for table in filter(_table.fullmatch, names)
+            for row in opened.execute(f'SELECT id FROM "{table}"')
+        }
+
+
+# -- mounts that are gone --------------------------------------------------------------------------
+
+
+def note_mounts(paths: Iterable[str]) -> None:
+    """Record what is mounted at these paths now and is exported, for `lost_mounts`, also of a later process.
+
+    Raises:
+        OSError: it cannot be recorded.
+    """
+    wanted = set(paths)
+    top = {place.path: place.device for place in mountinfo.by_id().values() if place.path in wanted}
+    os.makedirs(_MADE, mode=0o700, exist_ok=True)
+    for path, device in top.items():
+        with open(os.path.join(_MADE, device), "wb") as file:
+            file.write(os.fsencode(path))
+
+
+def lost_mounts() -> dict[str, str]:
+    """Return the file systems that were noted, are mounted no more, and have files that clients hold: their paths.
+
+    Others that are mounted no more are forgotten: their numbers will be given to new ones.
+    """
+    noted = {}
+    with contextlib.suppress(FileNotFoundError):
+        for device in os.listdir(_MADE):
+            with open(os.path.join(_MADE, device), "rb") as file:
+                noted[device] = os.fsdecode(file.read())
+    for place in mountinfo.by_id().values():
+        noted.pop(place.device, None)
+    if not noted:
+        return {}
+    held = {device for client in clients() for device in client.devices}
+    for device in noted.keys() - held:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(_MADE, device))
+    return {device: path for device, path in noted.items() if device in held}

@@ -1,0 +1,254 @@
+"""Files that clients hold open and locked when a mount is replaced: they go on with them, and with their locks."""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cloakfs.linux import mountinfo
+from cloakfs.mounted import RUN_DIR
+from cloakfs.nfs import nfsdrestart, nfsdstate
+from tests.agents import User
+from tests.mount.conftest import COMMAND
+from tests.nfs.knfsd.fixtures import EXPORTS, NfsHost, Service, Share, exported, nfs_mounted, sh
+from tests.processes import kill
+
+ANN = 1000
+V3, V4 = ("3",), ("4.0", "4.2")
+VERSIONS = V3 + V4
+
+RECOVERY = 90.0
+"""How long it may take until all can go on, in seconds: on a busy machine, it has taken half a minute."""
+
+MOUNTED = "nosharecache,hard"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=120)
+
+
+def prepare(tree: str) -> None:
+    os.chmod(tree, 0o1777)
+
+
+class Holder:
+    """A user with a file open for writing, and locked."""
+
+    def __init__(self, tree: Share, version: str, place: str) -> None:
+        self.tree, self.version, self.name = tree, version, f"held-{version}"
+        self.who = User(ANN)
+        self.path = os.path.join(place, self.name)
+        self.fd = self.who.do(os.open, self.path, os.O_RDWR | os.O_CREAT, 0o666)
+        self.who.do(os.fchmod, self.fd, 0o666)
+        self.who.do(os.write, self.fd, b"." * 20)
+        self.who.do(os.fsync, self.fd)
+        self.who.do(fcntl.lockf, self.fd, fcntl.LOCK_EX)
+
+    def real(self) -> bytes:
+        return Path(self.tree.real(self.name)).read_bytes()
+
+    def goes_on(self) -> None:
+        """It can be written and read: what is written arrives."""
+        assert self.who.error(os.pwrite, self.fd, b"after", 10) == 0, self.version
+        assert self.who.error(os.fsync, self.fd) == 0, self.version
+        assert self.real()[10:15] == b"after", self.version
+        self.who.do(os.posix_fadvise, self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        assert self.who.do(os.pread, self.fd, 5, 10) == b"after", self.version
+        self.who.do(os.pwrite, self.fd, b"." * 20, 0)
+        assert self.who.error(os.fsync, self.fd) == 0, self.version
+
+    def close(self) -> None:
+        self.who.error(os.close, self.fd)
+        self.who.close()
+
+
+def lock_error(path: str) -> int:
+    """Try to lock a file; return the errno."""
+    fd = os.open(path, os.O_RDWR)
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        return exc.errno or -1
+    finally:
+        os.close(fd)
+    return 0
+
+
+@pytest.fixture(scope="module")
+def tree(service: Service) -> Iterator[Share]:
+    with exported(service, "rw,cloak_list = uid +007 0 -1", prepare) as made:
+        made.expect_errors = True  # its daemon is killed
+        yield made
+
+
+@pytest.fixture(scope="module")
+def holders(tree: Share) -> Iterator[list[Holder]]:
+    with contextlib.ExitStack() as stack:
+        made = []
+        for version in VERSIONS:
+            place = stack.enter_context(nfs_mounted(tree, version, MOUNTED))
+            made.append(Holder(tree, version, place))
+            stack.callback(made[-1].close)
+        yield made
+
+
+@pytest.fixture
+def another(tree: Share) -> Iterator[Callable[[str], int]]:
+    """Tries to lock a file as another client of the mount, by NFSv4: returns the errno."""
+    who = User(ANN)
+    with nfs_mounted(tree, "4.2", "nosharecache,actimeo=0") as place:
+        yield lambda name: who.do(lock_error, os.path.join(place, name))
+    who.close()
+
+
+def device(tree: Share) -> str:
+    return next((place.device for place in mountinfo.by_id().values() if place.path == tree.path), "")
+
+
+def is_held(tree: Share) -> bool:
+    """Whether clients hold files of the mount that is there now."""
+    return any(device(tree) in client.devices for client in nfsdstate.clients())
+
+
+def replaced(tree: Share, replace: Callable[[], None]) -> None:
+    """Do it, and wait until clients have claimed what they held."""
+    before = device(tree)
+    assert is_held(tree)
+    replace()
+    deadline = time.monotonic() + RECOVERY
+    while device(tree) in ("", before) or not is_held(tree) or nfsdrestart.is_in_grace():
+        assert time.monotonic() < deadline, nfsdstate.clients()
+        time.sleep(0.1)
+
+
+def threads() -> tuple[str, ...]:
+    return tuple(
+        Path(f"/proc/fs/nfsd/{name}").read_text() for name in ("threads", "pool_threads", "versions", "portlist")
+    )
+
+
+def guard() -> int:
+    return int(json.loads(run("export", "status", "--json").stdout)["pid"])
+
+
+def kill_daemon(tree: Share) -> None:
+    kill(tree.pid)
+
+
+def renew(tree: Share) -> None:
+    told = tree.set("rw,no_client_cache,cloak_list = uid +007 0 -1")
+    assert told["renewed"] == [tree.path]
+
+
+def kill_guard(_: Share) -> None:
+    kill(guard())
+    sh(*COMMAND, "export", "up", EXPORTS)
+
+
+def down_and_up(_: Share) -> None:
+    assert run("export", "down").returncode == 0
+    sh(*COMMAND, "export", "up", EXPORTS)
+
+
+@pytest.mark.parametrize("how", [kill_daemon, renew, kill_guard, down_and_up])
+def test_what_clients_hold_is_not_lost(
+    tree: Share, holders: list[Holder], another: Callable[[str], int], how: Callable[[Share], None]
+) -> None:
+    before = threads()
+    replaced(tree, lambda: how(tree))
+    assert threads() == before
+    for holder in holders:
+        holder.goes_on()
+    for version in V4:
+        assert another(f"held-{version}") in (errno.EAGAIN, errno.EACCES), version
+    log = Path(f"{RUN_DIR}/export-default.log").read_text()
+    assert f"claim the files again that they hold of {tree.path}" in log
+    told = run("export", "status")
+    assert told.returncode == 0, told
+    assert f"claim the files again that they hold of {tree.path}" in told.stderr
+
+
+def test_nobody_is_disturbed_who_need_not_be(service: Service, nfs_host: NfsHost) -> None:
+    """The threads go on where no client holds anything of the mount that is replaced."""
+    with exported(service, "rw", prepare) as other, nfs_mounted(other, "4.2", MOUNTED) as place:
+        who = User(ANN)
+        who.do(Path(place, "closed").write_text, "x")
+        pids = nfsd_pids()
+        assert other.set("rw,no_client_cache")["renewed"] == [other.path]
+        assert nfsd_pids() == pids
+        assert who.do(Path(place, "closed").read_text) == "x"
+        who.close()
+
+
+def nfsd_pids() -> set[str]:
+    return {
+        path.split("/")[2] for path in sh("grep", "-lx", "nfsd", *map(str, Path("/proc").glob("[0-9]*/comm"))).split()
+    }
+
+
+# -- how the threads are restarted ------------------------------------------------------------------
+
+
+@pytest.fixture
+def machine() -> Iterator[Callable[[str], str]]:
+    """Runs shell text on a machine of its own, with a server of its own: a network namespace."""
+    sh("ip", "netns", "add", "restarted")
+    sh("ip", "-n", "restarted", "link", "set", "lo", "up")
+    sh("ip", "-n", "restarted", "addr", "add", "10.8.0.1/24", "dev", "lo")
+    preamble = (
+        "mount -t nfsd nfsd /proc/fs/nfsd && mount -t tmpfs none /var/lib/nfs && mkdir /var/lib/nfs/sm "
+        "/var/lib/nfs/v4recovery && touch /var/lib/nfs/etab /var/lib/nfs/rmtab; "
+    )
+
+    def on_it(text: str) -> str:
+        done = subprocess.run(
+            ["nsenter", "--net=/run/netns/restarted", "unshare", "--mount", "sh", "-c", preamble + text],
+            capture_output=True, text=True, check=False, timeout=120, cwd=os.getcwd(),
+        )  # fmt: skip
+        return done.stdout + done.stderr
+
+    yield on_it
+    sh("ip", "netns", "del", "restarted")
+
+
+RESTART = f"{COMMAND[0]} -c 'from cloakfs.nfs import nfsdrestart; nfsdrestart.restart()'"
+SHOW = "cat /proc/fs/nfsd/threads /proc/fs/nfsd/versions /proc/fs/nfsd/portlist; grep -h :0801 /proc/net/[tu][cd]p*"
+
+
+def shown(text: str) -> list[str]:
+    """What `SHOW` prints, without what differs from one socket to the next; of a socket, address, peer and state."""
+    lines = text.strip().splitlines()
+    return sorted(" ".join(line.split()[1:4]) if ":0801" in line else line for line in lines)
+
+
+def test_the_server_is_as_before(machine: Callable[[str], str]) -> None:
+    """As many threads, the same versions, and the same listeners, whatever nfs.conf says."""
+    said = machine(
+        "rpc.nfsd -N 3 -V 4.1 -N 4.2 --udp -H 127.0.0.1 -H 10.8.0.1 5; "
+        f"{SHOW}; echo =; {RESTART}; echo = $?; {SHOW}; rpc.nfsd 0"
+    )
+    before, failed, after = re.split(r"^=.*\n", said, flags=re.MULTILINE)
+    assert not failed, said
+    assert "= 0" in said
+    assert before.startswith("5\n-3 +4 +4.1 -4.2"), said
+    assert before.count(":0801") == 4, said
+    assert shown(after) == shown(before), said
+
+
+def test_a_server_that_cannot_be_restored_is_not_restarted(machine: Callable[[str], str]) -> None:
+    """Somebody else listens on the same port, at another address: it cannot be told which of them is the server's."""
+    other = 'import socket, time; s = socket.create_server(("10.8.0.1", 2049)); time.sleep(60)'
+    said = machine(
+        f"rpc.nfsd -N 3 -H 127.0.0.1 2; {COMMAND[0]} -c '{other}' & p=$!; "
+        f"sleep 1; {RESTART}; echo = $?; cat /proc/fs/nfsd/threads; kill $p; rpc.nfsd 0"
+    )
+    assert "it cannot be told on which of the addresses with tcp port 2049 it listens" in said, said
+    assert "= 1\n2\n" in said, said
