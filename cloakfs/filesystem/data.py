@@ -52,6 +52,19 @@ def _seek(fd: int, offset: int, whence: int, *, without_holes: bool) -> int:
     return offset if whence == os.SEEK_DATA else size
 
 
+def _may_have_more(at: Entered, flags: int) -> bool:
+    """Whether a file that says it is empty may have content all the same, which the kernel would not ask for.
+
+    It asks for what lies beyond the size only with FOPEN_DIRECT_IO, which refuses shared mappings. Who opens an empty
+    file to write to it may be about to make it larger and to map it, so this is for those who read; except where nobody
+    maps anything. File systems with rules of POSIX alone say true sizes.
+    """
+    filesystem = at.obj.filesystem
+    if filesystem.has_posix_rules or at.info.st_size:
+        return False
+    return filesystem.makes_up_files or flags & (os.O_ACCMODE | os.O_TRUNC) == os.O_RDONLY
+
+
 def _refuses(fd: int, who: linux.Credentials | None, mode: int) -> bool:
     assert who is not None
     return not calls.access(who, fd, mode) and calls.fstat(fd).st_uid != who.uid
@@ -94,7 +107,7 @@ class Data(Core):
             except BaseException:
                 self._close(fh)
                 raise
-        return FileInfo(fh=fh, keep_cache=keeps, direct_io=self.ganesha)
+        return FileInfo(fh=fh, keep_cache=keeps, direct_io=self.ganesha or _may_have_more(at, flags))
 
     def _reopen(self, at: Entered, flags: int) -> int:
         only_reads = not flags & (os.O_ACCMODE | os.O_TRUNC | os.O_NOATIME) and stat.S_ISREG(at.info.st_mode)

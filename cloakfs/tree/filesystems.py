@@ -30,6 +30,14 @@ _RESERVING_KINDS = frozenset({"ext2", "ext3", "ext4", "f2fs"})
 _MEMORY_KINDS = frozenset({"tmpfs", "ramfs"})
 PLAIN_KINDS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", *_MEMORY_KINDS})
 
+# Kinds whose files are made up by the kernel when they are read, most of which say that they are empty.
+_MADE_UP_KINDS = frozenset(
+    {
+        "proc", "sysfs", "cgroup", "cgroup2", "debugfs", "tracefs", "configfs", "securityfs", "selinuxfs", "smackfs",
+        "binfmt_misc", "rpc_pipefs", "nfsd", "fusectl", "pstore", "resctrl",
+    }
+)  # fmt: skip
+
 # Prefixes of kinds served by a network or a daemon such as FUSE's. (autofs mounts something when it is looked at.)
 _REMOTE_KINDS = (
     "nfs",
@@ -65,6 +73,7 @@ class Filesystem:
             ctime.
         in_memory: whether it is in memory, so that no call on it ever has to wait.
         reserves_for_groups: whether it may have blocks that only members of a group get.
+        makes_up_files: whether files are made up when they are read, so that nobody maps them.
         remote: whether any call may wait for another machine or process, perhaps for ever.
         by_threads: whether only threads may find out what is above an object (`look`).
         stat: returns the stat of a descriptor on it; if it is remote, what the kernel cached when a thread just asked.
@@ -90,6 +99,7 @@ class Filesystem:
         self.has_posix_rules = self.kind in PLAIN_KINDS
         self.in_memory = self.kind in _MEMORY_KINDS
         self.reserves_for_groups = self.kind not in PLAIN_KINDS or self.kind in _RESERVING_KINDS
+        self.makes_up_files = self.kind in _MADE_UP_KINDS
         self.remote = self.kind.startswith(_REMOTE_KINDS)
         self.by_threads = self.remote or below_remote
         self.stat = _stat_in_cache if self.remote else calls.fstat
