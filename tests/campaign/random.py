@@ -629,7 +629,15 @@ def anew(chance: random.Random, path: str, count: int, slot: int) -> list[Step]:
 
 
 class Difference(Exception):
-    """The mount is not what the model says."""
+    """The mount is not what the model says.
+
+    Attributes:
+        reveals: it shows what is hidden or gone, rather than too little.
+    """
+
+    def __init__(self, words: str, *, reveals: bool = False) -> None:
+        super().__init__(words)
+        self.reveals = reveals
 
 
 @dataclass
@@ -670,7 +678,8 @@ class Run:
         self.policy, self.counts, self.patience = policy, counts, patience
         self.callers = callers(policy)
         self.kept: dict[int, Kept] = {}
-        self.is_told = True  # nothing changed behind the mount since it was waited for
+        # Where something was changed since reports were waited for: the view through which, or "behind" the mount.
+        self.changed: set[str] = set()
         self.is_alike = False  # the twin is
         self.inodes: dict[tuple[str, int], int] = {}  # by view and real inode number
         self.clients = [User(*caller.client) for caller in self.callers]
@@ -681,6 +690,10 @@ class Run:
             user.close()
         for kept in self.kept.values():
             os.close(kept.fd)
+
+    def is_told(self, by: int) -> bool:
+        """Whether a caller has to know of all changes without waiting: others were not made since the last wait."""
+        return self.changed <= {self.callers[by].top}
 
     def place(self, by: int) -> str:
         return os.path.join(self.point, self.callers[by].top)
@@ -709,7 +722,7 @@ class Run:
 
     def behind(self, step: Step) -> None:
         assert step.op
-        self.is_told = False
+        self.changed.add("behind")
         for top in (self.real, self.twin) if self.is_alike else (self.real,):
             if step.as_root:
                 perform(top, step.op)
@@ -731,7 +744,9 @@ class Run:
             for path in paths
             for part in (parts(path) if op.name in FOLLOWING and path == op.path else parts(path)[:-1])
         )
-        if not self.is_told or by_link:
+        is_told = self.is_told(by)
+        self.changed.add(self.callers[by].top)
+        if not is_told or by_link:
             self.is_alike = False
             self.clients[by].do(perform, self.place(by), op)
             return
@@ -819,8 +834,10 @@ class Run:
         self.is_alike = False
         places = self.shown_places(kept, infos)
         before = [os.path.join(path, op.other) for path in places]
+        is_told = self.is_told(kept.by)
+        self.changed.add(self.callers[kept.by].top)
         error = self.clients[kept.by].do(perform_kept, slot, op)
-        if not self.is_told or error or not os.stat(kept.fd).st_nlink:
+        if not is_told or error or not os.stat(kept.fd).st_nlink:
             return
         self.counts.comparisons += 1
         if is_directory:
@@ -839,31 +856,34 @@ class Run:
     # -- comparing
 
     def settle(self) -> None:
-        if not self.is_told:
+        if self.changed - {""}:
             time.sleep(AT_ONCE)
 
     def compare(self) -> None:
         """Have everybody look at everything, in an order that changes."""
-        patience = 0.0 if self.is_told else self.patience
-        self.settle()
+        was_behind = "behind" in self.changed
+        if was_behind:
+            self.settle()
         order = list(range(len(self.callers)))
         turn = self.counts.operations % len(order)
         for by in order[turn:] + order[:turn]:
-            self.eventually(patience, lambda by=by: self.compare_names(by))  # type: ignore[misc]
+            patience = 0.0 if self.is_told(by) else self.patience
+            # What somebody hides through the mount is hidden from all views at once; other changes may show later.
+            self.eventually(patience, lambda by=by: self.compare_names(by), hides_at_once=not was_behind)  # type: ignore[misc]
         time.sleep(AT_ONCE)
         for slot in list(self.kept):
             # The daemon may be told late that a file was closed, and names that somebody keeps are forgotten late.
             self.eventually(self.patience, lambda slot=slot: self.compare_kept(slot))  # type: ignore[misc]
-        self.is_told = True
+        self.changed.clear()
 
-    def eventually(self, patience: float, check: Callable[[], None]) -> None:
+    def eventually(self, patience: float, check: Callable[[], None], *, hides_at_once: bool = False) -> None:
         began = time.monotonic()
         while True:
             now = time.monotonic() - began
             try:
                 check()
-            except Difference:
-                if now >= patience:
+            except Difference as exc:
+                if now >= patience or (hides_at_once and exc.reveals):
                     raise
                 time.sleep(0.01)
             else:
@@ -895,7 +915,8 @@ class Run:
             self.counts.comparisons += 3 + (len(NAMES) if isinstance(there.listed, tuple) else 0)
             if seen[path] != there:
                 raise Difference(
-                    f"{self.callers[by].name} at {path!r}: {differing(seen[path]._asdict(), there._asdict())}"
+                    f"{self.callers[by].name} at {path!r}: {differing(seen[path]._asdict(), there._asdict())}",
+                    reveals=reveals(seen[path], there),
                 )
         self.compare_inodes(by, infos, seen)
 
@@ -977,6 +998,15 @@ class Run:
             is_shown = there is not None and path is not None and self.hidden(kept.by, path, infos) is None
             if is_shown and seen.error not in (0, errno.EACCES):
                 raise Difference(f"{self.name(kept)} of {places}: {name!r} is there: {said(seen.error)}")
+
+
+def reveals(seen: Seen, expected: Seen) -> bool:
+    """Whether something is shown that should not be."""
+    if expected.error:
+        return not seen.error
+    if isinstance(seen.listed, tuple):
+        return not isinstance(expected.listed, tuple) or not set(seen.listed) <= set(expected.listed)
+    return isinstance(seen.content, bytes) and not isinstance(expected.content, bytes)
 
 
 def said(error: int) -> str:
@@ -1138,8 +1168,11 @@ def main() -> int:
                 if told:
                     found += 1
                     print(f"seed {seed}, {program.kind}, {program.policy.options}: {told}", flush=True)
-                    short = shorten(program, lambda shorter: bool(difference(shorter)), words.shorten)
-                    print(f"{difference(short) or 'not again'}\n{script(short)}", flush=True)
+                    again = difference(program)
+                    if again:
+                        program = shorten(program, lambda shorter: bool(difference(shorter)), words.shorten)
+                        again = difference(program)
+                    print(f"{again or 'not again'}\n{script(program)}", flush=True)
                 seed += 1
     finally:
         shutil.rmtree(base)

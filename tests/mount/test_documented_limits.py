@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import mmap
 import os
 import re
 import socket
@@ -11,11 +12,13 @@ import sqlite3
 import struct
 import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.agents import User, read
 from tests.mount.conftest import Mount, run, told
+from tests.mount.loopfs import filesystem
 from tests.mount.test_caching import requests
 from tests.mount.test_cli import put
 
@@ -226,6 +229,49 @@ def test_what_the_kernel_refuses(mount: MakeMount) -> None:
     subprocess.run(["mkswap", "-q", m.at("swap")], check=True)
     done = subprocess.run(["swapon", m.at("swap")], capture_output=True, text=True, check=False)
     assert "swapon failed: Invalid argument" in done.stderr
+
+
+def test_syncfs_writes_nothing_and_fsync_does(base: str, mount: MakeMount) -> None:
+    """The kernel passes syncfs(2) on to virtiofs alone; docs/commands.md says what to do instead."""
+    with filesystem("ext4", base) as disk:
+        subprocess.run(["mount", "-o", "remount,commit=300", disk], check=True)
+        m = mount(*ROOT, source=disk)
+        device = os.stat(disk).st_dev
+        figures = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat")
+
+        def written(flush: Callable[[], object]) -> float:
+            """MiB that a flush writes to the disk."""
+            before = int(figures.read_text().split()[6])
+            flush()
+            return (int(figures.read_text().split()[6]) - before) / 2048
+
+        def put_8_mib(name: str, flags: int = 0) -> int:
+            fd = os.open(m.at(name), os.O_CREAT | os.O_RDWR | flags)
+            os.write(fd, os.urandom(8 << 20))
+            return fd
+
+        def sync(path: str) -> None:
+            subprocess.run(["sync", "-f", path], check=True)
+
+        sync(disk)
+        fd = put_8_mib("one")
+        assert written(lambda: sync(m.at("one"))) < 1
+        assert written(lambda: sync(m.real("one"))) >= 8
+        os.pwrite(fd, os.urandom(8 << 20), 0)
+        assert written(lambda: os.fsync(fd)) >= 8
+        os.pwrite(fd, os.urandom(8 << 20), 0)
+        assert written(lambda: os.fdatasync(fd)) >= 8
+        with mmap.mmap(fd, 8 << 20) as mapped:
+            mapped[:] = os.urandom(8 << 20)
+            assert written(mapped.flush) >= 8
+        os.close(fd)
+        assert written(lambda: os.close(put_8_mib("two", os.O_DSYNC))) >= 8
+        sync(disk)
+        os.mkdir(m.at("directory"))
+        top = os.open(m.path, os.O_RDONLY)
+        assert written(lambda: os.fsync(top)) > 0
+        os.close(top)
+        run("umount", m.path)
 
 
 def test_a_mount_looks_like_one_file_system(mount: MakeMount) -> None:
