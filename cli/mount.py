@@ -5,7 +5,7 @@ import logging
 import os
 import stat
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -87,24 +87,9 @@ def mount(
         fail(f"{mountpoint}: inside {source}, where the daemon would wait for itself; mount it elsewhere", 1)
     given = _given(views, policy, groups)
 
-    def read_options() -> Options:
-        if exports is None:
-            options, warnings = parse_options(text)
-        else:
-            # mount(8) always passes one of these two. The file decides, but fstab can make the mount read-only.
-            left = [word for word in map(str.strip, text.split(",")) if word not in ("", "ro", "rw")]
-            if left:
-                raise MountError(f"-o {','.join(left)}: with --exports, options come from the file alone")
-            entries, warnings = files.read(exports)
-            options = entry_for(entries, exports, source, client)
-            if "ro" in mount_options.given:
-                options = replace(options, read_only=True)
-        for warning in warnings:
-            click.echo(printable(f"cloakfs: {warning}"), err=True)
-        return replace(options, **given)
-
+    reader = _Reader(text, exports, source, client, read_only="ro" in mount_options.given, given=given)
     try:
-        options = read_options()
+        options = reader.read()
     except (ExportsError, MountError) as exc:
         fail(str(exc), 2)
     except OSError as exc:
@@ -142,7 +127,7 @@ def mount(
         options,
         mount_options,
         policy_dir=files.policy_dir(exports) if exports else working_directory(),
-        reread=read_options if exports else None,
+        reread=replace(reader, exports=exports).read if exports else None,
         again=again,
         log=None if foreground else log_path,
         supervised=foreground,
@@ -152,6 +137,41 @@ def mount(
     if foreground:
         in_foreground(work, level, MountError)
     in_background(work, level, log_path, MountError, syslog=mount_options.log == SYSLOG)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads the options of a mount, also once more in another process."""
+
+    text: str
+    exports: str | None
+    source: str
+    client: str | None
+    read_only: bool
+    given: dict[str, Any]
+
+    def read(self) -> Options:
+        """Return the options; warnings go to standard error.
+
+        Raises:
+            ExportsError: the text is wrong.
+            MountError: there is no such entry, or several.
+            OSError: the file cannot be read.
+        """
+        if self.exports is None:
+            options, warnings = parse_options(self.text)
+        else:
+            # mount(8) always passes one of these two. The file decides, but fstab can make the mount read-only.
+            left = [word for word in map(str.strip, self.text.split(",")) if word not in ("", "ro", "rw")]
+            if left:
+                raise MountError(f"-o {','.join(left)}: with --exports, options come from the file alone")
+            entries, warnings = files.read(self.exports)
+            options = entry_for(entries, self.exports, self.source, self.client)
+            if self.read_only:
+                options = replace(options, read_only=True)
+        for warning in warnings:
+            click.echo(printable(f"cloakfs: {warning}"), err=True)
+        return replace(options, **self.given)
 
 
 def _one_of(name: str, option: str | None, word: str | None) -> str | None:

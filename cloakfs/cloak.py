@@ -12,8 +12,9 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from .columns import Columns
 from .ids import ServerId
-from .mapping import DEFAULT_NOBODY, NOBODY, FirstMatch, Kind, check_range, format_range
+from .mapping import DEFAULT_NOBODY, KINDS, NOBODY, FirstMatch, Kind, check_range, format_range
 
 # Trees have few combinations of mode, owner and group, but the number of remembered ones must be bounded nevertheless.
 _MOST_CONDITIONS = 4096
@@ -134,13 +135,52 @@ class Condition(NamedTuple):
 class _Table:
     """The definitions of one kind, found by the id that they select."""
 
+    __slots__ = ("defs", "match")
+
     def __init__(self, defs: Sequence[CloakDef], kind: Kind, nobody: ServerId) -> None:
-        self.defs = [d for d in defs if d.kind == kind]
+        self.defs: Sequence[CloakDef] = [d for d in defs if d.kind == kind]
         self.match = FirstMatch([d.server_range(nobody) for d in self.defs])
 
     def find(self, server_id: ServerId) -> tuple[CloakDef, ...]:
         at = self.match.find(server_id)
         return () if at < 0 else (self.defs[at],)
+
+
+class CloakDefs(Columns[CloakDef]):
+    """Definitions of a ``cloak_list`` in order, with the tables that were made of them."""
+
+    __slots__ = ("_tables",)
+
+    types = "BBBBBqq"
+
+    def __init__(self, definitions: Iterable[CloakDef] = ()) -> None:
+        super().__init__(definitions)
+        self._tables: dict[tuple[Kind, ServerId], _Table] = {}
+
+    @staticmethod
+    def _packed(record: CloakDef) -> tuple[int, ...]:
+        mask = record.mask
+        return (
+            KINDS.index(record.kind), mask.show, mask.special, mask.group, mask.other, record.lc_low, record.lc_high,
+        )  # fmt: skip
+
+    @staticmethod
+    def _unpacked(numbers: Sequence[int]) -> CloakDef:
+        kind, show, special, group, other, low, high = numbers
+        return CloakDef(KINDS[kind], Mask(bool(show), special, group, other), ServerId(low), ServerId(high))
+
+    def table(self, kind: Kind, nobody: ServerId) -> _Table:
+        """Return the table of the definitions of one kind, which is made only once, by whichever process."""
+        key = kind, nobody
+        if key not in self._tables:
+            table = self._tables[key] = _Table(self, kind, nobody)
+            table.defs = CloakDefs(table.defs)
+        return self._tables[key]
+
+
+def packed(definitions: Sequence[CloakDef]) -> CloakDefs:
+    """Return the same definitions as columns."""
+    return definitions if isinstance(definitions, CloakDefs) else CloakDefs(definitions)
 
 
 class CloakList:
@@ -164,8 +204,9 @@ class CloakList:
         """False if the list is empty, so that it hides nothing."""
         self.exempt = frozenset(exempt)
         """The uids of callers from whom nothing is hidden."""
-        self._uids = _Table(defs, "uid", nobody_uid)
-        self._gids = _Table(defs, "gid", nobody_gid)
+        columns = packed(defs)
+        self._uids = columns.table("uid", nobody_uid)
+        self._gids = columns.table("gid", nobody_gid)
         self._conditions: dict[tuple[int, ServerId, ServerId], Condition] = {}
 
     def selected(self, file_uid: ServerId, file_gid: ServerId) -> tuple[CloakDef, ...]:
@@ -237,10 +278,10 @@ def shadowed(
 
     Where several earlier definitions are responsible, the one at the lowest id is named.
     """
-    tables = _Table(defs, "uid", nobody_uid), _Table(defs, "gid", nobody_gid)
-    return [
-        (table.defs[later], table.defs[earlier])
-        for table in tables
-        for later, earlier, completely in table.match.shadowed()
-        if completely
-    ]
+    found = []
+    nobodies: dict[Kind, ServerId] = {"uid": nobody_uid, "gid": nobody_gid}
+    for kind, nobody in nobodies.items():
+        table = _Table(defs, kind, nobody)
+        shadows = table.match.shadowed(definition.server_range(nobody) for definition in table.defs)
+        found += [(table.defs[later], table.defs[earlier]) for later, earlier, completely in shadows if completely]
+    return found

@@ -20,7 +20,6 @@ import trio
 from . import garbage, keptstate, linux, loop, mountpoint
 from .below import find_below
 from .cleanup import ENDED, FAILED, READY, Again, CleanUp
-from .config.errors import ExportsError
 from .config.options import Options
 from .config.render import format_options
 from .control import Control, socket_of
@@ -34,6 +33,7 @@ from .mounted import STATE_DIR, PublishedState, all_mounted, mount_key
 from .mountpoint import Attached, MountError, MountOptions
 from .policy import PolicyError, is_in_file, load_policy
 from .reader import Reader
+from .reread import read_apart
 from .supervisor import Supervisor
 from .tasks import Tasks
 from .threadstatus import ThreadStatus
@@ -76,8 +76,8 @@ class Settings:
         options: the options of the export.
         mount_options: the options of mount(8).
         policy_dir: the directory that a relative `policy=` file is relative to.
-        reread: reads the options again from their origin, for SIGHUP; None if they cannot be read again (a plug-in
-            is still read again).
+        reread: reads the options again from their origin, for SIGHUP, in another process (so it can be pickled); None
+            if they cannot be read again (a plug-in is still read again).
         again: how to mount again if the daemon dies; None if that is not wanted.
         log: the file to which standard error goes; None in the foreground.
         supervised: systemd may have started the daemon, and wants to be told how it is (sd_notify(3)).
@@ -486,6 +486,7 @@ class _Daemon:
         self._control = control
         self._watch = watch
         self._asked_to_stop = False
+        self._reload_wanted = trio.Event()
         self._attached = attached
 
     async def run(self) -> None:
@@ -497,6 +498,7 @@ class _Daemon:
                 signal.signal(number, signal.SIG_IGN)
             with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
                 tasks.keep("handling signals", self._obey, signals, tasks)
+                tasks.keep("reloading", self._keep_reloading)
                 nursery.start_soon(self._say_ready)  # not a kept task: a mount that fails here was not made
                 tasks.keep("regular maintenance", self._keep_house)
                 tasks.keep("making nodeids durable", self._keep_index)
@@ -594,12 +596,7 @@ class _Daemon:
     async def _obey(self, signals: AsyncIterator[int], tasks: Tasks) -> None:
         async for number in signals:
             if number == signal.SIGHUP:
-                self._supervisor.reloading()
-                status = "the reload failed; see the log"
-                try:
-                    status = self._reload()
-                finally:
-                    self._supervisor.ready(status)
+                self._reload_wanted.set()
             elif self._asked_to_stop:
                 log.info("%s: asked to stop again; ending at once", self._settings.target)
                 pyfuse3.terminate()
@@ -609,6 +606,17 @@ class _Daemon:
                 self._supervisor.stopping()
                 log.info("%s: asked to stop", self._settings.target)
                 tasks.keep("stopping", self._stop)
+
+    async def _keep_reloading(self) -> None:
+        while True:
+            await self._reload_wanted.wait()
+            self._reload_wanted = trio.Event()
+            self._supervisor.reloading()
+            status = "the reload failed; see the log"
+            try:
+                status = await self._reload()
+            finally:
+                self._supervisor.ready(status)
 
     async def _stop(self) -> None:
         if self._attached.has_ended():
@@ -624,8 +632,10 @@ class _Daemon:
         linux.act_as_daemon()
         self._attached.detach()
 
-    def _reload(self) -> str:
+    async def _reload(self) -> str:
         """Apply changed options and a changed plug-in: all changes or, if anything is wrong, none.
+
+        Others are served while the options are read, which takes long if there are many definitions.
 
         Returns:
             one line that says which.
@@ -636,10 +646,16 @@ class _Daemon:
             log.warning("%s: nothing to reload: the options came from the command line", self._settings.target)
             return "nothing to reload: the options came from the command line"
         try:
-            options = reread() if reread is not None else self._settings.options
+            if reread is not None:
+                options, text = await trio.to_thread.run_sync(linux.apart, read_apart, reread, abandon_on_cancel=True)
+            else:
+                options = self._settings.options
+                text = format_options(options)
+            linux.act_as_daemon()
             self._refuse_what_takes_a_new_mount(options)
             policy = load_policy(options.policy, options, self._settings.policy_dir)
-        except (ExportsError, MountError, PolicyError, OSError) as exc:
+        except (MountError, PolicyError, OSError, RuntimeError) as exc:
+            linux.act_as_daemon()
             log.error("not reloaded, the old configuration stays in force: %s", exc)  # noqa: TRY400  (one line)
             self._published.not_reloaded(str(exc))
             return f"not reloaded, the old configuration stays in force: {exc}"
@@ -649,7 +665,7 @@ class _Daemon:
         self._filesystem.cache.forget_everything()
         log.info("%s: reloaded", self._settings.target)
         self._log_exempt(options)
-        self._published.reloaded(format_options(options))
+        self._published.reloaded(text)
         self._publish_rules()
         return f"reloaded; serving {self._settings.source} at {self._settings.target}"
 

@@ -8,11 +8,14 @@ every request. Here, the list is flattened once into disjoint segments, so that 
 from __future__ import annotations
 
 import heapq
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal, cast, overload
 
+from .columns import Columns
 from .ids import ClientId, ServerId
 
 MAX_ID = 2**32 - 2
@@ -30,6 +33,8 @@ Squash = Literal["root", "none", "all"]
 Direction = Literal["forward", "reverse"]
 
 KINDS: tuple[Kind, ...] = ("uid", "gid")
+_ACTIONS: tuple[Action, ...] = ("map", "squash")
+_MAP = _ACTIONS.index("map")
 
 
 def format_range(low: int, high: int) -> str:
@@ -90,19 +95,58 @@ class RangeDef:
         return f"{self.kind} {format_range(self.rm_low, self.rm_high)} {self.action} {self.lc_low}"
 
 
+# A list of so many numbers is searched faster than an array, and made fast enough from one that another process sends.
+_FEW = 4096
+
+
+class RangeDefs(Columns[RangeDef]):
+    """Definitions of a ``range_map`` in order, with the tables that were made of them."""
+
+    __slots__ = ("_tables",)
+
+    types = "BIIBq"
+
+    def __init__(self, definitions: Iterable[RangeDef] = ()) -> None:
+        super().__init__(definitions)
+        self._tables: dict[tuple[Kind, ServerId, Squash], IdMap] = {}
+
+    @staticmethod
+    def _packed(record: RangeDef) -> tuple[int, ...]:
+        return KINDS.index(record.kind), record.rm_low, record.rm_high, _ACTIONS.index(record.action), record.lc_low
+
+    @staticmethod
+    def _unpacked(numbers: Sequence[int]) -> RangeDef:
+        kind, low, high, action, server = numbers
+        return RangeDef(KINDS[kind], ClientId(low), ClientId(high), _ACTIONS[action], ServerId(server))
+
+    def table(self, kind: Kind, nobody: ServerId, squash: Squash) -> IdMap:
+        """Return the table of the definitions of one kind, which is made only once, by whichever process."""
+        key = kind, nobody, squash
+        if key not in self._tables:
+            of_kind = [definition for definition in self if definition.kind == kind]
+            defs = self if len(of_kind) == len(self) else RangeDefs(of_kind)
+            self._tables[key] = IdMap(defs, nobody=nobody, squash=squash)
+        return self._tables[key]
+
+
+def packed(definitions: Sequence[RangeDef]) -> RangeDefs:
+    """Return the same definitions as columns."""
+    return definitions if isinstance(definitions, RangeDefs) else RangeDefs(definitions)
+
+
 class FirstMatch:
     """Finds the first of many id ranges, in the order given, that contains an id.
 
     The ranges are pairs of first and last id, and may overlap. Building takes O(n log n), finding O(log n).
     """
 
+    __slots__ = ("owners", "starts")
+
     def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
-        self.ranges = ranges
         # Segment i begins at starts[i], ends before starts[i + 1] and belongs to range owners[i] (-1: none).
         # The last segment lies behind every range and belongs to none. This makes find() correct below 0, too:
         # bisect then yields index -1.
-        self.starts: list[int] = [0]
-        self.owners: list[int] = [-1]
+        starts, owners = [0], [-1]
         by_start = sorted(range(len(ranges)), key=lambda i: ranges[i][0])
         ends = {high + 1 for _, high in ranges}
         open_ranges: list[int] = []  # a heap: its smallest is the first in the caller's order
@@ -115,24 +159,28 @@ class FirstMatch:
                 heapq.heappop(open_ranges)
             owner = open_ranges[0] if open_ranges else -1
             if at == 0:
-                self.owners[0] = owner
-            elif owner != self.owners[-1]:
-                self.starts.append(at)
-                self.owners.append(owner)
+                owners[0] = owner
+            elif owner != owners[-1]:
+                starts.append(at)
+                owners.append(owner)
+        self.starts: Sequence[int] = starts
+        self.owners: Sequence[int] = owners
+        if len(starts) > _FEW:
+            self.starts, self.owners = array("I", starts), array("i", owners)
 
     def find(self, id_: int) -> int:
         """Return the position of the first range that contains id_, or -1."""
         return self.owners[bisect_right(self.starts, id_) - 1]
 
-    def shadowed(self) -> list[tuple[int, int, bool]]:
-        """Return (later, earlier, completely) for every range that loses ids to an earlier one.
+    def shadowed(self, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int, bool]]:
+        """Return (later, earlier, completely) for every range, of those this was made of, that loses ids to another.
 
         ``earlier`` is the range that wins at the lowest id lost; ``completely`` says that the later range wins
         nowhere, whichever earlier ranges are responsible.
         """
         winners = set(self.owners)
         result = []
-        for later, (low, high) in enumerate(self.ranges):
+        for later, (low, high) in enumerate(ranges):
             at = bisect_right(self.starts, low) - 1
             if self.owners[at] == later:
                 at += 1  # neighbours have different owners, and another segment follows: the last belongs to none
@@ -154,25 +202,55 @@ class IdMap:
     anongid, 0 to MAX_ID.
     """
 
-    __slots__ = ("_defs", "_forward", "_reverse", "_reversible", "_server_lows", "_squash", "closed", "nobody")
+    __slots__ = (
+        "_actions",
+        "_by_low",
+        "_client_lows",
+        "_defs",
+        "_forward",
+        "_makes_nobody",
+        "_of_reverse",
+        "_reverse",
+        "_server_lows",
+        "_squash",
+        "closed",
+        "nobody",
+    )  # fmt: skip
 
     def __init__(self, defs: Sequence[RangeDef], *, nobody: ServerId = DEFAULT_NOBODY, squash: Squash = "root") -> None:
-        self._defs = tuple(defs)
+        self._defs = packed(defs)
+        defs = list(defs)
         self._squash = squash
         self.nobody = nobody
-        self.closed = is_closed(self._defs)
-        self._forward = FirstMatch([(d.rm_low, d.rm_high) for d in self._defs])
-        self._server_lows = [d.server_range(nobody)[0] for d in self._defs]
-        self._reversible = [d for d in self._defs if not d.makes_nobody(nobody)]
-        self._reverse = FirstMatch([d.server_range(nobody) for d in self._reversible])
+        self.closed = is_closed(defs)
+        _, self._client_lows, client_highs, self._actions, _ = self._defs.columns
+        self._forward = FirstMatch(list(zip(self._client_lows, client_highs, strict=True)))
+        ranges = [d.server_range(nobody) for d in defs]
+        self._server_lows = array("I", (low for low, _ in ranges))
+        nobodies = [d.makes_nobody(nobody) for d in defs]
+        reversible = [at for at, makes_nobody in enumerate(nobodies) if not makes_nobody]
+        self._of_reverse = array("i", reversible)
+        self._reverse = FirstMatch([ranges[at] for at in reversible])
+        # The reversible ones by their first server id, with the last server id of any until there: see `is_sole`.
+        by_low = sorted(reversible, key=lambda at: ranges[at])
+        self._by_low = (
+            array("i", by_low),
+            array("I", (ranges[at][0] for at in by_low)),
+            array("I", accumulate((ranges[at][1] for at in by_low), max)),
+        )
+        if any(nobodies[at] for at in self._forward.owners if at >= 0):
+            self._makes_nobody = True
+        elif not self.closed:
+            self._makes_nobody = squash != "none"
+        else:
+            self._makes_nobody = self._forward.starts[-1] <= MAX_ID or -1 in self._forward.owners[:-1]
 
     def forward(self, client_id: ClientId) -> ServerId:
         """Return the server id that a request from client_id is served with; nobody if there is none."""
         at = self._forward.find(client_id)
         if at >= 0:
-            definition = self._defs[at]
             low = self._server_lows[at]
-            return ServerId(low + client_id - definition.rm_low) if definition.action == "map" else low
+            return ServerId(low + client_id - self._client_lows[at] if self._actions[at] == _MAP else low)
         if self.closed or self._squash == "all" or (client_id == 0 and self._squash == "root"):
             return self.nobody
         return ServerId(client_id) if 0 <= client_id <= MAX_ID else self.nobody
@@ -185,11 +263,12 @@ class IdMap:
         """
         if not self.closed:
             return ClientId(server_id) if 0 <= server_id <= MAX_ID else ClientId(self.nobody)
-        definition = self.reverse_definition_of(server_id)
-        if definition is None:
+        found = self._reverse.find(server_id)
+        if found < 0:
             return ClientId(self.nobody)
+        at = self._of_reverse[found]
         # A squash yields a single server id, so its offset here is 0.
-        return ClientId(definition.rm_low + server_id - definition.server_range(self.nobody)[0])
+        return ClientId(self._client_lows[at] + server_id - self._server_lows[at])
 
     @overload
     def counterpart(self, id_: ClientId, direction: Literal["forward"]) -> ServerId | None: ...
@@ -228,24 +307,22 @@ class IdMap:
         shown = self.counterpart(server_id, "reverse")
         if shown is None:
             return False
-        if server_id == self.nobody and self._makes_nobody():
+        if server_id == self.nobody and self._makes_nobody:
             return False
-        sources = set()
-        for definition in self._reversible:  # none, where ids remain unchanged
+        positions, lows, farthest = self._by_low
+        # Backwards from the last definition that begins at or before server_id, until none before reaches it.
+        number = bisect_right(lows, server_id) - 1
+        while number >= 0 and farthest[number] >= server_id:
+            definition = self._defs[positions[number]]
             low, high = definition.server_range(self.nobody)
-            if low <= server_id <= high:
+            if server_id <= high:
                 if definition.action == "squash" and definition.rm_high > definition.rm_low:
                     return False
-                sources.add(ClientId(definition.rm_low + server_id - low))
-        return all(source == shown or self.forward(source) != server_id for source in sources)
-
-    def _makes_nobody(self) -> bool:
-        """Whether some client id becomes nobody because it has no other server id."""
-        if any(self._defs[at].makes_nobody(self.nobody) for at in self._forward.owners if at >= 0):
-            return True
-        if not self.closed:
-            return self._squash != "none"
-        return self._forward.starts[-1] <= MAX_ID or -1 in self._forward.owners[:-1]
+                source = ClientId(definition.rm_low + server_id - low)
+                if source != shown and self.forward(source) == server_id:
+                    return False
+            number -= 1
+        return True
 
     def stretches(self) -> list[tuple[ClientId, ClientId]]:
         """Return disjoint ranges (first and last, in order) of client ids that together are all client ids.
@@ -280,7 +357,7 @@ class IdMap:
     def reverse_definition_of(self, server_id: ServerId) -> RangeDef | None:
         """Return the definition that `reverse` applies to server_id, or None."""
         at = self._reverse.find(server_id)
-        return None if at < 0 else self._reversible[at]
+        return None if at < 0 else self._defs[self._of_reverse[at]]
 
 
 def is_closed(defs: Iterable[RangeDef]) -> bool:
@@ -305,5 +382,5 @@ def shadowed(
     return [
         (among[later], among[earlier], direction, completely)
         for direction, among, pairs in tables
-        for later, earlier, completely in FirstMatch(pairs).shadowed()
+        for later, earlier, completely in FirstMatch(pairs).shadowed(pairs)
     ]

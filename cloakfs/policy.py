@@ -18,7 +18,7 @@ from .caller import Caller, ClientCaller
 from .cloak import CloakList
 from .config.options import Options
 from .ids import ClientId, ServerId
-from .mapping import IdMap, Kind
+from .mapping import IdMap, Kind, packed
 
 
 def _mode_bits(caller: Caller, attrs: "Attrs", mode: int) -> bool:
@@ -81,17 +81,10 @@ class Policy:
     def __init__(self, options: Options | None = None) -> None:
         options = options or Options()
         self.options = options
+        range_map = packed(options.range_map)
         self.ids: dict[Kind, IdMap] = {
-            "uid": IdMap(
-                [d for d in options.range_map if d.kind == "uid"],
-                nobody=options.anonuid,
-                squash=options.squash,
-            ),
-            "gid": IdMap(
-                [d for d in options.range_map if d.kind == "gid"],
-                nobody=options.anongid,
-                squash=options.squash,
-            ),
+            "uid": range_map.table("uid", options.anonuid, options.squash),
+            "gid": range_map.table("gid", options.anongid, options.squash),
         }
         self.cloak = CloakList(
             options.cloak_list, nobody_uid=options.anonuid, nobody_gid=options.anongid, exempt=options.exempt

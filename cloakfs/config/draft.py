@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from ..cloak import CloakDef
+from ..cloak import CloakDef, CloakDefs
 from ..ids import ClientId, ServerId
-from ..mapping import DEFAULT_NOBODY, RangeDef
+from ..mapping import DEFAULT_NOBODY, RangeDef, RangeDefs
 from ..prefetch import Limits
 from ..probes import DEFAULT_ALARM, Rate
 from .errors import Location
@@ -57,8 +57,8 @@ class Draft:
             squash="all" if self.all_squash else "root" if self.root_squash else "none",
             anonuid=self.ids.get("anonuid", DEFAULT_NOBODY),
             anongid=self.ids.get("anongid", DEFAULT_NOBODY),
-            range_map=tuple(definition for definition, _ in self.range_map),
-            cloak_list=tuple(definition for definition, _ in self.cloak_list),
+            range_map=RangeDefs(definition for definition, _ in self.range_map),
+            cloak_list=CloakDefs(definition for definition, _ in self.cloak_list),
             exempt=tuple(uid for uid, _ in self.exempt),
             no_client_cache=self.no_client_cache,
             groups=self.groups,

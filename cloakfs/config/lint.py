@@ -100,7 +100,8 @@ def _mapped_ids(draft: Draft, kind: Kind, nobody: ServerId, places: dict[int, Lo
         message = (
             f"'{shown_as_root}' shows what belongs to server {kind} {nobody} (nobody) to clients as {kind} 0 (root)"
         )
-        found.append(ExportsWarning(places[id(shown_as_root)], message))
+        where = next(place for definition, place in draft.range_map if definition == shown_as_root)  # it wins
+        found.append(ExportsWarning(where, message))
     if kind == "uid":
         found += [
             ExportsWarning(places[id(d)], f"'{d}' makes somebody who is not root on a client root on the server")
@@ -115,7 +116,8 @@ def _claimed_gids(draft: Draft, places: dict[int, Location]) -> list[ExportsWarn
     uids, gids = _definitions(draft, "uid"), _definitions(draft, "gid")
     if not mapping.is_closed(uids) or mapping.is_closed(gids) or draft.all_squash or draft.views:
         return []
-    if not any(IdMap(gids).counterpart(gid, "forward") for gid in map(ClientId, (1, *(d.rm_high + 1 for d in gids)))):
+    table = IdMap(gids)
+    if not any(table.counterpart(gid, "forward") for gid in map(ClientId, (1, *(d.rm_high + 1 for d in gids)))):
         return []
     message = (
         "uids are mapped but gids are not: whatever gid a client claims counts as the server's;"

@@ -1,5 +1,6 @@
 """The content of an entry of exports.d: typed values, with the defaults of exports(5)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..cloak import CloakDef
@@ -35,8 +36,8 @@ class Options:
     squash: Squash = "root"
     anonuid: ServerId = DEFAULT_NOBODY
     anongid: ServerId = DEFAULT_NOBODY
-    range_map: tuple[RangeDef, ...] = ()
-    cloak_list: tuple[CloakDef, ...] = ()
+    range_map: Sequence[RangeDef] = ()
+    cloak_list: Sequence[CloakDef] = ()
     exempt: tuple[ServerId, ...] = ()
     no_client_cache: bool = False
     groups: str | None = None

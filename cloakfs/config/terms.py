@@ -35,7 +35,7 @@ class Terms:
 
     def items(self, name: str, expected: str, parse: Callable[[str], _T | None]) -> tuple[_T, ...]:
         """Read a list of distinct terms, at least one. parse returns None for a text that is no valid term."""
-        items: list[_T] = []
+        items: dict[_T, None] = {}  # in order
         while not items or self._more():
             word, where = self._word(expected)
             item = parse(word)
@@ -43,7 +43,7 @@ class Terms:
                 raise ExportsError(where, f"{shown(word)} does not belong in {name}", expected)
             if item in items:
                 raise ExportsError(where, f"{shown(word)} is in {name} twice", "it once")
-            items.append(item)
+            items[item] = None
         return tuple(items)
 
     def range_map(self) -> list[tuple[RangeDef, Location]]:

@@ -40,7 +40,7 @@ VERSION = 1
 """The version of a guard's answers. The orders `status`, `reload` and `down`, and `pid` in the status, never change."""
 
 _CHECK_SECONDS = 5.0
-_RELOAD_SECONDS = 30.0
+_RELOAD_SECONDS = 120.0
 _SERVED_SECONDS = 15.0
 """How long what was just exported may take until the server serves it (mountd may just have started)."""
 

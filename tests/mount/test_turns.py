@@ -1,14 +1,17 @@
 """A request that looks at very many objects lets others be served in between."""
 
 import os
+import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from tests.agents import User, names
 from tests.mount.conftest import Mount, mounted
 from tests.mount.loopfs import filesystem
+from tests.mount.test_limits import wait_until
 
 CLOAKED = "rw,cloak_list=uid +077 0 -1"
 ANN, BEN = 2001, 2002
@@ -89,3 +92,39 @@ def test_a_listing_in_slices_is_complete_while_everything_changes(tree: str, mou
         number += 1
     for listed in ann.answer_within(60):
         assert [name for name in listed if name[0] not in "xa"] == shown
+
+
+def many(entry: str, first: int) -> str:
+    """An entry with 15,000 definitions of each kind."""
+    numbers = range(first, first + 15_000)
+    maps = " ".join(f"uid {10_000 + 2 * number} map {10_000 + 2 * number}" for number in numbers)
+    cloaks = " ".join(f"uid +077 {10_000 + 2 * number}" for number in numbers)
+    return f"{entry} *(rw,range_map = uid 0 9999 map 0 {maps},cloak_list = uid +077 0 9999 {cloaks})\n"
+
+
+def test_very_many_definitions_are_reloaded_without_anybody_waiting(
+    tree: str, base: str, mount: MakeMount, user: MakeUser
+) -> None:
+    """Another caller gets many answers while they are read, and none of them takes nearly as long as that."""
+    with open(f"{tree}/file", "wb") as file:
+        file.write(b"content")
+    os.chmod(f"{tree}/file", 0o644)
+    exports = Path(base, "x.exports")
+    exports.write_text(many(tree, 0))
+    there = mount("--exports", str(exports))
+    there.expect_errors = True
+    ann, stop = user(ANN), f"{base}/stop"
+    exports.write_text(many(tree, 1))
+    ann.start(answers_until, there.at("file"), stop)
+    began = time.monotonic()
+    os.kill(there.pid, signal.SIGHUP)
+    wait_until(lambda: "reloaded" in there.log, 120)
+    took = time.monotonic() - began
+    open(stop, "wb").close()
+    count, longest = ann.answer_within(60)
+    assert count > 20 * took
+    assert longest < took / 4
+    exports.write_text(f"{tree} *(rw,cloak_list = uid +077 0 -1 nonsense)\n")
+    os.kill(there.pid, signal.SIGHUP)
+    wait_until(lambda: "not reloaded, the old configuration stays in force" in there.log)
+    assert "nonsense" in there.log

@@ -100,7 +100,7 @@ def test_ids_come_back_where_both_directions_follow_the_same_map(defs: list[Rang
     for id_ in IDS:
         definition = table.definition_of(id_)
         server = table.forward(id_)
-        if definition and definition is table.reverse_definition_of(server):
+        if definition and definition == table.reverse_definition_of(server):
             back = id_ if definition.action == "map" else definition.rm_low
             assert table.reverse(server) == back
 
@@ -123,7 +123,7 @@ def test_shadowed_is_what_a_scan_finds(pairs: list[list[int]]) -> None:
         taken = taken_ids(ranges, later)
         if taken:
             expected.append((later, taken[min(taken)], len(taken) == high - low + 1))
-    assert FirstMatch(ranges).shadowed() == expected
+    assert FirstMatch(ranges).shadowed(ranges) == expected
 
 
 @given(lists, ids)

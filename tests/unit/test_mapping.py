@@ -206,10 +206,10 @@ def test_what_overlapping_definitions_show_is_not_taken_for_what_it_is() -> None
 
 def test_explanations_name_the_definition() -> None:
     table = IdMap(FIGURE_1)
-    assert table.definition_of(450) is FIGURE_1[1]
+    assert table.definition_of(450) == FIGURE_1[1]
     assert table.definition_of(101) is None
-    assert table.reverse_definition_of(10) is FIGURE_1[0]
-    assert table.reverse_definition_of(517) is FIGURE_1[2]
+    assert table.reverse_definition_of(10) == FIGURE_1[0]
+    assert table.reverse_definition_of(517) == FIGURE_1[2]
     assert table.reverse_definition_of(450) is None
     assert IdMap([]).definition_of(1) is None
     assert IdMap([]).reverse_definition_of(1) is None
@@ -283,7 +283,7 @@ def test_shadowed_knows_nobody() -> None:
 
 def test_first_match_of_nothing() -> None:
     assert FirstMatch([]).find(0) == -1
-    assert FirstMatch([]).shadowed() == []
+    assert FirstMatch([]).shadowed([]) == []
 
 
 @pytest.mark.no_cover  # tracing takes time that it has not got
@@ -295,6 +295,6 @@ def test_ten_thousand_overlapping_definitions_build_at_once() -> None:
     table = IdMap(defs)
     taken = shadowed(defs)
     assert time.perf_counter() - began < 30
-    assert table.definition_of(1) is defs[-1]
-    assert table.definition_of(count) is defs[0]
+    assert table.definition_of(1) == defs[-1]
+    assert table.definition_of(count) == defs[0]
     assert len(taken) == count - 1
