@@ -88,6 +88,23 @@ class LastRequest:
 last_request = LastRequest()
 
 
+class Working:
+    """The worker of the lean loop that runs.
+
+    Attributes:
+        session: pyfuse3's coroutine in it, which answers one request at a time. It is known once it has yielded. None
+            in pyfuse3's own loop.
+    """
+
+    __slots__ = ("session",)
+
+    def __init__(self) -> None:
+        self.session: Any = None
+
+
+working = Working()
+
+
 class Nursery(Protocol):
     """The part of a nursery that the session loop uses."""
 
@@ -169,6 +186,7 @@ class Workers:
         """Await `work`; whenever it stops running and does not read, let another worker read."""
         step, value = work.send, None
         while True:
+            working.session = getattr(work, "cr_await", None)
             try:
                 trap = step(value)
             except StopIteration:

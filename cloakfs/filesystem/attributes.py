@@ -1,10 +1,11 @@
 """Operations on attributes: reading and changing them, access, symbolic links, statfs."""
 
+import contextlib
 import errno
 import os
 import stat
-import time
 from functools import partial
+from typing import NamedTuple, TypeAlias
 
 import pyfuse3
 import trio
@@ -20,15 +21,73 @@ from pyfuse3 import (
 
 from .. import linux
 from ..ids import ClientId, ServerId
+from ..linux import When
 from ..tree import calls
-from ..tree.door import attrs_of
+from ..tree.door import Subject, attrs_of
+from . import pyfuse3memory
 from .core import Core
 from .entered import SET_ID, Entered
 from .names import Names
 from .request import answers
 
-# pyfuse3 turns "set to now" into a time, so a time that is this close to now is assumed to mean it.
-_NOW_NS = 1_000_000_000
+NOW, OMIT = When.NOW, When.OMIT
+
+Time: TypeAlias = int | When
+"""In nanoseconds since 1970; or the present, or as it is."""
+
+
+class Change(NamedTuple):
+    """What one SETATTR is to change, in server ids; None, and OMIT, leave something as it is."""
+
+    uid: ServerId | None
+    gid: ServerId | None
+    mode: int | None
+    size: int | None
+    atime: Time
+    mtime: Time
+
+    @property
+    def parts(self) -> int:
+        """How many system calls it takes."""
+        owner = self.uid is not None or self.gid is not None
+        times = self.atime is not OMIT or self.mtime is not OMIT
+        return owner + (self.mode is not None) + (self.size is not None) + times
+
+    def with_present(self, atime: bool, mtime: bool) -> "Change":
+        """Return the same with the present for one or both of the times. A new size brings that mtime by itself."""
+        return self._replace(
+            atime=NOW if atime else self.atime,
+            mtime=(NOW if self.size is None else OMIT) if mtime else self.mtime,
+        )
+
+
+def _changes_nothing(fields: SetattrFields) -> bool:
+    times = fields.update_atime or fields.update_mtime
+    return not (fields.update_uid or fields.update_gid or fields.update_mode or fields.update_size or times)
+
+
+def _check_rights(who: Subject, info: linux.Stat, change: Change) -> None:
+    """Check what is for the owner alone, as chown(2), chmod(2) and utimensat(2) do; the right to write is not checked.
+
+    Raises:
+        PermissionError: EPERM.
+    """
+    if who.uid == 0:
+        return  # what its capabilities permit, they permit for every part
+    is_choice = not {change.atime, change.mtime} <= {NOW, OMIT}
+    if (change.uid, change.gid, change.mode) == (None, None, None) and not is_choice:
+        return
+    gives_away = change.uid not in (None, info.st_uid)
+    is_strange = change.gid not in (None, info.st_gid) and not who.has_group(change.gid)
+    if who.uid != info.st_uid or gives_away or is_strange:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+def _restore(fd: int, before: linux.Stat) -> None:
+    """Undo chown(2) and chmod(2); an error is not reported, because it is another one that made this necessary."""
+    with contextlib.suppress(OSError):
+        calls.chown(linux.ROOT, fd, before.st_uid, before.st_gid)
+        calls.chmod(linux.ROOT, fd, stat.S_IMODE(before.st_mode))
 
 
 def _target(at: Entered) -> bytes:
@@ -51,7 +110,7 @@ class Attributes(Names, Core):
             at = await self._let_kernel_in(inode)
         else:
             # read(2) makes the kernel ask, too. nfs-ganesha keeps files open that no client has open.
-            at = await self._enter(inode, ctx, or_open=not self.ganesha, for_attributes=True)
+            at = await self._enter_by_open_file(inode, ctx, or_open=not self.ganesha, for_attributes=True)
         return self.replies.of_object(at, at.info)
 
     @answers
@@ -66,8 +125,23 @@ class Attributes(Names, Core):
         """See chown(2), chmod(2), truncate(2) and utimensat(2), each of which is called as the caller."""
         if self._is_top(inode):
             raise FUSEError(errno.EROFS)
-        at = await self._enter(inode, ctx)
-        await self._do(at, lambda at: self._change_attributes(at, attr, fields, fh))
+        if _changes_nothing(fields):  # the kernel has removed security.capability, before a write
+            at = await self._enter_by_open_file(inode, ctx)
+        else:
+            # A handle proves that the caller has the file open; the kernel sends it only with a size (ftruncate(2)).
+            at = await self._enter(inode, ctx, has_open=fh is not None)
+        change = self._wanted(at, attr, fields)
+        try:
+            await self._do(at, self._change, change, fh)
+        except PermissionError:
+            if change.atime is OMIT and change.mtime is OMIT:
+                raise
+            # Times of the caller's choice are for the owner alone, and the present is not.
+            with_present = change.with_present(*await pyfuse3memory.to_the_present(inode))
+            if with_present == change:
+                raise
+            at = await self._again(at, inode, ctx)
+            await self._do(at, self._change, with_present, fh)
         if fields.update_mode and attr.st_mode & SET_ID:
             for obj in (at.obj, *self.nodes.twins(at.obj)):
                 self.files.may_have_set_id(obj)
@@ -79,36 +153,59 @@ class Attributes(Names, Core):
         at = await self._again(at, inode, ctx)
         return self.replies.of_object(at, at.obj.filesystem.stat(at.fd))
 
-    def _change_attributes(
-        self, at: Entered, attr: EntryAttributes, fields: SetattrFields, fh: FileHandleT | None
-    ) -> None:
-        if fields.update_uid or fields.update_gid:
-            uid = self._owner(at, ClientId(attr.st_uid)) if fields.update_uid else None
-            gid = self._group(at, ClientId(attr.st_gid)) if fields.update_gid else None
-            calls.chown(at.credentials, at.fd, uid, gid)
-        if fields.update_mode:
-            self._change_mode(at, attr, fields)
-        if fields.update_size:
-            if fh is not None:
-                calls.ftruncate(at.credentials, fh, attr.st_size)
-            else:
-                self._truncate(at, attr.st_size)
-            if fields.update_mode:
-                self._drop_set_id(at, stat.S_IMODE(attr.st_mode) | self._hidden_set_id(at))
-        if fields.update_atime or fields.update_mtime:
-            self._utimens(at, attr, fields)
+    def _wanted(self, at: Entered, attr: EntryAttributes, fields: SetattrFields) -> Change:
+        uid = self._owner(at, ClientId(attr.st_uid)) if fields.update_uid else None
+        gid = self._group(at, ClientId(attr.st_gid)) if fields.update_gid else None
+        mode = stat.S_IMODE(attr.st_mode) if fields.update_mode else None
+        size = attr.st_size if fields.update_size else None
+        atime = attr.st_atime_ns if fields.update_atime else OMIT
+        mtime = attr.st_mtime_ns if fields.update_mtime else OMIT
+        return Change(uid, gid, mode, size, atime, mtime)
+
+    def _change(self, at: Entered, change: Change, fh: FileHandleT | None) -> None:
+        """Make a change as a whole, or not at all.
+
+        The real tree takes a system call for each part, and decides about that part. So whoever may not do all of it is
+        refused first. What then fails nevertheless (a quota that the new owner has used up, a full disk) has the parts
+        before it undone: the size, which cannot be undone, comes after the parts that may fail.
+        """
+        uid, gid, mode, size, atime, mtime = change
+        if mode is not None:
+            mode = self._mode_to_set(at, change, mode)
+        before = at.info
+        if change.parts > 1:
+            before = calls.fstat(at.fd)
+            _check_rights(at.who, before, change._replace(mode=mode))
+        with contextlib.ExitStack() as opened, contextlib.ExitStack() as undo:
+            if size is not None and fh is None:
+                fh = self._open_to_truncate(at)
+                opened.callback(calls.close, fh)
+            if uid is not None or gid is not None:
+                calls.chown(at.credentials, at.fd, uid, gid)
+                undo.callback(_restore, at.fd, before)
+            if mode is not None:
+                self._chmod(at, mode)
+                undo.callback(_restore, at.fd, before)
+            if size is not None and fh is not None:
+                calls.ftruncate(at.credentials, fh, size)
+                if change.mode is not None:
+                    self._drop_set_id(at, change.mode | self._hidden_set_id(at))
+            if atime is not OMIT or mtime is not OMIT:
+                self._set_times(at, atime, mtime, has_size=size is not None)
+            undo.pop_all()
         self.nodes.ask(at.credentials, at.fd)
 
-    def _change_mode(self, at: Entered, attr: EntryAttributes, fields: SetattrFields) -> None:
-        mode, before = stat.S_IMODE(attr.st_mode), stat.S_IMODE(at.info.st_mode)
-        owner_too = fields.update_uid or fields.update_gid
+    def _mode_to_set(self, at: Entered, change: Change, mode: int) -> int | None:
+        """Return the mode to set; None if the other parts of the change bring it about."""
+        before = stat.S_IMODE(at.info.st_mode)
+        owner_too = change.uid is not None or change.gid is not None
         if not owner_too:  # chown(2) drops them
             mode |= self._hidden_set_id(at)
         # On chown(2) and truncate(2) the kernel drops set-id bits, as the real tree does by itself. It drops the sticky
         # bit as well, because without default_permissions it does not know of it.
         dropped = before & ~mode if mode & ~before == 0 else 0
-        if not (owner_too or fields.update_size) or not dropped or dropped & 0o777:
-            self._chmod(at, mode)
+        is_done = (owner_too or change.size is not None) and dropped and not dropped & 0o777
+        return None if is_done else mode
 
     def _drop_set_id(self, at: Entered, mode: int) -> None:
         """After truncate(2), drop the set-id bits that are not in `mode`: the real tree does not drop them for root."""
@@ -126,24 +223,21 @@ class Attributes(Names, Core):
         shown = at.view.show(attrs_of(at.obj.name, at.info, at.fd))
         return real & ~shown[0] if shown is not None else real
 
-    def _truncate(self, at: Entered, size: int) -> None:
+    def _open_to_truncate(self, at: Entered) -> int:
+        """Open the file for ftruncate(2), which changes mtime in any case, and does not wait for leases.
+
+        Raises:
+            OSError: as truncate(2) reports it.
+        """
+        if not stat.S_ISREG(at.info.st_mode):
+            calls.truncate(at.credentials, at.fd, 0)  # which fails, with the right error
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         try:
-            self._truncate_as(at.credentials, at, size)
+            return self._with_descriptor(calls.open, at.credentials, at.fd, os.O_WRONLY)
         except PermissionError:
             if not self._has_nfs_right(at, os.O_WRONLY):
                 raise
-            self._truncate_as(linux.ROOT, at, size)
-
-    def _truncate_as(self, who: linux.Credentials, at: Entered, size: int) -> None:
-        if not linux.in_main_thread() or not stat.S_ISREG(at.info.st_mode):
-            calls.truncate(who, at.fd, size)
-            return
-        # truncate(2) waits until a lease on the file is released, ftruncate(2) does not.
-        fd = self._with_descriptor(calls.open, who, at.fd, os.O_WRONLY)
-        try:
-            calls.ftruncate(who, fd, size)
-        finally:
-            calls.close(fd)
+            return self._with_descriptor(calls.open, linux.ROOT, at.fd, os.O_WRONLY)
 
     def _owner(self, at: Entered, client_uid: ClientId) -> ServerId:
         uid = at.view.server_id("uid", client_uid)
@@ -170,17 +264,15 @@ class Attributes(Names, Core):
                 raise
             calls.chmod(linux.ROOT, at.fd, mode | before & stat.S_ISVTX)
 
-    def _utimens(self, at: Entered, attr: EntryAttributes, fields: SetattrFields) -> None:
-        atime = attr.st_atime_ns if fields.update_atime else at.info.st_atime_ns
-        mtime = attr.st_mtime_ns if fields.update_mtime else at.info.st_mtime_ns
+    def _set_times(self, at: Entered, atime: Time, mtime: Time, *, has_size: bool) -> None:
         try:
-            calls.utimens(at.credentials, at.fd, (atime, mtime))
+            calls.utimens(at.credentials, at.fd, atime, mtime)
         except PermissionError:
-            # Only the owner may set an arbitrary time, but anybody who may write may set it to now.
-            now = time.time_ns()
-            if not (fields.update_atime and fields.update_mtime and abs(now - atime) < _NOW_NS > abs(now - mtime)):
+            # utimensat(2) lets the owner alone set one of them to the present, an NFS server whoever may write.
+            if not (self.exported or has_size) or not {atime, mtime} <= {NOW, OMIT}:
                 raise
-            calls.utimens(at.credentials, at.fd, None)
+            calls.require_access(at.credentials, at.fd, os.W_OK)
+            calls.utimens(linux.ROOT, at.fd, atime, mtime)
 
     @answers
     async def access(self, inode: InodeT, mode: int, ctx: RequestContext) -> bool:

@@ -53,6 +53,7 @@ from .syscalls import (
     RENAME_NOREPLACE,
     RWF_NOWAIT,
     Stat,
+    When,
     btrfs_top,
     fallocate,
     fstat,
@@ -61,8 +62,10 @@ from .syscalls import (
     name_to_handle,
     open_by_handle,
     renameat2,
+    require_access,
     statx,
     statx_if_there,
+    utimens,
     xfs_uuid,
 )
 from .threads import apart, in_main_thread, umask
@@ -73,10 +76,10 @@ __all__ = [
     "MS_DIRSYNC",
     "MS_NOATIME", "MS_NODEV", "MS_NODIRATIME", "MS_NOEXEC", "MS_NOSUID", "MS_NOSYMFOLLOW", "MS_POSIXACL", "MS_RDONLY",
     "MS_RELATIME", "MS_REMOUNT", "MS_SYNCHRONOUS", "RENAME_EXCHANGE", "RENAME_NOREPLACE", "ROOT", "RWF_NOWAIT",
-    "Credentials", "Stat", "act_as_daemon", "act_for_nobody_as", "acts_as", "apart", "btrfs_top", "clone_tree",
+    "Credentials", "Stat", "When", "act_as_daemon", "act_for_nobody_as", "acts_as", "apart", "btrfs_top", "clone_tree",
     "clone_writable",
     "detach_mount", "effective_capabilities", "fallocate", "fstat", "getdents", "in_main_thread", "may_access",
     "may_lease",
-    "mount", "name_to_handle", "open_by_handle", "raised", "renameat2", "set_effective_capabilities", "statx",
-    "statx_if_there", "umask", "umount", "xfs_uuid",
+    "mount", "name_to_handle", "open_by_handle", "raised", "renameat2", "require_access",
+    "set_effective_capabilities", "statx", "statx_if_there", "umask", "umount", "utimens", "xfs_uuid",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from enum import Enum
 from typing import TYPE_CHECKING, cast
 
 from ..ids import ServerId
@@ -118,6 +119,34 @@ def may_access(fd: int, mode: int) -> bool:
         )
         == 0
     )
+
+
+def require_access(fd: int, mode: int) -> None:
+    """Check the same.
+
+    Raises:
+        OSError: it may not; EPERM if nobody may write, because the file is immutable (chattr(1)).
+    """
+    arguments = ctypes.c_long(fd), b"", ctypes.c_long(mode), ctypes.c_long(AT_EMPTY_PATH | AT_EACCESS)
+    check(syscall(NR["faccessat2"], *arguments))
+
+
+class When(Enum):
+    """What utimensat(2) takes in place of a time: the present, or what there is; the values are its `tv_nsec`."""
+
+    NOW = (1 << 30) - 1
+    OMIT = (1 << 30) - 2
+
+
+_NS = 1_000_000_000
+
+
+def utimens(fd: int, atime: int | When, mtime: int | When) -> None:
+    """Set the times, in nanoseconds since 1970, of what `fd` refers to; it may be O_PATH (utimensat(2))."""
+    words = [
+        word for time in (atime, mtime) for word in ((0, time.value) if isinstance(time, When) else divmod(time, _NS))
+    ]
+    check(libc.utimensat(fd, b"", (ctypes.c_long * 4)(*words), AT_EMPTY_PATH))
 
 
 _dirent = struct.Struct("=QqHB")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 from .. import linux
 from ..ids import ServerId
-from ..linux import ROOT, Credentials, Stat
+from ..linux import ROOT, Credentials, Stat, When
 from ..linux.credentials import assume
 
 btrfs_top = linux.btrfs_top
@@ -110,6 +110,12 @@ def access(who: Credentials, fd: int, mode: int) -> bool:
     """See `linux.may_access`."""
     assume(who)
     return linux.may_access(fd, mode)
+
+
+def require_access(who: Credentials, fd: int, mode: int) -> None:
+    """See `linux.require_access`."""
+    assume(who)
+    linux.require_access(fd, mode)
 
 
 def getdents(who: Credentials, fd: int, size: int = 32768) -> list[tuple[bytes, int, int]]:
@@ -272,10 +278,10 @@ def ftruncate(who: Credentials, fd: int, size: int) -> None:
     os.ftruncate(fd, size)
 
 
-def utimens(who: Credentials, fd: int, ns: tuple[int, int] | None) -> None:
-    """See utimensat(2): `ns` is (atime, mtime) in nanoseconds; None means now, which needs fewer rights."""
+def utimens(who: Credentials, fd: int, atime: int | When, mtime: int | When) -> None:
+    """See `linux.utimens`. To set both to now needs fewer rights than anything else."""
     assume(who)
-    os.utime(_path(fd), ns=ns) if ns is not None else os.utime(_path(fd))
+    linux.utimens(fd, atime, mtime)
 
 
 def pwrite(who: Credentials, fd: int, data: bytes | memoryview, offset: int, flags: int = 0) -> int:

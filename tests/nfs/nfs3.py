@@ -8,6 +8,9 @@ from tests.nfs.rpc import Connection, counted, opaque
 _PORTMAP, _NFS, _MOUNT = 100000, 100003, 100005
 OK, PERM, NOENT, ACCES, NOTDIR, ISDIR, STALE, BADHANDLE = 0, 1, 2, 13, 20, 21, 70, 10001
 
+NOW = -1
+"""As a time in `Client.setattr`: that of the server."""
+
 
 class Client:
     """Requests as one user (AUTH_SYS)."""
@@ -41,6 +44,26 @@ class Client:
             return status, (0, 0, 0)
         _, mode, _, uid, gid = struct.unpack("!5I", answer[4:24])
         return status, (mode, uid, gid)
+
+    def setattr(
+        self,
+        handle: bytes,
+        *,
+        mode: int | None = None,
+        uid: int | None = None,
+        gid: int | None = None,
+        size: int | None = None,
+        atime: int | None = None,
+        mtime: int | None = None,
+    ) -> int:
+        """Change all of this at once, and return the status. Times are in seconds; NOW is the server's time."""
+        arguments = opaque(handle)
+        for value, form in ((mode, "!I"), (uid, "!I"), (gid, "!I"), (size, "!Q")):
+            arguments += struct.pack("!I", value is not None) + (b"" if value is None else struct.pack(form, value))
+        for seconds in (atime, mtime):
+            how = 0 if seconds is None else 1 if seconds == NOW else 2
+            arguments += struct.pack("!I", how) + (struct.pack("!II", seconds or 0, 0) if how == 2 else b"")
+        return int(struct.unpack("!I", self._ask(2, arguments + struct.pack("!I", 0))[:4])[0])
 
     def lookup(self, directory: bytes, name: str) -> tuple[int, bytes]:
         """The status, and the file handle."""

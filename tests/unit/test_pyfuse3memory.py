@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyfuse3
 import pytest
-from pyfuse3 import EntryAttributes, ReaddirToken
+from pyfuse3 import EntryAttributes, InodeT, ReaddirToken
 
 from cloakfs.filesystem import pyfuse3memory
 from cloakfs.mountpoint import MountError
@@ -69,6 +69,23 @@ def test_another_layout_is_refused(token: type, entry: type, problem: str) -> No
     said = str(caught.value)
     assert said.startswith(f"pyfuse3 {pyfuse3.__version__} ({pyfuse3.__file__}): {problem}, because ")
     assert said.endswith("install one of these (pip install 'pyfuse3>=3.4,<3.6')")
+
+
+def test_a_setattr_whose_flags_cannot_be_found_is_refused() -> None:
+    with pytest.raises(MountError, match="times that are set to the present would be taken for times of the caller's"):
+        pyfuse3memory.check(container_type=None)
+
+
+def test_the_flags_of_a_setattr_stand_after_the_inode() -> None:
+    container = pyfuse3._Container()  # type: ignore[attr-defined]
+    words = (ctypes.c_uint64 * pyfuse3memory._CONTAINER_WORDS).from_address(id(container) + pyfuse3memory._WHERE)
+    assert pyfuse3memory._flags_in(container, InodeT(7)) == 0  # it is about no inode at all
+    words[6] = 7
+    words[9] = 1 << 40 | pyfuse3memory._ATIME_NOW  # an int, and after it another field
+    assert pyfuse3memory._flags_in(container, InodeT(7)) == pyfuse3memory._ATIME_NOW
+    assert pyfuse3memory._flags_in(container, InodeT(8)) == 0
+    words[6], words[-1] = 0, 7
+    assert pyfuse3memory._flags_in(container, InodeT(7)) == 0  # there is no room for flags
 
 
 def test_what_pyfuse3_offers_is_not_looked_for_in_its_memory() -> None:
