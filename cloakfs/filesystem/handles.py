@@ -222,6 +222,11 @@ class OpenFiles:
         opened = (self.by_fd[fd] for fd in obj.open_files)
         return any(not file.is_directory and file.uid == who.uid for file in opened)
 
+    def is_open(self, obj: Object, number: int) -> bool:
+        """Whether anybody has opened this file, in the view of this number, to read or write it."""
+        opened = (self.by_fd[fd] for fd in obj.open_files)
+        return any(file.number == number and not file.is_directory and not file.unreadable for file in opened)
+
     def may_be_mapped(self, obj: Object) -> bool:
         """Whether a mapping of the file may have been modified without the real file knowing yet.
 

@@ -29,12 +29,14 @@ _OFTEN_ASKED = frozenset({CAPABILITY, _LABEL, b"system.posix_acl_access"})
 class ExtendedAttributes(Core):
     """GETXATTR, SETXATTR, LISTXATTR, REMOVEXATTR."""
 
-    async def _enter_object(self, inode: InodeT, ctx: RequestContext) -> Entered:
+    async def _enter_object(self, inode: InodeT, ctx: RequestContext, name: bytes = b"") -> Entered:
         if not self.xattrs:
             raise FUSEError(errno.ENOSYS)  # the kernel is not to ask again
         self._require_server(ctx)
         if self._is_top(inode):
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        if name == CAPABILITY:  # the kernel asks for it, and removes it, before a write
+            return await self._enter_by_open_file(inode, ctx)
         return await self._enter(inode, ctx)
 
     def _require_server(self, ctx: RequestContext) -> None:
@@ -57,7 +59,7 @@ class ExtendedAttributes(Core):
         if name in _OFTEN_ASKED and self._surely_has_none(inode, ctx, name):
             raise FUSEError(_has_none(name))
         try:
-            at = await self._enter_object(inode, ctx)
+            at = await self._enter_object(inode, ctx, name)
             if name in acl.XATTRS:
                 return await self._get_acl(at, inode, name, ctx)
             return await self._do(at, self._get, name)
@@ -167,13 +169,15 @@ class ExtendedAttributes(Core):
     @answers
     async def removexattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> None:
         """See removexattr(2)."""
-        at = await self._enter_object(inode, ctx)
+        at = await self._enter_object(inode, ctx, name)
         try:
             await self._do(at, lambda at: calls.removexattr(at.credentials, at.fd, name))
         except PermissionError:
             # The kernel also asks for this before a write, as whoever writes, who need not be privileged. The real file
             # system removes it then in any case. (The kernel lets only the privileged call removexattr(2) for it.)
-            if name != CAPABILITY or (ctx.uid == 0 and not self.files.has_open(at.who, at.obj)):
+            if name != CAPABILITY:
+                raise
+            if ctx.uid == 0 and not (self.files.has_open(at.who, at.obj) or self._works_on_open_file(inode, ctx)):
                 raise
             return
         await self._changed(at)

@@ -13,6 +13,8 @@ from .credentials import act_as_daemon
 
 _LOOK_SECONDS = 1.0
 
+_PF_KTHREAD = 0x00200000  # include/linux/sched.h
+
 _STATUS_BYTES = 1 << 16
 """More than /proc/PID/status has, even of a process in 65,536 groups: the ids stand before those."""
 
@@ -182,6 +184,20 @@ def has_only_root_ids(tid: int) -> bool:
         os.close(status)
     ids = [line.split()[1:4] for line in lines if line.startswith((b"Uid:", b"Gid:"))]
     return ids == [[b"0"] * 3] * 2
+
+
+NFS_SERVERS = ("nfsd", "lockd")
+"""The threads of the kernel that do what clients of NFS ask for."""
+
+
+def kernel_thread(tid: int) -> str | None:
+    """Return the name of this thread if it is one of the kernel itself (proc_pid_stat(5)); otherwise None."""
+    act_as_daemon()  # /proc may be mounted with hidepid
+    try:
+        is_kernels = int(_stat(tid)[6]) & _PF_KTHREAD != 0
+    except OSError:
+        return None
+    return command_of(tid) if is_kernels else None
 
 
 def call_this_process(*words: str) -> None:
