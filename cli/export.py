@@ -498,6 +498,7 @@ def down(name: str) -> None:
     with contextlib.suppress(ServerError):  # its version is not known, but its guard may live and answer
         left = leftover.read(run_dir)
     if left is None and not _has_mounts(run_dir):
+        _remove_empty(run_dir)
         guard = process.held(_order(name, "status")["pid"])
         _order(name, "down")
     else:
@@ -516,6 +517,13 @@ def down(name: str) -> None:
     os.close(lock)
     if left is not None and (still := [path for path in left.paths if mountinfo.by_path().get(path) in KINDS]):
         fail(f"{', '.join(still)}: still mounted; see {run_dir}.log", 1)
+
+
+def _remove_empty(run_dir: str) -> None:
+    """Remove the directory of a guard that was killed before it did anything."""
+    with contextlib.suppress(OSError), open(f"{run_dir}.lock", "rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(run_dir)
 
 
 def _has_mounts(run_dir: str) -> bool:

@@ -692,6 +692,8 @@ class Ganesha:
                 complete = "Reread exports complete" in self._log(at)
         # The complaints are logged after that line.
         await trio.sleep(_POLL_SECONDS)
+        if self.pid is None:
+            raise ServerError(f"{PROGRAM} has ended; see {self.log}")
         if not complete or self._serious(at):
             raise ServerError(f"{PROGRAM} did not apply the new exports: {self._complaint(at)}")
         self._exports = {export.export_id: export for export in exports}

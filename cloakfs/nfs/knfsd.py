@@ -19,7 +19,7 @@ from ..config.errors import Remark
 from ..config.files import files_of, read_all
 from ..config.lint import ROOT_FSID, beside_root, fsid_of
 from ..config.options import CONDITIONS
-from ..linux import may_lease, mountinfo, name_to_handle
+from ..linux import may_lease, mountinfo, name_to_handle, process
 from . import nfsdrestart, nfsdstate, root, served
 from .plan import Mount, Plan
 from .rpc import null_call
@@ -31,6 +31,7 @@ _NFS = 100003
 _PORT = 2049
 _THREADS = 8
 _ANSWER_SECONDS = 30.0
+_MOUNTDS = ("rpc.mountd", "nfsv4.exportd")
 _EXPORTFS = "/usr/sbin/exportfs"
 _UNKNOWN = "asked_by_cloakfs"
 _ETAB = "/var/lib/nfs/etab"
@@ -329,6 +330,11 @@ class Knfsd:
         """See `Server.ask`."""
         if not _threads():
             return served.Answers("the kernel's NFS server has no threads (rpc.nfsd, systemctl status nfs-server)")
+        if not await trio.to_thread.run_sync(_has_mountd):
+            return served.Answers(
+                "rpc.mountd does not run, without which the kernel's NFS server knows no client for long "
+                "(systemctl status nfs-mountd)"
+            )
         versions = _versions()
         for version in versions:
             if not await _answers(_PORT, _NFS, version):
@@ -447,6 +453,15 @@ def _versions() -> list[int]:
     with open("/proc/fs/nfsd/versions", encoding="ascii") as file:
         words = file.read().split()
     return [version for version in (3, 4) if f"+{version}" in words]
+
+
+def _has_mountd() -> bool:
+    """Whether a program runs that tells the kernel who may mount what: rpc.mountd(8), or nfsv4.exportd(8)."""
+    return any(
+        process.command_of(int(name)) in _MOUNTDS and process.start_time(int(name)) is not None
+        for name in os.listdir("/proc")
+        if name.isdigit()
+    )
 
 
 def _exported() -> dict[str, set[str]]:

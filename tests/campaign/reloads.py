@@ -1,11 +1,11 @@
-"""Makes each step of a reload fail in turn, and checks that everything is as before, or that all of it is new."""
+"""Makes each step of a reload fail in turn: everything is as before, or all of it is new. Or each step of a start."""
 
 import argparse
 import sys
 import time
 
-from tests.nfs.reloadfaults import FAULTS
-from tests.nfs.reloads import Reloads, in_new_network
+from tests.nfs.reloadfaults import ENDS, FAULTS
+from tests.nfs.reloads import Reloads, in_new_network, run
 
 PATIENCE = 90.0
 
@@ -34,13 +34,48 @@ def one(site: Reloads, step: int, fault: str, old: dict[str, object], new: dict[
     return len(steps) >= step, f"{what}: status {done.returncode} {' | '.join(done.stderr.splitlines()[-3:])}", wrong
 
 
+def starts(server: str, first: int, ways: list[str]) -> int:
+    """End a guard at each step of its start; return how often something was wrong afterwards."""
+    failures = 0
+    with in_new_network(), Reloads(server, is_up=False, name="test-start") as site:
+        for how in ways:
+            step, is_step = first, True
+            while is_step:
+                site.fail_at(step, how)
+                began = time.monotonic()
+                up = site.up()
+                steps = site.steps()
+                is_step = len(steps) >= step
+                there = any(site.root in line for line in site.left())
+                told = run("status")
+                down = site.down()
+                left = site.left()
+                # Without its starter, the guard goes on for a moment.
+                is_told = site.name in told.stdout or not there
+                wrong = bool(left) or not is_told or (not is_step and (up.returncode or down.returncode))
+                failures += wrong
+                print(
+                    f"{how} {steps[step - 1] if is_step else '(no such step)'}: up {up.returncode}, down "
+                    f"{down.returncode} ({time.monotonic() - began:.0f} s)"
+                    + (f"\n  {up}\n  {told}\n  {down}\n  {left}" if wrong else ""),
+                    flush=True,
+                )
+                step += 1
+    return failures
+
+
 def main() -> int:
     """Run the campaign."""
     parser = argparse.ArgumentParser(prog="scripts/campaign reloads", description=__doc__)
     parser.add_argument("--server", choices=("ganesha", "knfsd"), default="ganesha")
     parser.add_argument("--first", type=int, default=1, help="the step to begin with")
     parser.add_argument("--fault", choices=FAULTS, action="append")
+    parser.add_argument("--start", choices=ENDS, action="append", help="end a guard so while it starts, instead")
     arguments = parser.parse_args()
+    if arguments.start:
+        failures = starts(arguments.server, arguments.first, arguments.start)
+        print(f"{failures} failures")
+        return failures != 0
     failures = 0
     with in_new_network(), Reloads(arguments.server) as site:
         old = site.seen()

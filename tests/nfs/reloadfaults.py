@@ -27,16 +27,19 @@ class _Steps:
     def __init__(self, path: str) -> None:
         self._path = path
         self._count = 0
+        self._given = 0
         self._is_acting = False
 
     def take(self, what: str) -> None:
-        """Count a step, and have it fail if it is its turn; without an order, begin to count anew."""
+        """Count a step, and have it fail if it is its turn. Each order counts from its own time on."""
         try:
             with open(self._path, encoding="ascii") as file:
+                given = os.fstat(file.fileno()).st_mtime_ns
                 at, how, victim, kind = file.read().split("\n")
         except (FileNotFoundError, ValueError):
-            self._count = 0
             return
+        if given != self._given:
+            self._given, self._count = given, 0
         if self._is_acting or not what.startswith(kind):
             return
         self._count += 1

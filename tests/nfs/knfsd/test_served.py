@@ -1,0 +1,125 @@
+"""What the kernel's server does not serve is not called served, and a reload that fails changes nothing."""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.mount.conftest import COMMAND
+from tests.nfs.knfsd.fixtures import NfsHost, Share, sh
+from tests.nfs.reloads import Reloads
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=120)
+
+
+def state_of(path: str) -> str | None:
+    """What `export status` complains of at a mount; everything else is served."""
+    told = run("export", "status", "--json")
+    status = json.loads(told.stdout)
+    complaints = {mount["path"]: mount["complaint"] for mount in status["mounts"] if mount["complaint"]}
+    assert list(complaints) in ([], [path])
+    assert told.returncode == bool(complaints or status["complaint"])
+    return complaints.get(path)
+
+
+def test_an_export_that_is_not_in_the_table(share: Callable[..., Share]) -> None:
+    """Withdrawn by somebody else; it is told at once, and exported again by the next check."""
+    tree = share("rw")
+    assert state_of(tree.path) is None
+    guard = json.loads(run("export", "status", "--json").stdout)["pid"]
+    os.kill(guard, signal.SIGSTOP)
+    try:
+        sh("exportfs", "-u", f"*:{tree.path}")
+        asking = subprocess.Popen([*COMMAND, "export", "status"], stdout=subprocess.PIPE, text=True)
+    finally:
+        os.kill(guard, signal.SIGCONT)
+    said, _ = asking.communicate(timeout=60)
+    told_or_repaired = "the server's table does not list it for *" in said
+    assert asking.returncode == told_or_repaired
+    log = Path("/run/cloakfs/export-default.log").read_text
+    while f"{tree.path} was not exported any more" not in log():
+        assert run("export", "status").returncode in (0, 1)
+    assert state_of(tree.path) is None
+
+
+def test_a_daemon_that_hangs_is_told_and_keeps_no_thread_of_the_server(
+    share: Callable[..., Share], mount_nfs: Callable[..., str]
+) -> None:
+    tree, other = share("rw"), share("rw")
+    beside = mount_nfs(other, "4.2")
+    os.kill(tree.pid, signal.SIGSTOP)
+    try:
+        for _ in range(10):  # more often than the server has threads
+            assert "answer" in str(state_of(tree.path))
+        assert os.listdir(beside) == []
+        assert run("status").returncode == 3
+    finally:
+        os.kill(tree.pid, signal.SIGCONT)
+    while state_of(tree.path):
+        pass
+    tree.expect_errors = True
+
+
+def test_mountd_has_ended(nfs_host: NfsHost, share: Callable[..., Share]) -> None:
+    """The kernel goes on for a while with what it knows, but soon knows no client any more."""
+    tree = share("rw")
+    nfs_host.close()
+    try:
+        told = run("export", "status")
+        assert (told.returncode, "rpc.mountd does not run" in told.stdout) == (1, True), told
+    finally:
+        nfs_host.restart_mountd()
+    while run("export", "status").returncode:
+        pass
+    assert state_of(tree.path) is None
+
+
+def test_a_host_that_cannot_be_resolved_any_more(share: Callable[..., Share]) -> None:
+    hosts = Path("/etc/hosts")
+    before = hosts.read_text()
+    tree = share("rw")
+    try:
+        hosts.write_text(f"{before}\n127.0.0.1 lab.example.org lab\n")
+        tree.service.write(tree.name, f"{tree.source} lab(insecure,rw)\n")
+        path = tree.service.take_over()["added"][0]
+        assert state_of(path) is None  # though the table calls it lab.example.org
+        hosts.write_text(before)
+        assert "lab" in str(state_of(path))
+        done = run("export", "reload")
+        assert (done.returncode, "lab: this host name cannot be resolved" in done.stderr) == (2, True), done
+        hosts.write_text(f"{before}\n127.0.0.1 lab.example.org lab\n")
+        while state_of(path):  # until the next check exports it again
+            pass
+    finally:
+        hosts.write_text(f"{before}\n127.0.0.1 lab.example.org lab\n")
+        tree.set("rw")
+        hosts.write_text(before)
+
+
+def test_a_step_of_a_reload_fails(nfs_host: object) -> None:
+    with Reloads("knfsd") as site:
+        old = site.seen()
+        site.fail_at(0, "error")
+        site.new()
+        done = site.reload()
+        assert done.returncode == 0, done
+        site.steps()
+        new = site.seen()
+        assert all(old[what] != new[what] for what in ("table", "daemons", "mounts", "entries", "record", "clients"))
+        site.old()
+        assert site.reload().returncode == 0
+        assert site.seen() == old
+        for step in (2, 3):  # of those that export
+            site.fail_at(step, "error", kind="run exportfs")
+            site.new()
+            done = site.reload()
+            steps = site.steps()
+            assert done.returncode == 1, (steps, done)
+            assert "not as before" not in done.stderr
+            assert site.seen() == old, done
+        assert site.reload().returncode == 0
+        assert site.seen() == new
