@@ -129,7 +129,10 @@ class Attributes(Names, Core):
             at = await self._enter_by_open_file(inode, ctx)
         else:
             # A handle proves that the caller has the file open; the kernel sends it only with a size (ftruncate(2)).
-            at = await self._enter(inode, ctx, has_open=fh is not None)
+            # But nfs-ganesha uses one that it has kept.
+            if fh is not None:
+                await self._check_again(fh, os.W_OK)
+            at = await self._enter(inode, ctx, has_open=fh is not None and not self.ganesha)
         change = self._wanted(at, attr, fields)
         try:
             await self._do(at, self._change, change, fh)

@@ -99,6 +99,11 @@ class Near(NamedTuple):
     tries: int
 
 
+def _refuses(fd: int, who: linux.Credentials | None, mode: int) -> bool:
+    assert who is not None
+    return not calls.access(who, fd, mode) and calls.fstat(fd).st_uid != who.uid
+
+
 class Core(pyfuse3.Operations):
     """The state of one mount, and what its operations share.
 
@@ -661,6 +666,19 @@ class Core(pyfuse3.Operations):
         if at.who.uid == at.info.st_uid:
             return True
         return flags & os.O_ACCMODE == os.O_RDONLY and calls.access(at.credentials, at.fd, os.X_OK)
+
+    async def _check_again(self, fh: FileHandleT, mode: int) -> None:
+        """Check permission anew: nfs-ganesha keeps files open for minutes on behalf of clients that have none open.
+
+        Raises:
+            FUSEError: EACCES; never for the owner, who may have created the file without that right (RFC 1813 §4.4).
+        """
+        if not self.ganesha:
+            return
+        file = self.files.by_fd[fh]
+        refused = partial(_refuses, fh, file.opener, mode)
+        if await trio.to_thread.run_sync(refused, abandon_on_cancel=True) if file.obj.filesystem.remote else refused():
+            raise FUSEError(errno.EACCES)
 
     def _open_to_look(self, at: Entered, ctx: RequestContext) -> FileHandleT:
         """Open for nfs-ganesha, which opens everything for reading to get its attributes, and assumes that root can.

@@ -65,11 +65,6 @@ def _may_have_more(at: Entered, flags: int) -> bool:
     return filesystem.makes_up_files or flags & (os.O_ACCMODE | os.O_TRUNC) == os.O_RDONLY
 
 
-def _refuses(fd: int, who: linux.Credentials | None, mode: int) -> bool:
-    assert who is not None
-    return not calls.access(who, fd, mode) and calls.fstat(fd).st_uid != who.uid
-
-
 class Data(Core):
     """OPEN, READ, WRITE, FALLOCATE, LSEEK, FLUSH, FSYNC, RELEASE.
 
@@ -135,19 +130,6 @@ class Data(Core):
         obj = self.files.by_fd[fh].obj
         content = await self.reader.read(fh, obj.number, obj.filesystem, off, size)
         return cast("bytes", content)  # pyfuse3 accepts any buffer; a copy would be wasteful
-
-    async def _check_again(self, fh: FileHandleT, mode: int) -> None:
-        """Check permission anew: nfs-ganesha keeps files open for minutes on behalf of clients that have none open.
-
-        Raises:
-            FUSEError: EACCES; never for the owner, who may have created the file without that right (RFC 1813 §4.4).
-        """
-        if not self.ganesha:
-            return
-        file = self.files.by_fd[fh]
-        refused = partial(_refuses, fh, file.opener, mode)
-        if await trio.to_thread.run_sync(refused, abandon_on_cancel=True) if file.obj.filesystem.remote else refused():
-            raise FUSEError(errno.EACCES)
 
     @answers
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:

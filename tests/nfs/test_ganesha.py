@@ -28,7 +28,7 @@ from cloakfs.mounted import RUN_DIR, STATE_DIR, mount_key, mounted
 from cloakfs.nfs.plan import mount_name
 from tests.mount.conftest import COMMAND, is_mounted, told
 from tests.mount.test_tables import CELLS, FIGURE_1, FILES, GIDS, GROUPS, MASKS, REVERSE, UIDS
-from tests.nfs import libnfs
+from tests.nfs import libnfs, nfs3
 from tests.nfs.wire import Refused, Wire
 
 VERSIONS = (3, 4)
@@ -570,6 +570,40 @@ def test_a_broken_configuration_changes_nothing(tree: Site) -> None:
         with tree.client(EZK, 3) as again:
             assert error(again.write, "/file", b"") == errno.EROFS
             assert again.read("/file") == b"content"
+
+
+def test_whoever_may_write_sets_the_size_and_the_present(tree: Site) -> None:
+    """Also one of the times alone, which utimensat(2) refuses: nfs-ganesha asks for it in a request of its own."""
+    path = tree.real("shared")
+    owner, group = UIDS["joe"], GIDS[GROUPS["ezk"][0]]
+    for version in VERSIONS:
+        Path(path).write_bytes(b"content")
+        os.chown(path, owner, group)
+        os.chmod(path, 0o664)
+        with tree.client(EZK, version) as client:
+            client.truncate("/shared", 3)
+            assert Path(path).read_bytes() == b"con"
+            client.write("/shared", b"new", os.O_TRUNC)
+            assert Path(path).read_bytes() == b"new"
+    raw = nfs3.Client("127.0.0.1", 4242, 4242)
+    try:
+        handle = raw.walk(raw.mount(f"/{tree.name}/@{EZK}"), "shared")
+        for changes in ({"atime": nfs3.NOW}, {"mtime": nfs3.NOW}, {"size": 2, "mtime": nfs3.NOW}):
+            os.utime(path, (1, 1))
+            assert raw.setattr(handle, **changes) == nfs3.OK, changes
+            info = os.stat(path)
+            assert [info.st_atime > 1, info.st_mtime > 1] == ["atime" in changes, "mtime" in changes], changes
+        assert Path(path).read_bytes() == b"ne"
+        os.utime(path, (1, 1))
+        for changes in ({"mtime": 5}, {"mode": 0o666}, {"uid": UIDS["ezk"]}, {"atime": nfs3.NOW, "mode": 0o666}):
+            assert raw.setattr(handle, **changes) in (nfs3.PERM, nfs3.ACCES), changes
+        os.chmod(path, 0o644)
+        for changes in ({"atime": nfs3.NOW}, {"mtime": nfs3.NOW}, {"size": 0, "mtime": nfs3.NOW}):
+            assert raw.setattr(handle, **changes) in (nfs3.PERM, nfs3.ACCES), changes
+        info = os.stat(path)
+        assert (info.st_uid, info.st_size, info.st_atime, info.st_mtime) == (owner, 2, 1, 1)
+    finally:
+        raw.close()
 
 
 @pytest.fixture
