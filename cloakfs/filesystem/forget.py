@@ -28,6 +28,10 @@ report the name.
 # How many names at most are remembered to lead nowhere, of those that are forgotten one by one.
 _MOST_ABSENT = 10_000
 
+# How many objects of which the kernel may remember nothing are looked at without giving time to others: half a
+# millisecond, perhaps.
+_EXAMINED_AT_ONCE = 4096
+
 _NOBODY: frozenset[int] = frozenset()
 _NO_NAMES: frozenset[bytes] = frozenset()
 
@@ -470,7 +474,9 @@ class Forgetting:
         by_name = any(sweep.by_name for sweep in sweeps)
         waits: set[trio.Event] = set()
         count = 0
-        for obj in self._nodes.objects():
+        for examined, obj in enumerate(self._nodes.objects(), 1):
+            if examined % _EXAMINED_AT_ONCE == 0:
+                await trio.sleep(0)
             if obj.kept and obj.era != self.era:
                 waits |= self.forget_era(obj, by_name=by_name)
                 count += 1
