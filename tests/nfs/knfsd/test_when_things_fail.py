@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cloakfs.mounted import RUN_DIR
+from cloakfs.mounted import RUN_DIR, STATE_DIR, mount_key
+from cloakfs.nfs.plan import mount_name
 from tests.agents import User, names
 from tests.mount.conftest import COMMAND, is_mounted
 from tests.nfs.knfsd.fixtures import EXPORTS, VERSIONS, Service, Share, sh
@@ -406,3 +407,50 @@ def test_the_port_is_taken(fresh: Callable[..., subprocess.CompletedProcess[str]
     assert "2049" in done.stderr
     assert "ss -lntp" in done.stderr
     assert not os.path.exists("/srv/fresh")
+
+
+def test_a_full_disk_for_numbers(share: Callable[..., Share], mount_nfs: Callable[..., str]) -> None:
+    """Nothing is made that cannot get a number, and the error says why; what has one can be used and removed."""
+    states = []
+
+    def prepare_small(tree: str) -> None:
+        os.mkdir(os.path.join(tree, "kept"))
+        state = os.path.join(STATE_DIR, mount_key(tree, f"/srv/cloakfs/{mount_name(tree, '*')}"))
+        os.makedirs(state)
+        sh("mount", "-t", "tmpfs", "-o", "size=300k", "none", state)
+        states.append(state)
+
+    def fill(place: str) -> tuple[int, int]:
+        for number in range(3000):
+            try:
+                os.mkdir(os.path.join(place, f"{number:04}-{'x' * 200}"))
+            except OSError as exc:
+                return number, exc.errno or -1
+        return 3000, 0
+
+    tree = share("rw,no_root_squash", prepare_small)
+    try:
+        places = [mount_nfs(tree, version) for version in VERSIONS]
+        _, code = fill(os.path.join(places[0], "kept"))
+        assert code == errno.ENOSPC
+        filler = os.path.join(states[0], "filler")
+        with contextlib.suppress(OSError), open(filler, "wb") as file:
+            file.write(bytes(1 << 20))
+        for place in places:
+            before = names(tree.real("kept"))
+            more, code = fill(os.path.join(place, "kept/" + before[0]))
+            assert code == errno.ENOSPC
+            assert len(names(tree.real("kept", before[0]))) == more
+            os.rename(os.path.join(place, "kept", before[-1]), os.path.join(place, "kept/renamed"))
+            os.rmdir(os.path.join(place, "kept/renamed"))
+            assert names(tree.real("kept")) == before[:-1]
+        os.unlink(filler)
+        sh("mount", "-o", "remount,size=100m", states[0])
+        for number, place in enumerate(places):
+            os.mkdir(os.path.join(place, f"new-{number}"))
+        assert {os.path.basename(path) for path in names(places[0])} == {
+            "kept",
+            *(f"new-{n}" for n in range(len(places))),
+        }
+    finally:
+        sh("umount", "--lazy", states[0])
