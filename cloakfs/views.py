@@ -1,38 +1,55 @@
 """The views that one mount offers: a view for each caller, one fixed view, or several as `@NAME` directories."""
 
+import logging
 import os
 import pwd
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from . import linux
 from .caller import Caller
 from .config.views import Ids, Range, User, ViewItem
 from .ids import ClientId, ServerId
+from .linux import accounts
 from .policy import Policy
 from .tree.index import Index
 from .tree.nodes import MAX_VIEWS
 from .view import View
 
 if TYPE_CHECKING:
+    import trio
+
     from .below import Below
 
 REFRESH_SECONDS = 30.0
 """How long a change in the user database may take to reach a view that is named by user."""
+
+# The database is asked again after this part of it, and has the rest to answer.
+_PART = 2 / 3
+_PATIENCE_SECONDS = 5.0
+_THREADS = 4
+
+log = logging.getLogger(__name__)
 
 
 class ViewError(ValueError):
     """A view cannot be made; the text is one line that says why."""
 
 
+class DatabaseError(ViewError):
+    """The user database fails to say whether there is such a user."""
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The identity of one requested view: its label and its server ids."""
+    """The identity of one requested view: its label and its server ids, and how to ask the user database for it."""
 
     label: str
     who: Caller
     by_user: bool
+    user: str = ""
+    of_range: bool = False
 
 
 def user_identity(user: str) -> Identity:
@@ -40,16 +57,21 @@ def user_identity(user: str) -> Identity:
 
     Raises:
         ViewError: there is no such user.
+        DatabaseError: the database fails to say.
     """
     if os.geteuid() == 0:  # in the daemon, whose threads act for callers
         linux.act_as_daemon()
     try:
         entry = pwd.getpwuid(int(user)) if user.isdecimal() else pwd.getpwnam(user)
     except KeyError:
+        try:
+            accounts.is_account(user)
+        except OSError as exc:
+            raise DatabaseError(f"view {user}: the user database fails to say whose it is ({exc.strerror})") from None
         raise ViewError(f"view {user}: no such user in the user database (UID:GID[:GID,GID…] needs none)") from None
     groups = frozenset(map(ServerId, os.getgrouplist(entry.pw_name, entry.pw_gid)))
     who = Caller(ServerId(entry.pw_uid), ServerId(entry.pw_gid), groups)
-    return Identity(entry.pw_name, who, by_user=True)
+    return Identity(entry.pw_name, who, by_user=True, user=user)
 
 
 def resolve(item: ViewItem) -> Identity | Range:
@@ -130,7 +152,9 @@ class Views:
         self._numbers: dict[str, int] = {}
         self._views: dict[int, View] = {}
         self.get = self._views.get
-        self._by_user: dict[int, ServerId] = {}  # view number -> uid in the database
+        self._by_user: dict[int, Identity] = {}  # by the number of the view
+        self._withdrawn: dict[int, View] = {}  # those whose account is gone, likewise
+        self._unsure: set[int] = set()  # those of whose account the database fails to tell
         if not identities and not self._ranges:
             self._views[0] = self._view(None)
         for identity in identities:
@@ -143,9 +167,10 @@ class Views:
         if number > MAX_VIEWS:
             raise ViewError(f"more than {MAX_VIEWS} views on one mount")
         self._views[number] = self._view(identity.who)
+        self._withdrawn.pop(number, None)
         self._numbers[identity.label] = number
         if identity.by_user:
-            self._by_user[number] = identity.who.uid
+            self._by_user[number] = identity
         return number
 
     def _view(self, fixed: Caller | None) -> View:
@@ -161,12 +186,13 @@ class Views:
 
     def any(self) -> View:
         """Return one of the views, to find out what holds for all; one for each caller if none has been made yet."""
-        return next(iter(self._views.values()), None) or self._view(None)
+        return next(iter((self._views or self._withdrawn).values()), None) or self._view(None)
 
     def use(self, policy: Policy) -> None:
         """Use another policy from now on, also for handles given out before."""
         self.policy = policy
-        self._views.update({number: self._view(view.fixed) for number, view in self._views.items()})
+        for views in self._views, self._withdrawn:
+            views.update({number: self._view(view.fixed) for number, view in views.items()})
 
     def labels(self, client_uid: ClientId) -> list[str]:
         """Return the sorted names (without @) of the views that a process with this uid may enter."""
@@ -190,7 +216,7 @@ class Views:
             import trio  # noqa: PLC0415  (half of the time that commands without an event loop take to start)
 
             try:
-                identity = await trio.to_thread.run_sync(user_identity, label)
+                identity = replace(await trio.to_thread.run_sync(user_identity, label), of_range=True)
             except ViewError:
                 return None
             allowed = any(identity.who.uid in uids for uids in self._ranges)
@@ -213,19 +239,68 @@ class Views:
         return None
 
     async def keep_fresh(self, changed: Callable[[], None]) -> None:
-        """Follow the user database for ever: call `changed` when the ids or groups of a view named by user change."""
+        """Follow the user database for ever, and call `changed` when what a view named by user shows has changed.
+
+        A view whose account is gone is withdrawn: nobody gets anything from it until there is such an account again.
+        If the database fails to say, the view stays, but loses the supplementary groups.
+        """
         import trio  # noqa: PLC0415  (as above)
 
+        threads = trio.CapacityLimiter(_THREADS)
         while True:
-            await trio.sleep(REFRESH_SECONDS)
-            for number, uid in list(self._by_user.items()):
-                before = self._views[number].fixed
-                assert before is not None
-                try:
-                    now = (await trio.to_thread.run_sync(user_identity, str(uid))).who
-                except (ViewError, OSError):
-                    # The user is gone, or the database does not answer: in doubt, the view loses its groups.
-                    now = before._replace(groups=frozenset({before.gid}))
-                self._views[number].fixed = now
-                if now != before:
-                    changed()
+            await trio.sleep(REFRESH_SECONDS * _PART)
+            async with trio.open_nursery() as nursery:
+                for number, identity in list(self._by_user.items()):
+                    nursery.start_soon(self._refresh, number, identity, threads, changed)
+
+    async def _refresh(
+        self, number: int, identity: Identity, threads: "trio.CapacityLimiter", changed: Callable[[], None]
+    ) -> None:
+        import trio  # noqa: PLC0415  (as above)
+
+        before = self._views.get(number)
+        try:
+            with trio.fail_after(_PATIENCE_SECONDS):
+                now = await trio.to_thread.run_sync(
+                    user_identity, identity.user, limiter=threads, abandon_on_cancel=True
+                )
+        except (DatabaseError, OSError, trio.TooSlowError) as exc:
+            if number not in self._unsure:
+                self._unsure.add(number)
+                log.warning("view %s: the user database gives no answer (%s): it stays, without supplementary groups "
+                            "until there is one", identity.label, str(exc) or "in time")  # fmt: skip
+            if before is not None and before.fixed is not None:
+                self._give(before, before.fixed._replace(groups=frozenset({before.fixed.gid})), changed)
+            return
+        except ViewError:
+            now = None
+        self._unsure.discard(number)
+        if now is None or not self._is_still(identity, now):
+            if before is not None:
+                log.warning("view %s: there is no such account any more: withdrawn", identity.label)
+                self._withdraw(number, identity, changed)
+        elif before is not None:
+            self._give(before, now.who, changed)
+        elif number in self._withdrawn:
+            log.warning("view %s: there is such an account again", identity.label)
+            self._withdrawn[number].fixed = now.who
+            self._views[number] = self._withdrawn.pop(number)
+            self._numbers[identity.label] = number
+            changed()
+
+    def _is_still(self, asked: Identity, found: Identity) -> bool:
+        """Whether what the database says of a user is about the one that the view was made for."""
+        if self.top and found.label != asked.label:
+            return False
+        return not asked.of_range or any(found.who.uid in uids for uids in self._ranges)
+
+    def _withdraw(self, number: int, identity: Identity, changed: Callable[[], None]) -> None:
+        self._withdrawn[number] = self._views.pop(number)
+        self._numbers.pop(identity.label, None)
+        changed()
+
+    @staticmethod
+    def _give(view: View, who: Caller, changed: Callable[[], None]) -> None:
+        if view.fixed != who:
+            view.fixed = who
+            changed()

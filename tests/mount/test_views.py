@@ -9,17 +9,21 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from cloakfs import linux
+from cloakfs import views as views_module
 from cloakfs.config.options import Options
 from cloakfs.config.views import User as UserItem
+from cloakfs.linux import accounts
+from cloakfs.linux.libc import libc
 from cloakfs.policy import Policy
 from cloakfs.tree.index import Index
-from cloakfs.views import REFRESH_SECONDS, Views
+from cloakfs.views import REFRESH_SECONDS, DatabaseError, Views, user_identity
 from tests.agents import User, names, read, write
 from tests.mount import conftest
 from tests.mount.conftest import Mount, run
@@ -215,9 +219,7 @@ def test_a_view_named_by_user_follows_the_user_database(
     wait_until(lambda: readable() == ["cloakfs-g2"])
 
 
-def test_a_view_whose_user_is_gone_loses_the_groups_until_the_user_is_back(
-    base: str, account: Callable[..., str]
-) -> None:
+def test_a_view_follows_the_ids_of_its_user(base: str, account: Callable[..., str]) -> None:
     name = account("cloakfs-t1", ALICE, "cloakfs-g1")
     own, group = pwd.getpwnam(name).pw_gid, grp.getgrnam("cloakfs-g1").gr_gid
     index = Index(os.path.join(base, "nodes.sqlite"))
@@ -241,18 +243,75 @@ def test_a_view_whose_user_is_gone_loses_the_groups_until_the_user_is_back(
         async with trio.open_nursery() as nursery:
             changes: list[None] = []
             nursery.start_soon(views.keep_fresh, partial(changes.append, None))
-            assert await after_the_stated_time() == (ALICE, own, frozenset({own, group}))
             subprocess.run(["usermod", "--uid", "4009", name], check=True)
-            assert await after_the_stated_time() == (ALICE, own, frozenset({own}))
-            subprocess.run(["usermod", "--uid", str(ALICE), name], check=True)
-            assert await after_the_stated_time() == (ALICE, own, frozenset({own, group}))
-            assert len(changes) == 2  # what the kernel remembers of the view has to be forgotten
+            assert await after_the_stated_time() == (4009, own, frozenset({own, group}))
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(views_module, "user_identity", Mock(side_effect=DatabaseError("down")))
+                assert await after_the_stated_time() == (4009, own, frozenset({own}))
+            assert await after_the_stated_time() == (4009, own, frozenset({own, group}))
+            assert len(changes) == 3  # what the kernel remembers of the view has to be forgotten
             nursery.cancel_scope.cancel()
 
     try:
         trio.run(main, clock=clock)
     finally:
         index.close()
+
+
+@pytest.mark.parametrize("which", ["single", "several", "range"])
+@pytest.mark.timeout(120)
+def test_a_view_is_withdrawn_with_its_account_and_comes_back_with_it(
+    which: str,
+    homes: str,
+    account: Callable[..., str],
+    mount: Callable[..., Mount],
+    user: Callable[..., User],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody gets in, by name or by what is open already, nor from what the kernel remembers."""
+    monkeypatch.setattr(
+        conftest, "COMMAND", conftest.command_with("from cloakfs import views; views.REFRESH_SECONDS = 0.3")
+    )
+    name = account("cloakfs-t1", ALICE)
+    words = {"single": [name], "several": [name, f"{BOB}:{BOB}"], "range": [f"{ALICE}-{ALICE}"]}[which]
+    m = mount(*(word for view in words for word in ("--view", view)))
+    top = m.path if which == "single" else m.at(f"@{name}")
+    root, alice = user(0), user(ALICE)
+    alice.do(os.chdir, top)
+    fd = alice.do(os.open, f"{top}/{ALICE}", os.O_RDONLY)
+    assert root.do(read, f"{top}/{ALICE}") == b"of 4001"
+
+    def is_withdrawn() -> bool:
+        return all(caller.error(os.stat, path) for caller in (root, alice) for path in (top, f"{top}/{ALICE}"))
+
+    try:
+        subprocess.run(["userdel", "--force", name], check=True, capture_output=True)
+        wait_until(is_withdrawn)
+        assert alice.error(os.listdir, ".") == errno.ESTALE
+        assert alice.error(os.stat, str(ALICE)) in (errno.ESTALE, errno.ENOENT)
+        assert alice.error(read, str(ALICE)) in (errno.ESTALE, errno.ENOENT)
+        assert root.error(write, f"{top}/new", b"") != 0
+        assert alice.error(os.pread, fd, 100, 0) in (0, errno.ESTALE)
+        assert alice.error(os.fstat, fd) == errno.ESTALE
+        if which != "single":
+            assert f"@{name}" not in root.do(names, m.path)
+        if which == "several":
+            assert user(BOB).do(os.stat, m.at(f"@{BOB}")).st_mode
+    finally:
+        subprocess.run(["useradd", "--no-create-home", "--uid", str(ALICE), name], check=True)
+    wait_until(lambda: root.error(read, f"{top}/{ALICE}") == 0)
+    assert "withdrawn" in m.log
+    alice.do(os.close, fd)
+
+
+def test_a_database_that_fails_is_not_one_that_does_not_know_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert accounts.is_account("root")
+    assert accounts.is_account("0")
+    assert not accounts.is_account("no-such-user-here")
+    monkeypatch.setattr(libc, "getpwnam_r", lambda *args: errno.ECONNREFUSED)
+    with pytest.raises(DatabaseError, match="Connection refused"):
+        user_identity("no-such-user-here")
+    assert user_identity("root").who.uid == 0
 
 
 def test_a_range_of_users_makes_views_on_first_access(
