@@ -143,6 +143,7 @@ def _check_place(mountpoint: str, path: str) -> None:
         fail(f"{path}: not a directory", 1)
     for each in (mountpoint, path):
         _refuse_unsafe(each)
+    _refuse_reachable(mountpoint)
     if os.path.commonpath((mountpoint, path)) in (mountpoint, path):
         fail(f"{path}: PATH and {mountpoint} must not contain each other", 2)
     if path in mountinfo.by_path():
@@ -160,6 +161,19 @@ def _refuse_unsafe(path: str) -> None:
         if info.st_uid != 0 or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             fail(f"{path}: must belong to root, and nobody else may be able to write to it", 1)
         path = os.path.dirname(path)
+
+
+def _refuse_reachable(mountpoint: str) -> None:
+    """Refuse a mount whose list of views others than root can open: they can keep its lock, and all logins waiting."""
+    above = os.path.dirname(mountpoint)
+    while os.stat(above).st_mode & (stat.S_IXGRP | stat.S_IXOTH):
+        if above == "/":
+            fail(
+                f"{mountpoint}: whoever can open it can keep all users from logging in; mount it below a directory "
+                "of mode 0700, such as one made by: install -d -m 700 /srv/views",
+                1,
+            )
+        above = os.path.dirname(above)
 
 
 def _pam(mountpoint: str, path: str, all_: list[Identity], services: tuple[str, ...]) -> dict[str, list[str]]:

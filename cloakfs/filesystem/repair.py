@@ -1,17 +1,27 @@
 """Protects processes that stand in a directory from the effects of others being refused it."""
 
+import logging
 import os
+from functools import partial
 
 import trio
 
 from .. import linux
 from ..ids import ClientId
+from ..linux import process
 from ..tasks import Tasks
 from ..tree import calls
 from ..tree.nodes import Nodes
 from ..tree.objects import Object
 from ..views import Views
 from .inside import Inside
+
+log = logging.getLogger(__name__)
+
+# If looking up again takes this long, somebody keeps the lock of the directory. Who does is looked for as often, and
+# named once a minute.
+_LOCKED_SECONDS = 2.0
+_TELL_AGAIN_SECONDS = 60.0
 
 _PATH_MAX = 4096  # <linux/limits.h>
 
@@ -38,6 +48,7 @@ class Repair:
         self.tasks: Tasks | None = None
         self._repairing: dict[int, int] = {}  # object number -> number of refusals meanwhile
         self._one_repair = trio.CapacityLimiter(1)
+        self._looked_for = self._told = -_TELL_AGAIN_SECONDS  # when it was last looked for who keeps a lock, and told
 
     def refused(self, obj: Object | None) -> None:
         """Look up a directory again that somebody was refused, so that processes that stand in it do not suffer.
@@ -61,7 +72,7 @@ class Repair:
                 return  # no path leads there, and getcwd(2) fails anyway
             at = at.parent
         self._repairing[obj.number] = 0
-        self.tasks.once("looking up again", self._look_up_again, obj.number, names[::-1])
+        self.tasks.once("looking up again", self._look_up_again, obj.number, names[::-1], obj.parent or obj)
 
     def name_refused(self, parent_inode: int, name: bytes) -> None:
         """Do the same for a name that somebody was refused before it was looked at."""
@@ -81,7 +92,33 @@ class Repair:
             calls.close(fd)
         self.refused(known)
 
-    async def _look_up_again(self, number: int, names: list[bytes]) -> None:
+    async def _look_up_again(self, number: int, names: list[bytes], parent: Object) -> None:
+        name = parent.name or os.path.basename(os.fsencode(self._inside.mountpoint))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_lock, parent, name)
+            await self._keep_looking_up(number, names)
+            nursery.cancel_scope.cancel()
+
+    async def _watch_lock(self, parent: Object, name: bytes) -> None:
+        """Log who keeps the lock of the directory `parent`, which has this name, if looking up in it takes long."""
+        while True:
+            await trio.sleep(_LOCKED_SECONDS)
+            now = trio.current_time()
+            if now < max(self._looked_for + _LOCKED_SECONDS, self._told + _TELL_AGAIN_SECONDS):
+                continue
+            self._looked_for = now
+            who = partial(process.who_lists, partial(self._nodes.is_of, parent), name)
+            for pid, uid in await trio.to_thread.run_sync(who, abandon_on_cancel=True):
+                self._told = now
+                log.warning(
+                    "%s: process %d of uid %d keeps the directory %r locked, so that others wait for names in it",
+                    self._inside.mountpoint,
+                    pid,
+                    uid,
+                    os.fsdecode(name),
+                )
+
+    async def _keep_looking_up(self, number: int, names: list[bytes]) -> None:
         try:
             delays = iter(_REPAIR_DELAYS)
             while (delay := next(delays, None)) is not None:

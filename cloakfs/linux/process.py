@@ -7,9 +7,11 @@ descriptor of it (a pidfd, pidfd_open(2)). (The clean-up process uses this modul
 import ctypes
 import os
 import select
+from collections.abc import Callable
 from functools import cache
 
 from .credentials import act_as_daemon
+from .libc import NR
 
 _LOOK_SECONDS = 1.0
 
@@ -214,3 +216,33 @@ def _stat(pid: int | str) -> list[bytes]:
     """Return the fields of proc_pid_stat(5) from the state on; before that comes the name, which may be anything."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         return file.read().rpartition(b")")[2].split()
+
+
+def who_lists(is_it: Callable[[int], bool], name: bytes) -> list[tuple[int, int]]:
+    """Return the process and its uid for each that waits in getdents64(2) for a directory (proc_pid_syscall(5)).
+
+    Args:
+        is_it: whether this is the directory's inode number.
+        name: the directory's name.
+    """
+    act_as_daemon()
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if any(_lists(pid, thread, is_it, name) for thread in os.listdir(f"/proc/{pid}/task")):
+                found.append((int(pid), os.stat(f"/proc/{pid}").st_uid))
+        except OSError:
+            continue  # it has ended, or may not be looked at
+    return found
+
+
+def _lists(pid: str, thread: str, is_it: Callable[[int], bool], name: bytes) -> bool:
+    with open(f"/proc/{pid}/task/{thread}/syscall", "rb") as file:
+        words = file.read().split()
+    if len(words) < 2 or words[0] != b"%d" % NR["getdents64"].value:  # it may also be "running"
+        return False
+    fd = int(words[1], 16)
+    if os.path.basename(os.readlink(f"/proc/{pid}/fd/{fd}".encode())) != name:
+        return False
+    with open(f"/proc/{pid}/fdinfo/{fd}", "rb") as file:
+        return any(line.startswith(b"ino:") and is_it(int(line[4:])) for line in file)

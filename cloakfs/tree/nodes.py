@@ -113,6 +113,11 @@ class Nodes:
         return view << _OBJECT_BITS | obj.number
 
     @staticmethod
+    def is_of(obj: Object, nodeid: int) -> bool:
+        """Whether a nodeid, in whatever view, is that of `obj`."""
+        return nodeid & _OBJECT_MASK == obj.number
+
+    @staticmethod
     def view_of(nodeid: int) -> int:
         """Return the number of the view that a nodeid belongs to."""
         return nodeid >> _OBJECT_BITS

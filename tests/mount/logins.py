@@ -12,7 +12,7 @@ OTHER = "cfs-odd"
 """An account without a view."""
 
 CLOAK = "cloak_list=uid +077 0 -1"
-SETUP = ("session", "setup", "/srv/export", "/srv/data")
+SETUP = ("session", "setup", "/srv/views/export", "/srv/data")
 
 _ACCOUNTS = "\n".join(
     f"useradd -s /bin/sh -M -d /srv/home -u {uid} {name} && passwd -qd {name}"
@@ -24,7 +24,9 @@ _FILES = "\n".join(
     for name in USERS
 )
 GROUND = f"""
-mkdir /srv/real /srv/export /srv/data /srv/home
+mkdir /srv/real /srv/data /srv/home
+install -d -m 700 /srv/views
+mkdir /srv/views/export
 chmod 700 /srv/data
 echo below >/srv/data/below
 {_ACCOUNTS}
@@ -56,7 +58,7 @@ class AnyMachine(ABC):
 
     def mount(self, *views: str) -> None:
         options = [word for view in views for word in ("--view", view)]
-        self.ok("mount", "/srv/real", "/srv/export", "-o", CLOAK, *options)
+        self.ok("mount", "/srv/real", "/srv/views/export", "-o", CLOAK, *options)
 
     def su(self, user: str, script: str) -> str:
         """What a script prints in a login of this user."""
@@ -67,11 +69,11 @@ class AnyMachine(ABC):
 
 def sees(login: Callable[[str, str], str], user: str) -> None:
     """A login of this user sees the view of this user at the path, and nothing of the others, cached or not."""
-    look = f"cd /srv/data; ls -A; cat {user}/file; id -un >{user}/mine; ls -A /srv/export"
-    assert login(user, look).split("\n") == [user, f"of {user}", f"@{user}", ""]
+    look = f"cd /srv/data; ls -A; cat {user}/file; id -un >{user}/mine"
+    assert login(user, look).split("\n") == [user, f"of {user}", ""]
     others = set(USERS) - {user}
     here = ["below", *(path for other in others for path in (other, f"{other}/file"))]
-    there = [f"/srv/export/@{other}" for other in others]
+    there = [f"/srv/views/export/@{other}" for other in others]
     # Of `never` and `always`, one has the kernel ask the daemon, and the other answer from its cache.
     looks = [f"stat --cached={how} {' '.join((*here, *there))}" for how in ("default", "never", "always")]
     said = login(user, f"cd /srv/data; exec 2>&1; {'; '.join(looks)}; true").splitlines()

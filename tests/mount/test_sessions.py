@@ -174,16 +174,16 @@ END
 def test_users_can_log_in_while_the_mount_is_not_there(machine: Machine) -> None:
     """And what they would see at the path is the directory itself, not one that was made below the mount point."""
     machine.ok(*SETUP, "--pam", "--install")
-    machine.ok("umount", "/srv/export")
+    machine.ok("umount", "/srv/views/export")
     assert "Permission denied" in machine.su(ANN, "ls /srv/data 2>&1 || true")
-    assert machine.sh("ls -A /srv/export") == ""
+    assert machine.sh("ls -A /srv/views/export") == ""
     machine.mount(*USERS)
     sees(machine.su, ANN)
 
 
 def test_a_user_whose_view_was_removed_cannot_log_in(machine: Machine) -> None:
     machine.ok(*SETUP, "--pam", "--install")
-    machine.ok("umount", "/srv/export")
+    machine.ok("umount", "/srv/views/export")
     machine.mount(BEN, EVA)
     assert machine.run("su", "-", ANN, "-c", "true").returncode != 0
     sees(machine.su, BEN)
@@ -193,7 +193,7 @@ def test_a_session_keeps_its_view_after_the_mount_is_taken_away(machine: Machine
     machine.ok(*SETUP, "--pam", "--install")
     machine.sh(f"mkfifo /srv/go; su - {ANN} -c 'read x </srv/go; ls /srv/data' >/srv/seen 2>&1 &")
     machine.sh(f"until pgrep -u {USERS[ANN]} >/dev/null; do sleep 0.1; done")
-    machine.ok("umount", "--lazy", "/srv/export")
+    machine.ok("umount", "--lazy", "/srv/views/export")
     machine.sh("echo >/srv/go; until [ -s /srv/seen ]; do sleep 0.1; done")
     assert machine.sh("cat /srv/seen") == f"{ANN}\n"
     assert machine.sh("while pgrep -f ^cloakfs-cleanup >/dev/null; do sleep 0.1; done") == ""  # the daemon has ended
@@ -234,7 +234,7 @@ def test_a_second_setup_replaces_the_first(machine: Machine) -> None:
     before = machine.etc()
     machine.ok(*SETUP, "--pam", "--install")
     machine.sh("mkdir -m 700 /srv/other")
-    machine.ok("session", "setup", "/srv/export", "/srv/other", "--pam", "--install", "--service", "su")
+    machine.ok("session", "setup", "/srv/views/export", "/srv/other", "--pam", "--install", "--service", "su")
     assert machine.su(ANN, "ls -A /srv/other; ls -A /srv/data 2>/dev/null || true") == f"{ANN}\n"
     assert machine.sh("cd /etc/pam.d; grep -l cloakfs *") == "su\n"
     machine.ok("session", "setup", "--pam", "--remove")
@@ -257,9 +257,9 @@ def test_without_install_nothing_changes(machine: Machine) -> None:
     assert machine.etc() == before
     assert shown == textwrap.dedent(f"""\
         /etc/security/namespace.d/cloakfs.conf:
-          /srv/data /srv/export/@ user:noinit ~{ANN},{BEN},{EVA}
+          /srv/data /srv/views/export/@ user:noinit ~{ANN},{BEN},{EVA}
         /etc/pam.d/su:
-          session [success=ignore default=1] pam_exec.so quiet seteuid /usr/bin/mountpoint -q /srv/export
+          session [success=ignore default=1] pam_exec.so quiet seteuid /usr/bin/mountpoint -q /srv/views/export
           session required pam_namespace.so unmnt_remnt ignore_instance_parent_mode
         """)
 
@@ -275,17 +275,20 @@ REFUSED = {
                  "/srv/real: no cloakfs mount, or one whose daemon has died (cloakfs status lists all)"),
     "one view": ("mkdir /srv/single", ("/srv/single", "/srv/data"), 1,
                  "/srv/single: has no views in directories @NAME; mount it with several views or a range of them"),
-    "inside": ("", ("/srv/export", f"/srv/export/@{ANN}"), 2,
-               f"/srv/export/@{ANN}: PATH and /srv/export must not contain each other"),
-    "no path": ("", ("/srv/export", "/srv/absent"), 1, "/srv/absent: No such file or directory"),
+    "inside": ("", ("/srv/views/export", f"/srv/views/export/@{ANN}"), 2,
+               f"/srv/views/export/@{ANN}: PATH and /srv/views/export must not contain each other"),
+    "no path": ("", ("/srv/views/export", "/srv/absent"), 1, "/srv/absent: No such file or directory"),
     "mounted on": ("mount -t tmpfs -o mode=700 tmpfs /srv/data", (), 1,
                    "/srv/data: something is mounted there, which su would unmount for its session"),
     "others write": ("chmod o+w /srv", (), 1, "/srv: must belong to root, and nobody else may be able to write to it"),
-    "odd path": ("mkdir '/srv/a b'", ("/srv/export", "/srv/a b"), 2,
+    "not shut": ("chmod 711 /srv/views", (), 1,
+                 "/srv/views/export: whoever can open it can keep all users from logging in; mount it below a "
+                 "directory of mode 0700, such as one made by: install -d -m 700 /srv/views"),
+    "odd path": ("mkdir '/srv/a b'", ("/srv/views/export", "/srv/a b"), 2,
                  "/srv/a b: only letters, digits and . _ @ + - / may be in the paths of MOUNTPOINT and PATH"),
-    "exempt": ("", ("/srv/export", "/srv/data", "--exempt", "bne"), 2,
-               "--exempt bne: /srv/export has no view of that name"),
-    "service": ("", ("/srv/export", "/srv/data", "--service", "sue"), 2,
+    "exempt": ("", ("/srv/views/export", "/srv/data", "--exempt", "bne"), 2,
+               "--exempt bne: /srv/views/export has no view of that name"),
+    "service": ("", ("/srv/views/export", "/srv/data", "--service", "sue"), 2,
                 "--service sue: there is no /etc/pam.d/sue"),
 }  # fmt: skip
 
@@ -310,17 +313,18 @@ def test_refusals_are_one_line_and_change_nothing(machine: Machine, case: str) -
 
 
 def test_views_without_a_user_name_are_named(machine: Machine) -> None:
-    machine.ok("umount", "/srv/export")
+    machine.ok("umount", "/srv/views/export")
     machine.mount(ANN, f"{USERS[BEN]}:{USERS[BEN]}")
     done = machine.cloakfs(*SETUP, "--pam", "--install")
     assert done.stderr == (
-        f"cloakfs: /srv/export: warning: pam_namespace needs views of user names, so it cannot use @{USERS[BEN]}\n"
+        "cloakfs: /srv/views/export: warning: pam_namespace needs views of user names, "
+        f"so it cannot use @{USERS[BEN]}\n"
     )
     assert machine.sh("grep -o '~.*' /etc/security/namespace.d/cloakfs.conf") == f"~{ANN}\n"
 
 
 def test_a_range_stands_for_its_accounts(machine: Machine) -> None:
-    machine.ok("umount", "/srv/export")
+    machine.ok("umount", "/srv/views/export")
     machine.mount("4661-4662")
     machine.ok(*SETUP, "--pam", "--install")
     sees(machine.su, BEN)
@@ -332,6 +336,6 @@ def test_the_drop_ins_of_user_managers_are_valid(machine: Machine) -> None:
     for user, uid in USERS.items():
         unit = f"user@{uid}.service"
         text = machine.sh(f"grep -v ^# /etc/systemd/system/{unit}.d/cloakfs.conf")
-        assert text == f"[Service]\nBindPaths=-/srv/export/@{user}:/srv/data\n"
+        assert text == f"[Service]\nBindPaths=-/srv/views/export/@{user}:/srv/data\n"
         if shutil.which("systemd-analyze"):
             assert "cloakfs.conf" not in machine.sh(f"systemd-analyze verify --man=no {unit} 2>&1 || true")

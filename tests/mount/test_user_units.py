@@ -20,11 +20,11 @@ OPTIONS = f"rw,nofail,{FIRST},{CLOAK},views={' '.join(USERS)}".replace(" ", r"\0
 BEFORE = f"""
 ln -sf {Path(sys.executable).parent}/mount.fuse.cloakfs /usr/sbin/
 cat >/etc/fstab <<'END'
-/srv/real /srv/export fuse.cloakfs {OPTIONS} 0 0
+/srv/real /srv/views/export fuse.cloakfs {OPTIONS} 0 0
 END
-mount /srv/export
+mount /srv/views/export
 {shlex.join((*COMMAND, *SETUP, "--systemd", "--install"))}
-{shlex.join((*COMMAND, "umount", "/srv/export"))}
+{shlex.join((*COMMAND, "umount", "/srv/views/export"))}
 touch {" ".join(f"/var/lib/systemd/linger/{user}" for user in USERS)}
 install -d -m 1777 /srv/seen
 mkdir -p /etc/systemd/user/default.target.wants
@@ -58,7 +58,7 @@ def restart_manager(machine: Booted) -> None:
 
 
 def test_user_units_see_their_own_views_from_the_start_of_the_machine(machine: Booted) -> None:
-    assert machine.sh("readlink /proc/1/exe; systemctl is-active srv-export.mount").split() == [
+    assert machine.sh("readlink /proc/1/exe; systemctl is-active srv-views-export.mount").split() == [
         "/usr/lib/systemd/systemd", "active"]  # fmt: skip
     for user in USERS:
         machine.sh(f"until [ -e /srv/seen/{user} ]; do sleep 0.1; done")
@@ -72,7 +72,7 @@ def test_units_of_the_system_and_of_who_has_no_view_see_the_path_itself(machine:
     assert machine.unit(OTHER, LOOK) == PATH_ITSELF
     system = ("systemd-run", "--quiet", "--collect", "--wait", "--pipe", f"--property=User={EVA}")
     assert machine.run(*system, *LOOK.split()).stdout == PATH_ITSELF
-    view = f"--property=BindPaths=/srv/export/@{EVA}:/srv/data"
+    view = f"--property=BindPaths=/srv/views/export/@{EVA}:/srv/data"
     assert machine.run(*system, view, *LOOK.split()).stdout == f"{EVA}\n"
 
 
@@ -92,14 +92,14 @@ def test_a_manager_keeps_what_it_has_until_it_starts_again(machine: Booted) -> N
 
 
 def test_a_manager_starts_without_the_mount_and_keeps_one_that_is_taken_away(machine: Booted) -> None:
-    machine.sh("umount /srv/export")
+    machine.sh("umount /srv/views/export")
     assert machine.unit(ANN, LOOK) == f"{ANN}\n"
-    assert "still serves processes that have files open" in machine.run("mount", "/srv/export").stderr
+    assert "still serves processes that have files open" in machine.run("mount", "/srv/views/export").stderr
     machine.sh("systemctl stop 'user@*'; while pgrep -f ^cloakfs-cleanup; do sleep 0.1; done")  # the daemon has ended
     restart_manager(machine)
     assert machine.unit(ANN, LOOK) == PATH_ITSELF
-    assert machine.sh("ls -A /srv/export") == ""
-    machine.sh("mount /srv/export")
+    assert machine.sh("ls -A /srv/views/export") == ""
+    machine.sh("mount /srv/views/export")
     assert machine.unit(ANN, LOOK) == PATH_ITSELF
     restart_manager(machine)
     sees(machine.unit, ANN)

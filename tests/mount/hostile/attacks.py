@@ -202,6 +202,52 @@ def deep_trees(here: str, end: float) -> int:
 
 
 @attack
+def deeper_than_a_path(here: str, end: float) -> int:
+    """As deep as there is time for, with relative names; all above changes while what is deep is asked about."""
+    own = os.open(here, os.O_PATH)
+    os.chdir(here)
+    depth = 0
+    half = time.monotonic() + (end - time.monotonic()) / 2
+    for _ in rounds(half):
+        try:
+            os.mkdir("d")
+        except OSError:
+            break
+        os.chdir("d")
+        depth += 1
+    make("file")
+    for number in rounds(end):
+        os.chmod("d", 0o711 if number % 2 else 0o755, dir_fd=own)
+        os.close(os.open("file", os.O_RDONLY))
+        os.listdir(".")
+    os.chdir("/")
+    return depth
+
+
+@attack
+def the_lock_above_hidden_homes(here: str, end: float) -> int:
+    """A listing into a page that does not come, a mkdir behind it, and lookups of what is hidden in the directory."""
+    homes = os.path.join(os.path.dirname(os.path.dirname(here)), "homes")
+    hidden = [f"{homes}/{name}" for name in ("victim", "another")]
+
+    def keep(number: int) -> None:
+        hold(homes, f"{beside(here, 'stalled')}/20000")
+        time.sleep(1000)
+
+    with children(1, keep):
+        time.sleep(0.2)
+        for path in (f"{homes}/new", *hidden):
+            if os.fork() == 0:  # it cannot be killed while it waits
+                try:
+                    os.stat(path) if path in hidden else os.mkdir(path)
+                finally:
+                    os._exit(0)
+            time.sleep(0.05)
+        time.sleep(max(0, end - time.monotonic()))
+    return len(hidden)
+
+
+@attack
 def odd_names(here: str, end: float) -> int:
     chance = random.Random(1)
     done = 0

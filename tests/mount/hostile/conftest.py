@@ -2,11 +2,13 @@
 
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 
 import pytest
 
+from cloakfs import linux
 from cloakfs.mounted import STATE_DIR
 from tests.mount.conftest import Mount, mounted
 from tests.mount.hostile import victim
@@ -37,7 +39,34 @@ def arena() -> Iterator[Mount]:
         shutil.rmtree(os.path.join(STATE_DIR, mount.key))
     finally:
         stalled.close()
-        shutil.rmtree(base)
+        subprocess.run(["rm", "-rf", base], check=True)  # it may be deeper than Python recurses
+
+
+@pytest.fixture(scope="module", params=["bare", "bindfs"])
+def other_arena(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
+    """The same without cloakfs, to compare with: what it is, and where."""
+    if request.param == "bindfs" and shutil.which("bindfs") is None:
+        pytest.skip("bindfs is not installed")
+    base = tempfile.mkdtemp(prefix="cloakfs-test-")
+    os.chmod(base, 0o755)
+    real, point = f"{base}/real", f"{base}/mnt"
+    for path in (real, point):
+        os.mkdir(path, 0o755)
+    tree = point if request.param == "bare" else real
+    os.mkdir(f"{tree}/shared")
+    os.chmod(f"{tree}/shared", 0o1777)
+    victim.furnish(tree)
+    stalled = Far(f"{base}/stalled", base)
+    try:
+        if request.param == "bare":
+            yield request.param, point
+            return
+        subprocess.run(["bindfs", "-o", "allow_other", real, point], check=True)
+        yield request.param, point
+        linux.umount(point, linux.MNT_DETACH)
+    finally:
+        stalled.close()
+        subprocess.run(["rm", "-rf", base], check=True)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -64,3 +64,23 @@ def test_the_other_user_gets_right_answers(arena: Mount, watcher: User, base: st
         with open(arena.real("victim", path), "rb") as file:
             assert file.read() == victim.content(path)
     assert sorted(os.listdir(arena.real("victim"))) == victim.what_is_there()
+
+
+COMPARED = ["nothing", "deeper than a path", "the lock above hidden homes"]
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_the_same_without_cloakfs(other_arena: tuple[str, str], watcher: User, base: str, name: str) -> None:
+    """For the report: what each attack costs the other user on the bare tree, and through bindfs."""
+    kind, top = other_arena
+    own, stop = os.path.join(top, "shared", name.replace(" ", "-")), os.path.join(base, "stop")
+    with User(ATTACKER) as attacker:
+        attacker.do(os.mkdir, own, 0o755)
+        watcher.start(look_after, top, stop, None)
+        try:
+            done = attacker.do(ATTACKS[name], own, time.monotonic() + SECONDS)
+        finally:
+            write(stop, b"")
+        watch: Watch = watcher.answer_within(200)
+    REPORT.append((f"{name} ({kind})", done, watch))
+    assert watch.wrong == []

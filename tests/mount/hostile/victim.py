@@ -6,6 +6,7 @@ import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 UID, GID = 5001, 5001
 FILES = 12
@@ -34,6 +35,11 @@ def furnish(top: str) -> None:
         os.chown(path, UID, GID)
     os.chown(own, UID, GID)
     os.chmod(own, 0o755)
+    homes = os.path.join(top, "homes")
+    os.mkdir(homes)
+    for name, uid in (("victim", UID), ("another", UID + 1)):
+        os.mkdir(os.path.join(homes, name), 0o700)
+        os.chown(os.path.join(homes, name), uid, uid)
 
 
 def content(name: str) -> bytes:
@@ -44,32 +50,34 @@ def what_is_there() -> list[str]:
     return sorted(["private", "public", *(f"file{n}" for n in range(FILES))])
 
 
-def look_after(top: str, stop: str, hidden: str) -> Watch:
+def look_after(top: str, stop: str, hidden: str | None) -> Watch:
     """Work until the file `stop` exists, for at least one round.
 
     Args:
         top: the mount.
         stop: a path outside of it.
-        hidden: a path that must not be there for this user.
+        hidden: a path that must not be there for this user; None where nothing is hidden.
     """
     watch = Watch()
     own = os.path.join(top, "victim")
     number = 0
     while not number or not os.path.exists(stop):
         number += 1
-        _go_round(watch, own, number, hidden)
+        _go_round(watch, own, number)
+        _ask(watch, partial(os.listdir, os.path.join(top, "homes", "victim")), [])
+        if hidden is not None:
+            _ask(watch, partial(os.path.lexists, hidden), False)
+            _ask(watch, partial(_error, os.chmod, hidden, 0o777), errno.ENOENT)
     return watch
 
 
-def _go_round(watch: Watch, own: str, number: int, hidden: str) -> None:
+def _go_round(watch: Watch, own: str, number: int) -> None:
     name = f"file{number % FILES}"
     path, new, newer = (os.path.join(own, last) for last in (name, f"new{number}", f"newer{number}"))
     for call, expected in (
         (lambda: sorted(os.listdir(own)), what_is_there()),
         (lambda: _read(path), content(name)),
         (lambda: _shape(path), (0o100640, UID, GID, len(content(name)))),
-        (lambda: os.path.lexists(hidden), False),
-        (lambda: _error(os.chmod, hidden, 0o777), errno.ENOENT),
         (lambda: _write(new, content(name)), None),
         (lambda: os.rename(new, newer), None),
         (lambda: _error(os.stat, new), errno.ENOENT),

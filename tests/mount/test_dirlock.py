@@ -1,0 +1,68 @@
+"""A user who keeps the lock of a directory in the kernel: who waits for it, and who is told of it."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.agents import User
+from tests.mount.conftest import Mount
+from tests.mount.test_forgetting import hold
+from tests.mount.test_hung import Far
+from tests.mount.test_limits import wait_until
+
+MakeMount = Callable[..., Mount]
+MakeUser = Callable[..., User]
+
+ANN, BEN, THIEF = 4001, 4002, 6666
+
+
+@pytest.fixture
+def stalled(base: str) -> Iterator[Far]:
+    place = Far(os.path.join(base, "stalled"), base)
+    yield place
+    place.close()
+
+
+def in_processes(calls: list[tuple[Callable[..., object], str]]) -> None:
+    """Begin each of these calls, whose errors do not matter, in a process of its own."""
+    for call, path in calls:
+        if os.fork() == 0:
+            try:
+                call(path)
+            finally:
+                os._exit(0)
+
+
+def lock(thief: User, directory: str, hidden: list[str], page: str, flag: str) -> None:
+    """Keep the lock of the directory, so that whoever changes something there waits, and all lookups after that."""
+    thief.do(hold, directory, page)
+    wait_until(lambda: os.path.exists(flag))
+    thief.do(in_processes, [(os.mkdir, f"{directory}/new")])
+    time.sleep(0.3)
+    thief.do(in_processes, [(os.stat, f"{directory}/{name}") for name in hidden])
+    time.sleep(0.3)
+
+
+def test_who_keeps_the_lock_of_a_directory_is_named(
+    tree: str, base: str, mount: MakeMount, user: MakeUser, stalled: Far
+) -> None:
+    """While it is kept, nobody else gets at a directory in it that is hidden from that one (see design.md)."""
+    os.mkdir(f"{tree}/home")
+    for uid in (ANN, BEN):
+        os.mkdir(f"{tree}/home/{uid}", 0o700)
+        os.chown(f"{tree}/home/{uid}", uid, uid)
+    m = mount("-o", "cloak_list=uid +077 4000 4999")
+    ann, thief = user(ANN), user(THIEF)
+    assert ann.do(os.listdir, m.at("home", str(ANN))) == []
+    lock(thief, m.at("home"), [str(ANN), str(BEN)], os.path.join(stalled.path, "10000"), f"{base}/flag.asked")
+    pid = thief.do(os.getpid)
+    said = f"process {pid} of uid {THIEF} keeps the directory 'home' locked"
+    wait_until(lambda: said in m.log, 20)
+    # What is elsewhere does not wait.
+    ann.do_within(10, os.listdir, m.path)
+    with open(f"{base}/flag", "w"):
+        pass
+    ann.do_within(30, os.listdir, m.at("home", str(ANN)))
+    assert m.log.count(said) == 1
