@@ -7,7 +7,7 @@ import tempfile
 from typing import Any
 
 import hypothesis.strategies as st
-from hypothesis import given
+from hypothesis import example, given
 
 from cloakfs.tree.index import Index, Unstored
 
@@ -65,6 +65,7 @@ STEPS = st.lists(
 )
 
 
+@example([("full", 1), ("batch", [0, 1])], False)  # in the middle of a batch
 @given(STEPS, st.booleans())
 def test_what_was_given_stays_given_whenever_the_disk_is_full(steps: list[tuple[str, Any]], behind: bool) -> None:
     """Each number names one object for ever; what is not `behind` names it after the end of the process, too."""
