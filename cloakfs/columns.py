@@ -6,6 +6,7 @@ Python does nothing else meanwhile. Arrays take as long as it takes to copy some
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Generic, Self, TypeVar, overload
@@ -31,12 +32,14 @@ class Columns(Sequence[T], Generic[T]):
                 column.append(number)
 
     @staticmethod
+    @abstractmethod
     def _packed(record: T) -> tuple[int, ...]:
-        raise NotImplementedError
+        """Return the numbers that make a record."""
 
     @staticmethod
+    @abstractmethod
     def _unpacked(numbers: Sequence[int]) -> T:
-        raise NotImplementedError
+        """Return the record that these numbers make."""
 
     def __len__(self) -> int:
         return len(self.columns[0])
