@@ -22,10 +22,11 @@ from ..tree.knownmounts import TooSoon
 from ..tree.nodes import Nodes
 from ..tree.objects import Object, Stale
 from ..tree.passages import Far
+from ..tree.positions import END
 from ..turns import SLICE_SECONDS
 from .core import Near
 from .entered import Entered
-from .handles import OpenDirectory
+from .handles import Entry, OpenDirectory
 from .names import Names
 from .pyfuse3memory import UNKNOWN_INODE, is_name_only, keeps_listings, name_only, opened, requester
 from .request import answers
@@ -132,7 +133,9 @@ class Directories(Names):
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
         """Report the names after position `start_id` that the caller who reads now may see.
 
-        Positions are the real directory's own (getdents64(2)), so that they survive deletions and a re-open.
+        Each is reported with the position of the next one that the caller may see, or of the end: positions depend on
+        nothing that is hidden. They are the real directory's own (getdents64(2)), encrypted, so that they survive
+        deletions, a re-open and a restart.
         """
         ctx = requester(token)
         self.inside.last_reader = ctx.pid
@@ -150,36 +153,50 @@ class Directories(Names):
         self.half_read.take(directory)
         reply = Reply(token)
         try:
-            # From the start, the present names are read (rewinddir(3p)): btrfs lists those that there were when the
-            # directory was opened, or rewound.
-            if start_id != directory.cookie or not start_id:
-                calls.lseek(fh, start_id, os.SEEK_SET)
-                directory.cookie = start_id
-                directory.pending = []
-                directory.listing = None
+            if not self._seek(fh, directory, start_id):
+                return
             while True:
                 if reply.must_wait():
                     if reply.has_entries:
                         break
                     reply.until = await self.turns.pause(ctx.uid)
-                more = bool(directory.pending) or await self._read_on(fh, directory)
+                # An entry is reported when it is known what comes next.
+                directory.at_end = len(directory.pending) <= 1 and not await self._read_on(fh, directory)
                 try:
                     has_room = await self._tell(fh, directory, reply, ctx)
-                    if has_room and not more and directory.listing is not None:
+                    if has_room and directory.at_end and directory.listing is not None:
                         self.cache.end_listing(directory.obj, directory.listing)
-                    if not has_room or not more:
+                    if not has_room or directory.at_end:
                         break
                 except TooSoon as exc:
                     await trio.sleep(exc.seconds)
                     if directory.obj.filesystem.remote:
-                        told = directory.cookie
+                        told, shown = directory.cookie, directory.shown
                         self._let_go(directory)
                         calls.lseek(fh, told, os.SEEK_SET)
-                        directory.cookie = told
+                        directory.cookie, directory.shown = told, shown
         finally:
             if directory.obj.filesystem.remote:
                 self._let_go(directory)
             self.half_read.put(directory)
+
+    def _seek(self, fh: FileHandleT, directory: OpenDirectory, start_id: int) -> bool:
+        """Go to a position as a client sees it; return False if it is the end."""
+        if directory.tweak < 0:
+            directory.tweak = self.nodes.positions.tweak(directory.obj.handle)
+        if start_id and start_id == directory.shown:
+            return directory.cookie != END
+        # From the start, the present names are read (rewinddir(3p)): btrfs lists those that there were when the
+        # directory was opened, or rewound.
+        position = self.nodes.positions.real(directory.tweak, start_id) if start_id else 0
+        if position == END:
+            return False
+        calls.lseek(fh, position, os.SEEK_SET)
+        directory.cookie, directory.shown = position, start_id
+        directory.pending = []
+        directory.listing = None
+        directory.begins = not start_id
+        return True
 
     def _let_go(self, directory: OpenDirectory) -> None:
         """Drop remote entries that have not been reported: they are looked at again."""
@@ -188,43 +205,50 @@ class Directories(Names):
         directory.found = {}
         if directory.pending:
             directory.pending = []
-            directory.cookie = -1
+            directory.cookie = directory.shown = -1
 
     async def _read_on(self, fh: FileHandleT, directory: OpenDirectory) -> bool:
         """Read more of the names; return False at the end. Afterwards, looking at them takes no time."""
         filesystem = directory.obj.filesystem
+        silent: Set[bytes] = frozenset()
         if filesystem.in_memory and not self.nodes.waits(directory.obj):
-            directory.pending = calls.getdents(linux.ROOT, fh)
+            names = calls.getdents(linux.ROOT, fh)
         elif filesystem.remote:
-            return await self._read_remote(fh, directory)
+            names = await self._read_remote(fh, directory)
         else:
             far = self.nodes.remote_names(directory.obj)
             read = partial(_read_names, self.nodes, fh, far, all_of_them=filesystem.waits)
             names = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
             silent = {name for name, _, _ in names if name in far and not await self._answers(directory.obj, name)}
-            directory.pending = [entry for entry in names if entry[0] not in silent]
-            return bool(names)
-        return bool(directory.pending)
+        if not names:
+            return False
+        *shown, directory.end = self.nodes.positions.shown(directory.tweak, [*(after for _, after, _ in names), END])
+        directory.pending += [
+            (name, after, kind, seen)
+            for (name, after, kind), seen in zip(names, shown, strict=True)
+            if name not in silent
+        ]
+        return True
 
-    async def _read_remote(self, fh: FileHandleT, directory: OpenDirectory) -> bool:
-        """Do the same where each name may have to be asked for: read some names, and open what they lead to."""
-        assert not directory.found
+    async def _read_remote(self, fh: FileHandleT, directory: OpenDirectory) -> list[tuple[bytes, int, int]]:
+        """Return more names where each may have to be asked for, and open what they lead to."""
         far = self.nodes.remote_names(directory.obj)
         read = partial(self._read_some, fh, far)
         try:
-            names, directory.found = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
+            names, found = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
         except OSError as exc:
-            calls.lseek(fh, max(directory.cookie, 0), os.SEEK_SET)
+            # It may have read names before it failed.
+            calls.lseek(fh, directory.pending[-1][1] if directory.pending else max(directory.cookie, 0), os.SEEK_SET)
             if not self._frees_descriptors(exc):
                 raise
-            names, directory.found = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
+            names, found = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
+        directory.found |= found
         for name in {name for name, _, _ in names} & far:
             if await self._answers(directory.obj, name):
                 with contextlib.suppress(OSError):
                     opened = partial(self._open_to_list, fh, name)
                     directory.found[name] = await trio.to_thread.run_sync(opened, abandon_on_cancel=True)
-        directory.pending = names
-        return bool(names)
+        return names
 
     def _read_some(self, fh: int, far: Set[bytes]) -> tuple[list[tuple[bytes, int, int]], dict[bytes, int]]:
         names = calls.getdents(linux.ROOT, fh, _REMOTE_BATCH)
@@ -282,7 +306,7 @@ class Directories(Names):
         if self.nodes.waits(obj):
             if self.views.below is not None and directory.found:
                 most = _MOST_ASKED
-            found = [directory.found[name] for name, _, _ in directory.pending[:most] if name in directory.found]
+            found = [directory.found[name] for name, *_ in directory.pending[:most] if name in directory.found]
             number, view, who = await self._served_late(obj, self._nodeid(directory), ctx, listed=found)
         else:
             number, view, who = await self.callers.served(self._nodeid(directory), ctx)
@@ -330,50 +354,94 @@ class Directories(Names):
         return InodeT(self.nodes.nodeid(directory.number, directory.obj))
 
     def _fill(self, at: Entered, directory: OpenDirectory, reply: Reply, most: int) -> bool:
-        """Report up to `most` of the pending entries, as many as there is time for; return False if it is full."""
-        if directory.cookie == 0:
+        """Report up to `most` of the pending entries, as many as there is time for; return False if it is full.
+
+        The last one that is shown remains pending, until it is known what comes next.
+        """
+        if directory.begins:
+            directory.begins = False
             directory.listing = self.cache.begin_listing(at)
         # What the kernel already knows takes as little as possible: directories may have very many names.
         listing, number, hearer, left_out = directory.listing, at.number, at.hearer, directory.left_out
-        is_known_to, nodeid, add, token = self.cache.is_known_to, self.nodes.nodeid, pyfuse3.readdir_reply, reply.token
+        is_known_to, nodeid = self.cache.is_known_to, self.nodes.nodeid
         # It must be what the name leads to now: every change made until now has to have been reported.
         known = (at.obj.children or {}) if at.who is not INSIDER and self.door.passages.is_up_to_date() else {}
-        for done, (name, cookie, kind) in enumerate(directory.pending[:most]):
-            if done % _ENTRIES_AT_ONCE == 0 and done and reply.must_wait():
-                del directory.pending[:done]
-                directory.left_out = None
-                return True
-            obj = known.get(name)
-            entry: EntryAttributes | None
-            if listing is not None:
-                self.cache.check_entry(at, listing, name)
-            if (
-                obj is not None
-                and name != left_out
-                and (obj.rare is None or not obj.others)  # a policy may hide one of several names of a file
-                and is_known_to(number, obj, hearer)
-            ):
-                entry, is_reference = name_only(nodeid(number, obj), kind), False
-            else:
-                try:
-                    entry = self._entry_of(at, directory, name, kind)
-                except TooSoon:
-                    del directory.pending[:done]
-                    raise
-                is_reference = entry is not None and not is_name_only(entry) and name not in (b".", b"..")
-            if entry is None:
-                self.cache.forget_listing(at.obj)
-            elif not add(token, name, entry, cookie):
-                del directory.pending[:done]
-                directory.left_out = None if is_name_only(entry) else name
-                return False
-            else:
-                reply.has_entries = True
-                if is_reference:
-                    self.nodes.get(entry.st_ino).lookups += 1
-            directory.cookie = cookie
-        del directory.pending[:most]
+        pending = directory.pending
+        # The last one that is shown, with what to report of it: attributes, or a nodeid alone.
+        last: Entry | None = None
+        last_shown: EntryAttributes | None = None
+        last_number = done = 0
+        not_told: list[bytes] = []
+        try:
+            for done, it in enumerate(pending[:most]):
+                if done % _ENTRIES_AT_ONCE == 0 and done and reply.must_wait():
+                    return True
+                name = it[0]
+                obj = known.get(name)
+                shown: EntryAttributes | None = None
+                number_only = 0
+                if listing is not None:
+                    self.cache.check_entry(at, listing, name)
+                if (
+                    obj is not None
+                    and name not in left_out
+                    and (obj.rare is None or not obj.others)  # a policy may hide one of several names of a file
+                    and is_known_to(number, obj, hearer)
+                ):
+                    number_only = nodeid(number, obj)
+                else:
+                    shown = self._entry_of(at, directory, name, it[2])
+                    if shown is None:
+                        self.cache.forget_listing(at.obj)
+                        self._drop_found(directory, name)
+                        if last is None:
+                            _, directory.cookie, _, directory.shown = it
+                        else:
+                            last = last[0], it[1], last[2], it[3]
+                        continue
+                    if is_name_only(shown):
+                        number_only, shown = nodeid(number, (at.obj.children or {})[name]), None
+                if last is not None and not self._add(directory, reply, last, last_shown, last_number):
+                    if shown is not None:
+                        not_told.append(name)
+                    return False
+                last, last_shown, last_number = it, shown, number_only
+            done = min(most, len(pending))
+            if last is not None and directory.at_end:
+                end = last[0], END, last[2], directory.end
+                if not self._add(directory, reply, end, last_shown, last_number):
+                    return False
+                last = None
+            return True
+        finally:
+            directory.pending = pending[done:]
+            if last is not None:
+                directory.pending.insert(0, last)
+                if last_shown is not None:
+                    not_told.append(last[0])
+            directory.left_out = tuple(not_told)
+
+    def _add(
+        self, directory: OpenDirectory, reply: Reply, it: Entry, shown: EntryAttributes | None, number: int
+    ) -> bool:
+        """Report an entry, with these attributes or its nodeid alone; return False if there is no room for it."""
+        name, after, kind, position = it
+        entry = name_only(number, kind) if shown is None else shown
+        if not pyfuse3.readdir_reply(reply.token, name, entry, position):
+            return False
+        reply.has_entries = True
+        if shown is not None and name not in (b".", b".."):
+            self.nodes.get(shown.st_ino).lookups += 1
+        directory.cookie, directory.shown = after, position
+        if directory.found:
+            self._drop_found(directory, name)
         return True
+
+    @staticmethod
+    def _drop_found(directory: OpenDirectory, name: bytes) -> None:
+        fd = directory.found.pop(name, -1)
+        if fd >= 0:
+            calls.close(fd)
 
     def _entry_of(self, at: Entered, directory: OpenDirectory, name: bytes, kind: int) -> EntryAttributes | None:
         """Return the attributes to report for an entry; None if it is hidden or gone."""
@@ -383,8 +451,8 @@ class Directories(Names):
             return self._above(at)
         # The right to list is enough for names; before anybody gets attributes, they are asked for again.
         if at.obj.filesystem.remote:
-            found = directory.found.pop(name, -1)
-            return self._entry_found(at, name, found, kind) if found >= 0 else None
+            found = directory.found.get(name, -1)  # which stays until the entry has been reported
+            return self._entry_found(at, name, self._with_descriptor(calls.dup, found), kind) if found >= 0 else None
         try:
             info, _ = calls.statx(linux.ROOT, at.fd, name)
             obj = self.nodes.at_place(at.obj, name, info)
@@ -441,12 +509,15 @@ class Directories(Names):
 
     def _read_top(self, start_id: int, token: ReaddirToken, ctx: RequestContext) -> None:
         labels = self.views.labels(ClientId(ctx.uid))
-        names = [b".", b"..", *(b"@" + os.fsencode(label) for label in labels)]
-        for cookie, name in enumerate(names[start_id:], start_id + 1):
+        # In the order of their numbers, which never change: labels may come and go in between.
+        views = sorted((self.views.number(label), b"@" + os.fsencode(label)) for label in labels)
+        for cookie, name in [(1, b"."), (2, b".."), *((number + 2, name) for number, name in views)]:
+            if cookie <= start_id:
+                continue
             if name in (b".", b".."):
                 entry = self.replies.top()
             else:
-                number = self.views.number(os.fsdecode(name[1:]))
+                number = cookie - 2
                 view = self.views.get(number)
                 assert view is not None
                 root = self.nodes.root

@@ -65,20 +65,32 @@ class OpenFile:
         return self.flags & os.O_ACCMODE == os.O_RDWR
 
 
+Entry = tuple[bytes, int, int, int]
+"""An entry of a directory that was read ahead: its name, the real position after it, DT_… (readdir(3)), and the same
+position as clients see it (`tree.positions`). (A class of its own would take as long to make as all the rest.)"""
+
+
 class OpenDirectory(OpenFile):
     """A directory that a client has open."""
 
-    __slots__ = ("cookie", "found", "is_kept", "left_out", "listing", "pending", "sought")
+    __slots__ = (
+        "at_end", "begins", "cookie", "end", "found", "is_kept", "left_out", "listing", "pending", "shown", "sought",
+        "tweak",
+    )  # fmt: skip
 
     is_directory = True
 
     def __init__(self, at: Entered) -> None:
         super().__init__(at)
-        # The position at which `pending`, the entries read ahead, begin.
-        self.cookie = 0
-        self.pending: list[tuple[bytes, int, int]] = []
-        # The name for which the last reply had no room: the kernel was not told of it, although this was noted.
-        self.left_out: bytes | None = None
+        # The position at which `pending`, the entries read ahead, begin, and the same as clients see it.
+        self.cookie = self.shown = 0
+        self.pending: list[Entry] = []
+        self.begins = True  # whether nothing has been looked at since the beginning
+        self.at_end = False  # whether nothing comes after `pending`
+        self.tweak = -1  # see `tree.positions`; negative until it is needed
+        self.end = 0  # the end, as clients see it
+        # The names that were not told after all, although this was noted.
+        self.left_out: tuple[bytes, ...] = ()
         self.listing: Listing | None = None  # what it proves if nothing is in its way
         self.is_kept = False  # whether the kernel keeps what is answered
         # If it is remote: what names lead to (O_PATH), while a request is being served.
@@ -118,7 +130,7 @@ class HalfRead:
             oldest = next(iter(files))
             self._totals[file.uid] -= files.pop(oldest)
             oldest.pending = []
-            oldest.cookie = -1  # whichever position is asked for next, the descriptor is not there
+            oldest.cookie = oldest.shown = -1  # whichever position is asked for next, the descriptor is not there
 
 
 class OpenFiles:

@@ -19,6 +19,7 @@ from .knownmounts import KnownMounts
 from .locate import Locator
 from .look import Lookout
 from .objects import ROOT, TRANSIENT, Object
+from .positions import Positions
 from .registry import Registry
 from .sweep import Sweeper
 
@@ -46,6 +47,7 @@ class Nodes:
         descriptors: the descriptors that are kept.
         registry: the objects, their numbers and names.
         locator: where they are.
+        positions: translates positions in directories.
         sweeper: removes deleted objects from the index.
         root: the root of the tree.
 
@@ -63,6 +65,7 @@ class Nodes:
         self.locator = locator = Locator(source, mounts, descriptors, registry)
         self.sweeper = Sweeper(index, mounts, registry)
         lookout = Lookout(mounts, descriptors, registry, locator)
+        self.positions = Positions(index.secret)
         self.root = registry.root
         self._by_number = registry.by_number
 
