@@ -28,7 +28,7 @@ from .core import Near
 from .entered import Entered
 from .handles import Entry, OpenDirectory
 from .names import Names
-from .pyfuse3memory import UNKNOWN_INODE, is_name_only, keeps_listings, name_only, opened, requester
+from .pyfuse3memory import UNKNOWN_INODE, keeps_listings, name_only, opened, requester
 from .request import answers
 
 # stat(2) is timed for up to this many names of a batch. For a name that is in memory, it takes less than this:
@@ -367,10 +367,10 @@ class Directories(Names):
         # It must be what the name leads to now: every change made until now has to have been reported.
         known = (at.obj.children or {}) if at.who is not INSIDER and self.door.passages.is_up_to_date() else {}
         pending = directory.pending
-        # The last one that is shown, with what to report of it: attributes, or a nodeid alone.
+        # The last one that is shown, with what to report of it: attributes, or an inode number alone.
         last: Entry | None = None
-        last_shown: EntryAttributes | None = None
-        last_number = done = 0
+        last_shown: EntryAttributes | int = 0
+        done = 0
         not_told: list[bytes] = []
         try:
             for done, it in enumerate(pending[:most]):
@@ -378,8 +378,7 @@ class Directories(Names):
                     return True
                 name = it[0]
                 obj = known.get(name)
-                shown: EntryAttributes | None = None
-                number_only = 0
+                shown: EntryAttributes | int | None
                 if listing is not None:
                     self.cache.check_entry(at, listing, name)
                 if (
@@ -388,9 +387,9 @@ class Directories(Names):
                     and (obj.rare is None or not obj.others)  # a policy may hide one of several names of a file
                     and is_known_to(number, obj, hearer)
                 ):
-                    number_only = nodeid(number, obj)
+                    shown = nodeid(number, obj)
                 else:
-                    shown = self._entry_of(at, directory, name, it[2])
+                    shown = self._entry_of(at, directory, name)
                     if shown is None:
                         self.cache.forget_listing(at.obj)
                         self._drop_found(directory, name)
@@ -399,17 +398,15 @@ class Directories(Names):
                         else:
                             last = last[0], it[1], last[2], it[3]
                         continue
-                    if is_name_only(shown):
-                        number_only, shown = nodeid(number, (at.obj.children or {})[name]), None
-                if last is not None and not self._add(directory, reply, last, last_shown, last_number):
-                    if shown is not None:
+                if last is not None and not self._add(directory, reply, last, last_shown):
+                    if not isinstance(shown, int):
                         not_told.append(name)
                     return False
-                last, last_shown, last_number = it, shown, number_only
+                last, last_shown = it, shown
             done = min(most, len(pending))
             if last is not None and directory.at_end:
                 end = last[0], END, last[2], directory.end
-                if not self._add(directory, reply, end, last_shown, last_number):
+                if not self._add(directory, reply, end, last_shown):
                     return False
                 last = None
             return True
@@ -417,21 +414,19 @@ class Directories(Names):
             directory.pending = pending[done:]
             if last is not None:
                 directory.pending.insert(0, last)
-                if last_shown is not None:
+                if not isinstance(last_shown, int):
                     not_told.append(last[0])
             directory.left_out = tuple(not_told)
 
-    def _add(
-        self, directory: OpenDirectory, reply: Reply, it: Entry, shown: EntryAttributes | None, number: int
-    ) -> bool:
-        """Report an entry, with these attributes or its nodeid alone; return False if there is no room for it."""
+    def _add(self, directory: OpenDirectory, reply: Reply, it: Entry, shown: EntryAttributes | int) -> bool:
+        """Report an entry, with these attributes or an inode number alone; return False if there is no room."""
         name, after, kind, position = it
-        entry = name_only(number, kind) if shown is None else shown
+        entry = name_only(shown, kind) if isinstance(shown, int) else shown
         if not pyfuse3.readdir_reply(reply.token, name, entry, position):
             return False
         reply.has_entries = True
-        if shown is not None and name not in (b".", b".."):
-            self.nodes.get(shown.st_ino).lookups += 1
+        if entry is shown and name not in (b".", b".."):
+            self.nodes.get(entry.st_ino).lookups += 1
         directory.cookie, directory.shown = after, position
         if directory.found:
             self._drop_found(directory, name)
@@ -443,8 +438,8 @@ class Directories(Names):
         if fd >= 0:
             calls.close(fd)
 
-    def _entry_of(self, at: Entered, directory: OpenDirectory, name: bytes, kind: int) -> EntryAttributes | None:
-        """Return the attributes to report for an entry; None if it is hidden or gone."""
+    def _entry_of(self, at: Entered, directory: OpenDirectory, name: bytes) -> EntryAttributes | int | None:
+        """Return the attributes to report for an entry, or its inode number alone; None if it is hidden or gone."""
         if name == b".":
             return self.replies.attributes(at.number, at.view, at.obj, at.obj.name, at.fd, at.info, at.asker)
         if name == b"..":
@@ -452,13 +447,13 @@ class Directories(Names):
         # The right to list is enough for names; before anybody gets attributes, they are asked for again.
         if at.obj.filesystem.remote:
             found = directory.found.get(name, -1)  # which stays until the entry has been reported
-            return self._entry_found(at, name, self._with_descriptor(calls.dup, found), kind) if found >= 0 else None
+            return self._entry_found(at, name, self._with_descriptor(calls.dup, found)) if found >= 0 else None
         try:
             info, _ = calls.statx(linux.ROOT, at.fd, name)
             obj = self.nodes.at_place(at.obj, name, info)
             if obj is not None:
                 if sees(at.view, at.who, name, info, obj.fd):
-                    return self._shown(at, name, obj, info, kind)
+                    return self._shown(at, name, obj, info)
                 self.requests.counters.hidden_entries += 1
                 return None
             fd = self._with_descriptor(calls.find, linux.ROOT, at.fd, name)
@@ -466,9 +461,9 @@ class Directories(Names):
             if exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
                 raise
             return None
-        return self._entry_found(at, name, fd, kind)
+        return self._entry_found(at, name, fd)
 
-    def _entry_found(self, at: Entered, name: bytes, fd: int, kind: int) -> EntryAttributes | None:
+    def _entry_found(self, at: Entered, name: bytes, fd: int) -> EntryAttributes | int | None:
         """Do the same for what `fd` (O_PATH) refers to. Takes ownership of `fd`."""
         try:
             info = self.nodes.stat(fd)
@@ -484,13 +479,13 @@ class Directories(Names):
         try:
             obj = self.nodes.resolve(fd, at.obj, name, info)
         except Unstored:
-            return name_only(UNKNOWN_INODE, kind)  # it can be listed all the same
-        return self._shown(at, name, obj, info, kind)
+            return UNKNOWN_INODE  # it can be listed all the same
+        return self._shown(at, name, obj, info)
 
-    def _shown(self, at: Entered, name: bytes, obj: Object, info: linux.Stat, kind: int) -> EntryAttributes | None:
+    def _shown(self, at: Entered, name: bytes, obj: Object, info: linux.Stat) -> EntryAttributes | int | None:
         is_ready = not stat.S_ISDIR(info.st_mode) or self.cache.is_ready(at.number, obj, at.hearer)
         if not is_ready or self.cache.is_remembered_for_others(at.number, obj, at.hearer):
-            return name_only(self.nodes.nodeid(at.number, obj), kind)  # a listing must not enlarge its audience
+            return self.nodes.nodeid(at.number, obj)  # a listing must not enlarge its audience
         try:
             return self.replies.entry(at, name, obj, info)
         except Stale:
