@@ -62,7 +62,10 @@ SAMPLE = [
 """What is tried by default: one of each kind of view, and each version."""
 
 IS_FULL = os.environ.get("CLOAKFS_NFS_TABLE") == "full"
-CELLS = list(itertools.product(ENTRIES, VERSIONS)) if IS_FULL else SAMPLE
+KNOWN = "all_squash (ACL)"
+"""Fails, as docs/nfs.md says: the kernel refuses access by an ACL that names the identity."""
+
+CELLS = [cell for cell in itertools.product(ENTRIES, VERSIONS) if cell[0] != KNOWN] if IS_FULL else SAMPLE
 TRIED = {name: entry for name, entry in ENTRIES.items() if name in dict(CELLS)}
 
 
