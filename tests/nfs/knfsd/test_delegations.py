@@ -199,6 +199,20 @@ def test_through_another_entry(reader: Reader, service: Service) -> None:
         service.take_over()
 
 
+def test_through_another_view(service: Service) -> None:
+    """Of the same mount: for one view, what another does is a change behind the mount."""
+    options = f"rw,no_root_squash,views = {ANN}:{ANN} {ANN + 1}:{ANN + 1}"
+    who, root = User(0), User(0)
+    with exported(service, options, prepare) as tree, nfs_mounted(tree, "4.2", OPTIONS) as place:
+        reader = Reader(tree, f"{place}/@{ANN}", who)
+        path = reader.hold("written")
+        root.do(Path(tree.path, f"@{ANN + 1}", "written").write_text, "NEW data")
+        assert seen(who, read, path, "NEW data") < SOON
+        reader.close()
+        who.close()
+        root.close()
+
+
 def test_of_an_entry_that_is_read_only(service: Service) -> None:
     """The daemon can have its delegations recalled, too; nobody can write."""
     who, root = User(ANN), User(0)
