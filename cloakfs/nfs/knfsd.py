@@ -8,7 +8,7 @@ import re
 import subprocess
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from ipaddress import ip_network
 
 import trio
@@ -32,6 +32,7 @@ _PORT = 2049
 _THREADS = 8
 _ANSWER_SECONDS = 30.0
 _MOUNTDS = ("rpc.mountd", "nfsv4.exportd")
+_REAL_PATH_SECONDS = 2.0
 _EXPORTFS = "/usr/sbin/exportfs"
 _UNKNOWN = "asked_by_cloakfs"
 _ETAB = "/var/lib/nfs/etab"
@@ -150,14 +151,19 @@ def _told_gids(mounts: Iterable[Mount]) -> list[Remark]:
 _REPORTED = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs", "f2fs", "bcachefs"})
 
 
-def late_changes(mounts: Iterable[Mount]) -> list[Remark]:
-    """Return warnings of mounts whose changes NFSv4 clients with a delegation may not see, while there are any."""
+def late_changes(mounts: Iterable[Mount], resolve: Callable[[str], str | None] = os.path.realpath) -> list[Remark]:
+    """Return warnings of mounts whose changes NFSv4 clients with a delegation may not see, while there are any.
+
+    Args:
+        mounts: the mounts.
+        resolve: returns the real path of a tree, or None while that is not known.
+    """
     if not may_lease() or not _offers_v4():
         return []
     places = [(place.path.rstrip("/"), place.kind) for place in mountinfo.by_id().values()]
     said = []
     for mount in mounts:
-        source = os.path.realpath(mount.source)
+        source = (resolve(mount.source) or mount.source).rstrip("/")
         above = max((path for path, _ in places if f"{source}/".startswith(f"{path}/")), key=len, default="")
         kinds = {
             kind
@@ -218,6 +224,7 @@ class Knfsd:
         self._mounts: tuple[Mount, ...] = ()
         self._ours = False
         self._mountd: subprocess.Popen[bytes] | None = None
+        self._real: dict[str, str] = {}  # the real paths of trees
         self._restarted = ""  # when and why the threads were, for people
         self._unclaimed: str | None = None  # why clients cannot use files that they hold
 
@@ -285,6 +292,10 @@ class Knfsd:
         await self._have_files_claimed()
         with contextlib.suppress(OSError):
             nfsdstate.note_mounts(mount.path for mount in mounts)
+        # Now, and not when somebody asks for the state: a tree may hang then.
+        with trio.move_on_after(_REAL_PATH_SECONDS):
+            for source in {mount.source for mount in mounts} - self._real.keys():
+                self._real[source] = await trio.to_thread.run_sync(os.path.realpath, source, abandon_on_cancel=True)
 
     async def _have_files_claimed(self) -> None:
         """Have NFSv4 clients claim what they hold of mounts that have been replaced by those that are exported now.
@@ -301,7 +312,8 @@ class Knfsd:
         holders = ", ".join(sorted(client.address for client in clients if client.devices & lost.keys()))
         try:
             with_files = [client for client in clients if client.devices]
-            if unrecorded := nfsdstate.unrecorded(client.name for client in with_files):
+            names = [client.name for client in with_files]
+            if unrecorded := await trio.to_thread.run_sync(nfsdstate.unrecorded, names):
                 others = ", ".join(client.address for client in with_files if client.name in unrecorded)
                 raise ServerError(f"there is no record of {others} on disk, without which locks are lost (nfsdcld(8))")
             with trio.CancelScope(shield=True):  # half of it would be the end of the server
@@ -321,7 +333,7 @@ class Knfsd:
 
     def notes(self) -> list[str]:
         """See `Server.notes`."""
-        said = [remark.message for remark in late_changes(self._mounts)]
+        said = [remark.message for remark in late_changes(self._mounts, self._real.get)]
         if self._restarted:
             said.append(self._restarted + (f"; {_grace()}" if nfsdrestart.is_in_grace() else ""))
         return said
