@@ -843,7 +843,8 @@ class Run:
         if is_directory:
             if not places:
                 raise Difference(f"{self.name(kept)}: {op} in a hidden directory has succeeded")
-            if any(self.hidden(kept.by, path, infos) == path for path in before):
+            takes_name = op.name in ("mkdir", "create", "unlink", "rmdir")  # the others are about the directory itself
+            if takes_name and any(self.hidden(kept.by, path, infos) == path for path in before):
                 raise Difference(f"{self.name(kept)}: {op} at a hidden name has succeeded")
 
     def name(self, kept: Kept) -> str:
