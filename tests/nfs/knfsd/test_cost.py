@@ -20,8 +20,8 @@ MOST_AT_ALL = 65
 def check(export: str, kind: str, asked: Counter[str]) -> None:
     """Check the number of requests of one listing."""
     assert asked["lookup"] + asked["getattr"] <= MOST * FILES
-    # Names and attributes come in large batches.
-    assert asked["readdir"] <= FILES / 15
+    # Names and attributes come in large batches, some 45 of them; in smaller ones where an answer takes long (`Turns`).
+    assert asked["readdir"] <= FILES / 8
     if export.endswith("subtree_check"):
         # The kernel asks for the home once for each request to the server, and for each name that lies directly in it.
         is_home = export == CALLER_CHECKED and kind == HOME
