@@ -47,7 +47,7 @@ _ANSWER_SECONDS = 0.5
 _MOST_ASKED = 32
 
 # An answer that has something is sent after this time, even if it has room for more.
-_REPLY_SECONDS = 0.004
+_REPLY_SECONDS = 0.01
 
 # How many entries are looked at before the time is.
 _ENTRIES_AT_ONCE = 16
