@@ -53,6 +53,15 @@ def test_purge_does_not_reach_into_a_bind_mount(tmp_path: Path, place: str) -> N
     assert {"home/diary", "var/lib/cloakfs/nodes.sqlite", "etc/cloakfs/x.exports"} <= left
 
 
+def test_purge_knows_a_place_by_its_real_path(tmp_path: Path) -> None:
+    """/var is a symbolic link, and the table of mounts has no links."""
+    before = "mv var data; ln -s data var; mkdir data/lib/cloakfs/x; mount --bind home data/lib/cloakfs/x"
+    status, said, left = outcome(tmp_path, before=before, script="postrm")
+    assert status == 1
+    assert "/data/lib/cloakfs/x" in said
+    assert "home/diary" in left
+
+
 def test_purge_empties_a_state_that_is_a_file_system_of_its_own(tmp_path: Path) -> None:
     before = "mount -t tmpfs tmpfs var/lib/cloakfs; echo state >var/lib/cloakfs/nodes.sqlite"
     status, said, left = outcome(tmp_path, before=before, script="postrm")
