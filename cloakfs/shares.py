@@ -34,6 +34,10 @@ class Shares(Generic[C]):
         self.held: dict[C, int] = {}
         self.refused = 0
 
+    def __bool__(self) -> bool:
+        """Whether anything is held, as of a collection."""
+        return self.total > 0
+
     def has_share_left(self, caller: C) -> bool:
         """Whether the caller may take more."""
         held = self.held.get(caller, 0)

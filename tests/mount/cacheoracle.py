@@ -643,7 +643,9 @@ class CheckedFilesystem(Filesystem):
             self.oracle.names.pop((parent_inode, name), None)  # the kernel asks only if it is not sure any more
             raise
         self.oracle.tells_name(parent_inode, name, entry, ctx)
-        if was_calm and self._answered() == count + 1 and not self.requests.waiting:  # nobody is changing anything
+        if (
+            was_calm and self._answered() == count + 1 and not self.requests.waiting.total
+        ):  # nobody is changing anything
             self.oracle.check_names_in(int(entry.st_ino), ctx)
         await self._send(int(entry.st_ino))
         return entry

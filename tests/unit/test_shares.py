@@ -42,3 +42,12 @@ def test_whoever_holds_nothing_gets_something(callers: list[int], most: int) -> 
         assert shares.total == sum(shares.held.values()) < most
         assert shares.has_share_left(99)
         assert all(shares.held.values())
+
+
+def test_shares_are_true_while_something_is_held() -> None:
+    shares: Shares[str] = Shares(10)
+    assert not shares
+    shares.take("ann")
+    assert shares
+    shares.give_back("ann")
+    assert not shares
