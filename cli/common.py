@@ -90,6 +90,11 @@ def entry_for(entries: "list[Export]", path: str, source: str, client: str | Non
     if not matching:
         raise MountError(f"{path}: no entry for {source}" + (f" and client {client}" if client else ""))
     if len(matching) > 1:
+        if len({entry.client for entry in matching}) == 1:
+            places = ", ".join(str(entry.location) for entry in matching)
+            raise MountError(
+                f"{path}: several entries for {source} and client {matching[0].client} ({places}); keep one"
+            )
         clients = ", ".join(entry.client for entry in matching)
         raise MountError(f"{path}: several entries for {source}; choose one with --client ({clients})")
     return matching[0].options

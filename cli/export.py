@@ -73,11 +73,12 @@ class _Service:
         """
         made = _read_plan(self.paths, self.server, self.root)
         if self.server == "knfsd":
+            own = self._exported()
             return replace(
                 made,
                 # exportfs is not asked while there are problems: it might misread an option.
-                problems=made.problems or (*knfsd.roots_beside_others(made), *knfsd.unknown_options(made.mounts)),
-                warnings=(*made.warnings, *knfsd.remarks(made)),
+                problems=made.problems or (*knfsd.roots_beside_others(made, own), *knfsd.unknown_options(made.mounts)),
+                warnings=(*made.warnings, *knfsd.remarks(made, own)),
             )
         return made
 
@@ -86,6 +87,14 @@ class _Service:
         if self.server != "knfsd":
             return made
         return replace(made, warnings=(*made.warnings, *knfsd.late_changes(made.mounts)))
+
+    def _exported(self) -> list[str]:
+        """Return what this service exports now, or its guard has left."""
+        try:
+            record = leftover.read(services.run_dir(self.name))
+        except ServerError:  # of another version; `up` refuses because of it
+            return []
+        return [] if record is None else [path for path, _ in record.exports]
 
     @property
     def state_dir(self) -> str:

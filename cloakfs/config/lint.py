@@ -1,6 +1,8 @@
 """Warns of options that probably do not do what their author wants, and says what becomes of unnamed ids."""
 
+import contextlib
 from collections.abc import Iterable, Sequence
+from ipaddress import ip_network
 
 from .. import cloak, mapping
 from ..ids import ClientId, ServerId
@@ -193,8 +195,12 @@ def exported_already(entry: Export, at: Location) -> ExportsError:
 
 
 def key_of(entry: Export) -> tuple[str, str]:
-    """Return what makes an entry another one: the path, however it is written, and the client."""
-    return "/".join(part for part in entry.path.split("/") if part not in ("", ".")), entry.client.lower()
+    """Return what makes an entry another one: the path and the client, however they are written."""
+    client = entry.client.lower()
+    if "/" in client:
+        with contextlib.suppress(ValueError):  # a flavor of Kerberos
+            client = str(ip_network(client, strict=False))
+    return "/".join(part for part in entry.path.split("/") if part not in ("", ".")), client
 
 
 def describe_kinds(options: Options) -> str:

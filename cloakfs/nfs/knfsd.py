@@ -8,7 +8,7 @@ import re
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from ipaddress import ip_network
 
 import trio
@@ -94,21 +94,31 @@ def unknown_options(mounts: Sequence[Mount]) -> list[Remark]:
         )
 
 
-def roots_beside_others(made: Plan) -> list[Remark]:
-    """Return why a mount cannot be the root of NFSv4's exports on this machine: the administrator exports more."""
+def roots_beside_others(made: Plan, own: Collection[str] = ()) -> list[Remark]:
+    """Return why a mount cannot be the root of NFSv4's exports on this machine: somebody exports more.
+
+    Args:
+        made: the plan.
+        own: the paths that this service exports now.
+    """
     tops = [mount for mount in made.mounts if fsid_of(mount.options) == ROOT_FSID]
-    others = [path for path, _ in _other_exports(made.root)] if tops else []
+    others = [path for path, _ in _other_exports(made, own)] if tops else []
     return [Remark(mount.location, beside_root(others[0])) for mount in tops if others]
 
 
-def remarks(made: Plan) -> list[Remark]:
-    """Return warnings of what the configuration of this machine's server means for some of the mounts."""
-    return [*_out_of_reach(made), *_told_gids(made.mounts)]
+def remarks(made: Plan, own: Collection[str] = ()) -> list[Remark]:
+    """Return warnings of what the configuration of this machine's server means for some of the mounts.
+
+    Args:
+        made: the plan.
+        own: the paths that this service exports now.
+    """
+    return [*_out_of_reach(made, own), *_told_gids(made.mounts)]
 
 
-def _out_of_reach(made: Plan) -> list[Remark]:
-    """Return a warning for each mount that is not below the root that the administrator chose for NFSv4."""
-    tops = [path for path, is_root in _other_exports(made.root) if is_root]
+def _out_of_reach(made: Plan, own: Collection[str]) -> list[Remark]:
+    """Return a warning for each mount that is not below the root that somebody else chose for NFSv4."""
+    tops = [path for path, is_root in _other_exports(made, own) if is_root]
     return [
         Remark(
             mount.location,
@@ -120,7 +130,7 @@ def _out_of_reach(made: Plan) -> list[Remark]:
     ]
 
 
-def _other_exports(our_root: str) -> list[tuple[str, bool]]:
+def _other_exports(made: Plan, own: Collection[str]) -> list[tuple[str, bool]]:
     """Return the paths that this machine exports elsewhere, or would if the server started, and which has fsid=0."""
     found = []
     with contextlib.suppress(OSError), open(_ETAB, encoding="utf-8", errors="surrogateescape") as file:
@@ -130,7 +140,8 @@ def _other_exports(our_root: str) -> list[tuple[str, bool]]:
     for name in (_EXPORTS, *files_of(_EXPORTS_D)):
         with contextlib.suppress(OSError):
             found += [(entry.path, fsid_of(entry.options) == ROOT_FSID) for entry in read_all(name)[0]]
-    return [(path, is_top) for path, is_top in found if not f"{path}/".startswith(f"{our_root.rstrip('/')}/")]
+    ours = {*own, *(mount.path for mount in made.mounts)}
+    return [(path, is_top) for path, is_top in found if path not in ours]
 
 
 def _told_gids(mounts: Iterable[Mount]) -> list[Remark]:

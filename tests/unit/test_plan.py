@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cloakfs.config.lint import repeats
 from cloakfs.config.parse import parse
 from cloakfs.config.render import format_options
 from cloakfs.config.views import Ids, Range, User, ViewItem
@@ -99,6 +100,14 @@ def test_the_root_of_nfs4_is_not_exported_beside_the_administrators_exports(
         "and /home could no longer be mounted over NFSv4; leave fsid out"
     ]
     assert knfsd.roots_beside_others(planned("/a h(rw)\n")) == []
+
+
+def test_so_it_is_beside_another_service_of_the_same_folder(exported: Path) -> None:
+    (exported / "_ETAB").write_text("/srv/cloakfs/a@h\th(rw,fsid=0)\n/srv/cloakfs/b\t*(rw,fsid=6)\n")
+    made = planned("/a h(fsid=0)\n")
+    assert len(knfsd.roots_beside_others(made)) == 1
+    assert knfsd.roots_beside_others(made, ["/srv/cloakfs/b"]) == []  # it is this service's, and about to be withdrawn
+    assert len(knfsd.remarks(planned("/c h(rw)\n"))) >= 1
 
 
 @pytest.mark.parametrize(("top", "warnings"), [("/export", 1), ("/srv", 0), ("/srv/cloakfs", 0), ("/", 0)])
@@ -394,3 +403,10 @@ def test_a_plug_in_is_named_independently_of_where_the_entry_stands(policy: str,
 def test_an_entry_without_a_plug_in_stays_as_it_is() -> None:
     (entry,), _ = parse("/x *\n", "/etc/cloakfs/x.exports")
     assert absolute(entry) is entry
+
+
+def test_a_client_in_other_words_is_the_same() -> None:
+    one, two = parse("/a 10.1.0.0/16(rw)\n", "x")[0] + parse("//a/. 10.1.2.3/255.255.0.0(ro)\n", "y")[0]
+    (error,) = repeats([one, two])
+    assert str(error.location) == "y:1:7"
+    assert repeats([one, *parse("/a 10.2.0.0/16(rw) gss/krb5(rw)\n", "y")[0]]) == []
