@@ -1163,6 +1163,11 @@ def test_exports_may_be_a_folder(base: str, tree: str, mount: MakeMount) -> None
     assert run("table", tree, "--exports", folder, "--client", "lab").returncode == 0
     m = mount("--exports", folder, "--client", "lab")
     assert os.listdir(m.path) == []
+    link = os.path.join(base, "link")
+    os.symlink(tree, link)
+    Path(folder, "third.exports").write_text(f"{link} lab(rw)\n")
+    said = run(*asked, "lab", check=False)
+    assert f"{folder}: several entries for {tree} and client lab ({folder}/lab.exports:1:" in said.stderr
     Path(folder, "third.exports").write_text(f"{tree}/ LAB(rw)\n")
     said = run(*asked, "lab", check=False)
     assert said.returncode == 2
