@@ -20,6 +20,7 @@ from ..config.files import files_of, read_all
 from ..config.lint import ROOT_FSID, beside_root, fsid_of
 from ..config.options import CONDITIONS
 from ..linux import may_lease, mountinfo, name_to_handle, process
+from ..mounted import mounted
 from . import nfsdrestart, nfsdstate, root, served
 from .plan import Mount, Plan
 from .rpc import null_call
@@ -33,6 +34,7 @@ _THREADS = 8
 _ANSWER_SECONDS = 30.0
 _MOUNTDS = ("rpc.mountd", "nfsv4.exportd")
 _REAL_PATH_SECONDS = 2.0
+_RESTART_SECONDS = 5.0
 _EXPORTFS = "/usr/sbin/exportfs"
 _UNKNOWN = "asked_by_cloakfs"
 _ETAB = "/var/lib/nfs/etab"
@@ -234,6 +236,7 @@ class Knfsd:
         self._protocols = protocols
         self._mounts: tuple[Mount, ...] = ()
         self._ours = False
+        self._found: nfsdrestart.Server | None = None  # what somebody else had started, as it last ran
         self._mountd: subprocess.Popen[bytes] | None = None
         self._real: dict[str, str] = {}  # the real paths of trees
         self._restarted = ""  # when and why the threads were, for people
@@ -241,18 +244,34 @@ class Knfsd:
 
     async def start(self, mounts: Sequence[Mount]) -> None:
         """See `Server.start`."""
-        if _threads():
-            self._protocols = _versions()  # used to start it again, should somebody stop it
-        else:
-            await self._start_server()
+        try:
+            async with nfsdrestart.alone():
+                if _threads():
+                    await self._remember()
+                else:
+                    await self._start_server()
+        except OSError as exc:
+            raise ServerError(str(exc)) from exc
         await self.change(mounts, ())
         await self._wait_for_answer()
 
-    async def _start_server(self) -> None:
+    async def _remember(self) -> None:
+        """Remember the server that somebody else has started, so that it can be started again as it is."""
+        self._protocols = _versions()
+        found = nfsdrestart.Server((_threads(),), "", ())  # the rest is that of nfs.conf(5), if it cannot be told
+        with contextlib.suppress(ServerError):
+            found = await trio.to_thread.run_sync(nfsdrestart.look)
+        if any(found.threads):
+            self._found = found
+
+    async def _need_rpcbind(self) -> None:
         if 3 in self._protocols and not await _answers(111, 100000, 2):
             raise ServerError(
                 "rpcbind does not answer, and NFSv3 needs it: apt install rpcbind, start it, or use --protocols 4"
             )
+
+    async def _start_server(self) -> None:
+        await self._need_rpcbind()
         self._ours = True
         if os.path.isdir("/run/systemd/system"):
             await run("systemctl", "start", "nfs-server", hint="apt install nfs-kernel-server")
@@ -271,11 +290,27 @@ class Knfsd:
             raise ServerError(
                 "rpc.nfsd started no threads; is port 2049 free? (ss -lntp); see the kernel's log (dmesg)"
             )
+        self._start_mountd()
+
+    def _start_mountd(self) -> None:
+        without = [] if 3 in self._protocols else ["--no-nfs-version", "3"]
         # It runs in the foreground, so that it can be ended by its pid; like any mountd, it reads /etc/exports, too.
         self._mountd = subprocess.Popen(
             ["/usr/sbin/rpc.mountd", "--foreground", *without], stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
+
+    async def _start_again(self, found: nfsdrestart.Server) -> None:
+        """Start a server again that somebody else had started: it stays theirs, and is as it was."""
+        await self._need_rpcbind()
+        if os.path.isdir("/run/systemd/system"):  # it knows what belongs to the server
+            with contextlib.suppress(ServerError):
+                await run("systemctl", "start", "nfs-server")
+        if not _threads():
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(nfsdrestart.start, found)
+        if not await trio.to_thread.run_sync(_has_mountd):
+            self._start_mountd()
 
     async def _wait_for_answer(self) -> None:
         with trio.move_on_after(_ANSWER_SECONDS):
@@ -291,18 +326,18 @@ class Knfsd:
         await _unexport(pair for mount in self._mounts if (pair := (mount.path, mount.client)) not in wanted)
         before = {mount: export_options(mount) for mount in self._mounts}
         self._mounts = tuple(mounts)
-        lost = await _unlisted(mounts)
+        with contextlib.suppress(OSError):  # before clients can hold files of them
+            nfsdstate.note_mounts(mount.path for mount in mounts)
+        unlisted = await _unlisted(mounts)
         for mount in mounts:
             if before.get(mount) != export_options(mount) or mount in renewed:
                 await _export(mount)
-            elif mount in lost:  # somebody else's doing, which need not keep others from their change
+            elif mount in unlisted:  # somebody else's doing, which need not keep others from their change
                 with contextlib.suppress(ServerError):
                     await _export(mount)
         # The kernel caches the root of an export, and where it is mounted.
         await run("exportfs", "-f")
         await self._have_files_claimed()
-        with contextlib.suppress(OSError):
-            nfsdstate.note_mounts(mount.path for mount in mounts)
         # Now, and not when somebody asks for the state: a tree may hang then.
         with trio.move_on_after(_REAL_PATH_SECONDS):
             for source in {mount.source for mount in mounts} - self._real.keys():
@@ -314,21 +349,25 @@ class Knfsd:
         The threads of the server are restarted, and all its clients notice. If it must not be, `check` says so.
         """
         self._unclaimed = None
-        exported = {mount.path for mount in self._mounts}
-        lost = {device: path for device, path in nfsdstate.lost_mounts().items() if path in exported}
+        lost = await self._lost()
         if not lost:
             return
         paths = ", ".join(sorted(set(lost.values())))
         clients = nfsdstate.clients()
         holders = ", ".join(sorted(client.address for client in clients if client.devices & lost.keys()))
         try:
-            with_files = [client for client in clients if client.devices]
-            names = [client.name for client in with_files]
-            if unrecorded := await trio.to_thread.run_sync(nfsdstate.unrecorded, names):
-                others = ", ".join(client.address for client in with_files if client.name in unrecorded)
-                raise ServerError(f"there is no record of {others} on disk, without which locks are lost (nfsdcld(8))")
-            with trio.CancelScope(shield=True):  # half of it would be the end of the server
-                await trio.to_thread.run_sync(nfsdrestart.restart)
+            async with nfsdrestart.alone():
+                if not await self._lost():
+                    return  # another service has restarted the threads meanwhile
+                with_files = [client for client in nfsdstate.clients() if client.devices]
+                names = [client.name for client in with_files]
+                if unrecorded := await trio.to_thread.run_sync(nfsdstate.unrecorded, names):
+                    others = ", ".join(client.address for client in with_files if client.name in unrecorded)
+                    raise ServerError(
+                        f"there is no record of {others} on disk, without which locks are lost (nfsdcld(8))"
+                    )
+                with trio.CancelScope(shield=True):  # half of it would be the end of the server
+                    await trio.to_thread.run_sync(nfsdrestart.restart)
         except (ServerError, OSError) as exc:
             threads = _threads() or _THREADS
             self._unclaimed = (
@@ -342,6 +381,17 @@ class Knfsd:
         )
         log.warning("%s; %s", self._restarted, _grace())
 
+    async def _lost(self) -> dict[str, str]:
+        """Return what `nfsdstate.lost_mounts` does of the paths that are exported now."""
+        exported = {mount.path for mount in self._mounts}
+        lost = await trio.to_thread.run_sync(nfsdstate.lost_mounts)
+        return {device: path for device, path in lost.items() if path in exported}
+
+    async def _are_all_served(self) -> bool:
+        """Whether there is a daemon for each mount: where there is none, clients would claim their files in vain."""
+        there = await trio.to_thread.run_sync(mounted)
+        return all(mount.path in there for mount in self._mounts)
+
     def notes(self) -> list[str]:
         """See `Server.notes`."""
         said = [remark.message for remark in late_changes(self._mounts, self._real.get)]
@@ -351,6 +401,10 @@ class Knfsd:
 
     async def ask(self, mounts: Sequence[Mount]) -> served.Answers:
         """See `Server.ask`."""
+        if not _threads():
+            with contextlib.suppress(ServerError, OSError):
+                async with nfsdrestart.alone(_RESTART_SECONDS):  # it may be restarted just now
+                    pass
         if not _threads():
             return served.Answers("the kernel's NFS server has no threads (rpc.nfsd, systemctl status nfs-server)")
         if not await trio.to_thread.run_sync(_has_mountd):
@@ -388,14 +442,16 @@ class Knfsd:
 
     async def check(self) -> str | None:
         """See `Server.check`."""
+        try:
+            return await self._check()
+        except OSError as exc:
+            raise ServerError(str(exc)) from exc
+
+    async def _check(self) -> str | None:
         said = None
-        if not _threads():
-            said = "the kernel's NFS server had no threads any more; started again"
-            await self._start_server()
-        elif self._mountd is not None and self._mountd.poll() is not None:
-            said = "rpc.mountd had ended; started again"
-            self._mountd = subprocess.Popen(self._mountd.args, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                            stderr=subprocess.DEVNULL)  # fmt: skip
+        with contextlib.suppress(nfsdrestart.Busy):  # looked at the next time
+            async with nfsdrestart.alone(0):
+                said = await self._keep_running()
         failure = None
         for mount in await _unlisted(self._mounts):
             try:
@@ -405,11 +461,26 @@ class Knfsd:
                 failure = failure or exc
         if failure is not None:
             raise failure
-        if self._unclaimed:
+        # There may be some only now: that somebody holds a file shows when the client comes back, for example.
+        if (self._unclaimed or await self._lost()) and await self._are_all_served():
             await self._have_files_claimed()
         if self._unclaimed:
             raise ServerError(self._unclaimed)
         return said
+
+    async def _keep_running(self) -> str | None:
+        if not _threads():
+            if self._found is None:
+                await self._start_server()
+            else:
+                await self._start_again(self._found)
+            return "the kernel's NFS server had no threads any more; started again"
+        if not self._ours:
+            await self._remember()
+        if self._mountd is not None and self._mountd.poll() is not None:
+            self._start_mountd()
+            return "rpc.mountd had ended; started again"
+        return None
 
     async def stop(self) -> None:
         """See `Server.stop`."""
@@ -417,6 +488,12 @@ class Knfsd:
             await self.change((), ())
         if not self._ours:
             return
+        async with contextlib.AsyncExitStack() as stack:
+            with contextlib.suppress(ServerError, OSError):
+                await stack.enter_async_context(nfsdrestart.alone())
+            await self._stop_server()
+
+    async def _stop_server(self) -> None:
         if os.path.isdir("/run/systemd/system"):
             with contextlib.suppress(ServerError):
                 await run("systemctl", "stop", "nfs-server")

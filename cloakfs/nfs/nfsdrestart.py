@@ -8,6 +8,7 @@ after a restart of the machine (sm-notify(8)), and claim these again, too.
 """
 
 import contextlib
+import fcntl
 import glob
 import os
 import socket
@@ -15,14 +16,21 @@ import struct
 import subprocess
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
 from typing import NamedTuple
 
+import trio
+
+from ..mounted import RUN_DIR
+from . import nfsdstate
 from .server import ServerError
 
 _PROC = "/proc/fs/nfsd"
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _MONITORED = "/var/lib/nfs/sm"
 _BACKLOG = 64  # as of rpc.nfsd(8)
+_LOCK = os.path.join(RUN_DIR, "nfsd.lock")
+_LOCK_SECONDS, _LOCK_LOOK_SECONDS = 20.0, 0.1
 
 # A thread that waits for a disk at each of so many looks would keep the others from being started again.
 _LOOKS, _LOOK_SECONDS = 10, 0.1
@@ -53,34 +61,99 @@ class Server(NamedTuple):
     listeners: tuple[Listener, ...]
 
 
+class Busy(ServerError):
+    """Another service of cloakfs starts, restarts or stops the threads."""
+
+
+@contextlib.asynccontextmanager
+async def alone(seconds: float = _LOCK_SECONDS) -> AsyncIterator[None]:
+    """Keep other services of this machine from starting, restarting and stopping the threads in a with block.
+
+    Whoever is not alone may find a server without threads that another one is just restarting.
+
+    Args:
+        seconds: how long to wait for the others; 0 means not at all.
+
+    Raises:
+        Busy: one of the others does so all this time.
+        OSError: the lock file cannot be opened.
+    """
+    os.makedirs(RUN_DIR, mode=0o755, exist_ok=True)
+    lock = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        deadline = trio.current_time() + seconds
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if trio.current_time() >= deadline:
+                    raise Busy(f"another service restarts the kernel's NFS server (fuser {_LOCK})") from None
+            await trio.sleep(_LOCK_LOOK_SECONDS)
+        yield
+    finally:
+        os.close(lock)
+
+
+def look() -> Server:
+    """Return what makes the server that runs now.
+
+    Raises:
+        ServerError: it cannot be told on which addresses it listens.
+        OSError: there is none.
+    """
+    return Server(_numbers("pool_threads"), _read("versions").strip(), _listeners())
+
+
 def restart() -> None:
-    """In a thread: restart the threads.
+    """In a thread, `alone`: restart the threads.
 
     Raises:
         ServerError: they could not be restarted safely; if nothing else is said, the server was not touched.
     """
-    before = _server()
+    before = look()
+    if not any(before.threads):
+        raise ServerError("it has no threads")
     if "+3" in before.versions.split() and os.listdir(_MONITORED) and not _is_installed("sm-notify"):
         raise ServerError("sm-notify(8) is missing, so that NFSv3 clients would lose their locks")
     if stuck := _stuck():
         raise ServerError(f"a thread of the server waits for a disk (process {stuck})")
     lockd = _lockd()
-    failures = []
     _run("rpc.nfsd", "0")
+    with contextlib.suppress(OSError):
+        nfsdstate.lost_mounts()  # forgets them, since nobody holds anything now: they are no reason to restart twice
     try:
+        start(before)
+    finally:
+        if _lockd() != lockd and os.listdir(_MONITORED):
+            _run("sm-notify", "-f")
+
+
+def start(before: Server) -> None:
+    """In a thread, `alone`: start the threads of a server that has none, as they were before.
+
+    If its listeners are not known, it gets those of nfs.conf(5).
+
+    Raises:
+        ServerError: the server is not as before.
+    """
+    failures = []
+    try:
+        if before.versions and _read("versions").strip() != before.versions:
+            _write("versions", before.versions)
         for listener in before.listeners:
             try:
                 _listen(listener)
             except OSError as exc:
                 failures.append(f"{listener.address} {listener.transport} {listener.port}: {exc.strerror}")
+    except OSError as exc:
+        failures.append(f"{before.versions}: {exc.strerror}")
     finally:
         # It finds that there are listeners, and adds threads alone.
         _run("rpc.nfsd", str(sum(before.threads)))
-    if _numbers("pool_threads") != before.threads:
+    if before.listeners and _numbers("pool_threads") != before.threads:
         _write("pool_threads", " ".join(map(str, before.threads)))
-    if _lockd() != lockd and os.listdir(_MONITORED):
-        _run("sm-notify", "-f")
-    after = _server()
+    after = look() if before.listeners else before
     if failures or after != before:
         raise ServerError(
             f"the kernel's NFS server was restarted, and is not as before: {'; '.join(failures) or after} "
@@ -100,10 +173,6 @@ def grace_seconds() -> int:
     with contextlib.suppress(OSError, ValueError):
         return _numbers("nfsv4gracetime")[0]
     return 90
-
-
-def _server() -> Server:
-    return Server(_numbers("pool_threads"), _read("versions").strip(), _listeners())
 
 
 def _listeners() -> tuple[Listener, ...]:

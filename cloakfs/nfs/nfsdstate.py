@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from ..linux import mountinfo
 from ..mounted import RUN_DIR
+from ..unmount import KINDS
 
 _CLIENTS = "/proc/fs/nfsd/clients"
 _MADE = os.path.join(RUN_DIR, "nfsd")
@@ -100,7 +101,7 @@ def _in_database(database: str) -> set[bytes]:
         }
 
 
-# -- mounts that are gone --------------------------------------------------------------------------
+# -- mounts that were replaced ---------------------------------------------------------------------
 
 
 def note_mounts(paths: Iterable[str]) -> None:
@@ -118,21 +119,27 @@ def note_mounts(paths: Iterable[str]) -> None:
 
 
 def lost_mounts() -> dict[str, str]:
-    """Return the file systems that were noted, are mounted no more, and have files that clients hold: their paths.
+    """Return the file systems that clients hold files of, and whose noted path leads to a later one now: their paths.
 
-    Others that are mounted no more are forgotten: their numbers will be given to new ones.
+    They may still be mounted elsewhere, by a bind mount. Where nobody holds anything, they are forgotten, because their
+    numbers will be given to new ones.
     """
     noted = {}
     with contextlib.suppress(FileNotFoundError):
         for device in os.listdir(_MADE):
             with open(os.path.join(_MADE, device), "rb") as file:
                 noted[device] = os.fsdecode(file.read())
-    for place in mountinfo.by_id().values():
-        noted.pop(place.device, None)
-    if not noted:
+    places = mountinfo.by_id().values()
+    top = {place.path: place.device for place in places}
+    old = {device: path for device, path in noted.items() if top.get(path) != device}
+    if not old:
         return {}
     held = {device for client in clients() for device in client.devices}
-    for device in noted.keys() - held:
+    held -= {place.device for place in places if place.kind not in KINDS}  # that number is another file system's now
+    for device in old.keys() - held:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(_MADE, device))
-    return {device: path for device, path in noted.items() if device in held}
+    # What somebody else has mounted there, or nothing at all, is no place where clients could claim their files.
+    return {
+        device: path for device, path in old.items() if device in held and path in top and noted.get(top[path]) == path
+    }

@@ -3,12 +3,15 @@
 import hashlib
 import os
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import trio
 
 from cloakfs.linux import mountinfo
-from cloakfs.nfs import nfsdstate
+from cloakfs.nfs import nfsdrestart, nfsdstate
+from cloakfs.unmount import KINDS
 
 INFO = """\
 clientid: 0x9cf859236b080159
@@ -61,15 +64,99 @@ def test_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert nfsdstate.unrecorded(known) == {b"by nfsdcld"}
 
 
-def test_mounts_that_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nfsdstate, "_MADE", str(tmp_path / "made"))
+PATH = "/srv/cloakfs/it"
+
+
+class Noted:
+    """What was noted, what is mounted, and what clients hold."""
+
+    def __init__(self, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made = made
+        self.table: list[mountinfo.Place] = []
+        self.held: frozenset[str] = frozenset()
+        monkeypatch.setattr(nfsdstate, "_MADE", str(made))
+        monkeypatch.setattr(mountinfo, "by_id", lambda: dict(enumerate(self.table)))
+        monkeypatch.setattr(nfsdstate, "clients", lambda: [nfsdstate.Client(b"x", "192.0.2.7", self.held)])
+
+    def mounts(self, *places: tuple[str, str], kind: str = KINDS[0]) -> None:
+        self.table = [mountinfo.Place(path, kind, 1, device, 0, "rw") for path, device in places]
+
+    def notes(self, *places: tuple[str, str]) -> None:
+        """They are mounted, and exported."""
+        self.mounts(*places)
+        nfsdstate.note_mounts(path for path, _ in places)
+
+    def left(self) -> Sequence[str]:
+        return sorted(os.listdir(self.made))
+
+
+@pytest.fixture
+def noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Noted:
+    return Noted(tmp_path / "made", monkeypatch)
+
+
+def test_mounts_that_were_replaced(noted: Noted) -> None:
     assert nfsdstate.lost_mounts() == {}
-    here = next(place.path for place in mountinfo.by_id().values())
-    nfsdstate.note_mounts([here])
-    (noted,) = os.listdir(tmp_path / "made")
-    held = nfsdstate.Client(b"x", "192.0.2.7", frozenset({noted, "0:99999"}))
-    monkeypatch.setattr(nfsdstate, "clients", lambda: [held])
-    for device in ("0:99999", "0:99998"):
-        (tmp_path / "made" / device).write_text("/srv/cloakfs/it")
-    assert nfsdstate.lost_mounts() == {"0:99999": "/srv/cloakfs/it"}
-    assert sorted(os.listdir(tmp_path / "made")) == sorted([noted, "0:99999"])  # nobody holds anything of the third
+    for device in ("0:50", "0:51", "0:52"):
+        noted.notes((PATH, device))
+    noted.held = frozenset({"0:50", "0:52", "0:99"})
+    assert nfsdstate.lost_mounts() == {"0:50": PATH}
+    assert noted.left() == ["0:50", "0:52"]  # nobody holds anything of the second
+
+
+def test_a_replaced_mount_that_is_still_mounted_elsewhere(noted: Noted) -> None:
+    """A bind mount of it keeps it in the table: its daemon has ended nevertheless."""
+    noted.notes((PATH, "0:50"))
+    noted.notes((PATH, "0:51"))
+    noted.held = frozenset({"0:50"})
+    noted.mounts((PATH, "0:51"), ("/mnt/b", "0:50"))
+    assert nfsdstate.lost_mounts() == {"0:50": PATH}
+    noted.mounts((PATH, "0:50"), (PATH, "0:51"))
+    assert nfsdstate.lost_mounts() == {"0:50": PATH}
+
+
+def test_files_that_nobody_could_claim_yet(noted: Noted) -> None:
+    """Nothing is mounted at the path, or something that is not exported from there: it is not forgotten."""
+    noted.notes((PATH, "0:50"))
+    noted.held = frozenset({"0:50"})
+    noted.mounts()
+    assert nfsdstate.lost_mounts() == {}
+    noted.mounts((PATH, "0:51"))
+    assert nfsdstate.lost_mounts() == {}
+    noted.notes((PATH, "0:51"))
+    assert nfsdstate.lost_mounts() == {"0:50": PATH}
+
+
+def test_the_number_of_another_file_system(noted: Noted) -> None:
+    """The number of a mount that is gone has been given to a file system of somebody else."""
+    noted.notes((PATH, "0:50"))
+    noted.notes((PATH, "0:51"))
+    noted.held = frozenset({"0:50"})
+    noted.table += [mountinfo.Place("/mnt/other", "tmpfs", 1, "0:50", 0, "rw")]
+    assert nfsdstate.lost_mounts() == {}
+    assert noted.left() == ["0:51"]
+
+
+# -- starting and restarting the server, alone -----------------------------------------------------
+
+
+def test_one_service_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nfsdrestart, "RUN_DIR", str(tmp_path))
+    monkeypatch.setattr(nfsdrestart, "_LOCK", str(tmp_path / "nfsd.lock"))
+    order = []
+
+    async def second() -> None:
+        async with nfsdrestart.alone(20.0):
+            order.append("second")
+
+    async def first() -> None:
+        async with trio.open_nursery() as nursery, nfsdrestart.alone(0):
+            nursery.start_soon(second)
+            with pytest.raises(nfsdrestart.Busy, match=r"nfsd\.lock"):
+                async with nfsdrestart.alone(0):
+                    pass
+            await trio.sleep(0.3)
+            order.append("first")
+
+    trio.run(first)
+    assert order == ["first", "second"]

@@ -178,6 +178,18 @@ def test_what_clients_hold_is_not_lost(
     assert f"claim the files again that they hold of {tree.path}" in told.stderr
 
 
+def test_the_old_mount_is_still_mounted_elsewhere(tree: Share, holders: list[Holder]) -> None:
+    """A bind mount of it keeps it in the table of mounts."""
+    os.makedirs("/bound", exist_ok=True)
+    sh("mount", "--bind", tree.path, "/bound")
+    try:
+        replaced(tree, lambda: kill_daemon(tree))
+        for holder in holders:
+            holder.goes_on()
+    finally:
+        sh("umount", "--lazy", "/bound")
+
+
 def test_nobody_is_disturbed_who_need_not_be(service: Service, nfs_host: NfsHost) -> None:
     """The threads go on where no client holds anything of the mount that is replaced."""
     with exported(service, "rw", prepare) as other, nfs_mounted(other, "4.2", MOUNTED) as place:
@@ -256,6 +268,29 @@ def test_a_server_that_cannot_be_restored_is_not_restarted(machine: Callable[[st
     )
     assert "it cannot be told on which of the addresses with tcp port 2049 it listens" in said, said
     assert "= 1\n2\n" in said, said
+
+
+def test_a_server_that_was_running_stays_the_administrators(machine: Callable[[str], str]) -> None:
+    """Started again, it is as it was last, and `down` does not stop it; another service's restart is waited for."""
+    started = "for i in $(seq 600); do grep -qx 0 /proc/fs/nfsd/threads || break; sleep 0.1; done; sleep 1"
+    cloakfs = " ".join(COMMAND)
+    show = f"{SHOW} | grep ' 0A '"  # of sockets, those that listen
+    said = machine(
+        "exec 2>&1; mkdir -p /run/cloakfs; mount -t tmpfs none /run/cloakfs; mkdir -p /tree/found /run/cloakfs/found; "
+        "echo '/tree/found *(rw,insecure)' >/run/cloakfs/found/x.exports; "
+        "rpc.nfsd -N 3 -V 4.1 -N 4.2 -H 127.0.0.1 2; rpc.mountd -F -N 3 & mountd=$!; "
+        f"{cloakfs} export up /run/cloakfs/found --root /srv/found; "
+        f"rpc.nfsd 5; sleep 7; echo =; {show}; "
+        f"rpc.nfsd 0; {started}; echo =; {show}; "
+        f"echo =; flock /run/cloakfs/nfsd.lock sh -c 'rpc.nfsd 0; sleep 7; cat /proc/fs/nfsd/threads'; {started}; "
+        f"echo =; {show}; {cloakfs} export down; echo =; {show}; echo =; kill $mountd; rpc.nfsd 0"
+    )
+    _, before, again, meanwhile, after, left, _ = re.split(r"^=\n", said, flags=re.MULTILINE)
+    assert before.startswith("5\n-3 +4 +4.1 -4.2"), said
+    assert before.count(":0801") == 1, said
+    assert meanwhile == "0\n", said
+    for now in (again, after, left):
+        assert shown(now) == shown(before), said
 
 
 def test_nfsv3_is_still_registered(tree: Share) -> None:
