@@ -507,6 +507,7 @@ class _Daemon:
                 tasks.keep("invalidating what the kernel caches", cache.keep_forgetting)
                 tasks.keep("dropping what the kernel forgot", filesystem.references.keep_dropping)
                 tasks.keep("watching mounts", cache.follow_mounts)
+                tasks.keep("finding what was moved", cache.find_moved)
                 tasks.keep("recalling delegations", filesystem.recalls.keep_recalling)
                 tasks.keep("counting probes", filesystem.probing.keep_counting)
                 tasks.keep("answering commands", self._control.serve, tasks)

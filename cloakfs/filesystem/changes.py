@@ -5,7 +5,7 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from functools import partial
 
 import trio
@@ -30,6 +30,7 @@ from ..tree.filesystems import Filesystem
 from ..tree.nodes import Nodes
 from ..tree.objects import Object
 from ..tree.passages import Passages
+from ..tree.registry import Told
 from ..view import View
 from ..views import Views
 from ..watch import Watch, mounts_changed
@@ -49,6 +50,11 @@ _SHARE_OF_MOUNTS = 20
 
 # Of an object that more views than this may know, it is not found out for each whether its identity may know it still.
 _MOST_VIEWS = 16
+
+# Where the objects are that were reported as moved is found out in steps of so many seconds, unless somebody asks
+# first. After each, this many times as long passes.
+_STEP_SECONDS = 0.001
+_SHARE_OF_STEPS = 20
 
 _NAMES = FAN_CREATE | FAN_DELETE | FAN_MOVED_FROM | FAN_MOVED_TO
 
@@ -85,6 +91,8 @@ class Changes:
         self._listings = listings
         self._watched: dict[int, list[Filesystem]] = {}  # by the id that events carry
         self._to_look_up = 0  # how many more names may be looked up for this batch of events
+        self._moved: dict[Object, None] = {}  # objects to be found, unless somebody asks for them first
+        self._moved_some = trio.Event()
         self._has_followed = False  # whether `follow` has run: what a failed run has read may not have been handled
         self._mounts = nodes.mounts.mounts_below()
 
@@ -123,7 +131,7 @@ class Changes:
     async def follow(self, watch: Watch) -> None:
         """Run for ever, making the kernel forget what others change."""
         if self._has_followed:
-            self._forgetting.forget_everything()
+            self._lose_track()
         self._has_followed = True
         while True:
             self._heed_all(await watch.changes())
@@ -137,18 +145,26 @@ class Changes:
             if events:  # of others
                 self._heed_all(events)
         except BaseException:
-            self._forgetting.forget_everything()
+            self._lose_track()
             raise
         return watch.has_read_all()
+
+    def _lose_track(self) -> None:
+        """Forget everything, since reports were lost: anything may have changed, and be anywhere."""
+        self._forgetting.forget_everything()
+        self._nodes.registry.doubt_all()
+        self._find_later(self._nodes.astray)
 
     def _heed_all(self, events: list[Event]) -> None:
         forgotten = False
         self._to_look_up = _MOST_LOOKED_UP
         for event in events:
             if event.mask & FAN_Q_OVERFLOW:
-                self._forgetting.forget_everything()
+                self._lose_track()
             for filesystem in self._watched.get(event.fsid, ()):
                 forgotten |= self._heed(event, filesystem)
+                if event.mask & (FAN_MOVED_FROM | FAN_MOVED_TO):
+                    self._heed_move(event, filesystem)
         if forgotten:
             self._forgetting.begin_era()
 
@@ -195,6 +211,40 @@ class Changes:
         if event.mask & (FAN_MODIFY | FAN_CLOSE_WRITE):
             self._forgetting.forget_content(target)
         return False
+
+    def _heed_move(self, event: Event, filesystem: Filesystem) -> None:
+        """Note where an object is that was renamed, after what the kernel knew of its former place was forgotten."""
+        if event.target:
+            target = self._nodes.by_handle(filesystem, event.target)
+        else:  # before Linux 5.17
+            parent = self._nodes.by_handle(filesystem, event.directory)
+            target = None if parent is None else self._nodes.entry(parent, event.name)
+        if target is None:
+            return
+        if event.mask & FAN_MOVED_FROM:
+            self._nodes.locator.left(target)
+        if event.mask & FAN_MOVED_TO:
+            self._nodes.locator.came(target, Told(filesystem, event.directory, event.name))
+        if target in self._nodes.astray:
+            self._find_later((target,))
+
+    def _find_later(self, objects: Iterable[Object]) -> None:
+        self._moved.update(dict.fromkeys(objects))
+        self._moved_some.set()
+
+    async def find_moved(self) -> None:
+        """Run for ever, finding out where objects are that were moved, so that nobody who asks has to wait for it."""
+        while True:
+            await self._moved_some.wait()
+            began = trio.current_time()
+            while self._moved and trio.current_time() < began + _STEP_SECONDS:
+                obj, _ = self._moved.popitem()
+                if obj in self._nodes.astray and not obj.filesystem.waits:
+                    with contextlib.suppress(OSError):
+                        self._nodes.is_in_tree(obj)
+            if not self._moved:
+                self._moved_some = trio.Event()
+            await trio.sleep(_SHARE_OF_STEPS * (trio.current_time() - began))
 
     def _heed_name(self, event: Event, parent: Object, target: Object | None) -> None:
         """Forget a name that has changed, or leads to something that has."""

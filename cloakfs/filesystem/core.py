@@ -288,11 +288,20 @@ class Core(pyfuse3.Operations):
                 self.requests.counters.hidden_handles += 1
                 raise Stale
             fd = self.nodes.fd(obj)  # descriptors of the objects above may have taken the place of this one
+        if (self.nodes.astray or not obj.filesystem.watched) and self._is_outside(view, who, obj):
+            if not has_open and not (or_open and self.files.has_open(who, obj)):
+                self.requests.counters.hidden_handles += 1
+                raise Stale
+            fd = self.nodes.fd(obj)
         if self.cache.checks_above and (below := self.cache.tell_passer(number, obj, hearer)) is not None:
             await self.cache.forgotten(below)
             return await self._enter(inode, ctx, or_open=or_open, has_open=has_open, for_attributes=for_attributes)
         asker = self.callers.asker(view, who, ctx) if self.knfsd else None
         return Entered(number, view, who, obj, fd, info, hearer, asker)
+
+    def _is_outside(self, view: View, who: Subject, obj: Object) -> bool:
+        """Whether the object was moved out of the tree, if the door does not ask where it is."""
+        return not view.judges and who is not INSIDER and not self.nodes.is_in_tree(obj)
 
     def _is_visible(self, view: View, who: Subject, obj: Object, info: linux.Stat, near: Near | None) -> bool:
         """Ask the door, with what `_approach` has found, if that still holds.

@@ -319,6 +319,9 @@ class Directories(Names):
         except Far:
             near = await self._approach(obj, self._nodeid(directory), ctx, near)
             return await self._tell(fh, directory, reply, ctx, near)
+        if not is_hidden and (self.nodes.astray or not obj.filesystem.watched) and self._is_outside(view, who, obj):
+            self.requests.counters.hidden_handles += 1
+            raise Stale
         if is_hidden:
             self.door.note_hidden(view, who, obj)
             self.requests.counters.hidden_handles += 1

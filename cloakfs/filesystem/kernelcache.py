@@ -106,6 +106,7 @@ class KernelCache:
         self.watch = changes.watch
         self.follow = changes.follow
         self.follow_mounts = changes.follow_mounts
+        self.find_moved = changes.find_moved
         self.changed = changes.changed
         self.emptied = changes.emptied
         self.removed = changes.removed

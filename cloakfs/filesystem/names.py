@@ -196,6 +196,13 @@ class Names(Core):
         if self.nodes.waits(obj):
             await self._look(obj)
         number, view = await self.callers.view(inode)
+        if (
+            name == b"."
+            and (self.nodes.astray or not obj.filesystem.watched)
+            and not view.judges
+            and not self.nodes.is_in_tree(obj)
+        ):
+            raise Stale
         if name == b"..":
             if obj is self.nodes.root:
                 if self.views.top:

@@ -14,13 +14,16 @@ from .descriptors import Descriptors
 from .filesystems import Filesystem
 from .knownmounts import KnownMounts
 from .objects import MOST_LEVELS, Object, Stale, dev_ino
-from .registry import Registry
+from .registry import Registry, Told
 
 # How many entries of a directory are looked through for a name that the kernel cannot tell (in a millisecond).
 _MOST_ENTRIES = 2048
 
 # For how many seconds a directory that was found below the root is assumed to be there still.
 _MOMENT = 0.02
+
+# For how many seconds an object is assumed to be in its place still where the kernel reports no changes.
+_UNTOLD_SECONDS = 1.0
 
 # A change within the clock tick (at most 10 ms) in which a place was checked would not show in the ctime.
 _TICK_NS = 20_000_000
@@ -47,6 +50,8 @@ class Locator:
         self._there: Mapping[tuple[int, bytes], tuple[int, int]] = {}
         self._inside: set[tuple[int, int]] = set()  # directories seen below the root, valid for a moment
         self._inside_until = 0.0
+        self._certain: set[Object] = set()  # objects found in their places where no changes are reported
+        self._certain_until = 0.0
 
     def at_path(self, path: str) -> tuple[Object, bytes] | None:
         """Return the directory and the name in it that a path in the tree leads to, if known; nothing is looked up."""
@@ -115,6 +120,133 @@ class Locator:
         except OSError:
             return False
         return (there.st_dev, there.st_ino) == (info.st_dev, info.st_ino)
+
+    # -- whether it is in the tree at all ----------------------------------------------------------
+
+    def is_in_tree(self, obj: Object) -> bool:
+        """Whether an object is below the root, by at least one of its known names, as far as changes were reported.
+
+        Where they are not, it was so less than a second ago. It need be asked only if some objects are astray
+        (`Registry.astray`), or changes are not reported. On a file system by threads, the answer is what one has just
+        found (`look`).
+
+        Raises:
+            OSError: it cannot be found out.
+        """
+        now = time.monotonic()
+        if now >= self._certain_until:
+            self._certain.clear()
+            self._certain_until = now + _UNTOLD_SECONDS
+        if self._leads_to_root(obj):
+            return True
+        if not obj.others:
+            return False
+        info = obj.filesystem.stat(self._descriptors.fd(obj))
+        return any(self.is_at(info, parent, name) and self._leads_to_root(parent) for parent, name in [*obj.others])
+
+    def _leads_to_root(self, obj: Object) -> bool:
+        astray, root = self._registry.astray, self._registry.root
+        at: Object | None = obj
+        while at is not root:
+            if at is None:
+                return False
+            if (
+                at.parent is None
+                or at in astray
+                or not (at.filesystem.watched or (at in self._certain and not at.filesystem.by_threads))
+            ) and not self.settle(at):
+                return False
+            at = at.parent
+        return True
+
+    def settle(self, obj: Object) -> bool:
+        """Find out in which directory an object is; False if in none, as far as can be known. That may be outside."""
+        try:
+            fd = self._descriptors.fd(obj)
+        except Stale:
+            return False
+        info = obj.filesystem.stat(fd)
+        if info.st_nlink == 0:
+            return obj.parent is not None
+        if stat.S_ISDIR(info.st_mode) and not obj.filesystem.by_threads:
+            self._find_directory(obj, info)
+        elif not self._find_by_name(obj, info):
+            return False
+        if obj.parent is None:
+            return False
+        self._registry.astray.pop(obj, None)
+        if not obj.filesystem.watched:
+            self._certain.add(obj)
+        return True
+
+    def _find_by_name(self, obj: Object, info: Stat) -> bool:
+        """Find the place of a file: where it was, by another name, where it was reported, or by another name there."""
+        if obj.parent is not None and self.is_at(info, obj.parent, obj.name):
+            return True
+        place: tuple[Object, bytes] | None = None
+        for directory, name in obj.others:
+            if self.is_at(info, directory, name):
+                links.drop_name(obj, directory, name)
+                place = directory, name
+                break
+        if place is None and not obj.filesystem.by_threads:
+            place = self._find_as_told(obj, info) or self._find_nearby(obj, info)
+        if place is None:
+            if obj not in self._registry.astray:
+                self._registry.astray[obj] = None
+                self._registry.on_moved(obj)
+            if self._registry.astray[obj] is None:
+                self._registry.astray[obj] = Told(obj.filesystem, b"", b"")  # it is not looked for again
+            return False
+        self._registry.move(obj, *place)
+        return True
+
+    def _find_as_told(self, obj: Object, info: Stat) -> tuple[Object, bytes] | None:
+        told = self._registry.astray.get(obj)
+        if told is None or not told.directory:
+            return None
+        parent = self._registry.by_handle(told.filesystem, told.directory)
+        if parent is None:
+            try:
+                fd = calls.find_handle(told.filesystem.fd, told.directory, os.O_DIRECTORY)
+            except OSError:
+                return None
+            if not self._is_below_root(calls.dup(fd)):
+                calls.close(fd)
+                return None
+            parent = self._registry.resolve(fd, None, b"")
+        if self.is_at(info, parent, told.name):
+            return parent, told.name
+        self._registry.drop_if_unused(parent)
+        return None
+
+    def _find_nearby(self, obj: Object, info: Stat) -> tuple[Object, bytes] | None:
+        if obj.parent is None or self._registry.astray.get(obj) is not None:
+            return None
+        try:
+            name = calls.name_in(linux.ROOT, self._descriptors.fd(obj.parent), info.st_ino, _MOST_ENTRIES)
+        except OSError:
+            return None
+        return (obj.parent, name) if name is not None and self.is_at(info, obj.parent, name) else None
+
+    def left(self, obj: Object) -> None:
+        """Note a report that the object was renamed; where it is now has yet to be found out, or reported."""
+        if obj is not self._registry.root:
+            self._registry.astray.setdefault(obj)
+
+    def came(self, obj: Object, told: Told) -> None:
+        """Note a report that the object was renamed, and to where, which may be outdated by now."""
+        if obj is self._registry.root:
+            return
+        parent = self._registry.by_handle(told.filesystem, told.directory)
+        try:
+            info = obj.filesystem.stat(self._descriptors.fd(obj))
+        except OSError:
+            return
+        if parent is not None and self.is_at(info, parent, told.name):
+            self._registry.found_again(obj, parent, told.name, info)
+        else:
+            self._registry.astray[obj] = told
 
     def is_deepest(self, directory: Object) -> bool:
         """Whether nothing may be made below this directory that would be a directory itself (`MOST_LEVELS`)."""
@@ -205,11 +337,14 @@ class Locator:
 
     def _is_inside(self, obj: Object) -> bool:
         """Whether this directory is still below the root of the tree."""
+        return self._is_below_root(calls.dup(self._descriptors.fd(obj)))
+
+    def _is_below_root(self, fd: int) -> bool:
+        """Whether the directory `fd` (O_PATH), which is closed, is the root of the tree, or below it."""
         root = self._descriptors.inode_of(self._registry.root)
         passed: list[tuple[int, int]] = []
-        fd = calls.dup(self._descriptors.fd(obj))
         try:
-            here = self._descriptors.inode_of(obj)
+            here = dev_ino(calls.statx_fd(fd)[0])
             for _ in range(MOST_LEVELS):
                 if here == root:
                     self._inside.update(passed)

@@ -81,6 +81,7 @@ class Nodes:
         self.resolve = registry.resolve
         self.known = registry.known
         self.moved = registry.moved
+        self.astray = registry.astray
         self.opened = registry.opened
         self.closed = registry.closed
         self.objects = registry.objects
@@ -97,6 +98,7 @@ class Nodes:
         self.is_child = locator.is_child
         self.is_deepest = locator.is_deepest
         self.parent_directory = locator.parent_directory
+        self.is_in_tree = locator.is_in_tree
         self.at_path = locator.at_path
         self.place_of = locator.place_of
         self.recall = locator.recall

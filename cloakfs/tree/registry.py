@@ -7,6 +7,7 @@ An object that is dropped here can be restored from the index.
 import os
 import stat
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from .. import linux
 from ..linux import Stat
@@ -25,6 +26,17 @@ def _ignore(_: Object) -> None:
     pass
 
 
+class Told(NamedTuple):
+    """Where the kernel has reported an object to be: the handle of the directory on a file system, and the name in it.
+
+    Without a handle, no such report has come, and the object was looked for in vain.
+    """
+
+    filesystem: Filesystem
+    directory: bytes
+    name: bytes
+
+
 class Registry:
     """The objects of one tree.
 
@@ -34,6 +46,9 @@ class Registry:
         is_replaced: whether the tree had another root when the index was last used.
         trust: an `Object.trusted` with any other value is void.
         audience_of_restored: who may have been told of an object that somebody asks for by a handle.
+        astray: objects of whose last known place it is not certain that they are there, or that have none: most of them
+            were moved out of the tree. What is below them is not noted. For a file, where a report says that it is, if
+            one does.
         on_moved: is called with each object that turns out to be in another directory, or nowhere, before anybody is
             told so.
     """
@@ -49,6 +64,7 @@ class Registry:
         self._transient = TRANSIENT | int.from_bytes(os.urandom(5), "little")
         self.trust = 0
         self.audience_of_restored = ALL  # anybody may have the handle
+        self.astray: dict[Object, Told | None] = {}
         self.on_moved: Callable[[Object], None] = _ignore
         handle, filesystem = mounts.identify(mounts.top, None)
         self.is_replaced = not index.claim(ROOT, handle)
@@ -91,6 +107,7 @@ class Registry:
             if parent is not None:
                 self._place(obj, parent, name)
             self._remember(obj)
+            self.astray[obj] = None  # nobody has noted since what became of it
             parent = obj
         assert parent is not None
         return parent
@@ -119,8 +136,10 @@ class Registry:
                 self._remember(obj)
                 if parent is not None:
                     self._place(obj, parent, name)
+                else:
+                    self.astray[obj] = None
             elif parent is not None and not links.is_entry(obj, parent, name):
-                self._found_again(obj, parent, name, fd)
+                self.found_again(obj, parent, name, obj.filesystem.stat(fd))
         except BaseException:
             calls.close(fd)
             raise
@@ -163,9 +182,8 @@ class Registry:
         near = (self.by_handle(filesystem, handle) for filesystem in self._mounts.filesystems if filesystem.has_handles)
         return [twin for twin in near if twin is not None and twin is not obj]
 
-    def _found_again(self, obj: Object, parent: Object, name: bytes, fd: int) -> None:
+    def found_again(self, obj: Object, parent: Object, name: bytes, info: Stat) -> None:
         """Note that a known object turned up under another name: it was moved, or this is one more hard link."""
-        info = obj.filesystem.stat(fd)
         if not stat.S_ISDIR(info.st_mode) and info.st_nlink > 1 and obj.parent is not None:
             links.add_name(obj)
             links.drop_name(obj, as_directory(parent), name)
@@ -181,8 +199,11 @@ class Registry:
         directory = as_directory(parent)
         parted = links.part(obj, directory)
         if parted is not None:
+            self.astray[parted] = None
             self.on_moved(parted)
         before = links.place(obj, directory, name)
+        if self.astray:
+            self.astray.pop(obj, None)
         if obj.ever_kept:
             self.hold(parent, obj.ever_kept)
         if before is not parent and (before is not None or obj.audience != NOBODY):
@@ -192,6 +213,7 @@ class Registry:
 
     def displace(self, obj: Object) -> None:
         """Record that `obj` is nowhere in the tree."""
+        self.astray.setdefault(obj)
         self.on_moved(obj)
         parent = links.leave(obj)
         if parent is not None:
@@ -246,6 +268,7 @@ class Registry:
             if self.by_number.pop(obj.number, None) is None:
                 return
             self._by_handle.pop(obj.handle, None)
+            self.astray.pop(obj, None)
             if (
                 obj.fd >= 0
                 and obj.number < TRANSIENT
@@ -278,6 +301,12 @@ class Registry:
         if self._unused:
             self.drop_if_unused(self._unused.pop())
         return bool(self._unused)
+
+    def doubt_all(self) -> None:
+        """Note that any object may have been moved."""
+        for obj in self.by_number.values():
+            if obj is not self.root:
+                self.astray.setdefault(obj)
 
     def objects(self) -> list[Object]:
         """Return all objects that are known."""
