@@ -5,7 +5,7 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from functools import partial
 
 import trio
@@ -91,8 +91,10 @@ class Changes:
         self._listings = listings
         self._watched: dict[int, list[Filesystem]] = {}  # by the id that events carry
         self._to_look_up = 0  # how many more names may be looked up for this batch of events
-        self._moved: dict[Object, None] = {}  # objects to be found, unless somebody asks for them first
-        self._moved_some = trio.Event()
+        # Objects to be found unless somebody asks first: those that were moved, and all of them if reports were lost.
+        self._moved: set[Object] = set()
+        self._lost: list[Object] = []
+        self._any_moved = trio.Event()
         self._has_followed = False  # whether `follow` has run: what a failed run has read may not have been handled
         self._mounts = nodes.mounts.mounts_below()
 
@@ -152,8 +154,9 @@ class Changes:
     def _lose_track(self) -> None:
         """Forget everything, since reports were lost: anything may have changed, and be anywhere."""
         self._forgetting.forget_everything()
-        self._nodes.registry.doubt_all()
-        self._find_later(self._nodes.astray)
+        self._nodes.locator.lose_track()
+        self._lost = self._nodes.objects()
+        self._any_moved.set()
 
     def _heed_all(self, events: list[Event]) -> None:
         forgotten = False
@@ -226,24 +229,23 @@ class Changes:
         if event.mask & FAN_MOVED_TO:
             self._nodes.locator.came(target, Told(filesystem, event.directory, event.name))
         if target in self._nodes.astray:
-            self._find_later((target,))
-
-    def _find_later(self, objects: Iterable[Object]) -> None:
-        self._moved.update(dict.fromkeys(objects))
-        self._moved_some.set()
+            self._moved.add(target)
+            self._any_moved.set()
 
     async def find_moved(self) -> None:
         """Run for ever, finding out where objects are that were moved, so that nobody who asks has to wait for it."""
         while True:
-            await self._moved_some.wait()
+            await self._any_moved.wait()
             began = trio.current_time()
-            while self._moved and trio.current_time() < began + _STEP_SECONDS:
-                obj, _ = self._moved.popitem()
-                if obj in self._nodes.astray and not obj.filesystem.waits:
+            while (self._moved or self._lost) and trio.current_time() < began + _STEP_SECONDS:
+                obj = (self._moved or self._lost).pop()
+                is_known = self._nodes.registry.by_number.get(obj.number) is obj
+                if is_known and not obj.filesystem.waits:
                     with contextlib.suppress(OSError):
                         self._nodes.is_in_tree(obj)
-            if not self._moved:
-                self._moved_some = trio.Event()
+            if not self._moved and not self._lost:
+                self._nodes.astray.pop(self._nodes.root, None)
+                self._any_moved = trio.Event()
             await trio.sleep(_SHARE_OF_STEPS * (trio.current_time() - began))
 
     def _heed_name(self, event: Event, parent: Object, target: Object | None) -> None:

@@ -146,6 +146,7 @@ class Locator:
 
     def _leads_to_root(self, obj: Object) -> bool:
         astray, root = self._registry.astray, self._registry.root
+        is_told = root not in astray
         at: Object | None = obj
         while at is not root:
             if at is None:
@@ -153,7 +154,7 @@ class Locator:
             if (
                 at.parent is None
                 or at in astray
-                or not (at.filesystem.watched or (at in self._certain and not at.filesystem.by_threads))
+                or not ((is_told and at.filesystem.watched) or (at in self._certain and not at.filesystem.by_threads))
             ) and not self.settle(at):
                 return False
             at = at.parent
@@ -167,15 +168,15 @@ class Locator:
             return False
         info = obj.filesystem.stat(fd)
         if info.st_nlink == 0:
-            return obj.parent is not None
-        if stat.S_ISDIR(info.st_mode) and not obj.filesystem.by_threads:
+            pass  # it will never be anywhere else
+        elif stat.S_ISDIR(info.st_mode) and not obj.filesystem.by_threads:
             self._find_directory(obj, info)
         elif not self._find_by_name(obj, info):
             return False
         if obj.parent is None:
             return False
         self._registry.astray.pop(obj, None)
-        if not obj.filesystem.watched:
+        if not obj.filesystem.watched or self._registry.root in self._registry.astray:
             self._certain.add(obj)
         return True
 
@@ -228,6 +229,11 @@ class Locator:
         except OSError:
             return None
         return (obj.parent, name) if name is not None and self.is_at(info, obj.parent, name) else None
+
+    def lose_track(self) -> None:
+        """Note that reports were lost, so that any object may have been moved."""
+        self._certain.clear()
+        self._registry.astray[self._registry.root] = None
 
     def left(self, obj: Object) -> None:
         """Note a report that the object was renamed; where it is now has yet to be found out, or reported."""

@@ -48,7 +48,7 @@ class Registry:
         audience_of_restored: who may have been told of an object that somebody asks for by a handle.
         astray: objects of whose last known place it is not certain that they are there, or that have none: most of them
             were moved out of the tree. What is below them is not noted. For a file, where a report says that it is, if
-            one does.
+            one does. The root stands for all objects: reports were lost.
         on_moved: is called with each object that turns out to be in another directory, or nowhere, before anybody is
             told so.
     """
@@ -301,12 +301,6 @@ class Registry:
         if self._unused:
             self.drop_if_unused(self._unused.pop())
         return bool(self._unused)
-
-    def doubt_all(self) -> None:
-        """Note that any object may have been moved."""
-        for obj in self.by_number.values():
-            if obj is not self.root:
-                self.astray.setdefault(obj)
 
     def objects(self) -> list[Object]:
         """Return all objects that are known."""

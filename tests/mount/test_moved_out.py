@@ -47,6 +47,19 @@ def put(top: str) -> None:
         os.chmod(f"{top}/{name}", 0o777)
 
 
+LOSES_RENAMES = """
+from cloakfs.linux import fanotify
+from cloakfs.watch import Watch
+read = Watch.read
+def read_or_lose(self):
+    events = read(self)
+    if any(event.mask & (fanotify.FAN_MOVED_FROM | fanotify.FAN_MOVED_TO) for event in events):
+        return [fanotify.Event(fanotify.FAN_Q_OVERFLOW, 0, b"", b"", b"", False)]
+    return events
+Watch.read = read_or_lose
+"""
+
+
 @dataclass
 class Place:
     """`source` is served; `outside` is on the same file system, and is not."""
@@ -359,6 +372,37 @@ def test_without_reports_it_takes_a_second(place: Place, mount: MakeMount, user:
     os.rename(f"{place.outside}/file", f"{place.source}/file")
     assert eventually(lambda: error_of(someone, create, "made") == 0, 10)
     assert eventually(lambda: error_of(someone, reopen, held) == 0, 10)
+
+
+@pytest.fixture
+def lossy() -> Iterator[None]:
+    """Daemons to which it is reported, instead of renames, that reports were lost."""
+    with daemons_with(LOSES_RENAMES):
+        yield
+
+
+@pytest.mark.usefixtures("lossy")
+def test_when_reports_were_lost(place: Place, mount: MakeMount, user: MakeUser) -> None:
+    m = mount("-o", NULL, source=place.source)
+    someone = user(ANN)
+    someone.do(os.chdir, m.at("dir"))
+    held = someone.do(os.open, m.at("file"), os.O_PATH)
+    works(someone)
+    os.rename(f"{place.source}/dir", f"{place.source}/other/dir")
+    os.rename(f"{place.source}/file", f"{place.source}/renamed")
+    told()
+    works(someone)
+    assert someone.do(reopen, held) == b"file"
+    os.rename(f"{place.source}/other/dir", f"{place.outside}/dir")
+    os.rename(f"{place.source}/renamed", f"{place.outside}/file")
+    told()
+    refused(someone)
+    assert error_of(someone, reopen, held) == errno.ESTALE
+    os.rename(f"{place.outside}/dir", f"{place.source}/dir")
+    os.rename(f"{place.outside}/file", f"{place.source}/renamed")
+    told()
+    works(someone)
+    assert someone.do(reopen, held) == b"file"
 
 
 def test_every_view_of_a_mount(place: Place, mount: MakeMount, user: MakeUser) -> None:

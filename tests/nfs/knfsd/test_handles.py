@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import shutil
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.agents import User, names, read
+from tests.agents import User, names, read, write
 from tests.mount.conftest import run
 from tests.nfs import nfs3
 from tests.nfs.knfsd.fixtures import VERSIONS, NfsHost, Service, Share, drop_caches, exported, nfs_mounted
@@ -230,3 +231,54 @@ def test_held_over_everything(site: Site, version: str, user: Callable[..., User
     ann.do(os.close, file)
     ann.do(os.chdir, "/")
     assert run("export", "status").returncode == 0
+
+
+@pytest.mark.parametrize("options", ["rw", "rw,subtree_check", "rw,all_squash,anonuid=1000,anongid=1000"])
+def test_what_was_moved_out_of_the_tree(service: Service, options: str, user: Callable[..., User]) -> None:
+    """Nothing is hidden here. It stays out of reach when kernel and daemon have forgotten it, until it is back."""
+    with ExitStack() as stack:
+        tree = stack.enter_context(exported(service, options, prepare_open))
+        client = nfs3.Client("127.0.0.1", ANN, ANN)
+        stack.callback(client.close)
+        root = client.mount(tree.path)
+        handles = [client.walk(root, *path) for path in (("dir",), ("dir", "sub"), ("dir", "sub", "file"), ("file",))]
+        other = client.walk(root, "other")
+        people = [user(ANN) for _ in VERSIONS]
+        for one, version in zip(people, VERSIONS, strict=True):
+            one.do(os.chdir, os.path.join(stack.enter_context(nfs_mounted(tree, version)), "dir"))
+            stack.callback(one.do, os.chdir, "/")
+            assert one.do(names, ".") == ["sub"]
+        outside = f"{tree.source}.outside"
+        os.mkdir(outside)
+        try:
+            for name in ("dir", "file"):
+                os.rename(tree.real(name), os.path.join(outside, name))
+            for _ in range(2):
+                deadline = time.monotonic() + 30
+                while any(everything(client, handle) != {nfs3.STALE} for handle in handles):
+                    assert time.monotonic() < deadline, [everything(client, handle) for handle in handles]
+                for one in people:
+                    assert one.error(write, "new", b"x") in (errno.ESTALE, errno.ENOENT)
+                assert client.list(other) == (nfs3.OK, [])
+                drop_caches()
+            assert names(os.path.join(outside, "dir")) == ["sub"]
+            assert read(os.path.join(outside, "dir", "sub", "file")) == b"content"
+            os.rename(os.path.join(outside, "dir"), tree.real("other", "back"))
+            os.rename(os.path.join(outside, "file"), tree.real("file"))
+            deadline = time.monotonic() + 30
+            while any(client.getattr(handle)[0] != nfs3.OK for handle in handles):
+                assert time.monotonic() < deadline, [client.getattr(handle)[0] for handle in handles]
+            assert client.list(handles[0]) == (nfs3.OK, ["sub"])
+        finally:
+            shutil.rmtree(outside)
+
+
+def prepare_open(tree: str) -> None:
+    """Everybody may do everything."""
+    os.makedirs(os.path.join(tree, "dir", "sub"))
+    os.mkdir(os.path.join(tree, "other"))
+    for name in ("file", "dir/sub/file"):
+        Path(tree, name).write_text("content")
+        os.chmod(os.path.join(tree, name), 0o666)
+    for name in ("dir", "dir/sub", "other"):
+        os.chmod(os.path.join(tree, name), 0o777)
