@@ -416,3 +416,15 @@ def test_every_view_of_a_mount(place: Place, mount: MakeMount, user: MakeUser) -
     for one in people.values():
         refused(one)
     assert not Path(f"{place.outside}/dir/made").exists()
+
+
+def test_a_file_that_is_renamed_in_the_tree_where_something_is_hidden(
+    place: Place, mount: MakeMount, user: MakeUser
+) -> None:
+    m = mount("-o", CLOAKED, source=place.source)
+    someone = user(ANN)
+    held = someone.do(os.open, m.at("dir/file"), os.O_PATH)
+    for before, now in (("dir/file", "dir/renamed"), ("dir/renamed", "file"), ("file", "other/elsewhere")):
+        os.rename(f"{place.source}/{before}", f"{place.source}/{now}")
+        told()
+        assert someone.do(reopen, held) == b"dir/file"
