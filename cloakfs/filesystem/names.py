@@ -17,7 +17,7 @@ from ..tree import calls
 from ..tree.door import INSIDER, note_unmade, sees, sees_made, surely_may
 from ..tree.index import Unstored
 from ..tree.knownmounts import TooSoon
-from ..tree.objects import ROOT, Object, Stale
+from ..tree.objects import ROOT, Directory, Object, Stale
 from . import exactly
 from .core import ABSENT, HIDDEN, Core, HiddenName, Missing
 from .data import open_again, reopen_flags
@@ -560,7 +560,9 @@ class Names(Core):
         old_fd = self.nodes.fd(old_obj)
         old = new._replace(obj=old_obj, fd=old_fd, info=old_obj.filesystem.stat(old_fd))
         if new.obj is not old_obj and self.nodes.is_deepest(new.obj):
-            raise FUSEError(errno.ENAMETOOLONG)
+            moved = self.nodes.entry(old_obj, name_old)
+            if moved is None or isinstance(moved, Directory):
+                raise FUSEError(errno.ENAMETOOLONG)
         with contextlib.ExitStack() as stack:
             source = self._with_descriptor(calls.dup, old.fd)
             stack.callback(calls.close, source)

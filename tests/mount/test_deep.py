@@ -156,6 +156,8 @@ def test_a_tree_does_not_become_deeper_than_it_may(
     someone.do(os.rename, m.at("moved"), "moved")
     someone.do(os.chdir, "d")
     assert someone.do(make_here) == (errno.ENAMETOOLONG, 0)
+    someone.do(write, m.at("file-above"), b"x")
+    someone.do(os.rename, m.at("file-above"), "new-file")  # write, then rename: files have no levels
     someone.do(go_down, ".", 400)
     assert someone.do(look_around) == ["file"]
     digger.do(os.chdir, "/")
