@@ -428,3 +428,26 @@ def test_a_file_that_is_renamed_in_the_tree_where_something_is_hidden(
         os.rename(f"{place.source}/{before}", f"{place.source}/{now}")
         told()
         assert someone.do(reopen, held) == b"dir/file"
+
+
+def test_over_another_mount(base: str, mount: MakeMount, user: MakeUser) -> None:
+    """There, nothing is reported to the daemon, and threads find out where things are."""
+    top = os.path.join(base, "lower")
+    os.makedirs(f"{top}/inside")
+    os.mkdir(f"{top}/outside")
+    put(f"{top}/inside")
+    lower = mount("-o", NULL, source=top)
+    m = mount("-o", NULL, source=lower.at("inside"))
+    someone = user(ANN)
+    someone.do(os.chdir, m.at("dir"))
+    held = someone.do(os.open, m.at("file"), os.O_PATH)
+    works(someone)
+    for name in ("dir", "file"):
+        os.rename(f"{top}/inside/{name}", f"{top}/outside/{name}")
+    assert eventually(lambda: error_of(someone, os.mkdir, "made") == errno.ESTALE, 10)
+    assert eventually(lambda: error_of(someone, reopen, held) == errno.ESTALE, 10)
+    refused(someone)
+    for name in ("dir", "file"):
+        os.rename(f"{top}/outside/{name}", f"{top}/inside/{name}")
+    assert eventually(lambda: error_of(someone, create, "made") == 0, 10)
+    assert eventually(lambda: error_of(someone, reopen, held) == 0, 10)
