@@ -55,8 +55,10 @@ class Locator:
 
     def at_path(self, path: str) -> tuple[Object, bytes] | None:
         """Return the directory and the name in it that a path in the tree leads to, if known; nothing is looked up."""
-        inside = os.path.relpath(path, self._source)
-        *above, name = os.fsencode(inside).split(b"/")
+        return self._known_at(os.fsencode(os.path.relpath(path, self._source)))
+
+    def _known_at(self, inside: bytes) -> tuple[Object, bytes] | None:
+        *above, name = inside.split(b"/")
         at = self._registry.root
         for level in above:
             below = links.entry(at, level)
@@ -191,7 +193,7 @@ class Locator:
                 place = directory, name
                 break
         if place is None and not obj.filesystem.by_threads:
-            place = self._find_as_told(obj, info) or self._find_nearby(obj, info)
+            place = self._find_as_told(obj, info) or self._find_nearby(obj, info) or self._find_in_memory(obj, info)
         if place is None:
             if obj not in self._registry.astray:
                 self._registry.astray[obj] = None
@@ -229,6 +231,19 @@ class Locator:
         except OSError:
             return None
         return (obj.parent, name) if name is not None and self.is_at(info, obj.parent, name) else None
+
+    def _find_in_memory(self, obj: Object, info: Stat) -> tuple[Object, bytes] | None:
+        """Look where the kernel says that a file is, which it knows of names in its memory (on tmpfs: of all).
+
+        Only a directory that is known already is looked at.
+        """
+        try:
+            top = calls.path_of(self._descriptors.fd(self._registry.root)).rstrip(b"/") + b"/"
+            path = calls.path_of(self._descriptors.fd(obj))
+        except OSError:
+            return None
+        place = self._known_at(path.removeprefix(top)) if path.startswith(top) else None
+        return place if place is not None and self.is_at(info, *place) else None
 
     def lose_track(self) -> None:
         """Note that reports were lost, so that any object may have been moved."""
