@@ -506,10 +506,12 @@ def down(name: str) -> None:
     left = None
     with contextlib.suppress(ServerError):  # its version is not known, but its guard may live and answer
         left = leftover.read(run_dir)
-    if left is None and not _has_mounts(run_dir):
+    takes_orders = False
+    if left is None and (os.path.exists(control_path(run_dir)) or not _has_mounts(run_dir)):
         _remove_empty(run_dir)
         guard = process.held(_order(name, "status")["pid"])
         _order(name, "down")
+        takes_orders = True
     else:
         # The signal is obeyed at any time, also while the guard starts and takes no orders yet.
         guard = process.held(left.pid) if left is not None and left.is_watched else None
@@ -519,7 +521,7 @@ def down(name: str) -> None:
     if guard is not None and not process.ends(guard, _ANSWER_SECONDS):
         fail(f"service {name} has not ended after {_ANSWER_SECONDS:g} s; see {run_dir}.log", 1)
     lock = _lock(run_dir, name, _LOCK_SECONDS)
-    if os.path.isdir(run_dir):
+    if os.path.isdir(run_dir) and not takes_orders:
         _take_down(run_dir)
         click.echo(f"cloakfs: the guard of service {name} had been killed; what it had left is now unmounted", err=True)
     os.unlink(f"{run_dir}.lock")

@@ -191,6 +191,7 @@ from cloakfs.config.errors import Location
 from cloakfs.config.options import Options
 from cloakfs.nfs.guard import Guard
 from cloakfs.nfs.plan import Mount, Plan
+from cloakfs.nfs.served import Answers
 from cloakfs.nfs.server import ServerError
 
 class NoServer:
@@ -198,6 +199,7 @@ class NoServer:
     async def change(self, mounts, renewed): pass
     async def stop(self): pass
     def notes(self): return []
+    async def ask(self, mounts): return Answers("it does not answer" if os.path.exists(broken) else None)
     async def check(self):
         if os.path.exists(broken):
             raise ServerError("it does not answer")

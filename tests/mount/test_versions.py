@@ -318,6 +318,7 @@ from cloakfs.config.options import Options
 from cloakfs.nfs import guard, leftover
 from cloakfs.tree import index
 from cloakfs.nfs.plan import Mount, Plan
+from cloakfs.nfs.served import Answers
 from cli.common import OWN_COMMAND
 
 class NoServer:
@@ -326,6 +327,7 @@ class NoServer:
     async def check(self): pass
     async def stop(self): pass
     def notes(self): return []
+    async def ask(self, mounts): return Answers()
 
 tree, root, run_dir, guard.VERSION, leftover.VERSION = *sys.argv[1:4], *map(int, sys.argv[4:])
 mount = Mount("it", root + "/it", tree, "*", "", Options(), Location("x.exports", 1, 1))
