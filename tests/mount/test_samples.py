@@ -101,6 +101,7 @@ LAB = next(
 DEMO = f"""
 mkdir -p /srv/demo/ann /srv/demo/shared-projects /mnt/demo /etc/cloakfs-demo /etc/cloakfs/exports.d
 echo ann:x:20001:20001::/:/bin/sh >>/etc/passwd
+echo 192.0.2.7 lab.example.org >>/etc/hosts
 echo text >/srv/demo/ann/note; echo text >/srv/demo/ann/secret
 chmod 640 /srv/demo/ann/note; chmod 600 /srv/demo/ann/secret; chown -R 20001:20001 /srv/demo/ann
 cd /etc/cloakfs-demo
@@ -300,8 +301,11 @@ ELSEWHERE = {
         "metrics.md",
         "cloakfs metrics --listen 127.0.0.1:9817 --token /etc/cloakfs/metrics.token",
     ): "it serves until it is stopped; test_metrics.py has that",
-    ("commands.md", "cloakfs session setup /export /srv/data --pam --install"): LOGIN,
-    ("sessions.md", "cloakfs mount /srv/real /export -o 'cloak_list=uid +077 1000 1999' --view ann --view ben"): LOGIN,
+    ("commands.md", "cloakfs session setup /srv/views/export /srv/data --pam --install"): LOGIN,
+    (
+        "sessions.md",
+        "cloakfs mount /srv/real /srv/views/export -o 'cloak_list=uid +077 1000 1999' --view ann --view ben",
+    ): LOGIN,
     ("README.md", "cat /etc/cloakfs/exports.d/home.exports"): NFS,
     ("nfs.md", "mount -t nfs server:/srv/cloakfs/home@10.1.0.0_16 home"): CLIENT,
     ("nfs.md", "ls -l home"): CLIENT,
