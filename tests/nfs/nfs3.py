@@ -1,6 +1,7 @@
 """A client that sends an NFSv3 server exactly what a test wants, even what no honest client would (RFC 1813)."""
 
 import struct
+import time
 from collections.abc import Sequence
 
 from tests.nfs.rpc import Connection, counted, opaque
@@ -24,7 +25,20 @@ class Client:
         return Connection(self._host, port, *self._who)
 
     def _ask(self, procedure: int, arguments: bytes) -> bytes:
-        return self._nfs.call(_NFS, 3, procedure, arguments)
+        """Ask, once more if the server was restarted since, as any client does."""
+        try:
+            return self._nfs.call(_NFS, 3, procedure, arguments)
+        except ConnectionError:
+            self._nfs.close()
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                self._nfs = self._connect(2049)
+                return self._nfs.call(_NFS, 3, procedure, arguments)
+            except ConnectionError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
 
     def mount(self, path: str) -> bytes:
         """The file handle of an export."""
