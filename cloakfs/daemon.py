@@ -535,9 +535,9 @@ class _Daemon:
         restarts = self._settings.mount_options.restarts
         if restarts:
             log.warning("%s: mounted again, as its daemon had died (restart %d)", self._settings.target, restarts)
+        self._say(READY)  # first: whoever sees the mount may rely on its being mounted again
         self._ready()
         self._supervisor.ready(f"serving {self._settings.source} at {self._settings.target}")
-        self._say(READY)
 
     async def _show_life(self, seconds: float) -> None:
         """Tell systemd, as often as it wants to know, that a request was answered. A loop that hangs tells nothing.

@@ -158,6 +158,32 @@ def test_what_is_mounted_on_top_or_meanwhile_stays_alone(again: Mount, tree: str
         subprocess.run(["umount", m.path], check=True)
 
 
+DIES_WHEN_READY = """
+import os
+from cloakfs.supervisor import Supervisor
+def ready(supervisor, status, real=Supervisor.ready):
+    if not os.path.exists({flag!r}):
+        os.close(os.open({flag!r}, os.O_CREAT))
+        os.kill(os.getpid(), 9)
+    real(supervisor, status)
+Supervisor.ready = ready
+"""
+
+
+def test_a_daemon_that_dies_as_soon_as_it_is_ready_is_mounted_again(base: str, tree: str) -> None:
+    path = os.path.join(base, "view")
+    os.mkdir(path)
+    Path(tree, "file").touch()
+    m = Mount(tree, path)
+    with daemons_with(DIES_WHEN_READY.format(flag=os.path.join(base, "flag"))):
+        run("mount", tree, path, "-o", WORDS)
+        try:
+            assert until(lambda: "mounted again, as its daemon had died (restart 1)\n" in m.log)
+            assert until(lambda: is_served_anew(m, 0))
+        finally:
+            run("umount", "--lazy", path, check=False)
+
+
 FAILS = """
 import os, trio
 from cloakfs import loop
