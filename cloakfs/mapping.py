@@ -324,6 +324,12 @@ class IdMap:
             number -= 1
         return True
 
+    def may_become(self, server_id: ServerId) -> bool:
+        """Return whether some client id may become server_id; if not, none does."""
+        if server_id == self.nobody or not (self.closed or self._squash == "all"):
+            return True
+        return self.reverse_definition_of(server_id) is not None
+
     def stretches(self) -> list[tuple[ClientId, ClientId]]:
         """Return disjoint ranges (first and last, in order) of client ids that together are all client ids.
 

@@ -55,6 +55,16 @@ class Asker(NamedTuple):
             gid = _other_than(gid)
         return uid, gid
 
+    def named(self, kind: Kind, stored: ServerId, shown: ClientId | None) -> ClientId | None:
+        """Return the id to show instead of `shown` for a user or group that an ACL names; None if it is nobody's.
+
+        What names the asker on the server names it to the kernel, too, and nothing else does.
+        """
+        own, server = (self.client_uid, self.server_uid) if kind == "uid" else (self.client_gid, self.server_gid)
+        if stored == server:
+            return own
+        return None if shown == own else shown
+
 
 def _other_than(client_id: ClientId) -> ClientId:
     return STRANGER if client_id != STRANGER else _NEXT_STRANGER
@@ -331,17 +341,32 @@ class View:
         """
         return acl.translate(value, partial(self.server_id, "uid"), partial(self.server_id, "gid"), distinct=True)
 
-    def acl_out(self, value: bytes) -> bytes:
+    def acl_out(self, value: bytes, asker: Asker | None = None) -> bytes:
         """Translate a stored POSIX ACL into client ids.
 
         Where the kernel checks permissions with it, an entry without a counterpart grants nothing, because a client
-        can claim any id.
+        can claim any id. An entry that names the asker on the server is shown under the asker's own id.
         """
-        if self.checked:
-            return acl.translate(
-                value, partial(self.counterpart, "uid"), partial(self.counterpart, "gid"), stranger=STRANGER
-            )
-        return acl.translate(value, partial(self.client_id, "uid"), partial(self.client_id, "gid"))
+        if not self.checked:
+            return acl.translate(value, partial(self.client_id, "uid"), partial(self.client_id, "gid"))
+
+        def shown(kind: Kind, server_id: ServerId) -> ClientId | None:
+            client_id = self.counterpart(kind, server_id)
+            return client_id if asker is None else asker.named(kind, server_id, client_id)
+
+        return acl.translate(value, partial(shown, "uid"), partial(shown, "gid"), stranger=STRANGER)
+
+    def shows_acl_alike(self, value: bytes) -> bool:
+        """Whether every asker is shown the same of a stored POSIX ACL: no more than one client id is whom it names."""
+        if not (self.forwards_by_mapping and self._plain_ids):
+            return False
+        users, groups = acl.named(value)
+        ids = self.policy.ids
+        return all(
+            table.is_sole(id_) or not table.may_become(id_)
+            for table, named in ((ids["uid"], users), (ids["gid"], groups))
+            for id_ in map(ServerId, named)
+        )
 
     def _ask(self, what: str, otherwise: _T, question: Callable[[], _T], *args: object) -> _T:
         """Return the policy's answer, or `otherwise` if it raises anything at all, even SystemExit."""

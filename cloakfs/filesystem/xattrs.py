@@ -80,12 +80,13 @@ class ExtendedAttributes(Core):
             absent = exc
         at, view = await self._again(at, inode, ctx), at.view
         may_have_changed = (waits or at.view is not view) and at.obj.filesystem.watched
-        self._keep_acl(at, is_fresh=not may_have_changed)
+        is_alike = at.asker is None or absent is not None or at.view.shows_acl_alike(value)
+        self._keep_acl(at, may_be_kept=is_alike and not may_have_changed)
         if absent is not None:
             raise absent
-        return at.view.acl_out(value)
+        return at.view.acl_out(value, at.asker)
 
-    def _keep_acl(self, at: Entered, *, is_fresh: bool) -> None:
+    def _keep_acl(self, at: Entered, *, may_be_kept: bool) -> None:
         """Have the kernel keep the ACL that it asks for, or that there is none, only if it keeps the attributes.
 
         Then it drops both when it is made to forget the attributes. Otherwise it would give the ACL to everybody who
@@ -93,7 +94,7 @@ class ExtendedAttributes(Core):
         does not keep (__get_acl in fs/posix_acl.c). A kernel that does not check permissions was not meant to keep
         ACLs, but from Linux 6.2 on it does (CVE-2026-68149), until 6.6.148, 6.12.101, 6.18.42 and 7.1.6.
         """
-        if at.who is INSIDER or not is_fresh or self.cache.of_object(at, at.info) <= BRIEF_SECONDS:
+        if at.who is INSIDER or not may_be_kept or self.cache.of_object(at, at.info) <= BRIEF_SECONDS:
             self.cache.forgetter.acl(self.nodes.nodeid(at.number, at.obj))
 
     def _surely_has_none(self, inode: InodeT, ctx: RequestContext, name: bytes) -> bool:
