@@ -11,8 +11,8 @@ from cloakfs.config.lint import conflicts, describe_kinds, repeats
 from cloakfs.config.options import Export
 from cloakfs.hosts import unresolved
 from cloakfs.refusals import refusals
+from cloakfs.shell import printable
 
-from .common import printable
 from .completion import a_file
 from .output import echo_json
 

@@ -1,7 +1,6 @@
 """Functions that the commands share."""
 
 import os
-import shlex
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from cloakfs.linux import mountinfo
+from cloakfs.shell import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,24 +45,6 @@ def mount_point(path: str) -> str:
     """Return the mount point that is meant. One that does not answer is not asked: lstat(2) would wait for it."""
     absolute = os.path.abspath(path)
     return absolute if absolute in mountinfo.by_path() else os.path.realpath(path)
-
-
-def printable(text: str) -> str:
-    """Escape text for a terminal: file names may contain control characters, or bytes that are not UTF-8."""
-    parts = []
-    for char in text:
-        if char.isprintable():
-            parts.append(char)
-        else:
-            parts += [f"\\{byte:03o}" for byte in char.encode("utf-8", "surrogateescape")]
-    return "".join(parts)
-
-
-def shell_word(text: str) -> str:
-    """Return text as a word that can be pasted into a shell (bash, zsh), whatever bytes a name has."""
-    if text.isprintable():
-        return shlex.quote(text)
-    return "$'" + printable(text.replace("\\", "\\\\").replace("'", "\\'")) + "'"
 
 
 def console(*, stderr: bool = False) -> "Console":

@@ -12,8 +12,9 @@ import click
 
 from cloakfs.control import DaemonError, Watcher
 from cloakfs.mounted import Mounted, mounted
+from cloakfs.shell import printable
 
-from .common import fail, note, printable
+from .common import fail, note
 from .completion import a_mount_point
 from .output import echo_json_line
 

@@ -13,8 +13,9 @@ from cloakfs import explain as why
 from cloakfs.caller import Caller
 from cloakfs.control import DaemonError
 from cloakfs.rules import reverse_rule
+from cloakfs.shell import printable
 
-from .common import console, fail, printable
+from .common import console, fail
 from .completion import a_file
 from .look import Look, find, parse_caller, parse_client_caller, tree_options
 from .output import echo_json

@@ -31,12 +31,13 @@ from cloakfs.nfs.guard import VERSION, Guard, control_path, take_down
 from cloakfs.nfs.plan import Plan, ServerKind, absolute, plan
 from cloakfs.nfs.server import Server, ServerError
 from cloakfs.refusals import refusals
+from cloakfs.shell import printable
 from cloakfs.unmount import KINDS
 from cloakfs.versions import is_known, refusal
 from cloakfs.views import accounts_of
 
 from .background import in_background, in_foreground, open_for_us
-from .common import OWN_COMMAND, console, fail, note, printable
+from .common import OWN_COMMAND, console, fail, note
 from .completion import a_directory, a_file
 
 DEFAULT_PATH = "/etc/cloakfs/exports.d"

@@ -25,8 +25,9 @@ from cloakfs.exposure.survey import Survey
 from cloakfs.exposure.walk import survey
 from cloakfs.mounted import mounted
 from cloakfs.nfs.plan import ServerKind
+from cloakfs.shell import printable
 
-from .common import console, fail, note, printable
+from .common import console, fail, note
 from .completion import a_file
 from .output import echo_json
 

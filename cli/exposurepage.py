@@ -4,7 +4,7 @@ import os
 from html import escape
 from typing import Any
 
-from .common import printable, shell_word
+from cloakfs.shell import printable, shell_word
 
 _MOST_COLUMNS = 30
 

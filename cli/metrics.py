@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cloakfs.shell import shell_word
+
 from .common import fail, mount_point, note
 from .completion import a_file, a_mount_point
 
@@ -111,7 +113,7 @@ def _secret(path: str) -> bytes:
     except OSError as exc:
         fail(f"--token {path}: {exc.strerror}", 1)
     if mode & stat.S_IROTH:
-        fail(f"--token {path}: everybody can read it (chmod o-r {path})", 1)
+        fail(f"--token {path}: everybody can read it (chmod o-r {shell_word(path)})", 1)
     if len(token) < _SHORTEST_TOKEN or len(token.split()) > 1:
         fail(f"--token {path}: expected one word of at least {_SHORTEST_TOKEN} characters", 1)
     return token

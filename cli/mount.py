@@ -21,10 +21,11 @@ from cloakfs.daemon import Settings, serve
 from cloakfs.linux import mountinfo
 from cloakfs.mounted import RUN_DIR, dead, mount_key
 from cloakfs.mountpoint import MountError, split_mount_options
+from cloakfs.shell import printable, shell_word
 from cloakfs.unmount import detach_dead
 
 from .background import SYSLOG, in_background, in_foreground, remember_inherited
-from .common import OWN_COMMAND, entry_for, fail, note, printable, working_directory
+from .common import OWN_COMMAND, entry_for, fail, note, working_directory
 from .completion import a_directory, a_file
 from .remount import remount
 
@@ -219,7 +220,9 @@ def _require_directory(path: str) -> None:
             fail(f"{path}: not a directory", 1)
     except OSError as exc:
         if exc.errno == errno.ENOTCONN:
-            fail(f"{path}: a mount whose daemon has died is still there (cloakfs umount {path})", 1)
+            lexical = os.path.abspath(path)
+            there = max((p.path for p in dead() if f"{lexical}/".startswith(f"{p.path}/")), key=len, default=path)
+            fail(f"{path}: a mount whose daemon has died is still there (cloakfs umount {shell_word(there)})", 1)
         fail(f"{path}: {exc.strerror}", 1)
 
 

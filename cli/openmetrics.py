@@ -17,8 +17,7 @@ from prometheus_client.registry import Collector
 
 from cloakfs.counters import BITS
 from cloakfs.health import Health, Machine
-
-from .common import printable
+from cloakfs.shell import printable
 
 # The limits of the histograms are powers of two: 2^14 ns are 16 µs, 2^34 ns are 17 s.
 _LIMITS = range(14, 36, 2)

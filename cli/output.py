@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import click
 
-from .common import printable
+from cloakfs.shell import printable
 
 UNWRITTEN = 1
 """Exit status of a command whose output could not be written, whatever it found."""

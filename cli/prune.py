@@ -7,8 +7,9 @@ from rich.filesize import decimal
 
 from cloakfs import keptstate
 from cloakfs.mounted import STATE_DIR
+from cloakfs.shell import printable
 
-from .common import fail, note, printable
+from .common import fail, note
 from .completion import a_directory
 from .output import echo_json
 

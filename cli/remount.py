@@ -8,6 +8,7 @@ from cloakfs import linux
 from cloakfs.linux import mountinfo
 from cloakfs.mounted import Mounted, all_mounted
 from cloakfs.mountpoint import MountOptions, flags_of, is_ignored
+from cloakfs.shell import shell_word
 from cloakfs.unmount import KINDS
 
 from .common import fail
@@ -29,7 +30,7 @@ def remount(mountpoint: str, asked: MountOptions) -> None:
         fail(f"{mountpoint}: not a cloakfs mount, so there is nothing to remount", 1)
     daemon = next((mount for mount in all_mounted() if mount.device == place.device), None)
     if daemon is None:
-        fail(f"{target}: its daemon has died; unmount it, and mount it again (cloakfs umount {target})", 1)
+        fail(f"{target}: its daemon has died; unmount it, and mount it again (cloakfs umount {shell_word(target)})", 1)
     others = _others(asked.given, {*daemon.given, *place.words.split(",")})
     wanted = [word for word in asked.given if word in ("ro", "rw")][-1:]
     if others or not wanted:
@@ -55,7 +56,7 @@ def _others(asked: Iterable[str], known: set[str]) -> list[str]:
 
 
 def _way_out(daemon: Mounted) -> str:
-    text = f"for anything else, unmount and mount again (cloakfs umount {daemon.target})"
+    text = f"for anything else, unmount and mount again (cloakfs umount {shell_word(daemon.target)})"
     if any(word.startswith("exports=") for word in daemon.given):
         text += f", or change the exports.d file and reload it (kill -HUP {daemon.pid})"
     return text

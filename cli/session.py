@@ -21,9 +21,10 @@ from cloakfs.config.parse import parse_options
 from cloakfs.config.views import Range
 from cloakfs.linux import mountinfo
 from cloakfs.mounted import mounted
+from cloakfs.shell import printable
 from cloakfs.views import Identity, accounts_of, resolve
 
-from .common import fail, note, printable
+from .common import fail, note
 from .completion import a_directory, a_mount_point
 from .markedlines import EditedError, marked, with_added, without
 

@@ -17,8 +17,9 @@ from cloakfs.health import Health, look
 from cloakfs.linux import mountinfo
 from cloakfs.mounted import Mounted
 from cloakfs.nfs.services import Service
+from cloakfs.shell import printable
 
-from .common import fail, mount_point, printable
+from .common import fail, mount_point
 from .completion import a_mount_point
 from .output import echo_json
 

@@ -11,9 +11,10 @@ from cloakfs import explain as why
 from cloakfs.caller import Caller
 from cloakfs.control import DaemonError
 from cloakfs.ids import ServerId
+from cloakfs.shell import printable
 from cloakfs.views import ViewError, user_identity
 
-from .common import console, fail, printable
+from .common import console, fail
 from .completion import a_directory
 from .look import Look, find, parse_caller, parse_client_caller, tree_options
 from .output import echo_json

@@ -19,9 +19,10 @@ from rich.text import Text
 
 from cloakfs.control import DaemonError, traced
 from cloakfs.mounted import Mounted, mounted
+from cloakfs.shell import printable
 from cloakfs.tracers import OPERATIONS, Record, Wanted
 
-from .common import console, fail, note, printable
+from .common import console, fail, note
 from .completion import a_mount_point
 from .output import echo_json, echo_json_line
 

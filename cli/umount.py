@@ -11,9 +11,10 @@ import click
 from cloakfs import linux
 from cloakfs.linux import mountinfo, process
 from cloakfs.mounted import Mounted, all_mounted, waiting
+from cloakfs.shell import printable
 from cloakfs.unmount import KINDS
 
-from .common import fail, note, printable
+from .common import fail, note
 from .completion import a_mount_point
 
 _SILENCE_SECONDS = 1.0

@@ -34,6 +34,7 @@ from .mountpoint import Attached, MountError, MountOptions
 from .policy import PolicyError, is_in_file, load_policy
 from .reader import Reader
 from .reread import read_apart
+from .shell import shell_word
 from .supervisor import Supervisor
 from .tasks import Tasks
 from .threadstatus import ThreadStatus
@@ -323,7 +324,8 @@ def _served_already(settings: Settings) -> str:
         place.path for place in mountinfo.by_id().values() if daemon is not None and place.device == daemon.device
     }
     if daemon is None or settings.target in places:
-        return f"{settings.target}: {settings.source} is mounted there already (cloakfs umount {settings.target})"
+        way_out = f"cloakfs umount {shell_word(settings.target)}"
+        return f"{settings.target}: {settings.source} is mounted there already ({way_out})"
     if places:
         return (
             f"{settings.target}: the daemon of an earlier mount (process {daemon.pid}) still serves "
@@ -708,6 +710,5 @@ class _Daemon:
         now, target = self._settings.options, self._settings.target
         changed = [word for name, word in FIXED_BY_THE_MOUNT.items() if getattr(options, name) != getattr(now, name)]
         if changed:
-            raise MountError(
-                f"{', '.join(changed)}: only a new mount can change this (cloakfs umount {target}, and mount it again)"
-            )
+            way_out = f"cloakfs umount {shell_word(target)}, and mount it again"
+            raise MountError(f"{', '.join(changed)}: only a new mount can change this ({way_out})")

@@ -19,6 +19,7 @@ from .linux.mountinfo import Place
 from .mounted import Mounted, all_mounted, dead, mount_key, mounted, waiting
 from .nfs import services
 from .nfs.services import Service
+from .shell import shell_word
 
 PATIENCE_SECONDS = 5.0
 """How long an answer may take."""
@@ -134,12 +135,13 @@ async def _look(seconds: float) -> Machine:
     for path in dict.fromkeys(place.path for place in left):
         if path not in shown:
             shown.add(path)
-            way_out = f"cloakfs umount {path}; mounting there again unmounts it, too"
+            way_out = f"cloakfs umount {shell_word(path)}; mounting there again unmounts it, too"
             mounts.append(Health(path, None, DIED, way_out, service=of_path.get(path)))
     for one in waiting():
         if one.target not in shown:
             shown.add(one.target)
-            mounts.append(Health(one.target, None, AGAIN, f"process {one.pid}; cloakfs umount {one.target} ends it"))
+            way_out = f"process {one.pid}; cloakfs umount {shell_word(one.target)} ends it"
+            mounts.append(Health(one.target, None, AGAIN, way_out))
     for path, service in of_path.items():
         complaint = service.mounts[path].get("complaint")
         if path not in shown and complaint:

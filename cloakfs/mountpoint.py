@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from . import linux
 from .linux import loopdevice, mountinfo
+from .shell import shell_word
 from .unmount import KINDS, detach, detach_dead
 
 log = logging.getLogger(__name__)
@@ -264,7 +265,7 @@ class Attached:
                 "(umount %s twice unmounts both)",
                 place.path,
                 cover.kind,
-                place.path,
+                shell_word(place.path),
             )
 
 

@@ -17,6 +17,7 @@ from ..config.options import Options
 from ..events import Events
 from ..ids import ClientId
 from ..probes import Alarm, Identity, Kind, Probes
+from ..shell import shell_word
 from ..tree.door import INSIDER
 from ..tree.nodes import Nodes
 from ..views import Views
@@ -170,7 +171,7 @@ class Probing:
         where = "" if label is None else f" in view @{label}"
         self._log(
             f"{self._mountpoint}: {whose}{where} asks for what is hidden from it: more than {alarm.rate} "
-            f"(cloakfs events {self._mountpoint})"
+            f"(cloakfs events {shell_word(self._mountpoint)})"
         )
 
     def _log(self, line: str) -> None:

@@ -28,6 +28,7 @@ from ..logfile import follow_rotation
 from ..mounted import Mounted, mounted
 from ..pauses import pause
 from ..policy import is_in_file
+from ..shell import shell_word
 from ..unmount import KINDS, detach
 from . import leftover, root, served
 from .ending import end, wait_for_end
@@ -187,7 +188,8 @@ class Guard:
             path = os.path.realpath(mount.path)
             daemon = there.get(path)
             if daemon is not None and daemon.policy_dir != self._run_dir:
-                raise ServerError(f"{path} is served already, by process {daemon.pid} (cloakfs umount {path})")
+                way_out = f"cloakfs umount {shell_word(path)}"
+                raise ServerError(f"{path} is served already, by process {daemon.pid} ({way_out})")
 
     def _write_down(self, more: Iterable[Mount] = ()) -> None:
         """Record what there is to take down, for the command that does so if this guard is killed.

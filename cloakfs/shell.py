@@ -1,0 +1,25 @@
+"""Text for people: what can be printed on a terminal, and pasted into a shell, whatever bytes a name has. Pure."""
+
+import shlex
+
+
+def printable(text: str) -> str:
+    """Escape text for a terminal: file names may contain control characters, or bytes that are not UTF-8."""
+    parts = []
+    for char in text:
+        if char.isprintable():
+            parts.append(char)
+        else:
+            parts += [f"\\{byte:03o}" for byte in char.encode("utf-8", "surrogateescape")]
+    return "".join(parts)
+
+
+def shell_word(text: str) -> str:
+    """Return text as a word that can be pasted into a shell (bash, zsh), whatever bytes a name has.
+
+    Every path in a command that a message suggests goes through this: whoever may name a directory would otherwise
+    decide what root runs.
+    """
+    if text.isprintable():
+        return shlex.quote(text)
+    return "$'" + printable(text.replace("\\", "\\\\").replace("'", "\\'")) + "'"
