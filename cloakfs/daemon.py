@@ -116,7 +116,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         try:
             lock = keptstate.take(key)
         except OSError as exc:
-            raise MountError(f"{exc.filename}: {exc.strerror}") from exc
+            raise MountError(f"{exc.filename}: {exc.strerror}; {_way_out(exc, state)}") from exc
         if lock is None:
             raise MountError(_served_already(settings))
         stack.callback(os.close, lock)
@@ -141,9 +141,9 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         except (PolicyError, VersionError, ViewError) as exc:
             raise MountError(str(exc)) from exc
         except sqlite3.Error as exc:
-            raise MountError(f"{state}: {exc}; {_way_out(exc)}") from exc
+            raise MountError(f"{state}: {exc}; {_way_out(exc, state)}") from exc
         except Unstored as exc:
-            raise MountError(f"{exc.filename}: {exc.strerror}; make room on its file system") from exc
+            raise MountError(f"{exc.filename}: {exc.strerror}; {_way_out(exc, state)}") from exc
         except OSError as exc:
             raise MountError(f"{settings.source}: {exc.strerror}") from exc
         _warn_of_handles(nodes)
@@ -270,20 +270,20 @@ def _index(settings: Settings, path: str) -> Index:
     """Return where numbers are kept. For a mount that nothing exports, that is in memory if the file cannot be used.
 
     Raises:
-        OSError: the file of an exported mount cannot be opened.
-        sqlite3.Error: it cannot be used.
+        MountError: the file of an exported mount cannot be used.
         VersionError: its version is unknown.
     """
-    if settings.mount_options.is_exported:
-        return Index(path)
     try:
-        return Index(path, behind=True)
+        return Index(path, behind=not settings.mount_options.is_exported)
     except (OSError, sqlite3.Error) as exc:
         trouble = f"{path}: {exc.strerror if isinstance(exc, OSError) else exc}"
+        way_out = _way_out(exc, os.path.dirname(path))
+        if settings.mount_options.is_exported:
+            raise MountError(f"{trouble}; {way_out}") from exc
         log.warning(
             "%s; inode numbers and file handles are in memory, and others from the next mount on (%s)",
             trouble,
-            _way_out(exc),
+            way_out,
         )
         return Index(MEMORY, behind=True, trouble=trouble)
 
@@ -437,11 +437,21 @@ def _refuse_to_serve_itself(settings: Settings) -> None:
             )
 
 
-def _way_out(exc: OSError | sqlite3.Error) -> str:
-    """Say what to do about an index that cannot be opened. Nothing is lost if there is merely no room."""
-    if isinstance(exc, OSError) or Unstored(exc, "").errno == errno.ENOSPC:
-        return "make room on its file system"
-    return "move it away to start with an empty one (old file handles become stale)"
+_WAYS_OUT = {
+    errno.ENOSPC: "make room on its file system",
+    errno.EDQUOT: "make room on its file system",
+    errno.EROFS: "its file system has to be writable (mount -o remount,rw)",
+    errno.EAGAIN: "another program has locked it (fuser)",
+    errno.ENOMEM: "the machine has too little memory",
+    errno.EMFILE: "the limit of open files is too low (ulimit -n)",
+    errno.ENFILE: "the limit of open files is too low (sysctl fs.file-max)",
+}
+
+
+def _way_out(exc: OSError | sqlite3.Error, state: str) -> str:
+    """Say what to do about the state of a mount that cannot be used. Only what is damaged has to be given up."""
+    code = exc.errno if isinstance(exc, OSError) else Unstored(exc, "").errno
+    return _WAYS_OUT.get(code or 0, f"move {state} away to start with an empty one (old file handles become stale)")
 
 
 def _warn_of_handles(nodes: Nodes) -> None:

@@ -22,6 +22,7 @@ import logging
 import os
 import secrets
 import sqlite3
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -123,6 +124,7 @@ class Index:
         trouble: why numbers cannot be stored at present; None if they can.
 
     Raises:
+        OSError: the file cannot be opened, or belongs to somebody else.
         sqlite3.Error: the file is not a database, is damaged, or cannot be written.
         VersionError: its version is unknown; the file is left unchanged.
     """
@@ -132,8 +134,7 @@ class Index:
         self._behind = behind
         self.trouble = trouble
         if path != MEMORY:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            os.close(fd)
+            self._require_own_file()
         self._db = self._opened(path)
         self.secret = self._secret()
         self._last = self._last_given()
@@ -148,6 +149,22 @@ class Index:
         self._batching = False
         self._in_batch: list[int] = []  # numbers that were given, and are not durable yet
         self._failure: sqlite3.Error | None = None  # of the batch
+
+    def _require_own_file(self) -> None:
+        """Make the file unless it is there.
+
+        Raises:
+            OSError: it cannot be opened, or others could write to it: they could choose who gets which file handle.
+        """
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+        try:
+            there = os.fstat(fd)
+        finally:
+            os.close(fd)
+        if not stat.S_ISREG(there.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", self._path)
+        if there.st_uid != os.geteuid() or stat.S_IMODE(there.st_mode) & (stat.S_IWGRP | stat.S_IWOTH):
+            raise PermissionError(errno.EPERM, f"uid {there.st_uid} or others may write to it", self._path)
 
     def _opened(self, path: str) -> sqlite3.Connection:
         db = sqlite3.connect(path, isolation_level=None, timeout=10)

@@ -226,9 +226,66 @@ def test_no_room_to_begin_with(base: str, tree: str) -> None:
         assert state in done.stderr
         assert "full" in done.stderr
         assert "make room" in done.stderr
-        assert "move it away" not in done.stderr
+        assert " away" not in done.stderr
         assert done.stderr.count("\n") == 1
         assert not is_mounted(path)
+
+
+def make_read_only(index: str) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", os.path.dirname(index)], check=True)
+
+
+def make_a_directory(index: str) -> None:
+    os.unlink(index)
+    os.mkdir(index)
+
+
+def make_a_fifo(index: str) -> None:
+    os.unlink(index)
+    os.mkfifo(index)
+
+
+def give_away(index: str) -> None:
+    os.chown(index, 2001, 0)
+
+
+def open_to_all(index: str) -> None:
+    os.chmod(index, 0o666)
+
+
+@pytest.mark.parametrize(
+    ("change", "said", "way_out"),
+    [
+        (make_read_only, "Read-only file system", "has to be writable"),
+        (make_a_directory, "Is a directory", " away"),
+        (make_a_fifo, "not a regular file", " away"),
+        (give_away, "uid 2001 or others may write to it", " away"),
+        (open_to_all, "uid 0 or others may write to it", " away"),
+    ],
+)
+def test_an_index_that_cannot_be_used(
+    base: str, tree: str, change: Callable[[str], None], said: str, way_out: str
+) -> None:
+    """The message names the index, not the tree, and does not demand room where there is some."""
+    path = base_dir(base)
+    state = os.path.join(STATE_DIR, mount_key(tree, path))
+    index = os.path.join(state, "nodes.sqlite")
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, state)
+        stack.enter_context(attached("tmpfs", state, "-t", "tmpfs"))
+        with mounted(tree, path, "-o", NULL):
+            pass
+        change(index)
+        with mounted(tree, path, "-o", NULL) as m:
+            os.mkdir(m.at("directory"))
+            assert f"{index}: {said}" in numbers_of(m)
+            assert way_out in m.log
+            assert "make room" not in m.log
+        done = run("mount", tree, path, "-o", "knfsd", check=False)
+        assert done.returncode == 1
+        assert done.stderr.startswith(f"cloakfs: {index}: {said}")
+        assert way_out in done.stderr
+        assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.timeout(120)
@@ -351,7 +408,7 @@ def test_a_damaged_index_is_found_when_it_is_mounted(base: str, tree: str) -> No
     refused = run("mount", tree, path, "-o", f"{NULL},knfsd", check=False)
     assert refused.returncode == 1
     assert "is damaged" in refused.stderr
-    assert "move it away" in refused.stderr
+    assert f"move {os.path.dirname(database)} away" in refused.stderr
     assert refused.stderr.count("\n") == 1
     with mounted(tree, path, "-o", NULL) as m:
         assert len({os.stat(m.at(name)).st_ino for name in os.listdir(m.path)}) == 1000
