@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, cast
 
@@ -28,7 +28,7 @@ from cloakfs.mounted import STATE_DIR, mounted
 from cloakfs.nfs import ganesha, knfsd, leftover, services
 from cloakfs.nfs.ganesha_server import GaneshaServer, exports_of
 from cloakfs.nfs.guard import VERSION, Guard, control_path, take_down
-from cloakfs.nfs.plan import Plan, ServerKind, absolute, plan
+from cloakfs.nfs.plan import Plan, ServerKind, absolute, mount_name, plan
 from cloakfs.nfs.server import Server, ServerError
 from cloakfs.refusals import refusals
 from cloakfs.shell import printable
@@ -72,16 +72,18 @@ class _Service:
         Raises:
             OSError: a file cannot be read.
         """
-        made = _read_plan(self.paths, self.server, self.root)
         if self.server == "knfsd":
-            own = self._exported()
+            exported = self._exported()
+            own = [path for path, _ in exported]
+            made = _read_plan(self.paths, self.server, self.root, exported)
             return replace(
                 made,
                 # exportfs is not asked while there are problems: it might misread an option.
                 problems=made.problems or (*knfsd.roots_beside_others(made, own), *knfsd.unknown_options(made.mounts)),
                 warnings=(*made.warnings, *knfsd.remarks(made, own)),
             )
-        return made
+        # nfs-ganesha drops an export for a host that cannot be found whenever it reads its configuration.
+        return _read_plan(self.paths, self.server, self.root, ())
 
     def with_late_changes(self, made: Plan) -> Plan:
         """Return the plan with warnings that hold at this moment, and which `status` finds out anew."""
@@ -89,13 +91,13 @@ class _Service:
             return made
         return replace(made, warnings=(*made.warnings, *knfsd.late_changes(made.mounts)))
 
-    def _exported(self) -> list[str]:
-        """Return what this service exports now, or its guard has left."""
+    def _exported(self) -> Collection[tuple[str, str]]:
+        """Return the mount points that this service exports now, or its guard has left, each with its client."""
         try:
             record = leftover.read(services.run_dir(self.name))
         except ServerError:  # of another version; `up` refuses because of it
-            return []
-        return [] if record is None else [path for path, _ in record.exports]
+            return ()
+        return () if record is None else record.exports
 
     @property
     def state_dir(self) -> str:
@@ -170,7 +172,19 @@ def _name_option(command: Callable[..., None]) -> Callable[..., None]:
     )(command)
 
 
-def _read_plan(paths: tuple[str, ...], server: ServerKind, root: str) -> Plan:
+def _read_plan(paths: tuple[str, ...], server: ServerKind, root: str, exported: Collection[tuple[str, str]]) -> Plan:
+    """Read the files, and plan what is to be served.
+
+    Args:
+        paths: the files and folders.
+        server: the server that is to serve them.
+        root: the directory of the mounts.
+        exported: mount points, each with its client, that stay exported although the host may be unknown at present:
+            a name server that does not answer must not keep anybody from revoking something else.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
     entries: list[Export] = []
     problems: list[Remark] = []
     warnings: list[Remark] = []
@@ -184,7 +198,9 @@ def _read_plan(paths: tuple[str, ...], server: ServerKind, root: str) -> Plan:
             problems += [Remark(error.location, error.message) for error in errors]
             warnings += [Remark(warning.location, warning.message) for warning in said]
     problems += refusals(entries)
-    problems += unresolved(entries)
+    stays = [(os.path.join(root, mount_name(entry.path, entry.client)), entry.client) in exported for entry in entries]
+    problems += unresolved(entry for entry, is_kept in zip(entries, stays, strict=True) if not is_kept)
+    warnings += unresolved(entry for entry, is_kept in zip(entries, stays, strict=True) if is_kept)
     return plan(entries, server, root, problems, warnings, accounts_of)
 
 

@@ -65,6 +65,14 @@ def start_time(pid: int) -> int | None:
     return None if words[0] in (b"Z", b"X") else int(words[19])
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process does nothing until somebody has it continue, or trace on (proc_pid_stat(5): state T or t)."""
+    try:
+        return _stat(pid)[0] in (b"T", b"t")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def open_threads(pid: int) -> int:
     """Return a descriptor of a process's thread directory, which never shows a later process with the same id.
 

@@ -33,6 +33,7 @@ _PORT = 2049
 _THREADS = 8
 _ANSWER_SECONDS = 30.0
 _MOUNTDS = ("rpc.mountd", "nfsv4.exportd")
+_CHANNEL = "/net/rpc/nfsd.export/channel"  # on which the kernel asks them
 _REAL_PATH_SECONDS = 2.0
 _RESTART_SECONDS = 5.0
 _EXPORTFS = "/usr/sbin/exportfs"
@@ -409,7 +410,7 @@ class Knfsd:
             return served.Answers("the kernel's NFS server has no threads (rpc.nfsd, systemctl status nfs-server)")
         if not await trio.to_thread.run_sync(_has_mountd):
             return served.Answers(
-                "rpc.mountd does not run, without which the kernel's NFS server knows no client for long "
+                "rpc.mountd does not run, or is stopped; without it, the kernel's NFS server knows no client for long "
                 "(systemctl status nfs-mountd)"
             )
         versions = _versions()
@@ -556,12 +557,30 @@ def _versions() -> list[int]:
 
 
 def _has_mountd() -> bool:
-    """Whether a program runs that tells the kernel who may mount what: rpc.mountd(8), or nfsv4.exportd(8)."""
+    """Whether a program tells the kernel's server of this network who may mount what: rpc.mountd(8), nfsv4.exportd(8).
+
+    A name alone says nothing: anybody may choose it for a program, and a container may have a server of its own.
+    """
     return any(
-        process.command_of(int(name)) in _MOUNTDS and process.start_time(int(name)) is not None
+        process.command_of(int(name)) in _MOUNTDS and _answers_the_kernel(int(name))
         for name in os.listdir("/proc")
         if name.isdigit()
     )
+
+
+def _answers_the_kernel(pid: int) -> bool:
+    """Whether a process has the kernel's questions about exports open, and goes on."""
+    try:
+        if process.is_stopped(pid) or os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net"):
+            return False
+        descriptors = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return False
+    for fd in descriptors:
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/{pid}/fd/{fd}").endswith(_CHANNEL):
+                return True
+    return False
 
 
 def _exported() -> dict[str, set[str]]:

@@ -10,7 +10,7 @@ from typing import Any
 import trio
 
 from ..mounted import RUN_DIR
-from ..versions import is_known
+from ..versions import is_known, refusal
 from . import leftover
 from .guard import VERSION, control_path
 from .server import ServerError
@@ -65,7 +65,9 @@ async def ask(name: str, seconds: float) -> Service:
     except (OSError, ValueError, TypeError):
         return _unanswered(name)
     if not is_known(told.get("version"), VERSION):
-        return Service(name, told.get("pid") or 0)
+        place = f"its guard (process {told.get('pid')})"
+        way_out = "use the cloakfs that runs it to see whether it serves"
+        return Service(name, told.get("pid") or 0, complaint=refusal(place, told.get("version"), VERSION, way_out))
     mounts = {mount["path"]: mount for mount in told["mounts"]}
     complaint = told["complaint"] and f"{told['server']}: {told['complaint']}"
     return Service(name, told["pid"], told["server"], complaint, mounts)
@@ -96,7 +98,10 @@ def _mounts_of(record: leftover.Record | None) -> dict[str, dict[str, Any]]:
 
 def _unanswered(name: str) -> Service:
     """Return the state of a service whose guard cannot be asked: it has died, or is just starting or stopping."""
-    record = _left(name)
+    try:
+        record = leftover.read(run_dir(name))
+    except ServerError as exc:
+        return Service(name, complaint=str(exc))
     if record is None:
         return Service(name)
     if record.is_watched:

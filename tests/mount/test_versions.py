@@ -371,6 +371,9 @@ def test_a_guard_that_answers_in_a_newer_version(tree: str, base: str, name: str
                 f"service {name}: its guard (process {pid}): version 7 is not known to this cloakfs, which uses "
                 f"{guard.VERSION}; use the cloakfs that runs it, or end it (kill {pid}), which unmounts everything"
             )
+        done = run("status", check=False)
+        assert done.returncode == 3, "nobody knows whether it is healthy"
+        assert f"service {name}: its guard (process {pid}): version 7 is not known to this cloakfs" in done.stdout
         assert is_mounted(f"{base}/root/it")
         process.terminate()
         assert process.wait(60) == 0
@@ -388,6 +391,8 @@ def test_what_a_killed_guard_of_a_newer_version_wrote_down(tree: str, base: str,
             said = refused(*command)
             assert line in said
             assert "use the cloakfs that wrote it for export status and down" in said
+        done = run("status", check=False)
+        assert (done.returncode, f"service {name}: {line}" in done.stdout) == (3, True), done
         assert is_mounted(f"{base}/root/it")
         # The one that wrote it takes it down.
         told = json.loads(Path(place).read_text())

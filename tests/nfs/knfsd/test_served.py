@@ -2,13 +2,16 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+from cloakfs.linux import process
 from tests.mount.conftest import COMMAND
-from tests.nfs.knfsd.fixtures import NfsHost, Share, sh
+from tests.nfs.knfsd.fixtures import EXPORTS, NfsHost, Share, sh
 from tests.nfs.reloads import Reloads
 
 
@@ -71,8 +74,35 @@ def test_mountd_has_ended(nfs_host: NfsHost, share: Callable[..., Share]) -> Non
     try:
         told = run("export", "status")
         assert (told.returncode, "rpc.mountd does not run" in told.stdout) == (1, True), told
+        # Nor does anything that merely has its name, or the one of another network.
+        shutil.copy("/bin/sleep", "/tmp/rpc.mountd")
+        with subprocess.Popen(["/tmp/rpc.mountd", "60"]) as other:
+            told = run("export", "status")
+            other.kill()
+        assert (told.returncode, "rpc.mountd does not run" in told.stdout) == (1, True), told
+        with subprocess.Popen(["unshare", "--net", "rpc.mountd", "-F"], stderr=subprocess.DEVNULL) as other:
+            while process.command_of(other.pid) != "rpc.mountd":
+                time.sleep(0.1)
+            time.sleep(1)
+            told = run("export", "status")
+            other.terminate()
+        assert (told.returncode, "rpc.mountd does not run" in told.stdout) == (1, True), told
     finally:
+        os.unlink("/tmp/rpc.mountd")
         nfs_host.restart_mountd()
+    while run("export", "status").returncode:
+        pass
+    assert state_of(tree.path) is None
+
+
+def test_mountd_is_stopped(nfs_host: NfsHost, share: Callable[..., Share]) -> None:
+    tree = share("rw")
+    nfs_host._mountd.send_signal(signal.SIGSTOP)
+    try:
+        told = run("export", "status")
+        assert (told.returncode, "rpc.mountd does not run, or is stopped" in told.stdout) == (1, True), told
+    finally:
+        nfs_host._mountd.send_signal(signal.SIGCONT)
     while run("export", "status").returncode:
         pass
     assert state_of(tree.path) is None
@@ -89,8 +119,21 @@ def test_a_host_that_cannot_be_resolved_any_more(share: Callable[..., Share]) ->
         assert state_of(path) is None  # though the table calls it lab.example.org
         hosts.write_text(before)
         assert "lab" in str(state_of(path))
+        # What is exported to it stays so, and does not keep anybody from changing something else.
+        place = f"{EXPORTS}/{tree.name}.exports"
+        tree.service.write("other", "/tree/always *.example.org(insecure)\n")
         done = run("export", "reload")
-        assert (done.returncode, "lab: this host name cannot be resolved" in done.stderr) == (2, True), done
+        assert (done.returncode, f"warning: {place}:1:" in done.stderr) == (0, True), done
+        assert "lab: this host name cannot be resolved" in done.stderr
+        assert "added /srv/cloakfs/tree-always@any.example.org" in done.stdout
+        assert "lab" in str(state_of(path))
+        # Nothing is newly exported to one.
+        tree.service.write("other", "/tree/always *.example.org(insecure)\n\n/tree/always lab(insecure)\n")
+        done = run("export", "reload")
+        assert (done.returncode, f"{EXPORTS}/other.exports:3:" in done.stderr) == (2, True), done
+        assert "lab: this host name cannot be resolved" in done.stderr
+        os.unlink(f"{EXPORTS}/other.exports")
+        assert run("export", "reload").returncode == 0
         hosts.write_text(f"{before}\n127.0.0.1 lab.example.org lab\n")
         while state_of(path):  # until the next check exports it again
             pass
