@@ -86,10 +86,14 @@ class CloakDef:
 
     def server_range(self, nobody: ServerId) -> tuple[ServerId, ServerId]:
         """Return the first and last server id that this definition selects; nobody is the id that -2 stands for."""
-        return (nobody, nobody) if self.lc_low == NOBODY else (self.lc_low, self.lc_high)
+        return _server_range(self.lc_low, self.lc_high, nobody)
 
     def __str__(self) -> str:
         return f"{self.kind} {self.mask} {format_range(self.lc_low, self.lc_high)}"
+
+
+def _server_range(lc_low: int, lc_high: int, nobody: ServerId) -> tuple[ServerId, ServerId]:
+    return (nobody, nobody) if lc_low == NOBODY else (ServerId(lc_low), ServerId(lc_high))
 
 
 class Verdict(NamedTuple):
@@ -137,9 +141,11 @@ class _Table:
 
     __slots__ = ("defs", "match")
 
-    def __init__(self, defs: Sequence[CloakDef], kind: Kind, nobody: ServerId) -> None:
-        self.defs: Sequence[CloakDef] = [d for d in defs if d.kind == kind]
-        self.match = FirstMatch([d.server_range(nobody) for d in self.defs])
+    def __init__(self, defs: CloakDefs, kind: Kind, nobody: ServerId) -> None:
+        self.defs = defs.having(0, KINDS.index(kind))
+        self.match = FirstMatch(
+            [_server_range(low, high, nobody) for low, high in zip(*self.defs.columns[-2:], strict=True)]
+        )
 
     def find(self, server_id: ServerId) -> tuple[CloakDef, ...]:
         at = self.match.find(server_id)
@@ -173,8 +179,7 @@ class CloakDefs(Columns[CloakDef]):
         """Return the table of the definitions of one kind, which is made only once, by whichever process."""
         key = kind, nobody
         if key not in self._tables:
-            table = self._tables[key] = _Table(self, kind, nobody)
-            table.defs = CloakDefs(table.defs)
+            self._tables[key] = _Table(self, kind, nobody)
         return self._tables[key]
 
 
@@ -281,7 +286,11 @@ def shadowed(
     found = []
     nobodies: dict[Kind, ServerId] = {"uid": nobody_uid, "gid": nobody_gid}
     for kind, nobody in nobodies.items():
-        table = _Table(defs, kind, nobody)
-        shadows = table.match.shadowed(definition.server_range(nobody) for definition in table.defs)
-        found += [(table.defs[later], table.defs[earlier]) for later, earlier, completely in shadows if completely]
+        among = [definition for definition in defs if definition.kind == kind]
+        ranges = [definition.server_range(nobody) for definition in among]
+        found += [
+            (among[later], among[earlier])
+            for later, earlier, completely in FirstMatch(ranges).shadowed(ranges)
+            if completely
+        ]
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress
 from typing import Generic, Self, TypeVar, overload
 
 T = TypeVar("T")
@@ -40,6 +41,15 @@ class Columns(Sequence[T], Generic[T]):
     @abstractmethod
     def _unpacked(numbers: Sequence[int]) -> T:
         """Return the record that these numbers make."""
+
+    def having(self, column: int, number: int) -> Self:
+        """Return the records that have this number in this column (from 0), without making them."""
+        part = type(self)()
+        has_it = [other == number for other in self.columns[column]]
+        part.columns = tuple(
+            array(kind, compress(numbers, has_it)) for kind, numbers in zip(self.types, self.columns, strict=True)
+        )
+        return part
 
     def __len__(self) -> int:
         return len(self.columns[0])

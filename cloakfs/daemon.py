@@ -672,7 +672,8 @@ class _Daemon:
             log.error("not reloaded, the old configuration stays in force: %s", exc)  # noqa: TRY400  (one line)
             self._published.not_reloaded(str(exc))
             return f"not reloaded, the old configuration stays in force: {exc}"
-        self._filesystem.views.use(policy)
+        await self._filesystem.views.use(policy)
+        linux.act_as_daemon()
         self._filesystem.reader.use(options.prefetch, options.prefetch_limits)
         self._filesystem.probing.use(options)
         self._filesystem.cache.forget_everything()

@@ -84,15 +84,26 @@ class RangeDef:
 
     def server_range(self, nobody: ServerId) -> tuple[ServerId, ServerId]:
         """Return the first and last server id that this definition yields; nobody is the id that -2 stands for."""
-        low = nobody if self.lc_low == NOBODY else self.lc_low
-        return low, ServerId(low + self.rm_high - self.rm_low) if self.action == "map" else low
+        return _server_range(self.rm_low, self.rm_high, self.action == "map", self.lc_low, nobody)
 
     def makes_nobody(self, nobody: ServerId) -> bool:
         """Whether its client ids become nobody. Then it has no reverse mapping: what nobody owns remains nobody's."""
-        return self.lc_low == NOBODY or (self.action == "squash" and self.lc_low == nobody)
+        return _makes_nobody(self.action == "map", self.lc_low, nobody)
 
     def __str__(self) -> str:
         return f"{self.kind} {format_range(self.rm_low, self.rm_high)} {self.action} {self.lc_low}"
+
+
+# The same for the numbers of definitions of which no records are made (`IdMap`).
+
+
+def _server_range(rm_low: int, rm_high: int, maps: bool, lc_low: int, nobody: ServerId) -> tuple[ServerId, ServerId]:
+    low = nobody if lc_low == NOBODY else ServerId(lc_low)
+    return low, ServerId(low + rm_high - rm_low) if maps else low
+
+
+def _makes_nobody(maps: bool, lc_low: int, nobody: ServerId) -> bool:
+    return lc_low == NOBODY or (not maps and lc_low == nobody)
 
 
 # A list of so many numbers is searched faster than an array, and made fast enough from one that another process sends.
@@ -123,9 +134,7 @@ class RangeDefs(Columns[RangeDef]):
         """Return the table of the definitions of one kind, which is made only once, by whichever process."""
         key = kind, nobody, squash
         if key not in self._tables:
-            of_kind = [definition for definition in self if definition.kind == kind]
-            defs = self if len(of_kind) == len(self) else RangeDefs(of_kind)
-            self._tables[key] = IdMap(defs, nobody=nobody, squash=squash)
+            self._tables[key] = IdMap(self.having(0, KINDS.index(kind)), nobody=nobody, squash=squash)
         return self._tables[key]
 
 
@@ -219,15 +228,19 @@ class IdMap:
 
     def __init__(self, defs: Sequence[RangeDef], *, nobody: ServerId = DEFAULT_NOBODY, squash: Squash = "root") -> None:
         self._defs = packed(defs)
-        defs = list(defs)
         self._squash = squash
         self.nobody = nobody
-        self.closed = is_closed(defs)
-        _, self._client_lows, client_highs, self._actions, _ = self._defs.columns
+        _, self._client_lows, client_highs, self._actions, lc_lows = self._defs.columns
+        self.closed = lc_lows.count(NOBODY) < len(lc_lows)
         self._forward = FirstMatch(list(zip(self._client_lows, client_highs, strict=True)))
-        ranges = [d.server_range(nobody) for d in defs]
+        ranges = [
+            _server_range(rm_low, rm_high, action == _MAP, lc_low, nobody)
+            for _, rm_low, rm_high, action, lc_low in zip(*self._defs.columns, strict=True)
+        ]
         self._server_lows = array("I", (low for low, _ in ranges))
-        nobodies = [d.makes_nobody(nobody) for d in defs]
+        nobodies = [
+            _makes_nobody(action == _MAP, lc_low, nobody) for action, lc_low in zip(self._actions, lc_lows, strict=True)
+        ]
         reversible = [at for at, makes_nobody in enumerate(nobodies) if not makes_nobody]
         self._of_reverse = array("i", reversible)
         self._reverse = FirstMatch([ranges[at] for at in reversible])

@@ -155,6 +155,7 @@ class PublishedState:
         self._now = Mounted(
             os.getpid(), source, target, options, policy_dir, device, since=time.time(), given=given, version=VERSION
         )
+        self._options = json.dumps(options)  # encoded only once: it may be megabytes, and is written every few seconds
 
     def __enter__(self) -> None:
         os.makedirs(RUN_DIR, mode=0o755, exist_ok=True)
@@ -173,6 +174,7 @@ class PublishedState:
     def reloaded(self, options: str) -> None:
         """Publish that a reload succeeded: these options are in force now."""
         now = self._now
+        self._options = json.dumps(options)
         self._now = replace(now, options=options, reloads=now.reloads + 1, asked=now.asked + 1, failure=None)
         self._try_to_write()
 
@@ -209,7 +211,10 @@ class PublishedState:
 
     def _write(self) -> None:
         # Only root may read it, because callers must not learn the rules that hide things from them.
-        files.replace(self._path, json.dumps(asdict(self._now)).encode(), mode=0o600)
+        others = asdict(self._now)
+        del others["options"]
+        text = f'{{"options": {self._options}, {json.dumps(others)[1:]}'
+        files.replace(self._path, text.encode(), mode=0o600)
 
 
 def all_mounted() -> list[Mounted]:

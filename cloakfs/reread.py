@@ -5,6 +5,7 @@ the session loop gets to run only now and then, and everybody waits. What comes 
 of one text (`columns`), which is taken over in a moment.
 """
 
+import os
 import pickle
 import signal
 import subprocess
@@ -21,6 +22,10 @@ from .tasks import cause
 
 # As in `cleanup`: nothing is imported from the working directory.
 _PROGRAM = (sys.executable, "-P", "-c", "from cloakfs.reread import main; main()")
+
+
+# Whoever waits for an answer of the daemon comes first.
+_NICENESS = 5
 
 
 class Reread(NamedTuple):
@@ -53,6 +58,7 @@ def read_apart(read: Callable[[], Options]) -> Reread:
 def main() -> None:
     """Read and answer, as the process that `read_apart` has started."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.nice(_NICENESS)
     answer: Reread | str
     try:
         options = pickle.load(sys.stdin.buffer)()

@@ -3,7 +3,8 @@
 import logging
 import os
 import pwd
-from collections.abc import Callable
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,9 @@ REFRESH_SECONDS = 30.0
 _PART = 2 / 3
 _PATIENCE_SECONDS = 5.0
 _THREADS = 4
+
+# How many views are made, or looked at, before others are served.
+_AT_ONCE = 100
 
 log = logging.getLogger(__name__)
 
@@ -150,13 +154,15 @@ class Views:
         self.top = bool(self._ranges) or len(identities) > 1
         self.fixed = bool(items)
         self._numbers: dict[str, int] = {}
+        self._labels: dict[int, str] = {}  # the same, by number
+        self._order: list[int] = []  # the numbers, sorted
         self._views: dict[int, View] = {}
         self.get = self._views.get
         self._by_user: dict[int, Identity] = {}  # by the number of the view
         self._withdrawn: dict[int, View] = {}  # those whose account is gone, likewise
         self._unsure: set[int] = set()  # those of whose account the database fails to tell
         if not identities and not self._ranges:
-            self._views[0] = self._view(None)
+            self._views[0] = self._view(policy, None)
         for identity in identities:
             if identity.label in self._numbers:
                 raise ViewError(f"two views are called @{identity.label}")
@@ -166,16 +172,22 @@ class Views:
         number = self._index.view(identity.label) if self.top else 0
         if number > MAX_VIEWS:
             raise ViewError(f"more than {MAX_VIEWS} views on one mount")
-        self._views[number] = self._view(identity.who)
         self._withdrawn.pop(number, None)
-        self._numbers[identity.label] = number
+        self._open(number, identity.label, self._view(self.policy, identity.who))
         if identity.by_user:
             self._by_user[number] = identity
         return number
 
-    def _view(self, fixed: Caller | None) -> View:
+    def _open(self, number: int, label: str, view: View) -> None:
+        self._views[number] = view
+        self._numbers[label] = number
+        if number not in self._labels:
+            insort(self._order, number)
+        self._labels[number] = label
+
+    def _view(self, policy: Policy, fixed: Caller | None) -> View:
         return View(
-            self.policy,
+            policy,
             fixed,
             self._entrants,
             for_all=self._for_all,
@@ -186,25 +198,42 @@ class Views:
 
     def any(self) -> View:
         """Return one of the views, to find out what holds for all; one for each caller if none has been made yet."""
-        return next(iter((self._views or self._withdrawn).values()), None) or self._view(None)
+        return next(iter((self._views or self._withdrawn).values()), None) or self._view(self.policy, None)
 
-    def use(self, policy: Policy) -> None:
-        """Use another policy from now on, also for handles given out before."""
+    async def use(self, policy: Policy) -> None:
+        """Use another policy, also for handles given out before. It is in force in all views when this returns.
+
+        Others are served before that, by the policy that was in force.
+        """
+        import trio  # noqa: PLC0415  (half of the time that commands without an event loop take to start)
+
+        ready: dict[int, View] = {}
+        for number, view in [*self._views.items(), *self._withdrawn.items()]:
+            if len(ready) % _AT_ONCE == 0:
+                await trio.sleep(0)
+            ready[number] = self._view(policy, view.fixed)
         self.policy = policy
         for views in self._views, self._withdrawn:
-            views.update({number: self._view(view.fixed) for number, view in views.items()})
+            for number, view in views.items():  # some may have come, or changed, meanwhile
+                new = ready.get(number)
+                views[number] = new if new is not None and new.fixed == view.fixed else self._view(policy, view.fixed)
 
-    def labels(self, client_uid: ClientId) -> list[str]:
-        """Return the sorted names (without @) of the views that a process with this uid may enter."""
-        return sorted(label for label, number in self._numbers.items() if self._views[number].admits(client_uid))
+    def __contains__(self, label: str) -> bool:
+        """Whether there is a view called `label` (yet)."""
+        return label in self._numbers
 
-    def number(self, label: str) -> int:
-        """Return the number of a view that `labels` returned."""
-        return self._numbers[label]
+    def after(self, number: int) -> Iterator[tuple[int, str, View]]:
+        """Yield the views with larger numbers: number, name (without @) and view, in the order of their numbers.
+
+        Numbers never change; views may come and go while somebody iterates.
+        """
+        while (at := bisect_right(self._order, number)) < len(self._order):
+            number = self._order[at]
+            yield number, self._labels[number], self._views[number]
 
     def label(self, number: int) -> str | None:
         """Return the name (without @) of the view with this number; None if there is no such view (yet)."""
-        return next((label for label, known in self._numbers.items() if known == number), None)
+        return self._labels.get(number)
 
     async def find(self, label: str, client_uid: ClientId) -> int | None:
         """Return the number of the view called `label`, which is made on first access if a range allows it.
@@ -213,14 +242,14 @@ class Views:
         """
         number = self._numbers.get(label)
         if number is None and self._ranges:
-            import trio  # noqa: PLC0415  (half of the time that commands without an event loop take to start)
+            import trio  # noqa: PLC0415  (as above)
 
             try:
                 identity = replace(await trio.to_thread.run_sync(user_identity, label), of_range=True)
             except ViewError:
                 return None
             allowed = any(identity.who.uid in uids for uids in self._ranges)
-            view = self._view(identity.who)
+            view = self._view(self.policy, identity.who)
             if identity.label != label or not allowed or not view.admits(client_uid):
                 return None
             number = self._numbers.get(label)  # another request may have made it meanwhile
@@ -250,7 +279,9 @@ class Views:
         while True:
             await trio.sleep(REFRESH_SECONDS * _PART)
             async with trio.open_nursery() as nursery:
-                for number, identity in list(self._by_user.items()):
+                for count, (number, identity) in enumerate(list(self._by_user.items())):
+                    if count % _AT_ONCE == 0:
+                        await trio.sleep(0)
                     nursery.start_soon(self._refresh, number, identity, threads, changed)
 
     async def _refresh(
@@ -283,9 +314,9 @@ class Views:
             self._give(before, now.who, changed)
         elif number in self._withdrawn:
             log.warning("view %s: there is such an account again", identity.label)
-            self._withdrawn[number].fixed = now.who
-            self._views[number] = self._withdrawn.pop(number)
-            self._numbers[identity.label] = number
+            view = self._withdrawn.pop(number)
+            view.fixed = now.who
+            self._open(number, identity.label, view)
             changed()
 
     def _is_still(self, asked: Identity, found: Identity) -> bool:
@@ -297,6 +328,8 @@ class Views:
     def _withdraw(self, number: int, identity: Identity, changed: Callable[[], None]) -> None:
         self._withdrawn[number] = self._views.pop(number)
         self._numbers.pop(identity.label, None)
+        if self._labels.pop(number, None) is not None:
+            del self._order[bisect_left(self._order, number)]
         changed()
 
     @staticmethod

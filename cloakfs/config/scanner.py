@@ -22,10 +22,11 @@ class Scanner:
         self.warnings: list[ExportsWarning] = []
         self._lines = [0, *(match.end() for match in re.finditer("\n", text))]
 
-    def location(self) -> Location:
-        """Return the present position as a location."""
-        line = bisect_right(self._lines, self.pos)
-        return Location(self.file, line, self.pos - self._lines[line - 1] + 1)
+    def location(self, pos: int | None = None) -> Location:
+        """Return a position, by default the present one, as a location."""
+        at = self.pos if pos is None else pos
+        line = bisect_right(self._lines, at)
+        return Location(self.file, line, at - self._lines[line - 1] + 1)
 
     def warn(self, location: Location, message: str) -> None:
         """Record a warning about a place."""

@@ -16,9 +16,21 @@ _T = TypeVar("_T")
 _KINDS: dict[str, Kind] = {kind: kind for kind in KINDS}
 _ACTIONS: dict[str, Action] = {"map": "map", "squash": "squash"}
 _NUMERIC = "+-0123456789"  # what a number may begin with, well-formed or not
-_LARGEST = {"-1": MAX_ID}
-_NOBODY: dict[str, int] = {str(NOBODY): NOBODY}
 _EXPECTED_MASK = "a mask: + or - and three octal digits, such as +007"
+
+
+class _Number:
+    """An id in a definition: what may be written in its place."""
+
+    def __init__(self, what: str, **special: int) -> None:
+        self.special = special
+        self.expected = f"{what}: {EXPECTED_ID}" + "".join(f", or {word}" for word in special)
+
+
+_RM_LOW = _Number("rm-low, the first client id")
+_RM_HIGH = _Number("rm-high, the last client id", **{"-1": MAX_ID})
+_LC_LOW = _Number("lc-low, the first server id", **{str(NOBODY): NOBODY})
+_LC_HIGH = _Number("lc-high, the last server id", **{"-1": MAX_ID})
 
 
 class Terms:
@@ -40,9 +52,9 @@ class Terms:
             word, where = self._word(expected)
             item = parse(word)
             if item is None:
-                raise ExportsError(where, f"{shown(word)} does not belong in {name}", expected)
+                raise ExportsError(self._scan.location(where), f"{shown(word)} does not belong in {name}", expected)
             if item in items:
-                raise ExportsError(where, f"{shown(word)} is in {name} twice", "it once")
+                raise ExportsError(self._scan.location(where), f"{shown(word)} is in {name} twice", "it once")
             items[item] = None
         return tuple(items)
 
@@ -51,14 +63,14 @@ class Terms:
         defs: list[tuple[RangeDef, Location]] = []
         while not defs or self._more():
             kind, where = self._kind()
-            low = high = self._number("rm-low, the first client id", {})
+            low = high = self._number(_RM_LOW)
             if self._more(_NUMERIC):
-                high = self._number("rm-high, the last client id", _LARGEST)
+                high = self._number(_RM_HIGH)
             word, place = self._word("map or squash")
             action = _ACTIONS.get(word)
             if action is None:
-                raise ExportsError(place, f"unexpected {shown(word)}", "map or squash")
-            server = self._number("lc-low, the first server id", _NOBODY)
+                raise ExportsError(self._scan.location(place), f"unexpected {shown(word)}", "map or squash")
+            server = self._number(_LC_LOW)
             with _located(where):
                 defs.append((RangeDef(kind, ClientId(low), ClientId(high), action, ServerId(server)), where))
         return defs
@@ -72,18 +84,19 @@ class Terms:
             try:
                 mask = Mask.parse(word)
             except ValueError:
-                raise ExportsError(place, f"{shown(word)} is not a mask", _EXPECTED_MASK) from None
-            low = high = self._number("lc-low, the first server id", _NOBODY)
+                at = self._scan.location(place)
+                raise ExportsError(at, f"{shown(word)} is not a mask", _EXPECTED_MASK) from None
+            low = high = self._number(_LC_LOW)
             if self._more(_NUMERIC):
-                high = self._number("lc-high, the last server id", _LARGEST)
+                high = self._number(_LC_HIGH)
             with _located(where):
                 defs.append((CloakDef(kind, mask, ServerId(low), ServerId(high)), where))
         return defs
 
-    def _word(self, expected: str) -> tuple[str, Location]:
-        """Read a term of a list."""
+    def _word(self, expected: str) -> tuple[str, int]:
+        """Read a term of a list; return it and its position."""
         self.blank()
-        where = self._scan.location()
+        where = self._scan.pos
         word = self._scan.skip(WORD)
         if not word:
             raise self._scan.unexpected(expected)
@@ -96,20 +109,19 @@ class Terms:
         return match is not None and (not begin or match.group()[0] in begin)
 
     def _kind(self) -> tuple[Kind, Location]:
-        word, where = self._word("a definition, which begins with uid or gid")
+        word, pos = self._word("a definition, which begins with uid or gid")
+        where = self._scan.location(pos)
         kind = _KINDS.get(word)
         if kind is None:
             raise ExportsError(where, f"unexpected {shown(word)}", "uid or gid")
         return kind, where
 
-    def _number(self, what: str, special: dict[str, int]) -> int:
-        """Read an id; special holds further words that are allowed, with their values."""
-        expected = f"{what}: {EXPECTED_ID}" + "".join(f", or {word}" for word in special)
-        word, where = self._word(expected)
-        if word in special:
-            return special[word]
+    def _number(self, number: _Number) -> int:
+        word, where = self._word(number.expected)
+        if word in number.special:
+            return number.special[word]
         if not is_id(word):
-            raise ExportsError(where, f"{shown(word)} is not an id", expected)
+            raise ExportsError(self._scan.location(where), f"{shown(word)} is not an id", number.expected)
         return int(word)
 
 

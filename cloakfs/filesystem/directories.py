@@ -140,7 +140,7 @@ class Directories(Names):
         ctx = requester(token)
         self.inside.last_reader = ctx.pid
         if fh == _TOP:
-            self._read_top(start_id, token, ctx)
+            await self._read_top(start_id, token, ctx)
             return
         self.files.require_readable(fh)
         directory = self.files.directory(fh)
@@ -505,25 +505,23 @@ class Directories(Names):
         fd = self.nodes.fd(obj)
         return self.replies.attributes(at.number, at.view, obj, obj.name, fd, obj.filesystem.stat(fd))
 
-    def _read_top(self, start_id: int, token: ReaddirToken, ctx: RequestContext) -> None:
-        labels = self.views.labels(ClientId(ctx.uid))
-        # In the order of their numbers, which never change: labels may come and go in between.
-        views = sorted((self.views.number(label), b"@" + os.fsencode(label)) for label in labels)
-        for cookie, name in [(1, b"."), (2, b".."), *((number + 2, name) for number, name in views)]:
-            if cookie <= start_id:
-                continue
-            if name in (b".", b".."):
-                entry = self.replies.top()
-            else:
-                number = cookie - 2
-                view = self.views.get(number)
-                assert view is not None
-                root = self.nodes.root
+    async def _read_top(self, start_id: int, token: ReaddirToken, ctx: RequestContext) -> None:
+        for cookie, name in (1, b"."), (2, b".."):
+            if cookie > start_id and not pyfuse3.readdir_reply(token, name, self.replies.top(), cookie):
+                return
+        root, reply = self.nodes.root, Reply(token)
+        for number, label, view in self.views.after(max(start_id - 2, 0)):
+            if view.admits(ClientId(ctx.uid)):
                 fd = self.nodes.fd(root)
                 entry = self.replies.attributes(number, view, root, b"", fd, root.filesystem.stat(fd))
                 root.lookups += 1
-            if not pyfuse3.readdir_reply(token, name, entry, cookie):
-                return
+                if not pyfuse3.readdir_reply(token, b"@" + os.fsencode(label), entry, number + 2):
+                    return
+                reply.has_entries = True
+            if reply.must_wait():
+                if reply.has_entries:
+                    return
+                reply.until = await self.turns.pause(ctx.uid)
 
     @answers
     async def releasedir(self, fh: FileHandleT) -> None:

@@ -167,7 +167,7 @@ class Names(Core):
             raise FUSEError(errno.ENOENT)
         number = await self.views.find(os.fsdecode(name[1:]), ClientId(ctx.uid))
         if number is None:
-            if os.fsdecode(name[1:]) in self.views.labels(ClientId(0)):
+            if os.fsdecode(name[1:]) in self.views:
                 self.repair.refused(self.nodes.root)
             # The answer is the same whether there is such a view or not.
             raise FUSEError(errno.ENOENT if ctx.uid == 0 else errno.EACCES)

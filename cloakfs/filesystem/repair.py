@@ -2,12 +2,12 @@
 
 import logging
 import os
+from collections.abc import Iterator
 from functools import partial
 
 import trio
 
 from .. import linux
-from ..ids import ClientId
 from ..linux import process
 from ..tasks import Tasks
 from ..tree import calls
@@ -137,8 +137,10 @@ class Repair:
         finally:
             del self._repairing[number]
 
-    def _tops(self) -> list[bytes]:
+    def _tops(self) -> Iterator[bytes]:
         mountpoint = os.fsencode(self._inside.mountpoint)
         if not self._views.top:
-            return [mountpoint]
-        return [os.path.join(mountpoint, b"@" + os.fsencode(label)) for label in self._views.labels(ClientId(0))]
+            yield mountpoint
+            return
+        for _, label, _ in self._views.after(0):
+            yield os.path.join(mountpoint, b"@" + os.fsencode(label))

@@ -26,7 +26,7 @@ from cloakfs.tree.index import Index
 from cloakfs.views import REFRESH_SECONDS, DatabaseError, Views, user_identity
 from tests.agents import User, names, read, write
 from tests.mount import conftest
-from tests.mount.conftest import Mount, run
+from tests.mount.conftest import Mount, daemons_with, run
 from tests.mount.test_limits import wait_until
 
 ALICE, BOB, CAROL = 4001, 4002, 4003
@@ -348,3 +348,50 @@ def test_the_same_view_twice(tree: str, base: str) -> None:
     os.mkdir(path)
     done = run("mount", tree, path, "--view", "5:5", "--view", "5:6", check=False)
     assert (done.returncode, done.stderr) == (1, "cloakfs: two views are called @5\n")
+
+
+LOOKED_AT = """
+from cloakfs import daemon
+from cloakfs.view import View
+import trio
+
+class Longest:
+    looked = longest = 0
+
+    def before_task_step(self, task):
+        self.looked = 0
+
+    def after_task_step(self, task):
+        if self.looked > self.longest:
+            self.longest = self.looked
+            with open({path!r}, "w") as file:
+                print(self.longest, file=file)
+
+longest = Longest()
+
+def admits(self, uid, admits=View.admits):
+    longest.looked += 1
+    return admits(self, uid)
+
+async def run(self, run=daemon._Daemon.run):
+    trio.lowlevel.add_instrument(longest)
+    await run(self)
+
+View.admits = admits
+daemon._Daemon.run = run
+"""
+
+
+def test_a_list_of_very_many_views_is_made_in_slices(
+    tree: str, base: str, mount: Callable[..., Mount], user: Callable[..., User]
+) -> None:
+    """It is complete, and no turn of the session loop looks at more than a part of the views."""
+    numbers = range(10_000, 15_000)
+    exports = Path(base, "x.exports")
+    exports.write_text(f"{tree} *(rw,views = {' '.join(f'{number}:{number}' for number in numbers)})\n")
+    with daemons_with(LOOKED_AT.format(path=f"{base}/longest")):
+        m = mount("--exports", str(exports))
+    assert user(14_999).do(os.listdir, m.path) == ["@14999"]
+    assert user(9_999).do(os.listdir, m.path) == []
+    assert user(0).do(os.listdir, m.path) == [f"@{number}" for number in numbers]
+    assert 0 < int(Path(base, "longest").read_text()) < len(numbers) / 2
