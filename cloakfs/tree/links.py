@@ -1,8 +1,13 @@
 """The last known names of objects: which directory each is in, and which objects each directory has.
 
+An object's last known place is in the directory's `children`, or in its `strays` if something has happened to that name
+since. Its further names are in `further` of their directories. So each is found at once, however many have changed.
+
 This module does not verify that the names are still true (`locate` does). Each name pins the directory that it is in; a
 directory that has lost a name may be unused, and `registry` then drops it.
 """
+
+from itertools import chain
 
 from .objects import NEVER, Directory, Object, as_directory
 
@@ -11,7 +16,7 @@ _MAX_OTHER_NAMES = 16
 
 
 def place(obj: Object, parent: Directory, name: bytes) -> Directory | None:
-    """Record that `obj` is now `name` in `parent`; return the directory it was in, which now has one name less."""
+    """Record that `obj` is now `name` in `parent`; return the directory it was in, which has one name less by that."""
     before = leave(obj)
     parent.pins += 1
     obj.parent, obj.name, obj.checked = parent, name, NEVER
@@ -19,22 +24,27 @@ def place(obj: Object, parent: Directory, name: bytes) -> Directory | None:
         parent.children = {}
     replaced = parent.children.get(name)
     if replaced is not None:
-        _stray(parent, replaced)  # until it is found elsewhere, or nowhere
+        _stray(parent, name, replaced)  # until it is found elsewhere, or nowhere
     parent.children[name] = obj
-    if before is not None:
-        unpin(before, obj)
     return before
 
 
 def leave(obj: Object) -> Directory | None:
-    """Record that `obj` has no place now; return the directory it was in."""
+    """Record that `obj` has no place now; return the directory it was in, which has one name less by that."""
     if isinstance(obj, Directory):
         obj.trusted = -1
         if obj.passage is not None:
             obj.passage.is_void = True
     parent, obj.parent = obj.parent, None
-    if parent is not None and parent.children is not None and parent.children.get(obj.name) is obj:
-        del parent.children[obj.name]
+    if parent is not None:
+        if parent.children is not None and parent.children.get(obj.name) is obj:
+            del parent.children[obj.name]
+        if parent.strays:
+            same = parent.strays.get(obj.name, {})
+            same.pop(obj, None)
+            if not same:
+                parent.strays.pop(obj.name, None)
+        parent.pins -= 1
     return parent
 
 
@@ -52,14 +62,14 @@ def unlist(parent: Object, name: bytes) -> None:
     if children is not None and name in children:
         obj = children.pop(name)
         obj.checked = NEVER
-        _stray(as_directory(parent), obj)
+        _stray(as_directory(parent), name, obj)
 
 
 def entry(parent: Object, name: bytes) -> Object | None:
-    """Return an object whose last known place this is, also if something has happened to the name since."""
+    """Return the last object whose last known place this is, also if something has happened to the name since."""
     there = (parent.children or {}).get(name)
     if there is None:
-        there = next((obj for obj in parent.strays or () if obj.parent is parent and obj.name == name), None)
+        there = next(reversed((parent.strays or {}).get(name, {})), None)
     return there
 
 
@@ -75,26 +85,29 @@ def part(obj: Object, parent: Directory) -> Directory | None:
         at = at.parent
     if at is not None:
         leave(at)
-        unpin(obj, at)
     return at
 
 
-def _stray(parent: Directory, obj: Object) -> None:
+def _stray(parent: Directory, name: bytes, obj: Object) -> None:
     if parent.strays is None:
-        parent.strays = set()
-    parent.strays.add(obj)
+        parent.strays = {}
+    parent.strays.setdefault(name, {})[obj] = None
 
 
-def unpin(parent: Directory, obj: Object) -> None:
-    """Note that `obj` has one name less in this directory."""
+def end_name(obj: Object, parent: Directory, name: bytes) -> None:
+    """Note that this is not among the further names of `obj` any more."""
     parent.pins -= 1
-    if parent.strays and obj.parent is not parent and all(above is not parent for above, _ in obj.others):
-        parent.strays.discard(obj)
+    if parent.further is not None and (parent, name) not in obj.others:
+        parent.further.discard((name, obj))
 
 
 def within(directory: Object) -> list[Object]:
     """Return the objects known to have, or to have had, a name in this directory: perhaps too many, never too few."""
-    return [*(directory.children or {}).values(), *(directory.strays or ())]
+    return [
+        *(directory.children or {}).values(),
+        *chain.from_iterable((directory.strays or {}).values()),
+        *(obj for _, obj in directory.further or ()),
+    ]
 
 
 def add_name(obj: Object) -> None:
@@ -103,9 +116,12 @@ def add_name(obj: Object) -> None:
     rare = obj.rarely()
     if rare.others is None:
         rare.others = []
-    rare.others.append((obj.parent, obj.name))
-    obj.parent.pins += 1
-    _stray(obj.parent, obj)
+    parent = obj.parent
+    rare.others.append((parent, obj.name))
+    parent.pins += 1
+    if parent.further is None:
+        parent.further = set()
+    parent.further.add((obj.name, obj))
 
 
 def drop_name(obj: Object, parent: Directory, name: bytes) -> None:
@@ -113,5 +129,6 @@ def drop_name(obj: Object, parent: Directory, name: bytes) -> None:
     others = [*obj.others]
     outdated = others.index((parent, name)) if (parent, name) in others else 0
     if (parent, name) in others or len(others) > _MAX_OTHER_NAMES:
-        unpin(others.pop(outdated)[0], obj)
+        ended = others.pop(outdated)
         obj.others = others
+        end_name(obj, *ended)

@@ -123,7 +123,8 @@ class Object:
 
     pins = 0
     children: "dict[bytes, Object] | None" = None
-    strays: "set[Object] | None" = None
+    strays: "dict[bytes, dict[Object, None]] | None" = None
+    further: "set[tuple[bytes, Object]] | None" = None
     trusted = -1
     condition: "Condition | None" = None
     passage: "Passage | None" = None
@@ -239,8 +240,8 @@ class Directory(Object):
     """A directory. An object that is restored from the index is one, too: the index does not say what it is."""
 
     __slots__ = (
-        "__weakref__", "barrier", "children", "condition", "listing", "no_acl_since", "passage", "pins", "public",
-        "remembers_names", "strays", "trusted",
+        "__weakref__", "barrier", "children", "condition", "further", "listing", "no_acl_since", "passage", "pins",
+        "public", "remembers_names", "strays", "trusted",
     )  # fmt: skip
 
     def __init__(self, number: int, handle: bytes, filesystem: Filesystem) -> None:
@@ -249,7 +250,8 @@ class Directory(Object):
         # What is in it: see `links`.
         self.pins = 0  # the number of known names in it
         self.children = None  # the objects whose place this is, by name
-        self.strays = None  # objects with a name here that `children` does not lead to
+        self.strays = None  # the objects whose place this is, too, but to which `children` does not lead
+        self.further = None  # further names here, of objects whose place is another
 
         # Who may see it: see `passages` and `door`.
         self.trusted = -1  # the `Registry.trust` with which its place, and who sees it, were verified

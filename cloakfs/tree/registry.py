@@ -217,7 +217,6 @@ class Registry:
         self.on_moved(obj)
         parent = links.leave(obj)
         if parent is not None:
-            links.unpin(parent, obj)
             self.drop_if_unused(parent)
 
     def hold(self, obj: Object, numbers: frozenset[int]) -> None:
@@ -280,13 +279,10 @@ class Registry:
             if isinstance(obj, Directory):
                 obj.barrier = None  # it may be this object: then only the garbage collector would free it
             others, obj.others = obj.others, []
-            for parent, _ in others:
-                links.unpin(parent, obj)
+            for parent, name in others:
+                links.end_name(obj, parent, name)
                 self.drop_if_unused(parent)
-            parent_ = links.leave(obj)
-            if parent_ is not None:
-                links.unpin(parent_, obj)
-            obj = parent_
+            obj = links.leave(obj)
 
     def discard(self, numbers: Iterable[int]) -> None:
         """Drop objects whose numbers are void (`Unstored`), and of which the kernel has not been told after all."""

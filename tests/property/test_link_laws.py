@@ -1,0 +1,79 @@
+"""The last known names of objects, whatever happens to names and in whatever order."""
+
+import time
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloakfs.tree import links
+from cloakfs.tree.objects import Directory, Object
+
+FILESYSTEM: Any = None
+NAMES = [b"a", b"b"]
+FILES, DIRECTORIES = 4, 2
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["move", "link", "leave", "unlist", "drop"]),
+        st.integers(0, FILES - 1),
+        st.integers(0, DIRECTORIES - 1),
+        st.sampled_from(NAMES),
+    ),
+    max_size=40,
+)
+
+
+def names_of(obj: Object) -> list[tuple[Object, bytes]]:
+    place: list[tuple[Object, bytes]] = [] if obj.parent is None else [(obj.parent, obj.name)]
+    return place + list(obj.others)
+
+
+@given(STEPS)
+def test_every_name_is_found_and_nothing_else(steps: list[tuple[str, int, int, bytes]]) -> None:
+    files = [Object(number, b"", FILESYSTEM) for number in range(FILES)]
+    directories = [Directory(100 + number, b"", FILESYSTEM) for number in range(DIRECTORIES)]
+    for what, which, where, name in steps:
+        obj, directory = files[which], directories[where]
+        if what == "move":
+            links.place(obj, directory, name)
+        elif what == "link" and obj.parent is not None:  # as `Registry.found_again`
+            links.add_name(obj)
+            links.drop_name(obj, directory, name)
+            links.place(obj, directory, name)
+        elif what == "leave":
+            links.leave(obj)
+        elif what == "unlist":
+            links.unlist(directory, name)
+        elif what == "drop":  # as `Registry.drop_if_unused`
+            others, obj.others = obj.others, []
+            for above, other in others:
+                links.end_name(obj, above, other)
+            links.leave(obj)
+        for at in directories:
+            have = [obj for obj in files for parent, _ in names_of(obj) if parent is at]
+            assert at.pins == len(have)
+            assert set(links.within(at)) == set(have)
+            for known in NAMES:
+                here = {obj for obj in files if obj.parent is at and obj.name == known}
+                found = links.entry(at, known)
+                assert (found in here) if here else found is None
+
+
+def test_very_many_changed_names_make_nobody_wait() -> None:
+    """All have the same directory: half of them another name there, half of them the same."""
+    parent, other = Directory(1, b"", FILESYSTEM), Directory(2, b"", FILESYSTEM)
+    for number in range(100_000):
+        obj = Object(number + 3, b"", FILESYSTEM)
+        links.place(obj, parent, b"same" if number % 2 else b"%d" % number)
+        if number % 4 == 1:
+            links.add_name(obj)
+            links.place(obj, other, b"%d" % number)
+        else:
+            links.unlist(parent, obj.name)
+    began = time.thread_time()
+    for number in range(1000):
+        assert links.entry(parent, b"nothing") is None
+        links.entry(parent, b"same")
+        assert links.entry(parent, b"%d" % (2 * number)) is not None
+    assert time.thread_time() - began < 0.5  # a thousand times as long, if all were looked at
