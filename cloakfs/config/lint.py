@@ -162,11 +162,18 @@ def conflicts(entries: Sequence[Export]) -> list[Remark]:
 ROOT_FSID = "0"
 """The fsid of the root of NFSv4's exports (exports(5))."""
 
+_SEPARATORS = dict.fromkeys(map(ord, ":.-"))
+
 
 def fsid_of(options: Options) -> str | None:
-    """Return the fsid of an entry, if it has one; that of the root is `ROOT_FSID`, also if it is written as `root`."""
+    """Return the fsid of an entry, if it has one, however it is written; that of the root is `ROOT_FSID`.
+
+    The server ignores what separates the digits of a UUID, and their case (nfs-utils, `get_uuid`).
+    """
     fsid = dict(options.other).get("fsid")
-    return ROOT_FSID if fsid == "root" else fsid
+    if fsid is None or fsid == "root":
+        return fsid and ROOT_FSID
+    return fsid.translate(_SEPARATORS).lower()
 
 
 def beside_root(other: str) -> str:

@@ -134,7 +134,10 @@ def _out_of_reach(made: Plan, own: Collection[str]) -> list[Remark]:
 
 
 def _other_exports(made: Plan, own: Collection[str]) -> list[tuple[str, bool]]:
-    """Return the paths that this machine exports elsewhere, or would if the server started, and which has fsid=0."""
+    """Return the paths that this machine exports elsewhere, or would if the server started, and which has fsid=0.
+
+    What cannot be read is named by its place.
+    """
     found = []
     with contextlib.suppress(OSError), open(_ETAB, encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
@@ -142,7 +145,10 @@ def _other_exports(made: Plan, own: Collection[str]) -> list[tuple[str, bool]]:
             found.append((path, "fsid=0" in re.split(r"[(),]", to)))
     for name in (_EXPORTS, *files_of(_EXPORTS_D)):
         with contextlib.suppress(OSError):
-            found += [(entry.path, fsid_of(entry.options) == ROOT_FSID) for entry in read_all(name)[0]]
+            entries, _, errors = read_all(name)
+            found += [(entry.path, fsid_of(entry.options) == ROOT_FSID) for entry in entries]
+            # The server may know options that cloakfs does not.
+            found += [(f"what {error.location} exports", False) for error in errors]
     ours = {*own, *(mount.path for mount in made.mounts)}
     return [(path, is_top) for path, is_top in found if path not in ours]
 

@@ -72,6 +72,13 @@ def test_an_fsid_is_given_once() -> None:
     assert [problem.location.column for problem in planned("/a h(fsid=0) i(fsid=root)\n").problems] == [4, 14]
 
 
+@pytest.mark.parametrize("other", ["01234567-89ab-cdef-0123-456789abcdef", "0123456789ABCDEF0123456789ABCDEF"])
+def test_a_uuid_is_given_once_however_it_is_written(other: str) -> None:
+    text = f"/a h(fsid=0123456789abcdef0123456789abcdef)\n/b h(fsid={other})\n"
+    (problem,) = planned(text).problems
+    assert "is that of /a for h, too" in problem.message
+
+
 @pytest.fixture
 def exported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """What the machine exports, apart from what is planned."""
@@ -99,6 +106,14 @@ def test_the_root_of_nfs4_is_not_exported_beside_the_administrators_exports(
     assert [problem.message.split(", ")[1] for problem in knfsd.roots_beside_others(made)] == [
         "and /home could no longer be mounted over NFSv4; leave fsid out"
     ]
+    assert knfsd.roots_beside_others(planned("/a h(rw)\n")) == []
+
+
+@pytest.mark.parametrize("words", ["*(rw,fsid=00)", "*(rw,new_option)", "-rw,new_option *", "*(rw"])
+def test_so_it_is_beside_exports_that_cloakfs_cannot_read(exported: Path, words: str) -> None:
+    (exported / "_EXPORTS").write_text(f"/home {words}\n")
+    (problem,) = knfsd.roots_beside_others(planned("/a h(fsid=root)\n"))
+    assert f"what {exported}/_EXPORTS:1:" in problem.message
     assert knfsd.roots_beside_others(planned("/a h(rw)\n")) == []
 
 
