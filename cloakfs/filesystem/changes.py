@@ -197,6 +197,8 @@ class Changes:
             if event.name != b".":
                 self._heed_name(event, parent, target)
         self._heed_listings(event, filesystem, target)
+        if event.mask & FAN_ATTRIB and event.target:
+            self._forgetting.forget_hidden(filesystem.number.to_bytes(4, "little") + event.target)
         if target is None:
             if event.mask & FAN_ONDIR and event.mask & OF_ITSELF and event.name == b".":
                 self._forget_absence(filesystem, event.target)

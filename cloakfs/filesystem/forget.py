@@ -22,7 +22,7 @@ ABSENT_SECONDS = 10.0
 """How long the kernel remembers that a name leads nowhere, where it remembers that at all.
 
 It is not longer because, when a server changes a hidden file by handle (its mode, for example), the kernel may not
-report the name.
+report the name, and before Linux 5.17 nor the file (`Forgetting.note_hidden`).
 """
 
 # How many names at most are remembered to lead nowhere, of those that are forgotten one by one.
@@ -125,6 +125,8 @@ class Forgetting:
         self._tasks: Tasks | None = None
         # Names that are remembered to lead nowhere, each with the number of a view.
         self._absent: Absences[Object, tuple[int, bytes]] = Absences(_MOST_ABSENT)
+        # Of these, the hidden files, by handle: each with the number of a view, the directory and the name.
+        self._hidden: Absences[bytes, tuple[int, Object, bytes]] = Absences(_MOST_ABSENT)
         self.listed: WeakSet[Object] = WeakSet()  # the directories that have a `listing`
         # What is noted of an object in the present era: by the names noted before, and the one that is added.
         self._absent_xattrs: dict[tuple[frozenset[bytes], bytes], AbsentXattrs] = {}
@@ -411,6 +413,32 @@ class Forgetting:
             self.forgetter.name(self._nodes.nodeid(number, other), name)
         return True
 
+    def note_hidden(self, number: int, directory: Object, name: bytes, hearer: int, handle: bytes) -> bool:
+        """Note that the kernel will remember that a file is absent which is hidden; False as with `note_absence`.
+
+        Another of its names may be reported when it becomes visible, or, if it is changed by handle, none.
+
+        Args:
+            number: of the view.
+            directory: in which the file is.
+            name: of the file there.
+            hearer: who is told.
+            handle: of the file, as objects have it.
+        """
+        place = number, directory, name
+        if not self._hidden.admits(hearer, handle, place):
+            return False
+        given_up = self._hidden.note(hearer, handle, place, trio.current_time())
+        if given_up is not None:
+            _, (number, directory, name) = given_up
+            self.forgetter.name(self._nodes.nodeid(number, directory), name)
+        return True
+
+    def forget_hidden(self, handle: bytes) -> None:
+        """Forget the absence of a file that was hidden, by all names: it has changed."""
+        for number, directory, name in self._hidden.take(handle):
+            self.forget_name(directory, name, (number,))
+
     def _forget_absences(self, directory: Object) -> None:
         """Forget absences in a directory one by one."""
         for number, name in self._absent.take(directory):
@@ -435,6 +463,7 @@ class Forgetting:
         sweep = self._sweeps[-1]
         if self.forgetter.every_name():
             self._absent.clear()
+            self._hidden.clear()
         else:
             sweep.by_name = True
             for directory in self._absent.directories():
@@ -502,6 +531,7 @@ class Forgetting:
             while True:
                 await trio.sleep(1)
                 self._absent.drop_until(trio.current_time() - ABSENT_SECONDS)
+                self._hidden.drop_until(trio.current_time() - ABSENT_SECONDS)
                 if self.forgetter.overflowed:
                     self.forgetter.overflowed = False
                     self.forget_everything()

@@ -98,6 +98,7 @@ class KernelCache:
         self.forget_listing = forgetting.forget_listing
         self.forget_pages = forgetting.forget_pages
         self.forget_everything = forgetting.forget_everything
+        self.note_hidden = forgetting.note_hidden
         self.note_absent_xattr = forgetting.note_absent_xattr
         self.forget_absent_xattrs = forgetting.forget_absent_xattrs
         self.lacks_xattr = forgetting.lacks_xattr

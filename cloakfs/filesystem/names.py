@@ -157,8 +157,26 @@ class Names(Core):
                 self.cache.forget_listing(at.obj)
             elif not seconds:
                 seconds = self.cache.of_private_absence(at, name)
+        if seconds and missing is HIDDEN and at.obj.filesystem.watched and not self._note_hidden(at, name):
+            seconds = 0.0
         counters.names[seconds > BRIEF_SECONDS] += 1
         return _absent_for(seconds) if seconds else _ABSENT
+
+    def _note_hidden(self, at: Entered, name: bytes) -> bool:
+        """Whether the kernel can be made to forget that a name is absent, which is hidden, when it becomes visible."""
+        try:
+            fd = self._open_as_root(at, name)
+        except OSError:
+            return True  # what becomes of the name is reported
+        try:
+            if stat.S_ISDIR(self.nodes.stat(fd).st_mode):
+                return True  # it has no other name
+            handle, _ = self.nodes.mounts.identify(fd, at.obj)
+        except OSError:
+            return False
+        finally:
+            calls.close(fd)
+        return self.cache.note_hidden(at.number, at.obj, name, at.hearer, handle)
 
     async def _lookup_view(self, name: bytes, ctx: RequestContext) -> EntryAttributes:
         if name in (b".", b".."):

@@ -395,3 +395,37 @@ def test_a_list_of_very_many_views_is_made_in_slices(
     assert user(9_999).do(os.listdir, m.path) == []
     assert user(0).do(os.listdir, m.path) == [f"@{number}" for number in numbers]
     assert 0 < int(Path(base, "longest").read_text()) < len(numbers) / 2
+
+
+@pytest.mark.parametrize("how", ["by another name", "by another view", "by handle", "made and changed by another name"])
+@pytest.mark.parametrize("there", ["", "shared/"])
+def test_a_hidden_file_that_becomes_visible_is_found_by_all_its_names(
+    how: str, there: str, homes: str, mount: Callable[..., Mount], user: Callable[..., User]
+) -> None:
+    """Its absence is remembered, and what is reported of the change names one of them, or none."""
+    m = mount("--view", f"{ALICE}:{ALICE}", "--view", f"{BOB}:{BOB}", "-o", f"cloak_list=uid +007 {ALICE} {BOB}")
+    alice, bob = user(ALICE), user(BOB)
+    file = f"{there}other"
+    if not how.startswith("made"):
+        os.link(f"{homes}/{BOB}", f"{homes}/{file}")
+    conftest.told()
+    for name in (str(BOB), file):
+        assert not alice.do(os.path.lexists, m.at(f"@{ALICE}", name))
+    if how.startswith("made"):
+        os.link(f"{homes}/{BOB}", f"{homes}/shared/new")
+        os.chmod(f"{homes}/shared/new", 0o644)
+        file = str(BOB)
+    elif how == "by another name":
+        os.chmod(f"{homes}/{BOB}", 0o644)
+    elif how == "by another view":
+        bob.do(os.chmod, m.at(f"@{BOB}", str(BOB)), 0o644)
+    else:
+        top = os.open(homes, os.O_RDONLY)
+        path = os.open(f"{homes}/{BOB}", os.O_PATH)
+        fd = linux.open_by_handle(top, linux.name_to_handle(path)[0], os.O_RDONLY)
+        os.fchmod(fd, 0o644)
+        for one in (top, path, fd):
+            os.close(one)
+    conftest.told()
+    assert alice.do(os.path.lexists, m.at(f"@{ALICE}", file))
+    assert alice.do(os.path.lexists, m.at(f"@{ALICE}", str(BOB)))
