@@ -73,7 +73,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if not REPORT:
         return
     terminalreporter.section("what one user's attacks cost another one")
-    terminalreporter.line(f"{'attack':42} {'done':>7} {'requests':>8} {'p50 ms':>8} {'p99 ms':>8} {'max ms':>8} wrong")
+    terminalreporter.line(
+        f"{'attack':54} {'done':>7} {'requests':>8} {'p50 ms':>8} {'p99 ms':>8} {'max ms':>8} wrong told"
+    )
     for name, done, watch in REPORT:
         times = " ".join(f"{watch.percentile(percent) * 1000:8.2f}" for percent in (50, 99, 100))
-        terminalreporter.line(f"{name:42} {done:7} {len(watch.seconds):8} {times} {len(watch.wrong):5}")
+        terminalreporter.line(f"{name:54} {done:7} {len(watch.seconds):8} {times} {len(watch.wrong):5} {watch.told:4}")

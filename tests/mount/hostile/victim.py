@@ -14,10 +14,11 @@ FILES = 12
 
 @dataclass
 class Watch:
-    """The seconds that each operation took, and the wrong answers."""
+    """The seconds that each operation took, the wrong answers, and how often the attacker got what it must not."""
 
     seconds: list[float] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+    told: int = 0
 
     def percentile(self, percent: float) -> float:
         return sorted(self.seconds)[min(int(len(self.seconds) * percent / 100), len(self.seconds) - 1)]
