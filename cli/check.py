@@ -10,7 +10,7 @@ from cloakfs.config.files import files_of, read_all
 from cloakfs.config.lint import conflicts, describe_kinds, repeats
 from cloakfs.config.options import Export
 from cloakfs.hosts import unresolved
-from cloakfs.refusals import refusals
+from cloakfs.refusals import aliases, refusals
 from cloakfs.shell import printable
 
 from .completion import a_file
@@ -57,7 +57,8 @@ def check(paths: tuple[str, ...], *, text_only: bool, as_json: bool) -> None:
             entries += found
             findings += of_file
     findings += [_finding(error.location, "error", error.message) for error in repeats(entries)]
-    findings += [_finding(remark.location, "warning", remark.message) for remark in conflicts(entries)]
+    said = [*conflicts(entries), *([] if text_only else aliases(entries))]
+    findings += [_finding(remark.location, "warning", remark.message) for remark in said]
     if as_json:
         echo_json([asdict(finding) for finding in findings])
     else:

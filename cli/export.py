@@ -30,7 +30,7 @@ from cloakfs.nfs.ganesha_server import GaneshaServer, exports_of
 from cloakfs.nfs.guard import VERSION, Guard, control_path, take_down
 from cloakfs.nfs.plan import Plan, ServerKind, absolute, mount_name, plan
 from cloakfs.nfs.server import Server, ServerError
-from cloakfs.refusals import refusals
+from cloakfs.refusals import aliases, refusals
 from cloakfs.shell import printable
 from cloakfs.unmount import KINDS
 from cloakfs.versions import is_known, refusal
@@ -200,6 +200,7 @@ def _read_plan(paths: tuple[str, ...], server: ServerKind, root: str, exported: 
     problems += refusals(entries)
     stays = [(os.path.join(root, mount_name(entry.path, entry.client)), entry.client) in exported for entry in entries]
     problems += unresolved(entry for entry, is_kept in zip(entries, stays, strict=True) if not is_kept)
+    warnings += aliases(entries)
     warnings += unresolved(entry for entry, is_kept in zip(entries, stays, strict=True) if is_kept)
     return plan(entries, server, root, problems, warnings, accounts_of)
 

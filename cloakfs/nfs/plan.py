@@ -9,9 +9,11 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Literal
 
+from ..config.clients import host_of
 from ..config.errors import Location, Remark
 from ..config.lint import conflicts
 from ..config.options import CONDITIONS, Export, Options
@@ -22,6 +24,8 @@ ServerKind = Literal["knfsd", "ganesha"]
 
 # Options that concern only the kernel's server, or that nfs-ganesha follows anyway.
 _TOLD_TO_GANESHA = frozenset({"sec", "insecure", "sync", "no_subtree_check", "no_wdelay", "mp", "mountpoint"})
+
+_WILDCARD = re.compile(r"\*|\?|\[[^]]*\]")
 
 # Texts that both exportfs(8) and exports(5) read as one value.
 _TELLABLE = re.compile(r"[^\s,()\"#\\\x00-\x1f\x7f]+")
@@ -279,9 +283,11 @@ def _overlaps(mounts: Sequence[Mount]) -> list[Remark]:
     for at, later in enumerate(mounts):
         for earlier in mounts[:at]:
             # Views of one entry are meant for the same clients.
-            others = earlier.client != later.client and earlier.source == later.source
+            others = earlier.client != later.client and os.path.normpath(earlier.source) == os.path.normpath(
+                later.source
+            )
             if others and _may_overlap(earlier.client, later.client):
-                narrow, wide = (later, earlier) if earlier.client == "*" else (earlier, later)
+                narrow, wide = (later, earlier) if _includes(earlier.client, later.client) else (earlier, later)
                 said.append(
                     Remark(
                         later.location,
@@ -294,14 +300,33 @@ def _overlaps(mounts: Sequence[Mount]) -> list[Remark]:
 
 
 def _may_overlap(one: str, other: str) -> bool:
-    if "*" in (one, other):
+    if _includes(one, other) or _includes(other, one):
         return True
+    if all(_WILDCARD.search(client) for client in (one, other)):
+        return _begin_and_end_alike(one.lower(), other.lower())
     first, second = _network(one), _network(other)
     if isinstance(first, IPv4Network) and isinstance(second, IPv4Network):
         return first.overlaps(second)
     if isinstance(first, IPv6Network) and isinstance(second, IPv6Network):
         return first.overlaps(second)
     return False
+
+
+def _includes(pattern: str, client: str) -> bool:
+    """Whether a host name is one that a wildcard matches; the wildcard `*` also matches everything else."""
+    if pattern == "*":
+        return True
+    host = host_of(client)
+    return host is not None and fnmatchcase(host.lower(), pattern.lower().replace("[^", "[!"))
+
+
+def _begin_and_end_alike(one: str, other: str) -> bool:
+    """Whether there may be a host that matches both wildcards."""
+    (begin, end), (other_begin, other_end) = (
+        (re.split(_WILDCARD, client)[0], re.split(_WILDCARD, client)[-1]) for client in (one, other)
+    )
+    begins = begin.startswith(other_begin) or other_begin.startswith(begin)
+    return begins and (end.endswith(other_end) or other_end.endswith(end))
 
 
 def _network(client: str) -> IPv4Network | IPv6Network | None:

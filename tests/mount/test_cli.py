@@ -1168,6 +1168,12 @@ def test_exports_may_be_a_folder(base: str, tree: str, mount: MakeMount) -> None
     Path(folder, "third.exports").write_text(f"{link} lab(rw)\n")
     said = run(*asked, "lab", check=False)
     assert f"{folder}: several entries for {tree} and client lab ({folder}/lab.exports:1:" in said.stderr
+    checked = run("check", folder).stdout
+    place = f"{folder}/third.exports:1:{len(link) + 2}"
+    assert (
+        f"{place}: warning: {link} is {tree} by another path, which is exported to lab already, at {folder}/" in checked
+    )
+    assert "by another path" not in run("check", "--text-only", folder).stdout
     Path(folder, "third.exports").write_text(f"{tree}/ LAB(rw)\n")
     said = run(*asked, "lab", check=False)
     assert said.returncode == 2

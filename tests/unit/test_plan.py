@@ -393,11 +393,27 @@ def test_no_warnings(text: str) -> None:
         ("2001:db8::/32", "2001:db8:1::/48", True),
         ("2001:db8::/32", "2001:db9::/32", False),
         ("0.0.0.0/0", "::/0", False),
+        ("10.1.0.7", "10.1.0.0/16", True),
+        ("lab.example.com", "*.example.com", True),
+        ("LAB.example.com", "*.Example.com", True),
+        ("a.b.example.com", "*.example.com", True),  # a wildcard of exports(5) matches dots
+        ("example.com", "*.example.com", False),
+        ("n3.example.com", "n[0-9].example.com", True),
+        ("n3.example.com", "n[^0-4].example.com", False),
+        ("*.example.com", "n?.example.com", True),
+        ("a*.example.com", "b*.example.com", False),
+        ("*.example.com", "*.example.org", False),
+        ("*.example.com", "10.0.0.0/8", False),  # only DNS knows
+        ("*.example.com", "@office", False),
     ],
 )
-def test_a_client_in_two_networks_may_choose(one: str, other: str, warned: bool) -> None:
-    said = [str(warning) for warning in planned(f"/x {one}(rw)\n/x {other}(rw)\n").warnings]
-    assert [f"clients that match {one} may also mount" in text for text in said] == [True] * warned
+def test_a_client_of_two_specifications_may_choose(one: str, other: str, warned: bool) -> None:
+    for text in (f"/x {one}(rw)\n/x {other}(rw)\n", f"/x {one}(rw)\n/x/ {other}(rw)\n"):
+        said = [str(warning) for warning in planned(text).warnings]
+        assert [f"clients that match {one} may also mount" in text for text in said] == [True] * warned
+    if "/" not in one + other:
+        (text,) = [str(warning) for warning in planned(f"/x {other}(rw)\n/x {one}(rw)\n").warnings] or [""]
+        assert ("may also mount" in text) == warned
 
 
 @pytest.mark.parametrize(
