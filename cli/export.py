@@ -524,12 +524,11 @@ def down(name: str) -> None:
     left = None
     with contextlib.suppress(ServerError):  # its version is not known, but its guard may live and answer
         left = leftover.read(run_dir)
-    takes_orders = False
-    if left is None and (os.path.exists(control_path(run_dir)) or not _has_mounts(run_dir)):
+    takes_orders = left is None and (os.path.exists(control_path(run_dir)) or not _has_mounts(run_dir))
+    if takes_orders:
         _remove_empty(run_dir)
         guard = process.held(_order(name, "status")["pid"])
         _order(name, "down")
-        takes_orders = True
     else:
         # The signal is obeyed at any time, also while the guard starts and takes no orders yet.
         guard = process.held(left.pid) if left is not None and left.is_watched else None
