@@ -4,8 +4,6 @@ import contextlib
 import itertools
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +14,9 @@ import pytest
 from cloakfs import control, linux
 from cloakfs.mounted import mounted
 from tests.agents import User, names, read
-from tests.mount.conftest import Mount, daemons_with, is_mounted, run, told
+from tests.mount.conftest import Mount, daemons_with, is_mounted, told
 from tests.mount.faults import FAULTS
+from tests.mount.guards import guarding
 from tests.mount.loopfs import require_disk
 from tests.mount.test_limits import wait_until
 from tests.mount.usersmounts import as_users_mount
@@ -237,46 +236,32 @@ def look_around(there: bytes, name: bytes) -> None:
 # -- the guard ---------------------------------------------------------------------------------------
 
 GUARD = """
-import errno, os, sys, trio
-from cloakfs.config.errors import Location
-from cloakfs.config.options import Options
+import os, sys
 from cloakfs.nfs import guard
-from cloakfs.nfs.plan import Mount, Plan
-from cloakfs.nfs.served import Answers
+from tests.mount.faults import FAULTS
+from tests.mount.guards import NoServer, serve
 
-source, root, run_dir = sys.argv[1:]
-
-class Server:
-    async def start(self, mounts): pass
-    async def change(self, mounts, renewed): pass
-    async def ask(self, mounts): return Answers(None)
-    async def check(self):
-        fault = take("check")
-        if fault: raise fault
-    def notes(self): return []
-    async def stop(self): raise ZeroDivisionError("arbitrary")
+run_dir = sys.argv[3]
 
 def take(point):
     try:
         with open(run_dir + "/" + point) as file: name = file.read()
         os.unlink(run_dir + "/" + point)
     except OSError:
-        return None
-    from tests.mount.faults import FAULTS
-    return FAULTS[name]()
+        return
+    raise FAULTS[name]()
+
+class Server(NoServer):
+    async def check(self): take("check")
+    async def stop(self): raise ZeroDivisionError("arbitrary")
 
 real = os.pidfd_open
 def pidfd_open(pid, flags=0):
-    fault = take("pidfd")
-    if fault: raise fault
+    take("pidfd")
     return real(pid, flags)
 os.pidfd_open = pidfd_open
 guard._CHECK_SECONDS = 0.05
-os.makedirs(run_dir)
-mount = Mount("one", root + "/one", source, "*", "", Options(), Location("x", 1, 1))
-plan = Plan("knfsd", root, (mount,), (), ())
-one = guard.Guard(plan, lambda: plan, Server(), run_dir, [sys.executable, "-m", "cloakfs_cli.main", "mount"])
-trio.run(one.run, lambda: print("ready", flush=True))
+serve(*sys.argv[1:], Server())
 """
 
 
@@ -284,13 +269,8 @@ def test_the_guard_with_each_fault(base: str, tree: str) -> None:
     root, run_dir = os.path.join(base, "root"), os.path.join(base, "run")
     path = f"{root}/one"
     os.mkdir(root)
-    guard = subprocess.Popen(
-        [sys.executable, "-c", GUARD, tree, root, run_dir], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
     made = Mount(tree, path)
-    try:
-        assert guard.stdout is not None
-        assert guard.stdout.readline() == "ready\n"
+    with guarding(GUARD, tree, path, run_dir) as guard:
         pid = made.pid
         for fault in FAULTS:
             put(f"{run_dir}/check", fault)
@@ -309,11 +289,6 @@ def test_the_guard_with_each_fault(base: str, tree: str) -> None:
         guard.wait(60)
         assert not is_mounted(path)
         assert guard.returncode == 0
-    finally:
-        guard.kill()
-        guard.communicate()
-        if is_mounted(path):
-            run("umount", "--lazy", path)
 
 
 def put(path: str, text: str) -> None:

@@ -6,13 +6,11 @@ import json
 import os
 import pty
 import re
-import shutil
 import signal
 import socket
 import stat
 import struct
 import subprocess
-import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +26,7 @@ from cloakfs.health import Machine, look
 from cloakfs.mounted import RUN_DIR
 from tests.agents import User, read
 from tests.mount.conftest import COMMAND, Mount, run, told
+from tests.mount.guards import guarding
 from tests.processes import kill
 
 MakeMount = Callable[..., Mount]
@@ -185,32 +184,13 @@ def test_what_hangs_or_has_died_is_told_in_time(hung_and_dead: tuple[Mount, Moun
 
 
 GUARD = """
-import os, sys, trio
-from cli.common import OWN_COMMAND
-from cloakfs.config.errors import Location
-from cloakfs.config.options import Options
-from cloakfs.nfs.guard import Guard
-from cloakfs.nfs.plan import Mount, Plan
-from cloakfs.nfs.served import Answers
-from cloakfs.nfs.server import ServerError
+import os, sys
+from cloakfs.nfs import guard
+from tests.mount.guards import NoServer, serve
 
-class NoServer:
-    async def start(self, mounts): pass
-    async def change(self, mounts, renewed): pass
-    async def stop(self): pass
-    def notes(self): return []
-    async def ask(self, mounts): return Answers("it does not answer" if os.path.exists(broken) else None)
-    async def check(self):
-        if os.path.exists(broken):
-            raise ServerError("it does not answer")
-
-from cloakfs.nfs import guard as module
-module._CHECK_SECONDS = 0.1
-run_dir, tree, path, broken = sys.argv[1:]
-plan = Plan("knfsd", os.path.dirname(path), (
-    Mount("it", path, tree, "*", "", Options(read_only=False), Location("x.exports", 1, 1)),), (), ())
-guard = Guard(plan, lambda: plan, NoServer(), run_dir, OWN_COMMAND)
-trio.run(guard.run, lambda: print("ready", flush=True))
+*service, broken = sys.argv[1:]
+guard._CHECK_SECONDS = 0.1
+serve(*service, NoServer(lambda: "it does not answer" if os.path.exists(broken) else None))
 """
 
 
@@ -225,19 +205,7 @@ def test_a_guard_and_its_server(base: str, tree: str) -> None:
     name = f"test-{os.path.basename(base).replace('_', '-')}"
     run_dir = f"{RUN_DIR}/export-{name}"
     m = Mount(tree, f"{base}/it")
-    os.mkdir(run_dir)
-    with contextlib.ExitStack() as stack:
-        stack.callback(shutil.rmtree, run_dir)
-        guard = stack.enter_context(
-            subprocess.Popen(
-                [sys.executable, "-c", GUARD, run_dir, tree, m.path, f"{base}/broken"], stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL, text=True, cwd=Path(__file__).parents[2],
-            )
-        )  # fmt: skip
-        stack.callback(run, "umount", "--lazy", m.path, check=False)
-        stack.callback(guard.kill)
-        assert guard.stdout is not None
-        assert guard.stdout.readline() == "ready\n"
+    with guarding(GUARD, tree, m.path, run_dir, f"{base}/broken") as guard:
 
         def now() -> Machine:
             return look().only([m.path])

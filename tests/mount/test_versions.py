@@ -9,7 +9,6 @@ import signal
 import socket
 import sqlite3
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from cloakfs.tree import index
 from tests.agents import write
 from tests.mount import conftest
 from tests.mount.conftest import Mount, command_with, is_mounted, run
+from tests.mount.guards import guarding
 from tests.mount.loopfs import attached, require
 from tests.mount.test_control import asked as answered
 from tests.mount.test_plugins import plugin
@@ -311,51 +311,22 @@ def test_before_the_version_nothing_is_answered(mount: MakeMount) -> None:
 # -- the guard of an export ------------------------------------------------------------------------
 
 GUARD = """
-import os, sys
-import trio
-from cloakfs.config.errors import Location
-from cloakfs.config.options import Options
+import sys
 from cloakfs.nfs import guard, leftover
-from cloakfs.tree import index
-from cloakfs.nfs.plan import Mount, Plan
-from cloakfs.nfs.served import Answers
-from cli.common import OWN_COMMAND
+from tests.mount.guards import serve
 
-class NoServer:
-    async def start(self, mounts): pass
-    async def change(self, mounts, renewed): pass
-    async def check(self): pass
-    async def stop(self): pass
-    def notes(self): return []
-    async def ask(self, mounts): return Answers()
-
-tree, root, run_dir, guard.VERSION, leftover.VERSION = *sys.argv[1:4], *map(int, sys.argv[4:])
-mount = Mount("it", root + "/it", tree, "*", "", Options(), Location("x.exports", 1, 1))
-plan = Plan("knfsd", root, (mount,), (), ())
-service = guard.Guard(plan, lambda: plan, NoServer(), run_dir, [*OWN_COMMAND, "mount"])
-trio.run(service.run, lambda: print("ready", flush=True))
+*service, answers, writes = sys.argv[1:]
+guard.VERSION, leftover.VERSION = int(answers), int(writes)
+serve(*service)
 """
 
 
-@contextlib.contextmanager
-def guarded(tree: str, base: str, name: str, answers: int, writes: int) -> Iterator[subprocess.Popen[str]]:
+def guarded(
+    tree: str, base: str, name: str, answers: int, writes: int
+) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
     """A service with a real guard of these versions, and no NFS server."""
     run_dir = os.path.join(mounted.RUN_DIR, f"export-{name}")
-    os.makedirs(run_dir, 0o700)
-    words = [sys.executable, "-c", GUARD, tree, f"{base}/root", run_dir, str(answers), str(writes)]
-    try:
-        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-            try:
-                assert process.stdout is not None
-                assert process.stdout.readline() == "ready\n"
-                yield process
-            finally:
-                process.terminate()
-    finally:
-        if is_mounted(f"{base}/root/it"):
-            run("umount", "--lazy", f"{base}/root/it")
-        for left in (run_dir, f"{run_dir}.lock"):
-            subprocess.run(["rm", "-rf", left], check=True)
+    return guarding(GUARD, tree, f"{base}/root/it", run_dir, str(answers), str(writes))
 
 
 @pytest.fixture
