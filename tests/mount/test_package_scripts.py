@@ -11,11 +11,13 @@ ROOT = """
 set -e
 mount -t tmpfs tmpfs "$1"
 cd "$1"
-mkdir usr proc tmp var var/lib var/lib/cloakfs etc etc/alternatives etc/cloakfs run run/cloakfs home
+mkdir usr dev proc tmp var var/lib var/lib/cloakfs etc etc/alternatives etc/cloakfs run run/cloakfs home
 ln -s usr/bin usr/sbin usr/lib usr/lib64 .
 mount --rbind /usr usr
 mount --bind /etc/alternatives etc/alternatives  # awk
 mount -t proc proc proc
+touch dev/null
+mount --bind /dev/null dev/null
 cp "$2"/* tmp
 echo diary >home/diary
 echo state | tee var/lib/cloakfs/nodes.sqlite run/cloakfs/log >etc/cloakfs/x.exports
@@ -60,6 +62,53 @@ def test_purge_knows_a_place_by_its_real_path(tmp_path: Path) -> None:
     assert status == 1
     assert "/data/lib/cloakfs/x" in said
     assert "home/diary" in left
+
+
+@pytest.mark.parametrize("name", ["my data", "a\\\\040b", "a\\tb"])
+def test_purge_knows_a_real_path_with_blanks(tmp_path: Path, name: str) -> None:
+    """The table of mounts writes them in another way."""
+    place = f'"$(printf "{name}")"'
+    before = f"mkdir srv srv/{place}; mv var/lib/cloakfs srv/{place}/it; ln -s /srv/{place}/it var/lib/cloakfs"
+    status, said, left = outcome(
+        tmp_path, before=f"{before}; mkdir srv/{place}/it/x; mount --bind home srv/{place}/it/x", script="postrm"
+    )
+    assert status == 1, said
+    assert said.count("\n") == 1
+    assert "home/diary" in left
+    subprocess.run(["rm", "-rf", tmp_path / "root"], check=True)
+    status, said, left = outcome(tmp_path, before=before, script="postrm")
+    assert (status, said, left) == (0, "", {"home/diary"})
+
+
+@pytest.mark.parametrize("place", ["var/lib/cloakfs", "etc/cloakfs", "run/cloakfs"])
+def test_purge_does_not_empty_a_bind_mount(tmp_path: Path, place: str) -> None:
+    """What is there belongs to another place."""
+    status, said, left = outcome(tmp_path, before=f"mount --bind home {place}", script="postrm")
+    assert (status, said.count("\n")) == (1, 1)
+    assert f" /{place}\n" in said
+    assert "home/diary" in left
+
+
+def test_purge_does_not_reach_into_nested_mounts(tmp_path: Path) -> None:
+    place = "run/cloakfs/a"
+    before = f"mkdir {place}; mount -t tmpfs tmpfs {place}; mkdir {place}/b; mount --bind home {place}/b"
+    status, said, left = outcome(tmp_path, before=before, script="postrm")
+    assert status == 1
+    assert "/run/cloakfs/a /run/cloakfs/a/b" in said
+    assert "home/diary" in left
+
+
+@pytest.mark.parametrize(
+    "there",
+    [
+        "mkdir -p srv/cloakfs/kept",
+        "mkdir -p srv/cloakfs; mount -t tmpfs tmpfs srv/cloakfs",
+        "mkdir -p srv; ln -s ../home srv/cloakfs",
+    ],
+)
+def test_purge_leaves_what_somebody_keeps_at_the_mount_points(tmp_path: Path, there: str) -> None:
+    status, said, left = outcome(tmp_path, before=f"{there}; ln -s /home etc/cloakfs/link", script="postrm")
+    assert (status, said, left) == (0, "", {"home/diary"})
 
 
 def test_purge_empties_a_state_that_is_a_file_system_of_its_own(tmp_path: Path) -> None:

@@ -219,6 +219,21 @@ class Reloads:
     def new(self) -> None:
         self.write(_NEW)
 
+    def both(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return what is seen of the old entries and of the new ones, after a reload to these and back."""
+        old = self.seen()
+        self.fail_at(0, "error")
+        self.new()
+        done = self.reload()
+        assert done.returncode == 0, done
+        self.steps()
+        new = self.seen()
+        assert all(old[what] != new[what] for what in ("table", "daemons", "mounts", "entries", "record", "clients"))
+        self.old()
+        assert self.reload().returncode == 0
+        assert self.seen() == old
+        return old, new
+
     def fail_at(self, step: int, fault: str, victim: str = "-", *, kind: str = "") -> None:
         """Have a step fail from now on: the one with this number among those whose description begins like this."""
         with suppress(FileNotFoundError):

@@ -28,16 +28,7 @@ def site() -> Iterator[Reloads]:
 
 def test_a_step_of_a_reload_fails(site: Reloads) -> None:
     """The last of each kind, since most has to be taken back then; and the server dies."""
-    old = site.seen()
-    site.fail_at(0, "error")
-    site.new()
-    assert site.reload().returncode == 0
-    site.steps()
-    new = site.seen()
-    assert all(old[what] != new[what] for what in ("table", "daemons", "mounts", "entries", "record", "clients"))
-    site.old()
-    assert site.reload().returncode == 0
-    assert site.seen() == old
+    old, new = site.both()
     for what, fault in (("write ganesha.conf", "error"), ("end a daemon", "error"), ("reload the server", "server")):
         site.fail_at(2, fault, site.victim(fault), kind=what)
         site.new()

@@ -12,11 +12,7 @@ from pathlib import Path
 from cloakfs.linux import process
 from tests.mount.conftest import COMMAND
 from tests.nfs.knfsd.fixtures import EXPORTS, NfsHost, Share, sh
-from tests.nfs.reloads import Reloads
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=120)
+from tests.nfs.reloads import Reloads, run
 
 
 def state_of(path: str) -> str | None:
@@ -145,17 +141,7 @@ def test_a_host_that_cannot_be_resolved_any_more(share: Callable[..., Share]) ->
 
 def test_a_step_of_a_reload_fails(nfs_host: object) -> None:
     with Reloads("knfsd") as site:
-        old = site.seen()
-        site.fail_at(0, "error")
-        site.new()
-        done = site.reload()
-        assert done.returncode == 0, done
-        site.steps()
-        new = site.seen()
-        assert all(old[what] != new[what] for what in ("table", "daemons", "mounts", "entries", "record", "clients"))
-        site.old()
-        assert site.reload().returncode == 0
-        assert site.seen() == old
+        old, new = site.both()
         for step in (2, 3):  # of those that export
             site.fail_at(step, "error", kind="run exportfs")
             site.new()
