@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from cloakfs.linux import mountinfo
-from cloakfs.shell import printable
+from cloakfs.shell import printable, shell_word
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -77,6 +77,6 @@ def entry_for(entries: "list[Export]", path: str, source: str, client: str | Non
             raise MountError(
                 f"{path}: several entries for {source} and client {matching[0].client} ({places}); keep one"
             )
-        clients = ", ".join(entry.client for entry in matching)
+        clients = ", ".join(shell_word(entry.client) for entry in matching)
         raise MountError(f"{path}: several entries for {source}; choose one with --client ({clients})")
     return matching[0].options

@@ -39,6 +39,7 @@ from cloakfs.views import accounts_of
 from .background import in_background, in_foreground, open_for_us
 from .common import OWN_COMMAND, console, fail, note
 from .completion import a_directory, a_file
+from .output import echo_json
 
 DEFAULT_PATH = "/etc/cloakfs/exports.d"
 DEFAULT_ROOT = "/srv/cloakfs"
@@ -222,19 +223,16 @@ def plan_command(*, as_json: bool, **given: Any) -> None:
     except ServerError as exc:
         fail(str(exc), 2)
     if as_json:
-        click.echo(
-            json.dumps(
-                {
-                    "server": made.server,
-                    "mounts": [
-                        {"path": m.path, "client": m.client, "source": m.source, "views": m.kind} for m in made.mounts
-                    ],
-                    "configuration": config,
-                    "problems": [str(problem) for problem in made.problems],
-                    "warnings": [str(warning) for warning in made.warnings],
-                },
-                indent=2,
-            )
+        echo_json(
+            {
+                "server": made.server,
+                "mounts": [
+                    {"path": m.path, "client": m.client, "source": m.source, "views": m.kind} for m in made.mounts
+                ],
+                "configuration": config,
+                "problems": [str(problem) for problem in made.problems],
+                "warnings": [str(warning) for warning in made.warnings],
+            }
         )
     else:
         _print_table([(m.path, m.client, m.source, m.kind) for m in made.mounts])
@@ -466,7 +464,7 @@ def status(name: str, *, as_json: bool) -> None:
     """
     told = _order(name, "status")
     if as_json:
-        click.echo(json.dumps(told, indent=2))
+        echo_json(told)
     else:
         _show(told, with_warnings=True)
     sys.exit(bool(told["complaint"] or any(mount["complaint"] for mount in told["mounts"])))
