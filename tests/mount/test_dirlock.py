@@ -1,13 +1,14 @@
 """A user who keeps the lock of a directory in the kernel: who waits for it, and who is told of it."""
 
 import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.agents import User
-from tests.mount.conftest import Mount
+from tests.mount.conftest import Mount, mounted
 from tests.mount.test_forgetting import hold
 from tests.mount.test_hung import Far
 from tests.mount.test_limits import wait_until
@@ -23,6 +24,14 @@ def stalled(base: str) -> Iterator[Far]:
     place = Far(os.path.join(base, "stalled"), base)
     yield place
     place.close()
+
+
+@pytest.fixture
+def views(tree: str, base: str) -> Iterator[Mount]:
+    """A list of views, in a directory of its own."""
+    os.makedirs(f"{base}/above/views")
+    with mounted(tree, f"{base}/above/views", "-o", f"views={ANN}:{ANN} {BEN}:{BEN}") as m:
+        yield m
 
 
 def in_processes(calls: list[tuple[Callable[..., object], str]]) -> None:
@@ -66,3 +75,32 @@ def test_who_keeps_the_lock_of_a_directory_is_named(
         pass
     ann.do_within(30, os.listdir, m.at("home", str(ANN)))
     assert m.log.count(said) == 1
+
+
+def bind(view: str, place: str) -> None:
+    subprocess.run(["mount", "--bind", view, place], check=True)
+    subprocess.run(["umount", place], check=True)
+
+
+@pytest.mark.parametrize("listed", ["the list of views", "the directory above"])
+def test_a_bind_mount_of_a_view_waits_only_for_who_can_list_the_views(
+    listed: str, base: str, views: Mount, user: MakeUser, stalled: Far
+) -> None:
+    """So nobody can keep others from logging in where a directory above the list is root's alone (see sessions.md)."""
+    place, view = f"{base}/place", views.at(f"@{ANN}")
+    os.mkdir(place)
+    root, thief = user(0), user(THIEF)
+    root.do(bind, view, place)
+    top = listed == "the list of views"
+    locked, names = (views.path, [f"@{ANN}", f"@{BEN}"]) if top else (os.path.dirname(views.path), ["views"])
+    lock(thief, locked, names, os.path.join(stalled.path, "10000"), f"{base}/flag.asked")
+    root.start(bind, view, place)
+    if top:
+        said = f"process {thief.do(os.getpid)} of uid {THIEF} keeps the directory 'views' locked"
+        wait_until(lambda: said in views.log, 20)
+        assert not root.has_answered()
+    else:
+        assert root.finish_within(10)
+    with open(f"{base}/flag", "w"):
+        pass
+    assert not top or root.finish_within(30)
