@@ -349,6 +349,25 @@ def test_moved_while_no_daemon_runs(place: Place, base: str) -> None:
             }
 
 
+def standing(m: Mount, someone: User, directory: str = "dir") -> int:
+    """Make a user stand in a directory; return a descriptor that the user has of `file`."""
+    someone.do(os.chdir, m.at(directory))
+    held = someone.do(os.open, m.at("file"), os.O_PATH)
+    assert someone.do(reopen, held) == b"file"
+    return held
+
+
+def becomes(someone: User, held: int, error: int, name: str) -> None:
+    """Before long, making `name` where the user stands and opening what is held end in this error; 0: succeed."""
+    assert eventually(lambda: error_of(someone, create, name) == error, 10)
+    assert eventually(lambda: error_of(someone, reopen, held) == error, 10)
+
+
+def move(origin: str, destination: str, *names: str) -> None:
+    for name in names:
+        os.rename(f"{origin}/{name}", f"{destination}/{name}")
+
+
 @pytest.fixture
 def unreported() -> Iterator[None]:
     """Daemons to which the kernel reports nothing."""
@@ -360,18 +379,13 @@ def unreported() -> Iterator[None]:
 def test_without_reports_it_takes_a_second(place: Place, mount: MakeMount, user: MakeUser) -> None:
     m = mount("-o", NULL, source=place.source)
     someone = user(ANN)
-    someone.do(os.chdir, m.at("dir/sub"))
-    held = someone.do(os.open, m.at("file"), os.O_PATH)
+    held = standing(m, someone, "dir/sub")
     assert someone.do(slurp, "deep/file") == b"dir/sub/deep/file"
-    assert someone.do(reopen, held) == b"file"
-    os.rename(f"{place.source}/dir", f"{place.outside}/dir")
-    os.rename(f"{place.source}/file", f"{place.outside}/file")
-    assert eventually(lambda: error_of(someone, create, "made") == errno.ESTALE, 10)
-    assert eventually(lambda: error_of(someone, reopen, held) == errno.ESTALE, 10)
+    move(place.source, place.outside, "dir", "file")
+    becomes(someone, held, errno.ESTALE, "made")
     os.rename(f"{place.outside}/dir", f"{place.source}/other/dir")
-    os.rename(f"{place.outside}/file", f"{place.source}/file")
-    assert eventually(lambda: error_of(someone, create, "again") == 0, 10)
-    assert eventually(lambda: error_of(someone, reopen, held) == 0, 10)
+    move(place.outside, place.source, "file")
+    becomes(someone, held, 0, "again")
 
 
 @pytest.fixture
@@ -385,8 +399,7 @@ def lossy() -> Iterator[None]:
 def test_when_reports_were_lost(place: Place, mount: MakeMount, user: MakeUser) -> None:
     m = mount("-o", NULL, source=place.source)
     someone = user(ANN)
-    someone.do(os.chdir, m.at("dir"))
-    held = someone.do(os.open, m.at("file"), os.O_PATH)
+    held = standing(m, someone)
     works(someone)
     os.rename(f"{place.source}/dir", f"{place.source}/other/dir")
     os.rename(f"{place.source}/file", f"{place.source}/renamed")
@@ -439,16 +452,10 @@ def test_over_another_mount(base: str, mount: MakeMount, user: MakeUser) -> None
     lower = mount("-o", NULL, source=top)
     m = mount("-o", NULL, source=lower.at("inside"))
     someone = user(ANN)
-    someone.do(os.chdir, m.at("dir"))
-    held = someone.do(os.open, m.at("file"), os.O_PATH)
+    held = standing(m, someone)
     works(someone)
-    for name in ("dir", "file"):
-        os.rename(f"{top}/inside/{name}", f"{top}/outside/{name}")
-    assert eventually(lambda: error_of(someone, os.mkdir, "made") == errno.ESTALE, 10)
-    assert eventually(lambda: error_of(someone, reopen, held) == errno.ESTALE, 10)
+    move(f"{top}/inside", f"{top}/outside", "dir", "file")
+    becomes(someone, held, errno.ESTALE, "made")
     refused(someone)
-    for name in ("dir", "file"):
-        os.rename(f"{top}/outside/{name}", f"{top}/inside/{name}")
-    # By another name, because the mkdir above may have come before the report.
-    assert eventually(lambda: error_of(someone, create, "again") == 0, 10)
-    assert eventually(lambda: error_of(someone, reopen, held) == 0, 10)
+    move(f"{top}/outside", f"{top}/inside", "dir", "file")
+    becomes(someone, held, 0, "again")

@@ -28,6 +28,7 @@ from tests.agents import User, names, read, write
 from tests.mount import conftest
 from tests.mount.conftest import Mount, daemons_with, run
 from tests.mount.test_limits import wait_until
+from tests.mount.test_trees import by_handle, handle_of
 
 ALICE, BOB, CAROL = 4001, 4002, 4003
 CLOAK = "cloak_list=uid +000 4001 4003"
@@ -126,38 +127,18 @@ def test_views_have_nothing_in_common(homes: str, mount: Callable[..., Mount], u
     assert root.do(read, f"{b}/file") == b"x"
 
 
-def handle_of(path: str) -> bytes:
-    fd = os.open(path, os.O_PATH)
-    try:
-        return linux.name_to_handle(fd)[0]
-    finally:
-        os.close(fd)
-
-
-def open_handle(mountpoint: str, handle: bytes) -> bytes:
-    mount_fd = os.open(mountpoint, os.O_RDONLY)
-    try:
-        fd = linux.open_by_handle(mount_fd, handle, os.O_RDONLY)
-        try:
-            return os.read(fd, 100)
-        finally:
-            os.close(fd)
-    finally:
-        os.close(mount_fd)
-
-
 def test_a_handle_does_not_cross_views(homes: str, mount: Callable[..., Mount], user: Callable[..., User]) -> None:
     m = mount("--view", f"{ALICE}:{ALICE}", "--view", f"{BOB}:{BOB}")
     root = user(0)
     of_alice = root.do(handle_of, m.at(f"@{ALICE}", str(ALICE)))
     of_bob = root.do(handle_of, m.at(f"@{BOB}", str(BOB)))
-    assert root.do(open_handle, m.path, of_alice) == b"of 4001"
+    assert root.do(by_handle, m.path, of_alice) == b"of 4001"
     # The same object's number under the other view's, with either generation (fuse: nodeid, then generation).
     crossed = of_alice[:4] + of_bob[4:8] + of_alice[8:]
     mixed = {crossed, of_alice[:-4] + of_bob[-4:]} - {of_alice, of_bob}
     assert mixed
     for forged in mixed:
-        assert root.error(open_handle, m.path, forged) == errno.ESTALE
+        assert root.error(by_handle, m.path, forged) == errno.ESTALE
 
 
 def test_listed_uids_may_enter(homes: str, mount: Callable[..., Mount], user: Callable[..., User]) -> None:
