@@ -46,6 +46,8 @@ _ERRNOS = {
     sqlite3.SQLITE_READONLY: errno.EROFS,
     sqlite3.SQLITE_BUSY: errno.EAGAIN,
 }
+_SECRET_BYTES = 32
+
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 VERSION = 2
@@ -106,6 +108,18 @@ class Unstored(OSError):
         self.numbers = frozenset(numbers)
 
 
+def _last_of(table: str) -> tuple[str, tuple[str]]:
+    """Return the question for the largest number that a table has, and ever had: `_largest` takes the answer.
+
+    SQLite's own note of the latter is a row like any other, and may be damaged.
+    """
+    return f"SELECT seq FROM sqlite_sequence WHERE name = ? UNION ALL SELECT max(number) FROM {table}", (table,)
+
+
+def _largest(rows: Iterable[tuple[Any, ...]]) -> int:
+    return max((row[0] for row in rows if isinstance(row[0], int)), default=0)
+
+
 def _code(exc: sqlite3.Error) -> int:
     """Return the extended result code of SQLite; 0 if the error is not its own."""
     return int(getattr(exc, "sqlite_errorcode", 0))
@@ -136,8 +150,12 @@ class Index:
         if path != MEMORY:
             self._require_own_file()
         self._db = self._opened(path)
-        self.secret = self._secret()
-        self._last = self._last_given()
+        try:
+            self.secret = self._secret()
+            self._last = self._last_given()
+        except BaseException:
+            self._db.close()
+            raise
         # What is not in the database yet: number -> handle, parent, name; handle -> number; number -> parent, name;
         # (table, column, value) -> number.
         self._made: dict[int, tuple[bytes, int, bytes]] = {}
@@ -179,7 +197,7 @@ class Index:
                 raise sqlite3.DatabaseError(f"is damaged ({' '.join(wrong.split())})")
             self._migrate(db, before)
             if db.execute("SELECT 1 FROM secret").fetchone() is None:
-                db.execute("INSERT INTO secret VALUES (?)", (secrets.token_bytes(32),))
+                db.execute("INSERT INTO secret VALUES (?)", (secrets.token_bytes(_SECRET_BYTES),))
         except BaseException:
             db.close()
             raise
@@ -201,7 +219,10 @@ class Index:
             db.executescript(f"BEGIN IMMEDIATE; {step} PRAGMA user_version = {number}; COMMIT")
 
     def _secret(self) -> bytes:
-        return bytes(self._db.execute("SELECT key FROM secret").fetchone()[0])
+        (key,) = self._db.execute("SELECT key FROM secret").fetchone()
+        if not isinstance(key, bytes) or len(key) != _SECRET_BYTES:
+            raise sqlite3.DatabaseError("is damaged (it has no secret of the right length)")
+        return key
 
     @property
     def last(self) -> int:
@@ -227,7 +248,7 @@ class Index:
             [
                 ("DELETE FROM objects", ()),
                 ("DELETE FROM sqlite_sequence WHERE name = 'objects'", ()),
-                ("UPDATE secret SET key = ?", (secrets.token_bytes(32),)),
+                ("UPDATE secret SET key = ?", (secrets.token_bytes(_SECRET_BYTES),)),
                 ("INSERT INTO objects VALUES (?, ?, 0, x'')", (number, _key(handle))),
             ]
         )
@@ -236,8 +257,7 @@ class Index:
         return row is None
 
     def _last_given(self) -> int:
-        row = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'objects'").fetchone()
-        return 0 if row is None else int(row[0])
+        return _largest(self._db.execute(*_last_of("objects")))
 
     def close(self) -> None:
         """Write everything to the database file and close it."""
@@ -409,6 +429,33 @@ class Index:
             self._go_on_in_memory(exc)
             return self._db.execute(question, values).fetchall()
 
+    def _row(self, table: str, column: str, value: str | bytes, *more: str) -> tuple[Any, ...] | None:
+        """Return the number, and other columns, of the row with this value in a column that is unique.
+
+        SQLite finds it by an index of its own, which `quick_check` does not compare with the table: so this does.
+
+        Raises:
+            Unstored: the database does not answer, or is damaged; with `behind`, one in memory takes its place.
+        """
+        rows = self._rows(
+            f"SELECT {', '.join(f'a.{name}' for name in ('number', *more))}, b.{column} "
+            f"FROM {table} a JOIN {table} b ON b.number = a.number WHERE a.{column} = ?",
+            (value,),
+        )
+        if not rows:
+            return None
+        *row, there = rows[0]
+        if there == value:
+            return tuple(row)
+        exc = sqlite3.DatabaseError(f"is damaged (an entry of {table} leads to another one)")
+        if not self._behind:
+            if self.trouble is None:
+                self.trouble = f"{self._path}: {exc}"
+                log.error("%s; what it is about fails until an empty one takes its place", self.trouble)
+            raise Unstored(exc, self._path)
+        self._go_on_in_memory(exc)
+        return None
+
     def require_room(self) -> None:
         """To be called before something is made that needs a number.
 
@@ -468,12 +515,11 @@ class Index:
         known = self._named.get((table, column, value))
         if known is not None:
             return known
-        rows = self._rows(f"SELECT number FROM {table} WHERE {column} = ?", (value,))
-        if rows:
-            return int(rows[0][0])
-        given = self._rows("SELECT seq FROM sqlite_sequence WHERE name = ?", (table,))
+        row = self._row(table, column, value)
+        if row is not None:
+            return int(row[0])
         others = (number for (of, _, _), number in self._named.items() if of == table)
-        number = max([int(given[0][0]) if given else 0, *others]) + 1
+        number = max(_largest(self._rows(*_last_of(table))), *others, 0) + 1
         self._named[table, column, value] = number
         try:
             while self.commit():
@@ -524,9 +570,9 @@ class Index:
             if self._made[number][1:] != (parent, name):
                 self._made[number] = handle, parent, name
             return number
-        rows = self._rows("SELECT number, parent, name FROM objects WHERE key = ?", (_key(handle),))
-        if rows:
-            number, was_parent, was_name = rows[0]
+        row = self._row("objects", "key", _key(handle), "parent", "name")
+        if row is not None:
+            number, was_parent, was_name = row
             self._removed.discard(number)
             if self._moved.get(number, (was_parent, was_name)) != (parent, name):
                 self.moved(number, parent, name)

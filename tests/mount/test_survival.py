@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import random
 import shutil
 import signal
 import sqlite3
@@ -18,6 +19,7 @@ import pytest
 from cloakfs import linux
 from cloakfs.mounted import STATE_DIR, mount_key
 from cloakfs.tree.index import Index, Unstored
+from cloakfs.versions import VersionError
 from tests.agents import User, names, read, write
 from tests.mount.conftest import Mount, daemons_with, is_mounted, mounted, run
 from tests.mount.loopfs import attached, filesystem, require_disk, require_handles
@@ -442,6 +444,59 @@ def test_an_index_that_turns_out_to_be_damaged_is_given_up(base: str, behind: bo
         while index.commit():
             pass
         assert all(index.find(number) for number in given)
+
+
+_PAGE = 4096
+
+
+def damaged(content: bytes, rng: random.Random) -> bytes:
+    """The content of a database with a page that another one has taken the place of, or some bytes that are wrong."""
+    page, other = (rng.randrange(len(content) // _PAGE) * _PAGE for _ in range(2))
+    there, found = content[page : page + _PAGE], content[other : other + _PAGE]
+    changed = bytearray(content)
+    match rng.randrange(4):
+        case 0:
+            changed[page : page + _PAGE], changed[other : other + _PAGE] = found, there
+        case 1:
+            changed[page : page + _PAGE] = found
+        case 2:
+            changed[page + rng.randrange(_PAGE)] ^= 1 << rng.randrange(8)
+        case _:
+            at = page + rng.randrange(_PAGE - 32)
+            changed[at : at + 32] = rng.randbytes(32)
+    return bytes(changed)
+
+
+def test_no_damage_gives_one_object_the_number_of_another(base: str) -> None:
+    """What SQLite's check of the structure does not find: an index of a table that does not agree with the table."""
+    path = os.path.join(base, "nodes.sqlite")
+    rng = random.Random(7)
+    handles = [rng.randbytes(24) for _ in range(1000)]
+    with contextlib.closing(Index(path)) as index:
+        given = {handle: index.object(handle, 1, b"name") for handle in handles}
+        views = {label: index.view(label) for label in ("ann", "ben")}
+    owner = {number: handle for handle, number in given.items()}
+    content = Path(path).read_bytes()
+    opened = 0
+    for case in range(100):
+        for left in ("-wal", "-shm"):
+            Path(path + left).unlink(missing_ok=True)
+        Path(path).write_bytes(damaged(content, rng))
+        try:
+            index = Index(path, behind=bool(case % 2))
+        except (sqlite3.Error, VersionError):
+            continue
+        opened += 1
+        seen: dict[int, bytes] = {}
+        with contextlib.closing(index):
+            for handle in [*handles, *(rng.randbytes(24) for _ in range(50))]:
+                with contextlib.suppress(Unstored):
+                    number = index.object(handle, 1, b"name")
+                    assert seen.setdefault(number, handle) == handle, case
+                    assert owner.get(number, handle) == handle, case
+            with contextlib.suppress(Unstored):
+                assert index.view("carl") not in views.values(), case
+    assert opened > 10
 
 
 def damage_for(index: Index, path: str) -> None:
