@@ -28,7 +28,7 @@ REFRESH_SECONDS = 30.0
 
 # The database is asked again after this part of it, and has the rest to answer.
 _PART = 2 / 3
-_PATIENCE_SECONDS = 5.0
+_PATIENCE_SECONDS = 5.0  # since it answered last, about whomever: there may be thousands to ask about
 _THREADS = 4
 
 # How many views are made, or looked at, before others are served.
@@ -161,6 +161,8 @@ class Views:
         self._by_user: dict[int, Identity] = {}  # by the number of the view
         self._withdrawn: dict[int, View] = {}  # those whose account is gone, likewise
         self._unsure: set[int] = set()  # those of whose account the database fails to tell
+        self._asking: set[trio.CancelScope] = set()  # the questions to the database that wait for an answer
+        self._answered = 0.0  # when it answered last (`trio.current_time`)
         if not identities and not self._ranges:
             self._views[0] = self._view(policy, None)
         for identity in identities:
@@ -278,11 +280,26 @@ class Views:
         threads = trio.CapacityLimiter(_THREADS)
         while True:
             await trio.sleep(REFRESH_SECONDS * _PART)
-            async with trio.open_nursery() as nursery:
-                for count, (number, identity) in enumerate(list(self._by_user.items())):
-                    if count % _AT_ONCE == 0:
-                        await trio.sleep(0)
-                    nursery.start_soon(self._refresh, number, identity, threads, changed)
+            self._answered = trio.current_time()
+            async with trio.open_nursery() as impatient:
+                impatient.start_soon(self._lose_patience)
+                async with trio.open_nursery() as nursery:
+                    for count, (number, identity) in enumerate(list(self._by_user.items())):
+                        if count % _AT_ONCE == 0:
+                            await trio.sleep(0)
+                        nursery.start_soon(self._refresh, number, identity, threads, changed)
+                impatient.cancel_scope.cancel()
+
+    async def _lose_patience(self) -> None:
+        """Give up all questions to the user database, for ever, whenever it has answered none of them for long."""
+        import trio  # noqa: PLC0415  (as above)
+
+        while True:
+            await trio.sleep_until(self._answered + _PATIENCE_SECONDS)
+            if trio.current_time() >= self._answered + _PATIENCE_SECONDS:
+                self._answered = trio.current_time()
+                for question in self._asking:
+                    question.cancel()
 
     async def _refresh(
         self, number: int, identity: Identity, threads: "trio.CapacityLimiter", changed: Callable[[], None]
@@ -290,21 +307,30 @@ class Views:
         import trio  # noqa: PLC0415  (as above)
 
         before = self._views.get(number)
-        try:
-            with trio.fail_after(_PATIENCE_SECONDS):
+        now: Identity | None = None
+        failure: str | None = "in time"
+        with trio.CancelScope() as question:
+            self._asking.add(question)
+            try:
                 now = await trio.to_thread.run_sync(
                     user_identity, identity.user, limiter=threads, abandon_on_cancel=True
                 )
-        except (DatabaseError, OSError, trio.TooSlowError) as exc:
+                failure = None
+            except (DatabaseError, OSError) as exc:
+                failure = str(exc)
+            except ViewError:
+                failure = None
+            finally:
+                self._asking.discard(question)
+            self._answered = trio.current_time()
+        if failure is not None:
             if number not in self._unsure:
                 self._unsure.add(number)
                 log.warning("view %s: the user database gives no answer (%s): it stays, without supplementary groups "
-                            "until there is one", identity.label, str(exc) or "in time")  # fmt: skip
+                            "until there is one", identity.label, failure)  # fmt: skip
             if before is not None and before.fixed is not None:
                 self._give(before, before.fixed._replace(groups=frozenset({before.fixed.gid})), changed)
             return
-        except ViewError:
-            now = None
         self._unsure.discard(number)
         if now is None or not self._is_still(identity, now):
             if before is not None:

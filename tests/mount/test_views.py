@@ -5,6 +5,7 @@ import grp
 import os
 import pwd
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,13 +18,16 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from cloakfs import linux
 from cloakfs import views as views_module
+from cloakfs.caller import Caller
 from cloakfs.config.options import Options
+from cloakfs.config.views import Ids
 from cloakfs.config.views import User as UserItem
+from cloakfs.ids import ServerId
 from cloakfs.linux import accounts
 from cloakfs.linux.libc import libc
 from cloakfs.policy import Policy
 from cloakfs.tree.index import Index
-from cloakfs.views import REFRESH_SECONDS, DatabaseError, Views, user_identity
+from cloakfs.views import REFRESH_SECONDS, DatabaseError, Identity, Views, user_identity
 from tests.agents import User, names, read, write
 from tests.mount import conftest
 from tests.mount.conftest import Mount, daemons_with, run
@@ -237,6 +241,81 @@ def test_a_view_follows_the_ids_of_its_user(base: str, account: Callable[..., st
         trio.run(main, clock=clock)
     finally:
         index.close()
+
+
+def test_a_database_has_its_time_for_each_of_very_many_users(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Views keep their groups while it answers, however long it takes for all, and lose them if it stops answering."""
+    hangs, over = threading.Event(), threading.Event()
+
+    def user_identity(user: str) -> Identity:
+        if hangs.is_set():
+            over.wait(60)
+        return Identity(
+            user, Caller(ServerId(5), ServerId(6), frozenset(map(ServerId, (6, 7)))), by_user=True, user=user
+        )
+
+    monkeypatch.setattr(views_module, "user_identity", user_identity)
+    monkeypatch.setattr(views_module, "_PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(views_module, "REFRESH_SECONDS", 0.1)
+    index = Index(os.path.join(base, "nodes.sqlite"))
+    users = [f"u{number}" for number in range(200)]
+    views = Views(Policy(Options()), tuple(map(UserItem, users)), frozenset(), index)
+    fixed = [view for _, _, view in views.after(0)]
+    assert len(fixed) == len(users)
+
+    def slow(user: str) -> Identity:
+        time.sleep(0.05)
+        return user_identity(user)
+
+    def with_groups() -> int:
+        return sum(view.fixed is not None and 7 in view.fixed.groups for view in fixed)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(views.keep_fresh, lambda: None)
+            monkeypatch.setattr(views_module, "user_identity", slow)  # it takes 2.5 s for all of them
+            await trio.sleep(3)
+            assert with_groups() == len(users)
+            hangs.set()
+            with trio.fail_after(30):
+                while with_groups():
+                    await trio.sleep(0.05)
+            nursery.cancel_scope.cancel()
+
+    try:
+        trio.run(main)
+    finally:
+        over.set()
+        index.close()
+
+
+def test_another_policy_is_in_force_in_all_views_at_once(base: str) -> None:
+    """Others are served while very many views are made, by the policy that was in force."""
+    index = Index(os.path.join(base, "nodes.sqlite"))
+    items = tuple(Ids(ServerId(number), ServerId(number), ()) for number in range(5000, 7000))
+    views = Views(Policy(Options()), items, frozenset(), index)
+    new = Policy(Options())
+    in_force: list[set[int]] = []
+
+    async def watch() -> None:
+        while True:
+            in_force.append({id(view.policy) for _, _, view in views.after(0)})
+            await trio.lowlevel.checkpoint()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch)
+            await views.use(new)
+            assert {view.policy for _, _, view in views.after(0)} == {new}
+            nursery.cancel_scope.cancel()
+
+    try:
+        old = id(views.policy)
+        trio.run(main)
+    finally:
+        index.close()
+    assert len(in_force) > 10
+    assert in_force == [{old}] * len(in_force)
 
 
 @pytest.mark.parametrize("which", ["single", "several", "range"])
