@@ -80,7 +80,8 @@ class _Service:
             return replace(
                 made,
                 # exportfs is not asked while there are problems: it might misread an option.
-                problems=made.problems or (*knfsd.roots_beside_others(made, own), *knfsd.unknown_options(made.mounts)),
+                problems=made.problems
+                or (*knfsd.conflicts_with_others(made, own), *knfsd.unknown_options(made.mounts)),
                 warnings=(*made.warnings, *knfsd.remarks(made, own)),
             )
         # nfs-ganesha drops an export for a host that cannot be found whenever it reads its configuration.

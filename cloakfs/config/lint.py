@@ -166,14 +166,17 @@ _SEPARATORS = dict.fromkeys(map(ord, ":.-"))
 
 
 def fsid_of(options: Options) -> str | None:
-    """Return the fsid of an entry, if it has one, however it is written; that of the root is `ROOT_FSID`.
+    """Return the fsid of an entry, if it has one, as `same_fsid` does."""
+    fsid = dict(options.other).get("fsid")
+    return None if fsid is None else same_fsid(fsid)
+
+
+def same_fsid(fsid: str) -> str:
+    """Return the one way to write this fsid; that of the root is `ROOT_FSID`.
 
     The server ignores what separates the digits of a UUID, and their case (nfs-utils, `get_uuid`).
     """
-    fsid = dict(options.other).get("fsid")
-    if fsid is None or fsid == "root":
-        return fsid and ROOT_FSID
-    return fsid.translate(_SEPARATORS).lower()
+    return ROOT_FSID if fsid == "root" else fsid.translate(_SEPARATORS).lower()
 
 
 def beside_root(other: str) -> str:

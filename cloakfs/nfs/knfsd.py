@@ -17,7 +17,7 @@ from .. import hosts
 from ..config.clients import host_of
 from ..config.errors import Remark
 from ..config.files import files_of, read_all
-from ..config.lint import ROOT_FSID, beside_root, fsid_of
+from ..config.lint import ROOT_FSID, beside_root, fsid_of, same_fsid
 from ..config.options import CONDITIONS
 from ..linux import may_lease, mountinfo, name_to_handle, process
 from ..mounted import mounted
@@ -97,16 +97,24 @@ def unknown_options(mounts: Sequence[Mount]) -> list[Remark]:
         )
 
 
-def roots_beside_others(made: Plan, own: Collection[str] = ()) -> list[Remark]:
-    """Return why a mount cannot be the root of NFSv4's exports on this machine: somebody exports more.
+def conflicts_with_others(made: Plan, own: Collection[str] = ()) -> list[Remark]:
+    """Return which mounts the server would confuse with what this machine exports elsewhere, because of their fsid.
 
     Args:
         made: the plan.
         own: the paths that this service exports now.
     """
-    tops = [mount for mount in made.mounts if fsid_of(mount.options) == ROOT_FSID]
-    others = [path for path, _ in _other_exports(made, own)] if tops else []
-    return [Remark(mount.location, beside_root(others[0])) for mount in tops if others]
+    given = [(mount, fsid) for mount in made.mounts if (fsid := fsid_of(mount.options)) is not None]
+    others = _other_exports(made, own) if given else []
+    found = []
+    for mount, fsid in given:
+        same = [path for path, other in others if other == fsid]
+        if fsid == ROOT_FSID and others:
+            found.append(Remark(mount.location, beside_root(others[0][0])))
+        elif same:
+            text = f"fsid={fsid} is that of {same[0]}, too, which this machine exports: give each its own, or none"
+            found.append(Remark(mount.location, text))
+    return found
 
 
 def remarks(made: Plan, own: Collection[str] = ()) -> list[Remark]:
@@ -121,7 +129,7 @@ def remarks(made: Plan, own: Collection[str] = ()) -> list[Remark]:
 
 def _out_of_reach(made: Plan, own: Collection[str]) -> list[Remark]:
     """Return a warning for each mount that is not below the root that somebody else chose for NFSv4."""
-    tops = [path for path, is_root in _other_exports(made, own) if is_root]
+    tops = [path for path, fsid in _other_exports(made, own) if fsid == ROOT_FSID]
     return [
         Remark(
             mount.location,
@@ -133,24 +141,25 @@ def _out_of_reach(made: Plan, own: Collection[str]) -> list[Remark]:
     ]
 
 
-def _other_exports(made: Plan, own: Collection[str]) -> list[tuple[str, bool]]:
-    """Return the paths that this machine exports elsewhere, or would if the server started, and which has fsid=0.
+def _other_exports(made: Plan, own: Collection[str]) -> list[tuple[str, str | None]]:
+    """Return the paths that this machine exports elsewhere, or would if the server started, each with its fsid, if any.
 
     What cannot be read is named by its place.
     """
-    found = []
+    found: list[tuple[str, str | None]] = []
     with contextlib.suppress(OSError), open(_ETAB, encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             path, _, to = line.rstrip("\n").partition("\t")
-            found.append((path, "fsid=0" in re.split(r"[(),]", to)))
+            given = re.search(r"[(,]fsid=([^,)]*)", to)
+            found.append((path, given and same_fsid(given[1])))
     for name in (_EXPORTS, *files_of(_EXPORTS_D)):
         with contextlib.suppress(OSError):
             entries, _, errors = read_all(name)
-            found += [(entry.path, fsid_of(entry.options) == ROOT_FSID) for entry in entries]
+            found += [(entry.path, fsid_of(entry.options)) for entry in entries]
             # The server may know options that cloakfs does not.
-            found += [(f"what {error.location} exports", False) for error in errors]
+            found += [(f"what {error.location} exports", None) for error in errors]
     ours = {*own, *(mount.path for mount in made.mounts)}
-    return [(path, is_top) for path, is_top in found if path not in ours]
+    return [(path, fsid) for path, fsid in found if path not in ours]
 
 
 def _told_gids(mounts: Iterable[Mount]) -> list[Remark]:

@@ -101,27 +101,44 @@ def test_the_root_of_nfs4_is_not_exported_beside_the_administrators_exports(
 ) -> None:
     made = planned("/a h(fsid=0)\n")
     (exported / "_ETAB").write_text("/srv/cloakfs/a@h\th(rw,fsid=0)\n")  # this service's own
-    assert knfsd.roots_beside_others(made) == []
+    assert knfsd.conflicts_with_others(made) == []
     (exported / name).write_text(text)
-    assert [problem.message.split(", ")[1] for problem in knfsd.roots_beside_others(made)] == [
+    assert [problem.message.split(", ")[1] for problem in knfsd.conflicts_with_others(made)] == [
         "and /home could no longer be mounted over NFSv4; leave fsid out"
     ]
-    assert knfsd.roots_beside_others(planned("/a h(rw)\n")) == []
+    assert knfsd.conflicts_with_others(planned("/a h(rw)\n")) == []
 
 
 @pytest.mark.parametrize("words", ["*(rw,fsid=00)", "*(rw,new_option)", "-rw,new_option *", "*(rw"])
 def test_so_it_is_beside_exports_that_cloakfs_cannot_read(exported: Path, words: str) -> None:
     (exported / "_EXPORTS").write_text(f"/home {words}\n")
-    (problem,) = knfsd.roots_beside_others(planned("/a h(fsid=root)\n"))
+    (problem,) = knfsd.conflicts_with_others(planned("/a h(fsid=root)\n"))
     assert f"what {exported}/_EXPORTS:1:" in problem.message
-    assert knfsd.roots_beside_others(planned("/a h(rw)\n")) == []
+    assert knfsd.conflicts_with_others(planned("/a h(rw)\n")) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("_ETAB", "/home\t*(rw,sync,fsid=7,sec=sys)\n/home\t*(rw,fsid=01234567:89abcdef:01234567:89ABCDEF)\n"),
+        ("_EXPORTS", "/home *(rw,fsid=7) h(fsid=01234567-89abcdef-01234567-89abcdef)\n"),
+    ],
+)
+def test_an_fsid_is_not_that_of_an_export_of_the_administrator(exported: Path, name: str, text: str) -> None:
+    (exported / name).write_text(text)
+    for fsid in ("7", "0123456789abcdef0123456789abcdef"):
+        (problem,) = knfsd.conflicts_with_others(planned(f"/a h(fsid={fsid})\n"))
+        assert problem.message.startswith(f"fsid={fsid} is that of /home, too")
+    assert knfsd.conflicts_with_others(planned("/a h(rw) i(fsid=77)\n")) == []
 
 
 def test_so_it_is_beside_another_service_of_the_same_folder(exported: Path) -> None:
     (exported / "_ETAB").write_text("/srv/cloakfs/a@h\th(rw,fsid=0)\n/srv/cloakfs/b\t*(rw,fsid=6)\n")
     made = planned("/a h(fsid=0)\n")
-    assert len(knfsd.roots_beside_others(made)) == 1
-    assert knfsd.roots_beside_others(made, ["/srv/cloakfs/b"]) == []  # it is this service's, and about to be withdrawn
+    assert len(knfsd.conflicts_with_others(made)) == 1
+    assert (
+        knfsd.conflicts_with_others(made, ["/srv/cloakfs/b"]) == []
+    )  # it is this service's, and about to be withdrawn
     assert len(knfsd.remarks(planned("/c h(rw)\n"))) >= 1
 
 
