@@ -40,6 +40,9 @@ log = logging.getLogger(__name__)
 VERSION = 1
 """The version of a guard's answers. The orders `status`, `reload` and `down`, and `pid` in the status, never change."""
 
+RUN_DIR_PREFIX = "export-"
+"""What comes before the name of a service in the name of its guard's directory."""
+
 _CHECK_SECONDS = 5.0
 _RELOAD_SECONDS = 120.0
 _SERVED_SECONDS = 15.0
@@ -188,6 +191,13 @@ class Guard:
             path = os.path.realpath(mount.path)
             daemon = there.get(path)
             if daemon is not None and daemon.policy_dir != self._run_dir:
+                folder, base = os.path.split(daemon.policy_dir)
+                if folder == os.path.dirname(self._run_dir) and base.startswith(
+                    RUN_DIR_PREFIX
+                ):  # it would mount it again
+                    name = base.removeprefix(RUN_DIR_PREFIX)
+                    way_out = f"use another --root; cloakfs export down --name {name} ends that service"
+                    raise ServerError(f"{path} is served already, by service {name} ({way_out})")
                 way_out = f"cloakfs umount {shell_word(path)}"
                 raise ServerError(f"{path} is served already, by process {daemon.pid} ({way_out})")
 

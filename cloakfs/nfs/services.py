@@ -12,7 +12,7 @@ import trio
 from ..mounted import RUN_DIR
 from ..versions import is_known, refusal
 from . import leftover
-from .guard import VERSION, control_path
+from .guard import RUN_DIR_PREFIX, VERSION, control_path
 from .server import ServerError
 
 _LONGEST_ANSWER = 16 << 20
@@ -39,13 +39,13 @@ class Service:
 
 def run_dir(name: str) -> str:
     """Return the directory of the guard of the service with this name."""
-    return os.path.join(RUN_DIR, f"export-{name}")
+    return os.path.join(RUN_DIR, f"{RUN_DIR_PREFIX}{name}")
 
 
 def names() -> list[str]:
     """Return the names of the services that are up, or of which something may be left."""
-    places = glob.glob(os.path.join(glob.escape(RUN_DIR), "export-*/"))
-    return sorted(os.path.basename(place.rstrip("/")).removeprefix("export-") for place in places)
+    places = glob.glob(os.path.join(glob.escape(RUN_DIR), f"{RUN_DIR_PREFIX}*/"))
+    return sorted(os.path.basename(place.rstrip("/")).removeprefix(RUN_DIR_PREFIX) for place in places)
 
 
 async def ask(name: str, seconds: float) -> Service:

@@ -55,8 +55,10 @@ def test_a_disk_that_fails_changes_nothing(path: str, monkeypatch: pytest.Monkey
 
     files.replace(path, b"before")
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="Input/output error"):
+    with pytest.raises(OSError, match="Input/output error") as caught:
         files.replace(path, b"after", durable=True)
+    assert caught.value.filename == path
+    assert not os.path.exists(files.beside(path)), "which would take up room"
     assert Path(path).read_bytes() == b"before"
 
 

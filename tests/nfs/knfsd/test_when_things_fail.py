@@ -272,7 +272,7 @@ def test_up_twice(share: Callable[..., Share]) -> None:
     # Under another name, but with the same directories.
     done = run("export", "up", EXPORTS, "--name", "other")
     assert done.returncode == 1
-    assert "is served already" in done.stderr
+    assert "is served already, by service default (use another --root; " in done.stderr
     assert run("export", "status", "--name", "other").returncode == 1
     # What is not ours is not taken off.
     os.makedirs("/srv/other/tree-always")
