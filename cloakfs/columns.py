@@ -45,6 +45,9 @@ class Columns(Sequence[T], Generic[T]):
     def having(self, column: int, number: int) -> Self:
         """Return the records that have this number in this column (from 0), without making them."""
         part = type(self)()
+        if self.columns[column].count(number) == len(self):
+            part.columns = self.columns
+            return part
         has_it = [other == number for other in self.columns[column]]
         part.columns = tuple(
             array(kind, compress(numbers, has_it)) for kind, numbers in zip(self.types, self.columns, strict=True)

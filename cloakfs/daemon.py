@@ -21,7 +21,6 @@ from . import garbage, keptstate, linux, loop, mountpoint
 from .below import find_below
 from .cleanup import ENDED, FAILED, READY, Again, CleanUp
 from .config.options import Options
-from .config.render import format_options
 from .control import Control, socket_of
 from .filesystem import Filesystem, pyfuse3memory, remember
 from .filesystem.figures import figures, refused
@@ -33,7 +32,7 @@ from .mounted import STATE_DIR, PublishedState, all_mounted, mount_key
 from .mountpoint import Attached, MountError, MountOptions
 from .policy import PolicyError, is_in_file, load_policy
 from .reader import Reader
-from .reread import read_apart
+from .reread import as_json, read_apart
 from .shell import shell_word
 from .supervisor import Supervisor
 from .tasks import Tasks
@@ -200,7 +199,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
                 key,
                 settings.source,
                 settings.target,
-                format_options(settings.options),
+                as_json(settings.options),
                 settings.policy_dir,
                 attached.device,
                 settings.mount_options.given,
@@ -660,10 +659,12 @@ class _Daemon:
             return "nothing to reload: the options came from the command line"
         try:
             if reread is not None:
-                options, text = await trio.to_thread.run_sync(linux.apart, read_apart, reread, abandon_on_cancel=True)
+                options, published = await trio.to_thread.run_sync(
+                    linux.apart, read_apart, reread, abandon_on_cancel=True
+                )
             else:
                 options = self._settings.options
-                text = format_options(options)
+                published = as_json(options)
             linux.act_as_daemon()
             self._refuse_what_takes_a_new_mount(options)
             policy = load_policy(options.policy, options, self._settings.policy_dir)
@@ -679,7 +680,7 @@ class _Daemon:
         self._filesystem.cache.forget_everything()
         log.info("%s: reloaded", self._settings.target)
         self._log_exempt(options)
-        self._published.reloaded(text)
+        self._published.reloaded(published)
         self._publish_rules()
         return f"reloaded; serving {self._settings.source} at {self._settings.target}"
 

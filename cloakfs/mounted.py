@@ -138,7 +138,8 @@ class PublishedState:
     """Publishes the state of a mount for other commands; as a context manager, removes it on exit.
 
     Options are text, as for `mount -o`. The commands that read it take a third less time to start without the modules
-    that give options their meaning.
+    that give options their meaning. Here they are JSON already, since they may be megabytes, and are written every few
+    seconds.
     """
 
     def __init__(
@@ -146,16 +147,16 @@ class PublishedState:
         key: str,
         source: str,
         target: str,
-        options: str,
+        options: bytes,
         policy_dir: str,
         device: str = "",
         given: Sequence[str] = (),
     ) -> None:
         self._path = state_path(key)
         self._now = Mounted(
-            os.getpid(), source, target, options, policy_dir, device, since=time.time(), given=given, version=VERSION
+            os.getpid(), source, target, "", policy_dir, device, since=time.time(), given=given, version=VERSION
         )
-        self._options = json.dumps(options)  # encoded only once: it may be megabytes, and is written every few seconds
+        self._options = options
 
     def __enter__(self) -> None:
         os.makedirs(RUN_DIR, mode=0o755, exist_ok=True)
@@ -169,13 +170,13 @@ class PublishedState:
     @property
     def options(self) -> str:
         """The options in force, as for `mount -o`."""
-        return self._now.options
+        return str(json.loads(self._options))
 
-    def reloaded(self, options: str) -> None:
-        """Publish that a reload succeeded: these options are in force now."""
+    def reloaded(self, options: bytes) -> None:
+        """Publish that a reload succeeded: these options, as JSON, are in force now."""
         now = self._now
-        self._options = json.dumps(options)
-        self._now = replace(now, options=options, reloads=now.reloads + 1, asked=now.asked + 1, failure=None)
+        self._options = options
+        self._now = replace(now, reloads=now.reloads + 1, asked=now.asked + 1, failure=None)
         self._try_to_write()
 
     def not_reloaded(self, failure: str) -> None:
@@ -213,8 +214,8 @@ class PublishedState:
         # Only root may read it, because callers must not learn the rules that hide things from them.
         others = asdict(self._now)
         del others["options"]
-        text = f'{{"options": {self._options}, {json.dumps(others)[1:]}'
-        files.replace(self._path, text.encode(), mode=0o600)
+        content = b'{"options": %b, %b' % (self._options, json.dumps(others)[1:].encode())
+        files.replace(self._path, content, mode=0o600)
 
 
 def all_mounted() -> list[Mounted]:

@@ -5,13 +5,15 @@ the session loop gets to run only now and then, and everybody waits. What comes 
 of one text (`columns`), which is taken over in a moment.
 """
 
+import io
+import json
 import os
 import pickle
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from . import linux
 from .config.options import Options
@@ -29,10 +31,15 @@ _NICENESS = 5
 
 
 class Reread(NamedTuple):
-    """Options that were read again, with the tables of their definitions, and as text (`format_options`)."""
+    """Options that were read again, with the tables of their definitions, and as they are published (`as_json`)."""
 
     options: Options
-    text: str
+    published: bytes
+
+
+def as_json(options: Options) -> bytes:
+    """Return the options as text for `mount -o`, as JSON."""
+    return json.dumps(format_options(options)).encode()
 
 
 def read_apart(read: Callable[[], Options]) -> Reread:
@@ -47,25 +54,27 @@ def read_apart(read: Callable[[], Options]) -> Reread:
     linux.act_as_daemon()
     try:
         done = subprocess.run(_PROGRAM, input=pickle.dumps(read), stdout=subprocess.PIPE, check=True)
-        answer = pickle.loads(done.stdout)
+        reply = io.BytesIO(done.stdout)
+        answer = pickle.load(reply)
     except (OSError, subprocess.SubprocessError, pickle.PickleError, EOFError) as exc:
         raise MountError(f"the process that reads the options has failed: {exc}") from exc
     if isinstance(answer, str):
         raise MountError(answer)
-    return cast(Reread, answer)
+    return Reread(answer, reply.read())
 
 
 def main() -> None:
     """Read and answer, as the process that `read_apart` has started."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.nice(_NICENESS)
-    answer: Reread | str
+    answer: Options | str
+    published = b""
     try:
-        options = pickle.load(sys.stdin.buffer)()
+        answer = options = pickle.load(sys.stdin.buffer)()
         Policy(options)  # makes the tables, which are kept with the definitions
-        answer = Reread(options, format_options(options))
+        published = as_json(options)
     except (MountError, ValueError, OSError) as exc:
         answer = str(exc)
     except Exception as exc:
         answer = cause(exc)
-    sys.stdout.buffer.write(pickle.dumps(answer, pickle.HIGHEST_PROTOCOL))
+    sys.stdout.buffer.write(pickle.dumps(answer, pickle.HIGHEST_PROTOCOL) + published)

@@ -1,5 +1,6 @@
 """Definitions that are held as numbers are the same definitions, also in another process."""
 
+import json
 import pickle
 import time
 from pathlib import Path
@@ -92,7 +93,8 @@ def test_options_are_read_by_another_process(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # where `Read` is found
     path = tmp_path / "options"
     path.write_text("rw,range_map = uid 1 map 2")
-    options, again = read_apart(Read(path))
+    options, published = read_apart(Read(path))
+    again = json.loads(published)
     assert again == "rw,range_map = uid 1 map 2"
     assert options == parse_options(again)[0]
     path.write_text("rw,range_map = uid 1 map")
