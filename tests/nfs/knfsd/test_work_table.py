@@ -3,45 +3,34 @@
 import itertools
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
 from cloakfs.nfs.plan import mount_name
 from tests.agents import User
 from tests.nfs.knfsd.fixtures import Service, sh
-from tests.nfs.knfsd.worktable import CALLERS, TEAM, WORKS, Caller, Outcome, make_accounts, outcomes, prepare
+from tests.nfs.knfsd.worktable import (
+    CALLERS,
+    CLOAK,
+    MAP,
+    RESULTS,
+    VERSIONS,
+    WORKS,
+    Caller,
+    Entry,
+    Table,
+    all_works,
+    compared,
+    differences,
+    is_full,
+    make_accounts,
+    prepare,
+    squash,
+    squash_range,
+)
 
-VERSIONS = ("3", "4.0", "4.2")
-CLOAK = "cloak_list = uid +077 0 -1"
-OFFSET = 10000
-MAP = f"range_map = uid {OFFSET + 1000} {OFFSET + 1999} map 1000 gid {OFFSET + 1000} {OFFSET + 1999} map 1000"
 VIEWS = "views = " + " ".join(caller.user for caller in CALLERS.values())
-
-
-def squash(caller: Caller) -> str:
-    return f"all_squash,anonuid={caller.uid},anongid={TEAM if caller.in_team else caller.uid}"
-
-
-def squash_range(caller: Caller) -> str:
-    """A range in which the caller's client ids are not the first, under which the server shows them to others."""
-    ids = f"{OFFSET + 1000} {OFFSET + 1999} squash {caller.uid}"
-    return f"range_map = uid {ids} gid {ids}"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """An entry, and the options of the bare export that it is compared with."""
-
-    options: str
-    bare: str = "root_squash,sync"
-    only: str = ""  # the caller, if it is for one
-
-    @property
-    def offset(self) -> int:
-        return OFFSET if "range_map" in self.options else 0
-
 
 ENTRIES = {
     "cloak_list": Entry(CLOAK),
@@ -74,76 +63,72 @@ SAMPLE = [
 ]
 """What is tried by default: one of each kind of view, and each version."""
 
-IS_FULL = os.environ.get("CLOAKFS_NFS_TABLE") == "full"
-CELLS = list(itertools.product(ENTRIES, VERSIONS)) if IS_FULL else SAMPLE
+CELLS = list(itertools.product(ENTRIES, VERSIONS)) if is_full() else SAMPLE
 TRIED = {name: entry for name, entry in ENTRIES.items() if name in dict(CELLS)}
 
 
-def _callers(entry: Entry) -> dict[str, Caller]:
-    return {name: caller for name, caller in CALLERS.items() if entry.only in ("", name)}
+class Exports:
+    """Exports of entries and of bare trees, each made when it is wanted, and all kept until the end."""
 
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._mounted: list[str] = []
+        self._bare: dict[str, str] = {}
+        self._entries: dict[str, str] = {}
 
-mounted: list[str] = []
+    def bare(self, options: str) -> str:
+        """Return the tree that is exported as it is, with these options."""
+        if options not in self._bare:
+            versions = {version for name, version in CELLS if TRIED[name].bare == options}
+            tree = self._bare[options] = f"/tree/table-bare{len(self._bare)}"
+            self._fill(tree, versions, CALLERS)
+            sh("exportfs", "-o", f"rw,insecure,no_subtree_check,fsid={5000 + len(self._bare)},{options}", f"*:{tree}")
+        return self._bare[options]
 
+    def of(self, name: str) -> str:
+        """Return the tree of an entry that is served."""
+        if name not in self._entries:
+            versions = {version for tried, version in CELLS if tried == name}
+            tree = self._entries[name] = f"/tree/table{len(self._entries)}"
+            self._fill(tree, versions, TRIED[name].callers)
+            self._write()
+        return self._entries[name]
 
-def _mount(path: str, version: str) -> str:
-    at = f"/client/table/{version}{path}"
-    os.makedirs(at)
-    sh("mount", "-t", "nfs", "-o", f"vers={version},soft,timeo=100", f"127.0.0.1:{path}", at)
-    mounted.append(at)
-    return at
+    def _write(self) -> None:
+        lines = (f"{tree} *(insecure,rw,{TRIED[name].options})\n" for name, tree in self._entries.items())
+        self._service.write("table", "".join(lines))
+        self._service.take_over()
+
+    @staticmethod
+    def _fill(tree: str, versions: Iterable[str], callers: dict[str, Caller]) -> None:
+        for version, (label, caller) in itertools.product(versions, callers.items()):
+            prepare(f"{tree}/{version}/{label}", caller)
+
+    def mount(self, path: str, version: str) -> str:
+        """Mount an export as a client; return where."""
+        at = f"/client/table/{version}{path}"
+        os.makedirs(at)
+        sh("mount", "-t", "nfs", "-o", f"vers={version},soft,timeo=100", f"127.0.0.1:{path}", at)
+        self._mounted.append(at)
+        return at
+
+    def close(self) -> None:
+        for at in self._mounted:
+            sh("umount", "-i", "-l", at)
+        for tree in self._bare.values():
+            sh("exportfs", "-u", f"*:{tree}")
+        os.unlink("/tmp/exports.d/table.exports")
+        self._service.take_over()
+        for tree in (*self._bare.values(), *self._entries.values()):
+            shutil.rmtree(tree)
 
 
 @pytest.fixture(scope="module")
-def exported(service: Service) -> Iterator[dict[str, str]]:
-    """The paths of the exports: of each kind of entry, and of each bare tree by its options."""
+def exports(service: Service) -> Iterator[Exports]:
     make_accounts()
-    paths: dict[str, str] = {}
-    lines, number = [], itertools.count(1)
-    bare = {entry.bare for entry in TRIED.values()}
-    for name in (*bare, *TRIED):
-        tree = f"/tree/table{next(number)}"
-        callers = CALLERS if name in bare else _callers(TRIED[name])
-        for version, (label, caller) in itertools.product(VERSIONS, callers.items()):
-            prepare(f"{tree}/{version}/{label}", caller)
-        if name in bare:
-            sh("exportfs", "-o", f"rw,insecure,no_subtree_check,fsid={5000 + len(paths)},{name}", f"*:{tree}")
-            paths[name] = tree
-        else:
-            lines.append(f"{tree} *(insecure,rw,{TRIED[name].options})\n")
-            paths[name] = f"/srv/cloakfs/{mount_name(tree, '*')}"
-        paths[f"tree of {name}"] = tree
-    service.write("table", "".join(lines))
-    service.take_over()
-    yield paths
-    for place in mounted:
-        sh("umount", "-i", "-l", place)
-    mounted.clear()
-    for name in bare:
-        sh("exportfs", "-u", f"*:{paths[name]}")
-    os.unlink("/tmp/exports.d/table.exports")
-    service.take_over()
-    for name in (*bare, *TRIED):
-        shutil.rmtree(paths[f"tree of {name}"])
-
-
-Table = dict[tuple[str, str], Outcome]
-
-
-def _work(
-    tree: str, place: str, version: str, callers: dict[str, Caller], user: Callable[..., User], entry: Entry | None
-) -> Table:
-    """What came of each work of each caller, through the export that is mounted at `place`."""
-    offset = entry.offset if entry else 0
-    table = {}
-    for label, caller in callers.items():
-        worker = user(offset + caller.uid, offset + caller.uid, [offset + TEAM] if caller.in_team else [])
-        view = f"@{caller.user}" if entry and "views" in entry.options else ""
-        seen = os.path.join(place, view, version, label)
-        for work, outcome in outcomes(worker, seen, f"{tree}/{version}/{label}"):
-            table[work, label] = outcome
-        worker.close()
-    return table
+    made = Exports(service)
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="module")
@@ -156,24 +141,23 @@ def through_bare() -> dict[tuple[str, str], Table]:
 def test_all_works_as_through_an_export_of_the_bare_tree(
     name: str,
     version: str,
-    exported: dict[str, str],
+    exports: Exports,
     through_bare: dict[tuple[str, str], Table],
     user: Callable[..., User],
+    record_property: Callable[[str, object], None],
 ) -> None:
     entry = TRIED[name]
-    callers = _callers(entry)
     if (entry.bare, version) not in through_bare:
-        place = _mount(exported[entry.bare], version)
-        through_bare[entry.bare, version] = _work(
-            exported[f"tree of {entry.bare}"], place, version, CALLERS, user, None
-        )
+        tree = exports.bare(entry.bare)
+        place = exports.mount(tree, version)
+        places = {label: f"{place}/{version}/{label}" for label in CALLERS}
+        through_bare[entry.bare, version] = all_works(places, f"{tree}/{version}", user)
     expected = through_bare[entry.bare, version]
-    place = _mount(exported[name], version)
-    found = _work(exported[f"tree of {name}"], place, version, callers, user, entry)
-    wrong = [
-        f"{work} by {caller}: {outcome}, bare: {expected[work, caller]}"
-        for (work, caller), outcome in found.items()
-        if outcome != expected[work, caller]
-    ]
-    assert not wrong, "\n".join(wrong)
-    assert len(found) == len(WORKS) * len(callers)
+    tree = exports.of(name)
+    place = exports.mount(f"/srv/cloakfs/{mount_name(tree, '*')}", version)
+    views = {label: f"@{caller.user}/" if "views" in entry.options else "" for label, caller in entry.callers.items()}
+    places = {label: f"{place}/{view}{version}/{label}" for label, view in views.items()}
+    found = all_works(places, f"{tree}/{version}", user, entry.offset)
+    record_property(RESULTS, compared("knfsd", version, name, found, expected))
+    assert found.items() <= expected.items(), differences(found, expected)
+    assert len(found) == len(WORKS) * len(views)

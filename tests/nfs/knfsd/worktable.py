@@ -1,13 +1,15 @@
 """What callers do over NFS, for a table: each work by the owner of a file, by its group, by an ACL, and by others."""
 
 import errno
+import fcntl
 import os
 import stat
 import struct
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from cloakfs import linux
@@ -106,6 +108,7 @@ WORKS: dict[str, Callable[[str], None]] = {
     "`chgrp`": lambda path: os.chown(path, -1, os.getgid()),
     "`cp` of 1.25 MiB": copy,
 }
+CHGRP = "`chgrp`"
 COPY = "`cp` of 1.25 MiB"
 _CHANGE_TIMES = {work for work in WORKS if work.startswith("`touch")}
 
@@ -181,6 +184,161 @@ def outcomes(worker: User, seen: str, real: str) -> Iterator[tuple[str, Outcome]
         atime = info.st_atime != LONG_AGO + 100 and work in _CHANGE_TIMES
         changed = atime, info.st_mtime != LONG_AGO + 100
         yield work, Outcome(error, info.st_size, info.st_mode, (info.st_uid, info.st_gid), changed, acl)
+
+
+Table = dict[tuple[str, str], Outcome]
+"""What came of a work by a caller."""
+
+
+FULL = "CLOAKFS_NFS_TABLE"
+"""A variable of the environment: with "full", all cells are tried, and not only a sample."""
+
+
+def is_full() -> bool:
+    """Whether all cells are to be tried."""
+    return os.environ.get(FULL) == "full"
+
+
+class Row(NamedTuple):
+    """One comparison, as the report of a test carries it."""
+
+    server: str
+    version: str
+    entry: str
+    work: str
+    caller: str
+    outcome: str
+    bare: str
+    is_same: bool
+
+
+HELD = ("its daemon dies", "a `reload` renews the mount", "`down` and `up`")
+"""What happens to a mount of which clients hold files open, and locked."""
+
+NOT_LOCKED = "{}; the file is not locked"
+
+DELEGATED = {
+    "content": "a delegated file gets other content",
+    "mode": "a delegated file gets another mode",
+    "removed": "a delegated file is removed",
+}
+"""What happens behind the mount to a file of which a client holds a delegation."""
+
+
+class Holding:
+    """A file that a caller holds open, for writing if it may write; and locked, unless told otherwise."""
+
+    def __init__(self, who: User, version: str, caller: str, path: str, real: str, *, lock: bool = True) -> None:
+        self.version, self.caller, self.path = version, caller, path
+        self._who, self._real = who, real
+        self._writes = caller != "other"
+        self._fd = who.do(os.open, path, os.O_RDWR if self._writes else os.O_RDONLY)
+        if lock:
+            who.do(fcntl.lockf, self._fd, fcntl.LOCK_EX if self._writes else fcntl.LOCK_SH)
+
+    def outcome(self) -> str:
+        """Write and read; return "ok", or the first error."""
+        wanted = b"after" if self._writes else b"." * 5
+        try:
+            if self._writes:
+                self._who.do(os.pwrite, self._fd, wanted, 10)
+                self._who.do(os.fsync, self._fd)
+                if Path(self._real).read_bytes()[10:15] != wanted:
+                    return "lost"
+            self._who.do(os.posix_fadvise, self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            if self._who.do(os.pread, self._fd, 5, 10) != wanted:
+                return "other content"
+            if self._writes:
+                self._who.do(os.pwrite, self._fd, b"." * 5, 10)
+                self._who.do(os.fsync, self._fd)
+        except OSError as exc:
+            return _error(exc)
+        return "ok"
+
+    def close(self) -> None:
+        self._who.error(os.close, self._fd)
+        self._who.close()
+
+
+RESULTS = "work table"
+"""The property of a test's report that lists the rows."""
+
+
+def compared(server: str, version: str, entry: str, found: Table, expected: Table) -> list[Row]:
+    """Compare what came of the works through an entry with what came of them through the bare export."""
+    return [
+        Row(
+            server, version, entry, work, caller, outcome.error, expected[work, caller].error,
+            outcome == expected[work, caller],
+        )
+        for (work, caller), outcome in found.items()
+    ]  # fmt: skip
+
+
+def differences(found: Table, expected: Table) -> str:
+    """Return what a person has to know of the comparisons that failed."""
+    return "\n".join(
+        f"{work} by {caller}: {outcome}, bare: {expected[work, caller]}"
+        for (work, caller), outcome in found.items()
+        if outcome != expected[work, caller]
+    )
+
+
+VERSIONS = ("3", "4.0", "4.2")
+CLOAK = "cloak_list = uid +077 0 -1"
+OFFSET = 10000
+MAP = f"range_map = uid {OFFSET + 1000} {OFFSET + 1999} map 1000 gid {OFFSET + 1000} {OFFSET + 1999} map 1000"
+
+
+def squash(caller: Caller) -> str:
+    return f"all_squash,anonuid={caller.uid},anongid={TEAM if caller.in_team else caller.uid}"
+
+
+def squash_range(caller: Caller) -> str:
+    """A range in which the caller's client ids are not the first, under which the server shows them to others."""
+    ids = f"{OFFSET + 1000} {OFFSET + 1999} squash {caller.uid}"
+    return f"range_map = uid {ids} gid {ids}"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry, and the options of the bare export that it is compared with."""
+
+    options: str
+    bare: str = "root_squash,sync"
+    only: str = ""  # the caller, if it is for one
+
+    @property
+    def offset(self) -> int:
+        """What is added to a server id to get the id on the client."""
+        return OFFSET if "range_map" in self.options else 0
+
+    @property
+    def callers(self) -> dict[str, Caller]:
+        return {name: caller for name, caller in CALLERS.items() if self.only in ("", name)}
+
+
+def all_works(
+    places: dict[str, str], real: str, user: Callable[..., User], offset: int = 0, in_team: Iterable[str] = ()
+) -> Table:
+    """Have callers do all works, each below its place, and look at what came of it below `real`.
+
+    Args:
+        places: the directories of their files, as they see them, by the name of the caller.
+        real: the directory on the server in which these directories are.
+        user: makes a process with a uid, a gid and groups.
+        offset: what is added to their ids on the server to get those on the client.
+        in_team: who is in the team's group here, though it is not elsewhere.
+    """
+    table = {}
+    for name, place in places.items():
+        caller = CALLERS[name]
+        groups = [offset + TEAM] if caller.in_team or name in in_team else []
+        worker = user(offset + caller.uid, offset + caller.uid, groups)
+        for work, outcome in outcomes(worker, place, os.path.join(real, name)):
+            table[work, name] = outcome
+        worker.close()
+    return table
 
 
 def make_accounts() -> None:
