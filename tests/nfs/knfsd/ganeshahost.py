@@ -88,5 +88,5 @@ class GaneshaHost:
             self._ganesha.terminate()
             self._ganesha.wait()
         self._holder.terminate()
-        self._holder.wait()
+        self._holder.communicate()
         sh("ip", "netns", "del", self.name)
