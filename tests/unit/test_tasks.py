@@ -17,7 +17,7 @@ PACKAGE = Path(cloakfs.__file__).parent
 # What runs beside the answering of requests without `tasks`: groups of tasks that somebody waits for.
 WAITED_FOR = {
     "filesystem/repair.py": 1,
-    "views.py": 1,
+    "views.py": 2,  # asking the user database, and giving it up
     "loop.py": 1,  # the workers of the session: whatever they raise is answered, or is the end of the session
     "daemon.py": 1,  # the mount says that it was made; if it cannot, it was not
     "nfs/guard.py": 2,  # mounting and unmounting several
