@@ -70,6 +70,9 @@ class GaneshaServer:
 
         return served.Answers(mounts=await served.each(mounts, complaint))
 
+    async def hold(self) -> None:
+        """See `Server.hold`. It does not know this."""
+
     async def check(self) -> str | None:
         """See `Server.check`."""
         if self._ganesha.pid is None:

@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from ..mounted import Mounted, mounted
 from ..pauses import pause
 from ..policy import is_in_file
 from ..shell import shell_word
-from ..unmount import KINDS, detach
+from ..unmount import KINDS, detach, detach_dead
 from . import leftover, root, served
 from .ending import end, wait_for_end
 from .plan import Mount, Plan
@@ -88,6 +88,7 @@ class Watched:
     since: float = 0.0  # seconds since the epoch
     restarts: int = 0
     complaint: str | None = None
+    is_awaited: bool = False  # its daemon has just died: clients wait for it to be mounted again
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
 
@@ -251,11 +252,35 @@ class Guard:
                 except (ServerError, OSError) as exc:
                     failures.append(str(exc))
 
+        await self._clear_all(mounts)
         async with trio.open_nursery() as nursery:
             for mount in mounts:
                 nursery.start_soon(add, mount)
         if failures:
             raise ServerError(failures[0])
+
+    async def _clear_all(self, mounts: Iterable[Mount]) -> None:
+        """Unmount what is at the places of these mounts; clients wait until the server is told of what comes next.
+
+        That must be all of it at once: when the server learns of one, it learns of what is at the other places.
+
+        Raises:
+            ServerError: something else is mounted there.
+            OSError: a daemon does not end.
+        """
+        failures: list[Exception] = []
+
+        async def clear(path: str) -> None:
+            try:
+                await _clear(path, self._server.hold)
+            except (ServerError, OSError) as exc:
+                failures.append(exc)
+
+        async with trio.open_nursery() as nursery:
+            for mount in mounts:
+                nursery.start_soon(clear, mount.path)
+        if failures:
+            raise failures[0]
 
     async def _mount(self, mount: Mount) -> Watched:
         if mount.condition is not None:
@@ -263,7 +288,7 @@ class Guard:
             if place not in mountinfo.by_path():
                 raise NotMountedYet(f"{mount.path}: waits for something to be mounted on {mount.condition} (mp)")
         self._write_entry(mount)
-        await _clear(mount.path)
+        await _clear(mount.path, self._server.hold)
         if not os.path.isdir(mount.path):
             os.mkdir(mount.path, 0o755)
             self._made.add(mount.path)
@@ -332,37 +357,72 @@ class Guard:
     async def _keep_mounted(self, watched: Watched) -> None:
         """Mount again whenever the daemon has died, and retry until this succeeds."""
         while True:
-            path = watched.mount.path
             if watched.complaint is None:
                 await wait_for_end(watched.pid)
-                watched.complaint = "its daemon died; it is being mounted again"
-                log.warning("%s: %s", path, watched.complaint)
+                # At once: until then, each request of a client fails, and what it would have written is lost.
+                await trio.to_thread.run_sync(detach_dead, watched.mount.path)
+                await self._server.hold()
+                watched.complaint, watched.is_awaited = "its daemon died; it is being mounted again", True
+                log.warning("%s: %s", watched.mount.path, watched.complaint)
             failures = itertools.count()
             while watched.complaint:
                 await trio.sleep(pause(next(failures)))
                 async with self._change:
-                    try:
-                        again = await self._mount(watched.mount)
-                        await self._server.change(self._mounts(watched.mount), [watched.mount])
-                    except ServerError as exc:
-                        if str(exc) != watched.complaint:
-                            watched.complaint = str(exc)
-                            log.error("%s", exc)  # noqa: TRY400  (one line)
-                            # While an export has no mount, its clients wait; without the export, they get an error.
-                            with contextlib.suppress(ServerError):
-                                await self._server.change(self._mounts(), [])
-                    else:
-                        watched.restarts += watched.pid != 0
-                        watched.pid, watched.since, watched.complaint = again.pid, again.since, None
-                        try:
-                            await self._wait_until_served([watched.mount])
-                            log.info("%s: served again", path)
-                        except ServerError as exc:
-                            log.error("%s", exc)  # noqa: TRY400  (one line)
+                    if watched.complaint:  # not mounted meanwhile, together with another one
+                        await self._mount_again(watched)
+
+    async def _mount_again(self, watched: Watched) -> None:
+        """Mount this again, and all others whose daemons have died just now, before the server is told of any.
+
+        What clients hold of several mounts, they can claim at once only if all of these are there.
+        """
+        limit = trio.CapacityLimiter(_MOUNTS_AT_ONCE)
+        made: list[Watched] = []
+
+        async def mount(one: Watched) -> None:
+            async with limit:
+                try:
+                    again = await self._mount(one.mount)
+                except (ServerError, OSError) as exc:
+                    _note_failure(one, exc)
+                    return
+            one.restarts += one.pid != 0
+            one.pid, one.since, one.is_awaited = again.pid, again.since, False
+            made.append(one)
+
+        dead = [watched]
+        while dead:
+            async with trio.open_nursery() as nursery:
+                for one in {id(one): one for one in (*dead, *self._awaited())}.values():
+                    nursery.start_soon(mount, one)
+            dead = self._awaited()  # meanwhile
+        mounts = [one.mount for one in made]
+        try:
+            # While an export has no mount, its clients wait; those of what could not be mounted get an error.
+            await self._server.change(self._mounts(*mounts), mounts)
+        except ServerError as exc:
+            for one in made:
+                _note_failure(one, exc)
+            return
+        for one in made:
+            one.complaint = None
+        try:
+            await self._wait_until_served(mounts)
+            for again in mounts:
+                log.info("%s: served again", again.path)
+        except ServerError as exc:
+            log.error("%s", exc)  # noqa: TRY400  (one line)
+
+    def _awaited(self) -> list[Watched]:
+        return [watched for watched in self._watched.values() if watched.is_awaited]
 
     def _mounts(self, *more: Mount) -> list[Mount]:
-        """Return what to export now: the mounts without a complaint, and those in `more`."""
-        return [watched.mount for watched in self._watched.values() if watched.mount in more or not watched.complaint]
+        """Return what to export now: what is there, what clients wait for, and these mounts."""
+        return [
+            watched.mount
+            for watched in self._watched.values()
+            if watched.mount in more or not watched.complaint or watched.is_awaited
+        ]
 
     async def _check_server(self) -> None:
         while True:
@@ -434,8 +494,11 @@ class Guard:
             withdrawn = [old.mount for old, mount in renewed if _is_trusted_anew(old.mount, mount)]
             if withdrawn:
                 await self._server.change([mount for mount in self._mounts() if mount not in withdrawn], [])
-            for old, mount in renewed:
-                await self._renew(old, mount)
+            for old, _ in renewed:
+                old.scope.cancel()
+            await self._clear_all(mount for _, mount in renewed)
+            for _, mount in renewed:
+                await self._renew(mount)
             for watched in removed:
                 watched.scope.cancel()
                 del self._watched[watched.mount.name]
@@ -520,14 +583,19 @@ class Guard:
         try:
             made = await self._mount(mount)
         except NotMountedYet as exc:
-            return replace(watched, pid=0, complaint=str(exc), scope=trio.CancelScope()), []
+            return replace(watched, pid=0, complaint=str(exc), is_awaited=False, scope=trio.CancelScope()), []
         except Exception as exc:
             complaint = str(exc)
             return (
-                replace(watched, pid=0, complaint=complaint, scope=trio.CancelScope()),
+                replace(watched, pid=0, complaint=complaint, is_awaited=False, scope=trio.CancelScope()),
                 [f"{mount.path} is not there again yet, and is tried again: {complaint}"],
             )
-        return replace(watched, pid=made.pid, since=made.since, complaint=None, scope=trio.CancelScope()), []
+        return (
+            replace(
+                watched, pid=made.pid, since=made.since, complaint=None, is_awaited=False, scope=trio.CancelScope()
+            ),
+            [],
+        )
 
     async def _reload_back(self, watched: Watched, before: Mount) -> list[str]:
         """Make a daemon reload its previous options; return a line if they may have changed nevertheless."""
@@ -566,15 +634,13 @@ class Guard:
         self._write_entry(old.mount)
         raise ServerError(f"{mount.path}: its daemon did not reload within {_RELOAD_SECONDS:g} s")
 
-    async def _renew(self, old: Watched, mount: Mount) -> None:
-        """Replace a mount by one with other options; `_take_over` starts to watch it.
+    async def _renew(self, mount: Mount) -> None:
+        """Make a mount in the place of one with other options; `_take_over` starts to watch it.
 
         Raises:
             ServerError: it cannot be mounted; the old one is gone.
             OSError: likewise.
         """
-        old.scope.cancel()
-        await _clear(mount.path)
         try:
             self._watched[mount.name] = await self._mount(mount)
         except NotMountedYet as exc:
@@ -657,7 +723,7 @@ class Guard:
 
     async def status(self) -> dict[str, Any]:
         """Return the state of the server and the mounts, ready for JSON. All of them are asked now."""
-        answers = await self._ask(self._mounts())
+        answers = await self._ask([watched.mount for watched in self._watched.values() if not watched.complaint])
         return {
             "pid": os.getpid(),
             "server": self._plan.server,
@@ -713,8 +779,20 @@ def _without(options: Options) -> Options:
     return replace(options, **{name: getattr(plain, name) for name in _RELOADABLE})
 
 
-async def _clear(path: str) -> None:
+def _note_failure(watched: Watched, exc: Exception) -> None:
+    """Note why this could not be mounted again: nobody waits for it any more."""
+    watched.is_awaited = False
+    if str(exc) != watched.complaint:
+        watched.complaint = str(exc)
+        log.error("%s", exc)
+
+
+async def _clear(path: str, hold: Callable[[], Awaitable[None]] | None = None) -> None:
     """Unmount what a daemon or an earlier guard left at `path`, which may not answer.
+
+    Args:
+        path: the mount point.
+        hold: called when it is unmounted, while its daemon still answers those who have files of it open.
 
     Raises:
         ServerError: something else is mounted there.
@@ -727,6 +805,8 @@ async def _clear(path: str) -> None:
         if kind not in KINDS:
             raise ServerError(f"{path}: another file system ({kind}) is mounted there; umount it, or use --root")
         await trio.to_thread.run_sync(detach, path)
+        if hold is not None:
+            await hold()
     if daemon is not None:
         await end(daemon.pid, _END_STEPS)
 

@@ -37,6 +37,7 @@ _CHANNEL = "/net/rpc/nfsd.export/channel"  # on which the kernel asks them
 _REAL_PATH_SECONDS = 2.0
 _RESTART_SECONDS = 5.0
 _EXPORTFS = "/usr/sbin/exportfs"
+_RESUMED = "a restart of the threads of the kernel's NFS server had been interrupted; they are started again"
 _UNKNOWN = "asked_by_cloakfs"
 _ETAB = "/var/lib/nfs/etab"
 _EXPORTS = "/etc/exports"
@@ -262,10 +263,11 @@ class Knfsd:
         """See `Server.start`."""
         try:
             async with nfsdrestart.alone():
+                await _resume()
                 if _threads():
                     await self._remember()
                 else:
-                    await self._start_server()
+                    await self._start_server(mounts)
         except OSError as exc:
             raise ServerError(str(exc)) from exc
         await self.change(mounts, ())
@@ -286,7 +288,8 @@ class Knfsd:
                 "rpcbind does not answer, and NFSv3 needs it: apt install rpcbind, start it, or use --protocols 4"
             )
 
-    async def _start_server(self) -> None:
+    async def _start_server(self, mounts: Sequence[Mount] = ()) -> None:
+        """Start it, where possible with exports of these mounts: a client that comes before them gets ESTALE."""
         await self._need_rpcbind()
         self._ours = True
         if os.path.isdir("/run/systemd/system"):
@@ -298,6 +301,9 @@ class Knfsd:
             await run(
                 "mount", "-t", "nfsd", "nfsd", "/proc/fs/nfsd", hint="does this kernel have nfsd? (modprobe nfsd)"
             )
+        self._start_mountd()
+        if mounts:
+            await self.change(mounts, ())
         without = [] if 3 in self._protocols else ["--no-nfs-version", "3"]
         await run(
             "rpc.nfsd", *without, str(_THREADS), hint="apt install nfs-kernel-server; is port 2049 free? (ss -lntp)"
@@ -306,9 +312,10 @@ class Knfsd:
             raise ServerError(
                 "rpc.nfsd started no threads; is port 2049 free? (ss -lntp); see the kernel's log (dmesg)"
             )
-        self._start_mountd()
 
     def _start_mountd(self) -> None:
+        if self._mountd is not None and self._mountd.poll() is None:
+            return
         without = [] if 3 in self._protocols else ["--no-nfs-version", "3"]
         # It runs in the foreground, so that it can be ended by its pid; like any mountd, it reads /etc/exports, too.
         self._mountd = subprocess.Popen(
@@ -338,12 +345,15 @@ class Knfsd:
 
     async def change(self, mounts: Sequence[Mount], renewed: Sequence[Mount]) -> None:
         """See `Server.change`."""
+        with contextlib.suppress(OSError):  # before clients can hold files of them
+            nfsdstate.note_mounts(mount.path for mount in mounts)
+        # Before the server learns of a new mount: until then, clients wait. Then each use of a file of the old one
+        # would fail.
+        await self._have_files_claimed(mounts)
         wanted = {(mount.path, mount.client) for mount in mounts}
         await _unexport(pair for mount in self._mounts if (pair := (mount.path, mount.client)) not in wanted)
         before = {mount: export_options(mount) for mount in self._mounts}
         self._mounts = tuple(mounts)
-        with contextlib.suppress(OSError):  # before clients can hold files of them
-            nfsdstate.note_mounts(mount.path for mount in mounts)
         unlisted = await _unlisted(mounts)
         for mount in mounts:
             if before.get(mount) != export_options(mount) or mount in renewed:
@@ -353,27 +363,31 @@ class Knfsd:
                     await _export(mount)
         # The kernel caches the root of an export, and where it is mounted.
         await run("exportfs", "-f")
-        await self._have_files_claimed()
         # Now, and not when somebody asks for the state: a tree may hang then.
         with trio.move_on_after(_REAL_PATH_SECONDS):
             for source in {mount.source for mount in mounts} - self._real.keys():
                 self._real[source] = await trio.to_thread.run_sync(os.path.realpath, source, abandon_on_cancel=True)
 
-    async def _have_files_claimed(self) -> None:
-        """Have NFSv4 clients claim what they hold of mounts that have been replaced by those that are exported now.
+    async def hold(self) -> None:
+        """See `Server.hold`."""
+        with contextlib.suppress(OSError):
+            nfsdstate.forget_exports()
+
+    async def _have_files_claimed(self, mounts: Sequence[Mount]) -> None:
+        """Have NFSv4 clients claim what they hold of mounts that have been replaced by these.
 
         The threads of the server are restarted, and all its clients notice. If it must not be, `check` says so.
         """
         self._unclaimed = None
-        lost = await self._lost()
+        lost = await _lost(mounts)
         if not lost:
             return
         paths = ", ".join(sorted(set(lost.values())))
         clients = nfsdstate.clients()
         holders = ", ".join(sorted(client.address for client in clients if client.devices & lost.keys()))
         try:
-            async with nfsdrestart.alone():
-                if not await self._lost():
+            async with nfsdrestart.alone() as lock:
+                if not await _lost(mounts):
                     return  # another service has restarted the threads meanwhile
                 with_files = [client for client in nfsdstate.clients() if client.devices]
                 names = [client.name for client in with_files]
@@ -382,8 +396,7 @@ class Knfsd:
                     raise ServerError(
                         f"there is no record of {others} on disk, without which locks are lost (nfsdcld(8))"
                     )
-                with trio.CancelScope(shield=True):  # half of it would be the end of the server
-                    await trio.to_thread.run_sync(nfsdrestart.restart)
+                await nfsdrestart.restart_apart(lock)
         except (ServerError, OSError) as exc:
             threads = _threads() or _THREADS
             self._unclaimed = (
@@ -396,12 +409,6 @@ class Knfsd:
             f"NFSv4 clients ({holders}) claim the files again that they hold of {paths}"
         )
         log.warning("%s; %s", self._restarted, _grace())
-
-    async def _lost(self) -> dict[str, str]:
-        """Return what `nfsdstate.lost_mounts` does of the paths that are exported now."""
-        exported = {mount.path for mount in self._mounts}
-        lost = await trio.to_thread.run_sync(nfsdstate.lost_mounts)
-        return {device: path for device, path in lost.items() if path in exported}
 
     async def _are_all_served(self) -> bool:
         """Whether there is a daemon for each mount: where there is none, clients would claim their files in vain."""
@@ -478,13 +485,15 @@ class Knfsd:
         if failure is not None:
             raise failure
         # There may be some only now: that somebody holds a file shows when the client comes back, for example.
-        if (self._unclaimed or await self._lost()) and await self._are_all_served():
-            await self._have_files_claimed()
+        if (self._unclaimed or await _lost(self._mounts)) and await self._are_all_served():
+            await self._have_files_claimed(self._mounts)
         if self._unclaimed:
             raise ServerError(self._unclaimed)
         return said
 
     async def _keep_running(self) -> str | None:
+        if await _resume():
+            return _RESUMED
         if not _threads():
             if self._found is None:
                 await self._start_server()
@@ -500,14 +509,14 @@ class Knfsd:
 
     async def stop(self) -> None:
         """See `Server.stop`."""
+        if self._ours:
+            # First, so that clients wait for it to come back, and do not get ESTALE.
+            async with contextlib.AsyncExitStack() as stack:
+                with contextlib.suppress(ServerError, OSError):
+                    await stack.enter_async_context(nfsdrestart.alone())
+                await self._stop_server()
         with contextlib.suppress(ServerError):
             await self.change((), ())
-        if not self._ours:
-            return
-        async with contextlib.AsyncExitStack() as stack:
-            with contextlib.suppress(ServerError, OSError):
-                await stack.enter_async_context(nfsdrestart.alone())
-            await self._stop_server()
 
     async def _stop_server(self) -> None:
         if os.path.isdir("/run/systemd/system"):
@@ -537,6 +546,33 @@ async def _unexport(exports: Iterable[tuple[str, str]]) -> None:
 
 def _specification(path: str, client: str) -> str:
     return f"[{client}]:{path}" if ":" in client else f"{client}:{path}"
+
+
+async def _lost(mounts: Iterable[Mount]) -> dict[str, str]:
+    """Return what `nfsdstate.lost_mounts` does of the paths of these mounts."""
+    paths = {mount.path for mount in mounts}
+    lost = await trio.to_thread.run_sync(nfsdstate.lost_mounts)
+    return {device: path for device, path in lost.items() if path in paths}
+
+
+async def resume() -> None:
+    """Start the server's threads if a process was killed that had stopped them to start them again.
+
+    Raises:
+        ServerError: they are not as before.
+        OSError: likewise.
+    """
+    async with nfsdrestart.alone():
+        await _resume()
+
+
+async def _resume() -> bool:
+    """Do what `resume` does, `alone`; return whether there was something to do."""
+    with trio.CancelScope(shield=True):
+        if not await trio.to_thread.run_sync(nfsdrestart.resume):
+            return False
+    log.warning("%s", _RESUMED)
+    return True
 
 
 async def _export(mount: Mount) -> None:

@@ -16,7 +16,7 @@ from .. import files
 from ..linux import process
 from ..versions import is_known, refusal
 from .ganesha import Ganesha
-from .knfsd import unexport
+from .knfsd import resume, unexport
 from .plan import Mount, ServerKind
 from .server import ServerError
 
@@ -94,6 +94,7 @@ async def end_server(record: Record) -> None:
     """Stop exporting what was recorded. The kernel's server itself goes on, because others may use it."""
     if record.server == "knfsd":
         await unexport(record.exports)
+        await resume()
     else:
         ganesha = Ganesha(record.state_dir)
         await ganesha.end_left_over()

@@ -5,15 +5,21 @@ Clients wait meanwhile. NFSv4 clients then find that the server knows them no mo
 locked; until the grace period ends, nobody gets anything new. Locks of NFSv3 are lockd's, which ends with the last
 thread, unless the machine has mounted NFSv3 exports of others. If it has ended, the clients that had locks are told, as
 after a restart of the machine (sm-notify(8)), and claim these again, too.
+
+A process of its own does it, which goes on if the guard is killed. If it is killed as well while there are no threads,
+they are started by whichever guard or command finds what it has recorded below /run (`resume`).
 """
 
 import contextlib
 import fcntl
 import glob
+import json
 import os
+import signal
 import socket
 import struct
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -21,6 +27,7 @@ from typing import NamedTuple
 
 import trio
 
+from .. import files
 from ..mounted import RUN_DIR
 from . import nfsdstate
 from .server import ServerError
@@ -31,6 +38,8 @@ _MONITORED = "/var/lib/nfs/sm"
 _BACKLOG = 64  # as of rpc.nfsd(8)
 _LOCK = os.path.join(RUN_DIR, "nfsd.lock")
 _LOCK_SECONDS, _LOCK_LOOK_SECONDS = 20.0, 0.1
+_STOPPED = os.path.join(RUN_DIR, "nfsd.json")
+_PROGRAM = (sys.executable, "-P", "-c", "from cloakfs.nfs.nfsdrestart import main; main()")
 
 # A thread that waits for a disk at each of so many looks would keep the others from being started again.
 _LOOKS, _LOOK_SECONDS = 10, 0.1
@@ -66,10 +75,11 @@ class Busy(ServerError):
 
 
 @contextlib.asynccontextmanager
-async def alone(seconds: float = _LOCK_SECONDS) -> AsyncIterator[None]:
+async def alone(seconds: float = _LOCK_SECONDS) -> AsyncIterator[int]:
     """Keep other services of this machine from starting, restarting and stopping the threads in a with block.
 
-    Whoever is not alone may find a server without threads that another one is just restarting.
+    Whoever is not alone may find a server without threads that another one is just restarting. Gives the descriptor of
+    the lock: a process that inherits it keeps others out until it ends.
 
     Args:
         seconds: how long to wait for the others; 0 means not at all.
@@ -90,7 +100,7 @@ async def alone(seconds: float = _LOCK_SECONDS) -> AsyncIterator[None]:
                 if trio.current_time() >= deadline:
                     raise Busy(f"another service restarts the kernel's NFS server (fuser {_LOCK})") from None
             await trio.sleep(_LOCK_LOOK_SECONDS)
-        yield
+        yield lock
     finally:
         os.close(lock)
 
@@ -105,8 +115,37 @@ def look() -> Server:
     return Server(_numbers("pool_threads"), _read("versions").strip(), _listeners())
 
 
+async def restart_apart(lock: int) -> None:
+    """Restart the threads in a process that does so even if this one is killed.
+
+    Args:
+        lock: what `alone` gives.
+
+    Raises:
+        ServerError: as `restart`.
+    """
+    with trio.CancelScope(shield=True):  # half of it would be the end of the server
+        done = await trio.run_process(
+            _PROGRAM, stdin=subprocess.DEVNULL, capture_stdout=True, capture_stderr=True, check=False,
+            start_new_session=True, pass_fds=(lock,),
+        )  # fmt: skip
+    if done.returncode:
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise ServerError(said[-1] if said else f"exit status {done.returncode}")
+
+
+def main() -> None:
+    """As the process of `restart_apart`: restart the threads, or say why that cannot be done."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        restart()
+    except (ServerError, OSError) as exc:
+        sys.exit(str(exc))
+
+
 def restart() -> None:
-    """In a thread, `alone`: restart the threads.
+    """`alone`: restart the threads.
 
     Raises:
         ServerError: they could not be restarted safely; if nothing else is said, the server was not touched.
@@ -119,12 +158,52 @@ def restart() -> None:
     if stuck := _stuck():
         raise ServerError(f"a thread of the server waits for a disk (process {stuck})")
     lockd = _lockd()
+    files.replace(_STOPPED, json.dumps({"lockd": lockd, "server": before}).encode())
     _run("rpc.nfsd", "0")
     with contextlib.suppress(OSError):
         nfsdstate.lost_mounts()  # forgets them, since nobody holds anything now: they are no reason to restart twice
+    _start_stopped(before, lockd)
+
+
+def resume() -> bool:
+    """In a thread, `alone`: start the threads that a process had stopped which was killed before it started them.
+
+    Returns:
+        whether there was one.
+
+    Raises:
+        ServerError: as `start`.
+        OSError: likewise.
+    """
+    try:
+        with open(_STOPPED, encoding="utf-8") as file:
+            told = json.load(file)
+        threads, versions, listeners = told["server"]
+        before = Server(
+            tuple(threads),
+            versions,
+            tuple(
+                Listener(transport, port, socket.AddressFamily(family), address)
+                for transport, port, family, address in listeners
+            ),
+        )
+        lockd = int(told["lockd"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    if any(_numbers("pool_threads")):  # somebody else has started them
+        os.unlink(_STOPPED)
+        return False
+    _start_stopped(before, lockd)
+    return True
+
+
+def _start_stopped(before: Server, lockd: int) -> None:
     try:
         start(before)
     finally:
+        if any(_numbers("pool_threads")):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(_STOPPED)
         if _lockd() != lockd and os.listdir(_MONITORED):
             _run("sm-notify", "-f")
 

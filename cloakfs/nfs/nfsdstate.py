@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import sqlite3
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from ..mounted import RUN_DIR
 from ..unmount import KINDS
 
 _CLIENTS = "/proc/fs/nfsd/clients"
+_CACHES = ("nfsd.export", "nfsd.fh")
 _MADE = os.path.join(RUN_DIR, "nfsd")
 _LEGACY = "/proc/fs/nfsd/nfsv4recoverydir"
 _DATABASES = ("/var/lib/nfs/nfsdcld/main.sqlite", "/var/lib/nfs/nfsdcltrack/main.sqlite")
@@ -99,6 +101,23 @@ def _in_database(database: str) -> set[bytes]:
             for table in filter(_table.fullmatch, names)
             for row in opened.execute(f'SELECT id FROM "{table}"')
         }
+
+
+# -- which mount is exported ------------------------------------------------------------------------
+
+
+def forget_exports() -> None:
+    """Have the server ask mountd again which mount each export is, as `exportfs -f` does, but within a millisecond.
+
+    mountd gives no answer as long as nothing is mounted at the path of an export with `mp`. Requests of clients wait
+    for its answer (NFS4ERR_DELAY, NFS3ERR_JUKEBOX, or none), until the server is made to ask again.
+
+    Raises:
+        OSError: it cannot be done.
+    """
+    for cache in _CACHES:
+        with open(f"/proc/net/rpc/{cache}/flush", "w", encoding="ascii") as file:
+            file.write(f"{int(time.time()) + 1}\n")
 
 
 # -- mounts that were replaced ---------------------------------------------------------------------

@@ -34,6 +34,12 @@ class Server(Protocol):
             ServerError: the change failed; what is exported is then undefined, and another `change` may follow.
         """
 
+    async def hold(self) -> None:
+        """Have clients wait, as far as the server can, for what is exported and was unmounted just now.
+
+        They wait until the next `change`. Where the server does not know this, they get an error.
+        """
+
     async def ask(self, mounts: Sequence[Mount]) -> Answers:
         """Ask the server, now, whether it exports these mounts to their clients; takes little more than a few seconds.
 

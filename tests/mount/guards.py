@@ -38,6 +38,9 @@ class NoServer:
     async def change(self, mounts: Sequence[Mount], renewed: Sequence[Mount]) -> None:
         pass
 
+    async def hold(self) -> None:
+        pass
+
     async def ask(self, mounts: Sequence[Mount]) -> Answers:
         return Answers(self._wrong())
 
