@@ -6,8 +6,10 @@ import fcntl
 import json
 import os
 import re
+import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import pytest
 
 from cloakfs.linux import mountinfo
 from cloakfs.mounted import RUN_DIR
-from cloakfs.nfs import nfsdrestart, nfsdstate
+from cloakfs.nfs import nfsdrestart
 from tests.agents import User
 from tests.mount.conftest import COMMAND
 from tests.nfs.knfsd.fixtures import EXPORTS, NfsHost, Service, Share, exported, nfs_mounted, sh
@@ -24,6 +26,11 @@ from tests.processes import kill
 ANN = 1000
 V3, V4 = ("3",), ("4.0", "4.2")
 VERSIONS = V3 + V4
+
+RECORD = 16
+
+LOST_SECONDS = 2.0
+"""For how long writes may fail when a daemon dies: until the guard is told. It has been 30 ms."""
 
 RECOVERY = 90.0
 """How long it may take until all can go on, in seconds: on a busy machine, it has taken half a minute."""
@@ -70,6 +77,53 @@ class Holder:
         self.who.close()
 
 
+def write_until(fd: int, stop: str) -> tuple[list[int], list[float]]:
+    """Write one record after another, each with fsync(2), until the file `stop` exists.
+
+    Returns:
+        the numbers of the records that were acknowledged, and when others were not (`time.monotonic`).
+    """
+    acknowledged, failures = [], []
+    number = 0
+    while not os.path.exists(stop):
+        try:
+            os.pwrite(fd, b"%015d\n" % number, RECORD * number)
+            os.fsync(fd)
+            acknowledged.append(number)
+        except OSError:
+            failures.append(time.monotonic())
+        number += 1
+        time.sleep(0.02)
+    return acknowledged, failures
+
+
+class Writer:
+    """A user who writes to a locked file all the time."""
+
+    def __init__(self, tree: Share, version: str, place: str) -> None:
+        self.version = version
+        self.real = tree.real(f"written-{version}")
+        self.stop = f"/run/stop-{tree.name}-{version}"
+        self.who = User(ANN)
+        fd = self.who.do(os.open, os.path.join(place, os.path.basename(self.real)), os.O_RDWR | os.O_CREAT, 0o666)
+        self.who.do(fcntl.lockf, fd, fcntl.LOCK_EX)
+        self.who.start(write_until, fd, self.stop)
+
+    def failures(self) -> list[float]:
+        """Stop, check that what was acknowledged is there, and return when something was not."""
+        Path(self.stop).touch()
+        acknowledged: list[int]
+        failures: list[float]
+        acknowledged, failures = self.who.answer_within(60)
+        os.unlink(self.stop)
+        self.who.close()
+        real = Path(self.real).read_bytes()
+        lost = [number for number in acknowledged if real[RECORD * number :][:RECORD] != b"%015d\n" % number]
+        assert acknowledged, self.version
+        assert not lost, (self.version, lost)
+        return failures
+
+
 def lock_error(path: str) -> int:
     """Try to lock a file; return the errno."""
     fd = os.open(path, os.O_RDWR)
@@ -90,11 +144,17 @@ def tree(service: Service) -> Iterator[Share]:
 
 
 @pytest.fixture(scope="module")
-def holders(tree: Share) -> Iterator[list[Holder]]:
+def places(tree: Share) -> Iterator[dict[str, str]]:
+    """Where clients have mounted the tree, by version."""
+    with contextlib.ExitStack() as stack:
+        yield {version: stack.enter_context(nfs_mounted(tree, version, MOUNTED)) for version in VERSIONS}
+
+
+@pytest.fixture(scope="module")
+def holders(tree: Share, places: dict[str, str]) -> Iterator[list[Holder]]:
     with contextlib.ExitStack() as stack:
         made = []
-        for version in VERSIONS:
-            place = stack.enter_context(nfs_mounted(tree, version, MOUNTED))
+        for version, place in places.items():
             made.append(Holder(tree, version, place))
             stack.callback(made[-1].close)
         yield made
@@ -113,20 +173,33 @@ def device(tree: Share) -> str:
     return next((place.device for place in mountinfo.by_id().values() if place.path == tree.path), "")
 
 
-def is_held(tree: Share) -> bool:
-    """Whether clients hold files of the mount that is there now."""
-    return any(device(tree) in client.devices for client in nfsdstate.clients())
+def held(tree: Share) -> Counter[tuple[str, str]]:
+    """What NFSv4 clients hold of the mount that is there now: their names, and the kinds of states."""
+    number = device(tree) or "0:0"
+    here = "{:02x}:{:02x}:".format(*map(int, number.split(":")))
+    found: Counter[tuple[str, str]] = Counter()
+    for client in Path("/proc/fs/nfsd/clients").iterdir():
+        with contextlib.suppress(OSError):  # it has just gone
+            name = next(line for line in (client / "info").read_text().splitlines() if line.startswith("name:"))
+            states = (client / "states").read_text().splitlines()
+            found.update(
+                (name, kind) for line in states for kind in ("open", "lock") if f"type: {kind}" in line and here in line
+            )
+    return found
 
 
-def replaced(tree: Share, replace: Callable[[], None]) -> None:
+def replaced(replace: Callable[[], None], *trees: Share) -> None:
     """Do it, and wait until clients have claimed what they held."""
-    before = device(tree)
-    assert is_held(tree)
+    before = {tree.name: device(tree) for tree in trees}
+    wanted = {tree.name: held(tree) for tree in trees}
+    assert all(wanted.values())
     replace()
     deadline = time.monotonic() + RECOVERY
-    while device(tree) in ("", before) or not is_held(tree) or nfsdrestart.is_in_grace():
-        assert time.monotonic() < deadline, nfsdstate.clients()
+    while any(device(tree) in ("", before[tree.name]) or held(tree) != wanted[tree.name] for tree in trees):
+        assert time.monotonic() < deadline, ([held(tree) for tree in trees], wanted)
         time.sleep(0.1)
+    if nfsdrestart.is_in_grace():  # nobody has anything more to claim
+        Path("/proc/fs/nfsd/v4_end_grace").write_text("Y")
 
 
 def server() -> tuple[str, ...]:
@@ -162,13 +235,24 @@ def down_and_up(_: Share) -> None:
 
 @pytest.mark.parametrize("how", [kill_daemon, renew, kill_guard, down_and_up])
 def test_what_clients_hold_is_not_lost(
-    tree: Share, holders: list[Holder], another: Callable[[str], int], how: Callable[[Share], None]
+    tree: Share,
+    places: dict[str, str],
+    holders: list[Holder],
+    another: Callable[[str], int],
+    how: Callable[[Share], None],
 ) -> None:
     before = server()
-    replaced(tree, lambda: how(tree))
+    writers = [Writer(tree, *where) for where in places.items()]
+    replaced(lambda: how(tree), tree)
     assert server() == before
     for holder in holders:
         holder.goes_on()
+    for writer in writers:
+        failures = writer.failures()
+        if how is kill_daemon:
+            assert not failures or failures[-1] - failures[0] < LOST_SECONDS, writer.version
+        elif how is not down_and_up:  # between the two, the server exports nothing
+            assert not failures, (writer.version, len(failures), failures[-1] - failures[0])
     for version in V4:
         assert another(f"held-{version}") in (errno.EAGAIN, errno.EACCES), version
     log = Path(f"{RUN_DIR}/export-default.log").read_text()
@@ -178,12 +262,43 @@ def test_what_clients_hold_is_not_lost(
     assert f"claim the files again that they hold of {tree.path}" in told.stderr
 
 
+def test_several_mounts_die_together(
+    service: Service, tree: Share, places: dict[str, str], holders: list[Holder]
+) -> None:
+    """All are there before clients claim what they hold of any: the threads are restarted once."""
+    log = Path(f"{RUN_DIR}/export-default.log")
+    with contextlib.ExitStack() as stack:
+        beside = stack.enter_context(exported(service, "rw", prepare))
+        beside.expect_errors = True
+        others = []
+        writers = [Writer(tree, *where) for where in places.items()]
+        for version in VERSIONS:
+            place = stack.enter_context(nfs_mounted(beside, version, MOUNTED))
+            others.append(Holder(beside, version, place))
+            stack.callback(others[-1].close)
+            writers.append(Writer(beside, version, place))
+        restarts = log.read_text().count("were restarted")
+        pids = [tree.pid, beside.pid]
+
+        def kill_both() -> None:
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+
+        replaced(kill_both, tree, beside)
+        for holder in (*holders, *others):
+            holder.goes_on()
+        for writer in writers:
+            failures = writer.failures()
+            assert not failures or failures[-1] - failures[0] < LOST_SECONDS, (writer.real, len(failures))
+        assert log.read_text().count("were restarted") == restarts + 1
+
+
 def test_the_old_mount_is_still_mounted_elsewhere(tree: Share, holders: list[Holder]) -> None:
     """A bind mount of it keeps it in the table of mounts."""
     os.makedirs("/bound", exist_ok=True)
     sh("mount", "--bind", tree.path, "/bound")
     try:
-        replaced(tree, lambda: kill_daemon(tree))
+        replaced(lambda: kill_daemon(tree), tree)
         for holder in holders:
             holder.goes_on()
     finally:
@@ -257,6 +372,45 @@ def test_the_server_is_as_before(machine: Callable[[str], str]) -> None:
     assert before.startswith("5\n-3 +4 +4.1 -4.2"), said
     assert before.count(":0801") == 4, said
     assert shown(after) == shown(before), said
+
+
+@pytest.mark.parametrize("killed", ["the one that waits", "the one that restarts"])
+def test_the_threads_come_back_whoever_is_killed(machine: Callable[[str], str], killed: str) -> None:
+    """At the moment at which there are none."""
+    if killed == "the one that waits":
+        program = """
+import os, threading, trio
+from cloakfs.nfs import nfsdrestart
+def kill():
+    while open("/proc/fs/nfsd/threads").read() != "0\\n":
+        pass
+    os.kill(os.getpid(), 9)
+async def main():
+    async with nfsdrestart.alone() as lock:
+        threading.Thread(target=kill).start()
+        await nfsdrestart.restart_apart(lock)
+trio.run(main)
+"""
+        then = "for i in $(seq 300); do grep -qx 0 /proc/fs/nfsd/threads || break; sleep 0.1; done; flock $lock true"
+    else:
+        program = """
+import os
+from cloakfs.nfs import nfsdrestart
+nfsdrestart.start = lambda before: os.kill(os.getpid(), 9)
+nfsdrestart.restart()
+"""
+        then = f"cat /proc/fs/nfsd/threads; {COMMAND[0]} -c 'from cloakfs.nfs import nfsdrestart; nfsdrestart.resume()'"
+    Path("/run/killed.py").write_text(program)
+    said = machine(
+        "mkdir -p /run/cloakfs; mount -t tmpfs none /run/cloakfs; lock=/run/cloakfs/nfsd.lock; "
+        f"rpc.nfsd -N 3 -V 4.1 -N 4.2 -H 127.0.0.1 3; {SHOW}; {COMMAND[0]} /run/killed.py; echo = $?; {then}; "
+        f"echo =; {SHOW}; echo =; ls /run/cloakfs; rpc.nfsd 0"
+    )
+    before, between, after, left = re.split(r"^=.*\n", said, flags=re.MULTILINE)
+    assert "= 137\n" in said, said
+    assert between == ("" if killed == "the one that waits" else "0\n"), said
+    assert shown(after) == shown(before), said
+    assert left.split() in ([], ["nfsd.lock"]), said
 
 
 def test_a_server_that_cannot_be_restored_is_not_restarted(machine: Callable[[str], str]) -> None:
