@@ -28,7 +28,7 @@ from cloakfs.mounted import STATE_DIR, mounted
 from cloakfs.nfs import ganesha, knfsd, leftover, services
 from cloakfs.nfs.ganesha_server import GaneshaServer, exports_of
 from cloakfs.nfs.guard import VERSION, Guard, control_path, take_down
-from cloakfs.nfs.plan import Plan, ServerKind, absolute, mount_name, plan
+from cloakfs.nfs.plan import Mount, Plan, ServerKind, absolute, mount_name, plan
 from cloakfs.nfs.server import Server, ServerError
 from cloakfs.refusals import aliases, refusals
 from cloakfs.shell import printable
@@ -109,9 +109,9 @@ class _Service:
     def ids(self) -> str:
         return os.path.join(self.state_dir, "exports.json")
 
-    def make_server(self) -> Server:
+    def make_server(self, kept: Sequence[Mount]) -> Server:
         if self.server == "knfsd":
-            return knfsd.Knfsd(self.protocols)
+            return knfsd.Knfsd(self.protocols, kept)
         server = ganesha.Ganesha(self.state_dir, port=self.port, bind_addr=self.bind, protocols=self.protocols)
         return GaneshaServer(server, self.ids)
 
@@ -290,12 +290,11 @@ def up(*, foreground: bool, **given: Any) -> None:
         sys.exit(2)
     if not made.mounts:
         fail(f"{' '.join(service.paths)}: no entries", 2)
-    _take_down(run_dir)
-    os.mkdir(run_dir, 0o700)
+    kept = _take_over(run_dir, made)
 
     def work(ready: Callable[[], None]) -> None:
         try:
-            _serve(service, made, run_dir, None if foreground else f"{run_dir}.log", ready)
+            _serve(service, made, kept, run_dir, None if foreground else f"{run_dir}.log", ready)
         finally:
             shutil.rmtree(run_dir, ignore_errors=True)
             os.close(lock)
@@ -370,6 +369,22 @@ def _stop_starting(ended: int, run_dir: str) -> None:
         _take_down(run_dir)
 
 
+def _take_over(run_dir: str, made: Plan) -> list[Mount]:
+    """Unmount what a guard that was killed has left; the command ends if that cannot be done.
+
+    Returns:
+        the mounts of the plan that are still exported, so that their clients wait for them.
+    """
+    try:
+        kept = trio.run(take_down, run_dir, made.mounts if made.server == "knfsd" else ())
+    except ServerError as exc:
+        fail(str(exc), 1)
+    if not kept:  # or else the record is still needed
+        shutil.rmtree(run_dir, ignore_errors=True)
+    os.makedirs(run_dir, 0o700, exist_ok=True)
+    return kept
+
+
 def _take_down(run_dir: str) -> None:
     """Take down what a guard that was killed has left; the command ends if that cannot be done."""
     try:
@@ -398,9 +413,11 @@ def _lock(run_dir: str, name: str, seconds: float = 0) -> int:
         return lock
 
 
-def _serve(service: _Service, made: Plan, run_dir: str, log: str | None, ready: Callable[[], None]) -> None:
+def _serve(
+    service: _Service, made: Plan, kept: Sequence[Mount], run_dir: str, log: str | None, ready: Callable[[], None]
+) -> None:
     mount = [*OWN_COMMAND, "mount"]
-    guard = Guard(made, service.plan, service.make_server(), run_dir, mount, service.state_dir, log)
+    guard = Guard(made, service.plan, service.make_server(kept), run_dir, mount, service.state_dir, log)
     try:
         trio.run(guard.run, ready)
     except OSError as exc:

@@ -30,7 +30,7 @@ from ..pauses import pause
 from ..policy import is_in_file
 from ..shell import shell_word
 from ..unmount import KINDS, detach, detach_dead
-from . import leftover, root, served
+from . import knfsd, leftover, root, served
 from .ending import end, wait_for_end
 from .plan import Mount, Plan
 from .server import Server, ServerError
@@ -811,18 +811,31 @@ async def _clear(path: str, hold: Callable[[], Awaitable[None]] | None = None) -
         await end(daemon.pid, _END_STEPS)
 
 
-async def take_down(run_dir: str) -> None:
+async def take_down(run_dir: str, following: Iterable[Mount] = ()) -> list[Mount]:
     """End what is left of a service whose guard was killed: its exports, then its mounts and their daemons.
+
+    Args:
+        run_dir: the guard's directory.
+        following: what the kernel's server is going to export next. What it exports already, it goes on exporting, so
+            that clients wait for the new mount. Without an export, they would get ESTALE, and give up what they hold.
+
+    Returns:
+        those of these mounts that are still exported.
 
     Raises:
         ServerError: something else is mounted on top of a mount, or it is unknown what there is to end.
     """
     record = leftover.read(run_dir)
     await leftover.wait_for_mounting(run_dir)
+    kept: list[Mount] = []
     if record is not None:
-        await leftover.end_server(record)
+        if record.server == "knfsd":
+            kept = [mount for mount in following if (mount.path, mount.client) in record.exports]
+        await leftover.end_server(record, [(mount.path, mount.client) for mount in kept])
     daemons = {path for path, daemon in mounted().items() if daemon.policy_dir == run_dir}
     for path in sorted(daemons.union(record.paths if record else ())):
-        await _clear(path)
+        await _clear(path, knfsd.hold if kept else None)
+    kept = await knfsd.keep(kept)
     if record is not None:
         leftover.remove_directories(record)
+    return kept

@@ -247,11 +247,12 @@ class Knfsd:
 
     Args:
         protocols: NFS versions to start the server with if it is not running: 4, or 3 and 4.
+        kept: mounts that are exported already (`keep`), and whose clients wait for them.
     """
 
-    def __init__(self, protocols: Sequence[int] = (4,)) -> None:
+    def __init__(self, protocols: Sequence[int] = (4,), kept: Sequence[Mount] = ()) -> None:
         self._protocols = protocols
-        self._mounts: tuple[Mount, ...] = ()
+        self._mounts: tuple[Mount, ...] = tuple(kept)
         self._ours = False
         self._found: nfsdrestart.Server | None = None  # what somebody else had started, as it last ran
         self._mountd: subprocess.Popen[bytes] | None = None
@@ -370,8 +371,7 @@ class Knfsd:
 
     async def hold(self) -> None:
         """See `Server.hold`."""
-        with contextlib.suppress(OSError):
-            nfsdstate.forget_exports()
+        await hold()
 
     async def _have_files_claimed(self, mounts: Sequence[Mount]) -> None:
         """Have NFSv4 clients claim what they hold of mounts that have been replaced by these.
@@ -529,6 +529,28 @@ class Knfsd:
             self._mountd.terminate()
             await trio.to_thread.run_sync(self._mountd.wait)
             self._mountd = None
+
+
+async def hold() -> None:
+    """Have clients wait for what is exported and was unmounted just now: see `Server.hold`."""
+    with contextlib.suppress(OSError):
+        nfsdstate.forget_exports()
+
+
+async def keep(mounts: Iterable[Mount]) -> list[Mount]:
+    """Export mounts that an earlier process exported, with their present options, while they are not mounted.
+
+    Returns:
+        those for which this succeeded; the others are exported no more.
+    """
+    kept = []
+    for mount in mounts:
+        try:
+            await _export(mount)
+            kept.append(mount)
+        except ServerError:
+            await _unexport([(mount.path, mount.client)])
+    return kept
 
 
 async def unexport(exports: Iterable[tuple[str, str]]) -> None:

@@ -90,11 +90,16 @@ def read(run_dir: str) -> Record | None:
         return None
 
 
-async def end_server(record: Record) -> None:
-    """Stop exporting what was recorded. The kernel's server itself goes on, because others may use it."""
+async def end_server(record: Record, staying: Iterable[tuple[str, str]] = ()) -> None:
+    """Stop exporting what was recorded. The kernel's server itself goes on, because others may use it.
+
+    Args:
+        record: the record.
+        staying: what the kernel's server goes on exporting: mount points, each with its client.
+    """
     if record.server == "knfsd":
-        await unexport(record.exports)
         await resume()
+        await unexport(set(record.exports).difference(staying))
     else:
         ganesha = Ganesha(record.state_dir)
         await ganesha.end_left_over()
