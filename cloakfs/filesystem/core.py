@@ -179,7 +179,7 @@ class Core(pyfuse3.Operations):
             all_squashed=all_squashed,
         )
         self.repair = Repair(nodes, views, self.inside)
-        self.recalls = Recalls(nodes, self.files, self.inside)
+        self.recalls = Recalls(nodes, self.files, self.inside, self._forget_attributes)
         self.probing = Probing(nodes, views, mountpoint, exported=self.exported)
         self.tracers = Tracers(self._switch_trace)
         # The kernel keeps others out of a mount that is one fixed view, since its top is shown as its identity's alone.
@@ -214,6 +214,9 @@ class Core(pyfuse3.Operations):
         )
         # Remote mounts that were asked and have not answered yet.
         self._asking: dict[tuple[int, bytes], trio.Event] = {}
+
+    def _forget_attributes(self, obj: Object) -> None:
+        self.cache.forget_attributes(obj)
 
     def _switch_trace(self, on: bool) -> None:
         self.requests.trace = Trace(self, self.tracers.tell) if on else None

@@ -5,7 +5,7 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from .. import linux
 from . import pyfuse3memory
@@ -61,7 +61,7 @@ class Inside:
         finally:
             self.threads.discard(me)
 
-    def recall(self, handles: Iterable[bytes]) -> int:
+    def recall(self, handles: Collection[bytes]) -> set[bytes]:
         """In a thread: have the kernel ask for leases on files of the daemon's own mount back (delegations, of knfsd).
 
         Opening a file for writing does so (fcntl(2), F_SETLEASE). Where there is no lease, the open gets as far as the
@@ -71,7 +71,7 @@ class Inside:
             handles: file handles of the files (`linux.name_to_handle`), of which those that the kernel knows count.
 
         Returns:
-            the number of files on which there are leases.
+            those of files on which there are leases that have not been given back yet.
 
         Raises:
             OSError: EROFS: the kernel cannot be made to; or the mount does not answer.
@@ -79,7 +79,7 @@ class Inside:
         linux.act_as_daemon()
         me = threading.get_native_id()
         self.threads.add(me)
-        found = 0
+        found = set()
         try:
             with contextlib.ExitStack() as stack:  # kept open, they would keep the session from ending
                 where = self.mountpoint
@@ -91,7 +91,8 @@ class Inside:
                 top = os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # noqa: TID251  (the mount)
                 stack.callback(os.close, top)
                 for handle in handles:
-                    found += _has_lease(top, handle)
+                    if _has_lease(top, handle):
+                        found.add(handle)
         finally:
             self.threads.discard(me)
         return found

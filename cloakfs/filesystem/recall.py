@@ -4,10 +4,17 @@ A client that holds an NFSv4 delegation of a file answers from its own cache, wi
 server has promised to tell it of changes, and learns of those that are made through the mount: a delegation is a lease
 on the inode (fs/locks.c), which an open for writing breaks before it reaches the daemon. Of what changes behind the
 mount the kernel knows nothing. So the daemon itself makes such an open, and refuses it if it arrives.
+
+The server would recall a delegation before the file changes; the daemon can do so only afterwards. A client that is
+told the new change attribute (RFC 8881 §5.8.1.4: here, the ctime) while it still holds the delegation, when it returns
+it, for example, keeps the old content (Linux: nfs_update_inode), and takes it for the new one from then on. So the
+ctime that clients are told moves on, by a nanosecond each time, as long as a delegation has not been returned, and once
+after that.
 """
 
 import logging
 import struct
+from collections.abc import Callable, Collection
 
 import trio
 
@@ -22,6 +29,10 @@ _PAUSE_SECONDS = 0.1
 """How long to wait before the next files: some change all the time.
 
 After a recall, knfsd grants no new delegation of the file for at least half a minute."""
+
+_QUICK_SECONDS = 3.0
+_SLOW_PAUSE_SECONDS = 1.0
+"""How long to wait between looks when delegations have not been returned for longer: the client may be gone."""
 
 # The type, the upper and the lower half of the nodeid, and the generation (fs/fuse/inode.c: fuse_encode_fh).
 _FUSE_HANDLE = struct.Struct("=iIII")
@@ -42,12 +53,17 @@ class Recalls:
         nodes: the objects.
         files: knows which of them are open.
         inside: looks at the daemon's own mount.
+        forget_attributes: has the kernel forget the attributes of an object.
     """
 
-    def __init__(self, nodes: Nodes, files: OpenFiles, inside: Inside) -> None:
+    def __init__(
+        self, nodes: Nodes, files: OpenFiles, inside: Inside, forget_attributes: Callable[[Object], None]
+    ) -> None:
         self._nodes = nodes
         self._files = files
         self._inside = inside
+        self._forget_attributes = forget_attributes
+        self._recalled: dict[Object, float] = {}  # what was not returned when last looked at, and since when
         self._wanted: dict[Object, None] = {}
         self._is_wanted = trio.Event()
         self._has_failed = False
@@ -64,17 +80,36 @@ class Recalls:
     async def keep_recalling(self) -> None:
         """Run for ever, doing that."""
         while True:
-            await self._is_wanted.wait()
+            if not self._recalled:
+                await self._is_wanted.wait()
             wanted, self._wanted = self._wanted, {}
             self._is_wanted = trio.Event()
-            handles = [handle for obj in wanted for handle in self._handles(obj)]
-            if handles:
-                try:
-                    recalled = await trio.to_thread.run_sync(self._inside.recall, handles, abandon_on_cancel=True)
-                    log.debug("%d of %d open files that have changed were delegated", recalled, len(handles))
-                except OSError as exc:
-                    self._cannot(exc)
+            objects = {handle: obj for obj in (*self._recalled, *wanted) for handle in self._handles(obj)}
+            try:
+                delegated = await trio.to_thread.run_sync(self._inside.recall, objects, abandon_on_cancel=True)
+            except OSError as exc:
+                self._cannot(exc)
+                delegated = set()
+            self._note({objects[handle] for handle in delegated})
+            with trio.move_on_after(self._pause()):
                 await trio.sleep(_PAUSE_SECONDS)
+                await self._is_wanted.wait()
+
+    def _note(self, delegated: Collection[Object]) -> None:
+        """Note of which objects there are delegations that have been recalled, and are not returned yet."""
+        before, now = self._recalled, trio.current_time()
+        self._recalled = {obj: before.get(obj, now) for obj in delegated}
+        for obj in {**before, **self._recalled}:
+            obj.rarely().ctime_ahead += 1
+            self._forget_attributes(obj)
+        if self._recalled:
+            log.debug("delegations of %d files that have changed are not returned yet", len(self._recalled))
+
+    def _pause(self) -> float:
+        quick_since = trio.current_time() - _QUICK_SECONDS
+        if not self._recalled or any(since > quick_since for since in self._recalled.values()):
+            return _PAUSE_SECONDS
+        return _SLOW_PAUSE_SECONDS
 
     def _cannot(self, exc: OSError) -> None:
         if not self._has_failed:

@@ -88,6 +88,8 @@ class Replies:
         else:
             entry.st_mtime_ns = info.st_mtime_ns
             entry.st_ctime_ns = info.st_ctime_ns
+            if obj.rare is not None:
+                entry.st_ctime_ns += obj.rare.ctime_ahead
         return entry
 
     def _change(self) -> int:

@@ -96,12 +96,14 @@ class Rare:
 
     Attributes:
         content, open_files, others, strayed: see the properties of `Object`.
+        ctime_ahead: by how many nanoseconds its ctime is told later than it is: see `filesystem.recall`.
         reported_sizes: like `Object.reported_size`, in the views with other numbers.
     """
 
-    __slots__ = ("content", "open_files", "others", "reported_sizes", "strayed")
+    __slots__ = ("content", "ctime_ahead", "open_files", "others", "reported_sizes", "strayed")
 
     def __init__(self) -> None:
+        self.ctime_ahead = 0
         self.content: tuple[int, ...] | None = None
         self.open_files: list[int] | None = None
         self.others: list[tuple[Directory, bytes]] | None = None
