@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import mmap
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -97,7 +98,19 @@ class Reader:
 def prepare(tree: str) -> None:
     os.mkdir(f"{tree}/below")
     os.chmod(f"{tree}/below", 0o777)
-    for name in ("written", "emptied", "mode", "replaced", "new", "removed", "renamed", "linked", "below/by-entry"):
+    for name in (
+        "written",
+        "same",
+        "mapped",
+        "emptied",
+        "mode",
+        "replaced",
+        "new",
+        "removed",
+        "renamed",
+        "linked",
+        "below/by-entry",
+    ):
         Path(tree, name).write_text("old")
         os.chmod(Path(tree, name), 0o666)
 
@@ -125,6 +138,27 @@ def test_content(reader: Reader) -> None:
     assert seen(reader.who, size, path, 8) < SOON
     assert reader.who.do(read, path) == "NEW data"
     assert reader.who.do(os.pread, reader.open[-1], 20, 0) == b"NEW data"
+
+
+def test_content_of_the_same_size(reader: Reader) -> None:
+    """Only the ctime tells a client that it changed, and tells it nothing while it holds the delegation."""
+    path = reader.hold("same")
+    assert reader.who.do(read, path) == "old"
+    with open(reader.tree.real("same"), "r+") as file:
+        file.write("NEW")
+    assert seen(reader.who, read, path, "NEW") < SOON
+    assert reader.who.do(os.pread, reader.open[-1], 20, 0) == b"NEW"
+
+
+@only_one
+def test_a_mapping(reader: Reader) -> None:
+    """What was written through it is seen when it is gone, and the file closed."""
+    path = reader.hold("mapped")
+    assert reader.who.do(read, path) == "old"
+    with open(reader.tree.real("mapped"), "r+b") as file, mmap.mmap(file.fileno(), 3) as mapped:
+        mapped[:] = b"NEW"
+    assert seen(reader.who, read, path, "NEW") < SOON
+    assert reader.who.do(os.pread, reader.open[-1], 20, 0) == b"NEW"
 
 
 @only_one
