@@ -533,8 +533,10 @@ class Knfsd:
 
 async def hold() -> None:
     """Have clients wait for what is exported and was unmounted just now: see `Server.hold`."""
+    # Only where the threads will be restarted: nothing else ends the wait before two minutes have passed.
     with contextlib.suppress(OSError):
-        nfsdstate.forget_exports()
+        if await trio.to_thread.run_sync(nfsdstate.are_unmounted_held):
+            nfsdstate.forget_exports()
 
 
 async def keep(mounts: Iterable[Mount]) -> list[Mount]:

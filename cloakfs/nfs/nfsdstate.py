@@ -110,7 +110,8 @@ def forget_exports() -> None:
     """Have the server ask mountd again which mount each export is, as `exportfs -f` does, but within a millisecond.
 
     mountd gives no answer as long as nothing is mounted at the path of an export with `mp`. Requests of clients wait
-    for its answer (NFS4ERR_DELAY, NFS3ERR_JUKEBOX, or none), until the server is made to ask again.
+    for its answer (NFS4ERR_DELAY, NFS3ERR_JUKEBOX, or none), until the threads of the server are restarted, or for two
+    minutes: no flush ends a question that is not answered yet (net/sunrpc/cache.c: cache_is_expired).
 
     Raises:
         OSError: it cannot be done.
@@ -137,17 +138,29 @@ def note_mounts(paths: Iterable[str]) -> None:
             file.write(os.fsencode(path))
 
 
+def _noted() -> dict[str, str]:
+    noted = {}
+    with contextlib.suppress(FileNotFoundError):
+        for device in os.listdir(_MADE):
+            with open(os.path.join(_MADE, device), "rb") as file:
+                noted[device] = os.fsdecode(file.read())
+    return noted
+
+
+def are_unmounted_held() -> bool:
+    """Whether clients hold files of a noted mount that is not at its path now, whatever else may be there."""
+    top = {place.path: place.device for place in mountinfo.by_id().values()}
+    old = {device for device, path in _noted().items() if top.get(path) != device}
+    return any(client.devices & old for client in clients()) if old else False
+
+
 def lost_mounts() -> dict[str, str]:
     """Return the file systems that clients hold files of, and whose noted path leads to a later one now: their paths.
 
     They may still be mounted elsewhere, by a bind mount. Where nobody holds anything, they are forgotten, because their
     numbers will be given to new ones.
     """
-    noted = {}
-    with contextlib.suppress(FileNotFoundError):
-        for device in os.listdir(_MADE):
-            with open(os.path.join(_MADE, device), "rb") as file:
-                noted[device] = os.fsdecode(file.read())
+    noted = _noted()
     places = mountinfo.by_id().values()
     top = {place.path: place.device for place in places}
     old = {device: path for device, path in noted.items() if top.get(path) != device}

@@ -129,14 +129,19 @@ def test_a_write_that_failed_is_forgotten_after_fsync(
     tree = share("rw", prepare)
     bob = user(BOB)
     mine = [os.path.join(mount_nfs(tree, version, "nosharecache"), f"mine-{version}") for version in VERSIONS]
+    guard = json.loads(run("export", "status", "--json").stdout)["pid"]
     opened = []
     for path in mine:
         bob.do(Path(path).write_text, "before")
         fd = bob.do(os.open, path, os.O_WRONLY)
         bob.do(os.write, fd, b"lost")
         opened.append(fd)
-    kill(tree.pid)
-    assert [bob.error(os.close, fd) for fd in opened] == [errno.EIO] * len(mine)
+    os.kill(guard, signal.SIGSTOP)  # which would have the client wait
+    try:
+        kill(tree.pid)
+        assert [bob.error(os.close, fd) for fd in opened] == [errno.EIO] * len(mine)
+    finally:
+        os.kill(guard, signal.SIGCONT)
     deadline = time.monotonic() + RECOVERY
     for path in mine:
         while bob.error(os.listdir, os.path.dirname(path)):
