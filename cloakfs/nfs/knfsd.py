@@ -268,7 +268,7 @@ class Knfsd:
                 if _threads():
                     await self._remember()
                 else:
-                    await self._start_server(mounts)
+                    await self._start_server()
         except OSError as exc:
             raise ServerError(str(exc)) from exc
         await self.change(mounts, ())
@@ -289,8 +289,7 @@ class Knfsd:
                 "rpcbind does not answer, and NFSv3 needs it: apt install rpcbind, start it, or use --protocols 4"
             )
 
-    async def _start_server(self, mounts: Sequence[Mount] = ()) -> None:
-        """Start it, where possible with exports of these mounts: a client that comes before them gets ESTALE."""
+    async def _start_server(self) -> None:
         await self._need_rpcbind()
         self._ours = True
         if os.path.isdir("/run/systemd/system"):
@@ -302,9 +301,6 @@ class Knfsd:
             await run(
                 "mount", "-t", "nfsd", "nfsd", "/proc/fs/nfsd", hint="does this kernel have nfsd? (modprobe nfsd)"
             )
-        self._start_mountd()
-        if mounts:
-            await self.change(mounts, ())
         without = [] if 3 in self._protocols else ["--no-nfs-version", "3"]
         await run(
             "rpc.nfsd", *without, str(_THREADS), hint="apt install nfs-kernel-server; is port 2049 free? (ss -lntp)"
@@ -313,10 +309,9 @@ class Knfsd:
             raise ServerError(
                 "rpc.nfsd started no threads; is port 2049 free? (ss -lntp); see the kernel's log (dmesg)"
             )
+        self._start_mountd()
 
     def _start_mountd(self) -> None:
-        if self._mountd is not None and self._mountd.poll() is None:
-            return
         without = [] if 3 in self._protocols else ["--no-nfs-version", "3"]
         # It runs in the foreground, so that it can be ended by its pid; like any mountd, it reads /etc/exports, too.
         self._mountd = subprocess.Popen(
