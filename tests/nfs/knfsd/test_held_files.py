@@ -188,6 +188,12 @@ def held(tree: Share) -> Counter[tuple[str, str]]:
     return found
 
 
+def is_claimed(tree: Share, wanted: Counter[tuple[str, str]]) -> bool:
+    """Whether clients have claimed this, or something, and can claim no more."""
+    now = held(tree)
+    return now >= wanted or (bool(now) and not nfsdrestart.is_in_grace())
+
+
 def replaced(replace: Callable[[], None], *trees: Share) -> None:
     """Do it, and wait until clients have claimed what they held."""
     before = {tree.name: device(tree) for tree in trees}
@@ -195,7 +201,9 @@ def replaced(replace: Callable[[], None], *trees: Share) -> None:
     assert all(wanted.values())
     replace()
     deadline = time.monotonic() + RECOVERY
-    while any(device(tree) in ("", before[tree.name]) or held(tree) != wanted[tree.name] for tree in trees):
+    while not all(
+        device(tree) not in ("", before[tree.name]) and is_claimed(tree, wanted[tree.name]) for tree in trees
+    ):
         assert time.monotonic() < deadline, ([held(tree) for tree in trees], wanted)
         time.sleep(0.1)
     if nfsdrestart.is_in_grace():  # nobody has anything more to claim

@@ -104,7 +104,7 @@ HOW = dict(zip(HELD, (kill_daemon, renew, down_and_up), strict=True))
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("how", HOW)
 def test_files_that_are_held_open(tree: Share, holdings: list[Holding], how: str, record_property: Record) -> None:
-    replaced(tree, lambda: HOW[how](tree))
+    replaced(lambda: HOW[how](tree), tree)
     outcomes = {holding: holding.outcome() for holding in holdings}
     with contextlib.closing(start("owner")) as other, nfs_mounted(tree, "4.2", "nosharecache,actimeo=0") as place:
         for holding in holdings:
