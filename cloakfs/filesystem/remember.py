@@ -79,7 +79,7 @@ class Remembering:
         self._forgetting = forgetting
         self._audiences = audiences
         self._forgetter = forgetting.forgetter
-        self._brief = 0.0 if exported or forgetful else BRIEF_SECONDS
+        self._may_be_brief = not exported and not forgetful
         self._exported = exported
         self._passes_handles = exported and not one_caller  # whether one caller's handle may come back from another
         self._checks_above = checks_above
@@ -89,6 +89,29 @@ class Remembering:
         self._sets: dict[frozenset[int], frozenset[int]] = {}  # one instance of each, for `Object.kept`
 
     # -- for how long ------------------------------------------------------------------------------
+
+    def _brief(self, number: int, obj: Object) -> float:
+        """Return how long to remember attributes that not everybody may know, for the system call that asks for them.
+
+        By a name that the kernel has yet to forget, others could get at them in that time without asking for the name.
+        """
+        if not self._may_be_brief or (not self._forgetter.is_idle() and self._is_by_old_names(number, obj)):
+            return 0.0
+        return BRIEF_SECONDS
+
+    def _is_by_old_names(self, number: int, obj: Object) -> bool:
+        """Whether a name of the object, or of a directory above, has yet to be forgotten, or cannot be."""
+        nodes, forgetter = self._nodes, self._forgetter
+        above = self._forgetting.names_of(obj)
+        for _ in range(_MOST_LOOKED_AT):
+            for parent, name in above:
+                nodeid = nodes.nodeid(number, parent)
+                if forgetter.is_late(nodeid) or forgetter.is_forgetting(nodeid, name):
+                    return True
+            above = [(parent.parent, parent.name) for parent, _ in above if parent.parent is not None]
+            if not above:
+                return False
+        return True
 
     def of_name(self, at: Entered, obj: Object, name: bytes, fd: int, info: linux.Stat) -> tuple[float, float]:
         """Return how many seconds to remember that `obj` is called `name` in a directory, and how many its attributes.
@@ -107,7 +130,7 @@ class Remembering:
             if not is_public or obj.remembers_names:
                 return self._of_private_name(at, obj, info)
         elif not view.is_steady or (parent is self._nodes.root and not self._gated):
-            return 0.0, self._brief
+            return 0.0, self._brief(at.number, obj)
         elif not ((at.has_searched and view.fixed.uid) or may_search(view.fixed, parent, at.fd, at.info)):
             return 0.0, 0.0  # a listing tells names and no more
         seconds = self._seconds(obj)
@@ -124,7 +147,7 @@ class Remembering:
         """
         parent = at.obj
         if not self._is_steady_for(at, info) or not self.reaches(at, parent) or not self._rests_on(at, parent, obj):
-            return 0.0, self._brief
+            return 0.0, self._brief(at.number, obj)
         seconds = 0.0
         if parent.audience == at.hearer and may_with_any_groups(at.who.uid, os.X_OK, parent, at.fd, at.info):
             seconds = self._seconds(obj)
@@ -164,7 +187,7 @@ class Remembering:
         """
         number, view, obj, fd = at.number, at.view, at.obj, at.fd
         if info.st_nlink == 0:
-            return self._brief
+            return self._brief(at.number, obj)
         if obj is self._nodes.root:
             if view.below is not None or (view.fixed is not None and not self._gated):
                 return 0.0
@@ -173,7 +196,7 @@ class Remembering:
             if not is_public or (self._checks_above and obj.remembers_names):
                 return self._of_private_object(at, info)
         elif not view.is_steady or not sees(view, subject(view.fixed), obj.name, info, fd):
-            return self._brief  # a change that is just being answered may have hidden it
+            return self._brief(at.number, obj)  # a change that is just being answered may have hidden it
         if obj.parent is not None and self._forgetter.is_late(self._nodes.nodeid(number, obj.parent)):
             return 0.0
         self._keep(number, obj)
@@ -184,10 +207,10 @@ class Remembering:
     def _of_private_object(self, at: Entered, info: linux.Stat) -> float:
         obj = at.obj
         if obj.audience != at.hearer or not self._is_steady_for(at, info):
-            return self._brief
+            return self._brief(at.number, obj)
         places = list(self._nodes.places(obj, info))
         if len(places) != 1 or not self.reaches(at, places[0][0]) or not self._rests_on(at, places[0][0], obj):
-            return self._brief
+            return self._brief(at.number, obj)
         parent, name = self._nodes.nodeid(at.number, places[0][0]), places[0][1]
         if self._forgetter.is_late(parent) or self._forgetter.is_forgetting(parent, name):
             return 0.0  # who is not to know the name could get at them by it
@@ -199,7 +222,7 @@ class Remembering:
         if is_directory and self._forgetful:
             return 0.0
         if obj.audience != at.hearer or (info.st_nlink > 1 and not is_directory):
-            return self._brief
+            return self._brief(at.number, obj)
         self._keep(at.number, obj, private=True)
         return self._seconds(obj)
 
@@ -214,7 +237,7 @@ class Remembering:
             return seconds if is_below or not self._exported else 0.0
         # Another name of a hard link may be hidden, and be the one that is left.
         if info.st_nlink > 1 and not is_directory:
-            return self._brief
+            return self._brief(at.number, obj)
         is_alike = at.hearer >= 0 and not self._passes_handles  # there is but one caller to show it to
         if not is_alike and not view.is_shown_alike(info.st_uid, info.st_gid):
             return 0.0

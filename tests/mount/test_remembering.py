@@ -95,6 +95,15 @@ class Scene:
         while not self.passages.is_up_to_date():
             pass
 
+    async def settle(self) -> None:
+        """Have all changes reported, and all names forgotten that have to be."""
+        self.catch_up()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.cache.keep_forgetting)
+            while not self.cache.forgetter.is_idle():
+                await trio.sleep(0)
+            nursery.cancel_scope.cancel()
+
     def look_up(self, path: str) -> Object:
         """Find an object as the kernel does, name by name."""
         at = self.nodes.root
@@ -233,7 +242,7 @@ def test_a_caller_view_remembers_exactly_what_everybody_would_be_told(
                 s.change(number + change)
             if number % 10 == 0:
                 told()  # a change within the last tick of the clock is nothing to rely on
-            s.catch_up()
+            await s.settle()
             # Asked by nodeid, of what may have been moved since it was looked up.
             for obj in s.nodes.objects():
                 fd = s.nodes.fd(obj)
@@ -361,7 +370,6 @@ def test_a_caller_view_remembers_for_one_caller_exactly_what_it_would_be_told_wh
     is_for_one = kind in ("plain", "all_squash", "no_client_cache", "subtree_check")
     is_checked = kind == "subtree_check"  # then it must be certain that nobody else gets through the directory above
     most = SHORT_SECONDS if kind == "unwatched" else LONG_SECONDS
-    brief = BRIEF_SECONDS if kind in ("plain", "unwatched") else 0.0
 
     async def main() -> None:
         s = scene(**how)
@@ -376,10 +384,20 @@ def test_a_caller_view_remembers_for_one_caller_exactly_what_it_would_be_told_wh
         def is_told(path: str) -> bool:
             return is_same_for_all(CLOAKED, path) and is_public(CLOAKED, s.top, os.path.dirname(path))
 
+        def of_brief(obj: Object) -> float:
+            if kind not in ("plain", "unwatched"):
+                return 0.0
+            above = [obj.parent, *(parent for parent, _ in obj.others)]
+            while any(above):
+                if any(parent is not None and s.nodes.nodeid(0, parent) in late for parent in above):
+                    return 0.0
+                above = [parent.parent for parent in above if parent is not None]
+            return BRIEF_SECONDS
+
         def of_attributes(path: str, seconds: float) -> float:
             if kind == "no_client_cache" and os.path.isdir(path):
                 return 0.0
-            return seconds if has_one_name(path) else brief
+            return seconds if has_one_name(path) else of_brief(s.look_up(path))
 
         def of_name(path: str, uid: int) -> tuple[float, float]:
             above, hearer = os.path.dirname(path), CLIENT_OF[uid]
@@ -389,12 +407,12 @@ def test_a_caller_view_remembers_for_one_caller_exactly_what_it_would_be_told_wh
             if is_told(path) and not obj.remembers_names:
                 return most, of_attributes(path, most)
             if not is_for_one or not surely_sees(uid, s.top, path):
-                return 0.0, brief
+                return 0.0, of_brief(obj)
             if is_checked and (parent.audience not in (NOBODY, hearer) or parent.strayed or obj.strayed):
-                return 0.0, brief
+                return 0.0, of_brief(obj)
             is_name_for_one = parent.audience in (NOBODY, hearer) and surely_may_search(uid, above)
             return LONG_SECONDS * is_name_for_one, of_attributes(
-                path, LONG_SECONDS if obj.audience in (NOBODY, hearer) else brief
+                path, LONG_SECONDS if obj.audience in (NOBODY, hearer) else of_brief(obj)
             )
 
         def of_object(path: str, uid: int) -> float:
@@ -404,11 +422,11 @@ def test_a_caller_view_remembers_for_one_caller_exactly_what_it_would_be_told_wh
             elif is_checked and (
                 obj.parent is None or obj.parent.audience != CLIENT_OF[uid] or obj.parent.strayed or obj.strayed
             ):
-                return brief
+                return of_brief(obj)
             elif is_for_one and obj.audience in (NOBODY, CLIENT_OF[uid]) and surely_sees(uid, s.top, path):
                 seconds = LONG_SECONDS
             else:
-                return brief
+                return of_brief(obj)
             assert obj.parent is not None
             is_late = s.nodes.nodeid(0, obj.parent) in late
             return 0.0 if is_late and has_one_name(path) else of_attributes(path, seconds)
@@ -1002,7 +1020,7 @@ def test_a_fixed_view_remembers_what_its_identity_finds(
         for number in range(0, 30, 3):
             for change in range(3):
                 s.change(number + change)
-            s.catch_up()
+            await s.settle()
             for path in s.paths():
                 above = os.path.dirname(path)
                 name, info = os.path.basename(path), os.stat(path)
@@ -1242,6 +1260,27 @@ def test_nothing_is_remembered_in_a_directory_whose_lock_is_kept(scene: MakeScen
             assert s.of_object(view, f"{s.top}/d/file") == LONG_SECONDS
         assert s.of_absence(FIXED, f"{s.top}/a/absent") == 0.0
         assert s.of_absence(FIXED, f"{s.top}/d/absent") == ABSENT_SECONDS
+
+    trio.run(main)
+
+
+def test_attributes_are_not_even_remembered_briefly_below_a_name_that_is_to_be_forgotten(scene: MakeScene) -> None:
+    """The name leads others to where it has been moved; for an instant, they would be told what is there unasked."""
+
+    async def main() -> None:
+        s = scene()
+        for path in ("a", "a/b"):
+            os.chown(f"{s.top}/{path}", OWNER, OWNER)
+            os.chmod(f"{s.top}/{path}", 0o700)
+        await s.settle()
+        view, inside, beside = View(CLOAKED), f"{s.top}/a/b/file", f"{s.top}/a/c/file"
+        assert s.of_name(view, f"{s.top}/a/b", OWNER)[0] == LONG_SECONDS
+        for path in (inside, beside):
+            assert s.of_object(view, path, OTHER) == BRIEF_SECONDS
+        s.cache.forget(s.look_up(f"{s.top}/a/b"))  # no thread does it, as if somebody held the lock
+        assert s.of_object(view, inside, OTHER) == 0.0
+        assert s.of_name(view, inside, OTHER) == (0.0, 0.0)
+        assert s.of_object(view, beside, OTHER) == BRIEF_SECONDS
 
     trio.run(main)
 
