@@ -20,7 +20,7 @@ WAITED_FOR = {
     "views.py": 2,  # asking the user database, and giving it up
     "loop.py": 1,  # the workers of the session: whatever they raise is answered, or is the end of the session
     "daemon.py": 1,  # the mount says that it was made; if it cannot, it was not
-    "nfs/guard.py": 2,  # mounting and unmounting several
+    "nfs/guard.py": 4,  # mounting and unmounting several
     "nfs/served.py": 2,  # asking several mounts
     "health.py": 2,  # a command asks several daemons and guards
 }
