@@ -394,8 +394,11 @@ class Changes:
             waits |= below.names
         for wait in waits:
             await wait.wait()
-        for _, names in forgotten:
+        for below, names in forgotten:
             await names.wait()
+            # Without its own name, a directory still has the names in it that somebody uses just now, and gets its name
+            # back at the next LOOKUP. In the view of the request, the kernel holds its lock.
+            await self._wait_elsewhere(below.own_names)
 
     def _tells_less(self, view: View, obj: Object, fd: int, info: linux.Stat) -> bool:
         """Whether some caller may not know (any more) what the kernel remembers of `obj`, or of what is below it."""

@@ -80,6 +80,7 @@ class Below:
         todo: the objects to go on with, from the end; names of a directory come before what is below it.
         again: whether to begin once more, because the directory has changed again.
         names: each is set when a name is forgotten; without names in the directory itself, which the kernel may hold.
+        own_names: the same for the names in the directory itself.
         done: set when no attributes are remembered any more; then nothing is relied on.
         last: names of the directory itself, which are forgotten after those below it.
     """
@@ -89,6 +90,7 @@ class Below:
         self.todo = todo
         self.again = False
         self.names: set[trio.Event] = set()
+        self.own_names: set[trio.Event] = set()
         self.done = trio.Event()
         self.last: list[Names] = []
 
@@ -202,6 +204,9 @@ class Forgetting:
     def _forget_itself(self, obj: Object) -> tuple[dict[trio.Event, Object], Names]:
         """Forget everything of the object but its names, which are returned.
 
+        Among them are those that an earlier change has had forgotten, and that the kernel may still have: whoever waits
+        for this has to wait for these, too.
+
         Returns:
             events, each set when a listing that has the object is forgotten, with its directory; and the names.
         """
@@ -211,16 +216,18 @@ class Forgetting:
             listing = self.forget_listing(parent)
             if listing is not None:
                 waits[listing] = parent
-        if not obj.kept:
+        is_idle, kept, nodeid = self.forgetter.is_idle(), obj.kept, self._nodes.nodeid
+        if not kept and is_idle:
             return waits, Names([])
-        self.forget_attributes(obj)
-        nodeid = self._nodes.nodeid
         names = [
             (parent, name, nodeid(number, parent), nodeid(number, obj))
             for parent, name in self.names_of(obj)
-            for number in obj.kept
+            for number in (kept if is_idle else obj.ever_kept)
+            if number in kept or self.forgetter.is_forgetting(nodeid(number, parent), name)
         ]
-        self._keep_nothing(obj)
+        if kept:
+            self.forget_attributes(obj)
+            self._keep_nothing(obj)
         return waits, Names(names)
 
     def _note(self, names: Names) -> None:
@@ -308,7 +315,8 @@ class Forgetting:
                     inside.insert(0, names)
                 else:
                     waits |= self._forget_names(names)
-            below.names.update(wait for wait, parent in waits.items() if parent is not below.directory)
+            for wait, parent in waits.items():
+                (below.own_names if parent is below.directory else below.names).add(wait)
             below.todo.pop()
             below.todo += inside
         return not below.todo

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.agents import User
-from tests.mount.conftest import Mount
+from tests.mount.conftest import Mount, daemons_with, told
 from tests.mount.test_forgetting import SECONDS, has_let_go, hold, stalled
 from tests.mount.test_hung import Far
 from tests.mount.test_limits import wait_until
@@ -194,6 +194,51 @@ def test_what_one_view_takes_away_is_gone_in_the_others(change: str, tree: str, 
     furnish(tree)
     m = mount("-o", f"{what.options},{VIEWS}")
     assert not survivors(what, m.source, m.at(f"@{what.by}"), m.at(f"@{OTHER}"))
+
+
+# It takes the kernel long to forget names in directories that have this one.
+SLOWLY = """
+import time
+from cloakfs.filesystem import forgetter
+forget_names = forgetter._forget_names
+def slowly(parent, batch, session):
+    if {name!r} in batch.names:
+        time.sleep(0.3)
+    forget_names(parent, batch, session)
+forgetter._forget_names = slowly
+"""
+
+
+def test_what_somebody_uses_in_a_directory_is_not_found_there_any_more(
+    tree: str, mount: MakeMount, user: MakeUser
+) -> None:
+    """The kernel does not drop it with the name of the directory, which the next LOOKUP brings back."""
+    furnish(tree)
+    with daemons_with(SLOWLY.format(name=b"sub")):
+        m = mount("-o", f"{PLAIN},{VIEWS}")
+    owner, other, its = user(OWNER), user(OTHER), m.at(f"@{OTHER}")
+    told()
+    other.do(os.chdir, f"{its}/p/sub")
+    other.do(os.stat, f"{its}/p/sub")
+    owner.do(os.chmod, m.at(f"@{OWNER}", "p"), 0o700)
+    assert other.error(os.stat, f"{its}/p/sub") == errno.EACCES
+
+
+def test_what_is_being_forgotten_already_is_waited_for(tree: str, mount: MakeMount, user: MakeUser) -> None:
+    """A change behind the mount has begun it, and nobody has waited for that."""
+    furnish(tree)
+    with daemons_with(SLOWLY.format(name=b"p")):
+        m = mount("-o", f"{PLAIN},{VIEWS}")
+    owner, other, its = user(OWNER), user(OTHER), m.at(f"@{OTHER}")
+    told()
+    for _ in range(2):
+        other.do(os.stat, f"{its}/p/file")
+        owner.do(os.stat, m.at(f"@{OWNER}", "p/file"))
+    for mode in (0o700, 0o755):
+        os.chmod(f"{tree}/p", mode)
+    time.sleep(0.05)  # for as long, it is reported; not until it is done
+    owner.do(os.chmod, m.at(f"@{OWNER}", "p"), 0o700)
+    assert other.error(os.stat, f"{its}/p/file") == errno.EACCES
 
 
 @pytest.fixture
