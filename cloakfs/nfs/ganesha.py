@@ -35,6 +35,7 @@ import trio
 from .. import files, linux
 from ..linux import mountinfo
 from ..unmount import KINDS
+from . import ganeshastate
 from .ending import end
 from .rpc import MOUNT, NFS, RPCBIND, null_call
 from .server import ServerError
@@ -42,6 +43,12 @@ from .server import ServerError
 PROGRAM = "ganesha.nfsd"
 NFS_PORT = 2049
 MOUNT_PORT = 20048
+
+GRACE_SECONDS = 30
+"""How long clients have, after a start, to claim what they held of the server before; and how long a lease is.
+
+The Linux client renews a lease after two thirds of it, and so learns of the start in time, even if nobody uses it.
+"""
 
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0
@@ -138,11 +145,13 @@ def render(
         _block(
             "NFSv4",
             [
-                "Graceless = true;",
+                "Graceless = false;",
+                f"Lease_Lifetime = {GRACE_SECONDS};",
+                f"Grace_Period = {GRACE_SECONDS};",
                 "Only_Numeric_Owners = true;",
                 "Allow_Numeric_Owners = true;",
                 "RecoveryBackend = fs_ng;",
-                f"RecoveryRoot = {_quoted(os.path.join(state_dir, 'recovery'))};",
+                f"RecoveryRoot = {_quoted(_recovery_of(state_dir))};",
             ],
         ),
         _block(
@@ -367,6 +376,10 @@ def _log_of(state_dir: str) -> str:
     return os.path.join(state_dir, "ganesha.log")
 
 
+def _recovery_of(state_dir: str) -> str:
+    return os.path.join(state_dir, "recovery")
+
+
 class Ganesha:
     """One nfs-ganesha server, a child of this process.
 
@@ -394,6 +407,8 @@ class Ganesha:
         self.bind_addr = bind_addr
         self.protocols = protocols
         self.mount_port = mount_port
+        self.is_held = False
+        """Whether it was ended so that clients wait for the next start."""
         self._process: trio.Process | None = None
         self._exports: dict[int, GaneshaExport] = {}
         self._one_change = trio.Lock()
@@ -406,7 +421,14 @@ class Ganesha:
     @property
     def pid(self) -> int | None:
         """The server's process id while it runs."""
-        return None if self._process is None or self._process.poll() is not None else self._process.pid
+        if self.is_held or self._process is None or self._process.poll() is not None:
+            return None
+        return self._process.pid
+
+    @property
+    def is_in_grace(self) -> bool:
+        """Whether it waits for clients to claim what they held of the server before."""
+        return self.pid is not None and ganeshastate.is_in_grace(_recovery_of(self.state_dir))
 
     async def start(self, exports: Sequence[GaneshaExport]) -> None:
         """Start serving `exports`, and return when the server answers.
@@ -440,8 +462,9 @@ class Ganesha:
             self._write(text)
             with contextlib.suppress(FileNotFoundError):
                 os.replace(self.log, f"{self.log}.1")
-            for name in ("recovery", "krb5"):
-                os.makedirs(os.path.join(self.state_dir, name), mode=0o700, exist_ok=True)
+            for path in (_recovery_of(self.state_dir), os.path.join(self.state_dir, "krb5")):
+                os.makedirs(path, mode=0o700, exist_ok=True)
+            ganeshastate.remove_old_records(_recovery_of(self.state_dir))
             await self._spawn()
             self._exports = {export.export_id: export for export in exports}
             self._check_exported(0)
@@ -483,24 +506,70 @@ class Ganesha:
     ) -> None:
         # It holds on to the path and the root of an export: what has changed there must be seen to go and to come.
         old = {export.export_id: export for export in before}
+        places = _places()
         gone = {
             export.export_id
             for export in exports
             if export.export_id in renewed
             or old.get(export.export_id, export).path != export.path
-            or self._is_replaced(export)
+            or self._is_replaced(export, places)
         }
         if gone & (set(self._exports) | self._rooms()):
+            if await self._are_locked(gone, places):
+                await self._kill()
+                await self.stop()
+                await self.start(exports)
+                return
             await self._apply([export for export in before if export.export_id not in gone])
         for export in exports:
             self._bind(export)
         await self._apply(exports)
 
-    def _is_replaced(self, export: GaneshaExport) -> bool:
+    def _is_replaced(self, export: GaneshaExport, places: Mapping[str, mountinfo.Place]) -> bool:
         """Whether what is bound for an export is not what is mounted at its path now."""
-        places = _places()
         bound, now = places.get(self._room_of(export.export_id)), _mount_of(export.path, places)
         return bound is not None and (now is None or bound.device != now.device)
+
+    # -- what clients have locked --------------------------------------------------------------------
+
+    async def hold(self) -> None:
+        """End the server until the next `start` if clients have locked files of a mount that is at its place no more.
+
+        Then they wait, and claim their locks from the next server. Of a server that forgets the export, and its locks
+        with it, they would learn that the locks are lost, and Linux has all use of such a file fail.
+        """
+        async with self._one_change:
+            places = _places()
+            gone = {export.export_id for export in self._exports.values() if self._is_replaced(export, places)}
+            if gone and await self._are_locked(gone, places):
+                await self._kill()
+
+    async def _are_locked(self, export_ids: Collection[int], places: Mapping[str, mountinfo.Place]) -> bool:
+        """Whether clients of the server have locked files of what is bound for these exports."""
+        if self.pid is None:
+            return False
+        bound = {place.device for number in export_ids if (place := places.get(self._room_of(number))) is not None}
+        return bool(bound & await trio.to_thread.run_sync(ganeshastate.locked_by, self.pid))
+
+    async def _kill(self) -> None:
+        """End the server at once, so that it answers nothing more, least of all with an error."""
+        process = self._process
+        if process is None:
+            return
+        self.is_held = True
+        process.kill()
+        with trio.move_on_after(STOP_SECONDS):  # if a mount hangs, so does its end
+            await process.wait()
+
+    def _forget_unless_locked(self, pid: int) -> None:
+        """Have the next server start without a grace time if no client of this one has locked anything.
+
+        What is open and not locked, clients open again without being asked for.
+        """
+        bound = {place.device for path, place in _places().items() if path.startswith(f"{self._room}/")}
+        if not bound & ganeshastate.locked_by(pid):
+            with contextlib.suppress(OSError):
+                ganeshastate.forget_clients(_recovery_of(self.state_dir))
 
     def current(self) -> set[int]:
         """Return the ids of the exports that the server has, according to the directories that it holds open.
@@ -528,12 +597,15 @@ class Ganesha:
         """End the server, by SIGKILL if it does not end in time, and unmount what it exported."""
         process, self._process = self._process, None
         if process is not None and process.poll() is None:
+            if not self.is_held:
+                self._forget_unless_locked(process.pid)
             process.terminate()
             with trio.move_on_after(STOP_SECONDS):
                 await process.wait()
             if process.poll() is None:
                 process.kill()
                 await process.wait()
+        self.is_held = False
         self._exports = {}
         self._clear_room()
 
@@ -584,6 +656,7 @@ class Ganesha:
                 with open(f"/proc/{entry}/cmdline", "rb") as file:
                     words = file.read().split(b"\0")
                 if os.path.basename(words[0]) == PROGRAM.encode() and os.fsencode(self._config) in words:
+                    self._forget_unless_locked(int(entry))
                     await end(int(entry), ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, STOP_SECONDS)))
 
     # -- addresses ---------------------------------------------------------------------------------

@@ -2,15 +2,19 @@
 
 import hashlib
 import json
+import logging
 import os
+import time
 from collections.abc import Sequence
 
 from .. import files
 from ..versions import is_known, refusal
 from . import served
-from .ganesha import Ganesha, GaneshaExport
+from .ganesha import GRACE_SECONDS, Ganesha, GaneshaExport
 from .plan import Mount
 from .server import ServerError
+
+log = logging.getLogger(__name__)
 
 VERSION = 1
 """The version of the file that stores the numbers of exports."""
@@ -33,25 +37,31 @@ class GaneshaServer:
         self._ganesha = ganesha
         self._ids = ids
         self._mounts: Sequence[Mount] = ()
+        self._started = ""  # when, for people, if clients had to claim something then
 
     async def start(self, mounts: Sequence[Mount]) -> None:
         """See `Server.start`."""
         self._mounts = mounts
         await self._ganesha.start(exports_of(mounts, self._ids))
+        self._note_grace()
 
     async def change(self, mounts: Sequence[Mount], renewed: Sequence[Mount]) -> None:
         """See `Server.change`."""
-        exports = exports_of(mounts, self._ids)
-        if self._ganesha.pid is None:
+        exports, before = exports_of(mounts, self._ids), self._ganesha.pid
+        if before is None:
             await self._ganesha.stop()
             await self._ganesha.start(exports)
         else:
             paths = {mount.path for mount in renewed}
             await self._ganesha.reload(exports, {export.export_id for export in exports if export.path in paths})
         self._mounts = mounts
+        if self._ganesha.pid != before:
+            self._note_grace()
 
     async def ask(self, mounts: Sequence[Mount]) -> served.Answers:
         """See `Server.ask`. Its table are the exports whose root the process holds open."""
+        if self._ganesha.is_held:
+            return served.Answers("nfs-ganesha was ended until what its clients have locked files of is mounted again")
         if self._ganesha.pid is None:
             return served.Answers("nfs-ganesha has ended")
         if not await self._ganesha.answers():
@@ -71,10 +81,13 @@ class GaneshaServer:
         return served.Answers(mounts=await served.each(mounts, complaint))
 
     async def hold(self) -> None:
-        """See `Server.hold`. It does not know this."""
+        """See `Server.hold`. It does so where clients have locked files; the others get an error."""
+        await self._ganesha.hold()
 
     async def check(self) -> str | None:
         """See `Server.check`."""
+        if self._ganesha.is_held:
+            return None  # until `change`
         if self._ganesha.pid is None:
             await self._ganesha.stop()
             await self.start(self._mounts)
@@ -89,7 +102,15 @@ class GaneshaServer:
 
     def notes(self) -> list[str]:
         """See `Server.notes`."""
-        return []
+        return [self._started] if self._started and self._ganesha.is_in_grace else []
+
+    def _note_grace(self) -> None:
+        if self._ganesha.is_in_grace:
+            self._started = (
+                f"{time.strftime('%Y-%m-%d %H:%M:%S')}: nfs-ganesha was started; until NFSv4 clients have claimed what "
+                f"they had locked, for {GRACE_SECONDS} s at most, they open and lock nothing else"
+            )
+            log.warning("%s", self._started)
 
     async def stop(self) -> None:
         """See `Server.stop`."""

@@ -43,8 +43,6 @@ NOT_THERE = (
 DIFFERENT = (
     "**`chgrp` with nfs-ganesha and `all_squash`**: no group that the client names is one of the server's, so that it "
     "is refused with EINVAL ([exports.md](exports.md)). A bare Ganesha lets the owner do it.",
-    "**Files that are locked over NFSv4 with nfs-ganesha** are lost to the program when the mount is replaced: see "
-    "[Files that clients hold](nfs.md#files-that-clients-hold).",
     "**Access by an ACL with nfs-ganesha**: a bare Ganesha knows the mode bits alone, and refuses it. What is compared "
     "is what it lets the same caller do as a member of the group.",
 )

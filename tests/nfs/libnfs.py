@@ -69,6 +69,7 @@ _SIGNATURES: dict[str, list[object]] = {
     "nfs_close": [ctypes.c_void_p],
     "nfs_pread": [ctypes.c_void_p, _u64, _u64, ctypes.c_char_p],
     "nfs_pwrite": [ctypes.c_void_p, _u64, _u64, ctypes.c_char_p],
+    "nfs_lockf": [ctypes.c_void_p, ctypes.c_int, _u64],
     "nfs_fsync": [ctypes.c_void_p], "nfs_ftruncate": [ctypes.c_void_p, _u64],
     "nfs_mkdir2": [ctypes.c_char_p, ctypes.c_int], "nfs_rmdir": [ctypes.c_char_p], "nfs_unlink": [ctypes.c_char_p],
     "nfs_mknod": [ctypes.c_char_p, ctypes.c_int, ctypes.c_int],
@@ -131,6 +132,10 @@ class File:
 
     def fsync(self) -> None:
         self._client.call("nfs_fsync", self._handle)
+
+    def lock(self) -> None:
+        """Lock the whole file for writing, by version 4."""
+        self._client.call("nfs_lockf", self._handle, 0, 0)  # NFS4_F_LOCK
 
     def truncate(self, size: int) -> None:
         self._client.call("nfs_ftruncate", self._handle, size)

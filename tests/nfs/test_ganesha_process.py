@@ -19,12 +19,13 @@ import trio
 
 from cloakfs import linux
 from cloakfs.mounted import mounted
-from cloakfs.nfs.ganesha import Ganesha, GaneshaExport, render
+from cloakfs.nfs.ganesha import GRACE_SECONDS, Ganesha, GaneshaExport, render
 from cloakfs.nfs.server import ServerError
 from tests.agents import User
 from tests.mount import conftest as mounts
 from tests.mount.conftest import Mount, is_mounted
 from tests.mount.loopfs import filesystem
+from tests.nfs import libnfs
 from tests.nfs.wire import Refused, Wire
 from tests.processes import kill
 
@@ -406,6 +407,73 @@ def test_what_a_killed_supervisor_left_is_cleared_away(place: Place) -> None:
     with pytest.raises(EOFError):
         place.run(_start_and_leave)
     place.run(_start_over)
+
+
+# -- what clients have locked ----------------------------------------------------------------------------
+
+
+def _open_for_writing(name: str) -> libnfs.File:
+    """A file that the server takes for open from now on: nobody closes it."""
+    return libnfs.Client(f"/{name}", version=4, port=PORT, uid=4001).open("/file", os.O_RDWR)
+
+
+def test_clients_claim_what_they_have_locked(place: Place) -> None:
+    """From a server that is started again if the mount is replaced; where nothing is locked, nobody has to wait."""
+    place.mount("a")
+    place.mount("b")
+
+    def replace_mount(path: str) -> None:
+        daemon = mounted()[path].pid
+        linux.umount(path, linux.MNT_DETACH)
+        kill(daemon)
+        place.mount_again(path)
+
+    async def scenario(state_dir: str, paths: Sequence[str]) -> None:
+        ganesha = Ganesha(state_dir)
+        exports = exports_of(paths)
+        async with serving(ganesha, exports):
+            files = [_open_for_writing(name) for name in "ab"]
+            await ganesha.stop()
+            await ganesha.start(exports)
+            assert not ganesha.is_in_grace, "nothing is locked"
+
+            files += [_open_for_writing(name) for name in "ab"]
+            files[-2].lock()
+            first = ganesha.pid
+            await ganesha.hold()
+            replace_mount(paths[1])
+            await ganesha.hold()
+            await ganesha.reload(exports)
+            assert ganesha.pid == first, "nothing of what was replaced is locked"
+
+            replace_mount(paths[0])
+            await ganesha.hold()
+            assert (ganesha.pid, ganesha.is_held, ganesha.current()) == (None, True, set())
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", PORT), timeout=5)
+            await ganesha.stop()
+            await ganesha.start(exports)
+            assert ganesha.is_in_grace
+            assert not ganesha.is_held
+            assert ganesha.current() == {1, 2}
+        # Who could claim it, and has not yet, can still claim it from the next one.
+        async with serving(ganesha, exports):
+            assert ganesha.is_in_grace
+            with trio.fail_after(GRACE_SECONDS + 15):
+                while ganesha.is_in_grace:
+                    await trio.sleep(0.1)
+
+            files.append(_open_for_writing("a"))
+            files[-1].lock()
+            before = ganesha.pid
+            replace_mount(paths[0])
+            await ganesha.reload(exports)  # of which nobody has told it before
+            assert ganesha.pid not in (None, before)
+            assert ganesha.is_in_grace
+
+    global _scenario  # noqa: PLW0603
+    _scenario = scenario
+    place.run(_call_scenario)
 
 
 async def _not_installed(state_dir: str, paths: Sequence[str]) -> None:
