@@ -108,7 +108,7 @@ class GaneshaServer:
         if self._ganesha.is_in_grace:
             self._started = (
                 f"{time.strftime('%Y-%m-%d %H:%M:%S')}: nfs-ganesha was started; until NFSv4 clients have claimed what "
-                f"they had locked, for {GRACE_SECONDS} s at most, they open and lock nothing else"
+                f"they had locked, for {GRACE_SECONDS} s at most, they wait if they open or lock anything else"
             )
             log.warning("%s", self._started)
 

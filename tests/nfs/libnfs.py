@@ -134,8 +134,8 @@ class File:
         self._client.call("nfs_fsync", self._handle)
 
     def lock(self) -> None:
-        """Lock the whole file for writing, by version 4."""
-        self._client.call("nfs_lockf", self._handle, 0, 0)  # NFS4_F_LOCK
+        """Lock the first byte for writing, by version 4."""
+        self._client.call("nfs_lockf", self._handle, 0, 1)  # NFS4_F_LOCK
 
     def truncate(self, size: int) -> None:
         self._client.call("nfs_ftruncate", self._handle, size)

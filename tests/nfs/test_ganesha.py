@@ -437,15 +437,33 @@ def test_clients_go_on(tree: Site, version: int) -> None:
                 held.close()
 
 
-def test_clients_go_on_with_a_new_server(tree: Site) -> None:
-    """Which waits for NFSv4 clients to claim what they held of one that was killed: they may have locked something."""
+def _server_pid() -> int:
+    return int(subprocess.run(["pgrep", "-f", f"export-{NAME}/ganesha.conf"], capture_output=True, check=True).stdout)
+
+
+def test_clients_claim_what_they_have_locked_from_a_new_server(tree: Site) -> None:
+    """It takes the place of the old one when a daemon dies, and so does the next one when it is killed itself."""
+
+    def is_told() -> bool:
+        return any("nfs-ganesha was started" in str(said) for said in tree.status()["warnings"])  # type: ignore[attr-defined]
+
     Path(tree.real("file")).write_text("content")
-    handles = {}
+    os.chmod(tree.real("file"), 0o666)
+    handles, server = {}, _server_pid()
     for version in VERSIONS:
-        with tree.client(EZK, version) as client, client.open("/file") as file:
+        with tree.client(EZK, version) as client:
+            file = client.open("/file", os.O_RDWR)
             handles[version] = file.handle
-    pid = int(subprocess.run(["pgrep", "-f", f"export-{NAME}/ganesha.conf"], capture_output=True, check=True).stdout)
-    os.kill(pid, signal.SIGKILL)
+            if version == 4:
+                file.lock()
+    deadline = time.monotonic() + PATIENCE
+    tree.kill_daemon(EZK)
+    while not is_told():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    killed = _server_pid()
+    assert killed != server
+    os.kill(killed, signal.SIGKILL)
     deadline = time.monotonic() + PATIENCE
     for version, handle in handles.items():
         while True:
@@ -454,10 +472,11 @@ def test_clients_go_on_with_a_new_server(tree: Site) -> None:
                 break
             assert time.monotonic() < deadline
             time.sleep(0.2)
-    assert tree.status()["complaint"] is None
-    while any("nfs-ganesha was started" in str(warning) for warning in tree.status()["warnings"]):  # type: ignore[attr-defined]
+    while is_told():
         assert time.monotonic() < deadline
         time.sleep(0.5)
+    assert tree.status()["complaint"] is None
+    assert _server_pid() not in (server, killed)
 
 
 def test_what_ganesha_exports_is_no_mount_to_anybody_else(tree: Site, monkeypatch: pytest.MonkeyPatch) -> None:

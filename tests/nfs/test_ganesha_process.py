@@ -419,6 +419,7 @@ def _open_for_writing(name: str) -> libnfs.File:
 
 def test_clients_claim_what_they_have_locked(place: Place) -> None:
     """From a server that is started again if the mount is replaced; where nothing is locked, nobody has to wait."""
+    os.chmod(f"{place.tree}/file", 0o666)
     place.mount("a")
     place.mount("b")
 
