@@ -9,6 +9,7 @@ import click
 
 from cloakfs.linux import mountinfo
 from cloakfs.shell import printable, shell_word
+from cloakfs.tuning import STANDARD, Tuning
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,6 +32,11 @@ def fail(text: str, status: int) -> NoReturn:
 def note(text: str) -> None:
     """Print one line to standard error, besides the output of the command."""
     click.echo(printable(f"cloakfs: {text}"), err=True)
+
+
+def tuning() -> Tuning:
+    """Return what `main` was called with."""
+    return click.get_current_context().find_object(Tuning) or STANDARD
 
 
 def working_directory() -> str:

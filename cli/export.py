@@ -37,7 +37,7 @@ from cloakfs.versions import is_known, refusal
 from cloakfs.views import accounts_of
 
 from .background import in_background, in_foreground, open_for_us
-from .common import OWN_COMMAND, console, fail, note
+from .common import OWN_COMMAND, console, fail, note, tuning
 from .completion import a_directory, a_file
 from .output import echo_json
 
@@ -417,7 +417,7 @@ def _serve(
     service: _Service, made: Plan, kept: Sequence[Mount], run_dir: str, log: str | None, ready: Callable[[], None]
 ) -> None:
     mount = [*OWN_COMMAND, "mount"]
-    guard = Guard(made, service.plan, service.make_server(kept), run_dir, mount, service.state_dir, log)
+    guard = Guard(made, service.plan, service.make_server(kept), run_dir, mount, service.state_dir, log, tuning())
     try:
         trio.run(guard.run, ready)
     except OSError as exc:

@@ -6,6 +6,8 @@ import sys
 
 import click
 
+from cloakfs.tuning import STANDARD, Tuning
+
 from .background import remember_inherited
 from .elsewhere import Elsewhere
 from .output import run
@@ -54,12 +56,12 @@ def cloakfs() -> None:
     """Give each caller of a shared tree a view of its own."""
 
 
-def main() -> None:
+def main(tuning: Tuning = STANDARD) -> None:
     """Run the command; `cloakfs SOURCE MOUNTPOINT …`, as mount(8)'s FUSE helper calls it, means `cloakfs mount`."""
     remember_inherited()
     if _is_by_mount8(sys.argv[1:]):
         sys.argv.insert(1, "mount")
-    run(cloakfs)
+    run(cloakfs, tuning)
 
 
 def _is_by_mount8(arguments: list[str]) -> bool:

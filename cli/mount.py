@@ -25,7 +25,7 @@ from cloakfs.shell import printable, shell_word
 from cloakfs.unmount import detach_dead
 
 from .background import SYSLOG, in_background, in_foreground, remember_inherited
-from .common import OWN_COMMAND, entry_for, fail, note, working_directory
+from .common import OWN_COMMAND, entry_for, fail, note, tuning, working_directory
 from .completion import a_directory, a_file
 from .remount import remount
 
@@ -132,6 +132,7 @@ def mount(
         again=again,
         log=None if foreground else log_path,
         supervised=foreground,
+        tuning=tuning(),
     )
     level = logging.DEBUG if debug else logging.INFO
     work = partial(serve, settings)

@@ -28,11 +28,15 @@ class _Output(io.FileIO):
             raise OutputError(exc.strerror) from exc
 
 
-def run(command: click.Command) -> NoReturn:
+def run(command: click.Command, obj: object) -> NoReturn:
     """Run the command and end the process.
 
     If the reader stops reading (`cloakfs table / | head`), no message is printed. If the output cannot be written for
     any other reason, one line says so.
+
+    Args:
+        command: the command.
+        obj: what it finds in its context (`click.Context.obj`).
     """
     before = sys.stdout
     if before is not None:
@@ -43,7 +47,7 @@ def run(command: click.Command) -> NoReturn:
     status: object = UNWRITTEN
     try:
         try:
-            command.main(prog_name="cloakfs")
+            command.main(prog_name="cloakfs", obj=obj)
         except SystemExit as end:
             status = end.code
         if sys.stdout is not None:

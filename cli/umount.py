@@ -14,13 +14,12 @@ from cloakfs.mounted import Mounted, all_mounted, waiting
 from cloakfs.shell import printable
 from cloakfs.unmount import KINDS
 
-from .common import fail, note
+from .common import fail, note, tuning
 from .completion import a_mount_point
 
 _SILENCE_SECONDS = 1.0
 _WAIT_SECONDS = 30.0
 # How long a mount may be busy before that counts, and how often to try meanwhile.
-_BUSY_SECONDS = 0.5
 _PAUSE_SECONDS = 0.02
 
 
@@ -70,7 +69,7 @@ def umount(mountpoint: str, *, lazy: bool) -> None:
 
 def _take_off(top: mountinfo.Place, flags: int) -> None:
     """Unmount; a mount is also busy for the moment in which its own daemon looks at it (`filesystem.repair`)."""
-    deadline = time.monotonic() + _BUSY_SECONDS
+    deadline = time.monotonic() + tuning().unmount_seconds
     while True:
         try:
             linux.umount(top.path, flags)

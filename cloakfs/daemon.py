@@ -39,14 +39,12 @@ from .tasks import Tasks
 from .threadstatus import ThreadStatus
 from .tree.index import MEMORY, Index, Unstored
 from .tree.nodes import Nodes
+from .tuning import STANDARD, Tuning
 from .versions import VersionError
 from .views import ViewError, Views
 from .watch import Watch
 
 log = logging.getLogger(__name__)
-
-GRACE_SECONDS = 10.0
-"""How long processes with open files may go on after SIGTERM; a second SIGTERM ends the session at once."""
 
 FIXED_BY_THE_MOUNT = {
     "read_only": "ro or rw",
@@ -56,8 +54,6 @@ FIXED_BY_THE_MOUNT = {
     "no_client_cache": "no_client_cache",
 }
 """Fields of `Options` that a reload cannot change, with the option to name; a reload applies all other fields."""
-
-_IDLE_SECONDS = 5.0
 
 # A daemon of a local mount that is killed loses the nodeids of this many seconds.
 _COMMIT_SECONDS = 1.0
@@ -81,6 +77,7 @@ class Settings:
         again: how to mount again if the daemon dies; None if that is not wanted.
         log: the file to which standard error goes; None in the foreground.
         supervised: systemd may have started the daemon, and wants to be told how it is (sd_notify(3)).
+        tuning: times and bounds.
     """
 
     source: str
@@ -92,6 +89,7 @@ class Settings:
     again: Again | None = None
     log: str | None = None
     supervised: bool = False
+    tuning: Tuning = STANDARD
 
 
 def serve(settings: Settings, ready: Callable[[], None]) -> None:
@@ -150,7 +148,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         filesystem = Filesystem(
             nodes,
             views,
-            group_source(_groups_of(settings), threads),
+            group_source(_groups_of(settings), threads, settings.tuning),
             threads,
             Reader(settings.options.prefetch, settings.options.prefetch_limits, _record(settings, stack)),
             settings.target,
@@ -162,6 +160,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             default_permissions=settings.mount_options.default_permissions,
             xattrs=settings.mount_options.xattrs,
             max_open=most - min(most // 4, _SPARE_DESCRIPTORS),
+            tuning=settings.tuning,
         )
         filesystem.probing.use(settings.options)
         watch = _watch(filesystem)
@@ -296,7 +295,7 @@ def _nodes(settings: Settings, index: Index, max_fds: int) -> Nodes:
     """
     covered = _covers_its_source(settings)
     try:
-        return Nodes(settings.source, index, max_fds, covered=covered)
+        return Nodes(settings.source, index, max_fds, covered=covered, tuning=settings.tuning)
     except OSError as exc:
         if covered and exc.errno in (errno.ENOSYS, errno.EINVAL):
             raise MountError(
@@ -496,6 +495,7 @@ class _Daemon:
         self._published = published
         self._control = control
         self._watch = watch
+        self._tuning = settings.tuning
         self._asked_to_stop = False
         self._reload_wanted = trio.Event()
         self._attached = attached
@@ -514,7 +514,9 @@ class _Daemon:
                 tasks.keep("regular maintenance", self._keep_house)
                 tasks.keep("making nodeids durable", self._keep_index)
                 cache, views = filesystem.cache, filesystem.views
-                tasks.keep("watching the user database", views.keep_fresh, cache.forget_everything)
+                tasks.keep(
+                    "watching the user database", views.keep_fresh, cache.forget_everything, self._tuning.view_seconds
+                )
                 tasks.keep("invalidating what the kernel caches", cache.keep_forgetting)
                 tasks.keep("dropping what the kernel forgot", filesystem.references.keep_dropping)
                 tasks.keep("watching mounts", cache.follow_mounts)
@@ -575,7 +577,7 @@ class _Daemon:
         garbage.spare_survivors()
         requests, answered, trouble = self._filesystem.requests, -1, ""
         while True:
-            await trio.sleep(_IDLE_SECONDS)
+            await trio.sleep(self._tuning.housekeeping_seconds)
             before, answered = answered, sum(requests.counts().values())
             if before == answered and not requests.waiting.total + requests.writes.total:
                 garbage.collect_now_and_then()
@@ -635,8 +637,8 @@ class _Daemon:
             return  # somebody else has unmounted it already
         # This runs in a thread, because the kernel may first have to write back pages through this very loop.
         await trio.to_thread.run_sync(linux.apart, self._detach)
-        await trio.sleep(GRACE_SECONDS)
-        log.warning("%s: still in use after %g s", self._settings.target, GRACE_SECONDS)
+        await trio.sleep(self._tuning.stop_seconds)
+        log.warning("%s: still in use after %g s", self._settings.target, self._tuning.stop_seconds)
         pyfuse3.terminate()
 
     def _detach(self) -> None:

@@ -11,17 +11,10 @@ import trio
 from . import linux
 from .ids import ClientId, ServerId
 from .threadstatus import ThreadStatus
+from .tuning import STANDARD, Tuning
 
 log = logging.getLogger(__name__)
 
-FRESH_SECONDS = 30.0
-"""How long a change of a user's groups in the user database may take to come into force."""
-
-PATIENCE_SECONDS = 5.0
-"""How long a request waits for the user database before it is served without supplementary groups."""
-
-# An answer used when it is older than this is refreshed in the background, so that no request has to wait for it.
-_AGAIN_SECONDS = 20.0
 # A wait without an answer is remembered for this long.
 _FAILURE_SECONDS = 1.0
 _THREADS = 4
@@ -94,14 +87,16 @@ _NONE = _Answer(frozenset(), -math.inf, -math.inf)
 class DatabaseGroups:
     """The groups that the server's user database gives the mapped uid (getgrouplist(3)).
 
-    A change there comes into force within `FRESH_SECONDS`. A directory service may be slow, or hang. It is therefore
-    asked in a few dedicated threads, once for all requests that wait for the same uid. After `PATIENCE_SECONDS`, these
-    requests go on without groups: in doubt, a caller gets fewer. A uid that the database does not know has none.
+    A change there comes into force within `Tuning.groups_seconds`. A directory service may be slow, or hang. It is
+    therefore asked in a few dedicated threads, once for all requests that wait for the same uid. After
+    `Tuning.groups_patience_seconds`, these requests go on without groups: in doubt, a caller gets fewer. A uid that the
+    database does not know has none.
     """
 
     by_user = True
 
-    def __init__(self) -> None:
+    def __init__(self, tuning: Tuning = STANDARD) -> None:
+        self._tuning = tuning
         self._known: dict[ServerId, _Answer] = {}
         self._asked: dict[ServerId, trio.Event] = {}  # uid -> set when there is an answer, or none is expected
         self._threads = trio.CapacityLimiter(_THREADS)
@@ -121,17 +116,17 @@ class DatabaseGroups:
             trio.lowlevel.spawn_system_task(self._ask, server_uid)
         if now < answer.until:
             return answer.groups
-        with trio.move_on_after(PATIENCE_SECONDS) as waiting:
+        with trio.move_on_after(self._tuning.groups_patience_seconds) as waiting:
             await self._asked[server_uid].wait()
         if waiting.cancelled_caught:
-            self._fail(server_uid, f"no answer within {PATIENCE_SECONDS:g} s")
+            self._fail(server_uid, f"no answer within {self._tuning.groups_patience_seconds:g} s")
         answer = self._known.get(server_uid, _NONE)
         # An answer that took very long has already expired.
         return answer.groups if trio.current_time() < answer.until else frozenset()
 
     async def _ask(self, uid: ServerId) -> None:
         try:
-            with trio.move_on_after(PATIENCE_SECONDS) as queueing:
+            with trio.move_on_after(self._tuning.groups_patience_seconds) as queueing:
                 async with self._threads:
                     # From here on there is no time limit: a thread that hangs cannot be reclaimed, and must be counted.
                     queueing.deadline = math.inf
@@ -139,7 +134,8 @@ class DatabaseGroups:
                     groups = await trio.to_thread.run_sync(
                         _database_groups, uid, limiter=trio.CapacityLimiter(1), abandon_on_cancel=True
                     )
-                    self._remember(uid, _Answer(groups, asked + _AGAIN_SECONDS, asked + FRESH_SECONDS))
+                    again, until = asked + self._tuning.groups_again_seconds, asked + self._tuning.groups_seconds
+                    self._remember(uid, _Answer(groups, again, until))
         except Exception as exc:  # an exception that leaves this task would end the daemon
             self._fail(uid, repr(exc))
         finally:
@@ -171,13 +167,13 @@ def _database_groups(uid: ServerId) -> frozenset[ServerId]:
     return frozenset(map(ServerId, os.getgrouplist(entry.pw_name, entry.pw_gid)))
 
 
-def group_source(words: str | None, threads: ThreadStatus | None = None) -> GroupSource:
+def group_source(words: str | None, threads: ThreadStatus | None = None, tuning: Tuning = STANDARD) -> GroupSource:
     """Return the source that the option `groups=` names: `proc` (default), `database`, `none`, or `1001:1002`."""
     match words:
         case None | "proc":
             return ProcessGroups(threads or ThreadStatus())
         case "database":
-            return DatabaseGroups()
+            return DatabaseGroups(tuning)
         case "none":
             return FixedGroups(frozenset())
         case _:

@@ -30,9 +30,6 @@ OPERATIONS = (
 MOST_TRACERS = 8
 """How many may trace one mount at a time."""
 
-MOST_BYTES = 4 << 20
-"""How many bytes of records are kept for a tracer that does not fetch them; further records are dropped and counted."""
-
 # An idle tracer gets an empty answer after this time, so that the daemon notices if the tracer has gone.
 _IDLE_SECONDS = 0.5
 # Records are handed over in batches: a tracer that fetched each one by itself would keep the loop busy.
@@ -99,10 +96,12 @@ class Tracer:
 
     Args:
         wanted: which records it wants.
+        most: how many bytes of records are kept until they are fetched; further records are dropped and counted.
     """
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: Wanted, most: int) -> None:
         self.wanted = wanted
+        self._most = most
         self._records: deque[bytes] = deque()
         self._bytes = 0
         self._dropped = 0
@@ -110,7 +109,7 @@ class Tracer:
 
     def put(self, record: bytes) -> None:
         """Add a record (JSON), or drop it if there is no room."""
-        if self._bytes + len(record) > MOST_BYTES:
+        if self._bytes + len(record) > self._most:
             self._dropped += 1
             return
         self._records.append(record)
@@ -134,9 +133,11 @@ class Tracers:
 
     Args:
         switch: called with True before the first one begins, and with False after the last one has ended.
+        most_bytes: how many bytes of records are kept for each until they are fetched.
     """
 
-    def __init__(self, switch: Callable[[bool], None]) -> None:
+    def __init__(self, switch: Callable[[bool], None], most_bytes: int) -> None:
+        self._most_bytes = most_bytes
         self._switch = switch
         self._tracers: set[Tracer] = set()
 
@@ -149,7 +150,7 @@ class Tracers:
         """
         if len(self._tracers) >= MOST_TRACERS:
             raise TooManyTracers(f"{MOST_TRACERS} others trace this mount already")
-        tracer = Tracer(wanted)
+        tracer = Tracer(wanted, self._most_bytes)
         if not self._tracers:
             self._switch(True)
         self._tracers.add(tracer)

@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 
     from .below import Below
 
-REFRESH_SECONDS = 30.0
-"""How long a change in the user database may take to reach a view that is named by user."""
-
-# The database is asked again after this part of it, and has the rest to answer.
+# The database is asked again after this part of the time that a change may take, and has the rest to answer.
 _PART = 2 / 3
 _PATIENCE_SECONDS = 5.0  # since it answered last, about whomever: there may be thousands to ask about
 _THREADS = 4
@@ -269,17 +266,21 @@ class Views:
             return self._views[number]
         return None
 
-    async def keep_fresh(self, changed: Callable[[], None]) -> None:
+    async def keep_fresh(self, changed: Callable[[], None], seconds: float) -> None:
         """Follow the user database for ever, and call `changed` when what a view named by user shows has changed.
 
         A view whose account is gone is withdrawn: nobody gets anything from it until there is such an account again.
         If the database fails to say, the view stays, but loses the supplementary groups.
+
+        Args:
+            changed: see above.
+            seconds: how long a change in the user database may take to reach a view that is named by user.
         """
         import trio  # noqa: PLC0415  (as above)
 
         threads = trio.CapacityLimiter(_THREADS)
         while True:
-            await trio.sleep(REFRESH_SECONDS * _PART)
+            await trio.sleep(seconds * _PART)
             self._answered = trio.current_time()
             async with trio.open_nursery() as impatient:
                 impatient.start_soon(self._lose_patience)

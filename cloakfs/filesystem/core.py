@@ -36,6 +36,7 @@ from ..tree.nodes import Nodes
 from ..tree.notes import noting
 from ..tree.objects import ALL, NOBODY, ROOT, Object, Stale
 from ..tree.passages import AT_ONCE, Far
+from ..tuning import STANDARD, Tuning
 from ..turns import Turns
 from ..view import View
 from ..views import Views
@@ -122,6 +123,7 @@ class Core(pyfuse3.Operations):
         default_permissions: whether the kernel checks permissions, too.
         xattrs: whether there are extended attributes, ACLs among them.
         max_open: how many files and directories clients may have open.
+        tuning: times and bounds.
     """
 
     supports_dot_lookup = True
@@ -144,6 +146,7 @@ class Core(pyfuse3.Operations):
         default_permissions: bool = False,
         xattrs: bool = True,
         max_open: int = 1024,
+        tuning: Tuning = STANDARD,
     ) -> None:
         super().__init__()
         # Offers POSIX ACLs to the kernel, which checks them and answers NFS's requests for them.
@@ -180,8 +183,8 @@ class Core(pyfuse3.Operations):
         )
         self.repair = Repair(nodes, views, self.inside)
         self.recalls = Recalls(nodes, self.files, self.inside, self._forget_attributes)
-        self.probing = Probing(nodes, views, mountpoint, exported=self.exported)
-        self.tracers = Tracers(self._switch_trace)
+        self.probing = Probing(nodes, views, mountpoint, exported=self.exported, seconds=tuning.probe_seconds)
+        self.tracers = Tracers(self._switch_trace, tuning.trace_bytes)
         # The kernel keeps others out of a mount that is one fixed view, since its top is shown as its identity's alone.
         only = views.get(0)
         gated = only is not None and only.fixed is not None and not only.entrants and default_permissions
@@ -197,6 +200,7 @@ class Core(pyfuse3.Operations):
             forgetful=no_client_cache,
             on_attributes=self.files.may_have_set_id,
             on_change=self.recalls.changed if knfsd else lambda _: None,
+            tuning=tuning,
         )
         self.replies = Replies(nodes, self.cache, self.requests.counters, gated=gated, no_client_cache=no_client_cache)
         self._terms = cachereport.Terms(

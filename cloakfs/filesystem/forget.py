@@ -16,7 +16,8 @@ from ..tasks import Tasks
 from ..tree.nodes import Nodes
 from ..tree.objects import AbsentXattrs, Directory, Object
 from ..tree.passages import Passages
-from .forgetter import AT_ONCE, Forgetter
+from ..tuning import STANDARD, Tuning
+from .forgetter import Forgetter
 
 ABSENT_SECONDS = 10.0
 """How long the kernel remembers that a name leads nowhere, where it remembers that at all.
@@ -102,6 +103,7 @@ class Forgetting:
         nodes: the objects.
         passages: is told of directories that change.
         checks_above: see `remember.Remembering`.
+        tuning: times and bounds.
 
     Attributes:
         forgetter: tells the kernel what to forget.
@@ -113,11 +115,14 @@ class Forgetting:
         on_change: is called when anything of an object may have changed behind the mount, likewise.
     """
 
-    def __init__(self, nodes: Nodes, passages: Passages, *, checks_above: bool = False) -> None:
+    def __init__(
+        self, nodes: Nodes, passages: Passages, *, checks_above: bool = False, tuning: Tuning = STANDARD
+    ) -> None:
         self._nodes = nodes
         self._passages = passages
         self._checks_above = checks_above
-        self.forgetter = Forgetter()
+        self._at_once = tuning.names_at_once
+        self.forgetter = Forgetter(tuning)
         self.era = 0
         self._sweeps: list[_Sweep] = []
         self._sweep_wanted = trio.Event()
@@ -298,7 +303,7 @@ class Forgetting:
 
     def _forget_some(self, below: Below) -> bool:
         """Forget a part of it; return whether nothing is left."""
-        for _ in range(AT_ONCE):
+        for _ in range(self._at_once):
             if not below.todo:
                 break
             it = below.todo[-1]
@@ -517,7 +522,7 @@ class Forgetting:
             if obj.kept and obj.era != self.era:
                 waits |= self.forget_era(obj, by_name=by_name)
                 count += 1
-                if count % AT_ONCE == 0:
+                if count % self._at_once == 0:
                     await trio.sleep(0)
         for sweep in sweeps:
             sweep.attributes.set()

@@ -32,24 +32,20 @@ from pyfuse3 import InodeT
 
 from ..tasks import Tasks
 from ..tree import calls
+from ..tuning import STANDARD, Tuning
 
 log = logging.getLogger(__name__)
 
-_PATIENCE_SECONDS = 0.5
 # How often to look for late directories, and to forget attributes once more.
 _AGAIN_SECONDS = 0.1
-# How many threads may wait for the kernel at a time. Only a few of them work: more would keep the session loop from the
-# processor. A thread seems to wait for a lock if one name takes it longer than this; many names take long as well.
-_MOST_THREADS = 32
+# Only a few threads work: more would keep the session loop from the processor. (That a thread waits for a lock shows in
+# the time that one name takes it; many names take long as well.)
 _FEW_THREADS = 1 if len(os.sched_getaffinity(0)) <= 2 else 2
-_WAITS_SECONDS = 0.02
 _MOST_THREADS_FOR_PAGES = 8
 # How many names may wait in one directory, if the kernel cannot be told to ask for all of them.
 _MOST_NAMES = 10_000
 # If no thread can be started, try again after:
 _NO_THREAD_SECONDS = 0.1
-AT_ONCE = 64
-"""How many are forgotten without giving time to others, which takes a third of a millisecond."""
 
 # A struct fuse_out_header: its length, FUSE_NOTIFY_INC_EPOCH, and 0, because it answers no request.
 _INC_EPOCH = struct.pack("=IiQ", 16, 8, 0)
@@ -145,6 +141,9 @@ def _forget_pages(nodeids: deque[int]) -> None:
 class Forgetter:
     """Makes the kernel forget what it was told. Objects are identified by nodeids here.
 
+    Args:
+        tuning: times and bounds.
+
     Attributes:
         session: the descriptor of the FUSE session, for telling the kernel to ask for every name; negative if it
             cannot be told.
@@ -153,7 +152,9 @@ class Forgetter:
             this resets it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tuning: Tuning = STANDARD) -> None:
+        self._tuning = tuning
+        self._few_threads = _FEW_THREADS if tuning.notify_threads is None else tuning.notify_threads
         self.session = self.device = -1
         self.overflowed = False
         self._later: dict[int, Counter[bytes]] = {}  # by directory: how often each name is to be forgotten later
@@ -166,7 +167,7 @@ class Forgetter:
         self._pages_running: deque[int] = deque()
         self._threads = 0
         self._running: dict[int, _Batch] = {}  # what the threads are doing, by directory
-        self._limiter = trio.CapacityLimiter(_MOST_THREADS + _MOST_THREADS_FOR_PAGES)
+        self._limiter = trio.CapacityLimiter(tuning.most_notify_threads + _MOST_THREADS_FOR_PAGES)
         self._page_threads = 0
         self._tasks: Tasks | None = None
 
@@ -370,9 +371,9 @@ class Forgetter:
         lane.running, lane.waiting = None, again
 
     def _start(self) -> None:
-        if self._tasks is None or not self._next or self._threads >= _MOST_THREADS:
+        if self._tasks is None or not self._next or self._threads >= self._tuning.most_notify_threads:
             return
-        if self._threads < _FEW_THREADS or self._threads - self._waiting_threads() < _FEW_THREADS:
+        if self._threads < self._few_threads or self._threads - self._waiting_threads() < self._few_threads:
             self._threads += 1
             self._tasks.keep("invalidating names in the kernel", self._work)
 
@@ -384,7 +385,7 @@ class Forgetter:
             self._start()
 
     def _waiting_threads(self) -> int:
-        before = monotonic() - _WAITS_SECONDS
+        before = monotonic() - self._tuning.notify_wait_seconds
         return sum(batch.moved < before or parent in self._held for parent, batch in self._running.items())
 
     async def _work(self) -> None:
@@ -432,7 +433,7 @@ class Forgetter:
 
     def _find_late(self) -> None:
         """Deal with directories that have waited too long, for the lock or for a thread."""
-        before = trio.current_time() - _PATIENCE_SECONDS
+        before = trio.current_time() - self._tuning.notify_patience_seconds
         late: list[tuple[int, _Lane]] = []
         for parent, lane in self._lanes.items():
             first = lane.running or lane.waiting
@@ -473,5 +474,5 @@ class Forgetter:
         lately, self._lately = self._lately, set()
         for done, nodeid in enumerate(lately, 1):
             _forget_attributes(nodeid)
-            if done % AT_ONCE == 0:
+            if done % self._tuning.names_at_once == 0:
                 await trio.sleep(0)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from ..tree.nodes import Nodes
 from ..tree.objects import NOBODY, Object
 from ..tree.passages import Passages
+from ..tuning import STANDARD, Tuning
 from ..views import Views
 from .audience import Audiences
 from .changes import Changes
@@ -29,6 +30,7 @@ class KernelCache:
         is_walled: whether it does so because the top directory is shown as the identity's alone.
         forgetful: whether directories change with every answer (`no_client_cache`).
         on_attributes, on_change: see `Forgetting`.
+        tuning: times and bounds.
 
     Attributes:
         checks_above: see above.
@@ -49,8 +51,9 @@ class KernelCache:
         forgetful: bool = False,
         on_attributes: Callable[[Object | None], None] = lambda _: None,
         on_change: Callable[[Object | None], None] = lambda _: None,
+        tuning: Tuning = STANDARD,
     ) -> None:
-        forgetting = Forgetting(nodes, passages, checks_above=checks_above)
+        forgetting = Forgetting(nodes, passages, checks_above=checks_above, tuning=tuning)
         audiences = Audiences(nodes, forgetting, checks_above=checks_above)
         remembering = Remembering(
             nodes,

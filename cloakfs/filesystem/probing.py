@@ -29,8 +29,6 @@ log = logging.getLogger(__name__)
 MOST_NOTES = 32_768
 """How many notes are kept until they are counted; the others are `dropped`."""
 
-_COUNT_SECONDS = 0.5
-
 # A minute has at most this many lines in the log, however many callers there are.
 _LOGGED_SECONDS = 60.0
 _MOST_LOGGED = 10
@@ -68,19 +66,21 @@ class Probing:
         views: the views that the mount offers.
         mountpoint: the mount point.
         exported: whether an NFS server exports the mount.
+        seconds: how often to count them.
 
     Attributes:
         probes: the counts.
         events: the events of the mount.
     """
 
-    def __init__(self, nodes: Nodes, views: Views, mountpoint: str, *, exported: bool) -> None:
+    def __init__(self, nodes: Nodes, views: Views, mountpoint: str, *, exported: bool, seconds: float) -> None:
         self.probes = Probes()
         self.events = Events()
         self._nodes = nodes
         self._views = views
         self._mountpoint = mountpoint
         self._exported = exported
+        self._seconds = seconds
         self._pause = 0.0  # in seconds; 0 for none
         self._notes: list[_Note] = []
         self._logged_since = -_LOGGED_SECONDS
@@ -139,7 +139,7 @@ class Probing:
     async def keep_counting(self) -> None:
         """Count what was noted, for ever."""
         while True:
-            await trio.sleep(_COUNT_SECONDS)
+            await trio.sleep(self._seconds)
             notes, self._notes = self._notes, []
             now = time.monotonic()
             for (kind, uid, view, place, name), times in Counter(notes).items():

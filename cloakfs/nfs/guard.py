@@ -29,6 +29,7 @@ from ..mounted import Mounted, mounted
 from ..pauses import pause
 from ..policy import is_in_file
 from ..shell import shell_word
+from ..tuning import STANDARD, Tuning
 from ..unmount import KINDS, detach, detach_dead
 from . import knfsd, leftover, root, served
 from .ending import end, wait_for_end
@@ -43,11 +44,7 @@ VERSION = 1
 RUN_DIR_PREFIX = "export-"
 """What comes before the name of a service in the name of its guard's directory."""
 
-_CHECK_SECONDS = 5.0
 _RELOAD_SECONDS = 120.0
-_SERVED_SECONDS = 15.0
-"""How long what was just exported may take until the server serves it (mountd may just have started)."""
-
 _ASK_AGAIN_SECONDS = 0.1
 _END_STEPS = ((0, 0.5), (signal.SIGTERM, 2.0), (signal.SIGTERM, 5.0), (signal.SIGKILL, math.inf))
 """How long to wait for a daemon's end: first until its users have finished, then after a request to stop, after an
@@ -103,6 +100,7 @@ class Guard:
         mount_command: the command `cloakfs mount`.
         state_dir: the state directory of the server.
         log: the file to which standard error goes; None in the foreground.
+        tuning: times and bounds.
     """
 
     def __init__(
@@ -114,7 +112,9 @@ class Guard:
         mount_command: Sequence[str],
         state_dir: str = "",
         log: str | None = None,
+        tuning: Tuning = STANDARD,
     ) -> None:
+        self._tuning = tuning
         self._log = log
         self._state_dir = state_dir
         self._plan = plan
@@ -426,7 +426,7 @@ class Guard:
 
     async def _check_server(self) -> None:
         while True:
-            await trio.sleep(_CHECK_SECONDS)
+            await trio.sleep(self._tuning.guard_seconds)
             if self._log is not None:
                 follow_rotation(self._log)
             async with self._change:
@@ -565,7 +565,7 @@ class Guard:
             await self._tell_server(again)
             await self._wait_until_served([mount for mount in self._mounts() if mount in again])
         except Exception as exc:
-            left.append(f"{exc} (it is tried again every {_CHECK_SECONDS:g} s)")
+            left.append(f"{exc} (it is tried again every {self._tuning.guard_seconds:g} s)")
         for mount in added:
             await self._unmount(mount)
         for name in touched:
@@ -664,7 +664,7 @@ class Guard:
         Raises:
             ServerError: one of them is not, or not soon enough.
         """
-        deadline = trio.current_time() + _SERVED_SECONDS
+        deadline = trio.current_time() + self._tuning.served_seconds
         while True:
             answers = await self._ask(mounts)
             said = [answers.server] if answers.server else [f"{path}: {why}" for path, why in answers.mounts.items()]

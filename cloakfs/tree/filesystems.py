@@ -60,9 +60,6 @@ _REMOTE_KINDS = (
 _SLOW_SECONDS = 0.005
 _SLOW_FOR_SECONDS = 10.0
 
-# How long a file system may take to answer when it becomes known.
-_MEET_SECONDS = 2.0
-
 
 @dataclass(eq=False)
 class Filesystem:
@@ -156,8 +153,8 @@ class Filesystem:
         else:
             self.has_handles = self.decodable = False
 
-    def describe_remote(self, fd: int) -> None:
-        """Do the same for a file system that may never answer: the session loop waits for a moment, but no longer."""
+    def describe_remote(self, fd: int, seconds: float) -> None:
+        """Do the same for a file system that may never answer: the session loop waits for so long, and no longer."""
         answer = Filesystem(self.number, self.kind, self.path, -1)
         own = calls.dup(fd)
 
@@ -168,7 +165,7 @@ class Filesystem:
 
         done = threading.Event()
         threading.Thread(target=ask, daemon=True).start()
-        if done.wait(_MEET_SECONDS):
+        if done.wait(seconds):
             calls.close(own)
             for name in ("device", "fd", "flags", "has_handles", "decodable"):
                 setattr(self, name, getattr(answer, name))

@@ -15,6 +15,7 @@ from collections.abc import Callable, Set
 from .. import linux
 from ..linux import Stat
 from ..linux import mountinfo as mounts
+from ..tuning import STANDARD, Tuning
 from ..unmount import KINDS
 from . import calls, filesystems
 from .filesystems import Filesystem
@@ -57,8 +58,9 @@ class KnownMounts:
         OSError: `source` cannot be opened.
     """
 
-    def __init__(self, source: str, index: Index, *, covered: bool) -> None:
+    def __init__(self, source: str, index: Index, *, covered: bool, tuning: Tuning = STANDARD) -> None:
         self._source = source
+        self._tuning = tuning
         self._index = index
         self._by_mount: dict[int, Filesystem] = {}
         self.by_number: dict[int, Filesystem] = {}
@@ -236,7 +238,7 @@ class KnownMounts:
             below_remote = above_it.by_threads
         filesystem = Filesystem(number, kind, path, -1, below_remote=below_remote, is_certain=identity != 0)
         if filesystem.remote:
-            filesystem.describe_remote(fd)
+            filesystem.describe_remote(fd, self._tuning.filesystem_seconds)
             with contextlib.suppress(OSError):
                 above, name = os.path.split(os.fsencode(path))
                 self._beside.setdefault(dev_ino(calls.stat_path(above)), set()).add(name)

@@ -13,7 +13,7 @@ from . import calls, links
 from .descriptors import Descriptors
 from .filesystems import Filesystem
 from .knownmounts import KnownMounts
-from .objects import MOST_LEVELS, Object, Stale, dev_ino
+from .objects import Object, Stale, dev_ino
 from .registry import Registry, Told
 
 # How many entries of a directory are looked through for a name that the kernel cannot tell (in a millisecond).
@@ -40,9 +40,20 @@ def is_settled(info: linux.Stat) -> bool:
 
 
 class Locator:
-    """Finds out where the objects of one tree are."""
+    """Finds out where the objects of one tree are.
 
-    def __init__(self, source: str, mounts: KnownMounts, descriptors: Descriptors, registry: Registry) -> None:
+    Args:
+        source: the path of the tree.
+        mounts: which mounts names may lead to.
+        descriptors: the descriptors that are kept.
+        registry: the objects.
+        most_levels: see `Tuning`.
+    """
+
+    def __init__(
+        self, source: str, mounts: KnownMounts, descriptors: Descriptors, registry: Registry, most_levels: int
+    ) -> None:
+        self._most_levels = most_levels
         self._source = source
         self._mounts = mounts
         self._descriptors = descriptors
@@ -270,9 +281,9 @@ class Locator:
             self._registry.astray[obj] = told
 
     def is_deepest(self, directory: Object) -> bool:
-        """Whether nothing may be made below this directory that would be a directory itself (`MOST_LEVELS`)."""
+        """Whether nothing may be made below this directory that would be a directory itself (`Tuning.most_levels`)."""
         at: Object | None = directory
-        for _ in range(MOST_LEVELS):
+        for _ in range(self._most_levels):
             if at is None or at is self._registry.root:
                 return False
             at = at.parent
@@ -366,7 +377,7 @@ class Locator:
         passed: list[tuple[int, int]] = []
         try:
             here = dev_ino(calls.statx_fd(fd)[0])
-            for _ in range(MOST_LEVELS):
+            for _ in range(self._most_levels):
                 if here == root:
                     self._inside.update(passed)
                     return True

@@ -12,6 +12,7 @@ bind mounts is two objects, because a directory can have only one place in the k
 import hashlib
 import logging
 
+from ..tuning import STANDARD, Tuning
 from . import links
 from .descriptors import Descriptors
 from .index import Index
@@ -41,6 +42,7 @@ class Nodes:
         max_fds: how many descriptors to keep open at most.
         covered: the tree is going to lie below the daemon's own mount. Then a detached copy of its mounts is served, in
             which ".." never leads to the daemon's own mount.
+        tuning: times and bounds.
 
     Attributes:
         mounts: which mounts names may lead to.
@@ -55,14 +57,16 @@ class Nodes:
         OSError: `source` cannot be opened.
     """
 
-    def __init__(self, source: str, index: Index, max_fds: int = 1024, *, covered: bool = False) -> None:
+    def __init__(
+        self, source: str, index: Index, max_fds: int = 1024, *, covered: bool = False, tuning: Tuning = STANDARD
+    ) -> None:
         self._index = index
-        self.mounts = mounts = KnownMounts(source, index, covered=covered)
+        self.mounts = mounts = KnownMounts(source, index, covered=covered, tuning=tuning)
         self.descriptors = descriptors = Descriptors(mounts, max_fds)
-        self.registry = registry = Registry(index, mounts, descriptors)
+        self.registry = registry = Registry(index, mounts, descriptors, tuning.most_levels)
         if registry.is_replaced:
             log.warning("%s is not the directory that it was before: old file handles are stale", source)
-        self.locator = locator = Locator(source, mounts, descriptors, registry)
+        self.locator = locator = Locator(source, mounts, descriptors, registry, tuning.most_levels)
         self.sweeper = Sweeper(index, mounts, registry)
         lookout = Lookout(mounts, descriptors, registry, locator)
         self.positions = Positions(index.secret)

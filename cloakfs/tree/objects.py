@@ -17,12 +17,6 @@ ROOT = 1
 TRANSIENT = 1 << 47
 """Objects without a file handle get numbers from here on: a new one each time they are met, which is never stored."""
 
-MOST_LEVELS = 4096
-"""How many directories deep a tree may become through the mount: twice as deep as the longest path (PATH_MAX) can lead.
-
-It may be deeper on disk, or become so by renames. A handle that leads deeper is not followed to the root.
-"""
-
 NEVER = -(1 << 80)
 """A value that no ctime has; 0 will not do, since file systems without a ctime may report it."""
 

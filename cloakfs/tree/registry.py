@@ -16,7 +16,7 @@ from .descriptors import Descriptors
 from .filesystems import Filesystem
 from .index import Index
 from .knownmounts import KnownMounts
-from .objects import ALL, MOST_LEVELS, NOBODY, ROOT, TRANSIENT, Directory, Object, Stale, as_directory
+from .objects import ALL, NOBODY, ROOT, TRANSIENT, Directory, Object, Stale, as_directory
 
 # How many levels of directories that nobody uses any more are dropped at once.
 _LEVELS_AT_ONCE = 64
@@ -40,6 +40,12 @@ class Told(NamedTuple):
 class Registry:
     """The objects of one tree.
 
+    Args:
+        index: stores their numbers and names.
+        mounts: which mounts names may lead to.
+        descriptors: the descriptors that are kept.
+        most_levels: see `Tuning`.
+
     Attributes:
         by_number: all objects.
         root: the root of the tree, which is never dropped.
@@ -53,7 +59,8 @@ class Registry:
             told so.
     """
 
-    def __init__(self, index: Index, mounts: KnownMounts, descriptors: Descriptors) -> None:
+    def __init__(self, index: Index, mounts: KnownMounts, descriptors: Descriptors, most_levels: int) -> None:
+        self._most_levels = most_levels
         self._index = index
         self._mounts = mounts
         self._descriptors = descriptors
@@ -81,13 +88,13 @@ class Registry:
         """Restore an object, and what is above it, from the index.
 
         Raises:
-            Stale: its number was never given, or it is too deep in the tree (`MOST_LEVELS`).
+            Stale: its number was never given, or it is too deep in the tree (`Tuning.most_levels`).
         """
         linux.act_as_daemon()
         rows: dict[int, tuple[bytes, bytes, Filesystem]] = {}
         # No recursion, since a path may have more levels than Python allows.
         while number and number not in self.by_number and number not in rows:
-            if len(rows) > MOST_LEVELS:
+            if len(rows) > self._most_levels:
                 raise Stale
             row = self._index.find(number)
             if row is None:

@@ -1,6 +1,6 @@
 """Checks, inside a daemon, that what the kernel remembers holds for everybody whom the kernel could tell it.
 
-`patch` returns code for `conftest.command_with`. The daemon then notes what its replies let the kernel remember for
+`install` is for `conftest.daemons_with`. The daemon then notes what its replies let the kernel remember for
 longer than an instant, and what it makes the kernel forget. Whenever nothing is left to be read or to be forgotten, it
 checks against the real tree that
 
@@ -33,7 +33,6 @@ import struct
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import pyfuse3
@@ -94,20 +93,6 @@ _HELD_BACK, _REPLY_SECONDS, _EVENT_SECONDS, _NAMES_SECONDS = 0.25, 0.02, 0.05, 0
 
 Name = tuple[int, bytes]
 """The nodeid of a directory, and a name in it."""
-
-
-def patch(*, delays: int | None = None, weakened: str = "") -> str:
-    """Return code that makes a daemon check itself.
-
-    Args:
-        delays: with this seed, hold back replies and events, and forget names late; None for no delays.
-        weakened: code that breaks one of the daemon's rules, which has then to be found.
-    """
-    root = str(Path(__file__).parents[2])
-    return (
-        f"import sys; sys.path.insert(0, {root!r})\n"
-        f"from tests.mount import cacheoracle\n{weakened}\ncacheoracle.install({delays})"
-    )
 
 
 def violations(mount: "Mount") -> list[str]:
@@ -827,12 +812,14 @@ def forget_late(name: bytes | None, seconds: float, chance: random.Random | None
     _forgetter._forget_names = late
 
 
-def install(delays: int | None) -> None:
-    """Make this process, which is about to become a daemon, check itself; see `patch`."""
+def install(delays: int | None = None) -> None:
+    """Make this process, which is about to become a daemon, check itself.
+
+    Args:
+        delays: with this seed, hold back replies and events, and forget names late; None for no delays.
+    """
     daemon: Any = cloakfs.daemon
     daemon.Filesystem, daemon.Watch = CheckedFilesystem, CheckedWatch
     if delays is not None:
-        if delays % 2:  # else what is above is forgotten first, where it is little
-            _forget.AT_ONCE = 1  # all is forgotten little by little, while others go on
         CheckedFilesystem.delays = CheckedWatch.delays = random.Random(delays)
         forget_late(None, _NAMES_SECONDS, random.Random(delays))

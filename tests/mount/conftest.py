@@ -18,8 +18,10 @@ import pytest
 from cloakfs.cleanupprocess import NAME
 from cloakfs.linux import mountinfo
 from cloakfs.mounted import RUN_DIR, STATE_DIR, mount_key
+from cloakfs.tuning import STANDARD, Tuning
 from tests import starter
 from tests.agents import User
+from tests.altered import Alteration, command_with
 from tests.processes import kill
 
 COMMAND = (sys.executable, "-m", "cloakfs_cli.main")
@@ -86,43 +88,36 @@ class Mount:
         return os.path.join(self.source, *names)
 
 
-def command_with(patch: str) -> tuple[str, ...]:
-    """Return the real command, which first runs some code."""
-    return (sys.executable, "-c", f"{patch}\nfrom cloakfs_cli.main import main\nmain()")
+AT_ONCE_OR_NEVER = Tuning(housekeeping_seconds=1000.0, stop_seconds=1000.0)
+"""Of a daemon that ends only because it is told to: it does not look around in time, nor is its patience limited."""
+
+FIGURES_AT_ONCE = Tuning(housekeeping_seconds=0.05, notify_patience_seconds=1000.0)
 
 
 @contextlib.contextmanager
-def daemons_with(patch: str) -> Iterator[None]:
-    """Make daemons that are started within a with block run some code first."""
+def daemons_with(*alterations: Alteration, tuning: Tuning = STANDARD) -> Iterator[None]:
+    """Alter commands that are run within a with block, and daemons that they start."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sys.modules[__name__], "COMMAND", command_with(patch))
+        patched.setattr(sys.modules[__name__], "COMMAND", command_with(*alterations, tuning=tuning))
         yield
 
 
-AT_ONCE_OR_NEVER = "from cloakfs import daemon; daemon._IDLE_SECONDS = daemon.GRACE_SECONDS = 1000.0"
-"""Makes a daemon end only because it is told to: it does not look around in time, nor is its patience limited."""
-
-
 @pytest.fixture
-def at_once_or_never(monkeypatch: pytest.MonkeyPatch) -> None:
+def at_once_or_never() -> Iterator[None]:
     """Make daemons that are started from now on end by the event that should end them, however long that takes here."""
-    monkeypatch.setattr(sys.modules[__name__], "COMMAND", command_with(AT_ONCE_OR_NEVER))
+    with daemons_with(tuning=AT_ONCE_OR_NEVER):
+        yield
 
 
 @pytest.fixture
-def figures_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def figures_at_once() -> Iterator[None]:
     """Make daemons that are started from now on publish their counts every 0.05 s instead of every 5 s.
 
     What they count is then asked because of the test, and not because of the machine: a daemon whose threads get no
     processor for half a second would make the kernel ask for everything anew, as if somebody held a lock.
     """
-    patch = """
-from cloakfs import daemon
-from cloakfs.filesystem import forgetter
-daemon._IDLE_SECONDS = 0.05
-forgetter._PATIENCE_SECONDS = 1000.0
-"""
-    monkeypatch.setattr(sys.modules[__name__], "COMMAND", command_with(patch))
+    with daemons_with(tuning=FIGURES_AT_ONCE):
+        yield
 
 
 def told(mount: str | None = None) -> None:

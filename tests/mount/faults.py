@@ -1,13 +1,11 @@
-"""A policy that lets a test make the daemon's background tasks fail: `--policy tests/mount/faults.py:Faults`.
+"""Lets a test make a daemon's background tasks fail (`arm`, for `conftest.daemons_with`).
 
-It runs inside the daemon, and wraps a function that each task calls. Tests write lines `POINT FAULT` to the file that
-FAULTS names: the next call at that point then fails with that fault. Each failure is appended to the same name with
-`.done`.
+A function that each task calls is wrapped. Tests write lines `POINT FAULT` to a file: the next call at that point then
+fails with that fault. Each failure is appended to the same name with `.done`.
 """
 
 import errno
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +13,6 @@ import trio
 
 from cloakfs import control, daemon, groups, reader, views, watch
 from cloakfs.filesystem import forget, forgetter, inside
-from cloakfs.policy import Policy
 from cloakfs.tree import descriptors, index, knownmounts
 
 FAULTS: dict[str, Callable[[], BaseException]] = {
@@ -100,16 +97,9 @@ def _no_thread(armed: _Armed) -> None:
     trio.to_thread.run_sync = failing  # type: ignore[assignment]
 
 
-class Faults(Policy):
-    """The built-in policy, in a daemon whose tasks can be made to fail."""
-
-
-if path := os.environ.pop("FAULTS", None):  # once: a reload reads this file again
-    _armed = _Armed(path)
-    for _point, (_owner, _name) in POINTS.items():
-        _wrap(_armed, _point, _owner, _name)
-    _no_thread(_armed)
-    # What is done now and then is done all the time.
-    daemon._IDLE_SECONDS = 0.05
-    views.REFRESH_SECONDS = 0.05
-    print("faults: armed by", path, file=sys.stderr)
+def arm(path: str) -> None:
+    """Make the functions at `POINTS` heed what is written to a file, in this process."""
+    armed = _Armed(path)
+    for point, (owner, name) in POINTS.items():
+        _wrap(armed, point, owner, name)
+    _no_thread(armed)

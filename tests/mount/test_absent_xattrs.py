@@ -6,11 +6,13 @@ import signal
 import struct
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.agents import User, write
+from tests.mount import alterations
 from tests.mount.conftest import Mount, daemons_with, told
 from tests.mount.test_caching import requests
 
@@ -29,17 +31,6 @@ NONE = dict.fromkeys(VALUES, errno.ENODATA) | {"security.selinux": errno.EOPNOTS
 """What is said where there is none."""
 OPTIONS = ("-o", "no_root_squash,cloak_list=uid +077 3000 3999")
 ANN, BOB = 3001, 3002
-SPY = """
-import os
-from cloakfs.tree import calls
-peek = calls.peek_xattr
-def spy(who, fd, name):
-    if isinstance(name, bytes):  # not what the daemon asks on its own behalf
-        with open({path!r}, "a") as file:
-            print(os.fsdecode(name), file=file)
-    return peek(who, fd, name)
-calls.peek_xattr = spy
-"""
 
 
 def append(path: str, times: int = 1) -> None:
@@ -78,7 +69,7 @@ def home(tree: str) -> str:
 def test_files_just_made_are_not_asked(
     base: str, home: str, mount: MakeMount, user: MakeUser, questions: Callable[..., int]
 ) -> None:
-    with daemons_with(SPY.format(path=os.path.join(base, "questions"))):
+    with daemons_with(partial(alterations.note_xattrs_read, os.path.join(base, "questions"))):
         m, ann = mount(*OPTIONS), user(ANN)
         for number in range(5):
             ann.do(write, m.at("ann", f"{number}"), b"new")
@@ -92,7 +83,7 @@ def test_files_that_were_there_are_asked_once(
     path = os.path.join(tree, where)
     Path(path).touch()
     os.chown(path, ANN, ANN)
-    with daemons_with(SPY.format(path=os.path.join(base, "questions"))):
+    with daemons_with(partial(alterations.note_xattrs_read, os.path.join(base, "questions"))):
         m, ann = mount(*OPTIONS), user(ANN)
         ann.do(os.stat, m.at(where))
         ann.do(append, m.at(where), 5)
@@ -129,7 +120,7 @@ def test_what_ls_asks_of_each_file_is_read_once(
             path = Path(tree, name, f"{number}")
             path.touch()
             os.chown(path, ANN, ANN)
-    with daemons_with(SPY.format(path=os.path.join(base, "questions"))):
+    with daemons_with(partial(alterations.note_xattrs_read, os.path.join(base, "questions"))):
         m, ann = mount(*OPTIONS), user(ANN)
         for _ in range(3):
             for number in range(3):

@@ -11,13 +11,16 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from cloakfs import linux
 from tests.agents import User, become, names, read, write
-from tests.mount.conftest import Mount, daemons_with, told
+from tests.mount import alterations
+from tests.mount.conftest import FIGURES_AT_ONCE, Mount, daemons_with, told
 from tests.mount.test_caching import CLOAKED, OTHER, OWNER, STRANGER, many, put, requests
 from tests.mount.test_forgetting import has_let_go, hold, kernel, stalled
 from tests.mount.test_hidden import AT_FDCWD
@@ -301,23 +304,6 @@ def test_what_is_moved_out_of_a_private_directory(
         assert other.error(os.stat, m.at(f"open/moved{path}")) == errno.ENOENT, path
 
 
-NEVER_THE_MOVED = """
-import threading
-from cloakfs import daemon
-from cloakfs.filesystem import forgetter
-daemon._IDLE_SECONDS = 0.05
-forgetter._FEW_THREADS = forgetter._MOST_THREADS
-forgetter._PATIENCE_SECONDS = 1000.0
-forget_names = forgetter._forget_names
-def never_the_moved(parent, batch, session):
-    if b"moved" in batch.names:
-        threading.Event().wait()
-    forget_names(parent, batch, session)
-forgetter._forget_names = never_the_moved
-"""
-"""Makes a daemon forget all names but one, of which it takes for ever."""
-
-
 @pytest.mark.parametrize("call", [os.rename, exchange])
 @pytest.mark.parametrize("mode", [0o755, 0o700])
 def test_nothing_is_remembered_below_a_name_that_is_not_forgotten_yet(
@@ -328,7 +314,7 @@ def test_nothing_is_remembered_below_a_name_that_is_not_forgotten_yet(
     public = put(os.path.join(scene, "open"), OWNER, stat.S_IFDIR | 0o755)
     if call is exchange:
         put(os.path.join(public, "moved"), OWNER, stat.S_IFDIR | 0o755)
-    with daemons_with(NEVER_THE_MOVED):
+    with daemons_with(partial(alterations.never_forget, b"moved"), tuning=replace(FIGURES_AT_ONCE, notify_threads=32)):
         m = mount("-o", CLOAKED)
     owner, other = user(OWNER), user(OTHER)
     told()

@@ -7,6 +7,7 @@ import resource
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ from cloakfs.tree.nodes import Nodes
 from cloakfs.tree.objects import Object, Stale
 from cloakfs.view import View
 from tests.agents import User, write
-from tests.mount import conftest
-from tests.mount.conftest import Mount, told
+from tests.mount import alterations
+from tests.mount.conftest import Mount, daemons_with, told
 from tests.mount.loopfs import attached, filesystem
 from tests.mount.test_trees import by_handle, handle_of, steady, wait_until
 
@@ -373,23 +374,9 @@ def test_a_listing_goes_on_where_it_was_dropped(
 
 # -- changes behind the mount ----------------------------------------------------------------------
 
-_COUNTS = """
-from cloakfs.tree import locate
-from cloakfs.filesystem import changes
-place_of, heed_all = locate.Locator.place_of, changes.Changes._heed_all
-asked = []
-locate.Locator.place_of = lambda *args: asked.append(1) or place_of(*args)
-def heed(self, events):
-    asked.clear()
-    heed_all(self, events)
-    with open({path!r}, "a") as file:
-        print(len(events), len(asked), file=file)
-changes.Changes._heed_all = heed
-"""
-
 
 def test_who_changes_many_hidden_directories_keeps_nobody_waiting(
-    tree: str, base: str, mount: Callable[..., Mount], monkeypatch: pytest.MonkeyPatch
+    tree: str, base: str, mount: Callable[..., Mount]
 ) -> None:
     """In a fixed view the names of those are looked up, which takes time: of a few in each batch of events."""
     hidden = [os.path.join(tree, str(number)) for number in range(2000)]
@@ -398,8 +385,8 @@ def test_who_changes_many_hidden_directories_keeps_nobody_waiting(
     counts = Path(base, "counts")
     counts.touch()
     counts.chmod(0o666)  # the daemon may write there as whoever is served
-    monkeypatch.setattr(conftest, "COMMAND", conftest.command_with(_COUNTS.format(path=str(counts))))
-    mount("-o", "no_root_squash,cloak_list=uid +077 0 9999", "--view", "3001:3001")
+    with daemons_with(partial(alterations.count_places, str(counts))):
+        mount("-o", "no_root_squash,cloak_list=uid +077 0 9999", "--view", "3001:3001")
     for path in hidden:
         os.chmod(path, 0o600)
     told()
@@ -410,20 +397,6 @@ def test_who_changes_many_hidden_directories_keeps_nobody_waiting(
 
 # -- deep trees ------------------------------------------------------------------------------------
 
-_LOOKS = """
-from cloakfs.filesystem import remember
-may, of_name = remember.everybody_may, remember.Remembering.of_name
-looks = []
-remember.everybody_may = lambda *args: looks.append(1) or may(*args)
-def counted(*args):
-    looks.clear()
-    answer = of_name(*args)
-    with open({path!r}, "a") as file:
-        print(len(looks), file=file)
-    return answer
-remember.Remembering.of_name = counted
-"""
-
 
 def stat_each(paths: list[str]) -> None:
     for path in paths:
@@ -432,7 +405,7 @@ def stat_each(paths: list[str]) -> None:
 
 @pytest.mark.parametrize("top", [0o755, 0o700])
 def test_looks_do_not_grow_with_depth(
-    top: int, tree: str, base: str, mount: Callable[..., Mount], user: MakeUser, monkeypatch: pytest.MonkeyPatch
+    top: int, tree: str, base: str, mount: Callable[..., Mount], user: MakeUser
 ) -> None:
     """To find out what everybody may know, each directory is looked at once, and not for each name below it."""
     bottom = "/".join(["d"] * 100)
@@ -445,8 +418,8 @@ def test_looks_do_not_grow_with_depth(
     counts = Path(base, "counts")
     counts.touch()
     counts.chmod(0o666)  # the daemon writes there as whoever is served
-    monkeypatch.setattr(conftest, "COMMAND", conftest.command_with(_LOOKS.format(path=str(counts))))
-    made = mount("-o", "no_root_squash,cloak_list=uid +077 3000 3999")
+    with daemons_with(partial(alterations.count_looks, str(counts))):
+        made = mount("-o", "no_root_squash,cloak_list=uid +077 3000 3999")
     told()
     user(3001).do(stat_each, [made.at(name) for name in files])
     looks = [int(line) for line in counts.read_text().splitlines()]

@@ -16,7 +16,9 @@ from cloakfs.caller import Caller
 from cloakfs.filesystem import Filesystem
 from cloakfs.ids import ServerId
 from tests.agents import User
-from tests.mount.cacheoracle import CheckedFilesystem, Tree, patch, violations
+from tests.mount import cacheoracle
+from tests.mount.brokenrules import WEAKENED
+from tests.mount.cacheoracle import CheckedFilesystem, Tree, violations
 from tests.mount.conftest import Mount, daemons_with, told
 from tests.mount.loopfs import filesystem
 from tests.mount.test_audience import GROUP, INSIDE, look, scene
@@ -36,55 +38,7 @@ def tree(base: str) -> Iterator[str]:
         yield top
 
 
-_AUDIENCES = "from cloakfs.filesystem.audience import Audiences"
-_REMEMBERING = "from cloakfs.filesystem.remember import Remembering"
-_LISTINGS = "from cloakfs.filesystem.listings import Listings"
-_CHANGES = "from cloakfs.filesystem.changes import Changes"
-
 _NO_ID = 0xFFFFFFFF  # of an entry of an ACL that has none
-
-WEAKENED = {
-    "who is told is in the audience": (f"{_AUDIENCES}; Audiences.tell = lambda *_: None", "is told of"),
-    "what was private is forgotten first": (f"{_AUDIENCES}; Audiences.is_ready = lambda *_: True", "hidden from"),
-    "everybody with a uid gets there": (f"{_REMEMBERING}; Remembering.reaches = lambda *_: True", "hidden from"),
-    "audiences are carried upwards": (f"{_AUDIENCES}; Audiences._carries = lambda *_: False", "hidden from"),
-    "everybody sees it": (f"{_REMEMBERING}; Remembering.same_for_all = lambda *_: True", "hidden from"),
-    "everybody may search it": (
-        "from cloakfs.filesystem import remember; remember.everybody_may = lambda *_: True",
-        "may not search",
-    ),
-    "nothing is hidden": (f"{_REMEMBERING}; Remembering.of_absence = lambda *_: 10.0", "a view that hides something"),
-    "what is moved is forgotten": (
-        f"{_CHANGES}\nasync def moved(*_): pass\nChanges.moved = moved",
-        "hidden from",
-    ),
-    "changes through the mount": (
-        f"{_CHANGES}\nasync def changed(*_): pass\nChanges.changed = changed",
-        "hidden from",
-    ),
-    "a listing shows what is seen": (
-        "from cloakfs.filesystem import directories; directories.sees = lambda *_: True",
-        "is listed",
-    ),
-    "all entries are shown": (f"{_LISTINGS}; Listings._shows = lambda *_: True", "a view that hides something"),
-    "nothing is remembered below a name that is forgotten late": (
-        "from cloakfs.filesystem.forgetter import Forgetter\nForgetter.is_idle = lambda *_: True\n"
-        "cacheoracle.forget_late(b'shown', 0.4)",
-        "hidden from",
-    ),
-    "an ACL is kept with the attributes": (
-        "from cloakfs.filesystem import xattrs; xattrs.ExtendedAttributes._keep_acl = lambda *_, **__: None",
-        "the ACL of",
-    ),
-    "changes behind the mount": (f"{_CHANGES}; Changes._heed = lambda *_: False", "leads elsewhere"),
-}
-"""Rules; code that breaks each; and what is to be found then."""
-
-if hasattr(pyfuse3.FileInfo, "cache_readdir"):
-    WEAKENED["entries are forgotten"] = (
-        "from cloakfs.filesystem.forget import Forgetting; Forgetting.forget_listing = lambda *_: None",
-        "the kernel keeps the entry",
-    )
 
 
 def use(m: Mount, owner: User, member: User, other: User) -> None:
@@ -157,7 +111,7 @@ def furnish(m: Mount) -> None:
 @pytest.mark.parametrize("rule", WEAKENED)
 def test_a_rule_that_is_broken(rule: str, scene: str, mount: MakeMount, user: MakeUser) -> None:
     code, complaint = WEAKENED[rule]
-    with daemons_with(patch(weakened=code)):
+    with daemons_with(code, cacheoracle.install):
         m = mount("-o", CLOAKED)
     furnish(m)
     with contextlib.suppress(OSError):  # such a daemon may answer anything
@@ -176,7 +130,7 @@ def test_all_replies_are_checked() -> None:
 
 @pytest.mark.parametrize("words", ["", ",default_permissions"])
 def test_rules_that_hold(words: str, scene: str, mount: MakeMount, user: MakeUser) -> None:
-    with daemons_with(patch()):
+    with daemons_with(cacheoracle.install):
         m = mount("-o", CLOAKED + words)
     furnish(m)
     use(m, user(OWNER), user(OWNER, OWNER, [GROUP]), user(OTHER))
@@ -185,7 +139,7 @@ def test_rules_that_hold(words: str, scene: str, mount: MakeMount, user: MakeUse
 
 def test_the_machine_stops_at_a_violation() -> None:
     code, complaint = WEAKENED["who is told is in the audience"]
-    with world(POLICIES["identity"], kind="tmpfs", patch=patch(weakened=code)) as made:
+    with world(POLICIES["identity"], kind="tmpfs", altered=[code, cacheoracle.install]) as made:
 
         class Here(TwoTrees):
             world = made

@@ -14,12 +14,14 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from cloakfs.mounted import mounted as what_is_mounted
 from tests.agents import User, names, read, write
+from tests.mount import alterations
 from tests.mount.conftest import Mount, daemons_with, told, unmount
 from tests.mount.loopfs import attached
 from tests.mount.test_limits import wait_until
@@ -610,21 +612,6 @@ def test_a_set_id_bit_that_comes_while_the_file_is_open_for_writing(
             assert other.error(os.stat, path) == errno.ENOENT
 
 
-_LATE_TO_MAKE = """
-import os, trio
-from cloakfs.filesystem.core import Core
-
-async def do(self, at, call, *args, do=Core._do):
-    if "create" in call.__qualname__ and os.path.exists({flag!r}):
-        os.unlink({flag!r})
-        while not os.path.exists({flag!r}):
-            await trio.sleep(0.01)
-    return await do(self, at, call, *args)
-
-Core._do = do
-"""
-
-
 def test_a_file_that_turns_up_where_one_is_to_be_made(scene: str, base: str, mount: MakeMount, user: MakeUser) -> None:
     """When the kernel finds no such name, others put the file there. It is emptied, and loses its set-id bits."""
     for name in ("programs", "again"):
@@ -632,7 +619,7 @@ def test_a_file_that_turns_up_where_one_is_to_be_made(scene: str, base: str, mou
     program = put(os.path.join(base, "program"), OWNER, 0o4755)
     flag = Path(base, "flag")
     with attached(os.path.join(scene, "programs"), os.path.join(scene, "again"), "--bind"):
-        with daemons_with(_LATE_TO_MAKE.format(flag=str(flag))):
+        with daemons_with(partial(alterations.make_late, str(flag))):
             m = mount("-o", "rw,no_root_squash,cloak_list=uid +400 3000 3999")
         owner, other = user(OWNER), user(OTHER)
         told()
@@ -651,29 +638,6 @@ def test_a_file_that_turns_up_where_one_is_to_be_made(scene: str, base: str, mou
         assert other.error(os.stat, m.at("again/program")) == errno.ENOENT
 
 
-_SLOWLY = """
-import os, time
-from cloakfs.filesystem.core import Core
-from cloakfs.linux import act_as_daemon
-from cloakfs.tree.filesystems import Filesystem
-
-def prepare(self, below_remote, prepare=Filesystem.__post_init__):
-    prepare(self, below_remote)
-    self.in_memory, self.slow_until = False, float("inf")
-
-def find(self, at, name, find=Core._open_and_ask):
-    found = find(self, at, name)
-    if name == b"late":
-        act_as_daemon()
-        os.close(os.open({flag!r} + ".asked", os.O_CREAT))
-        while not os.path.exists({flag!r}):
-            time.sleep(0.01)
-    return found
-
-Filesystem.__post_init__, Core._open_and_ask = prepare, find
-"""
-
-
 @pytest.mark.parametrize("change", [["chmod", "0744"], ["setfacl", "-m", f"u:{OTHER}:---"]])
 def test_who_may_not_search_any_more_when_a_slow_disk_has_answered(
     change: list[str], scene: str, base: str, mount: MakeMount, user: MakeUser
@@ -682,7 +646,7 @@ def test_who_may_not_search_any_more_when_a_slow_disk_has_answered(
     for name in ("file", "late"):
         put(os.path.join(scene, "open", name), OWNER, 0o644)
     flag = os.path.join(base, "flag")
-    with daemons_with(_SLOWLY.format(flag=flag)):
+    with daemons_with(partial(alterations.find_slowly, b"late", flag)):
         m = mount("-o", CLOAKED)
     other = user(OTHER)
     told()

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,11 @@ from cloakfs.config.parse import parse
 from cloakfs.config.render import format_exports
 from cloakfs.config.views import User as UserItem
 from cloakfs.mounted import mounted as telling
+from cloakfs.tuning import Tuning
 from tests.agents import User, read
-from tests.mount import conftest
-from tests.mount.conftest import COMMAND, Mount, is_mounted, mounted, run
+from tests.altered import Alteration, command_with
+from tests.mount import alterations
+from tests.mount.conftest import COMMAND, Mount, daemons_with, is_mounted, mounted, run
 from tests.mount.test_limits import wait_until
 from tests.processes import kill
 
@@ -667,27 +670,15 @@ def test_what_is_not_there_is_said_once_for_all_clients(base: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("patch", "problem"),
+    ("alteration", "problem"),
     [
-        (
-            "from types import SimpleNamespace as Reader\n"
-            "from cloakfs.filesystem import directories\n"
-            "directories.requester = lambda token: Reader(uid=0, gid=0, pid=1, umask=0)",
-            "the caller of a listing cannot be found out",
-        ),
-        (
-            "from cloakfs.filesystem import pyfuse3memory as memory\n"
-            "small = type('Entry', (), {'__slots__': ('st_ino',)})\n"
-            "memory.check.__defaults__ = (memory.ReaddirToken, small, *memory.check.__defaults__[2:])",
-            "a listing could not leave out nodeids",
-        ),
+        (alterations.hide_readers, "the caller of a listing cannot be found out"),
+        (alterations.shrink_entries, "a listing could not leave out nodeids"),
     ],
 )
-def test_a_pyfuse3_with_other_objects_is_refused(
-    tree: str, target: str, monkeypatch: pytest.MonkeyPatch, patch: str, problem: str
-) -> None:
-    monkeypatch.setattr(conftest, "COMMAND", conftest.command_with(patch))
-    done = run("mount", tree, target, check=False)
+def test_a_pyfuse3_with_other_objects_is_refused(tree: str, target: str, alteration: Alteration, problem: str) -> None:
+    with daemons_with(alteration):
+        done = run("mount", tree, target, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("cloakfs: pyfuse3 ")
     assert f": {problem}, because its objects are laid out differently " in done.stderr
@@ -1120,25 +1111,18 @@ def test_help_and_version() -> None:
     assert run("no-such-command", check=False).returncode == 2
 
 
-_TRIED = """
-from cloakfs_cli import umount
-def tried(*arguments, at_once=umount.linux.umount):
-    try:
-        at_once(*arguments)
-    except OSError:
-        open({flag!r}, "w").close()
-        raise
-umount._BUSY_SECONDS = 30.0
-umount.linux.umount = tried
-"""
-
-
 def test_umount_waits_while_the_mount_is_busy_for_a_moment(base: str, mount: MakeMount) -> None:
     """As it is when the daemon looks at its own mount."""
     m = mount()
     flag = os.path.join(base, "tried")
     held = os.open(m.path, os.O_RDONLY)
-    with subprocess.Popen([*conftest.command_with(_TRIED.format(flag=flag)), "umount", m.path]) as process:
+    with subprocess.Popen(
+        [
+            *command_with(partial(alterations.note_umount_in_vain, flag), tuning=Tuning(unmount_seconds=30.0)),
+            "umount",
+            m.path,
+        ]
+    ) as process:
         try:
             wait_until(lambda: os.path.exists(flag))
             assert is_mounted(m.path)

@@ -15,9 +15,9 @@ from cloakfs import linux
 from cloakfs.tree import calls
 from cloakfs.tree.index import Index
 from cloakfs.tree.nodes import Nodes
+from cloakfs.tuning import Tuning
 from tests.agents import User, write
-from tests.mount import conftest
-from tests.mount.conftest import Mount, told
+from tests.mount.conftest import Mount, daemons_with, told
 
 MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]
@@ -124,7 +124,6 @@ def go_down(top: str, depth: int) -> None:
 
 
 LEVELS = 200
-_FEW_LEVELS = f"import cloakfs.tree.objects; cloakfs.tree.objects.MOST_LEVELS = {LEVELS}"
 
 
 def make_here() -> tuple[int, int]:
@@ -139,15 +138,13 @@ def make_here() -> tuple[int, int]:
     return errors[0], errors[1]
 
 
-def test_a_tree_does_not_become_deeper_than_it_may(
-    tree: str, mount: MakeMount, user: MakeUser, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tree_does_not_become_deeper_than_it_may(tree: str, mount: MakeMount, user: MakeUser) -> None:
     """What is deeper already is read, written, and removed."""
-    monkeypatch.setattr(conftest, "COMMAND", conftest.command_with(_FEW_LEVELS))
     digger, someone = user(0), user(2001)
     digger.do(dig_behind, tree, 2001, LEVELS + 400)
     os.chmod(tree, 0o1777)
-    m = mount("-o", CLOAKED)
+    with daemons_with(tuning=Tuning(most_levels=LEVELS)):
+        m = mount("-o", CLOAKED)
     someone.do(go_down, m.path, LEVELS - 1)
     assert someone.do(make_here) == (0, 0)
     someone.do(os.rmdir, "new")

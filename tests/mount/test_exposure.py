@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,9 @@ from cloakfs.exposure.walk import survey
 from cloakfs.ids import ClientId, ServerId
 from cloakfs.policy import Policy
 from cloakfs.view import View
-from tests.mount.conftest import Mount, command_with, mounted, run
+from tests.altered import command_with
+from tests.mount import alterations
+from tests.mount.conftest import Mount, mounted, run
 from tests.mount.randomtree import make_tree
 
 FILES = 40
@@ -202,13 +205,9 @@ def test_it_finds_that_a_client_reads_a_groups_files_because_gids_are_not_mapped
         assert found["entries"][0]["anybody"]["total"]["reads"] == 0
 
 
-SHOWS_SET_ID_BITS_AS_THEY_ARE = "from cloakfs.view import View; View.shown_mode = lambda self, mode, *ids: mode"
-"""What 0.1.0 did."""
-
-
 def told_before(*arguments: str) -> Any:
     """What is said if the views show set-id bits as 0.1.0 did."""
-    command = [*command_with(SHOWS_SET_ID_BITS_AS_THEY_ARE), "exposure", "--json", *arguments]
+    command = [*command_with(alterations.show_set_id_bits), "exposure", "--json", *arguments]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=False).stdout)
 
 
@@ -361,7 +360,7 @@ def test_what_cannot_be_examined_is_told_with_a_status(base: str, tree: str) -> 
     os.makedirs(os.path.join(tree, *("deep" for _ in range(60))))
     path = exports(base, f"{tree} a(ro)")
     assert told(path)["entries"][0]["tree"]["names"] == 60
-    few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))"
+    few = partial(alterations.limit_descriptors, 40)
     for arguments in (["exposure", path], ["exposure", "--diff", path, path]):
         done = subprocess.run([*command_with(few), *arguments], capture_output=True, text=True, check=False)
         assert done.returncode == 1

@@ -5,7 +5,8 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -13,16 +14,16 @@ import pytest
 
 from cloakfs import control, linux
 from cloakfs.mounted import mounted
+from cloakfs.tuning import Tuning
 from tests.agents import User, names, read
 from tests.mount.conftest import Mount, daemons_with, is_mounted, told
-from tests.mount.faults import FAULTS
-from tests.mount.guards import guarding
+from tests.mount.faults import FAULTS, arm
+from tests.mount.guards import Faulty, fail_to_watch, guarding
 from tests.mount.loopfs import require_disk
 from tests.mount.test_limits import wait_until
 from tests.mount.usersmounts import as_users_mount
 
 ANN, BOB = 4001, 4002
-HERE = Path(__file__).parent
 
 MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]
@@ -35,14 +36,15 @@ class Fail(Protocol):
 
 
 @pytest.fixture
-def faults(base: str, monkeypatch: pytest.MonkeyPatch) -> str:
+def faults(base: str) -> Iterator[str]:
     """The file that arms faults; mounts made from now on heed it."""
     path = os.path.join(base, "faults")
     for name in (path, f"{path}.done"):
         Path(name).touch()
         os.chmod(name, 0o666)
-    monkeypatch.setenv("FAULTS", path)
-    return path
+    # What is done now and then is done all the time.
+    with daemons_with(partial(arm, path), tuning=Tuning(housekeeping_seconds=0.05, view_seconds=0.05)):
+        yield path
 
 
 @pytest.fixture
@@ -61,7 +63,6 @@ def fail(faults: str) -> Fail:
     return go
 
 
-POLICY = ("--policy", f"{HERE}/faults.py:Faults")
 CLOAKED = "no_root_squash,groups=database,prefetch=always,cloak_list=uid +077 4001"
 
 
@@ -72,7 +73,7 @@ def served(tree: str, mount: MakeMount, fail: Fail) -> Mount:
     os.chown(f"{tree}/hidden", ANN, ANN)
     os.chmod(f"{tree}/hidden", 0o700)
     Path(f"{tree}/open/file").write_bytes(bytes(1 << 20))
-    made = mount("-o", CLOAKED, *POLICY)
+    made = mount("-o", CLOAKED)
     made.expect_errors = True
     return made
 
@@ -184,7 +185,7 @@ def test_each_task_with_each_fault(
 
 
 def test_a_fixed_view_with_each_fault(mount: MakeMount, fail: Fail) -> None:
-    made = mount("--view", "daemon", *POLICY)
+    made = mount("--view", "daemon")
     made.expect_errors = True
     pid = made.pid
     fail("user database", lambda: None)
@@ -205,7 +206,7 @@ def test_users_mount_what_they_like(tree: str, mount: MakeMount, user: MakeUser,
     with contextlib.ExitStack() as stack:
         if when == "before":
             stack.enter_context(as_users_mount(place, BOB, subtype=b"x\xff", words=words))
-        with daemons_with("from cloakfs.tree import filesystems; filesystems._MEET_SECONDS = 1000.0"):
+        with daemons_with(tuning=Tuning(filesystem_seconds=1000.0)):
             made = mount("-o", "no_root_squash")
         ann = user(ANN)
         there = os.fsencode(made.path) + b"/bob/"
@@ -235,42 +236,14 @@ def look_around(there: bytes, name: bytes) -> None:
 
 # -- the guard ---------------------------------------------------------------------------------------
 
-GUARD = """
-import os, sys
-from cloakfs.nfs import guard
-from tests.mount.faults import FAULTS
-from tests.mount.guards import NoServer, serve
-
-run_dir = sys.argv[3]
-
-def take(point):
-    try:
-        with open(run_dir + "/" + point) as file: name = file.read()
-        os.unlink(run_dir + "/" + point)
-    except OSError:
-        return
-    raise FAULTS[name]()
-
-class Server(NoServer):
-    async def check(self): take("check")
-    async def stop(self): raise ZeroDivisionError("arbitrary")
-
-real = os.pidfd_open
-def pidfd_open(pid, flags=0):
-    take("pidfd")
-    return real(pid, flags)
-os.pidfd_open = pidfd_open
-guard._CHECK_SECONDS = 0.05
-serve(*sys.argv[1:], Server())
-"""
-
 
 def test_the_guard_with_each_fault(base: str, tree: str) -> None:
     root, run_dir = os.path.join(base, "root"), os.path.join(base, "run")
     path = f"{root}/one"
     os.mkdir(root)
     made = Mount(tree, path)
-    with guarding(GUARD, tree, path, run_dir) as guard:
+    server, watch = partial(Faulty, run_dir), partial(fail_to_watch, run_dir)
+    with guarding(tree, path, run_dir, server, [watch], Tuning(guard_seconds=0.05)) as guard:
         pid = made.pid
         for fault in FAULTS:
             put(f"{run_dir}/check", fault)

@@ -3,6 +3,7 @@
 `test_caching.py` tests what is cached, and each way in which it can become untrue.
 """
 
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -20,8 +21,8 @@ from pathlib import Path
 import pytest
 
 from tests.agents import User, read
-from tests.mount import conftest
-from tests.mount.conftest import Mount, told
+from tests.mount import alterations, conftest
+from tests.mount.conftest import Mount, daemons_with, told
 from tests.mount.test_caching import CLOAKED, OTHER, OWNER, STRANGER, put
 from tests.mount.test_hung import Far
 from tests.mount.test_limits import wait_until
@@ -92,19 +93,10 @@ def stalled(base: str) -> Iterator[Far]:
     place.close()
 
 
-# A kernel that has to be told each name: what it does not know, it refuses like this one.
-_OLD_KERNEL = """
-import struct
-from cloakfs.filesystem import forgetter
-forgetter._INC_EPOCH = struct.pack("=IiQ", 16, 9999, 0)
-"""
-
-
 @pytest.fixture(params=["", "before Linux 6.16"])
-def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param:
-        monkeypatch.setattr(conftest, "COMMAND", conftest.command_with(_OLD_KERNEL))
-    return str(request.param)
+def kernel(request: pytest.FixtureRequest) -> Iterator[str]:
+    with daemons_with(alterations.be_before_linux_6_16) if request.param else contextlib.nullcontext():
+        yield str(request.param)
 
 
 def test_a_directory_whose_lock_is_held(

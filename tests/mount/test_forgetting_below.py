@@ -9,7 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
+from cloakfs.tuning import Tuning
 from tests.agents import User
+from tests.mount import alterations
 from tests.mount.conftest import Mount, daemons_with, told
 from tests.mount.loopfs import attached
 from tests.mount.test_caching import ACL_FOR_NOBODY, CLOAKED, OTHER, OWNER, STRANGER, put, requests
@@ -176,17 +178,6 @@ def test_all_that_is_below_is_forgotten(how: str, where: str, tree: str, mount: 
     assert stranger.error(os.open, f"/proc/self/fd/{fds[0]}", os.O_RDONLY) in GONE
 
 
-NOTED = """
-import logging
-import pyfuse3
-invalidate_entry = pyfuse3.invalidate_entry
-def noted(parent, name, *args):
-    logging.getLogger("cloakfs").warning("NAME %s", name.decode())
-    invalidate_entry(parent, name, *args)
-pyfuse3.invalidate_entry = noted
-"""
-
-
 @pytest.mark.parametrize("where", ["through the mount", "behind the mount"])
 @pytest.mark.parametrize("how", ["chmod", "rename"])
 def test_the_name_of_a_directory_comes_after_those_below_it(
@@ -197,7 +188,7 @@ def test_the_name_of_a_directory_comes_after_those_below_it(
     above = put(os.path.join(tree, "above"), OWNER, stat.S_IFDIR | 0o755)
     for name in ("many", "more"):
         make_many(os.path.join(above, name), 500, OWNER)
-    with daemons_with(NOTED):
+    with daemons_with(alterations.log_names_invalidated):
         m = mount("-o", CLOAKED)
     owner = user(OWNER)
     told()
@@ -219,21 +210,8 @@ def test_the_name_of_a_directory_comes_after_those_below_it(
     assert len(set(names())) == 500 + 3
 
 
-WAITING = """
-import logging
-from cloakfs.filesystem import forgetter
-forgetter._FEW_THREADS = 1
-forgetter._WAITS_SECONDS = 5.0
-forgetter._PATIENCE_SECONDS = 1000.0
-start_more = forgetter.Forgetter._start_more
-def noted(self):
-    before = self._threads
-    start_more(self)
-    if 0 < before < self._threads:
-        logging.getLogger("cloakfs").warning("A THREAD WAITS")
-forgetter.Forgetter._start_more = noted
-"""
-"""Makes a daemon note when the one thread that forgets names has waited for a lock for so long that another begins."""
+WAITING = Tuning(notify_threads=1, notify_wait_seconds=5.0, notify_patience_seconds=1000.0)
+"""Another thread begins when the only one has waited for a lock for long."""
 
 
 @pytest.mark.parametrize("count", [3, 500])
@@ -245,7 +223,7 @@ def test_no_change_of_a_directory_waits_for_its_own_lock(
     top = put(os.path.join(tree, "top"), OWNER, stat.S_IFDIR | 0o755)
     put(os.path.join(top, "private"), OWNER, stat.S_IFDIR | 0o700)
     make_many(os.path.join(top, "many"), count, OWNER)
-    with daemons_with(WAITING):
+    with daemons_with(alterations.log_waiting_threads, tuning=WAITING):
         m = mount("-o", CLOAKED)
     owner = user(OWNER)
     told()
@@ -253,16 +231,6 @@ def test_no_change_of_a_directory_waits_for_its_own_lock(
         owner.do(stat_all, m.at("top/many"), count)
         owner.do(CHANGES[how], m.at("top/many"))
     assert "A THREAD WAITS" not in m.log
-
-
-STUCK = """
-import trio
-from cloakfs.filesystem import forget
-forget.AT_ONCE = 1
-async def never(self):
-    await trio.sleep_forever()
-forget.Forgetting._keep_forgetting_below = never
-"""
 
 
 @pytest.mark.skipif(LINUX < (6, 2), reason="before Linux 6.2, the kernel cannot be made to ask about a name")
@@ -274,7 +242,7 @@ def test_a_name_is_asked_about_before_all_below_it_is_forgotten(
     put(os.path.join(tree, "private"), OWNER, stat.S_IFDIR | 0o700)
     above = put(os.path.join(tree, "above"), OWNER, stat.S_IFDIR | 0o755)
     make_many(os.path.join(above, "many"), 100, OWNER)
-    with daemons_with(STUCK):
+    with daemons_with(alterations.never_forget_below, tuning=Tuning(names_at_once=1)):
         m = mount("-o", CLOAKED)
     owner, stranger = user(OWNER), user(STRANGER)
     told()

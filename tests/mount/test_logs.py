@@ -5,9 +5,12 @@ import signal
 import socket
 import stat
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+
+from tests.mount import alterations
 
 from .conftest import Mount, daemons_with, is_mounted, run
 from .test_on_top import until
@@ -30,7 +33,7 @@ def test_a_log_file_that_is_rotated_is_begun_anew(base: str, tree: str, mount: C
 def test_to_syslog(base: str, tree: str) -> None:
     path, place = os.path.join(base, "view"), os.path.join(base, "syslog")
     os.mkdir(path)
-    with daemons_with(f"from cloakfs_cli import background; background.SYSLOG_SOCKET = {place!r}"):
+    with daemons_with(partial(alterations.log_to_syslog_at, place)):
         done = run("mount", tree, path, "-o", "log=syslog", check=False)
         assert (done.returncode, done.stderr) == (1, f"cloakfs: log=syslog: {place}: No such file or directory\n")
         assert not is_mounted(path)

@@ -10,13 +10,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from cloakfs import linux
 from tests.agents import User, read, write
-from tests.mount.conftest import Mount, is_mounted, unmount
+from tests.mount import alterations
+from tests.mount.conftest import Mount, daemons_with, is_mounted, unmount
 from tests.mount.loopfs import attached, filesystem
 from tests.mount.test_limits import wait_until
 
@@ -244,34 +246,11 @@ def test_the_session_is_aborted_while_answers_wait(words: str, slow: Slow, mount
     wait_until(lambda: is_gone(pid))
 
 
-# Once the session is readable, and before it is read, ends the process whose id is in `flag`.
-GONE = """
-import os, select, signal
-from cloakfs import loop
-from cloakfs.policy import Policy as P
-
-real = loop.Workers.wait_readable
-
-async def wait_readable(self, fd):
-    await real(self, fd)
-    if os.path.exists({flag!r}):
-        with open({flag!r}) as file:
-            pid = int(file.read())
-        os.unlink({flag!r})
-        process = os.pidfd_open(pid)
-        os.kill(pid, signal.SIGKILL)
-        select.select([process], [], [])
-        os.close(process)
-
-loop.Workers.wait_readable = wait_readable
-"""
-
-
 def test_a_request_that_is_gone_keeps_nobody_waiting(base: str, slow: Slow, mount: MakeMount, user: MakeUser) -> None:
     """Its process was killed after the kernel had told of the request, and before that was read."""
-    flag, plugin = os.path.join(base, "doomed"), Path(base, "gone.py")
-    plugin.write_text(GONE.format(flag=flag))
-    m = mount("-o", NULL, "--policy", f"{plugin}:P", source=slow.path)
+    flag = os.path.join(base, "doomed")
+    with daemons_with(partial(alterations.kill_before_read, flag)):
+        m = mount("-o", NULL, source=slow.path)
     patient = user(2001)
     patient.start(sync_each, m.path, 1)
     try:

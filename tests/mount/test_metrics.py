@@ -15,6 +15,7 @@ import termios
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,10 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from cli.metrics import metrics
 from cloakfs.health import Machine, look
 from cloakfs.mounted import RUN_DIR
+from cloakfs.tuning import Tuning
 from tests.agents import User, read
 from tests.mount.conftest import COMMAND, Mount, run, told
-from tests.mount.guards import guarding
+from tests.mount.guards import NoServer, guarding, wrong_while
 from tests.processes import kill
 
 MakeMount = Callable[..., Mount]
@@ -183,17 +185,6 @@ def test_what_hangs_or_has_died_is_told_in_time(hung_and_dead: tuple[Mount, Moun
     assert Figures(hung, exported.stdout).get("known_objects") == 0
 
 
-GUARD = """
-import os, sys
-from cloakfs.nfs import guard
-from tests.mount.guards import NoServer, serve
-
-*service, broken = sys.argv[1:]
-guard._CHECK_SECONDS = 0.1
-serve(*service, NoServer(lambda: "it does not answer" if os.path.exists(broken) else None))
-"""
-
-
 def until(met: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
     while not met():
@@ -205,7 +196,8 @@ def test_a_guard_and_its_server(base: str, tree: str) -> None:
     name = f"test-{os.path.basename(base).replace('_', '-')}"
     run_dir = f"{RUN_DIR}/export-{name}"
     m = Mount(tree, f"{base}/it")
-    with guarding(GUARD, tree, m.path, run_dir, f"{base}/broken") as guard:
+    server = partial(NoServer, partial(wrong_while, f"{base}/broken"))
+    with guarding(tree, m.path, run_dir, server, tuning=Tuning(guard_seconds=0.1)) as guard:
 
         def now() -> Machine:
             return look().only([m.path])

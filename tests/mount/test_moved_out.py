@@ -15,6 +15,7 @@ import pytest
 
 from cloakfs import linux
 from tests.agents import User, read, write
+from tests.mount import alterations
 from tests.mount.conftest import Mount, daemons_with, told
 from tests.mount.test_hidden import eventually
 from tests.mount.test_trees import drop_caches, handle_of, steady
@@ -28,14 +29,6 @@ VIEWS = f"no_root_squash,views={ANN}:{ANN} {BEN}:{BEN}"
 CLOAKED = "no_root_squash,cloak_list=uid +007 1 9999"
 OPTIONS = [NULL, f"{NULL},all_squash,anonuid={ANN},anongid={ANN}", CLOAKED]
 
-UNWATCHED = """
-import errno
-from cloakfs.watch import Watch
-def add(self, fd):
-    raise OSError(errno.EOPNOTSUPP, "not here")
-Watch.add = add
-"""
-
 
 def put(top: str) -> None:
     os.makedirs(f"{top}/dir/sub/deep")
@@ -45,19 +38,6 @@ def put(top: str) -> None:
         os.chmod(f"{top}/{name}", 0o666)
     for name in ("dir", "dir/sub", "dir/sub/deep", "other"):
         os.chmod(f"{top}/{name}", 0o777)
-
-
-LOSES_RENAMES = """
-from cloakfs.linux import fanotify
-from cloakfs.watch import Watch
-read = Watch.read
-def read_or_lose(self):
-    events = read(self)
-    if any(event.mask & (fanotify.FAN_MOVED_FROM | fanotify.FAN_MOVED_TO) for event in events):
-        return [fanotify.Event(fanotify.FAN_Q_OVERFLOW, 0, b"", b"", b"", False)]
-    return events
-Watch.read = read_or_lose
-"""
 
 
 @dataclass
@@ -371,7 +351,7 @@ def move(origin: str, destination: str, *names: str) -> None:
 @pytest.fixture
 def unreported() -> Iterator[None]:
     """Daemons to which the kernel reports nothing."""
-    with daemons_with(UNWATCHED):
+    with daemons_with(alterations.watch_nothing):
         yield
 
 
@@ -391,7 +371,7 @@ def test_without_reports_it_takes_a_second(place: Place, mount: MakeMount, user:
 @pytest.fixture
 def lossy() -> Iterator[None]:
     """Daemons to which it is reported, instead of renames, that reports were lost."""
-    with daemons_with(LOSES_RENAMES):
+    with daemons_with(alterations.lose_renames):
         yield
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from cloakfs.control import Watcher
 from cloakfs.mounted import mounted as telling
+from cloakfs.tuning import Tuning
 from tests.agents import User, names, read, write
 from tests.mount import conftest
 from tests.mount.conftest import Mount, daemons_with, run
@@ -30,7 +31,7 @@ ODD = b"odd\xff\n\x1b[31m"
 
 @pytest.fixture(autouse=True)
 def counted_often() -> Iterator[None]:
-    with daemons_with("from cloakfs.filesystem import probing; probing._COUNT_SECONDS = 0.05"):
+    with daemons_with(tuning=Tuning(probe_seconds=0.05)):
         yield
 
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import pytest
 from cloakfs import keptstate
 from cloakfs.mounted import RUN_DIR, STATE_DIR
 from tests.agents import User
-from tests.mount import conftest
-from tests.mount.conftest import Mount, command_with, is_mounted, mounted, run
+from tests.mount import alterations
+from tests.mount.conftest import Mount, daemons_with, is_mounted, mounted, run
 from tests.mount.test_cli import refused, run_here
 from tests.processes import kill
 
@@ -44,13 +45,12 @@ def pruned(*arguments: str) -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(autouse=True)
-def own_state(base: str, monkeypatch: pytest.MonkeyPatch) -> str:
+def own_state(base: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A directory for the state of these mounts alone: that of others on this machine is not for tests to remove."""
     path = os.path.join(base, "state")
-    patch = f"from cloakfs import mounted; mounted.STATE_DIR = {path!r}"
-    monkeypatch.setattr(conftest, "COMMAND", command_with(patch))
     monkeypatch.setattr(sys.modules[__name__], "STATE_DIR", path)
-    return path
+    with daemons_with(partial(alterations.keep_state_in, path)):
+        yield path
 
 
 def attach(disk: str, place: str) -> None:

@@ -11,14 +11,15 @@ import mmap
 import os
 import subprocess
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
 from cloakfs import linux
 from tests.agents import User, read, write
-from tests.mount.conftest import Mount, told
+from tests.mount import alterations
+from tests.mount.conftest import Mount, daemons_with, told
 
 USER, OTHER = 3001, 3002
 CLOAKED = "no_root_squash,cloak_list=uid +077 3000 3999"
@@ -26,58 +27,43 @@ CLOAKED = "no_root_squash,cloak_list=uid +077 3000 3999"
 MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]
 
-# Does `change` once, when the daemon makes one of the named calls that has the name "x" or "y" among its arguments.
-RACE = """
-import os
-from cloakfs import linux
-from cloakfs.policy import Policy as P
-
-done = False
-
-def change(tree):
-    {change}
-
-def race(module, call):
-    real = getattr(module, call)
-    def raced(*args, **kwargs):
-        global done
-        if done or not {{b"x", b"y"}} & set(args) or not {condition}:
-            return real(*args, **kwargs)
-        done = True
-        before = linux.credentials._thread.who
-        if {first}:
-            result = real(*args, **kwargs)
-        linux.act_as_daemon()
-        change({tree!r})
-        if before is not None:
-            linux.credentials.assume(before)
-        return result if {first} else real(*args, **kwargs)
-    setattr(module, call, raced)
-
-for call in {calls!r}:
-    race(linux if call == "renameat2" else os, call)
-"""
+Racing = Callable[..., Mount]
 
 
-def racing(
-    base: str, tree: str, change: str, *, before: tuple[str, ...] = (), after: tuple[str, ...] = (), when: str = "True"
-) -> tuple[str, str]:
-    """What to mount with so that `change` happens before, or after, the daemon's first call of these."""
-    code = RACE.format(change=change, condition=when, first=bool(after), calls=before or after, tree=tree)
-    Path(base, "race.py").write_text(code)
-    return "--policy", f"{base}/race.py:P"
+@pytest.fixture
+def racing(base: str, mount: MakeMount) -> Iterator[Racing]:
+    """Makes mounts whose daemon finds the tree changed before, or after, its first call of these (`alterations.race`).
+
+    At the end, it is checked that this has happened; or that it has not, if it was not to happen (`happens`).
+    """
+    made: list[tuple[str, bool]] = []
+
+    def make(
+        options: str,
+        tree: str,
+        change: Callable[[str], object],
+        *,
+        before: tuple[str, ...] = (),
+        after: tuple[str, ...] = (),
+        creates: bool = False,
+        happens: bool = True,
+    ) -> Mount:
+        done = os.path.join(base, "done")
+        calls = before or after
+        race = partial(alterations.race, tree, change, calls, done, first=bool(after), creates=creates)
+        made.append((done, happens))
+        with daemons_with(race):
+            return mount("-o", options)
+
+    yield make
+    for done, happens in made:
+        assert os.path.exists(done) is happens
 
 
 def put(path: str, data: bytes, uid: int, mode: int) -> None:
     write(path, data)
     os.chown(path, uid, uid)
     os.chmod(path, mode)
-
-
-HIDE = (
-    'os.path.lexists(tree + "/x") and os.rename(tree + "/x", tree + "/away"); os.rename(tree + "/secret", tree + "/x")'
-)
-"""What was "x" is "away", and "x" is now what the user may not know of."""
 
 
 @pytest.fixture
@@ -97,8 +83,8 @@ def create(path: str) -> tuple[os.stat_result, bytes]:
         os.close(fd)
 
 
-def test_create_answers_with_what_was_created(secret: str, base: str, mount: MakeMount, user: MakeUser) -> None:
-    m = mount("-o", CLOAKED, *racing(base, secret, HIDE, after=("open",), when="args[1] & os.O_CREAT"))
+def test_create_answers_with_what_was_created(secret: str, racing: Racing, user: MakeUser) -> None:
+    m = racing(CLOAKED, secret, alterations.hide, after=("open",), creates=True)
     assert user(OTHER).do(read, m.at("secret")) == b"secret"  # the kernel has its content now
     client = user(USER)
     info, content = client.do(create, m.at("x"))
@@ -116,16 +102,14 @@ MAKES: dict[str, tuple[str, Callable[[str], None]]] = {
 
 
 @pytest.mark.parametrize("how", MAKES)
-def test_what_takes_the_place_of_what_was_made_is_not_told(
-    how: str, tree: str, base: str, mount: MakeMount, user: MakeUser
-) -> None:
+def test_what_takes_the_place_of_what_was_made_is_not_told(how: str, tree: str, racing: Racing, user: MakeUser) -> None:
     call, make = MAKES[how]
     make(os.path.join(tree, "secret"))
     os.chown(os.path.join(tree, "secret"), OTHER, OTHER, follow_symlinks=False)
     if how != "symlink":
         os.chmod(os.path.join(tree, "secret"), 0o700)
     cloak = "no_root_squash,cloak_list=uid +000 3000 3999"  # symbolic links, too
-    m = mount("-o", cloak, *racing(base, tree, HIDE, after=(call,)))
+    m = racing(cloak, tree, alterations.hide, after=(call,))
     client = user(USER)
     assert client.error(*([os.symlink, "target"] if how == "symlink" else [make]), m.at("x")) == errno.ENOENT
     assert client.error(os.lstat, m.at("x")) == errno.ENOENT
@@ -133,8 +117,8 @@ def test_what_takes_the_place_of_what_was_made_is_not_told(
     assert os.lstat(m.real("away")).st_uid == USER
 
 
-def test_link_answers_with_what_was_linked(secret: str, base: str, mount: MakeMount, user: MakeUser) -> None:
-    m = mount("-o", CLOAKED, *racing(base, secret, HIDE, after=("link",)))
+def test_link_answers_with_what_was_linked(secret: str, racing: Racing, user: MakeUser) -> None:
+    m = racing(CLOAKED, secret, alterations.hide, after=("link",))
     client = user(USER)
     client.do(write, m.at("mine"), b"mine")
     client.do(os.link, m.at("mine"), m.at("x"))
@@ -150,9 +134,9 @@ AT_USE = ("rename", "unlink", "rmdir", "renameat2")
 
 @pytest.mark.parametrize("replaces", [False, True])
 def test_rename_does_not_replace_what_is_hidden_since_an_instant(
-    replaces: bool, secret: str, base: str, mount: MakeMount, user: MakeUser
+    replaces: bool, secret: str, racing: Racing, user: MakeUser
 ) -> None:
-    m = mount("-o", CLOAKED, *racing(base, secret, HIDE, before=AT_USE))
+    m = racing(CLOAKED, secret, alterations.hide, before=AT_USE)
     client = user(USER)
     client.do(write, m.at("y"), b"mine")
     if replaces:
@@ -163,11 +147,9 @@ def test_rename_does_not_replace_what_is_hidden_since_an_instant(
     assert sorted(os.listdir(secret)) == ["away"] * replaces + ["x", "y"]
 
 
-def test_rename_replaces_what_has_just_appeared_to_everybody(
-    secret: str, base: str, mount: MakeMount, user: MakeUser
-) -> None:
+def test_rename_replaces_what_has_just_appeared_to_everybody(secret: str, racing: Racing, user: MakeUser) -> None:
     os.chmod(os.path.join(secret, "secret"), 0o644)
-    m = mount("-o", CLOAKED, *racing(base, secret, HIDE, before=AT_USE))
+    m = racing(CLOAKED, secret, alterations.hide, before=AT_USE)
     client = user(USER)
     client.do(write, m.at("y"), b"mine")
     client.do(os.rename, m.at("y"), m.at("x"))
@@ -175,8 +157,8 @@ def test_rename_replaces_what_has_just_appeared_to_everybody(
     assert client.do(read, m.at("x")) == read(m.real("x")) == b"mine"
 
 
-def test_rename_finds_its_target_gone(secret: str, base: str, mount: MakeMount, user: MakeUser) -> None:
-    m = mount("-o", CLOAKED, *racing(base, secret, 'os.unlink(tree + "/x")', before=AT_USE))
+def test_rename_finds_its_target_gone(secret: str, racing: Racing, user: MakeUser) -> None:
+    m = racing(CLOAKED, secret, alterations.remove, before=AT_USE)
     client = user(USER)
     client.do(write, m.at("y"), b"mine")
     put(m.real("x"), b"seen", OTHER, 0o644)
@@ -218,10 +200,8 @@ def test_rename_in_a_hiding_view_does_what_rename_does(
 
 
 @pytest.mark.parametrize("kind", ["file", "directory"])
-def test_what_is_hidden_since_an_instant_is_not_removed(
-    kind: str, tree: str, base: str, mount: MakeMount, user: MakeUser
-) -> None:
-    m = mount("-o", CLOAKED, *racing(base, tree, HIDE, before=AT_USE))
+def test_what_is_hidden_since_an_instant_is_not_removed(kind: str, tree: str, racing: Racing, user: MakeUser) -> None:
+    m = racing(CLOAKED, tree, alterations.hide, before=AT_USE)
     client = user(USER)
     if kind == "file":
         put(m.real("secret"), b"secret", OTHER, 0o600)
@@ -249,10 +229,10 @@ def own(tree: str) -> str:
 
 @pytest.mark.parametrize("mode", [0o720, 0o702])
 def test_where_others_may_change_names_what_is_hidden_since_an_instant_is_not_removed(
-    mode: int, own: str, base: str, mount: MakeMount, user: MakeUser
+    mode: int, own: str, racing: Racing, user: MakeUser
 ) -> None:
     os.chmod(own, mode)
-    m = mount("-o", CLOAKED, *racing(base, own, HIDE, before=AT_USE))
+    m = racing(CLOAKED, own, alterations.hide, before=AT_USE)
     assert user(USER).error(os.unlink, m.at("own", "x")) == errno.ENOENT
     assert read(m.real("own", "x")) == b"secret"
     assert sorted(os.listdir(own)) == ["away", "x"]
@@ -260,11 +240,10 @@ def test_where_others_may_change_names_what_is_hidden_since_an_instant_is_not_re
 
 @pytest.mark.parametrize("mode", [0o755, 0o720])
 def test_where_nobody_else_may_change_names_a_file_is_removed_without_moving_it_aside(
-    mode: int, own: str, base: str, mount: MakeMount, user: MakeUser
+    mode: int, own: str, racing: Racing, user: MakeUser
 ) -> None:
     os.chmod(own, mode)
-    note = 'os.mkdir(tree + "/moved")'
-    m = mount("-o", CLOAKED, *racing(base, own, note, before=("renameat2",)))
+    m = racing(CLOAKED, own, alterations.note_move, before=("renameat2",), happens=mode != 0o755)
     client = user(USER)
     assert client.error(os.unlink, m.at("own", "secret")) == errno.ENOENT
     client.do(os.unlink, m.at("own", "x"))
@@ -313,9 +292,9 @@ def exchange(one: str, two: str) -> None:
 @pytest.mark.parametrize("is_source", [False, True])
 @pytest.mark.parametrize("kind", ["file", "directory"])
 def test_what_is_hidden_since_an_instant_is_not_exchanged(
-    kind: str, is_source: bool, tree: str, base: str, mount: MakeMount, user: MakeUser
+    kind: str, is_source: bool, tree: str, racing: Racing, user: MakeUser
 ) -> None:
-    m = mount("-o", CLOAKED, *racing(base, tree, HIDE, before=("renameat2",)))
+    m = racing(CLOAKED, tree, alterations.hide, before=("renameat2",))
     client = user(USER)
     if kind == "file":
         put(m.real("secret"), b"secret", OTHER, 0o600)
@@ -333,10 +312,8 @@ def test_what_is_hidden_since_an_instant_is_not_exchanged(
     assert sorted(os.listdir(tree)) == ["away", "x", "y"]
 
 
-def test_rename_does_not_move_what_is_hidden_since_an_instant(
-    secret: str, base: str, mount: MakeMount, user: MakeUser
-) -> None:
-    m = mount("-o", CLOAKED, *racing(base, secret, HIDE, before=("renameat2",)))
+def test_rename_does_not_move_what_is_hidden_since_an_instant(secret: str, racing: Racing, user: MakeUser) -> None:
+    m = racing(CLOAKED, secret, alterations.hide, before=("renameat2",))
     client = user(USER)
     client.do(write, m.at("x"), b"mine")
     client.do(write, m.at("y"), b"other")
@@ -347,10 +324,9 @@ def test_rename_does_not_move_what_is_hidden_since_an_instant(
 
 @pytest.mark.parametrize("is_source", [False, True])
 def test_what_takes_the_place_of_what_was_exchanged_stays_there(
-    is_source: bool, secret: str, base: str, mount: MakeMount, user: MakeUser
+    is_source: bool, secret: str, racing: Racing, user: MakeUser
 ) -> None:
-    replace = 'os.rename(tree + "/secret", tree + "/x")'
-    m = mount("-o", CLOAKED, *racing(base, secret, replace, after=("renameat2",)))
+    m = racing(CLOAKED, secret, alterations.replace_by_secret, after=("renameat2",))
     client = user(USER)
     client.do(write, m.at("x"), b"mine")
     client.do(write, m.at("y"), b"other")

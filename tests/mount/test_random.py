@@ -9,17 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.altered import command_with
 from tests.campaign import random as tester
-from tests.mount.conftest import command_with
+from tests.mount import alterations
 
 SOME_COMPARISONS = 1000
-
-SHOWS_ALL = """
-from cloakfs.cloak import CloakList, Condition
-CloakList.visible = CloakList.same_for_all = lambda *args: True
-Condition.admits = Condition.surely_admits = lambda *args: True
-"""
-"""A daemon that hides nothing."""
 
 
 @pytest.fixture
@@ -54,7 +48,7 @@ def hiding() -> tester.Program:
 def test_what_is_shown_although_it_is_hidden_is_a_difference(top: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program = hiding()
     assert tester.run(program, top, tester.Counts(), 1.0) == ""
-    monkeypatch.setattr(tester, "COMMAND", command_with(SHOWS_ALL))
+    monkeypatch.setattr(tester, "COMMAND", command_with(alterations.hide_nothing))
     found = tester.run(program, top, tester.Counts(), 0.1)
     assert "listed: ('a',) instead of ()" in found
 

@@ -29,6 +29,7 @@ from cloakfs.tree.door import Door, subject
 from cloakfs.tree.index import Index
 from cloakfs.tree.nodes import Nodes
 from cloakfs.tree.objects import ALL, NOBODY, Object, Stale, as_directory
+from cloakfs.tuning import STANDARD, Tuning
 from cloakfs.view import View
 from cloakfs.views import Views
 from cloakfs.watch import Watch
@@ -74,7 +75,7 @@ def as_itself() -> Iterator[None]:
 class Scene:
     """A tree that another process changes, and what is known of it."""
 
-    def __init__(self, top: str, nodes: Nodes, index: Index, watch: Watch | None, user: User, **how: bool) -> None:
+    def __init__(self, top: str, nodes: Nodes, index: Index, watch: Watch | None, user: User, **how: Any) -> None:
         self.top = top
         self.nodes = nodes
         self.door = Door(nodes)
@@ -193,7 +194,7 @@ def scene(tree: str, index: Index, user: Callable[..., User]) -> Iterator[MakeSc
         if nodes.root.filesystem.kind not in ("ext4", "xfs", "btrfs", "tmpfs"):
             pytest.skip(f"changes on {nodes.root.filesystem.kind} are not told")
 
-        def make(*, is_told: bool = True, **how: bool) -> Scene:
+        def make(*, is_told: bool = True, **how: Any) -> Scene:
             return Scene(tree, nodes, index, watch if is_told else None, user(0), **how)
 
         yield make
@@ -879,11 +880,10 @@ async def is_done(s: Scene, tasks: str, call: Callable[[], Awaitable[None]], *, 
 def test_others_are_told_of_a_directory_when_what_is_in_it_is_forgotten(
     at_once: int, tasks: str, is_told: bool, scene: MakeScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forget, "AT_ONCE", at_once)
     owner, other = CLIENT_OF[OWNER], CLIENT_OF[OTHER]
 
     async def main() -> None:
-        s = scene()
+        s = scene(tuning=Tuning(names_at_once=at_once))
         close(s)
         directory = s.look_up(f"{s.top}/d")
         for path in s.paths():
@@ -956,14 +956,13 @@ def test_others_are_not_told_while_somebody_keeps_the_lock(
     ],
 )
 def test_a_directory_that_was_moved_has_what_is_beside_it_forgotten(
-    path: str, at_once: int, tasks: str, is_told: bool, scene: MakeScene, monkeypatch: pytest.MonkeyPatch
+    path: str, at_once: int, tasks: str, is_told: bool, scene: MakeScene
 ) -> None:
     """Those who knew it get at the directories above, by "..", without a request."""
-    monkeypatch.setattr(forget, "AT_ONCE", at_once)
     owner, other = CLIENT_OF[OWNER], CLIENT_OF[OTHER]
 
     async def main() -> None:
-        s = scene()
+        s = scene(tuning=Tuning(names_at_once=at_once))
         close(s)
         for known in s.paths():
             if not inside(known, f"{s.top}/{path}"):
@@ -1303,15 +1302,11 @@ def test_nothing_private_is_remembered_while_its_name_is_to_be_forgotten(scene: 
 
 
 @pytest.mark.parametrize("is_much", [False, True])
-def test_nothing_private_is_remembered_below_a_name_that_is_to_be_forgotten(
-    is_much: bool, scene: MakeScene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_private_is_remembered_below_a_name_that_is_to_be_forgotten(is_much: bool, scene: MakeScene) -> None:
     """If there is much below, the name itself is forgotten last."""
-    if is_much:
-        monkeypatch.setattr(forget, "AT_ONCE", 0)
 
     async def main() -> None:
-        s = scene()
+        s = scene(tuning=replace(STANDARD, names_at_once=0) if is_much else STANDARD)
         view = s.remember_private_file()
         s.cache.forget(s.look_up(f"{s.top}/a"))
         s.cache.forget(s.look_up(f"{s.top}/a/file"))

@@ -8,12 +8,14 @@ import signal
 import sqlite3
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from cloakfs import linux
 from cloakfs.mounted import state_path, waiting_path
+from tests.mount import alterations
 
 from .conftest import Mount, daemons_with, is_mounted, run
 from .fuseconnections import nobody_waits_for_ever
@@ -158,24 +160,12 @@ def test_what_is_mounted_on_top_or_meanwhile_stays_alone(again: Mount, tree: str
         subprocess.run(["umount", m.path], check=True)
 
 
-DIES_WHEN_READY = """
-import os
-from cloakfs.supervisor import Supervisor
-def ready(supervisor, status, real=Supervisor.ready):
-    if not os.path.exists({flag!r}):
-        os.close(os.open({flag!r}, os.O_CREAT))
-        os.kill(os.getpid(), 9)
-    real(supervisor, status)
-Supervisor.ready = ready
-"""
-
-
 def test_a_daemon_that_dies_as_soon_as_it_is_ready_is_mounted_again(base: str, tree: str) -> None:
     path = os.path.join(base, "view")
     os.mkdir(path)
     Path(tree, "file").touch()
     m = Mount(tree, path)
-    with daemons_with(DIES_WHEN_READY.format(flag=os.path.join(base, "flag"))):
+    with daemons_with(partial(alterations.die_when_ready, os.path.join(base, "flag"))):
         run("mount", tree, path, "-o", WORDS)
         try:
             assert until(lambda: "mounted again, as its daemon had died (restart 1)\n" in m.log)
@@ -184,25 +174,12 @@ def test_a_daemon_that_dies_as_soon_as_it_is_ready_is_mounted_again(base: str, t
             run("umount", "--lazy", path, check=False)
 
 
-FAILS = """
-import os, trio
-from cloakfs import loop
-async def serve(*, stock=False, real=loop.serve):
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: real(stock=stock))
-        while not os.path.exists({flag!r}):
-            await trio.sleep(.05)
-        raise MemoryError
-loop.serve = serve
-"""
-
-
 def test_a_daemon_that_fails_is_mounted_again_and_a_mount_that_fails_is_not(base: str, tree: str) -> None:
     path, flag = os.path.join(base, "view"), os.path.join(base, "flag")
     os.mkdir(path)
     Path(tree, "file").touch()
     m = Mount(tree, path)
-    with daemons_with(FAILS.format(flag=flag)):
+    with daemons_with(partial(alterations.fail_when_told, flag)):
         run("mount", tree, path, "-o", WORDS)
     try:
         pid = m.pid

@@ -18,11 +18,12 @@ from pathlib import Path
 import pytest
 
 from cloakfs import linux
-from cloakfs.daemon import GRACE_SECONDS
 from cloakfs.mounted import RUN_DIR, STATE_DIR, mount_key
+from cloakfs.tuning import STANDARD
 from tests.agents import User, names, read, write
-from tests.mount import test_limits
-from tests.mount.conftest import AT_ONCE_OR_NEVER, Mount, command_with, is_mounted, mounted, run, told
+from tests.altered import command_with
+from tests.mount import alterations, test_limits
+from tests.mount.conftest import AT_ONCE_OR_NEVER, Mount, daemons_with, is_mounted, mounted, run, told
 from tests.mount.loopfs import attached, filesystem
 from tests.mount.test_limits import base_dir, drop_caches, memory
 from tests.processes import kill
@@ -167,7 +168,7 @@ def test_sigterm_during_load(tree: str, mount: Callable[..., Mount], user: Calla
 def in_foreground(source: str, path: str) -> Iterator[subprocess.Popen[bytes]]:
     """A daemon that is a child of the test, which can see how and when it ends; it ends well, silently, at once."""
     said = Path(f"{path}.log")
-    command = command_with(AT_ONCE_OR_NEVER)
+    command = command_with(tuning=AT_ONCE_OR_NEVER)
     with said.open("wb") as log:
         daemon = subprocess.Popen([*command, "mount", "-f", source, path, "-o", NULL], stderr=log)
     try:
@@ -308,7 +309,7 @@ def test_sigterm_does_not_wait_for_ever(tree: str, mount: Callable[..., Mount], 
     fd = someone.do(os.open, m.at("file"), os.O_CREAT | os.O_RDWR, 0o600)
     pid = m.pid
     os.kill(pid, signal.SIGTERM)
-    wait_until(lambda: not os.path.exists(f"/proc/{pid}"), GRACE_SECONDS + 60)
+    wait_until(lambda: not os.path.exists(f"/proc/{pid}"), STANDARD.stop_seconds + 60)
     assert someone.error(os.write, fd, b"late") in (errno.ENOTCONN, errno.ECONNABORTED)
 
 
@@ -340,35 +341,18 @@ def test_sigkill(tree: str, mount: Callable[..., Mount], user: Callable[..., Use
 
 # -- surprises -------------------------------------------------------------------------------------
 
-BROKEN = """
-import os
-from cloakfs.filesystem.attributes import Attributes
-from cloakfs.policy import Policy
-
-class Broken(Policy):
-    pass
-
-async def readlink(self, inode, ctx):
-    raise LookupError("the surprise of inode %d" % inode)
-
-# What a bug in an operation would do: below its boundary, above the system calls.
-from cloakfs.filesystem.request import answers
-Attributes.readlink = answers(readlink)
-"""
-
 
 def test_any_exception_is_eio_and_logged_once(
     tree: str, base: str, mount: Callable[..., Mount], user: Callable[..., User]
 ) -> None:
-    plugin = os.path.join(base, "broken.py")
-    Path(plugin).write_text(BROKEN)
-    m = mount("--policy", f"{plugin}:Broken", "-o", NULL)
+    with daemons_with(partial(alterations.fail_at_readlink, LookupError, "a surprise")):
+        m = mount("-o", NULL)
     m.expect_errors = True
     someone = user(2001)
     someone.do(os.symlink, "target", m.at("link"))
     assert someone.error(os.readlink, m.at("link")) == errno.EIO
     assert len(re.findall(r"readlink\(.*failed", m.log)) == 1
-    assert m.log.count("LookupError: the surprise of inode") == 1
+    assert m.log.count("LookupError: a surprise") == 1
     assert someone.do(names, m.path) == ["link"]
 
 

@@ -6,14 +6,16 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from cloakfs.tuning import Tuning
 from tests.agents import User, names, read, write
+from tests.mount import alterations
 
-from . import conftest
-from .conftest import Mount, command_with, run, told
+from .conftest import Mount, daemons_with, run, told
 from .fuseconnections import nobody_waits_for_ever
 from .test_robustness import wait_until
 
@@ -22,21 +24,7 @@ SECONDS = 60.0
 
 SLOW, QUICK = 2001, 2002
 
-# While the file is there, the user database does not tell the groups of one user: so the mount below waits, too, but
-# only when it is asked as this user.
-_WAITS = """
-import os, time
-from cloakfs import groups, linux
-def slowly(uid, at_once=groups._database_groups):
-    linux.act_as_daemon()  # a thread begins with the credentials of whoever the loop last acted as
-    while uid == {uid} and os.path.exists({flag!r}):
-        open({flag!r} + ".asked", "w").close()
-        time.sleep(0.02)
-    return at_once(uid)
-groups._database_groups = slowly
-groups.PATIENCE_SECONDS = 1000.0
-groups._AGAIN_SECONDS = groups.FRESH_SECONDS = 0.0
-"""
+ASKS_EACH_TIME = Tuning(groups_patience_seconds=1000.0, groups_again_seconds=0.0, groups_seconds=0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -75,9 +63,8 @@ def database(base: str) -> Database:
 
 
 @pytest.fixture
-def lower(database: Database, mount: Callable[..., Mount], monkeypatch: pytest.MonkeyPatch) -> Mount:
-    with monkeypatch.context() as patched:
-        patched.setattr(conftest, "COMMAND", command_with(_WAITS.format(uid=SLOW, flag=database.flag)))
+def lower(database: Database, mount: Callable[..., Mount]) -> Mount:
+    with daemons_with(partial(alterations.ask_database_slowly, SLOW, database.flag), tuning=ASKS_EACH_TIME):
         below = mount("-o", "rw,groups=database")
     for uid in (SLOW, QUICK):
         os.makedirs(below.real(str(uid), "inside"))

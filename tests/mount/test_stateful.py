@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -36,7 +37,9 @@ from hypothesis.stateful import (
 
 from cloakfs import linux
 from cloakfs.mounted import RUN_DIR, STATE_DIR
+from cloakfs.tuning import STANDARD, Tuning
 from tests.agents import User
+from tests.altered import Alteration
 from tests.mount import cacheoracle, oracle
 from tests.mount.conftest import Mount, daemons_with, mounted, told
 from tests.mount.loopfs import filesystem
@@ -126,11 +129,17 @@ class World:
 
 @contextlib.contextmanager
 def world(
-    rules: Rules, *, views: bool = False, kind: str = "", patch: str = "", delays: bool = False
+    rules: Rules,
+    *,
+    views: bool = False,
+    kind: str = "",
+    altered: Sequence[Alteration] = (),
+    tuning: Tuning = STANDARD,
+    delays: bool = False,
 ) -> Iterator[World]:
     """Both trees, on a new file system of this kind (see `loopfs`), else on that of the temporary directory.
 
-    The daemon runs `patch` (see `cacheoracle`) first, if there is one.
+    The daemon is altered like this, with `cacheoracle` for example.
     """
     base = tempfile.mkdtemp(prefix="cloakfs-test-")
     os.chmod(base, 0o755)
@@ -149,11 +158,11 @@ def world(
         key = Mount(real, point).key
         stack.callback(shutil.rmtree, os.path.join(STATE_DIR, key), ignore_errors=True)
         stack.callback(Path(RUN_DIR, f"{key}.log").unlink, missing_ok=True)
-        stack.enter_context(daemons_with(patch))
+        stack.enter_context(daemons_with(*altered, tuning=tuning))
         with mounted(real, point, "-o", options) as mount:
             try:
                 parties += [Party(rules, ids) for ids in CALLERS]
-                yield World(rules, mount, model, parties, views, checked=bool(patch), delays=delays)
+                yield World(rules, mount, model, parties, views, checked=bool(altered), delays=delays)
             finally:
                 for party in parties:
                     party.client.close()
@@ -824,8 +833,10 @@ def search(
         delays: whether replies and events are late at times, so that they cross changes; it is checked then, too.
     """
     rules = POLICIES["identity" if policy == "views" else policy]
-    patch = cacheoracle.patch(delays=seed if delays else None) if checked or delays else ""
-    with world(rules, views=policy == "views", kind=kind, patch=patch, delays=delays) as made:
+    altered = [partial(cacheoracle.install, seed if delays else None)] if checked or delays else []
+    # With every other seed, all is forgotten little by little, while others go on; else what is little, at once.
+    tuning = Tuning(names_at_once=1) if delays and seed % 2 else STANDARD
+    with world(rules, views=policy == "views", kind=kind, altered=altered, tuning=tuning, delays=delays) as made:
 
         @hypothesis.seed(seed)
         class Here(TwoTrees):

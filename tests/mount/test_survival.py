@@ -21,6 +21,7 @@ from cloakfs.mounted import STATE_DIR, mount_key
 from cloakfs.tree.index import Index, Unstored
 from cloakfs.versions import VersionError
 from tests.agents import User, names, read, write
+from tests.mount import alterations
 from tests.mount.conftest import Mount, daemons_with, is_mounted, mounted, run
 from tests.mount.loopfs import attached, filesystem, require_disk, require_handles
 from tests.mount.test_limits import base_dir, dig
@@ -126,23 +127,12 @@ def test_what_comes_into_being_during_a_create(
 
 # -- a daemon that ends by itself ------------------------------------------------------------------
 
-FATAL = """
-from cloakfs.filesystem.attributes import Attributes
-
-class P(Policy):
-    pass
-
-async def statfs(self, ctx):
-    raise SystemExit("the end")
-
-Attributes.statfs = statfs
-"""
-
 
 def test_a_daemon_that_cannot_go_on_takes_its_mount_along(
     base: str, tree: str, mount: MakeMount, user: MakeUser
 ) -> None:
-    m = mount("--policy", plugin(base, FATAL), "-o", NULL)
+    with daemons_with(alterations.end_at_statfs):
+        m = mount("-o", NULL)
     m.expect_errors = True
     someone, other = user(2001), user(2002)
     with aborted_at_last(m):
@@ -159,24 +149,12 @@ def test_a_daemon_that_cannot_go_on_takes_its_mount_along(
 
 # -- errors that FUSE has no word for --------------------------------------------------------------
 
-STRANGE = """
-from cloakfs.filesystem.attributes import Attributes
-from cloakfs.filesystem.request import answers
-
-class P(Policy):
-    pass
 
 # Errors of this kind come out of real file systems (ENOTSUPP of NFS is one), but the kernel takes no such reply.
-async def readlink(self, inode, ctx):
-    raise OSError({code}, "strange")
-
-Attributes.readlink = answers(readlink)
-"""
-
-
 @pytest.mark.parametrize("code", [-5, 512, 524, 1000, 2**31])
 def test_an_error_that_is_none(code: int, base: str, tree: str, mount: MakeMount, user: MakeUser) -> None:
-    m = mount("--policy", plugin(base, STRANGE.format(code=code)), "-o", NULL)
+    with daemons_with(partial(alterations.fail_at_readlink, OSError, code, "strange")):
+        m = mount("-o", NULL)
     someone = user(2001)
     with aborted_at_last(m):
         someone.do(os.symlink, "target", m.at("link"))
@@ -188,8 +166,8 @@ def test_an_error_that_is_none(code: int, base: str, tree: str, mount: MakeMount
 
 
 def test_clients_cannot_fill_the_log(base: str, tree: str, mount: MakeMount, user: MakeUser) -> None:
-    code = STRANGE.format(code=5).replace("OSError(5,", "LookupError(")
-    m = mount("--policy", plugin(base, code), "-o", NULL)
+    with daemons_with(partial(alterations.fail_at_readlink, LookupError, "strange")):
+        m = mount("-o", NULL)
     m.expect_errors = True
     someone = user(2001)
     someone.do(os.symlink, "target", m.at("link"))
@@ -344,10 +322,9 @@ def test_a_local_mount_goes_on_without_room_for_its_index(base: str, tree: str, 
 
 def test_an_exported_mount_makes_nothing_that_cannot_get_a_number(base: str, tree: str) -> None:
     """ENOSPC rather than EIO; what has a number can still be used, renamed and removed; no number is told in vain."""
-    never_merged = "from cloakfs.tree.index import Index; Index.checkpoint = lambda self: None"  # which makes room
     numbers: dict[str, int] = {}
     with small_state(base, tree) as (path, state):
-        with daemons_with(never_merged), mounted(tree, path, "-o", f"{NULL},knfsd") as m:
+        with daemons_with(alterations.never_merge_the_index), mounted(tree, path, "-o", f"{NULL},knfsd") as m:
             os.mkdir(m.at("behind"))
             made, code = make_many(m.path, 5000)
             assert code == errno.ENOSPC

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ from cloakfs import control, tracers
 from cloakfs.mounted import Mounted
 from cloakfs.mounted import mounted as telling
 from cloakfs.tracers import OPERATIONS, Record, Wanted
+from cloakfs.tuning import Tuning
 from tests.agents import User, names, read, write
-from tests.mount import conftest
-from tests.mount.conftest import Mount, command_with, run, told
+from tests.altered import command_with
+from tests.mount import alterations, conftest
+from tests.mount.conftest import Mount, daemons_with, run, told
 from tests.mount.test_cli import explained
 from tests.mount.test_control import asked, connected, sockets
 from tests.mount.test_limits import wait_until
@@ -73,26 +76,12 @@ def watching() -> Iterator[Callable[..., Watching]]:
 MakeWatching = Callable[..., Watching]
 
 
-# Closes a pipe once the daemon keeps records for the command.
-_SAYS_WHEN = """
-import os
-from cloakfs.control import Conversation
-real = Conversation.ask
-def ask(self, request):
-    answer = real(self, request)
-    if request.get("method") == "trace":
-        os.close({pipe})
-    return answer
-Conversation.ask = ask
-"""
-
-
 @contextlib.contextmanager
 def tracing(m: Mount, *options: str, at: str | None = None) -> Iterator[subprocess.Popen[str]]:
     """The command, which has begun to trace when this returns."""
     begun, pipe = os.pipe()
     with subprocess.Popen(
-        [*command_with(_SAYS_WHEN.format(pipe=pipe)), "trace", at or m.path, *options],
+        [*command_with(partial(alterations.tell_when_traced, pipe)), "trace", at or m.path, *options],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, pass_fds=[pipe],
     ) as process:  # fmt: skip
         os.close(pipe)
@@ -594,10 +583,8 @@ def test_a_tracer_that_is_killed_is_forgotten(mount: MakeMount) -> None:
 def test_a_slow_tracer_delays_nobody(
     base: str, mount: MakeMount, user: MakeUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    patch = "from cloakfs import tracers; tracers.MOST_BYTES = 50_000"
-    monkeypatch.setattr(conftest, "COMMAND", command_with(patch))
-    m = mount()
-    monkeypatch.undo()
+    with daemons_with(tuning=Tuning(trace_bytes=50_000)):
+        m = mount()
     ben = user(BEN)
     with tracing(m, "--json", "--op", "statfs", "--op", "access") as process:
         assert process.stdout is not None
@@ -654,10 +641,8 @@ def test_who_may_not_trace_or_what(mount: MakeMount, user: MakeUser, tree: str) 
 def test_a_failure_to_trace_is_no_failure_of_the_request(
     mount: MakeMount, user: MakeUser, watching: MakeWatching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    patch = "from cloakfs.linux import process; process.command_of = lambda tid: 1 / 0"
-    monkeypatch.setattr(conftest, "COMMAND", command_with(patch))
-    m = mount()
-    monkeypatch.undo()
+    with daemons_with(alterations.fail_to_name_callers):
+        m = mount()
     m.expect_errors = True
     seen = watching(m)
     ben = user(BEN)

@@ -4,11 +4,13 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.agents import User, names
+from tests.mount import alterations
 from tests.mount.conftest import Mount, daemons_with, mounted
 from tests.mount.loopfs import filesystem
 from tests.mount.test_limits import wait_until
@@ -102,48 +104,6 @@ def many(entry: str, first: int) -> str:
     return f"{entry} *(rw,range_map = uid 0 9999 map 0 {maps},cloak_list = uid +077 0 9999 {cloaks})\n"
 
 
-# Writes what the daemon did since it was mounted, whenever its reloading task has run.
-MEASURED = """
-import time
-import trio
-from cloakfs import daemon
-from cloakfs.cloak import CloakDef
-from cloakfs.mapping import RangeDef
-
-class Measured:
-    longest = began = 0.0
-    made = 0
-
-    def before_task_step(self, task):
-        self.began = time.thread_time()
-
-    def after_task_step(self, task):
-        self.longest = max(self.longest, time.thread_time() - self.began)
-        if task.name == "reloading":
-            with open({path!r}, "w") as file:
-                print(self.longest, self.made, file=file)
-
-measured = Measured()
-
-def counted(check):
-    def count(definition):
-        measured.made += 1
-        check(definition)
-    return count
-
-for kind in RangeDef, CloakDef:
-    kind.__post_init__ = counted(kind.__post_init__)
-
-async def keep_reloading(self, keep=daemon._Daemon._keep_reloading):
-    trio.lowlevel.add_instrument(measured)
-    await trio.sleep(0)
-    measured.longest, measured.made = 0.0, 0
-    await keep(self)
-
-daemon._Daemon._keep_reloading = keep_reloading
-"""
-
-
 def test_very_many_definitions_are_reloaded_without_anybody_waiting(
     tree: str, base: str, mount: MakeMount, user: MakeUser
 ) -> None:
@@ -157,7 +117,7 @@ def test_very_many_definitions_are_reloaded_without_anybody_waiting(
     os.chmod(f"{tree}/file", 0o644)
     exports = Path(base, "x.exports")
     exports.write_text(many(tree, 0))
-    with daemons_with(MEASURED.format(path=f"{base}/measured")):
+    with daemons_with(partial(alterations.measure_reloads, f"{base}/measured")):
         there = mount("--exports", str(exports))
     there.expect_errors = True
     ann, stop = user(ANN), f"{base}/stop"

@@ -10,6 +10,7 @@ import socket
 import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from cloakfs import control, mounted
 from cloakfs.nfs import guard, leftover
 from cloakfs.tree import index
 from tests.agents import write
-from tests.mount import conftest
-from tests.mount.conftest import Mount, command_with, is_mounted, run
-from tests.mount.guards import guarding
+from tests.altered import Alteration
+from tests.mount import alterations, conftest
+from tests.mount.conftest import Mount, daemons_with, is_mounted, run
+from tests.mount.guards import be_of_version, guarding
 from tests.mount.loopfs import attached, require
 from tests.mount.test_control import asked as answered
 from tests.mount.test_plugins import plugin
@@ -174,26 +176,6 @@ def test_a_migration_for_which_there_is_no_room_loses_nothing(base: str) -> None
 
 # -- what daemons tell -----------------------------------------------------------------------------
 
-TELLS_OTHERWISE = """
-import json
-from cloakfs import files, mounted
-
-def write(told):
-    now = told._now
-    sure = {"version": 7, "pid": now.pid, "source": now.source, "target": now.target, "device": now.device}
-    files.replace(told._path, json.dumps({**sure, "options": {"of": "another kind"}}).encode(), mode=0o600)
-
-mounted.PublishedState._write = write
-"""
-
-
-@contextlib.contextmanager
-def commands_of(monkeypatch: pytest.MonkeyPatch, patch: str) -> Iterator[None]:
-    """Commands that are run meanwhile, and daemons that they start, have run this code before."""
-    with monkeypatch.context() as patched:
-        patched.setattr(conftest, "COMMAND", command_with(patch))
-        yield
-
 
 def refused(*command: str, status: int = 1) -> str:
     done = run(*command, check=False)
@@ -206,7 +188,7 @@ def refused(*command: str, status: int = 1) -> str:
 def test_a_daemon_that_tells_in_a_newer_version(tree: str, base: str, monkeypatch: pytest.MonkeyPatch) -> None:
     write(f"{tree}/file", b"x")
     with steady(tree, base) as mount, contextlib.ExitStack() as stack:
-        with commands_of(monkeypatch, TELLS_OTHERWISE):
+        with daemons_with(alterations.publish_otherwise):
             m = stack.enter_context(mount("-o", NULL))
         line = (
             f"{m.path}: {mounted.state_path(m.key)}: version 7 is not known to this cloakfs, which uses "
@@ -261,7 +243,6 @@ def test_a_daemon_of_0_1_0_is_one_that_lives(tree: str, mount: MakeMount) -> Non
 
 # -- the control protocol --------------------------------------------------------------------------
 
-OTHER_PROTOCOL = "from cloakfs import control; control.VERSION += 1"
 NONE_HIDDEN = "class P:\n    def visible(self, caller, attrs):\n        return True\n"
 
 
@@ -269,8 +250,9 @@ NONE_HIDDEN = "class P:\n    def visible(self, caller, attrs):\n        return T
 def test_a_command_and_a_daemon_of_other_protocols(
     newer: str, base: str, mount: MakeMount, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    theirs, ours = (OTHER_PROTOCOL, "pass") if newer == "daemon" else ("pass", OTHER_PROTOCOL)
-    with commands_of(monkeypatch, theirs):
+    other: list[Alteration] = [alterations.speak_another_protocol]
+    theirs, ours = (other, []) if newer == "daemon" else ([], other)
+    with daemons_with(*theirs):
         plain = mount("-o", "cloak_list=uid +007 5")
         plugged = mount("--policy", plugin(base, NONE_HIDDEN))
     spoken, known = (control.VERSION + (which == newer) for which in ("daemon", "command"))
@@ -281,7 +263,7 @@ def test_a_command_and_a_daemon_of_other_protocols(
             f"protocol, and this cloakfs {known}; use the cloakfs that mounted it, or mount the tree again"
         )
 
-    with commands_of(monkeypatch, ours):
+    with daemons_with(*ours):
         for command in ("explain", "table"):
             done = run(command, plain.path, "--as", "5:5")
             assert done.stdout
@@ -310,23 +292,13 @@ def test_before_the_version_nothing_is_answered(mount: MakeMount) -> None:
 
 # -- the guard of an export ------------------------------------------------------------------------
 
-GUARD = """
-import sys
-from cloakfs.nfs import guard, leftover
-from tests.mount.guards import serve
-
-*service, answers, writes = sys.argv[1:]
-guard.VERSION, leftover.VERSION = int(answers), int(writes)
-serve(*service)
-"""
-
 
 def guarded(
     tree: str, base: str, name: str, answers: int, writes: int
 ) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
     """A service with a real guard of these versions, and no NFS server."""
     run_dir = os.path.join(mounted.RUN_DIR, f"export-{name}")
-    return guarding(GUARD, tree, f"{base}/root/it", run_dir, str(answers), str(writes))
+    return guarding(tree, f"{base}/root/it", run_dir, altered=[partial(be_of_version, answers, writes)])
 
 
 @pytest.fixture

@@ -27,10 +27,11 @@ from cloakfs.linux import accounts
 from cloakfs.linux.libc import libc
 from cloakfs.policy import Policy
 from cloakfs.tree.index import Index
-from cloakfs.views import REFRESH_SECONDS, DatabaseError, Identity, Views, user_identity
+from cloakfs.tuning import STANDARD, Tuning
+from cloakfs.views import DatabaseError, Identity, Views, user_identity
 from tests.agents import User, names, read, write
-from tests.mount import conftest
-from tests.mount.conftest import Mount, daemons_with, run
+from tests.mount import alterations
+from tests.mount.conftest import Mount, daemons_with, run, told
 from tests.mount.test_limits import wait_until
 from tests.mount.test_trees import by_handle, handle_of
 
@@ -182,9 +183,7 @@ def test_a_view_named_by_user_follows_the_user_database(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What is granted and what is taken away, with the next look at the database; nobody has to open anything again."""
-    seconds = REFRESH_SECONDS / 10
-    patch = f"from cloakfs import views; views.REFRESH_SECONDS = {seconds}"
-    monkeypatch.setattr(conftest, "COMMAND", conftest.command_with(patch))
+    seconds = STANDARD.view_seconds / 10
     name = account("cloakfs-t1", ALICE, "cloakfs-g1", "cloakfs-g2")
     subprocess.run(["usermod", "--groups", "cloakfs-g1", name], check=True)
     for group in ("cloakfs-g1", "cloakfs-g2"):
@@ -192,7 +191,8 @@ def test_a_view_named_by_user_follows_the_user_database(
         write(path, b"x")
         os.chown(path, BOB, grp.getgrnam(group).gr_gid)
         os.chmod(path, 0o040)
-    m = mount("--view", name, "--view", f"{BOB}:{BOB}")
+    with daemons_with(tuning=Tuning(view_seconds=seconds)):
+        m = mount("--view", name, "--view", f"{BOB}:{BOB}")
     alice = user(ALICE, pwd.getpwnam(name).pw_gid)
     alice.do(os.chdir, m.at(f"@{name}", "shared"))
 
@@ -216,7 +216,7 @@ def test_a_view_follows_the_ids_of_its_user(base: str, account: Callable[..., st
         assert view is not None
         before = view.fixed
         await wait_all_tasks_blocked()
-        clock.jump(REFRESH_SECONDS)
+        clock.jump(STANDARD.view_seconds)
         end = time.monotonic() + 60
         while view.fixed is before:  # until the thread that asks the database has answered
             assert time.monotonic() < end, "nothing was refreshed"
@@ -227,7 +227,7 @@ def test_a_view_follows_the_ids_of_its_user(base: str, account: Callable[..., st
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             changes: list[None] = []
-            nursery.start_soon(views.keep_fresh, partial(changes.append, None))
+            nursery.start_soon(views.keep_fresh, partial(changes.append, None), STANDARD.view_seconds)
             subprocess.run(["usermod", "--uid", "4009", name], check=True)
             assert await after_the_stated_time() == (4009, own, frozenset({own, group}))
             with pytest.MonkeyPatch.context() as patched:
@@ -272,7 +272,7 @@ def test_a_database_has_its_time_for_each_of_very_many_users(base: str, monkeypa
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(views.keep_fresh, lambda: None)
+            nursery.start_soon(views.keep_fresh, lambda: None, STANDARD.view_seconds)
             monkeypatch.setattr(views_module, "user_identity", slow)  # it takes 2.5 s for all of them
             await trio.sleep(3)
             assert with_groups() == len(users)
@@ -326,15 +326,12 @@ def test_a_view_is_withdrawn_with_its_account_and_comes_back_with_it(
     account: Callable[..., str],
     mount: Callable[..., Mount],
     user: Callable[..., User],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nobody gets in, by name or by what is open already, nor from what the kernel remembers."""
-    monkeypatch.setattr(
-        conftest, "COMMAND", conftest.command_with("from cloakfs import views; views.REFRESH_SECONDS = 0.3")
-    )
     name = account("cloakfs-t1", ALICE)
     words = {"single": [name], "several": [name, f"{BOB}:{BOB}"], "range": [f"{ALICE}-{ALICE}"]}[which]
-    m = mount(*(word for view in words for word in ("--view", view)))
+    with daemons_with(tuning=Tuning(view_seconds=0.3)):
+        m = mount(*(word for view in words for word in ("--view", view)))
     top = m.path if which == "single" else m.at(f"@{name}")
     root, alice = user(0), user(ALICE)
     alice.do(os.chdir, top)
@@ -410,38 +407,6 @@ def test_the_same_view_twice(tree: str, base: str) -> None:
     assert (done.returncode, done.stderr) == (1, "cloakfs: two views are called @5\n")
 
 
-LOOKED_AT = """
-from cloakfs import daemon
-from cloakfs.view import View
-import trio
-
-class Longest:
-    looked = longest = 0
-
-    def before_task_step(self, task):
-        self.looked = 0
-
-    def after_task_step(self, task):
-        if self.looked > self.longest:
-            self.longest = self.looked
-            with open({path!r}, "w") as file:
-                print(self.longest, file=file)
-
-longest = Longest()
-
-def admits(self, uid, admits=View.admits):
-    longest.looked += 1
-    return admits(self, uid)
-
-async def run(self, run=daemon._Daemon.run):
-    trio.lowlevel.add_instrument(longest)
-    await run(self)
-
-View.admits = admits
-daemon._Daemon.run = run
-"""
-
-
 def test_a_list_of_very_many_views_is_made_in_slices(
     tree: str, base: str, mount: Callable[..., Mount], user: Callable[..., User]
 ) -> None:
@@ -449,7 +414,7 @@ def test_a_list_of_very_many_views_is_made_in_slices(
     numbers = range(10_000, 15_000)
     exports = Path(base, "x.exports")
     exports.write_text(f"{tree} *(rw,views = {' '.join(f'{number}:{number}' for number in numbers)})\n")
-    with daemons_with(LOOKED_AT.format(path=f"{base}/longest")):
+    with daemons_with(partial(alterations.count_views_looked_at, f"{base}/longest")):
         m = mount("--exports", str(exports))
     assert user(14_999).do(os.listdir, m.path) == ["@14999"]
     assert user(9_999).do(os.listdir, m.path) == []
@@ -468,7 +433,7 @@ def test_a_hidden_file_that_becomes_visible_is_found_by_all_its_names(
     file = f"{there}other"
     if not how.startswith("made"):
         os.link(f"{homes}/{BOB}", f"{homes}/{file}")
-    conftest.told()
+    told()
     for name in (str(BOB), file):
         assert not alice.do(os.path.lexists, m.at(f"@{ALICE}", name))
     if how.startswith("made"):
@@ -486,6 +451,6 @@ def test_a_hidden_file_that_becomes_visible_is_found_by_all_its_names(
         os.fchmod(fd, 0o644)
         for one in (top, path, fd):
             os.close(one)
-    conftest.told()
+    told()
     assert alice.do(os.path.lexists, m.at(f"@{ALICE}", file))
     assert alice.do(os.path.lexists, m.at(f"@{ALICE}", str(BOB)))

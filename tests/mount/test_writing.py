@@ -3,9 +3,11 @@
 import os
 import stat
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from tests.agents import User
+from tests.mount import alterations
 from tests.mount.conftest import Mount, daemons_with
 from tests.mount.loopfs import filesystem, require_disk
 
@@ -15,20 +17,6 @@ MakeUser = Callable[..., User]
 ANN, BOB = 3001, 3002
 GROUP = 4001
 LONG_SECONDS = 60.0
-
-# The first close(2) of a large file waits until it is let go on, as one waits for a disk.
-WAITS = """
-import os, time
-from cloakfs.tree import calls
-close = calls.close
-def slow(fd):
-    if os.fstat(fd).st_size > 1 << 20 and not os.path.exists({begun!r}):
-        open({begun!r}, "w").close()
-        while not os.path.exists({go!r}):
-            time.sleep(0.01)
-    close(fd)
-calls.close = slow
-"""
 
 
 def rewrite(path: str, mib: int) -> None:
@@ -46,7 +34,7 @@ def test_a_close_that_takes_long(base: str, mount: MakeMount, user: MakeUser) ->
     os.chmod(marks, 0o777)  # whoever the daemon acts as
     begun, go = os.path.join(marks, "begun"), os.path.join(marks, "go")
     Path(base, "real", "file").touch()
-    with daemons_with(WAITS.format(begun=begun, go=go)):
+    with daemons_with(partial(alterations.close_slowly, begun, go)):
         m, ann, bob = mount("-o", "no_root_squash"), user(ANN), user(BOB)
         try:
             ann.do(rewrite, m.at("large"), 3)

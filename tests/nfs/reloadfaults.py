@@ -90,7 +90,6 @@ def install(path: str) -> None:
 
         setattr(owner, name, counted)
 
-    guard._SERVED_SECONDS = 1.0
     before(files, "replace", lambda path, *_: f"write {os.path.basename(path)}")
     before(trio, "run_process", lambda command, *_: f"run {os.path.basename(command[0])}")
     before(guard, "detach", lambda path: f"unmount {os.path.basename(path)}")

@@ -10,13 +10,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cloakfs.linux import mountinfo
 from cloakfs.mounted import RUN_DIR, STATE_DIR, mount_key, mounted
 from cloakfs.nfs.plan import mount_name
-from tests.mount.conftest import COMMAND, command_with, told
+from cloakfs.tuning import Tuning
+from tests.altered import command_with
+from tests.mount.conftest import COMMAND, told
+from tests.nfs import reloadfaults
 from tests.nfs.wire import Refused, Wire
 
 CLIENT = "127.0.0.0/8"
@@ -134,10 +138,9 @@ class Reloads:
         Path(self.entries, "x.exports").write_text(text)
 
     def up(self) -> subprocess.CompletedProcess[str]:
-        patch = f"from tests.nfs import reloadfaults; reloadfaults.install({self.order!r})"
         return run(
             "export", "up", self.entries, "--server", self.server, "--root", self.root, "--name", self.name,
-            command=command_with(patch),
+            command=command_with(partial(reloadfaults.install, self.order), tuning=Tuning(served_seconds=1.0)),
         )  # fmt: skip
 
     def down(self) -> subprocess.CompletedProcess[str]:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 
 import pyfuse3
 import pytest
@@ -10,6 +11,7 @@ import trio.testing
 
 from cloakfs.filesystem import forgetter
 from cloakfs.filesystem.forgetter import Forgetter
+from cloakfs.tuning import STANDARD, Tuning
 
 HELD, OTHER = 7, 8
 
@@ -40,19 +42,19 @@ class Kernel:
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
-    """One thread works, unless it seems to wait for a lock; nobody is late."""
     kernel = Kernel()
     monkeypatch.setattr(forgetter, "_forget_names", kernel.forget_names)
-    monkeypatch.setattr(forgetter, "_PATIENCE_SECONDS", 1000.0)
-    monkeypatch.setattr(forgetter, "_FEW_THREADS", 1)
-    monkeypatch.setattr(forgetter, "_WAITS_SECONDS", 1000.0)
     yield kernel
     kernel.allow(1000)
 
 
-def run(test: Callable[[Forgetter], Awaitable[None]]) -> None:
+CALM = Tuning(notify_patience_seconds=1000.0, notify_threads=1, notify_wait_seconds=1000.0)
+"""One thread works, unless it seems to wait for a lock; nobody is late."""
+
+
+def run(test: Callable[[Forgetter], Awaitable[None]], tuning: Tuning = CALM) -> None:
     async def main() -> None:
-        names = Forgetter()
+        names = Forgetter(tuning)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(names.run)
             await trio.testing.wait_all_tasks_blocked()
@@ -69,10 +71,8 @@ async def settled(*events: trio.Event | None) -> None:
             await event.wait()
 
 
-def test_who_changes_a_name_after_the_directory_is_free_again(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_changes_a_name_after_the_directory_is_free_again(kernel: Kernel) -> None:
     """Those who came while it was held were told not to wait, with names that are not forgotten yet; he waits."""
-    monkeypatch.setattr(forgetter, "_PATIENCE_SECONDS", 0.05)
-    monkeypatch.setattr(forgetter, "_MOST_THREADS", 1)
 
     async def test(names: Forgetter) -> None:
         first = names.name(HELD, b"first")
@@ -81,7 +81,7 @@ def test_who_changes_a_name_after_the_directory_is_free_again(kernel: Kernel, mo
         second = names.name(HELD, b"second")
         await settled(first, second)
         assert names.is_late(HELD)
-        monkeypatch.setattr(forgetter, "_PATIENCE_SECONDS", 1000.0)  # from now on, nobody is late
+        names._tuning = CALM  # from now on, nobody is late
         kernel.allow(1)
         await kernel.is_asked(HELD, OTHER)
         assert not names.is_late(HELD)
@@ -92,17 +92,15 @@ def test_who_changes_a_name_after_the_directory_is_free_again(kernel: Kernel, mo
         await settled(third)
         assert kernel.asked == [HELD, OTHER, HELD]
 
-    run(test)
+    run(test, replace(CALM, notify_patience_seconds=0.05, most_notify_threads=1))
 
 
 DIRECTORIES = range(10, 20)
 
 
 @pytest.mark.parametrize("waits_seconds", [1000.0, 0.0], ids=["they work", "they wait"])
-def test_only_a_few_threads_work(waits_seconds: float, kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_few_threads_work(waits_seconds: float, kernel: Kernel) -> None:
     """Others begin if these seem to wait for a lock, which somebody may never release."""
-    monkeypatch.setattr(forgetter, "_FEW_THREADS", 2)
-    monkeypatch.setattr(forgetter, "_WAITS_SECONDS", waits_seconds)
 
     async def test(names: Forgetter) -> None:
         events = [names.name(directory, b"name") for directory in DIRECTORIES]
@@ -116,7 +114,7 @@ def test_only_a_few_threads_work(waits_seconds: float, kernel: Kernel, monkeypat
         await settled(*events)
         assert sorted(kernel.asked) == list(DIRECTORIES)
 
-    run(test)
+    run(test, replace(CALM, notify_threads=2, notify_wait_seconds=waits_seconds))
 
 
 def test_a_name_that_comes_later_waits_for_what_waits_by_then(kernel: Kernel) -> None:
@@ -190,23 +188,21 @@ def test_a_thread_that_has_many_names_does_not_wait(monkeypatch: pytest.MonkeyPa
         nonlocal now
         threads.add(threading.get_ident())
         if step.wait(60) == 0:
-            now += forgetter._WAITS_SECONDS / 2
+            now += STANDARD.notify_wait_seconds / 2
         step.wait(60)
 
     monkeypatch.setattr(forgetter, "monotonic", lambda: now)
-    monkeypatch.setattr(forgetter, "_FEW_THREADS", 2)
     monkeypatch.setattr(pyfuse3, "invalidate_entry", invalidate_entry)
-    monkeypatch.setattr(forgetter, "_PATIENCE_SECONDS", 1000.0)
     most = 0
 
     async def test(names: Forgetter) -> None:
         nonlocal most
         events = [names.name(directory, b"%d" % name) for directory in (10, 11) for name in range(100)]
         with trio.fail_after(60):
-            while len(threads) < 2 or now < 10 * forgetter._WAITS_SECONDS:
+            while len(threads) < 2 or now < 10 * STANDARD.notify_wait_seconds:
                 await trio.sleep(0.001)
         most = names._waiting_threads()
         await settled(*events)
 
-    run(test)
+    run(test, replace(STANDARD, notify_threads=2, notify_patience_seconds=1000.0))
     assert most == 0

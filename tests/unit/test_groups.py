@@ -14,7 +14,8 @@ import trio
 from trio.testing import MockClock, assert_checkpoints, assert_no_checkpoints, wait_all_tasks_blocked
 
 from cloakfs import groups
-from cloakfs.groups import FRESH_SECONDS, PATIENCE_SECONDS, DatabaseGroups
+from cloakfs.groups import DatabaseGroups
+from cloakfs.tuning import STANDARD
 
 ALICE = 4001
 NOTHING: frozenset[int] = frozenset()
@@ -88,11 +89,11 @@ def test_an_answer_is_used_until_it_is_30_s_old(database: Database) -> None:
         with assert_no_checkpoints():
             assert await source.of_user(ALICE) == {7}
         assert database.asked == [ALICE]
-        clock.jump(FRESH_SECONDS - 19)
+        clock.jump(STANDARD.groups_seconds - 19)
         assert await source.of_user(ALICE) == {8}
         assert database.asked == [ALICE, ALICE]
 
-    assert FRESH_SECONDS == 30
+    assert STANDARD.groups_seconds == 30
     run(test)
 
 
@@ -203,7 +204,7 @@ def test_a_hung_database_costs_5_s_and_a_late_answer_counts(
         assert await source.of_user(ALICE) == {7}
         assert database.asked == [ALICE]
 
-    assert PATIENCE_SECONDS == 5
+    assert STANDARD.groups_patience_seconds == 5
     run(test)
     assert [record.getMessage() for record in caplog.records] == [
         f"the groups of uid {ALICE} cannot be read from the user database: no answer within 5 s"
@@ -222,7 +223,7 @@ def test_an_answer_that_took_longer_than_it_lasts_is_not_used(database: Database
             nursery.start_soon(ask)
             await until(lambda: database.running == 1)
             await wait_all_tasks_blocked()
-            clock.jump(FRESH_SECONDS)
+            clock.jump(STANDARD.groups_seconds)
             await wait_all_tasks_blocked()
             clock.jump(1)
             nursery.start_soon(ask)
@@ -256,7 +257,7 @@ def test_a_hung_database_holds_few_threads_and_nobody_else_up(database: Database
                     assert await source.of_user(ALICE) == {7}
                 assert others.borrowed_tokens == 0
                 assert await trio.to_thread.run_sync(lambda: "done") == "done"
-                clock.jump(PATIENCE_SECONDS)
+                clock.jump(STANDARD.groups_patience_seconds)
             clock.jump(1.1)
         assert answers == [NOTHING] * 270
         assert len(database.asked) == 1 + 4

@@ -66,12 +66,10 @@ def test_odd_conditions(odd: dict[str, Any]) -> None:
         Wanted.parse(odd)
 
 
-def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracers, "MOST_BYTES", 1000)
-
+def test_what_is_kept_is_bounded() -> None:
     async def play() -> None:
         switched: list[bool] = []
-        all_of_them = Tracers(switched.append)
+        all_of_them = Tracers(switched.append, 1000)
         with all_of_them.attach(Wanted()) as slow, all_of_them.attach(Wanted(errors=True)) as other:
             for number in range(100):
                 all_of_them.tell(RECORD | {"number": number})
@@ -97,7 +95,7 @@ def test_there_are_only_so_many() -> None:
                 attach(all_of_them, more - 1)
 
     async def play() -> None:
-        all_of_them = Tracers(lambda on: None)
+        all_of_them = Tracers(lambda on: None, 1000)
         attach(all_of_them, tracers.MOST_TRACERS - 1)
         with pytest.raises(TooManyTracers):
             attach(all_of_them, tracers.MOST_TRACERS)

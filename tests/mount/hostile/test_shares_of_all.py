@@ -20,6 +20,7 @@ import pytest
 from cloakfs import linux
 from cloakfs.mounted import STATE_DIR
 from tests.agents import User, read
+from tests.mount import alterations
 from tests.mount.conftest import daemons_with, mounted
 from tests.mount.hostile import victim
 from tests.mount.hostile.attacks import children, rounds
@@ -67,8 +68,7 @@ def ground(request: pytest.FixtureRequest) -> Iterator[Ground]:
         far = Far(f"{tree}/far", base)
         stack.callback(far.close)
         if kind == "cloakfs":
-            limit = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({FEW}, {FEW}))"
-            mount = stack.enter_context(_mounted(limit, tree, point))
+            mount = stack.enter_context(_mounted(tree, point))
             stack.callback(shutil.rmtree, os.path.join(STATE_DIR, mount), ignore_errors=True)
         elif kind == "bindfs":
             subprocess.run(
@@ -81,8 +81,8 @@ def ground(request: pytest.FixtureRequest) -> Iterator[Ground]:
 
 
 @contextlib.contextmanager
-def _mounted(patch: str, tree: str, point: str) -> Iterator[str]:
-    with daemons_with(patch), mounted(tree, point, "-o", OPTIONS) as mount:
+def _mounted(tree: str, point: str) -> Iterator[str]:
+    with daemons_with(partial(alterations.limit_descriptors, FEW)), mounted(tree, point, "-o", OPTIONS) as mount:
         yield mount.key
 
 
