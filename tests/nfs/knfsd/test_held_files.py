@@ -29,6 +29,8 @@ VERSIONS = V3 + V4
 
 RECORD = 16
 
+ROOT = str(Path(__file__).parents[3])
+
 LOST_SECONDS = 2.0
 """For how long writes may fail when a daemon dies: until the guard is told. It has been 30 ms."""
 
@@ -401,10 +403,12 @@ trio.run(main)
 """
         then = "for i in $(seq 300); do grep -qx 0 /proc/fs/nfsd/threads || break; sleep 0.1; done; flock $lock true"
     else:
-        program = """
-import os
+        program = f"""
+import os, sys
+sys.path.insert(0, {ROOT!r})
 from cloakfs.nfs import nfsdrestart
-nfsdrestart.start = lambda before: os.kill(os.getpid(), 9)
+from tests.altered import replace
+replace(nfsdrestart, "start", lambda before: os.kill(os.getpid(), 9))
 nfsdrestart.restart()
 """
         then = f"cat /proc/fs/nfsd/threads; {COMMAND[0]} -c 'from cloakfs.nfs import nfsdrestart; nfsdrestart.resume()'"
