@@ -10,7 +10,7 @@ import select
 import signal
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TextIO
 
@@ -131,7 +131,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
                 settings.options.views,
                 frozenset(settings.options.view_access),
                 index,
-                for_all=settings.mount_options.ganesha,
+                for_all=settings.mount_options.export.ganesha,
                 checked=settings.mount_options.default_permissions,
                 below=below,
             )
@@ -152,11 +152,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
             threads,
             Reader(settings.options.prefetch, settings.options.prefetch_limits, _record(settings, stack)),
             settings.target,
-            no_client_cache=settings.options.no_client_cache,
-            knfsd=settings.mount_options.knfsd,
-            all_squashed=settings.mount_options.all_squashed,
-            subtree_checked=settings.mount_options.subtree_checked,
-            ganesha=settings.mount_options.ganesha,
+            replace(settings.mount_options.export, no_client_cache=settings.options.no_client_cache),
             default_permissions=settings.mount_options.default_permissions,
             xattrs=settings.mount_options.xattrs,
             max_open=most - min(most // 4, _SPARE_DESCRIPTORS),
@@ -166,7 +162,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         watch = _watch(filesystem)
         # Once such a mount is gone, a server would export what lies below it; where that is the tree itself, everybody
         # would see all of it.
-        must_stay = settings.mount_options.is_exported or _lies_over_the_tree(settings)
+        must_stay = settings.mount_options.export.is_exported or _lies_over_the_tree(settings)
         clean_up = None if must_stay else CleanUp(key, settings.target, settings.again)
         if clean_up is not None:
             stack.callback(clean_up.close)
@@ -177,9 +173,9 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
                 settings.target,
             )
         try:
-            keptstate.keep_record(settings.source, settings.target, exported=settings.mount_options.is_exported)
+            keptstate.keep_record(settings.source, settings.target, exported=settings.mount_options.export.is_exported)
         except OSError as exc:
-            if settings.mount_options.is_exported:
+            if settings.mount_options.export.is_exported:
                 raise MountError(f"{exc.filename or state}: {exc.strerror}") from exc
             log.warning("%s: %s; cloakfs prune will not know what this state is of", state, exc.strerror)
         attached = mountpoint.attach(
@@ -272,11 +268,11 @@ def _index(settings: Settings, path: str) -> Index:
         VersionError: its version is unknown.
     """
     try:
-        return Index(path, behind=not settings.mount_options.is_exported)
+        return Index(path, behind=not settings.mount_options.export.is_exported)
     except (OSError, sqlite3.Error) as exc:
         trouble = f"{path}: {exc.strerror if isinstance(exc, OSError) else exc}"
         way_out = _way_out(exc, os.path.dirname(path))
-        if settings.mount_options.is_exported:
+        if settings.mount_options.export.is_exported:
             raise MountError(f"{trouble}; {way_out}") from exc
         log.warning(
             "%s; inode numbers and file handles are in memory, and others from the next mount on (%s)",
@@ -373,9 +369,9 @@ def _groups_of(settings: Settings) -> str | None:
         MountError: the options ask to read them from there nevertheless.
     """
     words = settings.options.groups
-    if settings.mount_options.knfsd and words == "proc":
+    if settings.mount_options.export.knfsd and words == "proc":
         raise MountError("groups=proc: the kernel's NFS server shows no groups; use groups=database, none or gids")
-    return "database" if settings.mount_options.knfsd and words is None else words
+    return "database" if settings.mount_options.export.knfsd and words is None else words
 
 
 @contextlib.contextmanager
@@ -696,7 +692,7 @@ class _Daemon:
         trouble = self._index.trouble
         if trouble is None:
             return ""
-        if self._settings.mount_options.is_exported:
+        if self._settings.mount_options.export.is_exported:
             return f"cannot be stored, so that nothing can be made or looked up for the first time ({trouble})"
         return f"in memory, and lost when the daemon ends ({trouble})"
 
@@ -706,7 +702,7 @@ class _Daemon:
             self._filesystem.views.any(),
             self._settings.options.groups,
             by_kernel=words.default_permissions,
-            exported=words.is_exported,
+            exported=words.export.is_exported,
             has_unseen=self._threads.has_unseen,
         )
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from . import linux
+from .exportmode import LOCAL, ExportMode, Server
 from .linux import loopdevice, mountinfo
 from .shell import shell_word
 from .unmount import KINDS, detach, detach_dead
@@ -62,10 +63,8 @@ class MountOptions:
     Attributes:
         flags: the flags for mount(2); without `suid` and `dev`, set-id bits and devices have no effect.
         default_permissions: let the kernel check the shown mode bits as well.
-        knfsd: the kernel's NFS server will export the mount; implies default_permissions.
-        all_squashed: with `knfsd`: the server makes all callers one (all_squash of exports(5)).
-        subtree_checked: with `knfsd`: the server exports with subtree_check (exports(5)).
-        ganesha: nfs-ganesha will export the mount, which gets an identity that outlives it.
+        export: how a server will export the mount. The kernel's server implies default_permissions; for nfs-ganesha,
+            the mount gets an identity that outlives it.
         stock_loop: answer with pyfuse3's own session loop, for comparison.
         xattrs: support extended attributes; False with `noxattr`, unless `knfsd` needs ACLs.
         record: the file that gets a line for each READ.
@@ -82,10 +81,7 @@ class MountOptions:
 
     flags: int
     default_permissions: bool
-    knfsd: bool = False
-    all_squashed: bool = False
-    subtree_checked: bool = False
-    ganesha: bool = False
+    export: ExportMode = LOCAL
     stock_loop: bool = False
     xattrs: bool = True
     record: str | None = None
@@ -98,11 +94,6 @@ class MountOptions:
     restarts: int = 0
     log: str | None = None
     given: tuple[str, ...] = ()
-
-    @property
-    def is_exported(self) -> bool:
-        """Whether the mount is for a server alone. Then the kernel itself keeps local users out (`attach`)."""
-        return self.knfsd or self.ganesha
 
 
 def split_mount_options(text: str) -> tuple[MountOptions, str]:
@@ -143,6 +134,7 @@ def split_mount_options(text: str) -> tuple[MountOptions, str]:
         left = left.rstrip()[:-1]
     names -= {_PASSED_ON[word] for word in switches & _PASSED_ON.keys()} - withheld
     knfsd = "knfsd" in switches
+    server = Server.KNFSD if knfsd else Server.GANESHA if "ganesha" in switches else Server.NONE
     # This server relies on the kernel's own check to answer ACCESS, and to share a file that somebody has open.
     default_permissions = knfsd or "default_permissions" in switches
     # When a process opens a device, the kernel does not ask the file system, and without default_permissions it checks
@@ -156,10 +148,7 @@ def split_mount_options(text: str) -> tuple[MountOptions, str]:
     return MountOptions(
         flags,
         default_permissions,
-        knfsd,
-        knfsd and "all_squashed" in switches,
-        knfsd and "subtree_checked" in switches,
-        "ganesha" in switches,
+        ExportMode(server, knfsd and "all_squashed" in switches, knfsd and "subtree_checked" in switches),
         "stock_loop" in switches,
         knfsd or "noxattr" not in switches,
         values.get("record"),
@@ -292,15 +281,15 @@ def attach(source: str, target: str, words: MountOptions, *, read_only: bool, im
         raise MountError(f"/dev/fuse: {exc.strerror}; is the fuse module loaded? (modprobe fuse)") from exc
     mode = stat.S_IFMT(os.stat(target).st_mode)
     data = f"fd={session},rootmode={mode:o},user_id=0,group_id=0"
-    if not words.is_exported:
+    if not words.export.is_exported:
         data += ",allow_other"
     if words.default_permissions:
         data += ",default_permissions"
     # Where the kernel's server may grant delegations, the daemon has them recalled by an open for writing that gets as
     # far as its refusal (`filesystem.recall`). The mount alone is read-only then; the file system is not.
-    keeps_writable = read_only and words.knfsd and linux.may_lease()
+    keeps_writable = read_only and words.export.knfsd and linux.may_lease()
     flags = words.flags | linux.MS_POSIXACL | (linux.MS_RDONLY if read_only and not keeps_writable else 0)
-    device = _identity(image) if words.ganesha else None
+    device = _identity(image) if words.export.ganesha else None
     before = mountinfo.by_id()
     try:
         if device is None:

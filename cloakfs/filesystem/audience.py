@@ -15,6 +15,7 @@ import os
 import stat
 
 from .. import linux
+from ..exportmode import ExportMode
 from ..ids import ClientId, ServerId
 from ..tree.door import may_with_any_groups
 from ..tree.nodes import Nodes
@@ -31,13 +32,13 @@ class Audiences:
     Args:
         nodes: the objects.
         forgetting: makes the kernel forget.
-        checks_above: see `remember.Remembering`.
+        mode: how the mount is exported.
     """
 
-    def __init__(self, nodes: Nodes, forgetting: Forgetting, *, checks_above: bool = False) -> None:
+    def __init__(self, nodes: Nodes, forgetting: Forgetting, mode: ExportMode) -> None:
         self._nodes = nodes
         self._forgetting = forgetting
-        self._checks_above = checks_above
+        self._checks_above = mode.subtree_check
         self._being_carried: dict[Object, list[Below]] = {}  # directories, with what `carry` has yet to forget
 
     # -- who was told ------------------------------------------------------------------------------

@@ -6,6 +6,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from ..exportmode import LOCAL, ExportMode
 from ..policy import is_built_in
 from ..tree.filesystems import Filesystem
 from ..view import View
@@ -48,27 +49,17 @@ class Terms:
     Attributes:
         fixed: whether its views are fixed; otherwise each caller has a view of its own.
         several: whether they are `@NAME` directories.
-        gated: whether something that is not remembered keeps others out of a fixed view, before its first name.
-        exported: whether the kernel's NFS server exports it.
-        one_caller: whether that server makes all callers one.
-        ganesha: whether nfs-ganesha exports it.
-        forgetful: whether directories change with every answer (`no_client_cache`).
+        mode: how it is exported.
         xattrs: whether there are extended attributes.
         acls: whether the kernel is offered POSIX ACLs, to check them itself.
-        checks_above: whether the kernel's NFS server checks the directories above at each request (subtree_check).
         keeps_listings: whether pyfuse3 can tell the kernel to keep the entries of a directory.
     """
 
     fixed: bool = False
     several: bool = False
-    gated: bool = False
-    exported: bool = False
-    one_caller: bool = False
-    ganesha: bool = False
-    forgetful: bool = False
+    mode: ExportMode = LOCAL
     xattrs: bool = True
     acls: bool = False
-    checks_above: bool = False
     keeps_listings: bool = False
 
 
@@ -140,7 +131,7 @@ def _named(there: Sequence[TreeMount]) -> str:
 def _on(terms: Terms, view: View, mounted: TreeMount) -> Iterator[Fact]:
     """Return what depends on the file system."""
     yield from _fixed(terms, view, mounted) if terms.fixed else _per_caller(terms, view, mounted)
-    if terms.ganesha:
+    if terms.mode.ganesha:
         yield Fact("content", "", 0, "nfs-ganesha keeps files open, so the daemon checks permission for each READ")
     elif mounted.has_posix_rules:
         yield Fact("content", "of files that are the same when they are opened again", None)
@@ -160,13 +151,13 @@ def _everywhere(terms: Terms, found: Sequence[Fact]) -> Iterator[Fact]:
             yield Fact("POSIX ACLs", "of objects whose attributes are remembered", longest)
         else:
             yield Fact("POSIX ACLs", "", 0, "the kernel forgets them with the attributes")
-    way_out = "" if terms.exported else "noxattr, if nobody needs any"
+    way_out = "" if terms.mode.knfsd else "noxattr, if nobody needs any"
     yield Fact("extended attributes", "other than POSIX ACLs" if terms.acls else "", 0, "FUSE caches none", way_out)
 
 
 def _listings(terms: Terms, view: View, mounted: TreeMount) -> Iterator[Fact]:
     reason, way_out = "the daemon checks each time who sees what", ""
-    if terms.forgetful:
+    if terms.mode.no_client_cache:
         reason, way_out = "each answer shows a directory as changed just now", "mount without no_client_cache"
     elif not terms.fixed and _proves_listings(terms, view, mounted):
         if terms.keeps_listings:
@@ -183,7 +174,7 @@ def _by_cloak(view: View) -> bool:
 
 def _proves_listings(terms: Terms, view: View, mounted: TreeMount) -> bool:
     """Whether a listing may show that nothing in a directory is hidden from its only reader."""
-    return _by_cloak(view) and not terms.exported and mounted.watched
+    return _by_cloak(view) and not terms.mode.knfsd and mounted.watched
 
 
 def _unreported(mounted: TreeMount) -> tuple[str, str]:
@@ -207,11 +198,11 @@ def _absent(mounted: TreeMount, of: str) -> Fact:
 
 
 def _brief(terms: Terms) -> float:
-    return 0.0 if terms.exported or terms.forgetful else BRIEF_SECONDS
+    return 0.0 if terms.mode.knfsd or terms.mode.no_client_cache else BRIEF_SECONDS
 
 
 def _of_directories(terms: Terms) -> Iterator[Fact]:
-    if terms.forgetful:
+    if terms.mode.no_client_cache:
         reason = "each answer shows a directory as changed just now"
         yield Fact("attributes", "of directories", 0, reason, "mount without no_client_cache")
 
@@ -231,23 +222,23 @@ def _fixed(terms: Terms, view: View, mounted: TreeMount) -> Iterator[Fact]:
     yield Fact("names", "", seconds, *unreported)
     if terms.several:
         yield Fact("names", "of views (@NAME)", 0, "the daemon checks each time who may enter")
-    elif not terms.gated:
+    elif not terms.mode.gated:
         entered = (
             ("view_access lets others enter, too", "default_permissions without view_access")
             if view.entrants
             else ("the daemon checks there who may enter", "default_permissions")
         )
         yield Fact("names", "at the top", 0, *entered)
-    if terms.exported and not terms.checks_above:
+    if terms.mode.knfsd and not terms.mode.subtree_check:
         reason = "NFS clients send handles, so the daemon checks each time whose they are"
         yield Fact("attributes", "", 0, reason, "subtree_check")
     else:
-        if terms.exported and not terms.gated:
+        if terms.mode.knfsd and not terms.mode.gated:
             yield Fact("attributes", "of the top", 0, "the daemon checks there each time whose handle it is")
         yield Fact("attributes", "", seconds, *unreported)
         yield from _of_directories(terms)
     yield _absent(mounted, "")
-    if not (terms.several or terms.gated):
+    if not (terms.several or terms.mode.gated):
         yield Fact("absent names", "at the top", 0, *entered)
 
 
@@ -258,9 +249,9 @@ def _per_caller(terms: Terms, view: View, mounted: TreeMount) -> Iterator[Fact]:
     by_cloak = _by_cloak(view)
     by_plugin = not by_cloak and view.below is None and not is_built_in(view.policy, "same_for_all")
     posix = mounted.has_posix_rules and mounted.posix_above
-    passes_handles = terms.exported and not terms.one_caller
+    passes_handles = terms.mode.passes_handles
     to_all = (by_cloak or by_plugin) and posix
-    to_one = by_cloak and (terms.checks_above or not passes_handles) and mounted.watched
+    to_one = by_cloak and (terms.mode.subtree_check or not passes_handles) and mounted.watched
     told_to_one = "in directories that only one caller was told of"
     seconds, unreported = _seconds(mounted), _unreported(mounted)
     if by_plugin:
@@ -311,11 +302,11 @@ def _limit(terms: Terms, view: View, mounted: TreeMount, *, by_cloak: bool, by_p
     if not (mounted.has_posix_rules and mounted.posix_above):
         decider = "a file system above" if mounted.has_posix_rules else mounted.kind
         return f"{decider} may grant access by rules of its own", _views(view)
-    if terms.exported and terms.one_caller:
+    if terms.mode.knfsd and terms.mode.all_squash:
         return "what depends on groups is asked for each time", ""
-    if terms.exported and terms.checks_above:
+    if terms.mode.knfsd and terms.mode.subtree_check:
         return "others may be told of it, or it depends on groups", ""
-    if terms.exported:
+    if terms.mode.knfsd:
         way_out = "subtree_check, or all_squash without range_map" if by_cloak else ""
         return "a client may send one user's handle for another", way_out
     return "the kernel would give every caller the same answer", _views(view)

@@ -9,6 +9,7 @@ from pyfuse3 import FUSEError, InodeT, RequestContext
 
 from ..above import INSIDE, Above
 from ..caller import Caller, ClientCaller
+from ..exportmode import ExportMode
 from ..groups import GroupSource
 from ..ids import ClientId
 from ..linux import CAP_SETUID
@@ -35,8 +36,7 @@ class Callers:
         inside: knows the daemon's own threads.
         above: knows the daemons of mounts above.
         threads: knows what callers may do as root; None if a server exports the mount: then all that root may do.
-        knfsd: whether the kernel's NFS server exports the mount.
-        all_squashed: whether that server makes all callers one.
+        mode: how the mount is exported.
     """
 
     def __init__(
@@ -47,9 +47,7 @@ class Callers:
         inside: Inside,
         above: Above,
         threads: ThreadStatus | None,
-        *,
-        knfsd: bool,
-        all_squashed: bool,
+        mode: ExportMode,
     ) -> None:
         self._nodes = nodes
         self._views = views
@@ -57,8 +55,8 @@ class Callers:
         self._inside = inside
         self._above = above
         self._threads = threads
-        self._knfsd = knfsd
-        self._all_squashed = all_squashed
+        self._knfsd = mode.knfsd
+        self._all_squash = mode.all_squash
 
     async def view(self, inode: InodeT) -> tuple[int, View]:
         """Return the number of the view that a nodeid belongs to, and the view."""
@@ -171,7 +169,7 @@ class Callers:
         not end what is cached for the one caller.
         """
         if who is not INSIDER:
-            return NOBODY if self._all_squashed and not view.is_squashed_caller(ClientId(ctx.uid)) else ctx.uid
+            return NOBODY if self._all_squash and not view.is_squashed_caller(ClientId(ctx.uid)) else ctx.uid
         return NOBODY if ctx.pid in self._inside.threads else ALL
 
     def asker(self, view: View, who: Subject, ctx: RequestContext) -> Asker | None:

@@ -4,6 +4,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -15,6 +16,7 @@ from pyfuse3 import FileHandleT, FUSEError, InodeT, RequestContext
 from .. import linux
 from ..above import Above
 from ..asked import Answers, Asked, Asking, ask
+from ..exportmode import ExportMode
 from ..groups import GroupSource
 from ..ids import ServerId
 from ..linux import process
@@ -115,11 +117,7 @@ class Core(pyfuse3.Operations):
         threads: knows what callers may do as root.
         reader: reads and writes files.
         mountpoint: where the daemon finds its own mount.
-        no_client_cache: whether to show every directory as changed just now [SZ §3.2].
-        knfsd: whether the kernel's NFS server exports the mount (docs/design.md).
-        all_squashed: whether that server makes all callers one.
-        subtree_checked: whether that server checks the directories above at each request (subtree_check).
-        ganesha: whether nfs-ganesha exports the mount.
+        mode: how the mount is exported, but for what follows from its views.
         default_permissions: whether the kernel checks permissions, too.
         xattrs: whether there are extended attributes, ACLs among them.
         max_open: how many files and directories clients may have open.
@@ -137,12 +135,8 @@ class Core(pyfuse3.Operations):
         threads: ThreadStatus,
         reader: Reader,
         mountpoint: str,
+        mode: ExportMode,
         *,
-        no_client_cache: bool = False,
-        knfsd: bool = False,
-        all_squashed: bool = False,
-        subtree_checked: bool = False,
-        ganesha: bool = False,
         default_permissions: bool = False,
         xattrs: bool = True,
         max_open: int = 1024,
@@ -152,11 +146,16 @@ class Core(pyfuse3.Operations):
         # Offers POSIX ACLs to the kernel, which checks them and answers NFS's requests for them.
         self.enable_acl = default_permissions and xattrs
         self.xattrs = xattrs
-        self.knfsd = knfsd
-        self.ganesha = ganesha
-        self.exported = knfsd or ganesha
+        # The kernel keeps others out of a mount that is one fixed view, since its top is shown as its identity's alone.
+        only = views.get(0)
+        kernel_gate = only is not None and only.fixed is not None and not only.entrants and default_permissions
+        self.mode = mode = replace(mode, kernel_gate=kernel_gate)
+        # Each request asks for these.
+        self.knfsd = mode.knfsd
+        self.ganesha = mode.ganesha
+        self.exported = mode.is_exported
         # With subtree_check, the kernel reconnects a handle with the identity of whoever sent it.
-        self.reconnects_as_others = knfsd and not subtree_checked
+        self.reconnects_as_others = mode.knfsd and not mode.subtree_check
         self.reconnecting = Reconnecting()
         self.nodes = nodes
         self.views = views
@@ -178,40 +177,26 @@ class Core(pyfuse3.Operations):
             self.inside,
             self.above,
             None if self.exported else threads,  # a server's options decide what a client's root may do
-            knfsd=knfsd,
-            all_squashed=all_squashed,
+            mode,
         )
         self.repair = Repair(nodes, views, self.inside)
         self.recalls = Recalls(nodes, self.files, self.inside, self._forget_attributes)
         self.probing = Probing(nodes, views, mountpoint, exported=self.exported, seconds=tuning.probe_seconds)
         self.tracers = Tracers(self._switch_trace, tuning.trace_bytes)
-        # The kernel keeps others out of a mount that is one fixed view, since its top is shown as its identity's alone.
-        only = views.get(0)
-        gated = only is not None and only.fixed is not None and not only.entrants and default_permissions
         self.cache = KernelCache(
             nodes,
             views,
             self.door.passages,
-            exported=knfsd,
-            one_caller=all_squashed,
-            checks_above=subtree_checked,
-            gated=gated or ganesha,
-            is_walled=gated,
-            forgetful=no_client_cache,
+            mode,
             on_attributes=self.files.may_have_set_id,
-            on_change=self.recalls.changed if knfsd else lambda _: None,
+            on_change=self.recalls.changed if mode.knfsd else lambda _: None,
             tuning=tuning,
         )
-        self.replies = Replies(nodes, self.cache, self.requests.counters, gated=gated, no_client_cache=no_client_cache)
+        self.replies = Replies(nodes, self.cache, self.requests.counters, mode)
         self._terms = cachereport.Terms(
             fixed=views.fixed,
             several=views.top,
-            gated=gated or ganesha,
-            exported=knfsd,
-            one_caller=all_squashed,
-            checks_above=subtree_checked,
-            ganesha=ganesha,
-            forgetful=no_client_cache,
+            mode=mode,
             xattrs=xattrs,
             acls=self.enable_acl,
             keeps_listings=keeps_listings,

@@ -12,6 +12,7 @@ from weakref import WeakSet
 import trio
 
 from ..absences import Absences
+from ..exportmode import ExportMode
 from ..tasks import Tasks
 from ..tree.nodes import Nodes
 from ..tree.objects import AbsentXattrs, Directory, Object
@@ -102,7 +103,7 @@ class Forgetting:
     Args:
         nodes: the objects.
         passages: is told of directories that change.
-        checks_above: see `remember.Remembering`.
+        mode: how the mount is exported.
         tuning: times and bounds.
 
     Attributes:
@@ -115,12 +116,10 @@ class Forgetting:
         on_change: is called when anything of an object may have changed behind the mount, likewise.
     """
 
-    def __init__(
-        self, nodes: Nodes, passages: Passages, *, checks_above: bool = False, tuning: Tuning = STANDARD
-    ) -> None:
+    def __init__(self, nodes: Nodes, passages: Passages, mode: ExportMode, tuning: Tuning = STANDARD) -> None:
         self._nodes = nodes
         self._passages = passages
-        self._checks_above = checks_above
+        self._checks_above = mode.subtree_check
         self._at_once = tuning.names_at_once
         self.forgetter = Forgetter(tuning)
         self.era = 0

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from ..exportmode import ExportMode
 from ..tree.nodes import Nodes
 from ..tree.objects import NOBODY, Object
 from ..tree.passages import Passages
@@ -23,17 +24,12 @@ class KernelCache:
         nodes: the objects.
         views: the views that the mount offers.
         passages: is told of directories that change.
-        exported: whether a server of the kernel exports the mount: then requests come by handle, without any LOOKUP.
-        one_caller: whether that server makes all callers one.
-        checks_above: whether that server, at each request, has the kernel check the directories above (subtree_check).
-        gated: whether the kernel itself keeps everybody else out of the only, fixed, view.
-        is_walled: whether it does so because the top directory is shown as the identity's alone.
-        forgetful: whether directories change with every answer (`no_client_cache`).
+        mode: how the mount is exported.
         on_attributes, on_change: see `Forgetting`.
         tuning: times and bounds.
 
     Attributes:
-        checks_above: see above.
+        checks_above: see `ExportMode.subtree_check`.
         forgetter: tells the kernel what to forget.
     """
 
@@ -42,37 +38,22 @@ class KernelCache:
         nodes: Nodes,
         views: Views,
         passages: Passages,
+        mode: ExportMode,
         *,
-        exported: bool = False,
-        one_caller: bool = False,
-        checks_above: bool = False,
-        gated: bool = False,
-        is_walled: bool = False,
-        forgetful: bool = False,
         on_attributes: Callable[[Object | None], None] = lambda _: None,
         on_change: Callable[[Object | None], None] = lambda _: None,
         tuning: Tuning = STANDARD,
     ) -> None:
-        forgetting = Forgetting(nodes, passages, checks_above=checks_above, tuning=tuning)
-        audiences = Audiences(nodes, forgetting, checks_above=checks_above)
-        remembering = Remembering(
-            nodes,
-            forgetting,
-            audiences,
-            exported=exported,
-            one_caller=one_caller,
-            checks_above=checks_above,
-            gated=gated or views.top,
-            is_walled=is_walled,
-            forgetful=forgetful,
-        )
-        listings = Listings(nodes, forgetting, audiences, remembering, exported=exported)
+        forgetting = Forgetting(nodes, passages, mode, tuning)
+        audiences = Audiences(nodes, forgetting, mode)
+        remembering = Remembering(nodes, forgetting, audiences, mode, several=views.top)
+        listings = Listings(nodes, forgetting, audiences, remembering, mode)
         changes = Changes(nodes, views, passages, forgetting, audiences, remembering, listings)
-        if checks_above:
+        if mode.subtree_check:
             nodes.registry.on_moved = audiences.strayed
             nodes.registry.audience_of_restored = NOBODY  # what counts is whom the kernel has let through since
         forgetting.on_attributes, forgetting.on_change = on_attributes, on_change
-        self.checks_above = checks_above
+        self.checks_above = mode.subtree_check
         self.forgetter = forgetting.forgetter
 
         self.of_name = remembering.of_name

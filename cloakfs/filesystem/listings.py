@@ -21,6 +21,7 @@ import os
 import stat
 
 from .. import linux
+from ..exportmode import ExportMode
 from ..ids import ClientId
 from ..tree import calls
 from ..tree.door import may_with_any_groups
@@ -41,7 +42,7 @@ class Listings:
         forgetting: makes the kernel forget.
         audiences: knows what is shown to a caller whatever its groups.
         remembering: knows what the kernel remembers.
-        exported: whether a server exports the mount, which lists directories on behalf of others.
+        mode: how the mount is exported: the kernel's server lists directories on behalf of others.
     """
 
     def __init__(
@@ -50,14 +51,13 @@ class Listings:
         forgetting: Forgetting,
         audiences: Audiences,
         remembering: Remembering,
-        *,
-        exported: bool,
+        mode: ExportMode,
     ) -> None:
         self._nodes = nodes
         self._forgetting = forgetting
         self._audiences = audiences
         self._remembering = remembering
-        self._exported = exported
+        self._knfsd = mode.knfsd
 
     # -- the proof ---------------------------------------------------------------------------------
 
@@ -76,7 +76,7 @@ class Listings:
     def _can_prove(self, at: Entered) -> bool:
         directory = at.obj
         return (
-            not self._exported
+            not self._knfsd
             and at.number == 0
             and at.view.fixed is None
             and directory.audience == at.hearer >= 0

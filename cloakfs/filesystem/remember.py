@@ -11,6 +11,7 @@ import stat
 
 from .. import linux
 from ..caller import Caller
+from ..exportmode import ExportMode
 from ..tree import calls
 from ..tree.door import attrs_of, credentials, everybody_may, may_with_any_groups, sees, subject
 from ..tree.locate import is_settled
@@ -53,13 +54,8 @@ class Remembering:
         nodes: the objects.
         forgetting: knows what has yet to be forgotten, and is not relied on.
         audiences: knows who was told of an object.
-        exported: whether a server of the kernel exports the mount: then requests come by handle, without any LOOKUP.
-        one_caller: whether that server makes all callers one (all_squash of exports(5)).
-        checks_above: whether that server, at each request, has the kernel check as the caller whether it may search all
-            directories above (subtree_check). Of each of them that the kernel does not remember, it asks the daemon.
-        gated: whether the kernel itself keeps everybody else out of fixed views.
-        is_walled: whether it does so because the top directory is shown as the identity's alone.
-        forgetful: whether directories change with every answer (`no_client_cache`).
+        mode: how the mount is exported.
+        several: whether its views are `@NAME` directories; then their names, which are not remembered, keep others out.
     """
 
     def __init__(
@@ -67,25 +63,21 @@ class Remembering:
         nodes: Nodes,
         forgetting: Forgetting,
         audiences: Audiences,
+        mode: ExportMode,
         *,
-        exported: bool,
-        one_caller: bool,
-        checks_above: bool = False,
-        gated: bool,
-        is_walled: bool = False,
-        forgetful: bool,
+        several: bool,
     ) -> None:
         self._nodes = nodes
         self._forgetting = forgetting
         self._audiences = audiences
         self._forgetter = forgetting.forgetter
-        self._may_be_brief = not exported and not forgetful
-        self._exported = exported
-        self._passes_handles = exported and not one_caller  # whether one caller's handle may come back from another
-        self._checks_above = checks_above
-        self._gated = gated
-        self._is_walled = is_walled
-        self._forgetful = forgetful
+        self._may_be_brief = not mode.knfsd and not mode.no_client_cache
+        self._knfsd = mode.knfsd
+        self._passes_handles = mode.passes_handles
+        self._checks_above = mode.subtree_check
+        self._gated = mode.gated or several
+        self._kernel_gate = mode.kernel_gate
+        self._no_client_cache = mode.no_client_cache
         self._sets: dict[frozenset[int], frozenset[int]] = {}  # one instance of each, for `Object.kept`
 
     # -- for how long ------------------------------------------------------------------------------
@@ -219,7 +211,7 @@ class Remembering:
     def _of_private_attributes(self, at: Entered, obj: Object, info: linux.Stat) -> float:
         """Return how long to remember attributes that the hearer surely may know, wherever the object is found."""
         is_directory = stat.S_ISDIR(info.st_mode)
-        if is_directory and self._forgetful:
+        if is_directory and self._no_client_cache:
             return 0.0
         if obj.audience != at.hearer or (info.st_nlink > 1 and not is_directory):
             return self._brief(at.number, obj)
@@ -229,12 +221,12 @@ class Remembering:
     def _of_attributes(self, at: Entered, obj: Object, info: linux.Stat, seconds: float) -> float:
         view = at.view
         is_directory = stat.S_ISDIR(info.st_mode)
-        if is_directory and self._forgetful:
+        if is_directory and self._no_client_cache:
             return 0.0
         if view.fixed is not None:
             # Handles bypass the gate, so the daemon has to be asked each time who uses one.
-            is_below = self._checks_above and (obj is not self._nodes.root or self._is_walled)
-            return seconds if is_below or not self._exported else 0.0
+            is_below = self._checks_above and (obj is not self._nodes.root or self._kernel_gate)
+            return seconds if is_below or not self._knfsd else 0.0
         # Another name of a hard link may be hidden, and be the one that is left.
         if info.st_nlink > 1 and not is_directory:
             return self._brief(at.number, obj)

@@ -8,6 +8,7 @@ from pyfuse3 import EntryAttributes, InodeT, ModeT
 
 from .. import linux
 from ..counters import Counters
+from ..exportmode import ExportMode
 from ..tree.door import INSIDER, attrs_of
 from ..tree.nodes import Nodes
 from ..tree.objects import Object, Stale
@@ -24,19 +25,15 @@ class Replies:
         nodes: the objects.
         cache: says how long the kernel may keep an answer.
         counters: count what it may keep.
-        gated: whether the kernel keeps others out of a mount that is one fixed view: then the top is shown as its
-            identity's alone.
-        no_client_cache: whether to show every directory as changed just now [SZ §3.2].
+        mode: how the mount is exported.
     """
 
-    def __init__(
-        self, nodes: Nodes, cache: KernelCache, counters: Counters, *, gated: bool, no_client_cache: bool
-    ) -> None:
+    def __init__(self, nodes: Nodes, cache: KernelCache, counters: Counters, mode: ExportMode) -> None:
         self._nodes = nodes
         self._cache = cache
         self._counters = counters
-        self._gated = gated
-        self._no_client_cache = no_client_cache
+        self._kernel_gate = mode.kernel_gate
+        self._no_client_cache = mode.no_client_cache
         self._last_change = 0
 
     def attributes(
@@ -68,7 +65,7 @@ class Replies:
             mode, uid, gid, nlink = shown
         if asker is not None:
             uid, gid = asker.recognise(info.st_uid, info.st_gid, uid, gid)
-        if self._gated and obj is self._nodes.root and view.fixed is not None:
+        if self._kernel_gate and obj is self._nodes.root and view.fixed is not None:
             mode = stat.S_IFDIR | stat.S_IRWXU
             uid, gid = view.client_id("uid", view.fixed.uid), view.client_id("gid", view.fixed.gid)
         entry = EntryAttributes()

@@ -20,6 +20,7 @@ import pytest
 from cloakfs import linux
 from cloakfs.caller import Caller
 from cloakfs.config.parse import parse_options
+from cloakfs.exportmode import LOCAL
 from cloakfs.filesystem.kernelcache import KernelCache
 from cloakfs.policy import Attrs, Policy
 from cloakfs.tree import calls
@@ -165,7 +166,7 @@ def nodes(tree: str, index: Index) -> Iterator[Nodes]:
 def door(nodes: Nodes, index: Index) -> Iterator[Door]:
     """Is told of what this process does, and others."""
     door = Door(nodes)
-    cache = KernelCache(nodes, Views(POLICY, (), frozenset(), index), door.passages)
+    cache = KernelCache(nodes, Views(POLICY, (), frozenset(), index), door.passages, LOCAL)
     with contextlib.closing(Watch()) as watch:
         cache.watch(watch)
         yield door

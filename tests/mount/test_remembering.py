@@ -18,6 +18,7 @@ import trio
 from cloakfs import linux
 from cloakfs.caller import Caller
 from cloakfs.config.parse import parse_options
+from cloakfs.exportmode import LOCAL, ExportMode, Server
 from cloakfs.filesystem import forget, remember
 from cloakfs.filesystem.entered import Entered
 from cloakfs.filesystem.forget import ABSENT_SECONDS
@@ -75,12 +76,14 @@ def as_itself() -> Iterator[None]:
 class Scene:
     """A tree that another process changes, and what is known of it."""
 
-    def __init__(self, top: str, nodes: Nodes, index: Index, watch: Watch | None, user: User, **how: Any) -> None:
+    def __init__(
+        self, top: str, nodes: Nodes, index: Index, watch: Watch | None, user: User, mode: ExportMode, tuning: Tuning
+    ) -> None:
         self.top = top
         self.nodes = nodes
         self.door = Door(nodes)
         self.passages = self.door.passages
-        self.cache = KernelCache(nodes, Views(CLOAKED, (), frozenset(), index), self.passages, **how)
+        self.cache = KernelCache(nodes, Views(CLOAKED, (), frozenset(), index), self.passages, mode, tuning=tuning)
         if watch is not None:
             self.cache.watch(watch)
         self.user = user
@@ -179,6 +182,10 @@ class Scene:
 
 MakeScene = Callable[..., Scene]
 
+EXPORTED, SQUASHED = ExportMode(Server.KNFSD), ExportMode(Server.KNFSD, all_squash=True)
+CHECKED = ExportMode(Server.KNFSD, subtree_check=True)
+GATED = ExportMode(kernel_gate=True)
+
 
 @pytest.fixture
 def index(base: str) -> Iterator[Index]:
@@ -188,14 +195,14 @@ def index(base: str) -> Iterator[Index]:
 
 @pytest.fixture
 def scene(tree: str, index: Index, user: Callable[..., User]) -> Iterator[MakeScene]:
-    """Makes the scene: scene(exported=True)."""
+    """Makes the scene, of a mount that is exported like this."""
     os.chmod(tree, 0o755)
     with contextlib.closing(Nodes(tree, index)) as nodes, contextlib.closing(Watch()) as watch:
         if nodes.root.filesystem.kind not in ("ext4", "xfs", "btrfs", "tmpfs"):
             pytest.skip(f"changes on {nodes.root.filesystem.kind} are not told")
 
-        def make(*, is_told: bool = True, **how: Any) -> Scene:
-            return Scene(tree, nodes, index, watch if is_told else None, user(0), **how)
+        def make(mode: ExportMode = LOCAL, *, is_told: bool = True, tuning: Tuning = STANDARD) -> Scene:
+            return Scene(tree, nodes, index, watch if is_told else None, user(0), mode, tuning)
 
         yield make
 
@@ -229,7 +236,7 @@ def test_a_caller_view_remembers_exactly_what_everybody_would_be_told(
     policy: Policy, exported: bool, scene: MakeScene
 ) -> None:
     async def main() -> None:
-        s = scene(exported=exported)
+        s = scene(EXPORTED if exported else LOCAL)
         view = View(policy)
         brief = 0.0 if exported else BRIEF_SECONDS
         stranger = subject(who(STRANGER))
@@ -314,7 +321,7 @@ NOT_TO_BE_RELIED_ON = {
 @pytest.mark.parametrize("what", NOT_TO_BE_RELIED_ON)
 def test_what_may_change_with_whoever_asks_is_not_remembered(what: str, scene: MakeScene) -> None:
     async def main() -> None:
-        s = scene(gated=True)
+        s = scene(GATED)
         view = NOT_TO_BE_RELIED_ON[what]
         s.catch_up()
         for path in (f"{s.top}/a", f"{s.top}/a/file"):
@@ -353,12 +360,12 @@ def surely_may_search(uid: int, directory: str) -> bool:
 
 
 KINDS_OF_MOUNT = {
-    "plain": {},
-    "exported": {"exported": True},
-    "all_squash": {"exported": True, "one_caller": True},
-    "subtree_check": {"exported": True, "checks_above": True},
-    "no_client_cache": {"forgetful": True},
-    "unwatched": {"is_told": False},
+    "plain": LOCAL,
+    "exported": EXPORTED,
+    "all_squash": SQUASHED,
+    "subtree_check": CHECKED,
+    "no_client_cache": ExportMode(no_client_cache=True),
+    "unwatched": LOCAL,
 }
 
 
@@ -367,13 +374,12 @@ def test_a_caller_view_remembers_for_one_caller_exactly_what_it_would_be_told_wh
     kind: str, scene: MakeScene
 ) -> None:
     """The tree changes unreported between the rounds. So what was remembered must not be relied on in the next one."""
-    how = KINDS_OF_MOUNT[kind]
     is_for_one = kind in ("plain", "all_squash", "no_client_cache", "subtree_check")
     is_checked = kind == "subtree_check"  # then it must be certain that nobody else gets through the directory above
     most = SHORT_SECONDS if kind == "unwatched" else LONG_SECONDS
 
     async def main() -> None:
-        s = scene(**how)
+        s = scene(KINDS_OF_MOUNT[kind], is_told=kind != "unwatched")
         view = View(CLOAKED)
         choice = random.Random(1)
         late: set[int] = set()
@@ -483,7 +489,7 @@ def test_where_the_kernel_checks_what_is_above_nothing_rests_on_the_place_of_wha
     """The kernel may go on to let others through at the old place."""
 
     async def main() -> None:
-        s = scene(exported=True, checks_above=True)
+        s = scene(CHECKED)
         view = View(CLOAKED)
         close(s)
         file = moved if moved.endswith("file") else f"{moved}/file"
@@ -507,7 +513,7 @@ def test_where_the_kernel_checks_what_is_above_all_below_is_forgotten_before_oth
     is_by_name: bool, scene: MakeScene
 ) -> None:
     async def main() -> None:
-        s = scene(exported=True, checks_above=True)
+        s = scene(CHECKED)
         view = View(CLOAKED)
         close(s)
         for path in ("d", "d/e", "d/e/f", "d/e/f/file"):
@@ -1008,7 +1014,7 @@ def test_a_fixed_view_remembers_what_its_identity_finds(
     policy: Policy, gated: bool, exported: bool, scene: MakeScene
 ) -> None:
     async def main() -> None:
-        s = scene(gated=gated, exported=exported)
+        s = scene(ExportMode(Server.KNFSD if exported else Server.NONE, kernel_gate=gated))
         me = who(OWNER, GROUP)
         view = View(policy, me)
         brief = 0.0 if exported else BRIEF_SECONDS
@@ -1044,7 +1050,7 @@ FIXED = View(CLOAKED, who(OWNER))
 
 def test_what_changes_untold_is_remembered_for_a_second(scene: MakeScene) -> None:
     async def main() -> None:
-        s = scene(is_told=False, gated=True)
+        s = scene(GATED, is_told=False)
         told()
         for view in (View(CLOAKED), FIXED):
             assert s.of_name(view, f"{s.top}/a/file") == (SHORT_SECONDS, SHORT_SECONDS)
@@ -1075,7 +1081,7 @@ def test_a_fixed_view_knows_a_directory_in_which_a_name_is_remembered(scene: Mak
 
 def test_no_client_cache_keeps_no_attributes_of_directories(scene: MakeScene) -> None:
     async def main() -> None:
-        s = scene(gated=True, forgetful=True)
+        s = scene(replace(GATED, no_client_cache=True))
         s.catch_up()
         for view in (View(CLOAKED), FIXED):
             assert s.of_name(view, f"{s.top}/a/b") == (LONG_SECONDS, 0.0)
@@ -1153,23 +1159,23 @@ def test_what_one_caller_moves_from_one_public_directory_into_another_remains_re
 
 
 @pytest.mark.parametrize(
-    ("how", "hearer", "seconds"),
+    ("mode", "hearer", "seconds"),
     [
-        ({}, STRANGER, LONG_SECONDS),
-        ({"exported": True}, STRANGER, 0.0),
-        ({"exported": True, "one_caller": True}, STRANGER, LONG_SECONDS),  # nobody else is shown anything
-        ({"exported": True, "one_caller": True}, 0, LONG_SECONDS),
-        ({"exported": True, "one_caller": True}, NOBODY, 0.0),  # local root
+        (LOCAL, STRANGER, LONG_SECONDS),
+        (EXPORTED, STRANGER, 0.0),
+        (SQUASHED, STRANGER, LONG_SECONDS),  # nobody else is shown anything
+        (SQUASHED, 0, LONG_SECONDS),
+        (SQUASHED, NOBODY, 0.0),  # local root
     ],
 )
 def test_owners_that_are_not_shown_alike_are_not_remembered_in_exports_to_several_callers(
-    how: dict[str, bool], hearer: int, seconds: float, scene: MakeScene, monkeypatch: pytest.MonkeyPatch
+    mode: ExportMode, hearer: int, seconds: float, scene: MakeScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(CLIENT_OF, STRANGER, hearer)
 
     async def main() -> None:
         view = View(Policy(parse_options("root_squash,cloak_list=uid +000 1")[0]))
-        s = scene(**how)
+        s = scene(mode)
         os.chown(f"{s.top}/a", 65534, 65534)  # of whom root becomes one
         os.chown(f"{s.top}/d", OWNER, OWNER)
         s.catch_up()
@@ -1248,7 +1254,7 @@ def test_whether_a_directory_may_be_searched_is_asked_only_where_that_takes_no_t
 
 def test_nothing_is_remembered_in_a_directory_whose_lock_is_kept(scene: MakeScene) -> None:
     async def main() -> None:
-        s = scene(gated=True)
+        s = scene(GATED)
         s.catch_up()
         late = s.nodes.nodeid(0, s.look_up(f"{s.top}/a"))
         s.cache.forgetter.is_late = lambda parent: parent == late  # type: ignore[method-assign]
@@ -1320,7 +1326,7 @@ def test_nothing_private_is_remembered_below_a_name_that_is_to_be_forgotten(is_m
 
 def test_absent_names_are_forgotten_with_a_directory_of_which_nothing_else_is_remembered(scene: MakeScene) -> None:
     async def main() -> None:
-        s = scene(gated=True)
+        s = scene(GATED)
         s.catch_up()
         directory = s.look_up(f"{s.top}/a/b")
         assert s.of_absence(FIXED, f"{s.top}/a/b/absent") == ABSENT_SECONDS
@@ -1336,7 +1342,7 @@ def test_no_more_absent_names_at_the_top_than_can_be_noted(scene: MakeScene, mon
     monkeypatch.setattr(forget, "_MOST_ABSENT", 2)
 
     async def main() -> None:
-        s = scene(gated=True)
+        s = scene(GATED)
         s.catch_up()
         answers = [s.of_absence(FIXED, f"{s.top}/absent{number}") for number in range(3)]
         assert answers == [ABSENT_SECONDS, ABSENT_SECONDS, 0.0]

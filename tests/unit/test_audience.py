@@ -6,6 +6,7 @@ import pytest
 
 from cloakfs import linux
 from cloakfs.config.parse import parse_options
+from cloakfs.exportmode import LOCAL
 from cloakfs.filesystem.audience import Audiences
 from cloakfs.ids import ServerId
 from cloakfs.policy import Policy
@@ -13,7 +14,7 @@ from cloakfs.tree.objects import ALL, NOBODY, Directory
 from cloakfs.view import View
 
 NOTHING: Any = None  # these questions are about the objects alone
-AUDIENCES = Audiences(NOTHING, NOTHING)
+AUDIENCES = Audiences(NOTHING, NOTHING, LOCAL)
 
 
 def directory(audience: int, above: int | None = ALL, **what: bool) -> Directory:

@@ -1,5 +1,6 @@
 """The report of the kernel's cache is complete and gives its reasons, whatever the options."""
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from cloakfs.caller import Caller
 from cloakfs.config.parse import parse_options
+from cloakfs.exportmode import LOCAL, ExportMode, Server
 from cloakfs.filesystem.cachereport import Fact, Terms, TreeMount, facts, tree_mounts
 from cloakfs.filesystem.forget import ABSENT_SECONDS
 from cloakfs.filesystem.remember import BRIEF_SECONDS, LONG_SECONDS, SHORT_SECONDS
@@ -44,24 +46,25 @@ TREES = (
 )
 
 VIEWS = ((False, False, False), (True, False, False), (True, False, True), (True, True, True))
+KNFSD = ExportMode(Server.KNFSD)
 SERVERS = (
-    (False, False, False, False), (True, False, False, False), (True, True, False, False), (True, False, False, True),
-    (False, False, True, False),
-)  # fmt: skip
+    LOCAL,
+    KNFSD,
+    replace(KNFSD, all_squash=True),
+    replace(KNFSD, subtree_check=True),
+    ExportMode(Server.GANESHA),
+)
 
 
 def all_reports() -> list[tuple[Terms, View, list[TreeMount], list[Fact]]]:
     found = []
-    for policy, tree, views, servers, rest in product(
+    for policy, tree, views, server, rest in product(
         policies(), TREES, VIEWS, SERVERS, product((False, True), repeat=3)
     ):
         fixed, several, gated = views
-        exported, one_caller, ganesha, checks_above = servers
-        forgetful, xattrs, keeps = rest
-        acls = xattrs and gated
-        terms = Terms(
-            fixed, several, gated, exported, one_caller, ganesha, forgetful, xattrs, acls, checks_above, keeps
-        )  # fmt: skip
+        no_client_cache, xattrs, keeps = rest
+        mode = replace(server, no_client_cache=no_client_cache, kernel_gate=gated)
+        terms = Terms(fixed, several, mode, xattrs, acls=xattrs and gated, keeps_listings=keeps)
         view = View(policy)
         found.append((terms, view, tree, facts(terms, view, tree)))
     return found
@@ -100,7 +103,7 @@ def test_ways_out_lead_out() -> None:
     """A fixed view is named only where it remembers names, and where the kernel's server has several callers, none."""
     for _, view, tree, report in REPORTS:
         if any("views=" in fact.way_out for fact in report):
-            fixed = facts(Terms(fixed=True, gated=True), view, tree)
+            fixed = facts(Terms(fixed=True, mode=ExportMode(kernel_gate=True)), view, tree)
             assert any(fact.what == "names" and fact.seconds for fact in fixed)
 
 
@@ -114,7 +117,11 @@ def test_file_systems_that_are_alike_share_their_lines() -> None:
 def test_changes_that_are_not_reported_above_are_the_reason_below() -> None:
     inner = TreeMount("/x", "ext4", watched=False, watched_above=False)
     view = View(Policy(), Caller(ServerId(1), ServerId(1), frozenset({ServerId(1)})))
-    (fact,) = [fact for fact in facts(Terms(fixed=True, gated=True), view, [inner]) if fact.what == "names"]
+    (fact,) = [
+        fact
+        for fact in facts(Terms(fixed=True, mode=ExportMode(kernel_gate=True)), view, [inner])
+        if fact.what == "names"
+    ]
     assert (fact.seconds, fact.reason) == (1.0, "changes on a file system above are not reported")
 
 

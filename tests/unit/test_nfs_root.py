@@ -3,7 +3,6 @@
 import pytest
 
 from cloakfs.config.parse import parse_options
-from cloakfs.mountpoint import split_mount_options
 from cloakfs.nfs import root
 
 
@@ -22,9 +21,3 @@ from cloakfs.nfs import root
 )
 def test_the_directories_above_are_checked_where_the_entry_says_so(text: str, is_checked: bool) -> None:
     assert root.checks_subtree(parse_options(text)[0]) is is_checked
-
-
-def test_only_a_mount_for_the_kernels_server_relies_on_the_check() -> None:
-    assert split_mount_options("knfsd,subtree_checked")[0].subtree_checked
-    assert not split_mount_options("knfsd")[0].subtree_checked
-    assert not split_mount_options("subtree_checked")[0].subtree_checked
