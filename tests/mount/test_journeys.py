@@ -1,0 +1,186 @@
+"""The way of one request through the code: how many functions are called, and in how many files."""
+
+import contextlib
+import inspect
+import os
+import stat
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import pyfuse3
+import pytest
+import trio
+from pyfuse3 import FlagT, InodeT, ModeT
+
+import cloakfs
+from cloakfs import linux
+from cloakfs.config.parse import parse_options
+from cloakfs.exportmode import LOCAL
+from cloakfs.filesystem import Filesystem
+from cloakfs.groups import group_source
+from cloakfs.policy import Policy
+from cloakfs.reader import Reader
+from cloakfs.tasks import Tasks
+from cloakfs.threadstatus import ThreadStatus
+from cloakfs.tree.index import MEMORY, Index
+from cloakfs.tree.nodes import Nodes
+from cloakfs.views import Views
+from cloakfs.watch import Watch
+
+OURS = os.path.dirname(cloakfs.__file__) + os.sep
+OWNER, STRANGER = 3001, 3002
+OPTIONS = parse_options("no_root_squash,cloak_list=uid +077 3000 3999")[0]
+
+
+class Journey(NamedTuple):
+    """What one request takes.
+
+    Attributes:
+        calls: of cloakfs's functions; a coroutine that goes on is no call.
+        files: in which they are.
+        returns: how often the way leads into a file that it has left before.
+    """
+
+    calls: int
+    files: int
+    returns: int
+
+
+class Request:
+    """Stands for a request's context."""
+
+    def __init__(self, uid: int) -> None:
+        self.uid = self.gid = uid
+        self.pid = os.getpid()
+        self.umask = 0o022
+
+
+class Way:
+    """Follows the calls of cloakfs's functions."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self._begun: set[int] = set()
+        self._frames: list[FrameType] = []
+
+    def note(self, frame: FrameType, event: str, _: object) -> None:
+        if event != "call" or not frame.f_code.co_filename.startswith(OURS):
+            return
+        if frame.f_code.co_flags & (inspect.CO_COROUTINE | inspect.CO_GENERATOR):
+            if id(frame) in self._begun:
+                return
+            self._begun.add(id(frame))
+            self._frames.append(frame)  # so that no other one gets its id
+        self.calls.append(frame.f_code.co_filename)
+
+    def journey(self) -> Journey:
+        left: set[str] = set()
+        returns, here = 0, ""
+        for file in self.calls:
+            if file != here:
+                returns += file in left
+                left.add(here)
+                here = file
+        return Journey(len(self.calls), len(set(self.calls)), returns)
+
+
+class Scene:
+    """A file system without a mount, asked as the kernel asks."""
+
+    def __init__(self, tree: str, filesystem: Filesystem) -> None:
+        self.tree = tree
+        self.filesystem = filesystem
+
+    async def measure(self, call: Callable[..., Awaitable[Any]], *args: Any) -> Journey:
+        way = Way()
+        sys.setprofile(way.note)
+        try:
+            with contextlib.suppress(pyfuse3.FUSEError):
+                await call(*args)
+        finally:
+            sys.setprofile(None)
+            linux.act_as_daemon()
+        return way.journey()
+
+    async def find(self, path: str, uid: int = OWNER) -> InodeT:
+        at = InodeT(1)
+        for name in path.split("/"):
+            at = (await self.filesystem.lookup(at, os.fsencode(name), Request(uid))).st_ino  # type: ignore[arg-type]
+        return at
+
+
+Play = Callable[[Callable[[Scene], Awaitable[None]]], None]
+
+
+@pytest.fixture
+def play(tree: str) -> Iterator[Play]:
+    """Has somebody ask a file system whose changes are reported, and that is served without a mount."""
+    for name, mode in (("home", stat.S_IFDIR | 0o755), ("home/sub", stat.S_IFDIR | 0o755)):
+        os.mkdir(f"{tree}/{name}", mode)
+    for name in ("home/file", "home/known", "home/hidden", "home/sub/file"):
+        Path(tree, name).touch()
+    for above, directories, files in os.walk(tree):
+        for name in (*directories, *files):
+            os.chown(f"{above}/{name}", OWNER, OWNER)
+    os.chown(f"{tree}/home/hidden", STRANGER + 1, STRANGER + 1)
+    os.chmod(f"{tree}/home/hidden", 0o600)
+
+    def run(act: Callable[[Scene], Awaitable[None]]) -> None:
+        async def main() -> None:
+            async with trio.open_nursery() as nursery:
+                filesystem.tasks = Tasks(nursery)
+                await act(Scene(tree, filesystem))
+                nursery.cancel_scope.cancel()
+
+        with (
+            contextlib.closing(Index(MEMORY)) as index,
+            contextlib.closing(Nodes(tree, index)) as nodes,
+            contextlib.closing(Watch()) as watch,
+        ):
+            threads = ThreadStatus()
+            views = Views(Policy(OPTIONS), (), frozenset(), index)
+            reader = Reader(OPTIONS.prefetch, OPTIONS.prefetch_limits, None)
+            filesystem = Filesystem(nodes, views, group_source(None, threads), threads, reader, "/nowhere", LOCAL)
+            filesystem.cache.watch(watch)
+            trio.run(main)
+
+    yield run
+    linux.act_as_daemon()
+
+
+MOST = {
+    "lookup for the first time": Journey(145, 29, 72),
+    "lookup of what is known": Journey(60, 22, 22),
+    "lookup of an absent name": Journey(34, 18, 12),
+    "lookup of a hidden name": Journey(77, 22, 35),
+    "getattr": Journey(50, 20, 15),
+    "create": Journey(156, 38, 64),
+    "rename": Journey(180, 35, 102),
+    "unlink": Journey(62, 23, 28),
+}
+"""What each request may take. Lower these when a way gets shorter."""
+
+
+def test_no_way_gets_longer(play: Play) -> None:
+    found: dict[str, Journey] = {}
+
+    async def act(s: Scene) -> None:
+        fs, ctx = s.filesystem, Request(OWNER)
+        home = await s.find("home")
+        found["lookup for the first time"] = await s.measure(fs.lookup, home, b"file", ctx)
+        found["lookup of what is known"] = await s.measure(fs.lookup, home, b"file", ctx)
+        found["lookup of an absent name"] = await s.measure(fs.lookup, home, b"absent", ctx)
+        found["lookup of a hidden name"] = await s.measure(fs.lookup, home, b"hidden", ctx)
+        found["create"] = await s.measure(fs.create, home, b"new", ModeT(0o644), FlagT(os.O_RDWR), ctx)
+        file = await s.find("home/file")
+        found["getattr"] = await s.measure(fs.getattr, file, ctx)
+        found["rename"] = await s.measure(fs.rename, home, b"file", home, b"renamed", FlagT(0), ctx)
+        found["unlink"] = await s.measure(fs.unlink, home, b"renamed", ctx)
+
+    play(act)
+    for name, journey in found.items():
+        print(f"{name:26} {journey}")
+        assert all(here <= most for here, most in zip(journey, MOST[name], strict=True)), (name, journey)
