@@ -287,6 +287,18 @@ def never_forget(name: bytes) -> None:
     replace(forgetter, "_forget_names", forget_others)
 
 
+def forget_slowly(name: bytes) -> None:
+    """Have the kernel take long to forget names in directories that have this one."""
+    forget_names = forgetter._forget_names
+
+    def slowly(parent: int, batch: Any, session: int) -> None:
+        if name in batch.names:
+            time.sleep(0.3)
+        forget_names(parent, batch, session)
+
+    replace(forgetter, "_forget_names", slowly)
+
+
 def never_forget_below() -> None:
     """Of what is below a directory, forget nothing but what is forgotten at once."""
 

@@ -14,11 +14,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.agents import User
+from tests.mount import alterations
 from tests.mount.conftest import Mount, daemons_with, told
 from tests.mount.test_forgetting import SECONDS, has_let_go, hold, stalled
 from tests.mount.test_hung import Far
@@ -196,25 +198,12 @@ def test_what_one_view_takes_away_is_gone_in_the_others(change: str, tree: str, 
     assert not survivors(what, m.source, m.at(f"@{what.by}"), m.at(f"@{OTHER}"))
 
 
-# It takes the kernel long to forget names in directories that have this one.
-SLOWLY = """
-import time
-from cloakfs.filesystem import forgetter
-forget_names = forgetter._forget_names
-def slowly(parent, batch, session):
-    if {name!r} in batch.names:
-        time.sleep(0.3)
-    forget_names(parent, batch, session)
-forgetter._forget_names = slowly
-"""
-
-
 def test_what_somebody_uses_in_a_directory_is_not_found_there_any_more(
     tree: str, mount: MakeMount, user: MakeUser
 ) -> None:
     """The kernel does not drop it with the name of the directory, which the next LOOKUP brings back."""
     furnish(tree)
-    with daemons_with(SLOWLY.format(name=b"sub")):
+    with daemons_with(partial(alterations.forget_slowly, b"sub")):
         m = mount("-o", f"{PLAIN},{VIEWS}")
     owner, other, its = user(OWNER), user(OTHER), m.at(f"@{OTHER}")
     told()
@@ -227,7 +216,7 @@ def test_what_somebody_uses_in_a_directory_is_not_found_there_any_more(
 def test_what_is_being_forgotten_already_is_waited_for(tree: str, mount: MakeMount, user: MakeUser) -> None:
     """A change behind the mount has begun it, and nobody has waited for that."""
     furnish(tree)
-    with daemons_with(SLOWLY.format(name=b"p")):
+    with daemons_with(partial(alterations.forget_slowly, b"p")):
         m = mount("-o", f"{PLAIN},{VIEWS}")
     owner, other, its = user(OWNER), user(OTHER), m.at(f"@{OTHER}")
     told()
