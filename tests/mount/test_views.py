@@ -256,7 +256,6 @@ def test_a_database_has_its_time_for_each_of_very_many_users(base: str, monkeypa
 
     monkeypatch.setattr(views_module, "user_identity", user_identity)
     monkeypatch.setattr(views_module, "_PATIENCE_SECONDS", 1.0)
-    monkeypatch.setattr(views_module, "REFRESH_SECONDS", 0.1)
     index = Index(os.path.join(base, "nodes.sqlite"))
     users = [f"u{number}" for number in range(200)]
     views = Views(Policy(Options()), tuple(map(UserItem, users)), frozenset(), index)
@@ -272,7 +271,7 @@ def test_a_database_has_its_time_for_each_of_very_many_users(base: str, monkeypa
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(views.keep_fresh, lambda: None, STANDARD.view_seconds)
+            nursery.start_soon(views.keep_fresh, lambda: None, 0.1)
             monkeypatch.setattr(views_module, "user_identity", slow)  # it takes 2.5 s for all of them
             await trio.sleep(3)
             assert with_groups() == len(users)
