@@ -63,6 +63,7 @@ def fail(faults: str) -> Fail:
     return go
 
 
+POLICY = ("--policy", f"{Path(__file__).parent}/faults.py:Plain")
 CLOAKED = "no_root_squash,groups=database,prefetch=always,cloak_list=uid +077 4001"
 
 
@@ -73,7 +74,7 @@ def served(tree: str, mount: MakeMount, fail: Fail) -> Mount:
     os.chown(f"{tree}/hidden", ANN, ANN)
     os.chmod(f"{tree}/hidden", 0o700)
     Path(f"{tree}/open/file").write_bytes(bytes(1 << 20))
-    made = mount("-o", CLOAKED)
+    made = mount("-o", CLOAKED, *POLICY)
     made.expect_errors = True
     return made
 
@@ -185,7 +186,7 @@ def test_each_task_with_each_fault(
 
 
 def test_a_fixed_view_with_each_fault(mount: MakeMount, fail: Fail) -> None:
-    made = mount("--view", "daemon")
+    made = mount("--view", "daemon", *POLICY)
     made.expect_errors = True
     pid = made.pid
     fail("user database", lambda: None)
