@@ -372,6 +372,18 @@ def _listeners(pid: int) -> set[ipaddress.IPv4Address | ipaddress.IPv6Address]:
 # -- the process -----------------------------------------------------------------------------------
 
 
+def _has_open_below(pid: int, mount_points: Collection[str]) -> bool:
+    """Whether a process has something open by mounts at these places, apart from their roots; asks no file system."""
+    places = {number: place.path for number, place in mountinfo.by_id().items() if place.path in mount_points}
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                path = places.get(mountinfo.id_of(int(fd), pid))
+                if path is not None and os.readlink(f"/proc/{pid}/fd/{fd}") != path:
+                    return True
+    return False
+
+
 def _log_of(state_dir: str) -> str:
     return os.path.join(state_dir, "ganesha.log")
 
@@ -515,7 +527,7 @@ class Ganesha:
             or self._is_replaced(export, places)
         }
         if gone & (set(self._exports) | self._rooms()):
-            if await self._are_locked(gone, places):
+            if await self._are_used(gone):
                 await self._kill()
                 await self.stop()
                 await self.start(exports)
@@ -530,26 +542,26 @@ class Ganesha:
         bound, now = places.get(self._room_of(export.export_id)), _mount_of(export.path, places)
         return bound is not None and (now is None or bound.device != now.device)
 
-    # -- what clients have locked --------------------------------------------------------------------
+    # -- what clients use and have locked ------------------------------------------------------------
 
     async def hold(self) -> None:
-        """End the server until the next `start` if clients have locked files of a mount that is at its place no more.
+        """End the server until the next `start` if clients have files open of a mount that is at its place no more.
 
-        Then they wait, and claim their locks from the next server. Of a server that forgets the export, and its locks
-        with it, they would learn that the locks are lost, and Linux has all use of such a file fail.
+        They wait for it then, and go on. Of a server that forgets an export, and what is open and locked of it, Linux
+        takes what it uses for gone and what it has locked for lost: all use of these files fails until they are closed.
         """
         async with self._one_change:
             places = _places()
             gone = {export.export_id for export in self._exports.values() if self._is_replaced(export, places)}
-            if gone and await self._are_locked(gone, places):
+            if gone and await self._are_used(gone):
                 await self._kill()
 
-    async def _are_locked(self, export_ids: Collection[int], places: Mapping[str, mountinfo.Place]) -> bool:
-        """Whether clients of the server have locked files of what is bound for these exports."""
+    async def _are_used(self, export_ids: Collection[int]) -> bool:
+        """Whether the server has something open of what is bound for these exports, apart from their roots."""
         if self.pid is None:
             return False
-        bound = {place.device for number in export_ids if (place := places.get(self._room_of(number))) is not None}
-        return bool(bound & await trio.to_thread.run_sync(ganeshastate.locked_by, self.pid))
+        rooms = {self._room_of(export_id) for export_id in export_ids}
+        return await trio.to_thread.run_sync(_has_open_below, self.pid, rooms)
 
     async def _kill(self) -> None:
         """End the server at once, so that it answers nothing more, least of all with an error."""
@@ -557,6 +569,7 @@ class Ganesha:
         if process is None:
             return
         self.is_held = True
+        self._forget_unless_locked(process.pid)
         process.kill()
         with trio.move_on_after(STOP_SECONDS):  # if a mount hangs, so does its end
             await process.wait()

@@ -61,7 +61,7 @@ class GaneshaServer:
     async def ask(self, mounts: Sequence[Mount]) -> served.Answers:
         """See `Server.ask`. Its table are the exports whose root the process holds open."""
         if self._ganesha.is_held:
-            return served.Answers("nfs-ganesha was ended until what its clients have locked files of is mounted again")
+            return served.Answers("nfs-ganesha was ended until what its clients have files open of is mounted again")
         if self._ganesha.pid is None:
             return served.Answers("nfs-ganesha has ended")
         if not await self._ganesha.answers():
@@ -81,7 +81,7 @@ class GaneshaServer:
         return served.Answers(mounts=await served.each(mounts, complaint))
 
     async def hold(self) -> None:
-        """See `Server.hold`. It does so where clients have locked files; the others get an error."""
+        """See `Server.hold`. It does so where clients have files open; the others get an error."""
         await self._ganesha.hold()
 
     async def check(self) -> str | None:
