@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Times in seconds, and bounds; what is said of none of them is that users may rely on it.
+    """Times in seconds, and bounds. They may differ in the next version.
 
     Attributes:
         housekeeping_seconds: how often a daemon publishes what it counts, and closes descriptors that nobody uses.

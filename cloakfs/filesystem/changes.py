@@ -396,8 +396,8 @@ class Changes:
             await wait.wait()
         for below, names in forgotten:
             await names.wait()
-            # Without its own name, a directory still has the names in it that somebody uses just now, and gets its name
-            # back at the next LOOKUP. In the view of the request, the kernel holds its lock.
+            # The kernel does not drop names in the directory that are in use, and the next LOOKUP of the directory
+            # makes them valid again. So they are waited for, too, except where requests hold the lock that this needs.
             await self._wait_elsewhere(below.own_names)
 
     def _tells_less(self, view: View, obj: Object, fd: int, info: linux.Stat) -> bool:
