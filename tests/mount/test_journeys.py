@@ -91,8 +91,7 @@ class Way:
 class Scene:
     """A file system without a mount, asked as the kernel asks."""
 
-    def __init__(self, tree: str, filesystem: Filesystem) -> None:
-        self.tree = tree
+    def __init__(self, filesystem: Filesystem) -> None:
         self.filesystem = filesystem
 
     async def measure(self, call: Callable[..., Awaitable[Any]], *args: Any) -> Journey:
@@ -139,8 +138,8 @@ def play(tree: str) -> Iterator[Play]:
     def run(act: Callable[[Scene], Awaitable[None]]) -> None:
         async def main() -> None:
             async with trio.open_nursery() as nursery:
-                filesystem.tasks = Tasks(nursery)
-                await act(Scene(tree, filesystem))
+                served.tasks = Tasks(nursery)
+                await act(Scene(served))
                 nursery.cancel_scope.cancel()
 
         with (
@@ -151,8 +150,8 @@ def play(tree: str) -> Iterator[Play]:
             threads = ThreadStatus()
             views = Views(Policy(OPTIONS), (), frozenset(), index)
             reader = Reader(OPTIONS.prefetch, OPTIONS.prefetch_limits, None)
-            filesystem = Filesystem(nodes, views, group_source(None, threads), threads, reader, "/nowhere", LOCAL)
-            filesystem.cache.watch(watch)
+            served = Filesystem(nodes, views, group_source(None, threads), threads, reader, "/nowhere", LOCAL)
+            served.cache.watch(watch)
             trio.run(main)
 
     yield run
