@@ -24,9 +24,9 @@ from ..ids import ClientId, ServerId
 from ..linux import When
 from ..tree import calls
 from ..tree.door import Subject, attrs_of
+from ..tree.request import SET_ID, Request
 from . import pyfuse3memory
 from .core import Core
-from .entered import SET_ID, Entered
 from .names import Names
 from .request import answers
 
@@ -90,11 +90,11 @@ def _restore(fd: int, before: linux.Stat) -> None:
         calls.chmod(linux.ROOT, fd, stat.S_IMODE(before.st_mode))
 
 
-def _target(at: Entered) -> bytes:
+def _target(at: Request) -> bytes:
     return calls.readlink(at.credentials, at.fd)
 
 
-def _may(at: Entered, mode: int) -> bool:
+def _may(at: Request, mode: int) -> bool:
     return calls.access(at.credentials, at.fd, mode)
 
 
@@ -156,7 +156,7 @@ class Attributes(Names, Core):
         at = await self._again(at, inode, ctx)
         return self.replies.of_object(at, at.obj.filesystem.stat(at.fd))
 
-    def _wanted(self, at: Entered, attr: EntryAttributes, fields: SetattrFields) -> Change:
+    def _wanted(self, at: Request, attr: EntryAttributes, fields: SetattrFields) -> Change:
         uid = self._owner(at, ClientId(attr.st_uid)) if fields.update_uid else None
         gid = self._group(at, ClientId(attr.st_gid)) if fields.update_gid else None
         mode = stat.S_IMODE(attr.st_mode) if fields.update_mode else None
@@ -165,7 +165,7 @@ class Attributes(Names, Core):
         mtime = attr.st_mtime_ns if fields.update_mtime else OMIT
         return Change(uid, gid, mode, size, atime, mtime)
 
-    def _change(self, at: Entered, change: Change, fh: FileHandleT | None) -> None:
+    def _change(self, at: Request, change: Change, fh: FileHandleT | None) -> None:
         """Make a change as a whole, or not at all.
 
         The real tree takes a system call for each part, and decides about that part. So whoever may not do all of it is
@@ -198,7 +198,7 @@ class Attributes(Names, Core):
             undo.pop_all()
         self.nodes.ask(at.credentials, at.fd)
 
-    def _mode_to_set(self, at: Entered, change: Change, mode: int) -> int | None:
+    def _mode_to_set(self, at: Request, change: Change, mode: int) -> int | None:
         """Return the mode to set; None if the other parts of the change bring it about."""
         before = stat.S_IMODE(at.info.st_mode)
         owner_too = change.uid is not None or change.gid is not None
@@ -210,7 +210,7 @@ class Attributes(Names, Core):
         is_done = (owner_too or change.size is not None) and dropped and not dropped & 0o777
         return None if is_done else mode
 
-    def _drop_set_id(self, at: Entered, mode: int) -> None:
+    def _drop_set_id(self, at: Request, mode: int) -> None:
         """After truncate(2), drop the set-id bits that are not in `mode`: the real tree does not drop them for root."""
         now = stat.S_IMODE(calls.fstat(at.fd).st_mode)
         dropped = now & ~mode & SET_ID
@@ -218,7 +218,7 @@ class Attributes(Names, Core):
             self._chmod(at, now & ~dropped)
 
     @staticmethod
-    def _hidden_set_id(at: Entered) -> int:
+    def _hidden_set_id(at: Request) -> int:
         """Return the set-id bits that the caller is not shown, and so cannot have meant to remove."""
         real = at.info.st_mode & SET_ID
         if not real:
@@ -226,7 +226,7 @@ class Attributes(Names, Core):
         shown = at.view.show(attrs_of(at.obj.name, at.info, at.fd))
         return real & ~shown[0] if shown is not None else real
 
-    def _open_to_truncate(self, at: Entered) -> int:
+    def _open_to_truncate(self, at: Request) -> int:
         """Open the file for ftruncate(2), which changes mtime in any case, and does not wait for leases.
 
         Raises:
@@ -242,19 +242,19 @@ class Attributes(Names, Core):
                 raise
             return self._with_descriptor(calls.open, linux.ROOT, at.fd, os.O_WRONLY)
 
-    def _owner(self, at: Entered, client_uid: ClientId) -> ServerId:
+    def _owner(self, at: Request, client_uid: ClientId) -> ServerId:
         uid = at.view.server_id("uid", client_uid)
         if uid is None:
             raise FUSEError(errno.EINVAL)
         return uid
 
-    def _group(self, at: Entered, client_gid: ClientId) -> ServerId:
+    def _group(self, at: Request, client_gid: ClientId) -> ServerId:
         gid = at.view.server_id("gid", client_gid)
         if gid is None:
             raise FUSEError(errno.EINVAL)
         return gid
 
-    def _chmod(self, at: Entered, mode: int) -> None:
+    def _chmod(self, at: Request, mode: int) -> None:
         try:
             calls.chmod(at.credentials, at.fd, mode)
         except PermissionError:
@@ -267,7 +267,7 @@ class Attributes(Names, Core):
                 raise
             calls.chmod(linux.ROOT, at.fd, mode | before & stat.S_ISVTX)
 
-    def _set_times(self, at: Entered, atime: Time, mtime: Time, *, has_size: bool) -> None:
+    def _set_times(self, at: Request, atime: Time, mtime: Time, *, has_size: bool) -> None:
         try:
             calls.utimens(at.credentials, at.fd, atime, mtime)
         except PermissionError:

@@ -38,13 +38,13 @@ from ..tree.nodes import Nodes
 from ..tree.notes import noting
 from ..tree.objects import ALL, NOBODY, ROOT, Object, Stale
 from ..tree.passages import AT_ONCE, Far
+from ..tree.request import Request
 from ..tuning import STANDARD, Tuning
 from ..turns import Turns
 from ..view import View
 from ..views import Views
 from . import cachereport
 from .callers import Callers
-from .entered import Entered
 from .handles import HalfRead, OpenFiles
 from .inside import Inside
 from .kernelcache import KernelCache
@@ -226,7 +226,7 @@ class Core(pyfuse3.Operations):
         has_open: bool = False,
         for_attributes: bool = False,
         near: Near | None = None,
-    ) -> Entered:
+    ) -> Request:
         """Let a request by nodeid in.
 
         Args:
@@ -289,7 +289,7 @@ class Core(pyfuse3.Operations):
             await self.cache.forgotten(below)
             return await self._enter(inode, ctx, or_open=or_open, has_open=has_open, for_attributes=for_attributes)
         asker = self.callers.asker(view, who, ctx) if self.knfsd else None
-        return Entered(number, view, who, obj, fd, info, hearer, asker)
+        return Request(number, view, who, obj, fd, info, hearer, asker)
 
     def _is_outside(self, view: View, who: Subject, obj: Object) -> bool:
         """Whether the object was moved out of the tree, if the door does not ask where it is."""
@@ -335,7 +335,7 @@ class Core(pyfuse3.Operations):
 
     async def _enter_by_open_file(
         self, inode: InodeT, ctx: RequestContext, *, or_open: bool = False, for_attributes: bool = False
-    ) -> Entered:
+    ) -> Request:
         """Do the same. A thread of the kernel itself is also let in to what a client has open; no policy is asked then.
 
         It works on behalf of that open file, but as root (NFSv4.2 COPY of more than a MiB). An open file stays usable
@@ -421,7 +421,7 @@ class Core(pyfuse3.Operations):
                 return there
         raise Stale
 
-    async def _do(self, at: Entered, call: Callable[..., _T], *args: Any) -> _T:
+    async def _do(self, at: Request, call: Callable[..., _T], *args: Any) -> _T:
         """Make `call(at, *args)`, which may take long: at once if the file system has been quick, else in a thread.
 
         In the session loop, `call` may raise BlockingIOError instead of waiting; a thread then calls it. Go on with
@@ -444,7 +444,7 @@ class Core(pyfuse3.Operations):
                 raise
             return await self._do_in_thread(at._replace(who=who, fd=self.nodes.fd(at.obj)), call, *args)
 
-    async def _do_in_thread(self, at: Entered, call: Callable[..., _T], *args: Any) -> _T:
+    async def _do_in_thread(self, at: Request, call: Callable[..., _T], *args: Any) -> _T:
         own = at._replace(fd=self._with_descriptor(calls.dup, at.fd))
 
         def work() -> _T:
@@ -458,7 +458,7 @@ class Core(pyfuse3.Operations):
         finally:
             has_waited()
 
-    async def _again(self, at: Entered, inode: InodeT, ctx: RequestContext) -> Entered:
+    async def _again(self, at: Request, inode: InodeT, ctx: RequestContext) -> Request:
         """Return how to go on after an await: the policy may be new, the descriptor another, and the object changed."""
         if self.views.get(at.number) is at.view:
             fd, filesystem = self.nodes.fd(at.obj), at.obj.filesystem
@@ -468,8 +468,8 @@ class Core(pyfuse3.Operations):
         return await self._enter(inode, ctx)
 
     async def _again_asked(
-        self, at: Entered, fd: int, inode: InodeT, ctx: RequestContext, answers: Answers | None = None
-    ) -> Entered:
+        self, at: Request, fd: int, inode: InodeT, ctx: RequestContext, answers: Answers | None = None
+    ) -> Request:
         """Do the same to judge what `fd` (O_PATH) refers to: afterwards it is known what the mount below says about it.
 
         `answers` is what it has said already, which does not count if a reload has changed the caller's identity.
@@ -485,23 +485,23 @@ class Core(pyfuse3.Operations):
             answers = await self._do_in_thread(of_it, self._ask_below)
 
     @staticmethod
-    def _ask_below(at: Entered) -> Answers | None:
+    def _ask_below(at: Request) -> Answers | None:
         """In a thread: return what the mount below tells the caller about the object that `at.fd` refers to."""
         below = at.view.below
         return None if below is None or at.who is INSIDER else ask(below, at.who.credentials, [at.fd])
 
-    async def _let_kernel_in(self, inode: InodeT) -> Entered:
+    async def _let_kernel_in(self, inode: InodeT) -> Request:
         """Let the kernel itself in, which is reconnecting a handle: no policy is asked."""
         number, view = await self.callers.view(inode)
         obj = self.nodes.get(inode)
         if self.nodes.waits(obj):
             await self._look(obj)
         fd = self.nodes.fd(obj)
-        return Entered(number, view, INSIDER, obj, fd, obj.filesystem.stat(fd), NOBODY)
+        return Request(number, view, INSIDER, obj, fd, obj.filesystem.stat(fd), NOBODY)
 
     async def _maker(
-        self, at: Entered, inode: InodeT, ctx: RequestContext
-    ) -> tuple[Entered, tuple[ServerId, ServerId]]:
+        self, at: Request, inode: InodeT, ctx: RequestContext
+    ) -> tuple[Request, tuple[ServerId, ServerId]]:
         """Return how to go on (`_again`), and the owner and group of what the caller would make in the directory.
 
         A mount below may squash them.
@@ -514,10 +514,10 @@ class Core(pyfuse3.Operations):
         return at, (at.who.uid, at.who.gid)
 
     @staticmethod
-    def _made_below(below: "Below", at: Entered) -> tuple[ServerId, ServerId]:
+    def _made_below(below: "Below", at: Request) -> tuple[ServerId, ServerId]:
         return below.makes(at.credentials, at.fd)
 
-    def _find(self, at: Entered, name: bytes) -> tuple[int, linux.Stat]:
+    def _find(self, at: Request, name: bytes) -> tuple[int, linux.Stat]:
         """Open (O_PATH) and stat the entry `name` of the directory, as the caller.
 
         Raises:
@@ -528,8 +528,8 @@ class Core(pyfuse3.Operations):
         return fd, self._judge(at, name, fd)
 
     async def _find_late(
-        self, at: Entered, name: bytes, inode: InodeT, ctx: RequestContext
-    ) -> tuple[Entered, int, linux.Stat]:
+        self, at: Request, name: bytes, inode: InodeT, ctx: RequestContext
+    ) -> tuple[Request, int, linux.Stat]:
         """Do what `_find` does, in a thread where that may have to wait; also return how to go on (`_again`)."""
         if not self.nodes.waits(at.obj):
             return at, *self._find(at, name)
@@ -548,7 +548,7 @@ class Core(pyfuse3.Operations):
         return at._replace(has_searched=True), fd, self._judge(at, name, fd)
 
     @staticmethod
-    def _credentials_for(at: Entered, bits: int) -> linux.Credentials:
+    def _credentials_for(at: Request, bits: int) -> linux.Credentials:
         """Return as whom to make a call that needs only `bits` on the object: if the caller surely may, not as it.
 
         Acting as the caller takes its groups, which are not cheap to find out. Nor is it cheap to switch, so the thread
@@ -564,11 +564,11 @@ class Core(pyfuse3.Operations):
             return linux.ANYBODY if linux.acts_as(who.uid, who.gid) else linux.ROOT
         return at.credentials
 
-    def _open_named(self, at: Entered, name: bytes) -> int:
+    def _open_named(self, at: Request, name: bytes) -> int:
         """Open (O_PATH) the entry `name` of the directory, as the caller; it has yet to be judged."""
         return self._open_as(self._credentials_for(at, os.X_OK), at.fd, name)
 
-    def _open_and_ask(self, at: Entered, name: bytes) -> tuple[int, Answers | None]:
+    def _open_and_ask(self, at: Request, name: bytes) -> tuple[int, Answers | None]:
         """In a thread: do the same, and also return what the mount below says about it."""
         fd = self._open_named(at, name)
         try:
@@ -587,7 +587,7 @@ class Core(pyfuse3.Operations):
             raise
         return fd
 
-    def _judge(self, at: Entered, name: bytes, fd: int) -> linux.Stat:
+    def _judge(self, at: Request, name: bytes, fd: int) -> linux.Stat:
         """Return the stat of the entry `name`, which `fd` refers to.
 
         Raises:
@@ -606,7 +606,7 @@ class Core(pyfuse3.Operations):
         calls.close(fd)
         raise HiddenName
 
-    def _known_at(self, at: Entered, name: bytes) -> tuple[Object, linux.Stat] | Missing | None:
+    def _known_at(self, at: Request, name: bytes) -> tuple[Object, linux.Stat] | Missing | None:
         """Return the entry `name` of the directory, with its stat; None if the kernel may not know it yet."""
         who = self._credentials_for(at, os.X_OK)
         filesystem = at.obj.filesystem
@@ -628,7 +628,7 @@ class Core(pyfuse3.Operations):
             self.repair.refused(obj)
         return HIDDEN
 
-    def _is_hidden(self, at: Entered, name: bytes) -> bool:
+    def _is_hidden(self, at: Request, name: bytes) -> bool:
         """Whether there is an entry `name` that the caller may not know of."""
         if not at.view.hides or at.who is INSIDER:
             return False
@@ -655,7 +655,7 @@ class Core(pyfuse3.Operations):
         """Whether the call is worth another try: it failed for too many descriptors, and some have now been closed."""
         return exc.errno in (errno.EMFILE, errno.ENFILE) and self.nodes.shed() > 0
 
-    def _has_nfs_right(self, at: Entered, flags: int) -> bool:
+    def _has_nfs_right(self, at: Request, flags: int) -> bool:
         """Whether an open that the mode forbids is one that NFS allows. Only the kernel's server is trusted with it.
 
         NFS has no descriptors: a caller that created a file as 0444, or removed its own right while it had the file
@@ -681,7 +681,7 @@ class Core(pyfuse3.Operations):
         if await trio.to_thread.run_sync(refused, abandon_on_cancel=True) if file.obj.filesystem.remote else refused():
             raise FUSEError(errno.EACCES)
 
-    def _open_to_look(self, at: Entered, ctx: RequestContext) -> FileHandleT:
+    def _open_to_look(self, at: Request, ctx: RequestContext) -> FileHandleT:
         """Open for nfs-ganesha, which opens everything for reading to get its attributes, and assumes that root can.
 
         Raises:
@@ -697,7 +697,7 @@ class Core(pyfuse3.Operations):
         self.files.by_fd[fd].unreadable = True
         return FileHandleT(fd)
 
-    def _require_descriptor(self, at: Entered) -> None:
+    def _require_descriptor(self, at: Request) -> None:
         """To be called before anything is opened for a client.
 
         Raises:

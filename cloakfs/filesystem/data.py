@@ -11,8 +11,8 @@ from pyfuse3 import FileHandleT, FileInfo, FlagT, FUSEError, InodeT, RequestCont
 
 from .. import linux
 from ..tree import calls
+from ..tree.request import Request
 from .core import Core
-from .entered import Entered
 from .request import answers
 
 # The kernel has already dealt with these; O_DIRECT would need aligned buffers, which requests do not have.
@@ -52,7 +52,7 @@ def _seek(fd: int, offset: int, whence: int, *, without_holes: bool) -> int:
     return offset if whence == os.SEEK_DATA else size
 
 
-def _may_have_more(at: Entered, flags: int) -> bool:
+def _may_have_more(at: Request, flags: int) -> bool:
     """Whether a file that says it is empty may have content all the same, which the kernel would not ask for.
 
     It asks for what lies beyond the size only with FOPEN_DIRECT_IO, which refuses shared mappings. Who opens an empty
@@ -104,7 +104,7 @@ class Data(Core):
                 raise
         return FileInfo(fh=fh, keep_cache=keeps, direct_io=self.ganesha or _may_have_more(at, flags))
 
-    def _reopen(self, at: Entered, flags: int) -> int:
+    def _reopen(self, at: Request, flags: int) -> int:
         only_reads = not flags & (os.O_ACCMODE | os.O_TRUNC | os.O_NOATIME) and stat.S_ISREG(at.info.st_mode)
         try:
             if only_reads:
@@ -116,7 +116,7 @@ class Data(Core):
                 raise
             return self._with_descriptor(open_again, linux.ROOT, at.fd, flags)
 
-    def _open_to_execute(self, at: Entered) -> int:
+    def _open_to_execute(self, at: Request) -> int:
         """Open for execve(2): the right to execute is what counts, and the kernel reads on the caller's behalf."""
         if not calls.access(at.credentials, at.fd, os.X_OK):
             raise FUSEError(errno.EACCES)

@@ -23,9 +23,9 @@ from ..tree.nodes import Nodes
 from ..tree.objects import Object, Stale
 from ..tree.passages import Far
 from ..tree.positions import END
+from ..tree.request import Request
 from ..turns import SLICE_SECONDS
 from .core import Near
-from .entered import Entered
 from .handles import Entry, OpenDirectory
 from .names import Names
 from .pyfuse3memory import UNKNOWN_INODE, keeps_listings, name_only, opened, requester
@@ -124,7 +124,7 @@ class Directories(Names):
                 return opened(fh, keep_cache=has_entries)
         return fh
 
-    def _open_directory(self, at: Entered) -> int:
+    def _open_directory(self, at: Request) -> int:
         return self._with_descriptor(
             calls.open, self._credentials_for(at, os.R_OK), at.fd, os.O_RDONLY | os.O_DIRECTORY
         )
@@ -328,7 +328,7 @@ class Directories(Names):
             raise Stale
         if self.cache.checks_above:
             self.cache.tell(number, obj, hearer)
-        at = Entered(number, view, who, obj, fh, info, hearer, self.callers.asker(view, who, ctx))
+        at = Request(number, view, who, obj, fh, info, hearer, self.callers.asker(view, who, ctx))
         linux.act_as_daemon()
         if directory.is_kept:
             self.door.passages.is_up_to_date()
@@ -356,7 +356,7 @@ class Directories(Names):
     def _nodeid(self, directory: OpenDirectory) -> InodeT:
         return InodeT(self.nodes.nodeid(directory.number, directory.obj))
 
-    def _fill(self, at: Entered, directory: OpenDirectory, reply: Reply, most: int) -> bool:
+    def _fill(self, at: Request, directory: OpenDirectory, reply: Reply, most: int) -> bool:
         """Report up to `most` of the pending entries, as many as there is time for; return False if it is full.
 
         The last one that is shown remains pending, until it is known what comes next.
@@ -441,7 +441,7 @@ class Directories(Names):
         if fd >= 0:
             calls.close(fd)
 
-    def _entry_of(self, at: Entered, directory: OpenDirectory, name: bytes) -> EntryAttributes | int | None:
+    def _entry_of(self, at: Request, directory: OpenDirectory, name: bytes) -> EntryAttributes | int | None:
         """Return the attributes to report for an entry, or its inode number alone; None if it is hidden or gone."""
         if name == b".":
             return self.replies.attributes(at.number, at.view, at.obj, at.obj.name, at.fd, at.info, at.asker)
@@ -466,7 +466,7 @@ class Directories(Names):
             return None
         return self._entry_found(at, name, fd)
 
-    def _entry_found(self, at: Entered, name: bytes, fd: int) -> EntryAttributes | int | None:
+    def _entry_found(self, at: Request, name: bytes, fd: int) -> EntryAttributes | int | None:
         """Do the same for what `fd` (O_PATH) refers to. Takes ownership of `fd`."""
         try:
             info = self.nodes.stat(fd)
@@ -485,7 +485,7 @@ class Directories(Names):
             return UNKNOWN_INODE  # it can be listed all the same
         return self._shown(at, name, obj, info)
 
-    def _shown(self, at: Entered, name: bytes, obj: Object, info: linux.Stat) -> EntryAttributes | int | None:
+    def _shown(self, at: Request, name: bytes, obj: Object, info: linux.Stat) -> EntryAttributes | int | None:
         is_ready = not stat.S_ISDIR(info.st_mode) or self.cache.is_ready(at.number, obj, at.hearer)
         if not is_ready or self.cache.is_remembered_for_others(at.number, obj, at.hearer):
             return self.nodes.nodeid(at.number, obj)  # a listing must not enlarge its audience
@@ -494,7 +494,7 @@ class Directories(Names):
         except Stale:
             return None
 
-    def _above(self, at: Entered) -> EntryAttributes:
+    def _above(self, at: Request) -> EntryAttributes:
         """Return the entry "..", of which only the inode number is of use to anybody."""
         obj = at.obj
         if obj is self.nodes.root:

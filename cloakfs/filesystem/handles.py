@@ -15,7 +15,7 @@ from ..tree.door import Subject, credentials
 from ..tree.filesystems import Filesystem
 from ..tree.nodes import Nodes
 from ..tree.objects import Listing, Object
-from .entered import SET_ID, Entered
+from ..tree.request import SET_ID, Request
 
 MOST_ENTRIES = 20_000
 """How many entries of directories are read ahead for one caller at most; they take some 3 MB."""
@@ -38,7 +38,7 @@ class OpenFile:
 
     is_directory = False
 
-    def __init__(self, at: Entered, opener: linux.Credentials | None = None, flags: int = 0) -> None:
+    def __init__(self, at: Request, opener: linux.Credentials | None = None, flags: int = 0) -> None:
         self.obj = at.obj
         self.number = at.number  # the number of the view, which a reload may replace
         self.uid = at.who.uid
@@ -80,7 +80,7 @@ class OpenDirectory(OpenFile):
 
     is_directory = True
 
-    def __init__(self, at: Entered) -> None:
+    def __init__(self, at: Request) -> None:
         super().__init__(at)
         # The position at which `pending`, the entries read ahead, begin, and the same as clients see it.
         self.cookie = self.shown = 0
@@ -156,7 +156,7 @@ class OpenFiles:
     def opened(
         self,
         fd: int,
-        at: Entered,
+        at: Request,
         *,
         as_opener: bool = False,
         opener: linux.Credentials | None = None,
@@ -185,7 +185,7 @@ class OpenFiles:
         self._nodes.opened(at.obj, fd)
         return FileHandleT(fd)
 
-    def opened_directory(self, fd: int, at: Entered) -> OpenDirectory:
+    def opened_directory(self, fd: int, at: Request) -> OpenDirectory:
         """Keep `fd`, which refers to the directory of `at`, for a client."""
         directory = self.by_fd[fd] = OpenDirectory(at)
         self.shares.take(directory.uid)

@@ -27,9 +27,9 @@ from ..tree import calls
 from ..tree.door import may_with_any_groups
 from ..tree.nodes import Nodes
 from ..tree.objects import Listing, Object, as_directory
+from ..tree.request import Request
 from ..view import View
 from .audience import Audiences
-from .entered import Entered
 from .forget import ABSENT_SECONDS, Forgetting
 from .remember import Remembering
 
@@ -61,7 +61,7 @@ class Listings:
 
     # -- the proof ---------------------------------------------------------------------------------
 
-    def begin(self, at: Entered) -> Listing | None:
+    def begin(self, at: Request) -> Listing | None:
         """Return what a listing that begins with the first entry may prove, or has proven; None if nothing."""
         directory = at.obj
         if not self._can_prove(at):
@@ -73,7 +73,7 @@ class Listings:
             self._forgetting.listed.add(directory)
         return listing
 
-    def _can_prove(self, at: Entered) -> bool:
+    def _can_prove(self, at: Request) -> bool:
         directory = at.obj
         return (
             not self._knfsd
@@ -86,7 +86,7 @@ class Listings:
             and sum(other.device == directory.filesystem.device for other in self._nodes.mounts.filesystems) == 1
         )
 
-    def check_entry(self, at: Entered, listing: Listing, name: bytes) -> None:
+    def check_entry(self, at: Request, listing: Listing, name: bytes) -> None:
         """Let a listing prove nothing if this entry is not shown to its audience, whatever the groups."""
         if listing.is_proven or at.obj.listing is not listing or name in (b".", b".."):
             return
@@ -117,7 +117,7 @@ class Listings:
 
     # -- what rests on it --------------------------------------------------------------------------
 
-    def _is_proven(self, at: Entered) -> bool:
+    def _is_proven(self, at: Request) -> bool:
         listing = at.obj.listing
         return (
             listing is not None
@@ -129,7 +129,7 @@ class Listings:
     def _is_busy(self, directory: Object) -> bool:
         return self._forgetting.forgetter.is_busy(self._nodes.nodeid(0, directory))
 
-    def of_absence(self, at: Entered, name: bytes) -> float:
+    def of_absence(self, at: Request, name: bytes) -> float:
         """Return how long to remember, for the audience of a directory, that nothing in it has this name."""
         directory = at.obj
         if (
@@ -142,7 +142,7 @@ class Listings:
         as_directory(directory).remembers_names = True
         return ABSENT_SECONDS
 
-    def keeps(self, at: Entered) -> tuple[bool, bool]:
+    def keeps(self, at: Request) -> tuple[bool, bool]:
         """Return whether the kernel may keep the entries of a directory that is being opened, for whoever opens it.
 
         The second value is whether it may use those that it has. The first time, it is made to forget them instead.
@@ -154,7 +154,7 @@ class Listings:
         had, directory.listing.is_in_kernel = directory.listing.is_in_kernel, True
         return True, had
 
-    def check_reader(self, at: Entered) -> None:
+    def check_reader(self, at: Request) -> None:
         """To be called before an answer of which the kernel keeps the entries: it is made to forget them if need be."""
         if not self._is_proven(at):
             self._forgetting.forgetter.listing(self._nodes.nodeid(at.number, at.obj))

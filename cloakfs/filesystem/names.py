@@ -18,10 +18,10 @@ from ..tree.door import INSIDER, note_unmade, sees, sees_made, surely_may
 from ..tree.index import Unstored
 from ..tree.knownmounts import TooSoon
 from ..tree.objects import ROOT, Directory, Object, Stale
+from ..tree.request import Request
 from . import exactly
 from .core import ABSENT, HIDDEN, Core, HiddenName, Missing
 from .data import open_again, reopen_flags
-from .entered import Entered
 from .remember import BRIEF_SECONDS
 from .request import answers
 from .xattrs import CAPABILITY
@@ -48,7 +48,7 @@ _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 _TRIES = 20
 
 
-def _without_groups(at: Entered) -> linux.Credentials:
+def _without_groups(at: Request) -> linux.Credentials:
     """Return as whom to change a directory where only the right to do so counts: see `_remover` and `_creator`.
 
     That is the caller, but without its groups, which are not cheap to find out, if it surely may (`surely_may`). By the
@@ -63,7 +63,7 @@ def _without_groups(at: Entered) -> linux.Credentials:
 _remover = _without_groups  # groups play no part in what else the kernel checks: a sticky directory is about uids alone
 
 
-def _creator(at: Entered, mode: int) -> linux.Credentials:
+def _creator(at: Request, mode: int) -> linux.Credentials:
     """Return as whom to make a file and to write to it: as the caller, without its groups if they play no part.
 
     Apart from the right to do so, they do where blocks are reserved for a group, and for the bit S_ISGID, if it is not
@@ -74,7 +74,7 @@ def _creator(at: Entered, mode: int) -> linux.Credentials:
     return _without_groups(at)
 
 
-def _alone_may_change(at: Entered) -> bool:
+def _alone_may_change(at: Request) -> bool:
     """Whether the session loop works for the owner of a directory in which nobody else may change names, save for root.
 
     (The group bits of a directory with an ACL say the most that the ACL grants to anybody, acl(5).) Whatever else comes
@@ -88,11 +88,11 @@ def _alone_may_change(at: Entered) -> bool:
     )
 
 
-def _removed(at: Entered, call: _Remove, name: bytes) -> None:
+def _removed(at: Request, call: _Remove, name: bytes) -> None:
     call(_remover(at), at.fd, name)
 
 
-def _removed_exactly(at: Entered, call: _Remove, name: bytes, seen: int, info: linux.Stat) -> None:
+def _removed_exactly(at: Request, call: _Remove, name: bytes, seen: int, info: linux.Stat) -> None:
     exactly.remove(_remover(at), at.fd, name, seen, info, call)
 
 
@@ -143,7 +143,7 @@ class Names(Core):
             await self.cache.make_ready(at.number, obj, at.hearer)
         raise TooSoon(0.0)
 
-    def _absent(self, at: Entered, name: bytes, missing: Missing) -> EntryAttributes:
+    def _absent(self, at: Request, name: bytes, missing: Missing) -> EntryAttributes:
         """Return an answer that nothing has that name, with how long the kernel may remember it."""
         counters = self.requests.counters
         counters.errors["lookup", errno.ENOENT] += 1
@@ -162,7 +162,7 @@ class Names(Core):
         counters.names[seconds > BRIEF_SECONDS] += 1
         return _absent_for(seconds) if seconds else _ABSENT
 
-    def _note_hidden(self, at: Entered, name: bytes) -> bool:
+    def _note_hidden(self, at: Request, name: bytes) -> bool:
         """Whether the kernel can be made to forget that a name is absent, which is hidden, when it becomes visible."""
         try:
             fd = self._open_as_root(at, name)
@@ -242,7 +242,7 @@ class Names(Core):
 
     # -- making ------------------------------------------------------------------------------------
 
-    async def _enter_to_make(self, inode: InodeT, name: bytes, mode: int, ctx: RequestContext) -> Entered:
+    async def _enter_to_make(self, inode: InodeT, name: bytes, mode: int, ctx: RequestContext) -> Request:
         """Let in a request that makes `name`.
 
         An object that its maker would not be allowed to see is not made at all (EACCES): nobody could remove it. Nor is
@@ -264,7 +264,7 @@ class Names(Core):
         return at
 
     @staticmethod
-    def _exists(at: Entered, name: bytes) -> bool:
+    def _exists(at: Request, name: bytes) -> bool:
         try:
             calls.statx(at.credentials, at.fd, name)
         except FileNotFoundError:
@@ -272,7 +272,7 @@ class Names(Core):
         return True
 
     async def _make_named(
-        self, at: Entered, name: bytes, inode: InodeT, ctx: RequestContext, call: Callable[[Entered], None]
+        self, at: Request, name: bytes, inode: InodeT, ctx: RequestContext, call: Callable[[Request], None]
     ) -> EntryAttributes:
         """Make an object as the caller, by a call that returns no descriptor, and answer with what its name leads to.
 
@@ -280,7 +280,7 @@ class Names(Core):
             FileNotFoundError: it is gone already, or something hidden has taken its place.
         """
 
-        def work(at: Entered) -> int:
+        def work(at: Request) -> int:
             call(at)
             if not at.obj.filesystem.remote:
                 return -1
@@ -318,7 +318,7 @@ class Names(Core):
             if own >= 0:
                 calls.close(own)
 
-    async def _unmake(self, at: Entered, name: bytes, fd: int, info: linux.Stat) -> None:
+    async def _unmake(self, at: Request, name: bytes, fd: int, info: linux.Stat) -> None:
         """Remove again what was just made, to which `fd` refers, because it cannot get a number."""
         call: _Remove = calls.rmdir if stat.S_ISDIR(info.st_mode) else calls.unlink
         try:
@@ -327,7 +327,7 @@ class Names(Core):
             log.warning("%r cannot get a number, and cannot be removed again either (%s)", name, exc.strerror)
 
     def _made_as(
-        self, at: Entered, name: bytes, fd: int, *, is_there: bool, is_new: bool = False
+        self, at: Request, name: bytes, fd: int, *, is_there: bool, is_new: bool = False
     ) -> tuple[Object, linux.Stat, EntryAttributes]:
         """Return what `fd` (O_PATH) refers to, whatever has its name now, its stat, and the answer.
 
@@ -357,7 +357,7 @@ class Names(Core):
         if self.nodes.is_deepest(at.obj):
             raise FUSEError(errno.ENAMETOOLONG)
 
-        def make(at: Entered) -> None:
+        def make(at: Request) -> None:
             calls.mkdir(at.credentials, at.fd, name, stat.S_IMODE(mode), ctx.umask)
 
         return await self._make_named(at, name, parent_inode, ctx, make)
@@ -369,7 +369,7 @@ class Names(Core):
         """See mknod(2)."""
         at = await self._enter_to_make(parent_inode, name, mode, ctx)
 
-        def make(at: Entered) -> None:
+        def make(at: Request) -> None:
             calls.mknod(at.credentials, at.fd, name, mode, rdev, ctx.umask)
 
         return await self._make_named(at, name, parent_inode, ctx, make)
@@ -379,7 +379,7 @@ class Names(Core):
         """See symlink(2)."""
         at = await self._enter_to_make(parent_inode, name, stat.S_IFLNK | 0o777, ctx)
 
-        def make(at: Entered) -> None:
+        def make(at: Request) -> None:
             calls.symlink(at.credentials, at.fd, name, target)
 
         return await self._make_named(at, name, parent_inode, ctx, make)
@@ -395,7 +395,7 @@ class Names(Core):
         at = await self._enter_to_make(parent_inode, name, mode, ctx)
         self._require_descriptor(at)
 
-        def work(at: Entered) -> tuple[int, linux.Credentials | None, bool, int, bool]:
+        def work(at: Request) -> tuple[int, linux.Credentials | None, bool, int, bool]:
             fd, maker = self._create(at, name, mode, flags, ctx.umask)
             path_fd, is_there = -1, False
             if at.obj.filesystem.remote:
@@ -431,12 +431,12 @@ class Names(Core):
                 calls.close(path_fd)
             raise
         opener = maker if is_new and not self.ganesha else None  # Ganesha's right to use it is checked again and again
-        of_file = Entered(at.number, at.view, at.who, obj, at.fd, info, at.hearer)
+        of_file = Request(at.number, at.view, at.who, obj, at.fd, info, at.hearer)
         fh = self.files.opened(fd, of_file, as_opener=True, opener=opener, flags=flags)
         return FileInfo(fh=fh, keep_cache=False), entry
 
     def _create(
-        self, at: Entered, name: bytes, mode: int, flags: int, umask: int
+        self, at: Request, name: bytes, mode: int, flags: int, umask: int
     ) -> tuple[int, linux.Credentials | None]:
         """Return a descriptor of the file with that name, and as whom it was made here, if so."""
         how, who = reopen_flags(flags), _creator(at, mode)
@@ -473,7 +473,7 @@ class Names(Core):
         obj = self.nodes.get(inode)
         source = self._with_descriptor(calls.dup, self.nodes.fd(obj))
 
-        def work(at: Entered) -> bool:
+        def work(at: Request) -> bool:
             calls.link(at.credentials, source, at.fd, new_name)
             if not at.obj.filesystem.remote:
                 return False
@@ -521,7 +521,7 @@ class Names(Core):
                 calls.close(seen)
         raise Stale
 
-    def _unlink_at_once(self, at: Entered, name: bytes) -> bool:
+    def _unlink_at_once(self, at: Request, name: bytes) -> bool:
         """Remove a name in a directory that the caller alone may change; return False if this is not such a case.
 
         The name is what it was a moment before, so that nothing need be moved aside (`exactly`).
@@ -616,11 +616,11 @@ class Names(Core):
             await self._moved(new.obj, new._replace(obj=old_obj), name_old)
 
     @staticmethod
-    def _rename(source: int, name_old: bytes, new: Entered, name_new: bytes, flags: int) -> None:
+    def _rename(source: int, name_old: bytes, new: Request, name_new: bytes, flags: int) -> None:
         calls.rename(new.credentials, source, name_old, new.fd, name_new, flags)
 
     def _rename_exactly(
-        self, source: int, name_old: bytes, seen: int, info: linux.Stat, new: Entered, *, name_new: bytes, flags: int
+        self, source: int, name_old: bytes, seen: int, info: linux.Stat, new: Request, *, name_new: bytes, flags: int
     ) -> int | None:
         """Rename `seen`, replacing nothing but what the caller sees; return a descriptor (O_PATH) of what was replaced.
 
@@ -647,7 +647,7 @@ class Names(Core):
             calls.close(there)
         return None
 
-    def _look_at_target(self, at: Entered, name: bytes, if_hidden: int) -> int | None:
+    def _look_at_target(self, at: Request, name: bytes, if_hidden: int) -> int | None:
         """Open (O_PATH) the entry `name`, if the caller may know of it; None if there is no such entry.
 
         Raises:
@@ -665,10 +665,10 @@ class Names(Core):
             raise
         return fd
 
-    def _open_as_root(self, at: Entered, name: bytes) -> int:
+    def _open_as_root(self, at: Request, name: bytes) -> int:
         return self._open_as(linux.ROOT, at.fd, name)
 
-    async def _moved(self, before: Object, to: Entered, name: bytes) -> None:
+    async def _moved(self, before: Object, to: Request, name: bytes) -> None:
         try:
             fd = await self._do(to._replace(fd=self.nodes.fd(to.obj)), partial(self._open_as_root, name=name))
         except OSError:

@@ -20,8 +20,8 @@ from ..probes import Alarm, Identity, Kind, Probes
 from ..shell import shell_word
 from ..tree.door import INSIDER
 from ..tree.nodes import Nodes
+from ..tree.request import Request
 from ..views import Views
-from .entered import Entered
 from .paths import known_path
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class _Making:
 
     __slots__ = ("_at", "_ctx", "_name", "_probing")
 
-    def __init__(self, probing: "Probing", at: Entered, name: bytes, ctx: RequestContext) -> None:
+    def __init__(self, probing: "Probing", at: Request, name: bytes, ctx: RequestContext) -> None:
         self._probing = probing
         self._at = at
         self._name = name
@@ -93,7 +93,7 @@ class Probing:
 
     # -- while a request is served -----------------------------------------------------------------
 
-    def looked_up(self, at: Entered, name: bytes, ctx: RequestContext, *, is_hidden: bool) -> None:
+    def looked_up(self, at: Request, name: bytes, ctx: RequestContext, *, is_hidden: bool) -> None:
         """Note that a caller is about to be told that `name` is absent.
 
         Raises:
@@ -110,11 +110,11 @@ class Probing:
                 self.probes.counts["refused"] += 1
                 raise FUSEError(errno.EAGAIN)
 
-    def making(self, at: Entered, name: bytes, ctx: RequestContext) -> _Making:
+    def making(self, at: Request, name: bytes, ctx: RequestContext) -> _Making:
         """Note if what is made in this context fails because something has that name."""
         return _Making(self, at, name, ctx)
 
-    def made_in_vain(self, at: Entered, name: bytes, ctx: RequestContext) -> None:
+    def made_in_vain(self, at: Request, name: bytes, ctx: RequestContext) -> None:
         """Note that something has the name that a caller wanted to make."""
         if at.view.hides and at.who is not INSIDER and self.probes.rate is not None:
             self._note(("creations", ClientId(ctx.uid), at.number, at.obj.number, name))

@@ -17,9 +17,9 @@ from ..tree.door import attrs_of, credentials, everybody_may, may_with_any_group
 from ..tree.locate import is_settled
 from ..tree.nodes import Nodes
 from ..tree.objects import ALL, NOBODY, Directory, Object, as_directory
+from ..tree.request import Request
 from ..view import View
 from .audience import Audiences
-from .entered import Entered
 from .forget import ABSENT_SECONDS, Forgetting
 
 # Where this many directories above would have to be looked at, nothing is remembered.
@@ -105,7 +105,7 @@ class Remembering:
                 return False
         return True
 
-    def of_name(self, at: Entered, obj: Object, name: bytes, fd: int, info: linux.Stat) -> tuple[float, float]:
+    def of_name(self, at: Request, obj: Object, name: bytes, fd: int, info: linux.Stat) -> tuple[float, float]:
         """Return how many seconds to remember that `obj` is called `name` in a directory, and how many its attributes.
 
         It must be called only for an answer to somebody who is not the daemon itself.
@@ -131,7 +131,7 @@ class Remembering:
         obj.audience = ALL  # what is remembered tells everybody, without a word to the daemon
         return seconds, self._of_attributes(at, obj, info, seconds)
 
-    def _of_private_name(self, at: Entered, obj: Object, info: linux.Stat) -> tuple[float, float]:
+    def _of_private_name(self, at: Request, obj: Object, info: linux.Stat) -> tuple[float, float]:
         """Do what `of_name` does for a name in a caller view that not everybody may know.
 
         So it does for a directory whose names are remembered for those who were told of it: a name that is remembered
@@ -167,7 +167,7 @@ class Remembering:
             return 0.0
         return min(ABSENT_SECONDS, self._seconds(parent))
 
-    def of_object(self, at: Entered, info: linux.Stat) -> float:
+    def of_object(self, at: Request, info: linux.Stat) -> float:
         """Return how long to remember the attributes of an object that was asked about by its nodeid.
 
         Of one that has no name any more, nothing is remembered: nothing would say that it is to be forgotten when
@@ -196,7 +196,7 @@ class Remembering:
             obj.audience = ALL  # the kernel lets others pass it without a word to the daemon
         return self._of_attributes(at, obj, info, self._seconds(obj))
 
-    def _of_private_object(self, at: Entered, info: linux.Stat) -> float:
+    def _of_private_object(self, at: Request, info: linux.Stat) -> float:
         obj = at.obj
         if obj.audience != at.hearer or not self._is_steady_for(at, info):
             return self._brief(at.number, obj)
@@ -208,7 +208,7 @@ class Remembering:
             return 0.0  # who is not to know the name could get at them by it
         return self._of_private_attributes(at, obj, info)
 
-    def _of_private_attributes(self, at: Entered, obj: Object, info: linux.Stat) -> float:
+    def _of_private_attributes(self, at: Request, obj: Object, info: linux.Stat) -> float:
         """Return how long to remember attributes that the hearer surely may know, wherever the object is found."""
         is_directory = stat.S_ISDIR(info.st_mode)
         if is_directory and self._no_client_cache:
@@ -218,7 +218,7 @@ class Remembering:
         self._keep(at.number, obj, private=True)
         return self._seconds(obj)
 
-    def _of_attributes(self, at: Entered, obj: Object, info: linux.Stat, seconds: float) -> float:
+    def _of_attributes(self, at: Request, obj: Object, info: linux.Stat, seconds: float) -> float:
         view = at.view
         is_directory = stat.S_ISDIR(info.st_mode)
         if is_directory and self._no_client_cache:
@@ -252,7 +252,7 @@ class Remembering:
 
     # -- what one caller would be told ---------------------------------------------------------------
 
-    def _is_steady_for(self, at: Entered, info: linux.Stat) -> bool:
+    def _is_steady_for(self, at: Request, info: linux.Stat) -> bool:
         """Whether who asks is a single caller, and sees the object whatever its groups are.
 
         In an export, a client that knows a handle may send it on behalf of others, unless the server makes all callers
@@ -265,7 +265,7 @@ class Remembering:
             and self._audiences.sees(at.view, at.who.uid, info)
         )
 
-    def reaches(self, at: Entered, directory: Object) -> bool:
+    def reaches(self, at: Request, directory: Object) -> bool:
         """Whether who asks sees this directory and all above it, whatever its groups are.
 
         No name of them is one that has yet to be forgotten. Where the kernel remembers something of a directory for
@@ -298,7 +298,7 @@ class Remembering:
             self._keep(number, directory, private=True)
         return True
 
-    def _rests_on(self, at: Entered, parent: Object, obj: Object) -> bool:
+    def _rests_on(self, at: Request, parent: Object, obj: Object) -> bool:
         """Whether the kernel lets nobody but who asks get at `obj` in the directory `parent`, not even by handle.
 
         Where it checks the directories above, it asks the daemon, as the caller, about each that it does not remember.

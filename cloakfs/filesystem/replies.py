@@ -12,8 +12,8 @@ from ..exportmode import ExportMode
 from ..tree.door import INSIDER, attrs_of
 from ..tree.nodes import Nodes
 from ..tree.objects import Object, Stale
+from ..tree.request import SET_ID, Request
 from ..view import Asker, View
-from .entered import SET_ID, Entered
 from .kernelcache import KernelCache
 from .remember import BRIEF_SECONDS
 
@@ -94,11 +94,11 @@ class Replies:
         self._last_change = max(self._last_change + 1, time.time_ns())
         return self._last_change
 
-    def hand_out(self, at: Entered, name: bytes, fd: int, info: linux.Stat) -> EntryAttributes:
+    def hand_out(self, at: Request, name: bytes, fd: int, info: linux.Stat) -> EntryAttributes:
         """Answer a request by name: the kernel now holds one more reference. Takes ownership of `fd`."""
         return self.named(at, name, self._nodes.resolve(fd, at.obj, name, info), info)
 
-    def named(self, at: Entered, name: bytes, obj: Object, info: linux.Stat) -> EntryAttributes:
+    def named(self, at: Request, name: bytes, obj: Object, info: linux.Stat) -> EntryAttributes:
         """Answer a request by name with what it leads to: the kernel now holds one more reference."""
         if stat.S_ISDIR(info.st_mode) and not self._cache.is_ready(at.number, obj, at.hearer):
             raise Stale  # what was just made has been replaced; a LOOKUP waits until it is ready
@@ -106,7 +106,7 @@ class Replies:
         obj.lookups += 1
         return entry
 
-    def entry(self, at: Entered, name: bytes, obj: Object, info: linux.Stat) -> EntryAttributes:
+    def entry(self, at: Request, name: bytes, obj: Object, info: linux.Stat) -> EntryAttributes:
         """Return the attributes of the entry `name` of the directory, with how long to remember name and attributes."""
         fd = self._nodes.fd(obj)
         entry = self.attributes(at.number, at.view, obj, name, fd, info, at.asker)
@@ -118,7 +118,7 @@ class Replies:
             self._counters.attributes[of_attributes > BRIEF_SECONDS] += 1
         return entry
 
-    def of_object(self, at: Entered, info: linux.Stat) -> EntryAttributes:
+    def of_object(self, at: Request, info: linux.Stat) -> EntryAttributes:
         """Return the attributes of what was asked about by its nodeid, with how long to remember them."""
         entry = self.attributes(at.number, at.view, at.obj, at.obj.name, at.fd, info, at.asker)
         if at.who is not INSIDER:

@@ -14,8 +14,8 @@ from ..policy import Attrs
 from ..tree import calls
 from ..tree.door import INSIDER
 from ..tree.objects import Stale
+from ..tree.request import Request
 from .core import Core
-from .entered import Entered
 from .remember import BRIEF_SECONDS
 from .request import answers
 
@@ -29,7 +29,7 @@ _OFTEN_ASKED = frozenset({CAPABILITY, _LABEL, b"system.posix_acl_access"})
 class ExtendedAttributes(Core):
     """GETXATTR, SETXATTR, LISTXATTR, REMOVEXATTR."""
 
-    async def _enter_object(self, inode: InodeT, ctx: RequestContext, name: bytes = b"") -> Entered:
+    async def _enter_object(self, inode: InodeT, ctx: RequestContext, name: bytes = b"") -> Request:
         if not self.xattrs:
             raise FUSEError(errno.ENOSYS)  # the kernel is not to ask again
         self._require_server(ctx)
@@ -70,7 +70,7 @@ class ExtendedAttributes(Core):
                 raise FUSEError(_has_none(name)) from None
             raise
 
-    async def _get_acl(self, at: Entered, inode: InodeT, name: bytes, ctx: RequestContext) -> bytes:
+    async def _get_acl(self, at: Request, inode: InodeT, name: bytes, ctx: RequestContext) -> bytes:
         waits, value, absent = self.nodes.waits(at.obj), b"", None
         try:
             value = await self._do(at, self._get, name)
@@ -86,7 +86,7 @@ class ExtendedAttributes(Core):
             raise absent
         return at.view.acl_out(value, at.asker)
 
-    def _keep_acl(self, at: Entered, *, may_be_kept: bool) -> None:
+    def _keep_acl(self, at: Request, *, may_be_kept: bool) -> None:
         """Have the kernel keep the ACL that it asks for, or that there is none, only if it keeps the attributes.
 
         Then it drops both when it is made to forget the attributes. Otherwise it would give the ACL to everybody who
@@ -118,7 +118,7 @@ class ExtendedAttributes(Core):
         self.cache.tell(number, obj, hearer)
         return self.cache.is_known_to(number, obj, hearer)
 
-    def _get(self, at: Entered, name: bytes) -> bytes:
+    def _get(self, at: Request, name: bytes) -> bytes:
         if name not in acl.XATTRS and not name.startswith(b"security."):
             return calls.getxattr(at.credentials, at.fd, name)
         # Everybody may read these (xattr(7)). To switch to the caller would take longer than the call; only other
@@ -183,7 +183,7 @@ class ExtendedAttributes(Core):
             return
         await self._changed(at)
 
-    async def _changed(self, at: Entered) -> None:
+    async def _changed(self, at: Request) -> None:
         """Note that attributes have changed: an ACL changes the mode, too."""
         self.cache.forget_attributes(at.obj)
         await self.cache.changed(at.number, at.view, at.obj)

@@ -56,7 +56,6 @@ from cloakfs import acl, linux
 from cloakfs.caller import Caller
 from cloakfs.filesystem import Filesystem, forget, forgetter
 from cloakfs.filesystem.directories import Reply
-from cloakfs.filesystem.entered import Entered
 from cloakfs.filesystem.handles import OpenDirectory
 from cloakfs.filesystem.pyfuse3memory import is_name_only, requester
 from cloakfs.ids import ClientId, ServerId
@@ -66,6 +65,7 @@ from cloakfs.policy import Attrs
 from cloakfs.tree.door import INSIDER
 from cloakfs.tree.nodes import Nodes
 from cloakfs.tree.objects import ALL, NOBODY, Object
+from cloakfs.tree.request import Request
 from cloakfs.view import View
 from cloakfs.watch import _BATCH, Watch
 
@@ -536,7 +536,7 @@ class CheckedFilesystem(Filesystem):
     def __init__(self, nodes: Nodes, *args: Any, **kwargs: Any) -> None:
         super().__init__(nodes, *args, **kwargs)
         self.oracle = oracle = Oracle(self, nodes.mounts._source)
-        self._listing: Entered | None = None  # the directory that is being listed
+        self._listing: Request | None = None  # the directory that is being listed
         self._told_in_listing: list[int] = []
         self._names_in_listing: list[bytes] = []
         watch = self.cache.watch
@@ -736,7 +736,7 @@ class CheckedFilesystem(Filesystem):
         listed, self._told_in_listing = self._told_in_listing, []
         await self._send(*listed)
 
-    def _fill(self, at: Entered, directory: OpenDirectory, reply: Reply, most: int) -> bool:
+    def _fill(self, at: Request, directory: OpenDirectory, reply: Reply, most: int) -> bool:
         self._listing, self._names_in_listing = at, []
         try:
             return super()._fill(at, directory, reply, most)

@@ -20,7 +20,6 @@ from cloakfs.caller import Caller
 from cloakfs.config.parse import parse_options
 from cloakfs.exportmode import LOCAL, ExportMode, Server
 from cloakfs.filesystem import forget, remember
-from cloakfs.filesystem.entered import Entered
 from cloakfs.filesystem.forget import ABSENT_SECONDS
 from cloakfs.filesystem.kernelcache import KernelCache
 from cloakfs.filesystem.remember import BRIEF_SECONDS, LONG_SECONDS, SHORT_SECONDS
@@ -30,6 +29,7 @@ from cloakfs.tree.door import Door, subject
 from cloakfs.tree.index import Index
 from cloakfs.tree.nodes import Nodes
 from cloakfs.tree.objects import ALL, NOBODY, Object, Stale, as_directory
+from cloakfs.tree.request import Request
 from cloakfs.tuning import STANDARD, Tuning
 from cloakfs.view import View
 from cloakfs.views import Views
@@ -141,11 +141,11 @@ class Scene:
             case 6:
                 do(os.link, path, to)
 
-    def enter(self, view: View, obj: Object, uid: int, *, has_searched: bool = False) -> Entered:
+    def enter(self, view: View, obj: Object, uid: int, *, has_searched: bool = False) -> Request:
         fd = self.nodes.fd(obj)
         hearer = CLIENT_OF.get(uid, uid)
         self.cache.tell(0, obj, hearer)
-        return Entered(0, view, subject(who(uid)), obj, fd, os.stat(fd), hearer, has_searched=has_searched)
+        return Request(0, view, subject(who(uid)), obj, fd, os.stat(fd), hearer, has_searched=has_searched)
 
     def of_name(self, view: View, path: str, uid: int = STRANGER, **how: bool) -> tuple[float, float]:
         return self.of_entry(view, self.look_up(os.path.dirname(path)), self.look_up(path), uid, **how)

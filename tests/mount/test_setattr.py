@@ -17,9 +17,9 @@ import pytest
 from cloakfs import linux
 from cloakfs.caller import Caller
 from cloakfs.filesystem.attributes import NOW, OMIT, Attributes, Change, Time
-from cloakfs.filesystem.entered import Entered
 from cloakfs.ids import ServerId
 from cloakfs.tree.door import subject
+from cloakfs.tree.request import Request
 from tests.agents import User
 from tests.mount.conftest import Mount
 
@@ -180,7 +180,7 @@ class Changer(Attributes):
         try:
             view = cast(Any, SimpleNamespace(show=lambda attrs: None))
             obj = cast(Any, SimpleNamespace(name=b""))
-            at = Entered(0, view, subject(who), obj, fd, linux.fstat(fd), 0)
+            at = Request(0, view, subject(who), obj, fd, linux.fstat(fd), 0)
             linux.act_as_daemon()
             self._change(at, change, None)
         finally:
