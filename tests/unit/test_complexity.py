@@ -9,7 +9,7 @@ from pathlib import Path
 TOP = Path(__file__).parents[2]
 
 # pyproject.toml leaves these files, or folders, out. Take a function off the list when it is no longer too long (then
-# its file may leave pyproject.toml's list, too); add none. What is better whole says so, by `# noqa: C901` and why.
+# its file may leave pyproject.toml's list, too); add none. What is better whole says so, with a `noqa` and the reason.
 TOO_LONG = {
     "bench/papers/diskmodel.py": {"begin", "remote_readers"},
     "bench/papers/workloads.py": {"_latencies"},
