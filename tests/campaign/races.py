@@ -149,19 +149,6 @@ def hostile(top: str, number: int, seed: str, until: float) -> Counter[str]:
     return count
 
 
-def ask(user: User, call: Callable[..., Counter[str]], *args: object) -> Callable[[], Counter[str]]:
-    """Make a user start the call; return a function that waits for the result."""
-    user.start(call, *args)
-
-    def answer() -> Counter[str]:
-        ok, value = user._pipe.recv()
-        if not ok:
-            raise value
-        return Counter(value)
-
-    return answer
-
-
 def main() -> int:
     """Run the campaign."""
     parser = argparse.ArgumentParser(prog="scripts/campaign races", description=__doc__)
@@ -186,15 +173,17 @@ def main() -> int:
             stack.callback(shutil.rmtree, state, ignore_errors=True)
             stack.enter_context(mounted(tree, top, "-o", OPTIONS))
         until = time.monotonic() + words.seconds
-        answers = []
+        workers = []
         for number in range(max(1, (os.cpu_count() or 1) - 1)):
             user = stack.enter_context(User(0))
-            answers.append(ask(user, hostile, tree, number, f"{words.seed} hostile {number}", until))
+            user.start(hostile, tree, number, f"{words.seed} hostile {number}", until)
+            workers.append(user)
         for number, uid in enumerate((*CLIENTS, *CLIENTS)):
             user = stack.enter_context(User(uid))
-            answers.append(ask(user, client, tops[number % 2], uid, f"{words.seed} {number}", until))
-        for answer in answers:
-            total.update(answer())
+            user.start(client, tops[number % 2], uid, f"{words.seed} {number}", until)
+            workers.append(user)
+        for user in workers:
+            total.update(user.answer_within(words.seconds + 600))
         left = list(Path(tree).rglob(".cloakfs-*"))
         total["left behind"] = len(left)
     for what, count in sorted(total.items()):

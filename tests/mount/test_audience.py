@@ -25,7 +25,7 @@ from tests.mount.test_caching import CLOAKED, OTHER, OWNER, STRANGER, many, put,
 from tests.mount.test_forgetting import has_let_go, hold, kernel, stalled
 from tests.mount.test_hidden import AT_FDCWD
 from tests.mount.test_hung import Far
-from tests.mount.test_limits import wait_until
+from tests.waiting import wait_until
 
 MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]

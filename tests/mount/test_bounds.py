@@ -30,7 +30,8 @@ from tests.agents import User, write
 from tests.mount import alterations
 from tests.mount.conftest import Mount, daemons_with, told
 from tests.mount.loopfs import attached, filesystem
-from tests.mount.test_trees import by_handle, handle_of, steady, wait_until
+from tests.mount.test_trees import by_handle, handle_of, steady
+from tests.waiting import wait_until
 
 MakeUser = Callable[..., User]
 

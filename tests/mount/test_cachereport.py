@@ -19,7 +19,7 @@ from tests.mount.conftest import Mount, run, told, unmount
 from tests.mount.loopfs import attached
 from tests.mount.test_caching import CLOAKED, GROUP, OTHER, OWNER, STRANGER, put, requests
 from tests.mount.test_plugins import plugin
-from tests.mount.test_trees import wait_until
+from tests.waiting import wait_until
 
 MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]

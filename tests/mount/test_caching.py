@@ -24,7 +24,7 @@ from tests.agents import User, names, read, write
 from tests.mount import alterations
 from tests.mount.conftest import Mount, daemons_with, told, unmount
 from tests.mount.loopfs import attached
-from tests.mount.test_limits import wait_until
+from tests.waiting import wait_until
 
 OWNER, OTHER, STRANGER = 3001, 3002, 3003
 GROUP = 4001

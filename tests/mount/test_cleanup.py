@@ -17,11 +17,11 @@ from cloakfs.cleanupprocess import NAME
 from cloakfs.control import socket_of
 from cloakfs.linux import mountinfo
 from cloakfs.mounted import state_path
+from tests.waiting import wait_until
 
 from .conftest import COMMAND, Mount, is_mounted, mounted, run
 from .fuseconnections import nobody_waits_for_ever
-from .test_limits import wait_until
-from .test_on_top import ended, kinds_at, until
+from .test_on_top import ended, kinds_at
 
 NULL = "rw,no_root_squash"
 
@@ -108,7 +108,7 @@ def test_a_mount_that_is_refused_leaves_no_process(base: str, tree: str) -> None
         os.rmdir(f"{told}.new")
     assert not is_mounted(path)
     called = b"\0".join((NAME.encode(), os.fsencode(path)))
-    assert until(lambda: not any(words.startswith(called) for words in command_lines()))
+    wait_until(lambda: not any(words.startswith(called) for words in command_lines()))
 
 
 def command_lines() -> Iterator[bytes]:

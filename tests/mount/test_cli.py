@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -29,8 +28,8 @@ from tests.agents import User, read
 from tests.altered import Alteration, command_with
 from tests.mount import alterations
 from tests.mount.conftest import COMMAND, Mount, daemons_with, is_mounted, mounted, run
-from tests.mount.test_limits import wait_until
 from tests.processes import kill
+from tests.waiting import wait_until
 
 SCRIPTS = Path(__file__).parents[2] / ".venv" / "bin"
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -56,14 +55,6 @@ def put(path: str, uid: int, gid: int, mode: int = 0o644) -> str:
     os.chown(path, uid, gid)
     os.chmod(path, mode)
     return path
-
-
-def until(met: Callable[[], bool], what: str) -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + 60
-    while not met():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
 
 
 def refused(status: int, *arguments: str) -> str:
@@ -396,7 +387,7 @@ def test_a_reload_takes_over_what_changed_and_keeps_what_is_in_force_if_it_is_br
     def reload(says: str) -> None:
         before = m.log.count(says)
         os.kill(m.pid, signal.SIGHUP)
-        until(lambda: m.log.count(says) > before, says)
+        wait_until(lambda: m.log.count(says) > before)
 
     file.write_text(hide.format(3002))
     reload(": reloaded")
@@ -448,7 +439,7 @@ def test_a_reload_of_what_only_a_new_mount_changes_fails_as_a_whole(
         # What could be taken over is not, either.
         file.write_text(f"{tree} *({options}, prefetch=off, cloak_list=uid +000 3001)\n")
         os.kill(m.pid, signal.SIGHUP)
-        until(lambda count=count: telling()[m.path].asked == count, "an answer")  # type: ignore[misc]
+        wait_until(lambda count=count: telling()[m.path].asked == count)  # type: ignore[misc]
         now = telling()[m.path]
         says = f"{named}: only a new mount can change this (cloakfs umount {m.path}, and mount it again)"
         assert now.failure == says
@@ -462,7 +453,7 @@ def test_a_reload_of_what_only_a_new_mount_changes_fails_as_a_whole(
     assert not os.statvfs(m.path).f_flag & os.ST_RDONLY
     file.write_text(f"{tree} *(rw, cloak_list=uid +000 3001)\n")
     os.kill(m.pid, signal.SIGHUP)
-    until(lambda: telling()[m.path].reloads == 1, "a reload")
+    wait_until(lambda: telling()[m.path].reloads == 1)
     assert telling()[m.path].failure is None
     assert caller.do(os.listdir, m.path) == []
 
@@ -479,7 +470,7 @@ def test_a_file_named_by_a_relative_path_is_found_again_at_a_reload(
     assert user(3002).do(os.listdir, m.path) == ["file"]
     Path(base, "plug.py").write_text(code.format(False))
     os.kill(m.pid, signal.SIGHUP)
-    until(lambda: ": reloaded" in m.log, "a reload")
+    wait_until(lambda: ": reloaded" in m.log)
     assert user(3002).do(os.listdir, m.path) == []
 
 
@@ -487,7 +478,7 @@ def test_without_a_file_there_is_nothing_to_reload(tree: str, mount: MakeMount, 
     put(os.path.join(tree, "file"), 3001, 3001)
     m = mount("-o", "cloak_list=uid +000 3001")
     os.kill(m.pid, signal.SIGHUP)
-    until(lambda: "nothing to reload: the options came from the command line" in m.log, "a warning")
+    wait_until(lambda: "nothing to reload: the options came from the command line" in m.log)
     assert user(3002).do(os.listdir, m.path) == []
 
 

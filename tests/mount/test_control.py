@@ -20,8 +20,9 @@ from cloakfs.mounted import mounted as telling
 from tests.agents import User, names
 from tests.mount.conftest import Mount, mounted, run
 from tests.mount.test_cli import explained
-from tests.mount.test_limits import memory, wait_until
+from tests.mount.test_limits import memory
 from tests.mount.test_plugins import plugin
+from tests.waiting import wait_until
 
 MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]

@@ -11,7 +11,7 @@ from tests.agents import User
 from tests.mount.conftest import Mount, mounted
 from tests.mount.test_forgetting import hold
 from tests.mount.test_hung import Far
-from tests.mount.test_limits import wait_until
+from tests.waiting import wait_until
 
 MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]

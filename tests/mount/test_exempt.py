@@ -17,7 +17,7 @@ from tests.mount.conftest import Mount, run, told
 from tests.mount.test_caching import GROUP, OTHER, OWNER, STRANGER, put
 from tests.mount.test_cli import explained
 from tests.mount.test_control import reload
-from tests.mount.test_limits import wait_until
+from tests.waiting import wait_until
 
 MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]

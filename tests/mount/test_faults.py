@@ -20,8 +20,8 @@ from tests.mount.conftest import Mount, daemons_with, is_mounted, told
 from tests.mount.faults import FAULTS, arm
 from tests.mount.guards import Faulty, fail_to_watch, guarding
 from tests.mount.loopfs import require_disk
-from tests.mount.test_limits import wait_until
 from tests.mount.usersmounts import as_users_mount
+from tests.waiting import wait_until
 
 ANN, BOB = 4001, 4002
 

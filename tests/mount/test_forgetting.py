@@ -25,7 +25,7 @@ from tests.mount import alterations, conftest
 from tests.mount.conftest import Mount, daemons_with, told
 from tests.mount.test_caching import CLOAKED, OTHER, OWNER, STRANGER, put
 from tests.mount.test_hung import Far
-from tests.mount.test_limits import wait_until
+from tests.waiting import wait_until
 
 MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]

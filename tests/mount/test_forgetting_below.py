@@ -15,7 +15,7 @@ from tests.mount import alterations
 from tests.mount.conftest import Mount, daemons_with, told
 from tests.mount.loopfs import attached
 from tests.mount.test_caching import ACL_FOR_NOBODY, CLOAKED, OTHER, OWNER, STRANGER, put, requests
-from tests.mount.test_limits import wait_until
+from tests.waiting import wait_until
 
 MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]

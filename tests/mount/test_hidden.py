@@ -7,7 +7,6 @@ import errno
 import os
 import stat
 import subprocess
-import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 from cloakfs import linux
 from tests.agents import User, become, names, read, write
 from tests.mount.conftest import Mount, told
+from tests.waiting import wait_until
 
 OWNER, STRANGER, OTHER = 5001, 6001, 7001
 OPTIONS = "no_root_squash,suid,cloak_list=uid +000 5001 5009"
@@ -68,16 +68,6 @@ def act_as(uid: int) -> None:
     """For a User started as root: act as somebody, and be root again after `act_as(0)`."""
     os.setresgid(uid, uid, 0)
     os.setresuid(uid, uid, 0)
-
-
-def eventually(condition: Callable[[], bool], within: float = 60.0) -> bool:
-    """Does the condition come true in time?"""
-    deadline = time.monotonic() + within
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True
 
 
 # -- the scene -------------------------------------------------------------------------------------
@@ -543,7 +533,7 @@ def test_a_handle_stops_when_the_file_is_hidden(
     assert who.do(os.pwrite, data, b"C", 0) == 1
     assert who.do(os.fstat, data).st_size == 7
     who.do(os.close, data)
-    assert eventually(lambda: who.error(os.stat, of_fd(by_handle)) == errno.ESTALE)
+    wait_until(lambda: who.error(os.stat, of_fd(by_handle)) == errno.ESTALE)
 
 
 def test_a_handle_stops_after_chmod(tree: str, mount: MakeMount, user: MakeUser) -> None:
@@ -557,7 +547,7 @@ def test_a_handle_stops_after_chmod(tree: str, mount: MakeMount, user: MakeUser)
     assert stranger.error(os.stat, m.at("file")) == errno.ENOENT
     assert stranger.do(os.pread, data, 100, 0) == b"content"
     stranger.do(os.close, data)
-    assert eventually(lambda: stranger.error(os.stat, path) == errno.ESTALE)
+    wait_until(lambda: stranger.error(os.stat, path) == errno.ESTALE)
     owner.do(os.chmod, m.at("file"), 0o604)  # and works again when it is shown again
     assert stranger.do(os.stat, path).st_mode == stat.S_IFREG | 0o604
 
@@ -573,7 +563,7 @@ def test_a_handle_stops_after_a_reload(scene: str, base: str, mount: MakeMount, 
     assert stranger.error(os.stat, path) == 0
     Path(config).write_text(entry % OTHER)
     os.kill(m.pid, 1)
-    assert eventually(lambda: stranger.error(os.stat, m.at("plain")) == errno.ENOENT)
+    wait_until(lambda: stranger.error(os.stat, m.at("plain")) == errno.ENOENT)
     assert stranger.error(opened, of_fd(path)) == errno.ESTALE
     assert stranger.do(os.pread, data, 100, 0) == b"content"
     assert stranger.error(os.stat, m.at("secret")) == 0
@@ -663,7 +653,7 @@ def test_getcwd_survives(
     owner, stranger = user(OWNER), user(STRANGER)
     owner.do(os.chdir, m.at(place))
     refuse(m, stranger)
-    assert eventually(lambda: owner.error(os.getcwd) == 0)
+    wait_until(lambda: owner.error(os.getcwd) == 0)
     assert owner.do(os.getcwd) == m.at(place)
 
 
@@ -678,7 +668,7 @@ def test_getcwd_survives_a_refusal_from_within(scene: str, mount: MakeMount, use
     owner.do(os.chdir, m.at("vault/deep"))
     assert refused.error(os.listdir, ".") == errno.ESTALE
     assert refused.error(os.stat, "deep") == errno.ESTALE
-    assert eventually(lambda: owner.error(os.getcwd) == 0)
+    wait_until(lambda: owner.error(os.getcwd) == 0)
     assert owner.do(os.getcwd) == m.at("vault/deep")
 
 
@@ -690,7 +680,7 @@ def test_getcwd_survives_a_caller_without_permission(tree: str, mount: MakeMount
     owner, stranger = user(OWNER), user(STRANGER)
     owner.do(os.chdir, m.at("private/sub"))
     assert stranger.error(os.stat, m.at("private/sub")) == errno.EACCES
-    assert eventually(lambda: owner.error(os.getcwd) == 0)
+    wait_until(lambda: owner.error(os.getcwd) == 0)
     assert owner.do(os.getcwd) == m.at("private/sub")
 
 
@@ -706,7 +696,7 @@ def test_getcwd_survives_a_caller_who_may_not_enter_the_view(
         owner.do(os.chdir, place)
         for refused in (top, f"{top}/vault", f"{top}/vault/deep"):
             assert stranger.error(os.listdir, refused) == errno.EACCES
-            assert eventually(lambda: owner.error(os.getcwd) == 0)
+            wait_until(lambda: owner.error(os.getcwd) == 0)
             assert owner.do(os.getcwd) == place
 
 
@@ -726,7 +716,7 @@ def test_getcwd_survives_many_refusals(scene: str, mount: MakeMount, user: MakeU
     owner.do(os.chdir, m.at("vault/deep"))
     for times in range(1, 80):
         stranger.do(stat_often, m.at("vault"), times)
-        assert eventually(lambda: owner.error(os.getcwd) == 0), times
+        wait_until(lambda: owner.error(os.getcwd) == 0)
 
 
 # -- no_client_cache -------------------------------------------------------------------------------

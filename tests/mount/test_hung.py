@@ -13,7 +13,7 @@ import pytest
 from cloakfs import linux
 from tests.agents import User, read
 from tests.mount.conftest import Mount, is_mounted
-from tests.mount.test_limits import wait_until
+from tests.waiting import wait_until
 
 ANN = 4001
 NULL = "no_root_squash"

@@ -16,7 +16,7 @@ import pytest
 from tests.agents import User
 from tests.mount.conftest import Mount, told
 from tests.mount.test_caching import OTHER, OWNER, STRANGER, put, requests
-from tests.mount.test_limits import wait_until
+from tests.waiting import wait_until
 
 MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]

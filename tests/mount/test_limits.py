@@ -19,6 +19,7 @@ from cloakfs.mounted import STATE_DIR
 from tests.agents import User, read, write
 from tests.mount.conftest import COMMAND, Mount, is_mounted, mounted, told
 from tests.mount.loopfs import attached, filesystem
+from tests.waiting import wait_until
 
 NULL = "no_root_squash"
 CLOAKED = "no_root_squash,cloak_list=uid +007 1 9999"
@@ -28,15 +29,6 @@ MS_REMOUNT = 32
 def drop_caches() -> None:
     """Have the kernel forget what it knows of names and inodes."""
     Path("/proc/sys/vm/drop_caches").write_text("2\n")
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 60) -> float:
-    """Returns how long it took."""
-    start = time.monotonic()
-    while not condition():
-        assert time.monotonic() < start + seconds, "waited too long"
-        time.sleep(0.02)
-    return time.monotonic() - start
 
 
 def memory(pid: int, field: str = "VmRSS") -> float:

@@ -18,7 +18,7 @@ from tests.agents import User, become, names
 from tests.mount.conftest import Mount, told
 from tests.mount.test_audience import GROUP, enter_as, scene
 from tests.mount.test_caching import CLOAKED, OTHER, OWNER, put, requests
-from tests.mount.test_limits import wait_until
+from tests.waiting import wait_until
 
 MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.mount import alterations
+from tests.waiting import wait_until
 
 from .conftest import Mount, daemons_with, is_mounted, run
-from .test_on_top import until
 
 
 @pytest.mark.usefixtures("figures_at_once")
@@ -22,10 +22,10 @@ def test_a_log_file_that_is_rotated_is_begun_anew(base: str, tree: str, mount: C
     m = mount("-o", f"log={log}")
     assert f"{m.path}: serving {tree}\n" in Path(log).read_text()
     os.rename(log, f"{log}.1")
-    assert until(lambda: os.path.exists(log))
+    wait_until(lambda: os.path.exists(log))
     assert stat.S_IMODE(os.stat(log).st_mode) == 0o600
     os.kill(m.pid, signal.SIGHUP)
-    assert until(lambda: "nothing to reload" in Path(log).read_text())
+    wait_until(lambda: "nothing to reload" in Path(log).read_text())
     assert "nothing to reload" not in Path(f"{log}.1").read_text()
     Path(f"/run/cloakfs/{m.key}.log").touch()  # which the clean-up of the test looks at
 

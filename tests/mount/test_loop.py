@@ -20,7 +20,7 @@ from tests.agents import User, read, write
 from tests.mount import alterations
 from tests.mount.conftest import Mount, daemons_with, is_mounted, unmount
 from tests.mount.loopfs import attached, filesystem
-from tests.mount.test_limits import wait_until
+from tests.waiting import wait_until
 
 NULL = "no_root_squash"
 MNT_FORCE = 1
@@ -107,14 +107,13 @@ def test_umount_ends_a_daemon_under_load(
     users = [user(2001 + number) for number in range(8)]
     for client in users:
         client.do(write, m.at(str(client.uid)), b"x")
-        client._pipe.send((use, (m.at(str(client.uid)),), {}))
+        client.start(use, m.at(str(client.uid)))
     pid = m.pid
     time.sleep(0.5)
     linux.umount(m.path, flags)
     wait_until(lambda: is_gone(pid))
     for client in users:
-        assert client._pipe.poll(60), "a client hangs"
-        assert client._pipe.recv() in [(True, code) for code in (errno.ENOENT, errno.ENOTCONN, errno.ECONNABORTED)]
+        assert client.answer_within(60) in (errno.ENOENT, errno.ENOTCONN, errno.ECONNABORTED)
 
 
 @pytest.mark.usefixtures("at_once_or_never")
@@ -123,7 +122,7 @@ def test_sigterm_under_load(words: str, tree: str, mount: MakeMount, user: MakeU
     users = [user(2001 + number) for number in range(8)]
     for client in users:
         client.do(write, m.at(str(client.uid)), b"x")
-        client._pipe.send((all_sorts_on_and_on, (m.at(str(client.uid)),), {}))
+        client.start(all_sorts_on_and_on, m.at(str(client.uid)))
     pid = m.pid
     time.sleep(0.5)
     os.kill(pid, signal.SIGTERM)
@@ -193,7 +192,7 @@ def test_answers_that_wait_keep_nobody_waiting(words: str, slow: Slow, mount: Ma
     m = mount("-o", words, source=slow.path)
     patient, other = user(2001), user(2002)
     count = 80 if "stock" in words else 300  # pyfuse3's own has 99 workers
-    patient._pipe.send((sync_each, (m.path, count), {}))
+    patient.start(sync_each, m.path, count)
     try:
         wait_until(lambda: slow.waiting(m.path) >= count)
         # The answers wait until they are let go; how long this takes is the bench's business.
@@ -201,11 +200,10 @@ def test_answers_that_wait_keep_nobody_waiting(words: str, slow: Slow, mount: Ma
             other.do_within(60, os.stat, m.at("5"))
             other.do_within(60, read, m.at(str(1000 + number)))  # by a thread
         wait_until(lambda: rests(m.pid, 0.2))
-        assert not patient._pipe.poll(0)
+        assert not patient.has_answered()
     finally:
         slow.go_on()
-    assert patient._pipe.poll(60), "a client hangs"
-    assert patient._pipe.recv() == (True, [0] * count)
+    assert patient.answer_within(60) == [0] * count
     pid = m.pid
     unmount(m.path)
     wait_until(lambda: is_gone(pid))
@@ -216,7 +214,7 @@ def test_sigterm_while_answers_wait(words: str, slow: Slow, mount: MakeMount, us
     """They may take all of the daemon's threads."""
     m = mount("-o", words, source=slow.path)
     patient = user(2001)
-    patient._pipe.send((sync_each, (m.path, 60), {}))
+    patient.start(sync_each, m.path, 60)
     try:
         wait_until(lambda: slow.waiting(m.path) >= 60)
         pid = m.pid
@@ -225,8 +223,7 @@ def test_sigterm_while_answers_wait(words: str, slow: Slow, mount: MakeMount, us
         assert not is_gone(pid)
     finally:
         slow.go_on()
-    assert patient._pipe.poll(60), "a client hangs"
-    assert patient._pipe.recv() == (True, [0] * 60)
+    assert patient.answer_within(60) == [0] * 60
     wait_until(lambda: is_gone(pid))
 
 
@@ -234,13 +231,12 @@ def test_sigterm_while_answers_wait(words: str, slow: Slow, mount: MakeMount, us
 def test_the_session_is_aborted_while_answers_wait(words: str, slow: Slow, mount: MakeMount, user: MakeUser) -> None:
     m = mount("-o", words, source=slow.path)
     patient = user(2001)
-    patient._pipe.send((sync_each, (m.path, 30), {}))
+    patient.start(sync_each, m.path, 30)
     try:
         wait_until(lambda: slow.waiting(m.path) >= 30)
         pid = m.pid
         linux.umount(m.path, MNT_FORCE | linux.MNT_DETACH)
-        assert patient._pipe.poll(60), "a client hangs"
-        assert patient._pipe.recv() == (True, [errno.ECONNABORTED] * 30)
+        assert patient.answer_within(60) == [errno.ECONNABORTED] * 30
     finally:
         slow.go_on()
     wait_until(lambda: is_gone(pid))
@@ -286,12 +282,12 @@ def test_sighup_under_load(words: str, base: str, tree: str, mount: MakeMount, u
     owner.do(write, m.at("private"), b"x", mode=0o600)
     for client in users:
         client.do(write, m.at(str(client.uid)), b"x")
-        client._pipe.send((stat_on_and_on, (m.at(str(client.uid)),), {}))
+        client.start(stat_on_and_on, m.at(str(client.uid)))
     other.do(os.stat, m.at("private"))
     exports.write_text(f"{tree} *(rw,{NULL},cloak_list=uid +077 1 9999)\n")
     os.kill(m.pid, signal.SIGHUP)
     wait_until(lambda: other.error(os.stat, m.at("private")) == errno.ENOENT)
     owner.do(os.stat, m.at("private"))
-    assert not any(client._pipe.poll(0) for client in users)
+    assert not any(client.has_answered() for client in users)
     for client in users:
         client.close()

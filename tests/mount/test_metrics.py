@@ -12,7 +12,6 @@ import stat
 import struct
 import subprocess
 import termios
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -30,6 +29,7 @@ from tests.agents import User, read
 from tests.mount.conftest import COMMAND, Mount, run, told
 from tests.mount.guards import NoServer, guarding, wrong_while
 from tests.processes import kill
+from tests.waiting import wait_until
 
 MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]
@@ -185,13 +185,6 @@ def test_what_hangs_or_has_died_is_told_in_time(hung_and_dead: tuple[Mount, Moun
     assert Figures(hung, exported.stdout).get("known_objects") == 0
 
 
-def until(met: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not met():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_a_guard_and_its_server(base: str, tree: str) -> None:
     name = f"test-{os.path.basename(base).replace('_', '-')}"
     run_dir = f"{RUN_DIR}/export-{name}"
@@ -204,19 +197,19 @@ def test_a_guard_and_its_server(base: str, tree: str) -> None:
 
         assert now().mounts[0].restarts == 0
         kill(m.pid)
-        until(lambda: now().mounts[0].restarts == 1)
+        wait_until(lambda: now().mounts[0].restarts == 1)
         assert figures(m).get("guard_restarts_total", service=name) == 1
         said = run("status", m.path).stdout
         assert f" service   {name}, daemon replaced 1×\n" in said
         assert f"service {name}: knfsd answers, guard is process {guard.pid}, 1 mount\n" in said
 
         Path(base, "broken").touch()
-        until(lambda: not now().is_healthy)
+        wait_until(lambda: not now().is_healthy)
         done = run("status", m.path, check=False)
         assert done.returncode == 3
         assert f"service {name}: knfsd: it does not answer\n" in done.stdout
         os.unlink(f"{base}/broken")
-        until(lambda: now().is_healthy)
+        wait_until(lambda: now().is_healthy)
 
         kill(guard.pid)
         done = run("status", m.path, check=False)

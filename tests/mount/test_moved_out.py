@@ -17,8 +17,8 @@ from cloakfs import linux
 from tests.agents import User, read, write
 from tests.mount import alterations
 from tests.mount.conftest import Mount, daemons_with, told
-from tests.mount.test_hidden import eventually
 from tests.mount.test_trees import drop_caches, handle_of, steady
+from tests.waiting import wait_until
 
 MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]
@@ -339,8 +339,8 @@ def standing(m: Mount, someone: User, directory: str = "dir") -> int:
 
 def becomes(someone: User, held: int, error: int, name: str) -> None:
     """Before long, making `name` where the user stands and opening what is held end in this error; 0: succeed."""
-    assert eventually(lambda: error_of(someone, create, name) == error, 10)
-    assert eventually(lambda: error_of(someone, reopen, held) == error, 10)
+    wait_until(lambda: error_of(someone, create, name) == error, 10)
+    wait_until(lambda: error_of(someone, reopen, held) == error, 10)
 
 
 def move(origin: str, destination: str, *names: str) -> None:

@@ -5,13 +5,13 @@ import errno
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from cloakfs.linux import mountinfo, process
 from tests.agents import User, names, read, write
+from tests.waiting import wait_until
 
 from .conftest import Mount, is_mounted, run, unmount
 from .fuseconnections import nobody_waits_for_ever
@@ -43,20 +43,11 @@ def ended(pid: int) -> bool:
         os.close(held)
 
 
-def until(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
-
 def stop(mount: Mount) -> None:
     """SIGTERM, and once that was heard, another one: what is still in use is cut off."""
     pid = mount.pid
     os.kill(pid, signal.SIGTERM)
-    assert until(lambda: "asked to stop" in mount.log)
+    wait_until(lambda: "asked to stop" in mount.log)
     os.kill(pid, signal.SIGTERM)
     assert ended(pid)
 
@@ -130,7 +121,7 @@ def test_another_file_system_on_top_stays(base: str, mount: Callable[..., Mount]
     finally:
         unmount(m.path)
         # The clean-up process does this itself if it comes to it only now.
-        assert until(
+        wait_until(
             lambda: not subprocess.run(["umount", "-q", m.path], check=False).returncode or not is_mounted(m.path)
         )
         assert kinds_at(m.path) == []
@@ -319,7 +310,7 @@ def test_a_bind_mount_of_the_view_inside_its_own_source_leads_nowhere(
         someone.start(loop_is_known, m.path)
         return someone.answer_within(SECONDS)
 
-    assert until(lambda: not is_known())
+    wait_until(lambda: not is_known())
     someone.do_within(SECONDS, look_where_it_leads_back, m.path)
     standing.do_within(SECONDS, climb)
     someone.do_within(SECONDS, look_where_it_leads_back, m.path)

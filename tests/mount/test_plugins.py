@@ -4,7 +4,6 @@ import errno
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from cloakfs.mounted import mounted as telling
 from tests.agents import User, read, write
 from tests.mount.conftest import Mount, is_mounted, run, told
+from tests.waiting import wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "policies"
 
@@ -24,14 +24,6 @@ def put(path: str, uid: int, gid: int, mode: int = 0o644) -> None:
     Path(path).write_text("text")
     os.chown(path, uid, gid)
     os.chmod(path, mode)
-
-
-def until(met: Callable[[], bool], what: str) -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + 60
-    while not met():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
 
 
 def plugin(base: str, code: str, name: str = "plug.py") -> str:
@@ -89,7 +81,7 @@ def test_office_hours(base: str, tree: str, mount: MakeMount, user: MakeUser) ->
     for reloads, (days, hours) in enumerate((("range(0)", "range(24)"), ("range(7)", "range(0)")), start=1):
         write_hours(days, hours)
         os.kill(m.pid, signal.SIGHUP)
-        until(lambda count=reloads: m.log.count("reloaded") == count, "a reload")  # type: ignore[misc]
+        wait_until(lambda count=reloads: m.log.count("reloaded") == count)  # type: ignore[misc]
         assert member.do(os.listdir, m.path) == ["other"]
         assert member.error(os.stat, m.at("project")) == errno.ENOENT
         assert sorted(owner.do(os.listdir, m.path)) == ["other", "project"]
@@ -190,7 +182,7 @@ def test_a_reload_to_a_policy_that_shows_nothing_leaves_nothing_and_can_be_undon
     for count, (how, seen) in enumerate((("1 / 0", False), ("return attrs", True)), start=1):
         plugin(base, f"class P:\n    def show(self, attrs):\n        {how}\n")
         os.kill(m.pid, signal.SIGHUP)
-        until(lambda count=count: m.log.count("reloaded") == count, "a reload")  # type: ignore[misc]
+        wait_until(lambda count=count: m.log.count("reloaded") == count)  # type: ignore[misc]
         assert (caller.error(os.stat, m.at("file")) == 0) == seen
         assert (caller.error(os.listdir, m.path) == 0) == seen
 
@@ -216,7 +208,7 @@ def test_a_plug_in_that_the_command_line_names_is_read_again(
     ):
         plugin(base, text)
         os.kill(m.pid, signal.SIGHUP)
-        until(lambda asked=asked: telling()[m.path].asked == asked, "an answer")  # type: ignore[misc]
+        wait_until(lambda asked=asked: telling()[m.path].asked == asked)  # type: ignore[misc]
         now = telling()[m.path]
         assert now.failure == failure or (failure and now.failure and now.failure.startswith(failure))
         assert (now.reloads, now.options) == (reloads, options)
@@ -339,8 +331,8 @@ def test_a_rename_to_a_name_that_is_hidden_is_not_remembered_for_all(
         assert other.do(read, m.at(f"public{inside}")) == b"text"
         assert other.do(os.listdir, m.path) == ["public"]
     owner.do(os.rename, m.at("public"), m.at("secret"))
-    until(lambda: other.error(os.stat, m.at("secret")) == errno.ENOENT, "the name was not forgotten")
-    until(lambda: other.error(os.stat, m.at(f"secret{inside}")) == errno.ENOENT, "what is below was not forgotten")
+    wait_until(lambda: other.error(os.stat, m.at("secret")) == errno.ENOENT)
+    wait_until(lambda: other.error(os.stat, m.at(f"secret{inside}")) == errno.ENOENT)
     for _ in range(3):
         assert owner.do(read, m.at(f"secret{inside}")) == b"text"
         assert other.do(os.listdir, m.path) == []
@@ -363,7 +355,7 @@ def test_a_link_by_a_name_that_is_hidden_is_not_remembered_for_all(
             assert other.error(os.stat, m.at("secret")) == errno.ENOENT
             assert other.do(os.listdir, m.path) == ["public"]
     owner.do(os.unlink, m.at("public"))
-    until(lambda: other.error(os.stat, m.at("public")) == errno.ENOENT, "the name was not forgotten")
+    wait_until(lambda: other.error(os.stat, m.at("public")) == errno.ENOENT)
     assert other.do(os.listdir, m.path) == []
 
 

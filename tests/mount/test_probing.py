@@ -19,7 +19,7 @@ from tests.agents import User, names, read, write
 from tests.mount import conftest
 from tests.mount.conftest import Mount, daemons_with, run
 from tests.mount.test_control import asked, connected, reload
-from tests.mount.test_limits import wait_until
+from tests.waiting import wait_until
 
 MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]

@@ -17,7 +17,7 @@ from bench.prefetch.streams import generate
 from cloakfs.mounted import mounted
 from tests.mount import conftest
 from tests.mount.conftest import Mount, run
-from tests.mount.test_limits import wait_until
+from tests.waiting import wait_until
 
 M = 1 << 20
 SIZE = 8 * M

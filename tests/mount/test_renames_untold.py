@@ -15,7 +15,7 @@ from cloakfs import linux
 from cloakfs.filesystem.remember import SHORT_SECONDS
 from tests.agents import User, write
 from tests.mount.conftest import Mount, is_mounted
-from tests.mount.test_limits import wait_until
+from tests.waiting import wait_until
 
 SERVER = "/usr/lib/openssh/sftp-server"
 OWNER, OTHER = 3001, 3002

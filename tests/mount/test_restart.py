@@ -16,10 +16,11 @@ import pytest
 from cloakfs import linux
 from cloakfs.mounted import state_path, waiting_path
 from tests.mount import alterations
+from tests.waiting import wait_until
 
 from .conftest import Mount, daemons_with, is_mounted, run
 from .fuseconnections import nobody_waits_for_ever
-from .test_on_top import ended, until
+from .test_on_top import ended
 
 WORDS = "no_root_squash,restart"
 
@@ -67,15 +68,15 @@ def test_it_is_mounted_again_each_time_and_handles_stay_valid(again: Mount) -> N
     m = again
     there = os.open(m.at("file"), os.O_RDONLY)
     handle, _ = linux.name_to_handle(there)
-    assert until(lambda: numbered(m) > 0)  # on disk, within a second
+    wait_until(lambda: numbered(m) > 0)  # on disk, within a second
     try:
         for restart in (1, 2):
             pid, clean_up = m.pid, m.clean_up
             assert clean_up
             kill(m)
-            assert until(lambda pid=pid: is_served_anew(m, pid))  # type: ignore[misc]
+            wait_until(lambda pid=pid: is_served_anew(m, pid))  # type: ignore[misc]
             assert f"{m.path}: its daemon died; mounting it again\n" in m.log
-            assert until(lambda r=restart: f"mounted again, as its daemon had died (restart {r})\n" in m.log)  # type: ignore[misc]
+            wait_until(lambda r=restart: f"mounted again, as its daemon had died (restart {r})\n" in m.log)  # type: ignore[misc]
             assert ended(clean_up)
             assert Path(m.at("file")).read_text() == "text"
         fd = os.open(m.at("file"), os.O_RDONLY)
@@ -117,17 +118,17 @@ def test_it_is_tried_again_until_it_succeeds_or_somebody_gives_up(again: Mount, 
     os.rename(tree, f"{tree}-away")
     kill(m)
     why = f"{m.path}: not mounted again yet: cloakfs: {tree}: No such file or directory\n"
-    assert until(lambda: why in m.log)
+    wait_until(lambda: why in m.log)
     assert [one["failure"] for one in told(m)] == ["its daemon has died, and it is being mounted again"]
     assert (
         f"{m.path}: its daemon has died, and it is being mounted again (process " in run("status", check=False).stdout
     )
     os.rename(f"{tree}-away", tree)
-    assert until(lambda: is_served_anew(m, pid))
+    wait_until(lambda: is_served_anew(m, pid))
     assert m.log.count(why) == 1
     os.rename(tree, f"{tree}-away")
     kill(m)
-    assert until(lambda: m.log.count(why) == 2)
+    wait_until(lambda: m.log.count(why) == 2)
     said = run("umount", m.path).stderr
     assert said == f"cloakfs: {m.path}: its daemon had died; it will not be mounted again\n"
     assert told(m) == []
@@ -149,7 +150,7 @@ def test_what_is_mounted_on_top_or_meanwhile_stays_alone(again: Mount, tree: str
     clean_up = m.clean_up
     os.rename(tree, f"{tree}-away")
     kill(m)
-    assert until(lambda: "not mounted again yet" in m.log)
+    wait_until(lambda: "not mounted again yet" in m.log)
     subprocess.run(["mount", "-t", "tmpfs", "none", m.path], check=True)
     try:
         os.rename(f"{tree}-away", tree)
@@ -168,8 +169,8 @@ def test_a_daemon_that_dies_as_soon_as_it_is_ready_is_mounted_again(base: str, t
     with daemons_with(partial(alterations.die_when_ready, os.path.join(base, "flag"))):
         run("mount", tree, path, "-o", WORDS)
         try:
-            assert until(lambda: "mounted again, as its daemon had died (restart 1)\n" in m.log)
-            assert until(lambda: is_served_anew(m, 0))
+            wait_until(lambda: "mounted again, as its daemon had died (restart 1)\n" in m.log)
+            wait_until(lambda: is_served_anew(m, 0))
         finally:
             run("umount", "--lazy", path, check=False)
 
@@ -184,7 +185,7 @@ def test_a_daemon_that_fails_is_mounted_again_and_a_mount_that_fails_is_not(base
     try:
         pid = m.pid
         Path(flag).touch()
-        assert until(lambda: is_served_anew(m, pid))
+        wait_until(lambda: is_served_anew(m, pid))
         assert "MemoryError" in m.log
     finally:
         run("umount", path)

@@ -24,7 +24,7 @@ from tests.mount import alterations
 from tests.mount.conftest import Mount, daemons_with, told
 from tests.mount.test_forgetting import SECONDS, has_let_go, hold, stalled
 from tests.mount.test_hung import Far
-from tests.mount.test_limits import wait_until
+from tests.waiting import wait_until
 
 MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]

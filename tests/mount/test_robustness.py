@@ -22,18 +22,17 @@ from cloakfs.mounted import RUN_DIR, STATE_DIR, mount_key
 from cloakfs.tuning import STANDARD
 from tests.agents import User, names, read, write
 from tests.altered import command_with
-from tests.mount import alterations, test_limits
+from tests.mount import alterations
 from tests.mount.conftest import AT_ONCE_OR_NEVER, Mount, daemons_with, is_mounted, mounted, run, told
 from tests.mount.loopfs import attached, filesystem
 from tests.mount.test_limits import base_dir, drop_caches, memory
 from tests.processes import kill
+from tests.waiting import wait_until
 
 NULL = "no_root_squash"
 CLOAKED = "no_root_squash,cloak_list=uid +077 1 9999"
 LOAD_SECONDS = float(os.environ.get("CLOAKFS_LOAD_SECONDS", "30"))
 CLIENTS = 64
-
-wait_until = test_limits.wait_until
 
 
 def work(top: str, seconds: float, seed: int) -> tuple[int, dict[str, bytes]]:
@@ -97,14 +96,13 @@ def test_64_clients(tree: str, mount: Callable[..., Mount], user: Callable[..., 
     os.chmod(m.real("shared"), 0o777)
     users = [user(2001 + number % 8) for number in range(CLIENTS)]
     for number, client in enumerate(users):
-        client._pipe.send((work, (m.path, LOAD_SECONDS, number), {}))
+        client.start(work, m.path, LOAD_SECONDS, number)
     operations = []
     left: dict[str, bytes] = {}
     for client in users:
-        ok, value = client._pipe.recv()
-        assert ok, value
-        operations.append(value[0])
-        left |= value[1]
+        done, held = client.answer_within(LOAD_SECONDS + 100)
+        operations.append(done)
+        left |= held
     most = memory(pid, "VmHWM")
     total = sum(operations)
     print(f"{CLIENTS} clients, {LOAD_SECONDS:g} s: {total} operations ({min(operations)} at least), {most:.0f} MiB")
@@ -147,14 +145,12 @@ def test_sigterm_during_load(tree: str, mount: Callable[..., Mount], user: Calla
     users = [user(2001 + number) for number in range(8)]
     for client in users:
         client.do(os.mkdir, m.at(str(client.uid)))
-        client._pipe.send((write_on_and_on, (m.at(str(client.uid)),), {}))
+        client.start(write_on_and_on, m.at(str(client.uid)))
     wait_until(lambda: all(len(os.listdir(m.real(str(client.uid)))) > 20 for client in users))
     pid = m.pid
     os.kill(pid, signal.SIGTERM)
     for client in users:
-        assert client._pipe.poll(60), "a client hangs"
-        ok, (done, code) = client._pipe.recv()
-        assert ok
+        done, code = client.answer_within(60)
         # Afterwards the empty directory of the mount point is all there is.
         assert code in (errno.ENOENT, errno.ENOTCONN, errno.ECONNABORTED)
         assert done > 20
@@ -246,16 +242,13 @@ def test_sigterm_during_mixed_load(tree: str, base: str, user: Callable[..., Use
     for _ in range(5):
         with in_foreground(tree, path) as daemon:
             for client in users:
-                client._pipe.send((use_on_and_on, (path, client.uid), {}))
+                client.start(use_on_and_on, path, client.uid)
             wait_until(lambda: len(os.listdir(tree)) >= len(users))
             time.sleep(1)
             daemon.terminate()
             for client in users:
-                assert client._pipe.poll(60), "a client hangs"
                 # Afterwards the empty directory of the mount point is all there is.
-                assert client._pipe.recv() in [
-                    (True, code) for code in (errno.ENOENT, errno.EACCES, errno.ENOTCONN, errno.ECONNABORTED)
-                ]
+                assert client.answer_within(60) in (errno.ENOENT, errno.EACCES, errno.ENOTCONN, errno.ECONNABORTED)
             wait_until(lambda: daemon.poll() is not None)
         for name in os.listdir(tree):
             (os.rmdir if name.endswith("-directory") else os.unlink)(os.path.join(tree, name))
@@ -278,9 +271,9 @@ def test_sigterm_unmounts_where_callers_may_not_go(tree: str, base: str, user: C
             client.do(os.chdir, path)
         os.chmod(base, 0o700)
         for client in users:
-            client._pipe.send((sync_on_and_on, (str(client.uid), 50), {}))
+            client.start(sync_on_and_on, str(client.uid), 50)
         for client in users:
-            assert client._pipe.recv() == (True, None)
+            client.answer_within(60)
         daemon.terminate()
         wait_until(lambda: not is_mounted(path))
         for client in users:
@@ -318,14 +311,12 @@ def test_sigkill(tree: str, mount: Callable[..., Mount], user: Callable[..., Use
     users = [user(2001 + number) for number in range(4)]
     for client in users:
         client.do(os.mkdir, m.at(str(client.uid)))
-        client._pipe.send((write_on_and_on, (m.at(str(client.uid)),), {}))
+        client.start(write_on_and_on, m.at(str(client.uid)))
     wait_until(lambda: all(len(os.listdir(m.real(str(client.uid)))) > 5 for client in users))
     # Callers get an error some milliseconds before the daemon lets go of what tells that it lives.
     kill(m.without_clean_up())
     for client in users:
-        assert client._pipe.poll(60), "a client hangs"
-        ok, (done, code) = client._pipe.recv()
-        assert ok
+        done, code = client.answer_within(60)
         assert code in (errno.ENOTCONN, errno.ECONNABORTED)
         check_acknowledged(m.real(str(client.uid)), done)
     # A stale status file must not have umount wait for whoever has the pid now.
@@ -397,6 +388,14 @@ def test_a_mount_over_its_own_source(tree: str, user: Callable[..., User]) -> No
     assert read(os.path.join(tree, "new")) == b"y"
 
 
+def error_of_stat(path: str) -> int:
+    try:
+        os.stat(path)
+    except OSError as exc:
+        return exc.errno or -1
+    return 0
+
+
 def test_the_daemon_does_not_look_into_its_own_mount(
     tree: str, base: str, mount: Callable[..., Mount], user: Callable[..., User]
 ) -> None:
@@ -407,11 +406,8 @@ def test_the_daemon_does_not_look_into_its_own_mount(
     someone.do(os.chdir, m.at("there"))
     os.rename(m.real("there"), os.path.join(base, "out"))
     told()
-    someone._pipe.send((os.stat, (".",), {}))
-    assert someone._pipe.poll(60), "the daemon waits for itself"
-    ok, value = someone._pipe.recv()
-    assert not ok
-    assert value.errno in (errno.ESTALE, errno.ENOENT)
+    someone.start(error_of_stat, ".")
+    assert someone.answer_within(60) in (errno.ESTALE, errno.ENOENT)  # or the daemon waits for itself
     shutil.rmtree(os.path.join(base, "out"))
 
 
@@ -455,10 +451,9 @@ def test_appending_from_both_sides_loses_nothing(
     os.chmod(m.real("log"), 0o666)
     sides = [(user(2001), m.at("log")), (user(2002), m.at("log")), (user(2003), m.real("log"))]
     for number, (client, path) in enumerate(sides):
-        client._pipe.send((append, (path, f"line of {number}\n".encode(), 500), {}))
+        client.start(append, path, f"line of {number}\n".encode(), 500)
     for client, _ in sides:
-        ok, value = client._pipe.recv()
-        assert ok, value
+        client.answer_within(60)
     lines = read(m.real("log")).splitlines()
     assert {line: lines.count(line) for line in set(lines)} == {f"line of {n}".encode(): 500 for n in range(3)}
 

@@ -16,7 +16,8 @@ from tests.agents import User, read
 from tests.mount.conftest import Mount, run
 from tests.mount.loopfs import filesystem
 from tests.mount.test_hung import Far
-from tests.mount.test_limits import hold_many, let_go, mounted_with_few_descriptors, wait_until
+from tests.mount.test_limits import hold_many, let_go, mounted_with_few_descriptors
+from tests.waiting import wait_until
 
 ANN, BEN = 2001, 2002
 OPTIONS = "rw,cloak_list=uid +007 1 9999"

@@ -13,7 +13,7 @@ from cloakfs import linux
 from tests.agents import User, read, write
 from tests.mount.conftest import Mount, is_mounted
 from tests.mount.test_hung import ANN, CLOAKED, NULL, make
-from tests.mount.test_limits import wait_until
+from tests.waiting import wait_until
 
 MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]

@@ -13,7 +13,7 @@ import pytest
 from tests.agents import User, read
 from tests.mount.conftest import Mount, is_mounted
 from tests.mount.loopfs import attached, require
-from tests.mount.test_robustness import wait_until
+from tests.waiting import wait_until
 
 MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]

@@ -13,10 +13,10 @@ import pytest
 from cloakfs.above import INSIDE
 from cloakfs.mounted import mounted as all_told
 from tests.agents import User, names, read, write
+from tests.waiting import wait_until
 
 from .conftest import Mount, is_mounted, mounted, run, told
 from .fuseconnections import nobody_waits_for_ever
-from .test_robustness import wait_until
 
 OPEN = "rw,no_root_squash"
 SECONDS = 60.0

@@ -14,10 +14,10 @@ import pytest
 from cloakfs.tuning import Tuning
 from tests.agents import User, names, read, write
 from tests.mount import alterations
+from tests.waiting import wait_until
 
 from .conftest import Mount, daemons_with, run, told
 from .fuseconnections import nobody_waits_for_ever
-from .test_robustness import wait_until
 
 SECONDS = 60.0
 """So long nothing may take; each of it takes milliseconds."""

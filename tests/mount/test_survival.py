@@ -25,8 +25,8 @@ from tests.mount import alterations
 from tests.mount.conftest import Mount, daemons_with, is_mounted, mounted, run
 from tests.mount.loopfs import attached, filesystem, require_disk, require_handles
 from tests.mount.test_limits import base_dir, dig
-from tests.mount.test_robustness import wait_until
 from tests.mount.test_trees import by_handle, drop_caches, handle_of, steady
+from tests.waiting import wait_until
 
 NULL = "no_root_squash"
 CLOAKED = "no_root_squash,cloak_list=uid +077 1 9999"
@@ -42,9 +42,11 @@ def plugin(base: str, code: str) -> str:
 
 
 def answer(client: User, seconds: float = 60) -> object:
-    """What the call that `client` was sent on came to, an exception or a result; it must not take long."""
-    assert client._pipe.poll(seconds), "a client hangs"
-    return client._pipe.recv()[1]
+    """Return the result of the call that `client` has started, or what it raised; it must not take long."""
+    try:
+        return client.answer_within(seconds)
+    except OSError as exc:
+        return exc
 
 
 @contextlib.contextmanager
@@ -78,9 +80,9 @@ def test_sigkill_while_the_daemon_asks_itself(base: str, tree: str, mount: MakeM
         owner.do(os.mkdir, m.at("private"), 0o700)
         owner.do(os.stat, m.at("private"))
         Path(flag).touch()
-        other._pipe.send((os.stat, (m.at("private"),), {}))
+        other.start(os.stat, m.at("private"))
         wait_until(lambda: os.path.exists(f"{flag}-seen"))
-        third._pipe.send((os.stat, (m.path,), {}))
+        third.start(os.stat, m.path)
         os.kill(m.pid, signal.SIGKILL)
         dead = (errno.ENOTCONN, errno.ECONNABORTED)
         assert getattr(answer(third), "errno", 0) in dead
@@ -108,9 +110,9 @@ def test_what_comes_into_being_during_a_create(
     m = mount("--policy", plugin(base, RACE.format(path=path, make=make.format(path))), "-o", NULL)
     someone, other = user(2001), user(2002)
     with aborted_at_last(m):
-        someone._pipe.send((write, (m.at("late"), b"x"), {}))
+        someone.start(write, m.at("late"), b"x")
         wait_until(lambda: os.path.lexists(path))
-        other._pipe.send((os.stat, (m.path,), {}))
+        other.start(os.stat, m.path)
         assert isinstance(answer(other), os.stat_result), "one client has all others wait"
         if "mkfifo" in make:
             fd = os.open(m.at("late"), os.O_RDONLY | os.O_NONBLOCK)  # lets the writer, who rightly waits, go on
@@ -138,11 +140,11 @@ def test_a_daemon_that_cannot_go_on_takes_its_mount_along(
     with aborted_at_last(m):
         fd = other.do(os.open, m.at("file"), os.O_CREAT | os.O_RDWR)
         pid = m.pid
-        someone._pipe.send((os.statvfs, (m.path,), {}))
+        someone.start(os.statvfs, m.path)
         assert isinstance(answer(someone), OSError)
         wait_until(lambda: not os.path.exists(f"/proc/{pid}"))
         assert not is_mounted(m.path)
-        other._pipe.send((os.write, (fd, b"late"), {}))
+        other.start(os.write, fd, b"late")
         assert getattr(answer(other), "errno", 0) in (errno.ENOTCONN, errno.ECONNABORTED)
     assert "SystemExit: the end" in m.log
 
@@ -158,7 +160,7 @@ def test_an_error_that_is_none(code: int, base: str, tree: str, mount: MakeMount
     someone = user(2001)
     with aborted_at_last(m):
         someone.do(os.symlink, "target", m.at("link"))
-        someone._pipe.send((os.readlink, (m.at("link"),), {}))
+        someone.start(os.readlink, m.at("link"))
         error = answer(someone)
         assert isinstance(error, OSError)
         assert error.errno == errno.EIO
@@ -621,7 +623,7 @@ def test_two_directories_that_change_places(tree: str, base: str, user: MakeUser
         # The kernel, which still has a above b, does not like what it is told.
         assert someone.error(os.stat, "a") in (0, errno.ELOOP)
         os.chmod(m.real("b"), 0)
-        someone._pipe.send((os.stat, ("a",), {}))
+        someone.start(os.stat, "a")
         assert isinstance(answer(someone), PermissionError)
-        other._pipe.send((os.listdir, (m.path,), {}))
+        other.start(os.listdir, m.path)
         assert answer(other) == ["b"]

@@ -29,9 +29,9 @@ from tests.mount import alterations, conftest
 from tests.mount.conftest import Mount, daemons_with, run, told
 from tests.mount.test_cli import explained
 from tests.mount.test_control import asked, connected, sockets
-from tests.mount.test_limits import wait_until
 from tests.mount.test_plugins import plugin
 from tests.processes import kill
+from tests.waiting import wait_until
 
 MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]

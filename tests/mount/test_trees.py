@@ -19,6 +19,7 @@ from tests.agents import User, read, write
 from tests.mount.conftest import Mount, is_mounted, mounted, run
 from tests.mount.loopfs import filesystem, has_handles, require_handles
 from tests.processes import kill
+from tests.waiting import wait_until
 
 KINDS = ["ext4", "xfs", "btrfs", "tmpfs", "overlay-nfs"]
 NULL = "no_root_squash"
@@ -163,13 +164,6 @@ def die(m: Mount) -> None:
     """SIGKILL the daemon, and take its mount off."""
     kill(m.without_clean_up())
     run("umount", m.path)
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("options", [NULL, CLOAKED])

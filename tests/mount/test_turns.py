@@ -13,7 +13,7 @@ from tests.agents import User, names
 from tests.mount import alterations
 from tests.mount.conftest import Mount, daemons_with, mounted
 from tests.mount.loopfs import filesystem
-from tests.mount.test_limits import wait_until
+from tests.waiting import wait_until
 
 CLOAKED = "rw,cloak_list=uid +077 0 -1"
 ANN, BEN = 2001, 2002

@@ -27,8 +27,9 @@ from tests.mount.guards import be_of_version, guarding
 from tests.mount.loopfs import attached, require
 from tests.mount.test_control import asked as answered
 from tests.mount.test_plugins import plugin
-from tests.mount.test_trees import NULL, by_handle, handle_of, index_of, steady, wait_until
+from tests.mount.test_trees import NULL, by_handle, handle_of, index_of, steady
 from tests.processes import kill
+from tests.waiting import wait_until
 
 MakeMount = Callable[..., Mount]
 

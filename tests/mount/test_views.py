@@ -32,8 +32,8 @@ from cloakfs.views import DatabaseError, Identity, Views, user_identity
 from tests.agents import User, names, read, write
 from tests.mount import alterations
 from tests.mount.conftest import Mount, daemons_with, run, told
-from tests.mount.test_limits import wait_until
 from tests.mount.test_trees import by_handle, handle_of
+from tests.waiting import wait_until
 
 ALICE, BOB, CAROL = 4001, 4002, 4003
 CLOAK = "cloak_list=uid +000 4001 4003"

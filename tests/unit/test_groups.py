@@ -3,6 +3,7 @@
 The lookup that blocks is replaced by one that a test can hold; it runs in real threads, and time is trio's.
 """
 
+import functools
 import logging
 import threading
 import time
@@ -16,6 +17,7 @@ from trio.testing import MockClock, assert_checkpoints, assert_no_checkpoints, w
 from cloakfs import groups
 from cloakfs.groups import DatabaseGroups
 from cloakfs.tuning import STANDARD
+from tests.waiting import wait_in_loop
 
 ALICE = 4001
 NOTHING: frozenset[int] = frozenset()
@@ -67,11 +69,7 @@ def run(test: Callable[[DatabaseGroups, MockClock], Awaitable[None]]) -> None:
     trio.run(main, clock=clock)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, "waited too long"
-        await trio.lowlevel.checkpoint()
+until = functools.partial(wait_in_loop, every=0)  # the clock does not go on by itself
 
 
 def is_quiet(source: DatabaseGroups) -> bool:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from cloakfs import loop
 from cloakfs.mountpoint import split_mount_options
+from tests.waiting import wait_in_loop
 
 Handler = Callable[[int], Awaitable[None]]
 
@@ -114,12 +115,6 @@ async def served(session: Session) -> AsyncIterator[trio.Nursery]:
     assert session.lock._count == 0
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    with trio.fail_after(60):
-        while not condition():
-            await trio.sleep(0.001)
-
-
 # -- none lost, none twice, one at a time ----------------------------------------------------------
 
 
@@ -146,7 +141,7 @@ def test_every_request_is_answered_once(waits: list[int], min_tasks: int, more: 
                     break
                 session.ask(*batch)
                 await trio.lowlevel.checkpoint()
-            await until(lambda: len(session.answered) == len(waits))
+            await wait_in_loop(lambda: len(session.answered) == len(waits))
             session.end()
         assert sorted(session.answered) == list(range(len(waits)))
         assert session.most_tasks <= min_tasks + more
@@ -201,11 +196,11 @@ def test_answers_that_wait_do_not_keep_others_waiting() -> None:
         async with served(session):
             session.ask(*range(200))
             session.ask(200)
-            await until(lambda: session.answered == [200])
+            await wait_in_loop(lambda: session.answered == [200])
             go_on.set()
-            await until(lambda: len(session.answered) == 201)
+            await wait_in_loop(lambda: len(session.answered) == 201)
             # Those who have nothing to do go; some stay for the next time.
-            await until(lambda: session.tasks <= loop.IDLE_WORKERS + 1)
+            await wait_in_loop(lambda: session.tasks <= loop.IDLE_WORKERS + 1)
             assert session.tasks > 1
             session.end()
 
@@ -226,10 +221,10 @@ def test_with_all_workers_waiting_the_next_request_does_too() -> None:
             await trio.sleep(0.05)
             assert session.answered == []
             go_on[1].set()
-            await until(lambda: session.answered == [1, 3])
+            await wait_in_loop(lambda: session.answered == [1, 3])
             go_on[0].set()
             go_on[2].set()
-            await until(lambda: len(session.answered) == 4)
+            await wait_in_loop(lambda: len(session.answered) == 4)
             session.end()
 
     trio.run(check)
@@ -246,7 +241,7 @@ def test_no_worker_too_many_is_started() -> None:
         session = Session(handler)
         async with served(session):
             session.ask(*range(200))
-            await until(lambda: len(session.answered) == 200)
+            await wait_in_loop(lambda: len(session.answered) == 200)
             session.end()
         assert session.most_tasks <= 5
 
@@ -364,7 +359,7 @@ def test_timers_and_threads_under_full_load() -> None:
 
         async with served(session) as nursery:
             nursery.start_soon(trio.to_thread.run_sync, ask)
-            await until(lambda: len(session.answered) > 100)
+            await wait_in_loop(lambda: len(session.answered) > 100)
             meanwhile = []  # not in seconds: on a busy machine, requests take longer, too
             for _ in range(20):
                 before = len(session.answered)
@@ -433,7 +428,7 @@ def test_an_idle_session_uses_no_processor() -> None:
         session = Session(at_once)
         async with served(session):
             session.ask(1)
-            await until(lambda: session.answered == [1])
+            await wait_in_loop(lambda: session.answered == [1])
             used: list[float] = []
             while not used or (used[-1] >= 0.02 and len(used) < 20):  # what was begun before may still go on
                 before = time.process_time()
@@ -477,7 +472,7 @@ def test_what_trio_throws_gets_to_the_handler() -> None:
         session = Session(handler)
         session.ask(1)
         async with served(session):
-            await until(lambda: session.answered == [1])
+            await wait_in_loop(lambda: session.answered == [1])
             session.end()
 
     trio.run(check)

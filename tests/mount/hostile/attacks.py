@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 
 from tests.mount.test_forgetting import chmod_all, has_let_go, hold, open_all
 from tests.mount.test_leases import hold as lease
-from tests.mount.test_limits import wait_until
 from tests.mount.usersmounts import as_users_mount
+from tests.waiting import wait_until
 
 Attack = Callable[[str, float], int]
 

@@ -27,9 +27,9 @@ from tests.mount.hostile.attacks import children, rounds
 from tests.mount.hostile.conftest import OPTIONS, REPORT
 from tests.mount.hostile.victim import Watch
 from tests.mount.test_hung import Far
-from tests.mount.test_limits import wait_until
 from tests.mount.test_shares import read_anew
 from tests.mount.test_turns import fill
+from tests.waiting import wait_until
 
 ATTACKER = 6666
 SECONDS = float(os.environ.get("CLOAKFS_ATTACK_SECONDS", "1"))

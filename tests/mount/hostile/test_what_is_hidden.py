@@ -29,8 +29,8 @@ from tests.mount.hostile.conftest import OPTIONS, REPORT
 from tests.mount.hostile.test_shares_of_all import Ground
 from tests.mount.hostile.victim import Watch
 from tests.mount.loopfs import filesystem
-from tests.mount.test_limits import wait_until
 from tests.mount.test_rights import ALL, drop, set_thread_groups
+from tests.waiting import wait_until
 
 ATTACKER = 6666
 TEAM = 7100

@@ -11,10 +11,10 @@ from typing import Any
 from cloakfs.control import Watcher
 from cloakfs.mounted import mounted
 from tests.agents import User, names
-from tests.mount.test_limits import wait_until
 from tests.mount.test_probing import stat_all
 from tests.nfs import nfs3
 from tests.nfs.knfsd.fixtures import VERSIONS, Share
+from tests.waiting import wait_until
 
 OWNER = 1003
 _JUKEBOX = 10008
