@@ -102,49 +102,19 @@ def split_mount_options(text: str) -> tuple[MountOptions, str]:
     Returns:
         those options, and the rest of the string with every remaining word in its original column.
     """
-    names = {"nosuid", "nodev"}
-    withheld: set[str] = set()
-    switches: set[str] = set()
-    values: dict[str, str] = {}
-    given: list[str] = []
-    rest = list(text)
-    for start, end in _items(text):
-        word = text[start:end].strip()
-        name, _, value = word.partition("=")
-        if word:
-            given.append(word)
-        if word in _FLAGS:
-            names.add(word)
-            withheld.add(word)
-        elif word in _CLEARED:
-            names.discard(_CLEARED[word])
-        elif word in _SWITCHES or word in _PASSED_ON:
-            switches.add(word)
-        elif name in _VALUES and value:
-            values[name] = value.strip('"')
-        elif not is_ignored(word):
-            continue
-        comma = end if end < len(text) else start - 1
-        rest[start:end] = " " * (end - start)
-        if 0 <= comma < len(text) and rest[comma] == ",":
-            rest[comma] = " "
-    # A word removed from the very end leaves the comma before it, unless that was already removed.
-    left = "".join(rest)
-    if left.rstrip().endswith(","):
-        left = left.rstrip()[:-1]
-    names -= {_PASSED_ON[word] for word in switches & _PASSED_ON.keys()} - withheld
+    words = _Words()
+    taken = [(start, end) for start, end in _items(text) if words.take(text[start:end].strip())]
+    switches, values = words.switches, words.values
     knfsd = "knfsd" in switches
     server = Server.KNFSD if knfsd else Server.GANESHA if "ganesha" in switches else Server.NONE
     # This server relies on the kernel's own check to answer ACCESS, and to share a file that somebody has open.
     default_permissions = knfsd or "default_permissions" in switches
     # When a process opens a device, the kernel does not ask the file system, and without default_permissions it checks
     # nothing: every caller that sees the device could open it.
-    dev_refused = "nodev" not in names and not default_permissions
+    flags = words.flags()
+    dev_refused = not flags & linux.MS_NODEV and not default_permissions
     if dev_refused:
-        names.add("nodev")
-    flags = 0
-    for name in names:
-        flags |= _FLAGS[name]
+        flags |= linux.MS_NODEV
     return MountOptions(
         flags,
         default_permissions,
@@ -160,8 +130,61 @@ def split_mount_options(text: str) -> tuple[MountOptions, str]:
         "restart" in switches,
         int(restarted) if (restarted := values.get("restarted", "")).isdecimal() else 0,
         values.get("log"),
-        tuple(given),
-    ), left
+        tuple(words.given),
+    ), _without(text, taken)
+
+
+class _Words:
+    """The words of an option string, sorted by what they are.
+
+    Attributes:
+        given: all of them, in their order.
+        switches: those that are on or off, and are not flags.
+        values: the values of those that have one.
+    """
+
+    def __init__(self) -> None:
+        self.given: list[str] = []
+        self.switches: set[str] = set()
+        self.values: dict[str, str] = {}
+        self._set = {"nosuid", "nodev"}  # flags, as the last word about each left them
+        self._named: set[str] = set()
+
+    def take(self, word: str) -> bool:
+        """Note a word; return whether it belongs to mount(8), or to nobody, rather than to an export."""
+        name, _, value = word.partition("=")
+        if word:
+            self.given.append(word)
+        if word in _FLAGS:
+            self._set.add(word)
+            self._named.add(word)
+        elif word in _CLEARED:
+            self._set.discard(_CLEARED[word])
+        elif word in _SWITCHES or word in _PASSED_ON:
+            self.switches.add(word)
+        elif name in _VALUES and value:
+            self.values[name] = value.strip('"')
+        else:
+            return is_ignored(word)
+        return True
+
+    def flags(self) -> int:
+        """Return the flags for mount(2). A flag that withholds something wins over the name that mount(8) passes on."""
+        cleared = {_PASSED_ON[word] for word in self.switches & _PASSED_ON.keys()} - self._named
+        return flags_of(self._set - cleared)
+
+
+def _without(text: str, taken: Iterable[tuple[int, int]]) -> str:
+    """Return an option string with blanks in place of these items, and of a comma for each."""
+    rest = list(text)
+    for start, end in taken:
+        rest[start:end] = " " * (end - start)
+        comma = end if end < len(text) else start - 1
+        if 0 <= comma < len(text) and rest[comma] == ",":
+            rest[comma] = " "
+    # An item removed from the very end leaves the comma before it, unless that was already removed.
+    left = "".join(rest)
+    return left.rstrip()[:-1] if left.rstrip().endswith(",") else left
 
 
 def is_ignored(word: str) -> bool:

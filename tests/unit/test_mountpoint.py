@@ -72,3 +72,19 @@ def test_a_value_that_is_missing_is_left_to_be_refused() -> None:
 def test_how_often_it_was_mounted_again_is_a_number() -> None:
     assert split_mount_options("restarted=3")[0].restarts == 3
     assert split_mount_options("restarted=x")[0].restarts == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("", ""),
+        ("nosuid", "      "),
+        ("nosuid,rw", "       rw"),
+        ("rw,nosuid", "rw"),
+        ("rw,nosuid,nodev", "rw"),
+        ("rw,nosuid,noatime,+077", "rw,               +077"),
+        ('fsname="a,b",rw', "             rw"),
+    ],
+)
+def test_each_word_that_is_taken_out_takes_a_comma_along(text: str, left: str) -> None:
+    assert split_mount_options(text)[1].rstrip(" ") == left.rstrip(" ")
