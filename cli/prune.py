@@ -1,6 +1,8 @@
 """`cloakfs prune`: removes the state of mounts that are gone."""
 
 import os
+from dataclasses import dataclass
+from typing import Any
 
 import click
 from rich.filesize import decimal
@@ -30,47 +32,75 @@ def prune(mountpoints: tuple[str, ...], *, dry_run: bool, as_json: bool) -> None
     if os.geteuid() != 0:
         fail("only root may remove the state of mounts", 1)
     named = frozenset(os.path.realpath(path) for path in mountpoints)
-    try:
-        states = keptstate.all_states()
-    except OSError as exc:
-        fail(f"{STATE_DIR}: {exc.strerror}", 1)
-    told = []
+    states = [state for state in _all_states() if not mountpoints or _target(state) in named]
+    found = {_target(state) for state in states}
+    pruned = []
     failed = False
-    found = set()
     for state in states:
-        target = state.record.target if state.record else None
-        if mountpoints and target not in named:
-            continue
-        found.add(target)
         try:
-            verdict = keptstate.judge(state, named)
-            removed = verdict.removable and not dry_run and keptstate.remove(state)
+            result = _prune(state, named, dry_run=dry_run)
         except FileNotFoundError:
             continue  # somebody else has removed it
         except OSError as exc:
             note(f"{state.path}: {exc.strerror}")
             failed = True
             continue
-        failed = failed or bool(mountpoints and not verdict.removable)
-        told.append(
-            {
-                "state": state.path,
-                "source": state.record.source if state.record else None,
-                "target": target,
-                "bytes": state.size,
-                "removable": verdict.removable,
-                "removed": removed,
-                "reason": verdict.reason,
-            }
-        )
+        failed = failed or bool(mountpoints and not result.verdict.removable)
+        pruned.append(result)
         if not as_json:
-            done = "removed" if removed else "would be removed" if verdict.removable else "kept"
-            click.echo(printable(f"{state.path} ({decimal(state.size)}): {done}: {verdict.reason}"))
+            click.echo(result.line())
     if as_json:
-        echo_json(told)
+        echo_json([result.fields() for result in pruned])
     for path in mountpoints:
         if os.path.realpath(path) not in found:
             note(f"{path}: there is no state of a mount at this place")
             failed = True
     if failed:
         raise SystemExit(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pruned:
+    """What became of the state of one mount."""
+
+    state: keptstate.State
+    verdict: keptstate.Verdict
+    removed: bool
+
+    def line(self) -> str:
+        done = "removed" if self.removed else "would be removed" if self.verdict.removable else "kept"
+        return printable(f"{self.state.path} ({decimal(self.state.size)}): {done}: {self.verdict.reason}")
+
+    def fields(self) -> dict[str, Any]:
+        return {
+            "state": self.state.path,
+            "source": self.state.record.source if self.state.record else None,
+            "target": _target(self.state),
+            "bytes": self.state.size,
+            "removable": self.verdict.removable,
+            "removed": self.removed,
+            "reason": self.verdict.reason,
+        }
+
+
+def _all_states() -> list[keptstate.State]:
+    """Return the states of all mounts, or end the command."""
+    try:
+        return keptstate.all_states()
+    except OSError as exc:
+        fail(f"{STATE_DIR}: {exc.strerror}", 1)
+
+
+def _prune(state: keptstate.State, named: frozenset[str], *, dry_run: bool) -> _Pruned:
+    """Remove the state of one mount, if it may go.
+
+    Raises:
+        OSError: it cannot be read or removed.
+    """
+    verdict = keptstate.judge(state, named)
+    return _Pruned(state, verdict, verdict.removable and not dry_run and keptstate.remove(state))
+
+
+def _target(state: keptstate.State) -> str | None:
+    """Return the mount point, if the state says which it is."""
+    return state.record.target if state.record else None
