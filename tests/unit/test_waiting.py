@@ -20,7 +20,7 @@ def test_a_wait_in_vain_says_for_what() -> None:
     nothing: list[int] = []
     with pytest.raises(AssertionError, match=re.escape("not within 0 s: wait_until(lambda: nothing == [7], 0)")):
         wait_until(lambda: nothing == [7], 0)
-    with pytest.raises(AssertionError, match="__contains__.*'seven'"):
+    with pytest.raises(AssertionError, match=r"__contains__.*'seven'"):
         wait_until(partial("".__contains__, "seven"), 0)
     with pytest.raises(AssertionError, match=re.escape("lambda: nothing, 0)")):
         trio.run(lambda: wait_in_loop(lambda: nothing, 0))
