@@ -20,7 +20,7 @@ from cloakfs.config.render import format_options
 from cloakfs.daemon import Settings, serve
 from cloakfs.linux import mountinfo
 from cloakfs.mounted import RUN_DIR, dead, mount_key
-from cloakfs.mountpoint import MountError, split_mount_options
+from cloakfs.mountpoint import MountError, MountOptions, split_mount_options
 from cloakfs.shell import printable, shell_word
 from cloakfs.unmount import detach_dead
 
@@ -80,48 +80,22 @@ def mount(
     client = _one_of("client", client, mount_options.client)
     if client is not None and exports is None:
         fail("--client chooses an entry of an exports.d file, and needs --exports FILE", 2)
-    _take_off_dead(mountpoint)
-    for path in (source, mountpoint):
-        _require_directory(path)
-    source, mountpoint = os.path.realpath(source), os.path.realpath(mountpoint)
-    if mountpoint.startswith(source.rstrip("/") + "/"):
-        fail(f"{mountpoint}: inside {source}, where the daemon would wait for itself; mount it elsewhere", 1)
+    source, mountpoint = _places(source, mountpoint)
     given = _given(views, policy, groups)
-
     reader = _Reader(text, exports, source, client, read_only="ro" in mount_options.given, given=given)
-    try:
-        options = reader.read()
-    except (ExportsError, MountError) as exc:
-        fail(str(exc), 2)
-    except OSError as exc:
-        fail(f"{exports}: {exc.strerror}", 1)
-    place = options.condition(source)
-    if place is not None and os.path.realpath(place) not in mountinfo.by_path():
-        fail(f"{place}: nothing is mounted there, and the mount is to wait for that (mp); mount it first", 1)
-    if untouched := [word for word in mount_options.given if word in ("noatime", "nodiratime")]:
-        note(f"warning: {untouched[0]} has no effect here: reading changes the real tree's times as its own mount says")
-    if mount_options.dev_refused:
-        click.echo("cloakfs: warning: dev has no effect without default_permissions", err=True)
+    options = _read_options(reader)
+    _require_condition(options, source)
+    _warn(mount_options)
     if exports:
         exports = os.path.abspath(exports)  # the daemon, which reads it again, works in another directory
     if mount_options.record:
         mount_options = replace(mount_options, record=os.path.abspath(mount_options.record))
-    log_path = os.path.join(RUN_DIR, f"{mount_key(source, mountpoint)}.log")
-    if mount_options.log is not None and mount_options.log != SYSLOG:
-        if not os.path.isabs(mount_options.log):
-            fail(f"-o log={mount_options.log}: expected {SYSLOG}, or a file with its whole path", 2)
-        log_path = mount_options.log
+    log_path = _log_path(mount_options.log) or os.path.join(RUN_DIR, f"{mount_key(source, mountpoint)}.log")
     again = None
     if mount_options.restart and not foreground:  # whoever started it in the foreground sees its end
-        own_words = [word for word in mount_options.given if not word.startswith(("restarted=", "exports=", "client="))]
-        command = [*OWN_COMMAND, "mount", source, mountpoint, "-o", ",".join(own_words)]
-        for name, value in (("exports", exports), ("client", client), ("policy", policy), ("groups", groups)):
-            if value is not None:
-                command.append(f"--{name}={value}")
-        command += [f"--view={view}" for view in views]
-        if debug:
-            command.append("--debug")
-        again = Again(tuple(command), working_directory(), log_path, mount_options.restarts)
+        named = {"exports": exports, "client": client, "policy": policy, "groups": groups}
+        command = _same_command(source, mountpoint, mount_options, named, views, debug=debug)
+        again = Again(command, working_directory(), log_path, mount_options.restarts)
     settings = Settings(
         source,
         mountpoint,
@@ -139,6 +113,69 @@ def mount(
     if foreground:
         in_foreground(work, level, MountError)
     in_background(work, level, log_path, MountError, syslog=mount_options.log == SYSLOG)
+
+
+def _places(source: str, mountpoint: str) -> tuple[str, str]:
+    """Return both as real paths; end the command if they cannot be those of a mount."""
+    _take_off_dead(mountpoint)
+    for path in (source, mountpoint):
+        _require_directory(path)
+    source, mountpoint = os.path.realpath(source), os.path.realpath(mountpoint)
+    if mountpoint.startswith(source.rstrip("/") + "/"):
+        fail(f"{mountpoint}: inside {source}, where the daemon would wait for itself; mount it elsewhere", 1)
+    return source, mountpoint
+
+
+def _require_condition(options: Options, source: str) -> None:
+    """End the command if the mount is to wait for another one (`mp`) that is not there."""
+    place = options.condition(source)
+    if place is not None and os.path.realpath(place) not in mountinfo.by_path():
+        fail(f"{place}: nothing is mounted there, and the mount is to wait for that (mp); mount it first", 1)
+
+
+def _warn(mount_options: MountOptions) -> None:
+    """Name options of mount(8) that have no effect."""
+    if untouched := [word for word in mount_options.given if word in ("noatime", "nodiratime")]:
+        note(f"warning: {untouched[0]} has no effect here: reading changes the real tree's times as its own mount says")
+    if mount_options.dev_refused:
+        click.echo("cloakfs: warning: dev has no effect without default_permissions", err=True)
+
+
+def _log_path(log: str | None) -> str | None:
+    """Return the file that `-o log=` names, if any; end the command if it is none."""
+    if log is None or log == SYSLOG:
+        return None
+    if not os.path.isabs(log):
+        fail(f"-o log={log}: expected {SYSLOG}, or a file with its whole path", 2)
+    return log
+
+
+def _same_command(
+    source: str,
+    mountpoint: str,
+    mount_options: MountOptions,
+    named: dict[str, str | None],
+    views: tuple[str, ...],
+    *,
+    debug: bool,
+) -> tuple[str, ...]:
+    """Return the command that makes the same mount once more.
+
+    Args:
+        source: the real path of the tree.
+        mountpoint: the real path of the mount point.
+        mount_options: what `-o` said.
+        named: the options of the command line that have a value, by name.
+        views: the values of `--view`.
+        debug: whether there was `--debug`.
+    """
+    own_words = [word for word in mount_options.given if not word.startswith(("restarted=", "exports=", "client="))]
+    command = [*OWN_COMMAND, "mount", source, mountpoint, "-o", ",".join(own_words)]
+    command += [f"--{name}={value}" for name, value in named.items() if value is not None]
+    command += [f"--view={view}" for view in views]
+    if debug:
+        command.append("--debug")
+    return tuple(command)
 
 
 @dataclass(frozen=True)
@@ -174,6 +211,16 @@ class _Reader:
         for warning in warnings:
             click.echo(printable(f"cloakfs: {warning}"), err=True)
         return replace(options, **self.given)
+
+
+def _read_options(reader: _Reader) -> Options:
+    """Return the options of the mount, or end the command."""
+    try:
+        return reader.read()
+    except (ExportsError, MountError) as exc:
+        fail(str(exc), 2)
+    except OSError as exc:
+        fail(f"{reader.exports}: {exc.strerror}", 1)
 
 
 def _one_of(name: str, option: str | None, word: str | None) -> str | None:

@@ -17,7 +17,6 @@ TOO_LONG = {
     "bench/speed/command.py": {"bench"},
     "cli/look.py": {"_find"},
     "cli/metrics.py": {"metrics"},
-    "cli/mount.py": {"mount"},
     "cloakfs/config/optionlist.py": {"_value"},
     "cloakfs/config/parse.py": {"_entry"},
     "cloakfs/config/render.py": {"_items"},
