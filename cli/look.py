@@ -2,9 +2,9 @@
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import click
 
@@ -12,7 +12,7 @@ from cloakfs.below import find_below
 from cloakfs.caller import Caller, ClientCaller
 from cloakfs.config import files
 from cloakfs.config.errors import ExportsError
-from cloakfs.config.options import Options
+from cloakfs.config.options import Export, Options
 from cloakfs.config.parse import parse_options
 from cloakfs.config.views import User, parse_view
 from cloakfs.control import Daemon, DaemonError
@@ -107,49 +107,95 @@ def _find(
 ) -> Look:
     told = source is not None or exports is not None
     place = _place(path, mounted(), follow=follow, any_mount=not told)
-    mount = place.mount
-    if source is not None and (mount is not None or exports is not None):
+    if source is not None and (place.mount is not None or exports is not None):
         fail("--source is only for -o and a path outside all mounts", 2)
-    if mount is None and not told:
-        died = next((dead_one.path for dead_one in dead() if _inside(os.path.abspath(path), dead_one.path)), None)
-        if died is not None:
-            fail(f"{path}: the daemon of the mount at {died} has died, so that nobody sees anything there", 1)
-        fail(f"{path}: not in a mount; give its options with --exports FILE, or -o OPTIONS and --source DIR", 2)
-    root = mount.source if mount is not None else os.path.realpath(source) if source is not None else None
-    policy_dir = working_directory()
-    policy = None
-    if exports is not None:
-        entries, _ = files.read(exports)
-        policy_dir = files.policy_dir(exports)
-        if root is None:
-            sources = [real for entry in entries if _inside(place.path, real := os.path.realpath(entry.path))]
-            if not sources:
-                fail(f"{exports}: no entry for {path} or a directory above it", 2)
-            root = max(sources, key=len)
-        options = entry_for(entries, exports, root, client)
-    elif mount is None or words:
-        options, _ = parse_options(split_mount_options(",".join(words))[1])
-    else:
-        options, policy = _in_force(mount)
-        options = _as_remounted(mount, options)
-    assert root is not None
-    below = find_below(root) if mount is not None else None  # from now on, the mount below shows everything
-    top = mount.target if mount is not None and place.is_below_mount else root
+    if place.mount is None and not told:
+        _refuse_outside(path)
+    rules = _rules(path, place, words, exports, client, source)
+    below = find_below(rules.root) if place.mount is not None else None  # from now on, the mount below shows everything
+    top = place.mount.target if place.mount is not None and place.is_below_mount else rules.root
     if not _inside(place.path, top):
         fail(f"{path}: not below {top}", 2)
     names = _names(place.path, top)
+    options, policy = rules.options, rules.policy
     if policy is None:
-        policy = load_policy(options.policy, options, policy_dir)
+        policy = load_policy(options.policy, options, rules.policy_dir)
     fixed = None
     if place.is_below_mount:
         if options.views:
             fixed = _view(path, options, names)
-        real = _resolve(os.path.join(root, *names), follow=follow)
-        if not _inside(real, root):
-            fail(f"{path}: a symbolic link leads to {real}, which is not below {root}", 1)
-        names = _names(real, root)
+        names = _real_names(path, rules.root, names, follow=follow)
     entrants = frozenset(options.view_access)
-    return Look(root, names, options, View(policy, fixed, entrants, below=below, not_its_failure=DaemonError))
+    return Look(rules.root, names, options, View(policy, fixed, entrants, below=below, not_its_failure=DaemonError))
+
+
+def _refuse_outside(path: str) -> NoReturn:
+    """End the command for a path that is in no mount, when nothing else says which tree is meant."""
+    died = next((dead_one.path for dead_one in dead() if _inside(os.path.abspath(path), dead_one.path)), None)
+    if died is not None:
+        fail(f"{path}: the daemon of the mount at {died} has died, so that nobody sees anything there", 1)
+    fail(f"{path}: not in a mount; give its options with --exports FILE, or -o OPTIONS and --source DIR", 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A path, and the mount that it is below; for a path in the real tree, the mount that shows it."""
+
+    path: str
+    mount: Mounted | None
+    is_below_mount: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """What decides what is seen of a tree.
+
+    Attributes:
+        root: the root of the export, on the server.
+        options: the options of the export.
+        policy: the policy in force; None if it has yet to be loaded.
+        policy_dir: the directory that a relative `policy=` file is relative to.
+    """
+
+    root: str
+    options: Options
+    policy: Policy | None
+    policy_dir: str
+
+
+def _rules(
+    path: str, place: _Place, words: tuple[str, ...], exports: str | None, client: str | None, source: str | None
+) -> _Rules:
+    """Return the rules of a file (`--exports`), of `-o`, or else those of the mount."""
+    mount = place.mount
+    root = mount.source if mount is not None else os.path.realpath(source) if source is not None else None
+    if exports is not None:
+        entries, _ = files.read(exports)
+        if root is None:
+            root = _source_above(path, place, entries, exports)
+        return _Rules(root, entry_for(entries, exports, root, client), None, files.policy_dir(exports))
+    assert root is not None
+    if mount is None or words:
+        options, _ = parse_options(split_mount_options(",".join(words))[1])
+        return _Rules(root, options, None, working_directory())
+    options, policy = _in_force(mount)
+    return _Rules(root, _as_remounted(mount, options), policy, working_directory())
+
+
+def _source_above(path: str, place: _Place, entries: Iterable[Export], exports: str) -> str:
+    """Return the deepest directory of an entry that this place is in; end the command if there is none."""
+    sources = [real for entry in entries if _inside(place.path, real := os.path.realpath(entry.path))]
+    if not sources:
+        fail(f"{exports}: no entry for {path} or a directory above it", 2)
+    return max(sources, key=len)
+
+
+def _real_names(path: str, root: str, names: list[str], *, follow: bool) -> list[str]:
+    """Return where names that were looked up in a mount are on the real tree; end the command if that is outside."""
+    real = _resolve(os.path.join(root, *names), follow=follow)
+    if not _inside(real, root):
+        fail(f"{path}: a symbolic link leads to {real}, which is not below {root}", 1)
+    return _names(real, root)
 
 
 def _in_force(mount: Mounted) -> tuple[Options, Policy]:
@@ -174,15 +220,6 @@ def _as_remounted(mount: Mounted, options: Options) -> Options:
     """Return the options with ro or rw as the kernel now has it: `remount` does not ask the daemon."""
     words = next((place.words for place in mountinfo.by_id().values() if place.device == mount.device), None)
     return options if words is None else replace(options, read_only="ro" in words.split(","))
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A path, and the mount that it is below; for a path in the real tree, the mount that shows it."""
-
-    path: str
-    mount: Mounted | None
-    is_below_mount: bool
 
 
 def _place(path: str, mounts: dict[str, Mounted], *, follow: bool, any_mount: bool) -> _Place:

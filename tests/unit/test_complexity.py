@@ -15,7 +15,6 @@ TOO_LONG = {
     "bench/papers/workloads.py": {"_latencies"},
     "bench/prefetch/command.py": {"figures"},
     "bench/speed/command.py": {"bench"},
-    "cli/look.py": {"_find"},
     "cli/metrics.py": {"metrics"},
     "cloakfs/config/optionlist.py": {"_value"},
     "cloakfs/config/parse.py": {"_entry"},
