@@ -28,6 +28,11 @@ def wait_until(condition: Callable[[], object], seconds: float = 60, *, every: f
     return time.monotonic() - start
 
 
+def let_expire(seconds: float) -> None:
+    """Let pass for how long the kernel keeps attributes or names: nothing can be asked whether it still does."""
+    time.sleep(seconds)
+
+
 async def wait_in_loop(condition: Callable[[], object], seconds: float = 60, *, every: float = 0.001) -> None:
     """Wait in a trio loop, by its clock, until a condition is met.
 

@@ -25,7 +25,7 @@ from tests.mount.test_caching import CLOAKED, OTHER, OWNER, STRANGER, many, put,
 from tests.mount.test_forgetting import has_let_go, hold, kernel, stalled
 from tests.mount.test_hidden import AT_FDCWD
 from tests.mount.test_hung import Far
-from tests.waiting import wait_until
+from tests.waiting import let_expire, wait_until
 
 MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]
@@ -237,7 +237,7 @@ def test_a_hard_link_that_was_public(reload: bool, scene: str, base: str, mount:
     for _ in range(3):
         owner.do(os.stat, "public")
         owner.do(os.stat, m.at("homes/owner/public"))
-        time.sleep(AN_INSTANT)
+        let_expire(AN_INSTANT)
         assert other.error(os.stat, path) == errno.ESTALE
 
 
@@ -269,7 +269,7 @@ def test_dot_dot_of_a_directory_that_was_moved(
     for _ in range(3):
         for path in INSIDE:
             owner.do(os.stat, m.at("homes/owner", path))
-        time.sleep(AN_INSTANT)
+        let_expire(AN_INSTANT)
         assert other.error(os.stat, above) in (errno.ESTALE, errno.ENOENT, errno.EACCES)
         for path in ("secret", "public", "work/vault/file"):
             assert other.error(os.stat, f"{above}/{path}") in (errno.ESTALE, errno.ENOENT, errno.EACCES), path
@@ -354,7 +354,7 @@ def test_dot_dot_after_the_daemon_itself_has_looked(scene: str, mount: MakeMount
     for _ in range(3):
         owner.do(os.stat, ".")
         owner.do(os.stat, m.at("homes/owner"))
-        time.sleep(AN_INSTANT)
+        let_expire(AN_INSTANT)
         with contextlib.suppress(OSError):
             assert other.do(os.stat, "..").st_uid != OWNER
 
@@ -429,7 +429,7 @@ def test_a_public_directory_in_a_home_that_is_closed(scene: str, mount: MakeMoun
     owner.do(os.chmod, m.at("homes/owner"), 0o700)
     for _ in range(3):
         owner.do(os.stat, m.at("homes/owner/public"))
-        time.sleep(AN_INSTANT)
+        let_expire(AN_INSTANT)
         assert other.error(os.stat, ".") in (errno.ESTALE, errno.ENOENT)
         assert other.error(os.stat, f"/proc/self/fd/{fd}") == errno.ESTALE
         assert other.error(os.stat, m.at("homes/owner/public")) == errno.ENOENT
@@ -462,7 +462,7 @@ def test_who_is_handed_a_working_directory(scene: str, mount: MakeMount, user: M
     assert handed.error(os.listdir, ".") in refused
     told()
     owner.do(os.stat, "secret")
-    time.sleep(AN_INSTANT)
+    let_expire(AN_INSTANT)
     for path in INSIDE:
         assert handed.error(os.stat, path) in refused, path
 

@@ -21,6 +21,7 @@ from bench.speed.plan import GROWTH, IDLE, REQUESTS
 from bench.work import all_work
 from cloakfs.linux import mountinfo
 from cloakfs.mounted import RUN_DIR, STATE_DIR, mounted
+from tests.waiting import wait_until
 
 BENCH = (sys.executable, "-m", "cloakfs_cli.main", "bench")
 WORKS = all_work(1)
@@ -45,6 +46,10 @@ def place() -> Iterator[Path]:
     left = mounts_below(base)
     shutil.rmtree(base)
     assert left == []
+
+
+def daemons_below(place: Path) -> list[int]:
+    return [mount.pid for mount in mounted().values() if mount.target.startswith(f"{place}/")]
 
 
 def left_behind(place: Path) -> list[str]:
@@ -189,13 +194,8 @@ def test_interrupted_it_leaves_nothing_behind(place: Path, number: signal.Signal
         text=True,
     )
     try:
-        deadline = time.monotonic() + 100
-        while len(mounts_below(place)) <= when:
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        if when:
-            time.sleep(1)
+        wait_until(lambda: process.poll() is not None or len(mounts_below(place)) > when, 100)
+        assert process.poll() is None
     finally:
         process.send_signal(number)
         _, said = process.communicate(timeout=60)
@@ -224,15 +224,10 @@ def test_a_daemon_that_dies_fails_alone(place: Path, tmp_path: Path) -> None:
         text=True,
     )
     try:
-        deadline = time.monotonic() + 100
-        while not (daemons := [m.pid for m in mounted().values() if m.target.startswith(f"{place}/")]):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        while is_mounting(process.pid):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        time.sleep(0.5)
-        os.kill(daemons[0], signal.SIGKILL)
+        wait_until(lambda: daemons_below(place), 100)
+        wait_until(lambda: not is_mounting(process.pid), 100)
+        time.sleep(0.5)  # until it measures: it does not say when it begins
+        os.kill(daemons_below(place)[0], signal.SIGKILL)
     finally:
         shown, said = process.communicate(timeout=60)
     assert process.returncode == 1
@@ -265,11 +260,8 @@ def listing(place: Path) -> Iterator[subprocess.Popen[str]]:
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 100
-    while not guest_of(place):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: process.poll() is not None or guest_of(place), 100)
+    assert process.poll() is None
     yield process
     process.kill()
     process.wait()

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import stat
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from tests.mount.conftest import Mount, run, told, unmount
 from tests.mount.loopfs import attached
 from tests.mount.test_caching import CLOAKED, GROUP, OTHER, OWNER, STRANGER, put, requests
 from tests.mount.test_plugins import plugin
-from tests.waiting import wait_until
+from tests.waiting import let_expire, wait_until
 
 MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]
@@ -181,7 +180,7 @@ def agree(m: Mount, who: User, *claims: Claim, below: str = "", where: str = "")
             assert 1 <= asked < 10 * TIMES, (claim, asked)
         else:
             assert asked <= 5, (claim, asked)
-    time.sleep(SECOND + 0.2)
+    let_expire(SECOND + 0.2)
     for what in ("attributes", "names"):  # in this order, because a LOOKUP brings attributes, too
         counted, action = MEASURED[what]
         for seconds in (SECOND, HOUR):
@@ -556,7 +555,4 @@ def test_a_reload_is_told(base: str, scene: str, mount: MakeMount) -> None:
     assert any(fact["of"] == REACHED for fact in facts(m))
     file.write_text(f"{scene} *(rw,cloak_list=uid +077 3000 3999)\n")
     os.kill(m.pid, signal.SIGHUP)
-    deadline = time.monotonic() + 60
-    while any(fact["of"] == REACHED for fact in facts(m)):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: not any(fact["of"] == REACHED for fact in facts(m)))

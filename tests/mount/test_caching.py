@@ -11,7 +11,6 @@ import signal
 import stat
 import struct
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -24,7 +23,7 @@ from tests.agents import User, names, read, write
 from tests.mount import alterations
 from tests.mount.conftest import Mount, daemons_with, told, unmount
 from tests.mount.loopfs import attached
-from tests.waiting import wait_until
+from tests.waiting import let_expire, wait_until
 
 OWNER, OTHER, STRANGER = 3001, 3002, 3003
 GROUP = 4001
@@ -269,7 +268,7 @@ def test_what_its_owner_takes_away_is_gone_at_once(
     assert stranger.error(read, m.at("open/public")) in expected
     assert inside.error(os.stat, "public") in expected
     assert inside.error(read, "public") in expected
-    time.sleep(0.3)  # nothing comes back
+    told(m.path)  # nothing comes back
     assert stranger.error(os.stat, m.at("open/public")) in expected
 
 
@@ -294,7 +293,7 @@ def test_the_only_name_that_all_knew_goes(how: str, scene: str, mount: MakeMount
     else:
         owner.do(write, m.at("open/new"), b"new")
         owner.do(os.rename, m.at("open/new"), m.at("open/public"))
-    time.sleep(0.02)  # as long as any attributes are remembered
+    let_expire(0.02)  # as long as any attributes are remembered
     assert stranger.error(read, path) == errno.ESTALE
     assert stranger.error(os.stat, path) == errno.ESTALE
     assert owner.do(os.stat, m.at("vault/twin")).st_size == 7
@@ -409,7 +408,7 @@ def test_where_changes_are_not_told_they_are_seen_within_a_second(
                 stranger.do(os.stat, m.at("open/public"))
                 os.chmod(os.path.join(merged, "open/public"), 0o600)
                 put(os.path.join(merged, "open/made"), OWNER, 0o644)
-                time.sleep(1.1)
+                let_expire(1.1)
                 assert stranger.error(os.stat, m.at("open/public")) == errno.ENOENT
                 assert stranger.do(read, m.at("open/made")) == b"content"
             finally:
@@ -430,7 +429,7 @@ def test_where_changes_above_are_not_told_they_are_seen_within_a_second(
                 stranger.do(os.chdir, m.at("above/inner"))  # which needs no name of what is above
                 assert stranger.do(read, "public") == b"content"
                 os.chmod(above, 0o700)
-                time.sleep(1.1)
+                let_expire(1.1)
                 for call in (os.stat, read):
                     assert stranger.error(call, "public") in (errno.ENOENT, errno.ESTALE)
             finally:

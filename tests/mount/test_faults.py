@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -47,6 +46,14 @@ def faults(base: str) -> Iterator[str]:
         yield path
 
 
+def was_done_after(trigger: Callable[[], object], done: str, line: str) -> bool:
+    """Whether a fault is in the list of those that happened; if not, do what brings it about."""
+    if line in Path(done).read_text(encoding="ascii").splitlines():
+        return True
+    trigger()
+    return False
+
+
 @pytest.fixture
 def fail(faults: str) -> Fail:
     def go(point: str, trigger: Callable[[], object], *some: str) -> None:
@@ -54,11 +61,7 @@ def fail(faults: str) -> Fail:
             with open(faults, "a", encoding="ascii") as file:
                 file.write(f"{point} {fault}\n")
             line = f"{point} {fault}"
-            deadline = time.monotonic() + 60
-            while line not in Path(f"{faults}.done").read_text(encoding="ascii").splitlines():
-                assert time.monotonic() < deadline, f"{line} did not happen"
-                trigger()
-                time.sleep(0.01)
+            wait_until(partial(was_done_after, trigger, f"{faults}.done", line))
 
     return go
 

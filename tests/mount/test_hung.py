@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
@@ -156,6 +157,11 @@ def other_far(tree: str, base: str) -> Iterator[str]:
         linux.umount(place, linux.MNT_DETACH)
 
 
+def fails_within(seconds: float, one: User, call: Callable[..., object], *args: object) -> bool:
+    one.start(call, *args)
+    return not one.finish_within(seconds)
+
+
 @pytest.mark.parametrize("kind", ["far", "below what is far", "local"])
 def test_what_is_taken_off_lies_nowhere(kind: str, tree: str, other_far: str, mount: MakeMount, user: MakeUser) -> None:
     """With umount --lazy, and somebody stays in it: what was its top is in itself then."""
@@ -173,14 +179,8 @@ def test_what_is_taken_off_lies_nowhere(kind: str, tree: str, other_far: str, mo
         somebody.do_within(60, os.stat, ".")
         linux.umount(place, linux.MNT_DETACH)
         # The table of mounts is not read again all the time while others mount and unmount (`follow_mounts`).
-        deadline = time.monotonic() + 60
         for path in (".", "new"):
-            while True:
-                somebody.start(os.stat, path)
-                if not somebody.finish_within(60):
-                    break
-                assert time.monotonic() < deadline, path
-                time.sleep(0.05)
+            wait_until(partial(fails_within, 60, somebody, os.stat, path))
         somebody_else.do_within(60, work_near, m.at("near"))
     finally:
         somebody.close()

@@ -383,25 +383,23 @@ def test_edquot_of_a_subvolume(base: str, user: Callable[..., User]) -> None:
             assert os.stat(m.real("file")).st_size <= 4 << 20
 
 
-def remount_read_only(path: str) -> None:
-    """As soon as nobody writes there: the kernel tells the daemon of a close(2) only after it has returned."""
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            linux.mount("none", path, "ext4", MS_REMOUNT | linux.MS_RDONLY, "")
-        except OSError as exc:
-            if exc.errno != errno.EBUSY or time.monotonic() > deadline:
-                raise
-            time.sleep(0.02)
-        else:
-            return
+def is_read_only_now(path: str) -> bool:
+    """Remount it read-only if nobody writes there."""
+    try:
+        linux.mount("none", path, "ext4", MS_REMOUNT | linux.MS_RDONLY, "")
+    except OSError as exc:
+        if exc.errno != errno.EBUSY:
+            raise
+        return False
+    return True
 
 
 def test_erofs(base: str, user: Callable[..., User]) -> None:
     with filesystem("ext4", base) as source, mounted(source, base_dir(base), "-o", NULL) as m:
         someone = user(2001)
         someone.do(write, m.at("file"), b"x")
-        remount_read_only(source)
+        # The kernel tells the daemon of a close(2) only after it has returned.
+        wait_until(lambda: is_read_only_now(source))
         assert someone.error(write, m.at("file"), b"y") == errno.EROFS
         assert someone.error(os.mkdir, m.at("directory")) == errno.EROFS
         assert someone.error(os.chmod, m.at("file"), 0o600) == errno.EROFS

@@ -7,7 +7,6 @@ import shutil
 import signal
 import statistics
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from bench.papers.registry import EXPERIMENTS
 from bench.prefetch.slowdisk import SlowDiskError, slow_disk
 from cloakfs.linux import mountinfo
 from tests.mount.conftest import COMMAND
+from tests.waiting import wait_until
 
 PAPERS = (*COMMAND, "bench", "papers")
 CHOSEN = [one for one in EXPERIMENTS if one.key in ("ellard-readers", "ellard-mixed", "ellard-fast")]
@@ -31,14 +31,10 @@ def place() -> Iterator[Path]:
     base = Path(f"/tmp/cloakfs-test-papers-{os.getpid()}")
     base.mkdir(mode=0o755)
     yield base
-    deadline = time.monotonic() + 60
-    while (left := [path for path in mountinfo.by_path() if path.startswith(f"{base}/")]) and (
-        time.monotonic() < deadline
-    ):
-        time.sleep(0.02)
+    wait_until(lambda: not any(path.startswith(f"{base}/") for path in mountinfo.by_path()))
     names = [path.name for path in base.iterdir()]
     shutil.rmtree(base)
-    assert (left, names) == ([], [])
+    assert names == []
 
 
 def papers(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -98,11 +94,8 @@ def test_it_goes_on_after_it_was_killed(place: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [*PAPERS, "--quick", "--only", "ellard-disk", "--out", str(out), "--runs"]
     with subprocess.Popen([*command, "1000"], env={**os.environ, "TMPDIR": str(place)}, stderr=subprocess.PIPE) as one:
-        deadline = time.monotonic() + 200
-        while not (out / "runs.jsonl").exists() or len(records(out)) < 4:
-            assert one.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: one.poll() is not None or ((out / "runs.jsonl").exists() and len(records(out)) >= 4), 200)
+        assert one.poll() is None
         one.send_signal(signal.SIGKILL)
     before = records(out)
     runs = 1 + max(record["run"] for record in before)

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from bench.papers.trials import TRIALS
 from cloakfs.linux import mountinfo
 from cloakfs.mounted import RUN_DIR, STATE_DIR
 from tests.mount.loopfs import require
+from tests.waiting import wait_until
 
 # The others are tested below, and behind NFS.
 CHOSEN = {
@@ -110,11 +110,9 @@ def test_the_report_has_the_printed_values_beside_ours(place: Path, out: Path) -
 def test_an_interrupted_build_leaves_nothing(place: Path, out: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra `bench`")
     with command(place, "--only", "zadok-build") as process:
-        deadline = time.monotonic() + 200
-        while not list(place.glob("cloakfs-papers-*/disk/tree/work-0/source/configure")):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        configure = "cloakfs-papers-*/disk/tree/work-0/source/configure"
+        wait_until(lambda: process.poll() is not None or list(place.glob(configure)), 200)
+        assert process.poll() is None
         process.terminate()
         _, said = process.communicate()
     assert process.returncode == 1

@@ -8,7 +8,6 @@ import random
 import stat
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -37,6 +36,7 @@ from cloakfs.watch import Watch
 from tests.agents import User
 from tests.mount.conftest import Mount
 from tests.mount.loopfs import filesystem, require
+from tests.waiting import wait_until
 
 KINDS = ["ext4", "xfs", "btrfs", "tmpfs"]
 CLOAK = "uid +007 1 9999"
@@ -306,8 +306,7 @@ def test_a_directory_that_stays_as_it_is_costs_one_look(nodes: Nodes, monkeypatc
     """
     door = Door(nodes)
     way = go_down(door, nodes, 20, told=False)
-    while not all(is_settled(os.fstat(nodes.fd(obj))) for obj in way):
-        time.sleep(0.01)
+    wait_until(lambda: all(is_settled(os.fstat(nodes.fd(obj))) for obj in way))
     looks = Looks(door, nodes, monkeypatch)
     assert looks.all_of(View(POLICY), OWNER, way[-1], seen=True) == {"stats": 20, "places": 20}
     by_name = looks.all_of(View(ByName(POLICY.options)), OWNER, way[-1], seen=True)

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from bench.workers import fork
 from cloakfs.linux import mountinfo
 from tests.mount.conftest import COMMAND, Mount
 from tests.mount.loopfs import require_disk
+from tests.waiting import wait_until
 
 M = 1 << 20
 PREFETCH = (*COMMAND, "prefetch")
@@ -48,10 +48,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
     """Where disks are made; nothing is left there, nor anywhere else."""
     others = groups()  # of a measurement that runs beside the tests, or that was killed before them
     yield tmp_path
-    deadline = time.monotonic() + 60
-    while (left := left_behind(tmp_path, others)) and time.monotonic() < deadline:
-        time.sleep(0.02)  # a loop device goes away in its own time
-    assert left == []
+    wait_until(lambda: left_behind(tmp_path, others) == [])  # a loop device goes away in its own time
 
 
 @pytest.fixture
@@ -256,11 +253,12 @@ def test_interrupted_they_leave_nothing_behind(place: Path, number: signal.Signa
     require_slow_disk(place)
     process = start(place, "--figure", "8", "--size", "64M")
     try:
-        deadline = time.monotonic() + 60
-        while sum(path.startswith(f"{place}/") for path in mountinfo.by_path()) < when:
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(
+            lambda: (
+                process.poll() is not None or sum(path.startswith(f"{place}/") for path in mountinfo.by_path()) >= when
+            )
+        )
+        assert process.poll() is None
     finally:
         process.send_signal(number)
         _, said = process.communicate(timeout=60)

@@ -5,7 +5,6 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -15,7 +14,7 @@ from cloakfs import linux
 from cloakfs.filesystem.remember import SHORT_SECONDS
 from tests.agents import User, write
 from tests.mount.conftest import Mount, is_mounted
-from tests.waiting import wait_until
+from tests.waiting import let_expire, wait_until
 
 SERVER = "/usr/lib/openssh/sftp-server"
 OWNER, OTHER = 3001, 3002
@@ -68,7 +67,7 @@ def test_a_file_that_is_moved_into_a_hidden_directory(sshfs: str, mount: MakeMou
         os.utime(f"{sshfs}/public/{name}", (10**9, 10**9))  # the ctime, too, is long ago
         before = os.stat(f"{sshfs}/public/{name}").st_ctime_ns
         known = {one: one.do(os.open, m.at("public", name), os.O_PATH) for one in (owner, other)}
-        time.sleep(SHORT_SECONDS + 0.1)  # the kernel asks again, and where it is gets looked at
+        let_expire(SHORT_SECONDS + 0.1)  # the kernel asks again, and where it is gets looked at
         for one, fd in known.items():
             one.do(os.stat, fd)
         os.rename(f"{sshfs}/public/{name}", f"{sshfs}/private/{name}")

@@ -4,7 +4,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -149,8 +148,7 @@ def test_whatever_request_it_falls_silent_at(
                 bob.do_within(SECONDS, prepare)
             silent.tell(str(answered))
             bob.start(go, way)
-            while not bob.has_answered() and not silent.tell("silent"):
-                time.sleep(0.002)
+            wait_until(lambda: bob.has_answered() or silent.tell("silent"), every=0.002)
             ann.start(work, there.at("near"))
             if not ann.answers_within(SECONDS):
                 silent.tell("go")

@@ -44,6 +44,7 @@ from tests.mount import cacheoracle, oracle
 from tests.mount.conftest import Mount, daemons_with, mounted, told
 from tests.mount.loopfs import filesystem
 from tests.mount.oracle import Cloak, Look, Map, Outcome, Request, Rules, Survey
+from tests.waiting import let_expire, wait_until
 
 EXAMPLES, STEPS = 6, 25
 
@@ -669,7 +670,7 @@ class TwoTrees(RuleBasedStateMachine):
                 assert self._in_client_ids(expected[path]) == seen[path], f"{party.ids} at {path!r}"
                 if not seen[path][0].error:
                     reachable.add(path)
-        time.sleep(AN_INSTANT)
+        let_expire(AN_INSTANT)
         for held in self.held:
             if stat.S_ISDIR(held.party.server.do(os.stat, held.server_fd).st_mode):
                 self._check_above(held, infos)
@@ -713,7 +714,7 @@ class TwoTrees(RuleBasedStateMachine):
                 return
             # Another one who holds something may just have asked for it.
             assert time.monotonic() < deadline, f"{who} sees by '..' {found}, which is none of {shown}"
-            time.sleep(AN_INSTANT)
+            let_expire(AN_INSTANT)
 
     def _check_held(
         self, held: Held, infos: dict[str, os.stat_result], reachable: set[str], *, shows_top: bool
@@ -734,9 +735,8 @@ class TwoTrees(RuleBasedStateMachine):
         client = held.party.client
         if not visible and not has_open:
             # The daemon may be told late that a file was closed.
-            deadline = time.monotonic() + 60
-            while (error := client.error(os.stat, held.client_fd)) == 0 and time.monotonic() < deadline:
-                time.sleep(0.001)
+            wait_until(lambda: client.error(os.stat, held.client_fd), every=0.001)
+            error = client.error(os.stat, held.client_fd)
             assert error == errno.ESTALE, f"{who} still sees {places} by descriptor"
             if not held.flags & os.O_PATH:
                 assert client.error(os.getxattr, held.client_fd, ACCESS_ACL) == errno.ESTALE

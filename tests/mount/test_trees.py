@@ -388,17 +388,14 @@ def test_an_acl_of_the_same_whole_second_is_in_force(base: str, user: Callable[.
             for name in ("first", "second", "third"):  # in case that a machine is so slow that one takes a second
                 os.mkdir(os.path.join(top, name))
                 write(os.path.join(top, name, "file"), b"content")
-                time.sleep(1 - time.time() % 1 + 0.001)
+                time.sleep(1 - time.time() % 1 + 0.001)  # until a second begins: ctimes are of whole ones
                 os.chmod(os.path.join(top, name), 0o755)
                 assert os.stat(os.path.join(top, name)).st_ctime_ns % 10**9 == 0
-                time.sleep(0.05)  # longer than a tick of the clock
+                time.sleep(0.05)  # or the ctime would be too new to be relied on: longer than a tick of the clock
                 caller.do(stat_often, m.at(name, "file"))
                 subprocess.run(["setfacl", "-m", "u:3001:---", os.path.join(top, name)], check=True)
                 # What the kernel remembers has to be forgotten first.
-                deadline = time.monotonic() + 60
-                while caller.error(os.stat, m.at(name, "file")) != errno.EACCES:
-                    assert time.monotonic() < deadline, name
-                    time.sleep(0.01)
+                wait_until(lambda name=name: caller.error(os.stat, m.at(name, "file")) == errno.EACCES)  # type: ignore[misc]
                 assert caller.error(read, m.at(name, "file")) == errno.EACCES, name
 
 
