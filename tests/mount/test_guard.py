@@ -1,10 +1,14 @@
 """How the guard of an export makes the daemons of its mounts reload, without an NFS server."""
 
+import contextlib
+import json
 import os
-import signal
-from collections.abc import Sequence
+import re
+import socket
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -14,62 +18,93 @@ from cloakfs.config.errors import Location
 from cloakfs.config.options import Options
 from cloakfs.ids import ServerId
 from cloakfs.mounted import mounted
-from cloakfs.nfs.ending import wait_for_end
-from cloakfs.nfs.guard import Guard, Watched, _NotTakenOver
-from cloakfs.nfs.knfsd import Knfsd
+from cloakfs.nfs.guard import Guard, control_path
 from cloakfs.nfs.plan import Mount, Plan
-from cloakfs.nfs.served import Answers
-from cloakfs.nfs.server import ServerError
+from tests.mount.guards import NoServer
+
+PLUG_IN = "class P:\n    def visible(self, caller, attrs):\n        return True\n"
+BROKEN = "class P(\n"
+KILL = """
+import os, select, signal
+held = os.pidfd_open({pid})
+os.kill({pid}, signal.SIGKILL)
+select.select([held], [], [], 60)
+raise SyntaxError
+"""
+
+Order = Callable[[str], dict[str, Any]]
 
 
-class NoServer(Knfsd):
-    """What is mounted is what is served."""
+def mount_of(base: str, tree: str, name: str, options: Options) -> Mount:
+    return Mount(name, f"{base}/{name}", tree, "*", "", options, Location("x.exports", 1, 1))
 
-    async def change(self, mounts: Sequence[Mount], renewed: Sequence[Mount]) -> None:
-        pass
 
-    async def ask(self, mounts: Sequence[Mount]) -> Answers:
-        return Answers()
+class Served:
+    """A guard in this process: `plan` is what it finds when it reads the configuration again."""
+
+    def __init__(self, base: str, *mounts: Mount) -> None:
+        self.plan = Plan("knfsd", base, mounts, (), ())
+        self.run_dir = os.path.join(base, "run")
+        os.mkdir(self.run_dir)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        guard = Guard(self.plan, lambda: self.plan, NoServer(), self.run_dir, [*OWN_COMMAND, "mount"])
+        ready = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(guard.run, ready.set)
+            await ready.wait()
+            try:
+                yield
+            finally:
+                with trio.CancelScope(shield=True):
+                    await self.order("down")
+
+    async def order(self, word: str) -> dict[str, Any]:
+        """Return what the guard answers."""
+        return await trio.to_thread.run_sync(self._order, word)
+
+    def _order(self, word: str) -> dict[str, Any]:
+        with socket.socket(socket.AF_UNIX) as control:
+            control.settimeout(60)
+            control.connect(control_path(self.run_dir))
+            control.sendall(word.encode())
+            with control.makefile("rb") as answer:
+                return dict(json.loads(answer.read()))
+
+    def use(self, *mounts: Mount) -> None:
+        """Have this in the configuration from now on."""
+        self.plan = replace(self.plan, mounts=mounts)
+
+    def entry(self, mount: Mount) -> str:
+        """Return what the daemon of a mount reads."""
+        return Path(self.run_dir, f"{mount.name}.exports").read_text()
 
 
 def test_a_daemon_that_refuses_to_reload_is_believed_at_once(base: str, tree: str) -> None:
     plug = Path(base, "plug.py")
-    code = "class P:\n    def visible(self, caller, attrs):\n        return True\n"
-    plug.write_text(code)
-    path = os.path.join(base, "mnt")
+    plug.write_text(PLUG_IN)
     options = Options(read_only=False, policy=f"{plug}:P")
-    mount = Mount("it", path, tree, "*", "", options, Location("x.exports", 1, 1))
-    plan = Plan("knfsd", base, (mount,), (), ())
-    run_dir = os.path.join(base, "run")
-    os.mkdir(run_dir)
-    guard = Guard(plan, lambda: plan, NoServer(), run_dir, OWN_COMMAND)
+    mount = mount_of(base, tree, "it", options)
+    changed = replace(mount, options=replace(options, anonuid=ServerId(7)))
+    served = Served(base, mount)
 
     async def reload() -> None:
-        watched = await guard._mount(mount)
-        try:
+        async with served.running():
             with trio.fail_after(25):  # it does not wait in vain, which takes longer
-                plug.write_text("class P(\n")
-                with pytest.raises(ServerError, match="SyntaxError"):
-                    await guard._reload_daemon(watched, mount)
-                assert (mounted()[path].asked, mounted()[path].reloads) == (1, 0)
-                plug.write_text(code)
-                changed = replace(mount, options=replace(options, anonuid=ServerId(7)))
-                await guard._reload_daemon(watched, changed)
-                assert (mounted()[path].asked, mounted()[path].reloads) == (2, 1)
-                assert watched.mount == changed
-                assert "anonuid=7" in mounted()[path].options
-                # No plan has a daemon told this: it would be mounted anew.
-                with pytest.raises(ServerError, match="ro or rw: only a new mount can change this"):
-                    await guard._reload_daemon(watched, replace(mount, options=replace(options, read_only=True)))
-                assert watched.mount == changed
-        finally:
-            await guard._unmount(mount)
+                plug.write_text(BROKEN)
+                (error,) = (await served.order("reload"))["errors"]
+                assert "SyntaxError" in error
+                assert (mounted()[mount.path].asked, mounted()[mount.path].reloads) == (1, 0)
+                plug.write_text(PLUG_IN)
+                served.use(changed)
+                assert (await served.order("reload"))["errors"] == []
+                assert (mounted()[mount.path].asked, mounted()[mount.path].reloads) == (2, 1)
+                assert "anonuid=7" in mounted()[mount.path].options
+                assert "anonuid=7" in (await served.order("status"))["mounts"][0]["options"]
 
     trio.run(reload)
-    assert path not in mounted()
-
-
-PLUG_IN = "class P:\n    def visible(self, caller, attrs):\n        return True\n"
+    assert mount.path not in mounted()
 
 
 @pytest.mark.parametrize("first", ["options", "plug-in", "dead"])
@@ -81,77 +116,53 @@ def test_a_reload_that_fails_half_way_is_taken_back(base: str, tree: str, first:
     before = Options(read_only=False, anonuid=ServerId(5))
     plain = replace(before, policy=f"{plugs[0]}:P") if first == "plug-in" else before
     chosen = (plain, replace(before, policy=f"{plugs[1]}:P"))
-    old = [
-        Mount(f"it{number}", f"{base}/mnt{number}", tree, "*", "", options, Location("x.exports", 1, 1))
-        for number, options in enumerate(chosen)
-    ]
+    old = [mount_of(base, tree, f"mnt{number}", options) for number, options in enumerate(chosen)]
     new = [replace(mount, options=replace(mount.options, anonuid=ServerId(7))) for mount in old]
-    plan = Plan("knfsd", base, tuple(old), (), ())
-    run_dir = os.path.join(base, "run")
-    os.mkdir(run_dir)
-    guard = Guard(plan, lambda: plan, NoServer(), run_dir, OWN_COMMAND)
+    served = Served(base, *old)
 
-    async def reload() -> tuple[str, list[str]]:
-        for mount in old:
-            guard._watched[mount.name] = await guard._mount(mount)
-        try:
-            plugs[1].write_text("class P(\n")
-            tell = guard._reload_daemon
-
-            async def tell_and_kill(old: Watched, mount: Mount) -> None:
-                await tell(old, mount)
-                os.kill(old.pid, signal.SIGKILL)
-                await wait_for_end(old.pid)
-
-            if first == "dead":
-                guard._reload_daemon = tell_and_kill  # type: ignore[method-assign]
-            with pytest.raises(_NotTakenOver) as raised:
-                await guard._take_over(replace(plan, mounts=tuple(new)))
+    async def reload() -> dict[str, Any]:
+        async with served.running():
+            pid = mounted()[old[0].path].pid
+            plugs[1].write_text(KILL.format(pid=pid) if first == "dead" else BROKEN)
+            served.use(*new)
+            told = await served.order("reload")
             if first != "dead":
                 assert "anonuid=5" in mounted()[old[0].path].options
+            for mount in (await served.order("status"))["mounts"]:
+                assert "anonuid=5" in mount["options"]
             for mount in old:
-                assert guard._watched[mount.name].mount == mount
-                assert "anonuid=5" in Path(guard._entry_file(mount)).read_text()
+                assert "anonuid=5" in served.entry(mount)
             assert "anonuid=5" in mounted()[old[1].path].options
-            return str(raised.value), raised.value.left
-        finally:
-            for mount in old:
-                await guard._unmount(mount)
+            return told
 
-    said, left = trio.run(reload)
-    assert "SyntaxError" in said
-    assert (
-        left
-        == {
-            "options": [],
-            "plug-in": [f"{old[0].path} keeps the plug-in that it has read again"],
-            "dead": [
-                f"{old[0].path} may keep the new options until it is mounted again "
-                f"({old[0].path}: its daemon has just died; try again)"
-            ],
-        }[first]
-    )
+    told = trio.run(reload)
+    (error,) = told["errors"]
+    assert "SyntaxError" in error
+    path = old[0].path
+    left = {
+        "options": [],
+        "plug-in": [f"{path} keeps the plug-in that it has read again"],
+        "dead": [f"{path} may keep the new options until it is mounted again ({path}: its daemon has died; try again)"],
+    }[first]
+    # The guard may have noticed it meanwhile.
+    noticed = r"its daemon (has just died|died; it is being mounted again);"
+    assert [re.sub(noticed, "its daemon has died;", line) for line in told["left"]] == left
 
 
 def test_reading_ahead_in_another_way_takes_no_new_mount(base: str, tree: str) -> None:
     options = Options(read_only=False)
-    mount = Mount("it", f"{base}/mnt", tree, "*", "", options, Location("x.exports", 1, 1))
+    mount = mount_of(base, tree, "mnt", options)
     limits = replace(options.prefetch_limits, files=7)
-    changed = replace(mount, options=replace(options, prefetch="off", prefetch_limits=limits))
-    plan = Plan("knfsd", base, (mount,), (), ())
-    run_dir = os.path.join(base, "run")
-    os.mkdir(run_dir)
-    guard = Guard(plan, lambda: plan, NoServer(), run_dir, OWN_COMMAND)
+    served = Served(base, mount)
 
     async def reload() -> None:
-        watched = guard._watched[mount.name] = await guard._mount(mount)
-        try:
-            told = await guard._take_over(replace(plan, mounts=(changed,)))
+        async with served.running():
+            pid = mounted()[mount.path].pid
+            served.use(replace(mount, options=replace(options, prefetch="off", prefetch_limits=limits)))
+            told = await served.order("reload")
             assert (told["changed"], told["renewed"]) == ([mount.path], [])
-            assert mounted()[mount.path].pid == watched.pid
+            assert mounted()[mount.path].pid == pid
             assert "prefetch=off" in mounted()[mount.path].options
             assert "prefetch_files=7" in mounted()[mount.path].options
-        finally:
-            await guard._unmount(mount)
 
     trio.run(reload)
