@@ -132,7 +132,7 @@ class DatabaseGroups:
                     queueing.deadline = math.inf
                     asked = trio.current_time()
                     groups = await trio.to_thread.run_sync(
-                        _database_groups, uid, limiter=trio.CapacityLimiter(1), abandon_on_cancel=True
+                        database_groups, uid, limiter=trio.CapacityLimiter(1), abandon_on_cancel=True
                     )
                     again, until = asked + self._tuning.groups_again_seconds, asked + self._tuning.groups_seconds
                     self._remember(uid, _Answer(groups, again, until))
@@ -158,7 +158,8 @@ class DatabaseGroups:
         self._known[uid] = answer
 
 
-def _database_groups(uid: ServerId) -> frozenset[ServerId]:
+def database_groups(uid: ServerId) -> frozenset[ServerId]:
+    """Ask the user database for the groups of a user, in a thread, since it may take long; none if it has no such."""
     linux.act_as_daemon()
     try:
         entry = pwd.getpwuid(uid)

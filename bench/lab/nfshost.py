@@ -35,7 +35,7 @@ class NfsHost:
         sh("mount", "-t", "rpc_pipefs", "rpc_pipefs", "/run/rpc_pipefs")
         sh("mount", "-t", "nfsd", "nfsd", "/proc/fs/nfsd")
         sh("rpcbind", "-w")
-        self._mountd = self._start_mountd(manage_gids=False)
+        self.mountd = self._start_mountd(manage_gids=False)
         sh("rpc.statd")
         self.set_threads(8)
         with open("/proc/fs/nfsd/v4_end_grace", "w", encoding="ascii") as file:
@@ -54,11 +54,11 @@ class NfsHost:
     def restart_mountd(self, *, manage_gids: bool = False) -> None:
         """Start mountd anew, which forgets what it has told the kernel."""
         self.close()
-        self._mountd = self._start_mountd(manage_gids=manage_gids)
+        self.mountd = self._start_mountd(manage_gids=manage_gids)
         time.sleep(1)
         sh("exportfs", "-f")
 
     def close(self) -> None:
         """End mountd."""
-        self._mountd.terminate()
-        self._mountd.wait()
+        self.mountd.terminate()
+        self.mountd.wait()

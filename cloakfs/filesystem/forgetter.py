@@ -37,7 +37,7 @@ from ..tuning import STANDARD, Tuning
 log = logging.getLogger(__name__)
 
 # How often to look for late directories, and to forget attributes once more.
-_AGAIN_SECONDS = 0.1
+AGAIN_SECONDS = 0.1
 # Only a few threads work: more would keep the session loop from the processor. (That a thread waits for a lock shows in
 # the time that one name takes it; many names take long as well.)
 _FEW_THREADS = 1 if len(os.sched_getaffinity(0)) <= 2 else 2
@@ -97,7 +97,7 @@ def _forget_attributes(nodeid: int) -> bool:
     return True
 
 
-def _forget_names(parent: int, batch: _Batch, session: int) -> None:
+def forget_names(parent: int, batch: _Batch, session: int) -> None:
     """Forget what is in a batch. `session` is a descriptor of the session, which is closed; negative if not needed."""
     if batch.has_listing:
         _forget_listing(parent)
@@ -130,7 +130,8 @@ def _forget_listing(directory: int) -> None:
         pyfuse3.invalidate_inode(InodeT(directory))
 
 
-def _forget_pages(nodeids: deque[int]) -> None:
+def forget_pages(nodeids: deque[int]) -> None:
+    """Make the kernel forget what it keeps of the content of these files; they are taken out of the queue."""
     with contextlib.suppress(IndexError):
         while True:
             nodeid = nodeids.popleft()
@@ -349,7 +350,7 @@ class Forgetter:
                 self._tasks = Tasks(nursery)
                 self._start()
                 while True:
-                    await trio.sleep(_AGAIN_SECONDS)
+                    await trio.sleep(AGAIN_SECONDS)
                     self._start_more()
                     self._find_late()
                     self._start_pages()
@@ -400,7 +401,7 @@ class Forgetter:
             try:
                 # The thread may outlive the session, whose descriptor may then be another file's.
                 session = calls.dup(self.device) if batch.expired and self.device >= 0 else -1
-                await self._in_thread(_forget_names, parent, batch, session)
+                await self._in_thread(forget_names, parent, batch, session)
             except Exception:
                 self.every_name()
                 self._do_again(lane)
@@ -466,7 +467,7 @@ class Forgetter:
             self._tasks.keep("invalidating pages in the kernel", self._work_on_pages, self._pages_running)
 
     async def _work_on_pages(self, nodeids: deque[int]) -> None:
-        await self._in_thread(_forget_pages, nodeids)
+        await self._in_thread(forget_pages, nodeids)
         self._page_threads -= 1
 
     async def _forget_again(self) -> None:

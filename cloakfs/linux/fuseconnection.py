@@ -19,7 +19,7 @@ _MINOR_BITS = 20
 _CONTROL = "/sys/fs/fuse/connections"
 
 
-def _open(device: str, name: str, flags: int) -> int:
+def open_control(device: str, name: str, flags: int) -> int:
     """Open a file of the connection whose file system has this device (`mountinfo.Place`).
 
     A file system for this is mounted apart, where nobody sees it. Where that cannot be, as in a container, the
@@ -46,9 +46,9 @@ def limit_background(device: str, most: int, congested: int) -> None:
         OSError: the files of the connection cannot be written; or the kernel has not taken the number (EDOM).
     """
     for name, number in (("max_background", most), ("congestion_threshold", congested)):
-        with open(_open(device, name, os.O_WRONLY), "wb", buffering=0) as file:
+        with open(open_control(device, name, os.O_WRONLY), "wb", buffering=0) as file:
             file.write(b"%d" % number)
-        with open(_open(device, name, os.O_RDONLY), "rb", buffering=0) as file:
+        with open(open_control(device, name, os.O_RDONLY), "rb", buffering=0) as file:
             if int(file.read(32)) != number:
                 raise OSError(errno.EDOM, os.strerror(errno.EDOM))
 
@@ -61,7 +61,7 @@ def open_abort(device: str) -> int:
     Raises:
         OSError: the kernel cannot do this (before Linux 5.2), or there is no such connection.
     """
-    return _open(device, "abort", os.O_WRONLY)
+    return open_control(device, "abort", os.O_WRONLY)
 
 
 def abort(fd: int) -> None:

@@ -19,7 +19,7 @@ _KNOWN_BY_ID = ("ext2", "ext3", "ext4", "btrfs")
 
 # The id of a tmpfs (from Linux 5.13 on) is unique, too, but the file system is gone after a reboot.
 _LOST_WITH_THE_BOOT = "tmpfs"
-_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 # Kinds on which a rename leaves the object's ctime unchanged. (Remote ones are unpredictable: sshfs shows the mtime.)
 _SILENT_KINDS = frozenset({"vfat", "msdos", "exfat"})
@@ -205,7 +205,7 @@ def identity(fd: int, kind: str) -> int | str:
 
 def boot_id() -> str:
     """Return the kernel's id of the present boot; "" if the kernel does not tell."""
-    with contextlib.suppress(OSError), open(_BOOT_ID, encoding="ascii") as file:
+    with contextlib.suppress(OSError), open(BOOT_ID, encoding="ascii") as file:
         return file.read().strip()
     return ""
 

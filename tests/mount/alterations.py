@@ -277,26 +277,26 @@ def close_slowly(begun: str, go: str) -> None:
 
 def never_forget(name: bytes) -> None:
     """Have the kernel forget all names but one, of which it takes for ever."""
-    forget_names = forgetter._forget_names
+    forget_names = forgetter.forget_names
 
     def forget_others(parent: int, batch: Any, session: int) -> None:
         if name in batch.names:
             threading.Event().wait()
         forget_names(parent, batch, session)
 
-    replace(forgetter, "_forget_names", forget_others)
+    replace(forgetter, "forget_names", forget_others)
 
 
 def forget_slowly(name: bytes) -> None:
     """Have the kernel take long to forget names in directories that have this one."""
-    forget_names = forgetter._forget_names
+    forget_names = forgetter.forget_names
 
     def slowly(parent: int, batch: Any, session: int) -> None:
         if name in batch.names:
             time.sleep(0.3)
         forget_names(parent, batch, session)
 
-    replace(forgetter, "_forget_names", slowly)
+    replace(forgetter, "forget_names", slowly)
 
 
 def never_forget_below() -> None:
@@ -310,7 +310,7 @@ def never_forget_below() -> None:
 
 def ask_database_slowly(uid: int, flag: str) -> None:
     """While the file `flag` exists, the user database does not tell the groups of this user."""
-    at_once = groups._database_groups
+    at_once = groups.database_groups
 
     def slowly(asked: Any) -> Any:
         linux.act_as_daemon()  # a thread begins with the credentials of whoever the loop last acted as
@@ -319,7 +319,7 @@ def ask_database_slowly(uid: int, flag: str) -> None:
             time.sleep(0.02)
         return at_once(asked)
 
-    replace(groups, "_database_groups", slowly)
+    replace(groups, "database_groups", slowly)
 
 
 def note_umount_in_vain(flag: str) -> None:

@@ -802,14 +802,14 @@ def forget_late(name: bytes | None, seconds: float, chance: random.Random | None
         seconds: for how long they wait; at most, if `chance` is given.
         chance: selects batches whatever names they contain, and says how long to wait; None to select none.
     """
-    forget_names = forgetter._forget_names
+    forget_names = forgetter.forget_names
 
     def late(parent: int, batch: Any, session: int) -> None:
         if name in batch.names or (chance is not None and chance.random() < _HELD_BACK):
             time.sleep(seconds if chance is None else chance.random() * seconds)
         forget_names(parent, batch, session)
 
-    _forgetter._forget_names = late
+    _forgetter.forget_names = late
 
 
 def install(delays: int | None = None) -> None:

@@ -163,13 +163,22 @@ def nodes(tree: str, index: Index) -> Iterator[Nodes]:
 
 
 @pytest.fixture
-def door(nodes: Nodes, index: Index) -> Iterator[Door]:
-    """Is told of what this process does, and others."""
-    door = Door(nodes)
-    cache = KernelCache(nodes, Views(POLICY, (), frozenset(), index), door.passages, LOCAL)
-    with contextlib.closing(Watch()) as watch:
-        cache.watch(watch)
-        yield door
+def make_door(nodes: Nodes, index: Index) -> Iterator[Callable[..., Door]]:
+    """Makes doors that are told of what this process does, and others."""
+    with contextlib.ExitStack() as stack:
+
+        def make(*words: int) -> Door:
+            made = Door(nodes, *words)
+            cache = KernelCache(nodes, Views(POLICY, (), frozenset(), index), made.passages, LOCAL)
+            cache.watch(stack.enter_context(contextlib.closing(Watch())))
+            return made
+
+        yield make
+
+
+@pytest.fixture
+def door(make_door: Callable[..., Door]) -> Door:
+    return make_door()
 
 
 def go_down(door: Door, nodes: Nodes, depth: int, *, told: bool = True) -> list[Object]:
@@ -329,14 +338,18 @@ def test_no_tree_is_too_deep_for_a_policy_that_goes_by_names(nodes: Nodes) -> No
 @pytest.mark.parametrize("hidden", [None, 1, 150, 299, 300])
 @pytest.mark.parametrize("is_told", [True, False])
 def test_a_long_way_takes_many_short_steps(
-    is_told: bool, hidden: int | None, door: Door, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+    is_told: bool,
+    hidden: int | None,
+    make_door: Callable[..., Door],
+    nodes: Nodes,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    door = make_door(AT_ONCE)
     way = go_down(door, nodes, 300)
     if not is_told:
         door.passages.is_up_to_date = lambda: False
     if hidden is not None:
         os.chown(f"/proc/self/fd/{nodes.fd(way[hidden])}", OTHER, OTHER)
-    door._at_once = door.passages._at_once = AT_ONCE
     looks: list[int] = []
     stat_of = calls.fstat
 
@@ -568,13 +581,12 @@ def in_steps(door: Door, nodes: Nodes, view: View, who: Caller, obj: Object) -> 
 
 
 @pytest.mark.parametrize("at_once", [2, sys.maxsize])
-def test_the_answer_is_that_of_a_walk(at_once: int, tree: str, door: Door, nodes: Nodes) -> None:
+def test_the_answer_is_that_of_a_walk(at_once: int, tree: str, make_door: Callable[..., Door], nodes: Nodes) -> None:
     """Told of changes or not, at once or in steps, of a directory or a file with several names, by mask or by name."""
     lower: Any = Lower(tree)
     views = [View(MASKS), View(ByName(MASKS.options)), View(MASKS, below=lower), View(Policy(), below=lower)]
     views.append(View(Lower.policy))
-    untold = Door(nodes, at_once)
-    door._at_once = door.passages._at_once = at_once
+    untold, door = Door(nodes, at_once), make_door(at_once)
     changing = Changing(tree, nodes)
     answers = []
     for number in range(100):

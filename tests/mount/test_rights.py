@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import stat
+import struct
 import subprocess
 import sys
 import threading
@@ -15,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from cloakfs import linux
-from cloakfs.linux import capabilities
 from cloakfs.linux.libc import NR, check, syscall
 from cloakfs.mounted import RUN_DIR
 from tests.agents import User, names, read, write
@@ -29,7 +29,7 @@ ANN, TEAM, OTHER_TEAM = 3001, 5001, 5002
 
 def drop(*capabilities_: int) -> None:
     """Drop these capabilities of this thread for good."""
-    header = ctypes.create_string_buffer(capabilities._CAP_HEADER)
+    header = ctypes.create_string_buffer(struct.pack("Ii", 0x20080522, 0))  # _LINUX_CAPABILITY_VERSION_3
     mask = linux.effective_capabilities() & ~sum(1 << number for number in capabilities_)
     words = [mask & 0xFFFFFFFF, mask & 0xFFFFFFFF, 0, mask >> 32, mask >> 32, 0]
     data = ctypes.create_string_buffer(b"".join(word.to_bytes(4, "little") for word in words))

@@ -31,7 +31,7 @@ MakeUser = Callable[..., User]
 
 def limit_of(there: Mount, name: str) -> int:
     device = next(place.device for place in mountinfo.by_id().values() if place.path == there.path)
-    with open(fuseconnection._open(device, name, os.O_RDONLY), "rb", buffering=0) as file:
+    with open(fuseconnection.open_control(device, name, os.O_RDONLY), "rb", buffering=0) as file:
         return int(file.read(32))
 
 

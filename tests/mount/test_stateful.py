@@ -251,7 +251,7 @@ class TwoTrees(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            self._compare(self.world.parties)
+            self.compare(self.world.parties)
             self._check_what_is_remembered()
         finally:
             for held in self.held:
@@ -537,7 +537,7 @@ class TwoTrees(RuleBasedStateMachine):
                 self._make(owner if through[1] else None, owner, name, kinds[1], modes[1])
                 self._look_at_held(held)
             # Whoever sees what has the name now makes the daemon find it.
-            self._compare(sorted(self.world.parties, key=lambda party: party is self.world.parties[owner]))
+            self.compare(sorted(self.world.parties, key=lambda party: party is self.world.parties[owner]))
         finally:
             for one in held:
                 self._close(one)
@@ -643,7 +643,7 @@ class TwoTrees(RuleBasedStateMachine):
         next(self.steps)
         self.looks += 1
         self._check_what_is_remembered()
-        self._compare([self.world.parties[self.looks % len(CALLERS)]])
+        self.compare([self.world.parties[self.looks % len(CALLERS)]])
         self._check_what_is_remembered()
 
     def _check_what_is_remembered(self) -> None:
@@ -653,7 +653,7 @@ class TwoTrees(RuleBasedStateMachine):
             new, world.reported = found[world.reported :], len(found)
             assert not new, "\n".join([*new, "after:", *self.done])
 
-    def _compare(self, lookers: list[Party]) -> None:
+    def compare(self, lookers: list[Party]) -> None:
         paths = oracle.everything(self.model)
         # What the server has is the same on both sides, down to the ids.
         assert oracle.survey(self.real, paths) == oracle.survey(self.model, paths)
@@ -879,7 +879,7 @@ def test_the_top_may_be_hidden() -> None:
             machine.make(1, "mkdir", "a/a", 0o755)
             machine.rename(2, "a/a", "b", 0)
             machine.one_after_the_other_sees_what_the_model_says()
-            machine._compare(made.parties)
+            machine.compare(made.parties)
         machine.teardown()
 
 

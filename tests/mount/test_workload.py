@@ -68,17 +68,17 @@ class Sides:
         self.through = mount.at("work")
         self.behind = mount.real("work")
         self.directly = directly
-        self._client, self._server = client, server
+        self.client, self._server = client, server
 
     def run(self, script: str) -> None:
-        self._client.do(shell, script, self.through)
+        self.client.do(shell, script, self.through)
         self._server.do(shell, script, self.directly)
 
     def compare(self, subdirectory: str, *, times: bool = False) -> int:
         """Both hold the same, as the server sees it; the mount shows the client's ids. The number of entries."""
         behind = contents(os.path.join(self.behind, subdirectory), times=times)
         assert behind == contents(os.path.join(self.directly, subdirectory), times=times)
-        seen = self._client.do(contents, os.path.join(self.through, subdirectory), times=times)
+        seen = self.client.do(contents, os.path.join(self.through, subdirectory), times=times)
         assert {(entry[1], entry[2]) for entry in behind.values()} == {(SERVER, SERVER)}
         assert seen == {path: (mode, CLIENT, CLIENT, data, mtime) for path, (mode, _, _, data, mtime) in behind.items()}
         return len(behind)
@@ -125,7 +125,7 @@ def test_tar_make_git_and_rm(sides: Sides) -> None:
 
 
 def test_the_whole_directory_cannot_be_removed_over_a_hidden_file(sides: Sides) -> None:
-    client = sides._client
+    client = sides.client
     assert client.do(os.listdir, sides.through) == ["package.tar.gz"]
     with pytest.raises(RuntimeError, match="Directory not empty"):
         client.do(shell, "mkdir -p sub; rm -rf ./sub ./package.tar.gz; rmdir ../work", sides.through)

@@ -43,7 +43,7 @@ class Kernel:
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
     kernel = Kernel()
-    monkeypatch.setattr(forgetter, "_forget_names", kernel.forget_names)
+    monkeypatch.setattr(forgetter, "forget_names", kernel.forget_names)
     yield kernel
     kernel.allow(1000)
 
@@ -108,7 +108,7 @@ def test_only_a_few_threads_work(waits_seconds: float, kernel: Kernel) -> None:
             while len(kernel.asked) < (2 if waits_seconds else len(DIRECTORIES)):
                 await trio.sleep(0.001)
         if waits_seconds:
-            await trio.sleep(3 * forgetter._AGAIN_SECONDS)
+            await trio.sleep(3 * forgetter.AGAIN_SECONDS)
             assert len(kernel.asked) == 2
         kernel.allow(len(DIRECTORIES))
         await settled(*events)
@@ -164,7 +164,7 @@ def test_no_thread_begins_in_a_directory_that_a_request_holds(kernel: Kernel) ->
 
 
 def test_a_thread_that_waits_for_a_request_is_replaced_at_once(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forgetter, "_AGAIN_SECONDS", 1000.0)
+    monkeypatch.setattr(forgetter, "AGAIN_SECONDS", 1000.0)
 
     async def test(names: Forgetter) -> None:
         before = names.name(HELD, b"before")

@@ -55,7 +55,7 @@ class Database:
 @pytest.fixture
 def database(monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
     made = Database()
-    monkeypatch.setattr(groups, "_database_groups", made.groups_of)
+    monkeypatch.setattr(groups, "database_groups", made.groups_of)
     yield made
     made.answers.set()  # threads of the test must end
 

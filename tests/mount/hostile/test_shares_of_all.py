@@ -102,7 +102,7 @@ def look_after(top: str, stop: str) -> Watch:
             (partial(os.unlink, new), None),
         ]
         for call, expected in calls:
-            victim._ask(watch, call, expected)
+            victim.ask(watch, call, expected)
     return watch
 
 

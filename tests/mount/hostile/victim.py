@@ -65,10 +65,10 @@ def look_after(top: str, stop: str, hidden: str | None) -> Watch:
     while not number or not os.path.exists(stop):
         number += 1
         _go_round(watch, own, number)
-        _ask(watch, partial(os.listdir, os.path.join(top, "homes", "victim")), [])
+        ask(watch, partial(os.listdir, os.path.join(top, "homes", "victim")), [])
         if hidden is not None:
-            _ask(watch, partial(os.path.lexists, hidden), False)
-            _ask(watch, partial(_error, os.chmod, hidden, 0o777), errno.ENOENT)
+            ask(watch, partial(os.path.lexists, hidden), False)
+            ask(watch, partial(_error, os.chmod, hidden, 0o777), errno.ENOENT)
     return watch
 
 
@@ -85,10 +85,10 @@ def _go_round(watch: Watch, own: str, number: int) -> None:
         (lambda: _read(newer), content(name)),
         (lambda: os.unlink(newer), None),
     ):
-        _ask(watch, call, expected)
+        ask(watch, call, expected)
 
 
-def _ask(watch: Watch, call: Callable[[], object], expected: object) -> None:
+def ask(watch: Watch, call: Callable[[], object], expected: object) -> None:
     began = time.monotonic()
     try:
         answer = call()

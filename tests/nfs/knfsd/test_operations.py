@@ -16,7 +16,7 @@ import pyfuse3
 import pytest
 
 from cloakfs import linux
-from cloakfs.filesystem.forgetter import _AGAIN_SECONDS
+from cloakfs.filesystem.forgetter import AGAIN_SECONDS
 from tests.agents import User, names, read, write
 from tests.mount import conftest
 from tests.nfs.knfsd.fixtures import VERSIONS, Service, Share, exported, nfs_mounted, sh
@@ -248,7 +248,7 @@ def test_acls(site: Site) -> None:
     assert f"user:{20000 + BOB - 1000}:r--" in sh("getfacl", "-n", "-p", site.real("file"))
     # The daemon makes the kernel forget the attributes twice. If the second time crosses a GETATTR, it seems that the
     # kernel discards the answer, and checks the former mode: one open is refused, the next is not (docs/design.md).
-    time.sleep(2 * _AGAIN_SECONDS)
+    time.sleep(2 * AGAIN_SECONDS)
     conftest.told()
     assert bob.do(read, site.at("file")) == b"content"
     assert bob.error(write, site.at("file"), b"") == errno.EACCES

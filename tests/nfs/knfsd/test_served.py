@@ -93,12 +93,12 @@ def test_mountd_has_ended(nfs_host: NfsHost, share: Callable[..., Share]) -> Non
 
 def test_mountd_is_stopped(nfs_host: NfsHost, share: Callable[..., Share]) -> None:
     tree = share("rw")
-    nfs_host._mountd.send_signal(signal.SIGSTOP)
+    nfs_host.mountd.send_signal(signal.SIGSTOP)
     try:
         told = run("export", "status")
         assert (told.returncode, "rpc.mountd does not run, or is stopped" in told.stdout) == (1, True), told
     finally:
-        nfs_host._mountd.send_signal(signal.SIGCONT)
+        nfs_host.mountd.send_signal(signal.SIGCONT)
     while run("export", "status").returncode:
         pass
     assert state_of(tree.path) is None
