@@ -1,1 +1,1 @@
-"""The measuring commands `cloakfs bench` and `cloakfs prefetch`, installed as `cloakfs_bench`."""
+"""What measures: `python -m bench`, in a clone. It is not part of an installation."""

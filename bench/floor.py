@@ -1,7 +1,7 @@
 """A file system in Python that only passes requests on, to show what pyfuse3 itself costs.
 
 It does so as root, checks and maps nothing, and lets the kernel cache nothing. It runs in the session loop of cloakfs.
-Usage: python -m cloakfs_bench.floor TREE MOUNTPOINT; SIGTERM ends it.
+Usage: python -m bench.floor TREE MOUNTPOINT; SIGTERM ends it.
 """
 
 import errno

@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from cli.common import OWN_COMMAND
 from cloakfs.control import socket_of
 from cloakfs.linux import mountinfo
 from cloakfs.mounted import RUN_DIR, STATE_DIR, mount_key
 
-from .cli import OWN_COMMAND
+from .clone import module_command
 from .homes import USERS
 from .job import Work
 from .tree import OWNER, WORKER
@@ -131,8 +132,7 @@ def _bindfs(*options: str) -> Start:
 
 def _floor(stack: contextlib.ExitStack, name: str, tree: str, at: str) -> Callable[[], Peer]:
     """What pyfuse3 costs by itself (`floor`)."""
-    *python, _ = OWN_COMMAND
-    return _foreground(stack, Peer(name, tree, at), [*python, "cloakfs_bench.floor", tree, at])
+    return _foreground(stack, Peer(name, tree, at), module_command("bench.floor", tree, at))
 
 
 def _foreground(stack: contextlib.ExitStack, peer: Peer, command: list[str]) -> Callable[[], Peer]:

@@ -5,7 +5,8 @@ import os
 import signal
 from collections.abc import Iterator
 
-from .cli import fail
+from cli.common import fail
+
 from .figures import Run
 
 
@@ -14,7 +15,7 @@ def require_matplotlib(what: str = "--plot") -> None:
     try:
         import matplotlib  # noqa: F401, PLC0415
     except ImportError:
-        fail(f"{what}: matplotlib is not installed (pip install 'cloakfs[bench]')", 1)
+        fail(f"{what}: matplotlib is not installed (pip install -e '.[bench]')", 1)
 
 
 def require_writable(path: str) -> None:

@@ -9,7 +9,7 @@ import click
 from cloakfs.tuning import STANDARD, Tuning
 
 from .background import remember_inherited
-from .elsewhere import Elsewhere
+from .common import fail
 from .output import run
 
 # Exit statuses (docs/commands.md): 0 done, 1 it cannot be done or found out, 2 the command line or a configuration is
@@ -21,33 +21,39 @@ _COMMANDS = (
 )  # fmt: skip
 """Each is a module with a command of that name."""
 
-_MEASURING = {
-    "bench": (
-        "cloakfs_bench.speed.command",
-        "Measure the speed of cloakfs against the bare tree and other ways of mounting it.",
-    ),
-    "prefetch": (
-        "cloakfs_bench.prefetch.command",
-        "Measure what reading ahead does, without a disk and with a slow one.",
-    ),
-}
-"""The module of each of these commands, and its line in `cloakfs --help`."""
+_IN_A_CLONE = {"bench": "python -m bench", "prefetch": "python -m bench prefetch"}
+"""Commands up to 0.1.0, and what does the same in a clone (docs/measuring.md). Remove them after 0.2.0."""
 
 
 class _Commands(click.Group):
     """Imports only the command that is called: to import all of them takes longer than most of them run."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*_COMMANDS, *_MEASURING]
+        return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in _MEASURING:
-            module, told = _MEASURING[cmd_name]
-            return Elsewhere(cmd_name, module, "bench", told)
+        if cmd_name in _IN_A_CLONE:
+            return _moved(cmd_name)
         if cmd_name not in _COMMANDS:
             return None
         command: click.Command = getattr(importlib.import_module(f".{cmd_name}", __package__), cmd_name)
         return command
+
+
+def _moved(name: str) -> click.Command:
+    """Return a command that takes any arguments, and only says what has taken its place."""
+
+    def tell(**_ignored: object) -> None:
+        fail(f"{name}: this is not installed any more; in a clone of the repository, run: {_IN_A_CLONE[name]}", 2)
+
+    return click.Command(
+        name,
+        callback=tell,
+        params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
+        context_settings={"ignore_unknown_options": True},
+        add_help_option=False,
+        hidden=True,
+    )
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

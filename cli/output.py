@@ -28,7 +28,7 @@ class _Output(io.FileIO):
             raise OutputError(exc.strerror) from exc
 
 
-def run(command: click.Command, obj: object) -> NoReturn:
+def run(command: click.Command, obj: object, name: str = "cloakfs") -> NoReturn:
     """Run the command and end the process.
 
     If the reader stops reading (`cloakfs table / | head`), no message is printed. If the output cannot be written for
@@ -37,6 +37,7 @@ def run(command: click.Command, obj: object) -> NoReturn:
     Args:
         command: the command.
         obj: what it finds in its context (`click.Context.obj`).
+        name: what calls the command, for its messages on usage.
     """
     before = sys.stdout
     if before is not None:
@@ -47,7 +48,7 @@ def run(command: click.Command, obj: object) -> NoReturn:
     status: object = UNWRITTEN
     try:
         try:
-            command.main(prog_name="cloakfs", obj=obj)
+            command.main(prog_name=name, obj=obj)
         except SystemExit as end:
             status = end.code
         if sys.stdout is not None:

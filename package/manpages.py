@@ -16,7 +16,6 @@ from pathlib import Path
 
 import click
 
-from cli.elsewhere import Elsewhere
 from cli.main import cloakfs
 
 TOP = Path(__file__).parents[1]
@@ -48,8 +47,6 @@ _FILES = """
 
 def leaves(command: click.Command, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
     """Yield each command that can be called, with the words that call it."""
-    if isinstance(command, Elsewhere):
-        command = command.real()
     if isinstance(command, click.Group):
         context = click.Context(command)
         if command.invoke_without_command:

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..cli import OWN_COMMAND
+from ..clone import module_command
 from ..workers import undisturbed
 from .guest import OUT, Guest, GuestEnded
 
@@ -29,11 +29,10 @@ def asking(module: str, *arguments: str) -> Iterator[Callable[[Any], Any]]:
     The function raises RuntimeError with the reason if what it asked for has failed, and GuestEnded if no answer will
     come.
     """
-    *python, _ = OWN_COMMAND
     with contextlib.ExitStack() as stack:
         try:
             with undisturbed():
-                guest = stack.enter_context(Guest(f"{shlex.join([*python, module, *arguments])}\n"))
+                guest = stack.enter_context(Guest(f"{shlex.join(module_command(module, *arguments))}\n"))
             asked = 0
 
             def ask(what: Any) -> Any:

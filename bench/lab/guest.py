@@ -13,13 +13,11 @@ import tempfile
 import time
 from collections.abc import Sequence
 
+from ..clone import ROOT  # the guest sees it at the same place
 from ..workers import running_on
 
 OUT = "/run/out"
 """In the guest: the directory it shares with the host."""
-
-ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
-"""The project, which the guest sees at the same place."""
 
 UML = os.environ.get("CLOAKFS_UML", "/usr")
 """Where user-mode Linux is installed: `bin/linux.uml`, and `lib/uml/modules/VERSION`. Set it for another kernel."""

@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import count
 
+from cli.common import OWN_COMMAND
 from cloakfs.control import Conversation
 from cloakfs.mounted import mounted
 from cloakfs.nfs.plan import mount_name
 
-from ..cli import OWN_COMMAND
 from .nfshost import sh
 
 _ROOT = "/srv/cloakfs"

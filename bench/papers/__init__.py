@@ -1,1 +1,1 @@
-"""`cloakfs bench papers`: repeats the experiments of the papers, and draws their figures beside the printed values."""
+"""`python -m bench papers`: the experiments of the papers again, with their figures beside the printed values."""

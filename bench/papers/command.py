@@ -1,4 +1,4 @@
-"""The command `cloakfs bench papers`."""
+"""The command `python -m bench papers`."""
 
 import os
 import sys
@@ -7,9 +7,9 @@ from fnmatch import fnmatchcase
 
 import click
 
+from cli.common import console, fail, note
 from cloakfs.files import replace
 
-from ..cli import console, fail, note
 from ..session import interruptible, require_matplotlib
 from ..sheet import Sheet
 from . import report

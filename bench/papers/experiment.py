@@ -239,7 +239,7 @@ class Figure:
     @property
     def command(self) -> str:
         """The command that measures it."""
-        return f"cloakfs bench papers --only {self.key}"
+        return f"python -m bench papers --only {self.key}"
 
 
 class Sample(NamedTuple):

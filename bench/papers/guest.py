@@ -22,7 +22,7 @@ def behind_nfs(trial: Trial, *, quick: bool) -> Iterator[Gather]:
         raise Unavailable(why)
     if not quick:
         trial.fetch()
-    with asking("cloakfs_bench.papers.guest", trial.key, *(["quick"] if quick else [])) as ask:
+    with asking("bench.papers.guest", trial.key, *(["quick"] if quick else [])) as ask:
 
         def gather(setting: str, run: int) -> Values:
             values: Values = ask({"setting": setting, "run": run})

@@ -1,4 +1,4 @@
-"""The slow disk of `cloakfs prefetch figures` with its mounts, for experiments: cold, and shown to be cold."""
+"""The slow disk of `python -m bench prefetch figures` with its mounts, for experiments: cold, and shown to be cold."""
 
 import contextlib
 import itertools

@@ -231,7 +231,7 @@ def markdown(told: list[Told], records: Records, pictures: Mapping[str, str]) ->
     lines = [
         "# The papers' evaluations",
         "",
-        "`cloakfs bench papers` repeats the experiments of the papers behind cloakfs, and writes this report.",
+        "`python -m bench papers` repeats the experiments of the papers behind cloakfs, and writes this report.",
         "",
         *(f"- {one}" for one in about(records)),
         "",

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import NamedTuple
 
-from ..cli import console, note
+from cli.common import console, note
+
 from ..lab.guest import kernel_version as guest_kernel
 from ..workers import undisturbed
 from .experiment import Experiment, RunOnce, Unavailable

@@ -1,1 +1,1 @@
-"""`cloakfs prefetch`: feeds streams to the heuristics of reading ahead, and repeats the paper's experiments."""
+"""`python -m bench prefetch`: feeds streams to the heuristics of reading ahead, and repeats the paper's experiments."""

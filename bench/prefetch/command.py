@@ -1,4 +1,4 @@
-"""The command `cloakfs prefetch`."""
+"""The command `python -m bench prefetch`."""
 
 import contextlib
 import io
@@ -13,11 +13,11 @@ from dataclasses import asdict, replace
 import click
 from rich.table import Table
 
+from cli.common import console, fail
 from cloakfs.config.errors import ExportsError
 from cloakfs.config.parse import parse_options
 from cloakfs.prefetch import HEURISTICS, Limits
 
-from ..cli import console, fail
 from ..figures import Run
 from ..session import interruptible, read, require_matplotlib, require_writable
 from . import content, report

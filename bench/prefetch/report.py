@@ -4,7 +4,8 @@ import statistics
 
 import click
 
-from ..cli import console
+from cli.common import console
+
 from ..figures import Run, Spread
 from ..peers import BARE
 from ..sheet import Sheet

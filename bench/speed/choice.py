@@ -1,4 +1,4 @@
-"""From the options of `cloakfs bench` to a run."""
+"""From the options of `python -m bench` to a run."""
 
 import contextlib
 import importlib.metadata
@@ -13,7 +13,8 @@ from fnmatch import fnmatchcase
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..cli import console, fail
+from cli.common import console, fail
+
 from ..figures import Run
 from ..job import PINNED, UNPINNED, Piece, Work
 from ..lab import guest

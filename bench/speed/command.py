@@ -1,11 +1,12 @@
-"""The command `cloakfs bench`."""
+"""The command `python -m bench`."""
 
 import os
 import sys
 
 import click
 
-from ..cli import fail
+from cli.common import fail
+
 from ..over_nfs import all_listings
 from ..papers.command import papers
 from ..peers import BARE
@@ -16,7 +17,7 @@ from .choice import Choice, about, listing, measured
 from .picture import draw
 
 
-@click.group(invoke_without_command=True)
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.pass_context
 @click.option("--peer", "peers", multiple=True, metavar="GLOB", help="Only these peers (see --list); repeatable.")
 @click.option("--work", "works", multiple=True, metavar="GLOB", help="Only these works (see --list); repeatable.")

@@ -39,7 +39,7 @@ def measure_over_nfs(plan: Plan, run: Run, advance: Callable[[str], None], tell:
     asked = {listing.name: {name: Counter[str]() for name in plan.exports} for listing in plan.listings}
     run.rates.setdefault(PINNED, {}).update(rates)
     try:
-        with asking("cloakfs_bench.speed.overnfs", str(plan.sizes.listed), *plan.exports) as ask:
+        with asking("bench.speed.overnfs", str(plan.sizes.listed), *plan.exports) as ask:
             for at, listing in plan.listing_steps():
                 ours = rates[listing.name]
                 # Another one is first in each round.

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 
 import click
 
-from ..cli import console
+from cli.common import console
+
 from ..figures import Run, Spread, compare, number
 from ..homes import HOME
 from ..job import Piece

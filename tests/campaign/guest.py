@@ -18,7 +18,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.lab.guest import ROOT, Guest, kernel_version, missing
+from bench.clone import ROOT
+from bench.lab.guest import Guest, kernel_version, missing
 
 DEFAULT = ("tests/mount", "tests/property", "tests/unit")
 

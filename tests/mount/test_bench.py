@@ -6,13 +6,13 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from bench.clone import module_command
 from bench.lab import guest
 from bench.over_nfs import BARE_EXPORT, EXPORTS, PUBLIC, all_listings
 from bench.peers import BARE, FIXED, MANY, PEERS, PLAIN, does
@@ -23,7 +23,7 @@ from cloakfs.linux import mountinfo
 from cloakfs.mounted import RUN_DIR, STATE_DIR, mounted
 from tests.waiting import wait_until
 
-BENCH = (sys.executable, "-m", "cloakfs_cli.main", "bench")
+BENCH = module_command("bench")
 WORKS = all_work(1)
 LISTED = {
     name: one
@@ -154,7 +154,7 @@ def test_without_matplotlib_there_is_one_line(place: Path, tmp_path: Path) -> No
         check=False,
     )
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "cloakfs: --plot: matplotlib is not installed (pip install 'cloakfs[bench]')\n"
+    assert done.stderr == "cloakfs: --plot: matplotlib is not installed (pip install -e '.[bench]')\n"
 
 
 def test_list() -> None:

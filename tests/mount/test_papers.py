@@ -1,4 +1,4 @@
-"""`cloakfs bench papers` measures each kind of experiment, reports it, and goes on after it was killed."""
+"""`python -m bench papers` measures each kind of experiment, reports it, and goes on after it was killed."""
 
 import json
 import os
@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from bench.clone import module_command
 from bench.papers.registry import EXPERIMENTS
 from bench.prefetch.slowdisk import SlowDiskError, slow_disk
 from cloakfs.linux import mountinfo
-from tests.mount.conftest import COMMAND
 from tests.waiting import wait_until
 
-PAPERS = (*COMMAND, "bench", "papers")
+PAPERS = module_command("bench", "papers")
 CHOSEN = [one for one in EXPERIMENTS if one.key in ("ellard-readers", "ellard-mixed", "ellard-fast")]
 """On a slow disk with a busy client, with clients that make and remove files, and on the disk itself."""
 

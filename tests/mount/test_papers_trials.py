@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.clone import module_command
 from bench.papers import workloads
 from bench.papers.configurations import BARE, USER, Case
 from bench.papers.doing import done_as, timed
@@ -83,7 +83,7 @@ def test_what_is_rehearsed_does_not_count() -> None:
 
 def command(place: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "cloakfs_cli.main", "bench", "papers", "--quick", "--out", f"{place}-out", *arguments],
+        module_command("bench", "papers", "--quick", "--out", f"{place}-out", *arguments),
         env={**os.environ, "TMPDIR": str(place)}, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.clone import module_command
 from bench.prefetch import content
 from bench.prefetch.live import Files, read_all
 from bench.prefetch.slowdisk import SlowDisk, SlowDiskError, slow_disk
@@ -23,7 +24,7 @@ from tests.mount.loopfs import require_disk
 from tests.waiting import wait_until
 
 M = 1 << 20
-PREFETCH = (*COMMAND, "prefetch")
+PREFETCH = module_command("bench", "prefetch")
 
 
 def groups() -> set[str]:

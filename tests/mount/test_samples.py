@@ -3,8 +3,8 @@
 A sample is a block with lines that begin with a prompt: `# cloakfs …`, `server# …`, `10101$ …`. Each block is either
 played anew (`SCENES`), in a mount namespace of its own where /srv, /mnt, /home and /etc are as the document has them,
 or it is listed in `ELSEWHERE` with the reason why it cannot be. An ellipsis on a line of its own stands for any lines.
-In a block without prompts, lines that begin with `cloakfs` are commands, too. What they print is not shown there, but
-they must succeed.
+In a block without prompts, lines that begin with `cloakfs` or `python -m bench` are commands, too. What they print is
+not shown there, but they must succeed.
 """
 
 import os
@@ -21,10 +21,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
-COMMAND = re.compile(r"(?P<command>cloakfs .*?)(  +# .*)?")
+COMMAND = re.compile(r"(?P<command>(?:cloakfs|python -m bench) .*?)(  +# .*)?")
 
 # Bare "# " also begins comments, and lines that commands print.
-PROMPT = re.compile(r"(?P<prompt># (?=cloakfs|echo)|(?:[a-z][\w'-]*(?: \d+)?|\d+)?\$ |[a-z][\w'-]*# )(?P<command>.*)")
+PROMPT = re.compile(
+    r"(?P<prompt># (?=cloakfs|python -m bench|echo)|(?:[a-z][\w'-]*(?: \d+)?|\d+)?\$ |[a-z][\w'-]*# )(?P<command>.*)"
+)
 
 
 @dataclass
@@ -238,20 +240,21 @@ SCENES = {
     ("commands.md", "cloakfs trace /mnt/demo --user 1002 --hidden --count 1"): Scene(
         MOUNTED, {"cloakfs trace /mnt/demo --user 1002 --hidden --count 1": LOOKING}
     ),
+    ("commands.md", "cloakfs bench --list"): Scene(""),
     ("commands.md", "cloakfs events /mnt/demo"): Scene(MOUNTED, {"cloakfs events /mnt/demo": GUESSING}),
-    ("commands.md", "cloakfs bench papers --only figure-9"): Scene("cd /srv"),
-    ("commands.md", "cloakfs bench --peer bare --peer '*1000' --work 'stat*' --json run.json"): Scene(
+    ("measuring.md", "python -m bench papers --only figure-9"): Scene("cd /srv"),
+    ("measuring.md", "python -m bench --peer bare --peer '*1000' --work 'stat*' --json run.json"): Scene(
         "cd /srv",
         left_out={
-            "cloakfs bench --peer bare --peer '*1000' --work 'stat*' --json run.json": "it measures, for minutes",
-            "cloakfs bench --peer bare --peer 'bindfs*' --peer '*1000' --work '* home' --json homes.json": "so does it",
-            "cloakfs bench --peer '*export*' --work 'ls -l over NFS*' --json nfs.json": "and so does it",
-            "cloakfs bench --show run.json --markdown": "it shows what was measured",
+            "python -m bench --peer bare --peer '*1000' --work 'stat*' --json run.json": "it measures, for minutes",
+            "python -m bench --peer bare --peer 'bindfs*' --peer '*1000' --work '* home' --json homes.json": "so, too",
+            "python -m bench --peer '*export*' --work 'ls -l over NFS*' --json nfs.json": "and so does it",
+            "python -m bench --show run.json --markdown": "it shows what was measured",
         },
     ),
     (
-        "commands.md",
-        "cloakfs prefetch replay --pattern stride --stride 4 --heuristic cursors --heuristic default",
+        "measuring.md",
+        "python -m bench prefetch replay --pattern stride --stride 4 --heuristic cursors --heuristic default",
     ): Scene("cd /srv; printf '0 file 0 4096\\n0 file -1 4096\\n' >reads.txt"),
     ("commands.md", "cloakfs exposure --diff lab.exports open.exports"): Scene(EXPOSED),
     ("exposure.md", "cloakfs exposure open.exports"): Scene(EXPOSED),
@@ -268,15 +271,15 @@ SCENES = {
         f"{HOME}\nat=/srv/cloakfs/home@10.1.0.0_16; mkdir -p $at\n"
         "cloakfs mount /home $at --exports /etc/cloakfs/exports.d/home.exports -o knfsd"
     ),
-    ("prefetch.md", "cloakfs prefetch replay --pattern sequential --reordered 6 --size 64M"): Scene("cd /srv"),
+    ("prefetch.md", "python -m bench prefetch replay --pattern sequential --reordered 6 --size 64M"): Scene("cd /srv"),
     (
         "prefetch.md",
-        "cloakfs prefetch replay --pattern stride --stride 4 --size 64M",
+        "python -m bench prefetch replay --pattern stride --stride 4 --size 64M",
     ): Scene(
         "mkdir /mnt/dir; cd /srv",
         left_out={
             "cloakfs mount /srv/real /mnt -o record=/tmp/reads": TMP,
-            "cloakfs prefetch replay /tmp/reads -o prefetch_files=8": TMP,
+            "python -m bench prefetch replay /tmp/reads -o prefetch_files=8": TMP,
         },
     ),
 }
@@ -285,18 +288,18 @@ ELSEWHERE = {
     ("commands.md", "cloakfs status"): "it takes a daemon that hangs; tests/mount/test_metrics.py has one",
     (
         "performance.md",
-        "cloakfs bench --markdown --json bench/results/0.2.0.dev0.json --plot docs/performance.svg",
+        "python -m bench --markdown --json bench/results/0.2.0.dev0.json --plot docs/performance.svg",
     ): LONG,
     (
         "performance.md",
-        "cloakfs bench --peer bare --peer 'bindfs*' --peer '*1000' --work 'stat*' --work 'lookup*' --cpus pinned",
+        "python -m bench --peer bare --peer 'bindfs*' --peer '*1000' --work 'stat*' --work 'lookup*' --cpus pinned",
     ): LONG,
     (
         "prefetch.md",
-        "cloakfs prefetch figures --json run.json --plot figures.svg",
+        "python -m bench prefetch figures --json run.json --plot figures.svg",
     ): LONG,
-    ("prefetch.md", "cloakfs prefetch hung"): LONG,
-    ("commands.md", "cloakfs bench papers --list"): "it measures for hours; test_papers.py has small runs",
+    ("prefetch.md", "python -m bench prefetch hung"): LONG,
+    ("measuring.md", "python -m bench papers --list"): "it measures for hours; test_papers.py has small runs",
     (
         "metrics.md",
         "cloakfs metrics --listen 127.0.0.1:9817 --token /etc/cloakfs/metrics.token",
@@ -350,6 +353,7 @@ unset COLUMNS
 # Copies of mounts that others made would keep their daemons from ending. (Private: the mounts themselves stay.)
 umount --all --internal-only --lazy --types fuse.cloakfs
 cloakfs() {{ {python} -m cloakfs_cli.main "$@"; }}
+python() {{ PYTHONPATH={root} {python} "$@"; }}
 for directory in /srv /mnt /home /export /run/cloakfs /var/lib/cloakfs; do
   mkdir -p $directory; mount -t tmpfs -o mode=755 none $directory
 done
@@ -391,7 +395,7 @@ def export_directory() -> Iterator[None]:
 def test_sample(block: Block, tmp_path: Path) -> None:
     scene = SCENES[block.key]
     played = [(number, sample) for number, sample in enumerate(block.samples) if sample.command not in scene.left_out]
-    script = STAGE.format(python=sys.executable) + scene.setup
+    script = STAGE.format(python=sys.executable, root=ROOT) + scene.setup
     for number, sample in played:
         command = sample.command
         if sample.prompt[:-1].isdecimal():  # one of a client's users, in the mount

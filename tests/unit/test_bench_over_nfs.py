@@ -1,4 +1,4 @@
-"""`ls -l` over NFS in `cloakfs bench`: what is chosen, in which order it is listed, the targets, and the tables."""
+"""`ls -l` over NFS in `python -m bench`: what is chosen, in which order it is listed, the targets, and the tables."""
 
 import os
 import stat

@@ -47,7 +47,7 @@ def test_bash(tmp_path: Path) -> None:
     assert in_bash(tmp_path, "cloakfs", "ex") == ["export", "explain", "exposure"]
     assert in_bash(tmp_path, "cloakfs", "export", "re") == ["reload"]
     assert in_bash(tmp_path, "cloakfs", "export", "up", "--server", "g") == ["ganesha"]
-    assert in_bash(tmp_path, "cloakfs", "prefetch", "replay", "--rev") == []
+    assert in_bash(tmp_path, "cloakfs", "ben") == []  # it is told where to go, but not offered
     assert "--dry-run" in in_bash(tmp_path, "cloakfs", "prune", "--")
     assert in_bash(tmp_path, "cloakfs", "umount", "/no such") == []
 

@@ -24,7 +24,7 @@ raise SystemExit("imported from the working directory")
 def test_the_working_directory_is_nobodys_module(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     place = tmp_path / "cwd"
-    for package in ("cloakfs", "cloakfs_cli", "cloakfs_bench"):
+    for package in ("cloakfs", "cloakfs_cli", "bench"):
         (place / package).mkdir(parents=True)
         for name in ("__init__.py", "main.py"):
             (place / package / name).write_text(_HOSTILE)

@@ -32,8 +32,8 @@ from bench.papers.experiment import (
 from bench.papers.records import Record, Records, RecordsError, in_order, measured
 from bench.papers.registry import EXPERIMENTS
 from bench.papers.runner import Step, common, measure, plan
+from bench.speed.command import bench
 from bench.workers import running_on
-from cli.main import cloakfs
 
 FIGURES = {figure.key: figure for experiment in EXPERIMENTS for figure in experiment.figures}
 
@@ -291,7 +291,7 @@ def test_the_report_says_what_the_runs_say(records: Records) -> None:
     assert told.proof == ("pages: 0 (6 measurements)", "ratio: 1 to 2 (6 measurements)")
     text = report.markdown([told], records, {"fig": "fig.svg"})
     page = report.page([told], records, {"fig": "<svg></svg>"})
-    for said in ("1.50 (0.71)", "3.00 (1.41)", "cloakfs bench papers --only fig", "2 of each point", "kernel: 6"):
+    for said in ("1.50 (0.71)", "3.00 (1.41)", "python -m bench papers --only fig", "2 of each point", "kernel: 6"):
         assert said in text
         assert said in page
     assert "**Holds.** 3.0." in text
@@ -373,17 +373,17 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path) -> None:
         (1, f"bench papers: {tmp_path}/out/runs.jsonl: there are no runs", ["--show", "--out", f"{tmp_path}/out"]),
         (1, f"bench papers: {tmp_path}/file: File exists", ["--out", f"{tmp_path}/file"]),
     ):
-        done = CliRunner().invoke(cloakfs, ["bench", "papers", *arguments])
+        done = CliRunner().invoke(bench, ["papers", *arguments])
         assert (done.exit_code, done.output) == (status, f"cloakfs: {said}\n")
 
 
 def test_list() -> None:
-    listed = CliRunner().invoke(cloakfs, ["bench", "papers", "--list"])
+    listed = CliRunner().invoke(bench, ["papers", "--list"])
     assert all(key in listed.output for key in FIGURES)
-    some = CliRunner().invoke(cloakfs, ["bench", "papers", "--list", "--only", "ellard-6"])
+    some = CliRunner().invoke(bench, ["papers", "--list", "--only", "ellard-6"])
     assert "ellard-7" in some.output  # the same experiment
     assert "ellard-1" not in some.output
-    behind = CliRunner().invoke(cloakfs, ["bench", "papers", "--list", "--only", "*-nfs", "--only", "ellard-1"])
+    behind = CliRunner().invoke(bench, ["papers", "--list", "--only", "*-nfs", "--only", "ellard-1"])
     assert "zadok-6-nfs3" in behind.output  # of an experiment that is named
     assert "ellard-1" in behind.output
     assert "ellard-4" not in behind.output

@@ -7,11 +7,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bench.figures import Run
+from bench.prefetch.command import prefetch
 from bench.prefetch.experiments import CURSORS, DEFAULT, FIGURES, OFF, QUICK_SCALE, Scale, cases, length
 from bench.prefetch.replay import Outcome, replay
 from bench.prefetch.report import device_sheet, reader_sheets, stride_sheet, targets
 from bench.prefetch.streams import generate, merged, reordered
-from cli.main import cloakfs
 from cloakfs.prefetch import HEURISTICS, MOST, Limits
 
 M = 1 << 20
@@ -81,7 +81,7 @@ def test_limits_are_kept() -> None:
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(cloakfs, ["prefetch", *arguments])
+    return CliRunner().invoke(prefetch, arguments)
 
 
 def test_replay_tells_a_table_and_json() -> None:

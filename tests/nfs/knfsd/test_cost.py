@@ -1,4 +1,4 @@
-"""What `ls -l` of 1,000 files costs through the kernel's server, in requests. `cloakfs bench` measures the time."""
+"""What `ls -l` of 1,000 files costs through the kernel's server, in requests. `python -m bench` measures the time."""
 
 from collections import Counter
 

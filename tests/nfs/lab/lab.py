@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from bench.lab.guest import OUT, ROOT, Guest, inside, missing
+from bench.clone import ROOT
+from bench.lab.guest import OUT, Guest, inside, missing
 
 __all__ = ("OUT", "ROOT", "Guest", "Tests", "inside", "missing")
 
