@@ -14,4 +14,4 @@ def module_command(name: str, *arguments: str) -> list[str]:
     As with other processes of cloakfs, nothing is imported from the working directory.
     """
     *python, _ = OWN_COMMAND
-    return ["env", f"PYTHONPATH={ROOT}", *python, name, *arguments]
+    return ["/usr/bin/env", f"PYTHONPATH={ROOT}", *python, name, *arguments]

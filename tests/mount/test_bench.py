@@ -6,13 +6,13 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from bench.clone import module_command
 from bench.lab import guest
 from bench.over_nfs import BARE_EXPORT, EXPORTS, PUBLIC, all_listings
 from bench.peers import BARE, FIXED, MANY, PEERS, PLAIN, does
@@ -23,7 +23,7 @@ from cloakfs.linux import mountinfo
 from cloakfs.mounted import RUN_DIR, STATE_DIR, mounted
 from tests.waiting import wait_until
 
-BENCH = module_command("bench")
+BENCH = (sys.executable, "-m", "bench")
 WORKS = all_work(1)
 LISTED = {
     name: one
