@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from cli.common import OWN_COMMAND
@@ -34,9 +34,6 @@ FIXED = "cloakfs fixed view"
 PLAIN = f"{FIXED}, noxattr"
 SESSION = "cloakfs session"
 TRACED = f"{BOTH}, traced"
-
-STOCK_WORD = "stock_loop"
-"""The word of `cloakfs mount -o` for pyfuse3's own session loop."""
 
 SHIFT = 50000
 """Peers that map ids add this to each of them for their clients."""
@@ -158,14 +155,14 @@ def _foreground(stack: contextlib.ExitStack, peer: Peer, command: list[str]) -> 
     return wait
 
 
-def mounting(options: str, *more: str, uid: int = WORKER + SHIFT, optional: bool = False) -> Start:
-    """Return what mounts cloakfs with these options. If it is `optional`, it is skipped where cloakfs refuses them."""
+def mounting(options: str, *more: str, uid: int = WORKER + SHIFT, cloakfs: Sequence[str] = OWN_COMMAND) -> Start:
+    """Return what mounts with these options, by this command of cloakfs."""
 
     def start(stack: contextlib.ExitStack, name: str, tree: str, at: str) -> Callable[[], Peer]:
         key = mount_key(tree, at)
         status = os.path.join(RUN_DIR, f"{key}.json")
         daemon: list[int] = []  # a pidfd, once it is there
-        command = [*OWN_COMMAND, "mount", tree, at, *more, "-o", options]
+        command = [*cloakfs, "mount", tree, at, *more, "-o", options]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
         def stop() -> None:
@@ -185,7 +182,7 @@ def mounting(options: str, *more: str, uid: int = WORKER + SHIFT, optional: bool
         def wait() -> Peer:
             _, said = process.communicate()
             if process.returncode:
-                raise (Skipped if optional else RuntimeError)(f"{name}: {' '.join(said.split())}")
+                raise RuntimeError(f"{name}: {' '.join(said.split())}")
             with open(status, encoding="utf-8") as file:
                 pid = int(json.load(file)["pid"])
             daemon.append(os.pidfd_open(pid))
@@ -255,7 +252,7 @@ PEERS: dict[str, Start] = {
     BINDFS: _bindfs(),
     UNCACHED: _bindfs("-o", "attr_timeout=0,entry_timeout=0,negative_timeout=0"),
     FLOOR: _floor,
-    STOCK: mounting(f"no_root_squash,{STOCK_WORD}", uid=WORKER, optional=True),
+    STOCK: mounting("no_root_squash", uid=WORKER, cloakfs=module_command("bench.stockloop")),
     NULL: mounting("no_root_squash", uid=WORKER),
     "cloakfs map": mounting(definitions(2, cloaks=False)),
     "cloakfs cloak": mounting(definitions(2, maps=False), uid=WORKER),

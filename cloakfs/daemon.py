@@ -529,7 +529,7 @@ class _Daemon:
 
     async def _answer_requests(self) -> None:
         try:
-            await loop.serve(stock=self._settings.mount_options.stock_loop)
+            await loop.serve(stock=self._tuning.stock_loop)
         except* ConnectionAbortedError:
             # The session ended while a request was being read. The kernel then returns ECONNABORTED, but pyfuse3 treats
             # only ENODEV as the end. There is nobody left to answer.

@@ -47,8 +47,8 @@ _IGNORED = frozenset({"defaults", "auto", "noauto", "nofail", "user", "nouser", 
                       "strictatime", "nostrictatime", "lazytime", "nolazytime", "iversion", "noiversion", "silent",
                       "loud", "mand", "nomand"})  # fmt: skip
 _IGNORED_BEGINNINGS = ("x-", "X-", "comment=")
-_SWITCHES = frozenset({"default_permissions", "knfsd", "all_squashed", "subtree_checked", "ganesha", "stock_loop",
-                       "noxattr", "remount", "restart"})  # fmt: skip
+_SWITCHES = frozenset({"default_permissions", "knfsd", "all_squashed", "subtree_checked", "ganesha", "noxattr",
+                       "remount", "restart"})  # fmt: skip
 _VALUES = frozenset({"record", "fsname", "exports", "client", "restarted", "log"})
 
 
@@ -65,7 +65,6 @@ class MountOptions:
         default_permissions: let the kernel check the shown mode bits as well.
         export: how a server will export the mount. The kernel's server implies default_permissions; for nfs-ganesha,
             the mount gets an identity that outlives it.
-        stock_loop: answer with pyfuse3's own session loop, for comparison.
         xattrs: support extended attributes; False with `noxattr`, unless `knfsd` needs ACLs.
         record: the file that gets a line for each READ.
         dev_refused: `dev` was asked for without `default_permissions`, and is not in `flags`.
@@ -82,7 +81,6 @@ class MountOptions:
     flags: int
     default_permissions: bool
     export: ExportMode = LOCAL
-    stock_loop: bool = False
     xattrs: bool = True
     record: str | None = None
     dev_refused: bool = False
@@ -119,7 +117,6 @@ def split_mount_options(text: str) -> tuple[MountOptions, str]:
         flags,
         default_permissions,
         ExportMode(server, knfsd and "all_squashed" in switches, knfsd and "subtree_checked" in switches),
-        "stock_loop" in switches,
         knfsd or "noxattr" not in switches,
         values.get("record"),
         dev_refused,

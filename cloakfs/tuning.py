@@ -1,11 +1,11 @@
-"""Times and bounds that nobody configures. Tests hand in others."""
+"""Times, bounds and such that nobody configures. Tests and the benchmark hand in others."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Times in seconds, and bounds. They may differ in the next version.
+    """Times in seconds, bounds, and one choice. They may differ in the next version.
 
     Attributes:
         housekeeping_seconds: how often a daemon publishes what it counts, and closes descriptors that nobody uses.
@@ -33,6 +33,7 @@ class Tuning:
         guard_seconds: how often a guard looks after its mounts and its server.
         served_seconds: how long what was just exported may take until the server serves it (mountd may just have
             started).
+        stock_loop: answer with pyfuse3's own session loop, which is slower: for comparison.
     """
 
     housekeeping_seconds: float = 5.0
@@ -53,6 +54,7 @@ class Tuning:
     unmount_seconds: float = 0.5
     guard_seconds: float = 5.0
     served_seconds: float = 15.0
+    stock_loop: bool = False
 
 
 STANDARD = Tuning()

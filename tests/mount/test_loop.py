@@ -9,16 +9,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from cloakfs import linux
+from cloakfs.tuning import STANDARD
 from tests.agents import User, read, write
 from tests.mount import alterations
-from tests.mount.conftest import Mount, daemons_with, is_mounted, unmount
+from tests.mount.conftest import AT_ONCE_OR_NEVER, Mount, daemons_with, is_mounted, unmount
 from tests.mount.loopfs import attached, filesystem
 from tests.waiting import wait_until
 
@@ -29,9 +30,15 @@ MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]
 
 
-@pytest.fixture(params=[NULL, f"{NULL},stock_loop"], ids=["lean", "stock"])
-def words(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+@pytest.fixture(params=[False, True], ids=["lean", "stock"])
+def stock(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """Have daemons that are started from now on answer with the session loop of cloakfs, or with pyfuse3's own."""
+    tuning = STANDARD
+    if "at_once_or_never" in request.fixturenames:
+        request.getfixturevalue("at_once_or_never")  # this one comes after it
+        tuning = AT_ONCE_OR_NEVER
+    with daemons_with(tuning=replace(tuning, stock_loop=request.param)):
+        yield request.param
 
 
 def stat_of(pid: int) -> list[str]:
@@ -89,8 +96,8 @@ def all_sorts_on_and_on(path: str) -> int:
 
 
 @pytest.mark.usefixtures("at_once_or_never")
-def test_umount_ends_an_idle_daemon(words: str, tree: str, mount: MakeMount, user: MakeUser) -> None:
-    m = mount("-o", words)
+def test_umount_ends_an_idle_daemon(stock: bool, tree: str, mount: MakeMount, user: MakeUser) -> None:
+    m = mount("-o", NULL)
     user(2001).do(write, m.at("file"), b"x")
     pid = m.pid
     unmount(m.path)
@@ -101,9 +108,9 @@ def test_umount_ends_an_idle_daemon(words: str, tree: str, mount: MakeMount, use
 @pytest.mark.parametrize("use", [stat_on_and_on, all_sorts_on_and_on])
 @pytest.mark.parametrize("flags", [linux.MNT_DETACH, MNT_FORCE | linux.MNT_DETACH], ids=["lazy", "force"])
 def test_umount_ends_a_daemon_under_load(
-    flags: int, use: Callable[[str], int], words: str, tree: str, mount: MakeMount, user: MakeUser
+    flags: int, use: Callable[[str], int], stock: bool, tree: str, mount: MakeMount, user: MakeUser
 ) -> None:
-    m = mount("-o", words)
+    m = mount("-o", NULL)
     users = [user(2001 + number) for number in range(8)]
     for client in users:
         client.do(write, m.at(str(client.uid)), b"x")
@@ -117,8 +124,8 @@ def test_umount_ends_a_daemon_under_load(
 
 
 @pytest.mark.usefixtures("at_once_or_never")
-def test_sigterm_under_load(words: str, tree: str, mount: MakeMount, user: MakeUser) -> None:
-    m = mount("-o", words)
+def test_sigterm_under_load(stock: bool, tree: str, mount: MakeMount, user: MakeUser) -> None:
+    m = mount("-o", NULL)
     users = [user(2001 + number) for number in range(8)]
     for client in users:
         client.do(write, m.at(str(client.uid)), b"x")
@@ -188,10 +195,10 @@ def sync_each(directory: str, count: int) -> list[int]:
 
 
 @pytest.mark.usefixtures("at_once_or_never")
-def test_answers_that_wait_keep_nobody_waiting(words: str, slow: Slow, mount: MakeMount, user: MakeUser) -> None:
-    m = mount("-o", words, source=slow.path)
+def test_answers_that_wait_keep_nobody_waiting(stock: bool, slow: Slow, mount: MakeMount, user: MakeUser) -> None:
+    m = mount("-o", NULL, source=slow.path)
     patient, other = user(2001), user(2002)
-    count = 80 if "stock" in words else 300  # pyfuse3's own has 99 workers
+    count = 80 if stock else 300  # pyfuse3's own has 99 workers
     patient.start(sync_each, m.path, count)
     try:
         wait_until(lambda: slow.waiting(m.path) >= count)
@@ -210,9 +217,9 @@ def test_answers_that_wait_keep_nobody_waiting(words: str, slow: Slow, mount: Ma
 
 
 @pytest.mark.usefixtures("at_once_or_never")
-def test_sigterm_while_answers_wait(words: str, slow: Slow, mount: MakeMount, user: MakeUser) -> None:
+def test_sigterm_while_answers_wait(stock: bool, slow: Slow, mount: MakeMount, user: MakeUser) -> None:
     """They may take all of the daemon's threads."""
-    m = mount("-o", words, source=slow.path)
+    m = mount("-o", NULL, source=slow.path)
     patient = user(2001)
     patient.start(sync_each, m.path, 60)
     try:
@@ -228,8 +235,8 @@ def test_sigterm_while_answers_wait(words: str, slow: Slow, mount: MakeMount, us
 
 
 @pytest.mark.usefixtures("at_once_or_never")
-def test_the_session_is_aborted_while_answers_wait(words: str, slow: Slow, mount: MakeMount, user: MakeUser) -> None:
-    m = mount("-o", words, source=slow.path)
+def test_the_session_is_aborted_while_answers_wait(stock: bool, slow: Slow, mount: MakeMount, user: MakeUser) -> None:
+    m = mount("-o", NULL, source=slow.path)
     patient = user(2001)
     patient.start(sync_each, m.path, 30)
     try:
@@ -262,10 +269,10 @@ def test_a_request_that_is_gone_keeps_nobody_waiting(base: str, slow: Slow, moun
 # -- time for everything else ----------------------------------------------------------------------
 
 
-def test_an_idle_daemon_uses_no_processor(words: str, base: str, mount: MakeMount, user: MakeUser) -> None:
+def test_an_idle_daemon_uses_no_processor(stock: bool, base: str, mount: MakeMount, user: MakeUser) -> None:
     # Where nobody else works: of that, too, the daemon is told.
     with filesystem("tmpfs", base) as tree, contextlib.ExitStack() as stack:
-        m = mount("-o", words, source=tree)
+        m = mount("-o", NULL, source=tree)
         stack.callback(linux.umount, m.path, linux.MNT_DETACH)
         someone = user(2001)
         someone.do(write, m.at("file"), b"x")
@@ -273,10 +280,10 @@ def test_an_idle_daemon_uses_no_processor(words: str, base: str, mount: MakeMoun
         wait_until(lambda: rests(m.pid, 0.05))
 
 
-def test_sighup_under_load(words: str, base: str, tree: str, mount: MakeMount, user: MakeUser) -> None:
+def test_sighup_under_load(stock: bool, base: str, tree: str, mount: MakeMount, user: MakeUser) -> None:
     exports = Path(base, "lab.exports")
     exports.write_text(f"{tree} *(rw,{NULL})\n")
-    m = mount("--exports", str(exports), *(["-o", "stock_loop"] if "stock" in words else []))
+    m = mount("--exports", str(exports))
     users = [user(2001 + number) for number in range(8)]
     owner, other = user(3001), user(3002)
     owner.do(write, m.at("private"), b"x", mode=0o600)

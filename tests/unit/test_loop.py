@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloakfs import loop
-from cloakfs.mountpoint import split_mount_options
 from tests.waiting import wait_in_loop
 
 Handler = Callable[[int], Awaitable[None]]
@@ -495,10 +494,3 @@ def test_pyfuse3_gets_its_trio_back() -> None:
         assert cast("Any", pyfuse3).trio is trio
 
     trio.run(check)
-
-
-def test_the_stock_loop_is_a_word_of_mount() -> None:
-    words, rest = split_mount_options("ro,stock_loop,groups=none")
-    assert words.stock_loop
-    assert "".join(rest.split()) == "ro,groups=none"
-    assert not split_mount_options("ro")[0].stock_loop

@@ -85,7 +85,7 @@ def test_every_section_about_a_command_is_about_one_that_exists(pages: dict[str,
 
 def test_options_of_mount_are_in_the_page_of_the_command(pages: dict[str, Path]) -> None:
     text = sections(shown(pages["cloakfs.8"]))["cloakfs mount SOURCE MOUNTPOINT"]
-    for word in "suid", "dev", "default_permissions", "knfsd", "ganesha", "noxattr", "stock_loop", "record=FILE":
+    for word in "suid", "dev", "default_permissions", "knfsd", "ganesha", "noxattr", "record=FILE":
         assert re.search(rf"\b{word}\b", text), word
 
 
