@@ -21,7 +21,7 @@ from typing import Any
 import trio
 
 from .. import files, tasks
-from ..config.options import Export, Options
+from ..config.options import Export
 from ..config.render import format_exports, format_options
 from ..linux import mountinfo
 from ..logfile import follow_rotation
@@ -34,6 +34,7 @@ from ..unmount import KINDS, detach, detach_dead
 from . import knfsd, leftover, root, served
 from .ending import end, wait_for_end
 from .plan import Mount, Plan
+from .plandiff import Difference, compare
 from .server import Server, ServerError
 
 log = logging.getLogger(__name__)
@@ -56,12 +57,6 @@ This does not cut off clients, which are cut off before, when the exports end. B
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _MOUNTS_AT_ONCE = 4
 _MOST_LAYERS = 10  # of mounts at one place
-
-# The options that a daemon applies on a reload; any other change needs a new mount.
-_RELOADABLE = (
-    "range_map", "cloak_list", "exempt", "policy", "squash", "anonuid", "anongid", "prefetch", "prefetch_limits",
-    "probe_alarm", "probe_delay", "other",
-)  # fmt: skip
 
 
 class _NotTakenOver(ServerError):
@@ -471,65 +466,63 @@ class Guard:
             _NotTakenOver: the plan cannot be served; the old one is, except for what the exception names.
         """
         before = {name: (watched, watched.mount) for name, watched in self._watched.items()}
-        wanted = {mount.name: mount for mount in new.mounts}
-        added = [mount for name, mount in wanted.items() if name not in before]
-        removed = [watched for name, watched in self._watched.items() if name not in wanted]
-        kept = [(self._watched[name], mount) for name, mount in wanted.items() if name in before]
-        live = [(old, mount) for old, mount in kept if old.pid and _differ_live(old.mount, mount)]
-        told = {mount.name for _, mount in live}
-        renewed = [(old, mount) for old, mount in kept if old.mount != mount and mount.name not in told]
+        running = {name for name, watched in self._watched.items() if watched.pid}
+        change = compare({name: mount for name, (_, mount) in before.items()}, new.mounts, running)
         read: list[Mount] = []
         try:
-            self._check_free(added)
+            self._check_free(change.added)
         except (ServerError, OSError) as exc:
             raise _NotTakenOver(str(exc)) from exc
         try:
-            self._write_down(added)
-            await self._add(added)
-            for old, mount in live:
-                if old.mount != mount:
-                    await self._reload_daemon(old, mount)
-            # The server must not pass several callers on to a mount that takes them for one, or unchecked requests on
-            # to one that relies on the check, not even for a moment.
-            withdrawn = [old.mount for old, mount in renewed if _is_trusted_anew(old.mount, mount)]
-            if withdrawn:
-                await self._server.change([mount for mount in self._mounts() if mount not in withdrawn], [])
-            for old, _ in renewed:
-                old.scope.cancel()
-            await self._clear_all(mount for _, mount in renewed)
-            for _, mount in renewed:
-                await self._renew(mount)
-            for watched in removed:
-                watched.scope.cancel()
-                del self._watched[watched.mount.name]
-            await self._tell_server([mount for _, mount in renewed])
-            changed = {mount.path for mount in (*added, *(mount for _, mount in (*live, *renewed)))}
-            await self._wait_until_served([mount for mount in self._mounts() if mount.path in changed])
-            for watched in removed:
-                await _clear(watched.mount.path)
+            await self._change_mounts(change)
+            await self._tell_server(change.renewed)
+            await self._wait_until_served([mount for mount in self._mounts() if mount.path in change.changed])
+            for mount in change.removed:
+                await _clear(mount.path)
             # What was in the file of a plug-in is not there any more to be read again: so this comes last.
-            for old, mount in live:
-                if old.mount == before[mount.name][1]:
-                    await self._reload_daemon(old, mount)
-                    read.append(mount)
+            for mount in change.reread:
+                await self._reload_daemon(self._watched[mount.name], mount)
+                read.append(mount)
         except Exception as exc:
             # Also after what nobody has foreseen, since a state in between is nobody's.
             why = str(exc) if isinstance(exc, (ServerError, OSError)) else tasks.cause(exc)
-            raise _NotTakenOver(why, await self._take_back(before, added, read)) from exc
-        for watched in removed:
-            self._tidy(watched.mount)
-        for mount in added:
-            self._start_watching(self._watched[mount.name])
-        for _, mount in renewed:
+            raise _NotTakenOver(why, await self._take_back(before, change.added, read)) from exc
+        for mount in change.removed:
+            self._tidy(mount)
+        for mount in (*change.added, *change.renewed):
             self._start_watching(self._watched[mount.name])
         self._plan = new
         self._try_to_write_down()
+        live = {mount.name for mount in (*change.reloaded, *change.reread)}
         return {
-            "added": [mount.path for mount in added],
-            "removed": [watched.mount.path for watched in removed],
-            "changed": [mount.path for _, mount in live],
-            "renewed": [mount.path for _, mount in renewed],
+            "added": [mount.path for mount in change.added],
+            "removed": [mount.path for mount in change.removed],
+            "changed": [mount.path for mount in new.mounts if mount.name in live],
+            "renewed": [mount.path for mount in change.renewed],
         }
+
+    async def _change_mounts(self, change: Difference) -> None:
+        """Make, reload and renew mounts, and stop watching those that go. The server learns of it afterwards.
+
+        Raises:
+            ServerError: something failed; what was done until then is left as it is.
+            OSError: likewise.
+        """
+        self._write_down(change.added)
+        await self._add(change.added)
+        for mount in change.reloaded:
+            await self._reload_daemon(self._watched[mount.name], mount)
+        # The server must not pass several callers on to a mount that takes them for one, or unchecked requests on to
+        # one that relies on the check, not even for a moment.
+        if change.withdrawn:
+            await self._server.change([mount for mount in self._mounts() if mount not in change.withdrawn], [])
+        for mount in change.renewed:
+            self._watched[mount.name].scope.cancel()
+        await self._clear_all(change.renewed)
+        for mount in change.renewed:
+            await self._renew(mount)
+        for mount in change.removed:
+            self._watched.pop(mount.name).scope.cancel()
 
     async def _tell_server(self, renewed: Sequence[Mount]) -> None:
         """Have the server export what there is now; if that fails, it is tried again whenever the server is checked."""
@@ -753,30 +746,6 @@ def control_path(run_dir: str) -> str:
 
 def _keeps_plugin(mount: Mount) -> str:
     return f"{mount.path} keeps the plug-in that it has read again"
-
-
-def _differ_live(old: Mount, new: Mount) -> bool:
-    """Whether a reload suffices for the difference, without a new mount. (A plug-in may always have changed.)"""
-    return (
-        _without(old.options) == _without(new.options)
-        and not _is_trusted_anew(old, new)
-        and old.condition == new.condition
-        and (old != new or new.options.policy is not None)
-    )
-
-
-def _is_trusted_anew(old: Mount, new: Mount) -> bool:
-    """Whether the daemon relies on something else that the server does with callers: see `Guard._mount_options`.
-
-    It may make all of them one (`root.everybody`), or another one, or check the directories above (subtree_check).
-    """
-    before, after = old.options, new.options
-    return root.everybody(before) != root.everybody(after) or root.checks_subtree(before) != root.checks_subtree(after)
-
-
-def _without(options: Options) -> Options:
-    plain = Options()
-    return replace(options, **{name: getattr(plain, name) for name in _RELOADABLE})
 
 
 def _note_failure(watched: Watched, exc: Exception) -> None:

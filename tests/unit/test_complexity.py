@@ -32,7 +32,6 @@ TOO_LONG = {
     "cloakfs/filesystem/request.py": {"answers", "guarded"},
     "cloakfs/health.py": {"_look"},
     "cloakfs/nfs/ganesha.py": {"_clients"},
-    "cloakfs/nfs/guard.py": {"_take_over"},
     "cloakfs/nfs/knfsd.py": {"ask"},
     "cloakfs/tree/door.py": {"visible"},
     "cloakfs/tree/index.py": {"object"},

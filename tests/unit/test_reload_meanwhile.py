@@ -11,7 +11,7 @@ from pyfuse3 import InodeT
 from cloakfs.config.options import Options
 from cloakfs.daemon import FIXED_BY_THE_MOUNT
 from cloakfs.filesystem.callers import Callers
-from cloakfs.nfs.guard import _RELOADABLE
+from cloakfs.nfs.plandiff import RELOADABLE
 from cloakfs.policy import Policy
 from cloakfs.tree.objects import Stale
 from cloakfs.view import View
@@ -53,5 +53,5 @@ def test_a_view_that_is_gone_is_stale() -> None:
 def test_the_guard_has_daemons_reload_nothing_that_they_refuse() -> None:
     """Each option is either fixed by the mount or taken over."""
     names = {field.name for field in fields(Options)}
-    assert not FIXED_BY_THE_MOUNT.keys() & set(_RELOADABLE)
-    assert names == FIXED_BY_THE_MOUNT.keys() | set(_RELOADABLE)
+    assert not FIXED_BY_THE_MOUNT.keys() & set(RELOADABLE)
+    assert names == FIXED_BY_THE_MOUNT.keys() | set(RELOADABLE)
