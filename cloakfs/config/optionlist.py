@@ -99,7 +99,7 @@ class OptionList:
         self._draft.other.pop(family, None)  # so that it moves to the end
         self._draft.other[family] = name, value
 
-    def _value(self, name: str, family: str) -> None:
+    def _value(self, name: str, family: str) -> None:  # noqa: C901, PLR0912  (a table: one case for each option)
         draft = self._draft
         match name:
             case "range_map":

@@ -89,11 +89,7 @@ def _check_repeats(entry: list[Export], seen: dict[tuple[str, str], Location]) -
 def _entry(scan: Scanner) -> list[Export]:
     """Read one logical line."""
     start = scan.location()
-    path = scan.string("(#")
-    if not path.startswith("/"):
-        raise ExportsError(start, f"{shown(path)} is not an absolute path", "a path that begins with /")
-    if scan.peek() in ("(", "#"):
-        raise scan.unexpected("white space after the path, or quotes around it")
+    path = _path(scan)
     exports = []
     defaults = Draft()
     while True:
@@ -104,27 +100,50 @@ def _entry(scan: Scanner) -> list[Export]:
         if scan.peek() == "-":
             scan.pos += 1
             OptionList(scan, defaults, closer="", spaced=False).read()
-            continue
-        client = scan.skip(_CLIENT)
-        options = defaults.copy()
-        if client:
-            if not is_client(client):
-                raise ExportsError(where, f"{shown(client)} is not a client", EXPECTED_CLIENT)
-        elif scan.peek() == "(":
-            scan.warn(where, "options without a client, so they apply to every client (*)")
-            client = "*"
         else:
-            raise scan.unexpected(EXPECTED_CLIENT)
-        if scan.peek() == "(":
-            scan.pos += 1
-            scan.skip(BLANK)
-            if scan.peek() != ")":
-                OptionList(scan, options, closer=")", spaced=True).read()
-            scan.pos += 1
-        if not (scan.at_space() or scan.peek() in ("", "\n")):
-            raise scan.unexpected("white space after a client and its options")
-        exports.append(Export(path, client, _finished(options, scan, client), where))
+            client = _client(scan)
+            options = _options_of_client(scan, defaults)
+            exports.append(Export(path, client, _finished(options, scan, client), where))
     if not exports:
         scan.warn(start, "no client is named, so this is exported to every client (*)")
         exports.append(Export(path, "*", _finished(defaults, scan), start))
     return exports
+
+
+def _path(scan: Scanner) -> str:
+    """Read the path at the beginning of a line."""
+    start = scan.location()
+    path = scan.string("(#")
+    if not path.startswith("/"):
+        raise ExportsError(start, f"{shown(path)} is not an absolute path", "a path that begins with /")
+    if scan.peek() in ("(", "#"):
+        raise scan.unexpected("white space after the path, or quotes around it")
+    return path
+
+
+def _client(scan: Scanner) -> str:
+    """Read a client; options without one are for every client."""
+    where = scan.location()
+    client = scan.skip(_CLIENT)
+    if client:
+        if not is_client(client):
+            raise ExportsError(where, f"{shown(client)} is not a client", EXPECTED_CLIENT)
+        return client
+    if scan.peek() != "(":
+        raise scan.unexpected(EXPECTED_CLIENT)
+    scan.warn(where, "options without a client, so they apply to every client (*)")
+    return "*"
+
+
+def _options_of_client(scan: Scanner, defaults: Draft) -> Draft:
+    """Read the options in parentheses after a client, if there are any; they are added to those of the line."""
+    options = defaults.copy()
+    if scan.peek() == "(":
+        scan.pos += 1
+        scan.skip(BLANK)
+        if scan.peek() != ")":
+            OptionList(scan, options, closer=")", spaced=True).read()
+        scan.pos += 1
+    if not (scan.at_space() or scan.peek() in ("", "\n")):
+        raise scan.unexpected("white space after a client and its options")
+    return options

@@ -1,7 +1,7 @@
 """Renders entries and options as text, which `parse` reads back."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from ..mapping import DEFAULT_NOBODY
 from ..prefetch import Limits
@@ -34,34 +34,44 @@ def format_options(options: Options) -> str:
 
 
 def _items(options: Options, space: str) -> list[str]:
-    items = ["ro" if options.read_only else "rw"]
+    """Return the options that differ from what applies without them; `space` stands between the terms of a list."""
+    words = (("groups", options.groups), ("policy", options.policy))
+    lists = ((name, getattr(options, name)) for name in _LISTS)
+    return [
+        "ro" if options.read_only else "rw",
+        *_squash_items(options),
+        *(name if value is None else f"{name}={_quoted(value)}" for name, value in options.other),
+        *(f"{name}={_quoted(value)}" for name, value in words if value is not None),
+        *["no_client_cache"] * options.no_client_cache,
+        *_prefetch_items(options),
+        *_probe_items(options),
+        *(space.join([f"{name} =", *map(str, terms)]) for name, terms in lists if terms),
+    ]
+
+
+def _squash_items(options: Options) -> Iterator[str]:
     if options.squash != "root":
-        items.append({"none": "no_root_squash", "all": "all_squash"}[options.squash])
+        yield {"none": "no_root_squash", "all": "all_squash"}[options.squash]
     if options.anonuid != DEFAULT_NOBODY:
-        items.append(f"anonuid={options.anonuid}")
+        yield f"anonuid={options.anonuid}"
     if options.anongid != DEFAULT_NOBODY:
-        items.append(f"anongid={options.anongid}")
-    items += [name if value is None else f"{name}={_quoted(value)}" for name, value in options.other]
-    for name, value in (("groups", options.groups), ("policy", options.policy)):
-        if value is not None:
-            items.append(f"{name}={_quoted(value)}")
-    if options.no_client_cache:
-        items.append("no_client_cache")
+        yield f"anongid={options.anongid}"
+
+
+def _prefetch_items(options: Options) -> Iterator[str]:
     if options.prefetch != DEFAULT_PREFETCH:
-        items.append(f"prefetch={options.prefetch}")
+        yield f"prefetch={options.prefetch}"
     for name, limit in LIMITS.items():
         value = getattr(options.prefetch_limits, limit)
         if value != getattr(Limits(), limit):
-            items.append(f"{name}={_with_unit(value) if name in BYTES else value}")
+            yield f"{name}={_with_unit(value) if name in BYTES else value}"
+
+
+def _probe_items(options: Options) -> Iterator[str]:
     if options.probe_alarm != DEFAULT_ALARM:
-        items.append(f"probe_alarm={options.probe_alarm or 'off'}")
+        yield f"probe_alarm={options.probe_alarm or 'off'}"
     if options.probe_delay:
-        items.append(f"probe_delay={options.probe_delay}")
-    for name in _LISTS:
-        terms = getattr(options, name)
-        if terms:
-            items.append(space.join([f"{name} =", *map(str, terms)]))
-    return items
+        yield f"probe_delay={options.probe_delay}"
 
 
 def _with_unit(amount: int) -> str:
