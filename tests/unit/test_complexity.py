@@ -41,7 +41,6 @@ TOO_LONG = {
         "test_a_caller_view_remembers_for_one_caller_exactly_what_it_would_be_told_whatever_its_groups",
     },
     "tests/mount/test_stacked_views.py": {"act"},
-    "tests/mount/test_stateful.py": {"_check_held"},
     "tests/mount/test_watch.py": {"table"},
     "tests/nfs/test_ganesha_process.py": {"test_clients_claim_what_they_have_locked"},
     "tests/property/test_index_laws.py": {"test_what_was_given_stays_given_whenever_the_disk_is_full"},
