@@ -15,11 +15,10 @@ from typing import NamedTuple
 
 import click
 
-from cloakfs import files
 from cloakfs.config.options import Options
 from cloakfs.config.parse import parse_options
 from cloakfs.config.views import Range
-from cloakfs.linux import mountinfo
+from cloakfs.linux import mountinfo, ownfiles
 from cloakfs.mounted import mounted
 from cloakfs.shell import printable
 from cloakfs.views import Identity, accounts_of, resolve
@@ -329,7 +328,7 @@ def _write(path: str, content: bytes | None) -> None:
             os.makedirs(os.path.dirname(real), exist_ok=True)
         os.umask(0)
         mode = stat.S_IMODE(os.stat(real).st_mode) if os.path.exists(real) else 0o644
-        files.replace(real, content, mode=mode, durable=True)
+        ownfiles.replace(real, content, mode=mode, durable=True)
     finally:
         os.umask(umask)
 

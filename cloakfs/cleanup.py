@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 
 from .control import socket_of
-from .files import beside
+from .linux import ownfiles, programs
 from .mounted import STATE_DIR, state_path, waiting_path
 from .mountpoint import Attached
 
@@ -61,8 +61,8 @@ class CleanUp:
 
     def __init__(self, key: str, target: str, again: Again | None = None) -> None:
         told, tell = os.pipe()
-        self._tell = open(tell, "wb", buffering=0)  # noqa: SIM115  (until the mount is made, or is not)
-        words = [os.path.join(STATE_DIR, key), state_path(key), beside(state_path(key)), socket_of(key), "--"]
+        self._tell = ownfiles.open(tell, "wb", buffering=0)
+        words = [os.path.join(STATE_DIR, key), state_path(key), ownfiles.beside(state_path(key)), socket_of(key), "--"]
         if again is not None:
             words += [waiting_path(key), again.log, again.directory, str(again.restarts), *again.command]
         self._tells_more = again is not None
@@ -73,7 +73,7 @@ class CleanUp:
                 daemon = os.pidfd_open(os.getpid())
                 stack.callback(os.close, daemon)
                 # Once it has imported everything, it goes on as an orphan, and this call returns.
-                subprocess.run(
+                programs.run(
                     [*_PROGRAM, target, str(daemon), *words], stdin=told, stdout=silent, stderr=silent,
                     pass_fds=[daemon], cwd="/", start_new_session=True, check=True,
                 )  # fmt: skip

@@ -6,7 +6,6 @@ not healthy.
 
 import json
 import resource
-import socket
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -186,18 +185,17 @@ async def _asked(mount: Mounted, seconds: float) -> tuple[str | None, Mapping[st
         return None, None  # it is of an earlier version, or is about to end
     except trio.TooSlowError:
         return f"{who} has not answered for {time.monotonic() - began:.0f} s", None
-    except (OSError, ValueError, TypeError, AttributeError) as exc:
+    except (OSError, trio.BrokenResourceError, ValueError, TypeError, AttributeError) as exc:
         return f"{who} does not answer: {exc}", None
 
 
 async def _figures(mount: Mounted) -> Mapping[str, Any] | None:
-    with trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control:
-        await control.connect(socket_of(mount_key(mount.source, mount.target)))
+    async with await trio.open_unix_socket(socket_of(mount_key(mount.source, mount.target))) as control:
         for request in ({"version": VERSION}, {"method": "metrics"}):
-            await control.send(json.dumps(request).encode() + b"\n")
+            await control.send_all(json.dumps(request).encode() + b"\n")
         received = bytearray()
         while received.count(b"\n") < 2:
-            more = await control.recv(1 << 16)
+            more = await control.receive_some(1 << 16)
             if not more:
                 raise OSError("it has ended")
             received += more

@@ -11,8 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from . import files
-from .linux import mountinfo
+from .linux import mountinfo, ownfiles
 from .mounted import RUN_DIR, STATE_DIR, mount_key, state_path
 from .unmount import KINDS
 from .versions import is_known, refusal
@@ -25,7 +24,7 @@ IMAGE = "identity"
 _RECORD = "mount.json"
 
 # In the order of removal: as long as anything is left, the record says of which mount it is.
-_FILES = (INDEX, f"{INDEX}-wal", f"{INDEX}-shm", f"{INDEX}-journal", IMAGE, files.beside(_RECORD), _RECORD)
+_FILES = (INDEX, f"{INDEX}-wal", f"{INDEX}-shm", f"{INDEX}-journal", IMAGE, ownfiles.beside(_RECORD), _RECORD)
 
 _key = re.compile(r".+-[0-9a-f]{12}", re.DOTALL)
 
@@ -95,11 +94,11 @@ def take(key: str) -> int | None:
     """
     path = os.path.join(STATE_DIR, key)
     for _ in range(_ATTEMPTS):
-        os.makedirs(path, mode=0o700, exist_ok=True)
+        ownfiles.makedirs(path, mode=0o700, exist_ok=True)
         with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as stack:  # removed meanwhile (`remove`)
-            state = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            state = ownfiles.open_fd(path, os.O_RDONLY | os.O_CLOEXEC)
             stack.callback(os.close, state)
-            if _locked(state) and os.path.samestat(os.fstat(state), os.stat(path)):
+            if _locked(state) and os.path.samestat(ownfiles.fstat(state), ownfiles.stat(path)):
                 stack.pop_all()
                 return state
         time.sleep(_ATTEMPT_SECONDS)
@@ -121,14 +120,14 @@ def keep_record(source: str, target: str, *, exported: bool) -> None:
         OSError: the record cannot be written.
     """
     record = Record(source, target, _file_system_at(source), _file_system_at(target), exported)
-    files.replace(
+    ownfiles.replace(
         os.path.join(STATE_DIR, mount_key(source, target), _RECORD), json.dumps(asdict(record)).encode(), mode=0o600
     )
 
 
 def _file_system_at(path: str) -> list[str]:
     """Return on which file system an object is; an empty list, with which its state is kept, if it does not say."""
-    there = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    there = ownfiles.open_fd(path, os.O_PATH | os.O_CLOEXEC)
     try:
         return _file_system(there)
     except OSError:  # no statfs(2), for example
@@ -147,7 +146,7 @@ def _file_system(fd: int) -> list[str]:
     if place is None:
         return []
     # f_fsid of the mount point, because on btrfs that of each subvolume differs.
-    number = "" if place.kind == "tmpfs" else str(os.statvfs(place.path).f_fsid)
+    number = "" if place.kind == "tmpfs" else str(ownfiles.statvfs(place.path).f_fsid)
     return [place.path, place.kind, number]
 
 
@@ -158,7 +157,7 @@ def all_states() -> list[State]:
         OSError: they cannot be listed.
     """
     try:
-        names = sorted(os.listdir(STATE_DIR))
+        names = sorted(ownfiles.listdir(STATE_DIR))
     except FileNotFoundError:
         return []
     return [_read(name) for name in names if _key.fullmatch(name) and _has_nothing_else(name)]
@@ -167,7 +166,7 @@ def all_states() -> list[State]:
 def _has_nothing_else(key: str) -> bool:
     """Whether this is the state of a mount, and not that of an export with such a name."""
     try:
-        return set(os.listdir(os.path.join(STATE_DIR, key))) <= set(_FILES)
+        return set(ownfiles.listdir(os.path.join(STATE_DIR, key))) <= set(_FILES)
     except (NotADirectoryError, FileNotFoundError):
         return False
 
@@ -176,10 +175,10 @@ def _read(key: str) -> State:
     size = 0
     for name in _FILES:
         with contextlib.suppress(FileNotFoundError):
-            size += os.lstat(os.path.join(STATE_DIR, key, name)).st_blocks * 512
+            size += ownfiles.lstat(os.path.join(STATE_DIR, key, name)).st_blocks * 512
     path = os.path.join(STATE_DIR, key, _RECORD)
     try:
-        with open(path, encoding="utf-8") as file:
+        with ownfiles.open(path, encoding="utf-8") as file:
             told = json.load(file)
         if not is_known(told["version"], VERSION):
             return State(key, None, refusal(path, told["version"], VERSION, "use the cloakfs that wrote it"), size)
@@ -226,14 +225,14 @@ def remove(state: State) -> bool:
     Raises:
         OSError: it cannot be removed.
     """
-    lock = os.open(state.path, os.O_RDONLY | os.O_CLOEXEC)
+    lock = ownfiles.open_fd(state.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         if not _locked(lock):
             return False
         for path in (*(os.path.join(state.path, name) for name in _FILES), *_left_in_run(state.key)):
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-        os.rmdir(state.path)
+                ownfiles.unlink(path)
+        ownfiles.rmdir(state.path)
     finally:
         os.close(lock)
     return True
@@ -245,7 +244,7 @@ def _left_in_run(key: str) -> Iterator[str]:
 
 
 def _is_served(state: State) -> bool:
-    lock = os.open(state.path, os.O_RDONLY | os.O_CLOEXEC)
+    lock = ownfiles.open_fd(state.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -270,7 +269,7 @@ def _look(path: str, on: list[str]) -> bool | None:
     above = path
     while True:
         try:
-            fd = os.open(above, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            fd = ownfiles.open_fd(above, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as exc:
             if exc.errno not in (errno.ENOENT, errno.ENOTDIR):
                 return None
@@ -279,7 +278,7 @@ def _look(path: str, on: list[str]) -> bool | None:
         try:
             if above == path:
                 # A file system that reports errors only when it is used, such as one whose daemon has died.
-                os.fstat(fd)
+                ownfiles.fstat(fd)
                 return False
             there = _file_system(fd)
         except OSError:

@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import fcntl
-import glob
 import hashlib
 import json
 import logging
@@ -14,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from . import files, linux
-from .linux import mountinfo, process
+from .linux import mountinfo, ownfiles, process
 from .unmount import KINDS
 from .versions import is_known, refusal
 
@@ -125,9 +123,9 @@ class Waiting:
 def waiting() -> list[Waiting]:
     """Return the mounts that are being mounted again, or wait for the next attempt."""
     found = []
-    for path in glob.glob(os.path.join(glob.escape(RUN_DIR), "*.waiting")):
+    for path in ownfiles.glob(RUN_DIR, "*.waiting"):
         with contextlib.suppress(OSError, ValueError):
-            with open(path, "rb") as file:
+            with ownfiles.open(path, "rb") as file:
                 pid, started, target = file.read().split(b" ", 2)
             if process.start_time(int(pid)) == int(started):
                 found.append(Waiting(os.fsdecode(target), int(pid), path))
@@ -159,13 +157,12 @@ class PublishedState:
         self._options = options
 
     def __enter__(self) -> None:
-        os.makedirs(RUN_DIR, mode=0o755, exist_ok=True)
+        ownfiles.makedirs(RUN_DIR, mode=0o755, exist_ok=True)
         self._write()
 
     def __exit__(self, *exc: object) -> None:
-        linux.act_as_daemon()
         with contextlib.suppress(OSError):
-            os.unlink(self._path)
+            ownfiles.unlink(self._path)
 
     @property
     def options(self) -> str:
@@ -215,7 +212,7 @@ class PublishedState:
         others = asdict(self._now)
         del others["options"]
         content = b'{"options": %b, %b' % (self._options, json.dumps(others)[1:].encode())
-        files.replace(self._path, content, mode=0o600)
+        ownfiles.replace(self._path, content, mode=0o600)
 
 
 def all_mounted() -> list[Mounted]:
@@ -225,9 +222,9 @@ def all_mounted() -> list[Mounted]:
         OSError: there is no free descriptor, or not enough memory, to find out.
     """
     found = []
-    for path in glob.glob(os.path.join(glob.escape(RUN_DIR), "*.json")):
+    for path in ownfiles.glob(RUN_DIR, "*.json"):
         try:
-            with open(path, encoding="utf-8") as file:
+            with ownfiles.open(path, encoding="utf-8") as file:
                 told = json.load(file)
             mount = _restored(told)
         except (ValueError, TypeError, AttributeError, KeyError):
@@ -306,7 +303,7 @@ def _raise_if_full(exc: OSError) -> None:
 def _is_served(key: str) -> bool:
     """Whether the daemon of this mount lives. A killed daemon leaves its file behind, and its pid can be reused."""
     try:
-        state = os.open(os.path.join(STATE_DIR, key), os.O_RDONLY | os.O_CLOEXEC)
+        state = ownfiles.open_fd(os.path.join(STATE_DIR, key), os.O_RDONLY | os.O_CLOEXEC)
     except OSError as exc:
         _raise_if_full(exc)
         return False

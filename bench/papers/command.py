@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 import click
 
 from cli.common import console, fail, note
-from cloakfs.files import replace
+from cloakfs.linux.ownfiles import replace
 
 from ..session import interruptible, require_matplotlib
 from ..sheet import Sheet

@@ -22,6 +22,7 @@ from .credentials import (
     act_as_daemon,
     act_for_nobody_as,
     acts_as,
+    as_daemon,
 )
 from .mounting import (
     MNT_DETACH,
@@ -76,7 +77,8 @@ __all__ = [
     "MS_DIRSYNC",
     "MS_NOATIME", "MS_NODEV", "MS_NODIRATIME", "MS_NOEXEC", "MS_NOSUID", "MS_NOSYMFOLLOW", "MS_POSIXACL", "MS_RDONLY",
     "MS_RELATIME", "MS_REMOUNT", "MS_SYNCHRONOUS", "RENAME_EXCHANGE", "RENAME_NOREPLACE", "ROOT", "RWF_NOWAIT",
-    "Credentials", "Stat", "When", "act_as_daemon", "act_for_nobody_as", "acts_as", "apart", "btrfs_top", "clone_tree",
+    "Credentials", "Stat", "When", "act_as_daemon", "act_for_nobody_as", "acts_as", "apart", "as_daemon", "btrfs_top",
+    "clone_tree",
     "clone_writable",
     "detach_mount", "effective_capabilities", "fallocate", "fstat", "getdents", "in_main_thread", "may_access",
     "may_lease",

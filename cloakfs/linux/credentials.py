@@ -4,12 +4,15 @@ import ctypes
 import errno
 import threading
 from array import array
-from functools import lru_cache
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import Any, NamedTuple, TypeVar, cast
 
 from ..ids import ServerId
 from .capabilities import effective_capabilities, set_effective_capabilities
 from .libc import NR, check, syscall
+
+_Call = TypeVar("_Call", bound=Callable[..., Any])
 
 _INVALID = ctypes.c_uint32(0xFFFFFFFF)
 _ROOT_ID = ctypes.c_uint32(0)
@@ -37,15 +40,17 @@ It is distinguished by identity, too.
 """
 
 _of_daemon = ROOT
+_has_switched = False  # whether a thread of this process may act as anybody but whoever started it
 
 
 def act_for_nobody_as(who: Credentials) -> None:
     """Let `ROOT` mean these credentials from now on, by which the cloakfs mount below recognizes this daemon.
 
-    To be called before there are other threads.
+    The thread acts with them at once. To be called before there are other threads.
     """
     global _of_daemon  # noqa: PLW0603 (as all the process's credentials)
     _of_daemon = who
+    assume(ROOT)
 
 
 class _Thread(threading.local):
@@ -108,6 +113,7 @@ def assume(who: Credentials) -> None:
     Raises:
         PermissionError: the kernel refused one of the ids (for example, one not mapped in a user namespace).
     """
+    global _has_switched  # noqa: PLW0603 (it is the process's)
     if who is ANYBODY:
         return
     if who is ROOT:
@@ -116,6 +122,7 @@ def assume(who: Credentials) -> None:
     if before is who or before == who:
         return
     _thread.who = None
+    _has_switched = True
     if _Limits.effective is not None and (before is None or before.lacks):
         # A new thread has begun with what its maker had.
         syscall(_SETFSUID, _ROOT_ID)  # otherwise, what is raised here would be kept by whom the thread then acts as
@@ -144,9 +151,22 @@ def acts_as(uid: ServerId, gid: ServerId) -> bool:
 
 
 def act_as_daemon() -> None:
-    """Switch this thread to the daemon's credentials, before it uses the daemon's own /proc, sockets or database.
+    """Switch this thread to the daemon's credentials, before code that is not ours runs in it, such as a plug-in.
 
-    The source files that a traceback reads belong to these, too. Otherwise, a thread keeps the credentials of the
-    caller for whom it made its last call.
+    Otherwise, a thread keeps the credentials of the caller for whom it made its last call. This costs nothing if the
+    thread acts as the daemon already, and does nothing in a process that acts for nobody, such as a command.
     """
-    assume(ROOT)
+    if _has_switched:
+        assume(ROOT)
+
+
+def as_daemon(call: _Call) -> _Call:
+    """Return a function that does what `call` does, with the daemon's credentials, which the thread then keeps."""
+
+    @wraps(call)
+    def acting(*args: Any, **kwargs: Any) -> Any:
+        if _has_switched and _thread.who is not _of_daemon:
+            assume(ROOT)
+        return call(*args, **kwargs)
+
+    return cast(_Call, acting)

@@ -12,7 +12,7 @@ import os
 import struct
 import uuid
 
-from .. import files
+from . import ownfiles
 
 _SIZE = 64 * 1024
 _UUID_AT = 1024 + 104
@@ -30,7 +30,7 @@ def identify(path: str) -> uuid.UUID:
         OSError: it cannot be read or written.
     """
     try:
-        with open(path, "rb") as file:
+        with ownfiles.open(path, "rb") as file:
             data = file.read()
     except FileNotFoundError:
         data = b""
@@ -42,7 +42,7 @@ def identify(path: str) -> uuid.UUID:
         superblock[104:120] = identity.bytes
         superblock[120:136] = b"cloakfs".ljust(16, b"\0")
         data = bytes(1024) + superblock + bytes(_SIZE - 2048)
-        files.replace(path, data, durable=True)
+        ownfiles.replace(path, data, durable=True)
     return uuid.UUID(bytes=data[_UUID_AT : _UUID_AT + 16])
 
 
@@ -55,19 +55,19 @@ def attach(path: str) -> tuple[str, int]:
     Raises:
         OSError: there are no loop devices here, or none is available.
     """
-    image = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    image = ownfiles.open_fd(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
+        control = ownfiles.open_fd("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
         try:
             for attempt in range(_ATTEMPTS):
                 device = f"/dev/loop{fcntl.ioctl(control, _LOOP_CTL_GET_FREE)}"
-                loop = os.open(device, os.O_RDWR | os.O_CLOEXEC)
+                loop = ownfiles.open_fd(device, os.O_RDWR | os.O_CLOEXEC)
                 try:
                     # struct loop_config: fd, block size (the kernel's choice), then loop_info64: lo_flags.
                     config = struct.pack("=II52xI172x8x64x", image, 0, _LO_FLAGS_AUTOCLEAR)
                     fcntl.ioctl(loop, _LOOP_CONFIGURE, config)
                     # For minutes, libblkid trusts what it once read from a device, unless the device node changes.
-                    os.utime(device)
+                    ownfiles.utime(device)
                 except BaseException as exc:
                     os.close(loop)
                     # Another process took the device.

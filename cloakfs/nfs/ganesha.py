@@ -22,7 +22,6 @@ import errno
 import ipaddress
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -32,8 +31,8 @@ from dataclasses import dataclass, replace
 
 import trio
 
-from .. import files, linux
-from ..linux import mountinfo
+from .. import linux
+from ..linux import mountinfo, ownfiles, programs
 from ..unmount import KINDS
 from . import ganeshastate
 from .ending import end
@@ -307,7 +306,7 @@ async def _require_answer(path: str) -> None:
     """Raise ServerError unless what is mounted at `path` answers."""
     try:
         with trio.fail_after(_STAT_SECONDS):
-            await trio.to_thread.run_sync(os.stat, path, abandon_on_cancel=True)
+            await trio.to_thread.run_sync(ownfiles.stat, path, abandon_on_cancel=True)
     except trio.TooSlowError:
         raise ServerError(f"{path}: its daemon has not answered for {_STAT_SECONDS:g} s") from None
     except OSError as exc:
@@ -336,7 +335,7 @@ def _honours_bind_addr() -> bool:
     except OSError:
         return True
     try:
-        with open("/proc/net/if_inet6", encoding="ascii") as file:
+        with ownfiles.open("/proc/net/if_inet6", encoding="ascii") as file:
             return any(not line.startswith(f"{1:032x}") for line in file)
     except FileNotFoundError:
         return False
@@ -346,13 +345,13 @@ def _listeners(pid: int) -> set[ipaddress.IPv4Address | ipaddress.IPv6Address]:
     """Return the addresses of the TCP sockets that a process listens on, from proc_pid_net(5)."""
     # psutil would save fewer than twenty lines here and nothing elsewhere: not worth a compiled dependency.
     own = set()
-    for fd in os.listdir(f"/proc/{pid}/fd"):
+    for fd in ownfiles.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(OSError):
-            own.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
+            own.add(ownfiles.readlink(f"/proc/{pid}/fd/{fd}"))
     found = set()
     for table in ("tcp", "tcp6"):
         try:
-            with open(f"/proc/{pid}/net/{table}", encoding="ascii") as file:
+            with ownfiles.open(f"/proc/{pid}/net/{table}", encoding="ascii") as file:
                 rows = [line.split() for line in file][1:]
         except FileNotFoundError:
             continue
@@ -376,10 +375,10 @@ def _has_open_below(pid: int, mount_points: Collection[str]) -> bool:
     """Whether a process has something open by mounts at these places, apart from their roots; asks no file system."""
     places = {number: place.path for number, place in mountinfo.by_id().items() if place.path in mount_points}
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        for fd in os.listdir(f"/proc/{pid}/fd"):
+        for fd in ownfiles.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):
                 path = places.get(mountinfo.id_of(int(fd), pid))
-                if path is not None and os.readlink(f"/proc/{pid}/fd/{fd}") != path:
+                if path is not None and ownfiles.readlink(f"/proc/{pid}/fd/{fd}") != path:
                     return True
     return False
 
@@ -450,16 +449,16 @@ class Ganesha:
                 configuration, there is no cloakfs mount at a path, or it would listen on more addresses than it was
                 told to.
         """
-        if shutil.which(PROGRAM) is None:
+        if programs.which(PROGRAM) is None:
             raise ServerError(f"{PROGRAM} is not installed (apt install nfs-ganesha nfs-ganesha-vfs)")
-        if not os.path.exists(_MOUNT_TABLE):
+        if not ownfiles.exists(_MOUNT_TABLE):
             raise ServerError(
                 f"{_MOUNT_TABLE} does not exist, and without it nfs-ganesha exports nothing (ln -s /proc/self/mounts "
                 f"{_MOUNT_TABLE})"
             )
         text = self._render(exports)
         await self._check_hosts(exports)
-        os.makedirs(self.state_dir, mode=0o700, exist_ok=True)
+        ownfiles.makedirs(self.state_dir, mode=0o700, exist_ok=True)
         await self.end_left_over()
         self._check_ports()
         if 3 in self.protocols and not await _answers("127.0.0.1", 111, RPCBIND, 2):
@@ -473,9 +472,9 @@ class Ganesha:
                 self._bind(export)
             self._write(text)
             with contextlib.suppress(FileNotFoundError):
-                os.replace(self.log, f"{self.log}.1")
+                ownfiles.rename(self.log, f"{self.log}.1")
             for path in (_recovery_of(self.state_dir), os.path.join(self.state_dir, "krb5")):
-                os.makedirs(path, mode=0o700, exist_ok=True)
+                ownfiles.makedirs(path, mode=0o700, exist_ok=True)
             ganeshastate.remove_old_records(_recovery_of(self.state_dir))
             await self._spawn()
             self._exports = {export.export_id: export for export in exports}
@@ -595,10 +594,10 @@ class Ganesha:
         places = {place.path: place for place in mounts.values()}
         held = set()
         with contextlib.suppress(OSError):
-            for fd in os.listdir(f"/proc/{self.pid}/fd"):
+            for fd in ownfiles.listdir(f"/proc/{self.pid}/fd"):
                 with contextlib.suppress(OSError):
                     place = mounts.get(mountinfo.id_of(int(fd), self.pid))
-                    if place is not None and place.path == os.readlink(f"/proc/{self.pid}/fd/{fd}"):
+                    if place is not None and place.path == ownfiles.readlink(f"/proc/{self.pid}/fd/{fd}"):
                         held.add(place.device)
         return {
             export.export_id
@@ -628,8 +627,8 @@ class Ganesha:
         path = self.state_dir
         for left in ("blkid.tab", "blkid.tab.old"):  # loop devices may have changed meanwhile
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.join(path, left))
-        with open(os.path.join(path, "ganesha.out"), "wb") as out:
+                ownfiles.unlink(os.path.join(path, left))
+        with ownfiles.open(os.path.join(path, "ganesha.out"), "wb") as out:
             self._process = await trio.lowlevel.open_process(
                 [
                     PROGRAM, "-F",
@@ -662,11 +661,11 @@ class Ganesha:
 
         It is known by its command line. The file with its pid comes later, when it may have been left already.
         """
-        for entry in os.listdir("/proc"):
+        for entry in ownfiles.listdir("/proc"):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                if not entry.isdigit() or os.stat(f"/proc/{entry}").st_uid != 0:
+                if not entry.isdigit() or ownfiles.stat(f"/proc/{entry}").st_uid != 0:
                     continue
-                with open(f"/proc/{entry}/cmdline", "rb") as file:
+                with ownfiles.open(f"/proc/{entry}/cmdline", "rb") as file:
                     words = file.read().split(b"\0")
                 if os.path.basename(words[0]) == PROGRAM.encode() and os.fsencode(self._config) in words:
                     self._forget_unless_locked(int(entry))
@@ -744,7 +743,7 @@ class Ganesha:
         )
 
     def _write(self, text: str) -> None:
-        files.replace(self._config, text.encode())
+        ownfiles.replace(self._config, text.encode())
 
     async def _check_hosts(self, exports: Sequence[GaneshaExport]) -> None:
         """Check that all hosts can be found: Ganesha drops an export with one that cannot, even if it is in use."""
@@ -799,13 +798,13 @@ class Ganesha:
 
     def _log_size(self) -> int:
         try:
-            return os.stat(self.log).st_size
+            return ownfiles.stat(self.log).st_size
         except FileNotFoundError:
             return 0
 
     def _log(self, start: int) -> str:
         try:
-            with open(self.log, "rb") as file:
+            with ownfiles.open(self.log, "rb") as file:
                 file.seek(start)
                 return file.read().decode(errors="replace")
         except FileNotFoundError:
@@ -822,7 +821,7 @@ class Ganesha:
             if not _HARMLESS.search(said):
                 return said.strip()
         try:
-            with open(os.path.join(self.state_dir, "ganesha.out"), encoding="utf-8", errors="replace") as file:
+            with ownfiles.open(os.path.join(self.state_dir, "ganesha.out"), encoding="utf-8", errors="replace") as file:
                 said = file.read().split("\n")[0].strip()
         except FileNotFoundError:
             said = ""
@@ -846,7 +845,7 @@ class Ganesha:
 
     def _make_room(self) -> None:
         self._clear_room()
-        os.makedirs(self._room, mode=0o700, exist_ok=True)
+        ownfiles.makedirs(self._room, mode=0o700, exist_ok=True)
         linux.mount("cloakfs", self._room, "ramfs", _FLAGS, "mode=700")
         linux.mount("", self._room, "none", _MS_PRIVATE, "")
 
@@ -862,10 +861,10 @@ class Ganesha:
             return
         _require_cloakfs(export.path)
         place = self._room_of(export.export_id)
-        os.makedirs(place, mode=0o700, exist_ok=True)
+        ownfiles.makedirs(place, mode=0o700, exist_ok=True)
         linux.mount(export.path, place, "none", _MS_BIND, "")
         linux.mount("", place, "none", _MS_PRIVATE, "")
 
     def _unbind(self, export_id: int) -> None:
         linux.umount(self._room_of(export_id), linux.MNT_DETACH)
-        os.rmdir(self._room_of(export_id))
+        ownfiles.rmdir(self._room_of(export_id))

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 
-from .. import files
+from ..linux import ownfiles
 from ..versions import is_known, refusal
 from . import served
 from .ganesha import GRACE_SECONDS, Ganesha, GaneshaExport
@@ -146,15 +146,15 @@ def exports_of(mounts: Sequence[Mount], ids: str, *, keep: bool = True) -> list[
             )
         )
     if keep and known != before:
-        os.makedirs(os.path.dirname(ids), mode=0o700, exist_ok=True)
-        files.replace(ids, json.dumps({_VERSION_KEY: VERSION, **known}).encode(), durable=True)
+        ownfiles.makedirs(os.path.dirname(ids), mode=0o700, exist_ok=True)
+        ownfiles.replace(ids, json.dumps({_VERSION_KEY: VERSION, **known}).encode(), durable=True)
     return exports
 
 
 def _read(ids: str) -> dict[str, int]:
-    if not os.path.exists(ids):
+    if not ownfiles.exists(ids):
         return {}
-    with open(ids, encoding="utf-8") as file:
+    with ownfiles.open(ids, encoding="utf-8") as file:
         known: dict[str, int] = json.load(file)
     version = known.pop(_VERSION_KEY, None)
     if not is_known(version, VERSION):

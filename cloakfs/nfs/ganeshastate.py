@@ -8,8 +8,9 @@ Each server makes a new one; until its grace time has passed, a symbolic link le
 
 import contextlib
 import os
-import shutil
 from collections.abc import Iterable
+
+from ..linux import ownfiles
 
 _PLACE = "v4recov"
 
@@ -34,8 +35,8 @@ def locked_by(pid: int) -> set[str]:
     """Return the devices of the files that a process has locked; none if it has ended. No file system is asked."""
     found: set[str] = set()
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        for entry in os.scandir(f"/proc/{pid}/fdinfo"):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(entry.path) as lines:
+        for entry in ownfiles.scandir(f"/proc/{pid}/fdinfo"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError), ownfiles.open(entry.path) as lines:
                 found |= locked_devices(lines)
     return found
 
@@ -57,22 +58,22 @@ def forget_clients(recovery: str) -> None:
     """
     if not is_in_grace(recovery):
         for link in _entries(recovery)[0]:
-            os.unlink(link)
+            ownfiles.unlink(link)
 
 
 def remove_old_records(recovery: str) -> None:
     """Remove the records that no link leads to, which servers leave that end during their grace time."""
     links, records = _entries(recovery)
-    kept = {os.path.realpath(link) for link in links}
+    kept = {ownfiles.realpath(link) for link in links}
     for path in records:
-        if os.path.realpath(path) not in kept:
-            shutil.rmtree(path)
+        if ownfiles.realpath(path) not in kept:
+            ownfiles.rmtree(path)
 
 
 def _entries(recovery: str) -> tuple[list[str], list[str]]:
     """Return the links to records, and the records."""
     try:
-        entries = list(os.scandir(os.path.join(recovery, _PLACE)))
+        entries = list(ownfiles.scandir(os.path.join(recovery, _PLACE)))
     except FileNotFoundError:
         return [], []
     return (

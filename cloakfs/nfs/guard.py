@@ -12,7 +12,6 @@ import logging
 import math
 import os
 import signal
-import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,10 +19,10 @@ from typing import Any
 
 import trio
 
-from .. import files, tasks
+from .. import tasks
 from ..config.options import Export
 from ..config.render import format_exports, format_options
-from ..linux import mountinfo
+from ..linux import mountinfo, ownfiles, sockets
 from ..logfile import follow_rotation
 from ..mounted import Mounted, mounted
 from ..pauses import pause
@@ -170,7 +169,7 @@ class Guard:
         self._check_free(self._plan.mounts)
         # First of all, so that what a guard leaves that is killed from now on is known.
         self._write_down(self._plan.mounts)
-        os.makedirs(self._plan.root, mode=0o755, exist_ok=True)
+        ownfiles.makedirs(self._plan.root, mode=0o755, exist_ok=True)
         await self._add(self._plan.mounts)
         self._write_down()
         await self._server.start(self._mounts())
@@ -184,7 +183,7 @@ class Guard:
         """
         there = mounted()
         for mount in mounts:
-            path = os.path.realpath(mount.path)
+            path = ownfiles.realpath(mount.path)
             daemon = there.get(path)
             if daemon is not None and daemon.policy_dir != self._run_dir:
                 folder, base = os.path.split(daemon.policy_dir)
@@ -207,7 +206,7 @@ class Guard:
             OSError: it cannot be written.
         """
         mounts = [*more, *(watched.mount for watched in self._watched.values())]
-        made = {*self._made, self._plan.root, *(mount.path for mount in mounts if not os.path.isdir(mount.path))}
+        made = {*self._made, self._plan.root, *(mount.path for mount in mounts if not ownfiles.isdir(mount.path))}
         leftover.write(self._run_dir, self._plan.server, self._state_dir, mounts, made)
 
     def _try_to_write_down(self) -> None:
@@ -224,7 +223,7 @@ class Guard:
                 nursery.start_soon(tasks.attempt, f"unmounting {watched.mount.path}", self._unmount, watched.mount)
         for path in (*self._made, self._plan.root):
             with contextlib.suppress(OSError):  # others may use it, too
-                os.rmdir(path)
+                ownfiles.rmdir(path)
 
     # -- mounts ------------------------------------------------------------------------------------
 
@@ -279,13 +278,13 @@ class Guard:
 
     async def _mount(self, mount: Mount) -> Watched:
         if mount.condition is not None:
-            place = await trio.to_thread.run_sync(os.path.realpath, mount.condition)
+            place = await trio.to_thread.run_sync(ownfiles.realpath, mount.condition)
             if place not in mountinfo.by_path():
                 raise NotMountedYet(f"{mount.path}: waits for something to be mounted on {mount.condition} (mp)")
         self._write_entry(mount)
         await _clear(mount.path, self._server.hold)
-        if not os.path.isdir(mount.path):
-            os.mkdir(mount.path, 0o755)
+        if not ownfiles.isdir(mount.path):
+            ownfiles.mkdir(mount.path, 0o755)
             self._made.add(mount.path)
         # This must not be cancelled half-way, because the daemon is an orphan as soon as it has started.
         with trio.CancelScope(shield=True):
@@ -316,7 +315,7 @@ class Guard:
 
     @staticmethod
     def _daemon(mount: Mount) -> Mounted | None:
-        return mounted().get(os.path.realpath(mount.path))
+        return mounted().get(ownfiles.realpath(mount.path))
 
     def _entry_file(self, mount: Mount) -> str:
         return os.path.join(self._run_dir, f"{mount.name}.exports")
@@ -324,7 +323,7 @@ class Guard:
     def _write_entry(self, mount: Mount) -> None:
         """Write the file that the daemon reads, now and on a reload: it never reads an entry that was not checked."""
         text = format_exports([Export(mount.source, mount.client, mount.options, mount.location)])
-        files.replace(self._entry_file(mount), text.encode("utf-8", "surrogateescape"))
+        ownfiles.replace(self._entry_file(mount), text.encode("utf-8", "surrogateescape"))
 
     async def _unmount(self, mount: Mount) -> None:
         try:
@@ -336,11 +335,11 @@ class Guard:
     def _tidy(self, mount: Mount) -> None:
         """Remove what was made for a mount that is unmounted now."""
         with contextlib.suppress(OSError):
-            os.unlink(self._entry_file(mount))
+            ownfiles.unlink(self._entry_file(mount))
         if mount.path in self._made:
             self._made.discard(mount.path)
             with contextlib.suppress(OSError):
-                os.rmdir(mount.path)
+                ownfiles.rmdir(mount.path)
 
     def _start_watching(self, watched: Watched) -> None:
         self._tasks.once(f"watching {watched.mount.path}", self._watch, watched)
@@ -570,7 +569,7 @@ class Guard:
         """Return the old mount with a new watcher's scope, made again unless it is still there; and what is wrong."""
         daemon = self._daemon(mount)
         # A daemon that has been unmounted lives on for a while.
-        devices = [place.device for place in mountinfo.by_id().values() if place.path == os.path.realpath(mount.path)]
+        devices = [place.device for place in mountinfo.by_id().values() if place.path == ownfiles.realpath(mount.path)]
         if daemon is not None and daemon.pid == watched.pid and daemon.device in devices[-1:]:
             return replace(watched, scope=trio.CancelScope()), []
         try:
@@ -679,14 +678,7 @@ class Guard:
                 self._end.set()
 
     def _bind(self) -> trio.SocketListener:
-        path = control_path(self._run_dir)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-        with contextlib.ExitStack() as stack:
-            listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-            listener.bind(path)
-            listener.listen(5)
-            stack.pop_all()
+        listener = sockets.listen(control_path(self._run_dir), backlog=5)
         return trio.SocketListener(trio.socket.from_stdlib_socket(listener))
 
     async def _listen(self) -> None:

@@ -19,7 +19,7 @@ from ..config.errors import Remark
 from ..config.files import files_of, read_all
 from ..config.lint import ROOT_FSID, beside_root, fsid_of, same_fsid
 from ..config.options import CONDITIONS
-from ..linux import may_lease, mountinfo, name_to_handle, process
+from ..linux import may_lease, mountinfo, name_to_handle, ownfiles, process, programs
 from ..mounted import mounted
 from . import nfsdrestart, nfsdstate, root, served
 from .plan import Mount, Plan
@@ -84,7 +84,7 @@ def unknown_options(mounts: Sequence[Mount]) -> list[Remark]:
     said: list[Remark] = []
     while True:
         try:
-            asked = subprocess.run(
+            asked = programs.run(
                 [_EXPORTFS, "-o", ",".join([*words, _UNKNOWN]), "*.cloakfs.invalid:/"],
                 capture_output=True, text=True, errors="replace", check=False, env={"LC_ALL": "C"},
             )  # fmt: skip
@@ -148,7 +148,7 @@ def _other_exports(made: Plan, own: Collection[str]) -> list[tuple[str, str | No
     What cannot be read is named by its place.
     """
     found: list[tuple[str, str | None]] = []
-    with contextlib.suppress(OSError), open(_ETAB, encoding="utf-8", errors="surrogateescape") as file:
+    with contextlib.suppress(OSError), ownfiles.open(_ETAB, encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             path, _, to = line.rstrip("\n").partition("\t")
             given = re.search(r"[(,]fsid=([^,)]*)", to)
@@ -181,7 +181,7 @@ def _told_gids(mounts: Iterable[Mount]) -> list[Remark]:
 _REPORTED = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs", "f2fs", "bcachefs"})
 
 
-def late_changes(mounts: Iterable[Mount], resolve: Callable[[str], str | None] = os.path.realpath) -> list[Remark]:
+def late_changes(mounts: Iterable[Mount], resolve: Callable[[str], str | None] = ownfiles.realpath) -> list[Remark]:
     """Return warnings of mounts whose changes NFSv4 clients with a delegation may not see, while there are any.
 
     Args:
@@ -216,7 +216,7 @@ def _is_reported(path: str, kind: str) -> bool:
     if kind != "overlay":
         return kind in _REPORTED
     with contextlib.suppress(OSError):  # without nfs_export=on, an overlayfs has no file handles
-        fd = os.open(path or "/", os.O_PATH | os.O_CLOEXEC)
+        fd = ownfiles.open_fd(path or "/", os.O_PATH | os.O_CLOEXEC)
         try:
             name_to_handle(fd)
         finally:
@@ -234,7 +234,7 @@ def _offers_v4() -> bool:
 
 def _manages_gids() -> bool:
     try:
-        said = subprocess.run(
+        said = programs.run(
             ["/usr/sbin/nfsconf", "--get", "mountd", "manage-gids"], capture_output=True, text=True, check=False
         ).stdout
     except OSError:
@@ -255,7 +255,7 @@ class Knfsd:
         self._mounts: tuple[Mount, ...] = tuple(kept)
         self._ours = False
         self._found: nfsdrestart.Server | None = None  # what somebody else had started, as it last ran
-        self._mountd: subprocess.Popen[bytes] | None = None
+        self._mountd: programs.Popen | None = None
         self._real: dict[str, str] = {}  # the real paths of trees
         self._restarted = ""  # when and why the threads were, for people
         self._unclaimed: str | None = None  # why clients cannot use files that they hold
@@ -292,12 +292,12 @@ class Knfsd:
     async def _start_server(self) -> None:
         await self._need_rpcbind()
         self._ours = True
-        if os.path.isdir("/run/systemd/system"):
+        if ownfiles.isdir("/run/systemd/system"):
             await run("systemctl", "start", "nfs-server", hint="apt install nfs-kernel-server")
             return
         with contextlib.suppress(ServerError):
             await run("modprobe", "nfsd")
-        if not os.path.exists("/proc/fs/nfsd/threads"):
+        if not ownfiles.exists("/proc/fs/nfsd/threads"):
             await run(
                 "mount", "-t", "nfsd", "nfsd", "/proc/fs/nfsd", hint="does this kernel have nfsd? (modprobe nfsd)"
             )
@@ -314,7 +314,7 @@ class Knfsd:
     def _start_mountd(self) -> None:
         without = [] if 3 in self._protocols else ["--no-nfs-version", "3"]
         # It runs in the foreground, so that it can be ended by its pid; like any mountd, it reads /etc/exports, too.
-        self._mountd = subprocess.Popen(
+        self._mountd = programs.Popen(
             ["/usr/sbin/rpc.mountd", "--foreground", *without], stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
@@ -322,7 +322,7 @@ class Knfsd:
     async def _start_again(self, found: nfsdrestart.Server) -> None:
         """Start a server again that somebody else had started: it stays theirs, and is as it was."""
         await self._need_rpcbind()
-        if os.path.isdir("/run/systemd/system"):  # it knows what belongs to the server
+        if ownfiles.isdir("/run/systemd/system"):  # it knows what belongs to the server
             with contextlib.suppress(ServerError):
                 await run("systemctl", "start", "nfs-server")
         if not _threads():
@@ -362,7 +362,7 @@ class Knfsd:
         # Now, and not when somebody asks for the state: a tree may hang then.
         with trio.move_on_after(_REAL_PATH_SECONDS):
             for source in {mount.source for mount in mounts} - self._real.keys():
-                self._real[source] = await trio.to_thread.run_sync(os.path.realpath, source, abandon_on_cancel=True)
+                self._real[source] = await trio.to_thread.run_sync(ownfiles.realpath, source, abandon_on_cancel=True)
 
     async def hold(self) -> None:
         """See `Server.hold`."""
@@ -514,7 +514,7 @@ class Knfsd:
             await self.change((), ())
 
     async def _stop_server(self) -> None:
-        if os.path.isdir("/run/systemd/system"):
+        if ownfiles.isdir("/run/systemd/system"):
             with contextlib.suppress(ServerError):
                 await run("systemctl", "stop", "nfs-server")
             return
@@ -614,14 +614,14 @@ def _grace() -> str:
 
 
 def _threads() -> int:
-    with contextlib.suppress(OSError, ValueError), open("/proc/fs/nfsd/threads", encoding="ascii") as file:
+    with contextlib.suppress(OSError, ValueError), ownfiles.open("/proc/fs/nfsd/threads", encoding="ascii") as file:
         return int(file.read())
     return 0
 
 
 def _versions() -> list[int]:
     """Return the major NFS versions that the server supports."""
-    with open("/proc/fs/nfsd/versions", encoding="ascii") as file:
+    with ownfiles.open("/proc/fs/nfsd/versions", encoding="ascii") as file:
         words = file.read().split()
     return [version for version in (3, 4) if f"+{version}" in words]
 
@@ -633,7 +633,7 @@ def _has_mountd() -> bool:
     """
     return any(
         process.command_of(int(name)) in _MOUNTDS and _answers_the_kernel(int(name))
-        for name in os.listdir("/proc")
+        for name in ownfiles.listdir("/proc")
         if name.isdigit()
     )
 
@@ -641,14 +641,16 @@ def _has_mountd() -> bool:
 def _answers_the_kernel(pid: int) -> bool:
     """Whether a process has the kernel's questions about exports open, and goes on."""
     try:
-        if process.is_stopped(pid) or os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net"):
+        if process.is_stopped(pid) or ownfiles.readlink(f"/proc/{pid}/ns/net") != ownfiles.readlink(
+            "/proc/self/ns/net"
+        ):
             return False
-        descriptors = os.listdir(f"/proc/{pid}/fd")
+        descriptors = ownfiles.listdir(f"/proc/{pid}/fd")
     except OSError:
         return False
     for fd in descriptors:
         with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/{pid}/fd/{fd}").endswith(_CHANNEL):
+            if ownfiles.readlink(f"/proc/{pid}/fd/{fd}").endswith(_CHANNEL):
                 return True
     return False
 
@@ -656,7 +658,7 @@ def _answers_the_kernel(pid: int) -> bool:
 def _exported() -> dict[str, set[str]]:
     """Return the paths that mountd would let clients mount, each with these clients, as mountd calls them."""
     found: dict[str, set[str]] = {}
-    with contextlib.suppress(OSError), open(_ETAB, "rb") as file:
+    with contextlib.suppress(OSError), ownfiles.open(_ETAB, "rb") as file:
         for line in file:
             path, tab, rest = line.partition(b"\t")
             if tab:
@@ -667,7 +669,7 @@ def _exported() -> dict[str, set[str]]:
 
 def _root_of_nfs4() -> str:
     """Return the path of which NFSv4 clients see nothing: `/`, unless an administrator has exported another as root."""
-    with contextlib.suppress(OSError), open(_ETAB, "rb") as file:
+    with contextlib.suppress(OSError), ownfiles.open(_ETAB, "rb") as file:
         for line in file:
             path, _, to = line.rstrip(b"\n").partition(b"\t")
             if b"fsid=0" in re.split(rb"[(),]", to):

@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass
 
 import trio
 
-from .. import files
-from ..linux import process
+from ..linux import ownfiles, process
 from ..versions import is_known, refusal
 from .ganesha import Ganesha
 from .knfsd import resume, unexport
@@ -67,7 +66,7 @@ def write(run_dir: str, server: ServerKind, state_dir: str, mounts: Iterable[Mou
     exports = tuple(dict.fromkeys((mount.path, mount.client) for mount in mounts))
     pid = os.getpid()
     record = Record(pid, process.start_time(pid), server, state_dir, exports, tuple(sorted(made)))
-    files.replace(_path(run_dir), json.dumps({"version": VERSION, **asdict(record)}).encode())
+    ownfiles.replace(_path(run_dir), json.dumps({"version": VERSION, **asdict(record)}).encode())
 
 
 def read(run_dir: str) -> Record | None:
@@ -77,7 +76,7 @@ def read(run_dir: str) -> Record | None:
         ServerError: the version of the record is not known.
     """
     try:
-        with open(_path(run_dir), encoding="utf-8") as file:
+        with ownfiles.open(_path(run_dir), encoding="utf-8") as file:
             told = json.load(file)
         version = told.pop("version", None)
         if not is_known(version, VERSION):
@@ -109,7 +108,7 @@ async def end_server(record: Record, staying: Iterable[tuple[str, str]] = ()) ->
 @contextlib.contextmanager
 def mounting(run_dir: str) -> Iterator[int]:
     """Give a descriptor to be inherited by a command that mounts: while it runs, `wait_for_mounting` waits."""
-    held = os.open(_mounting_path(run_dir), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    held = ownfiles.open_fd(_mounting_path(run_dir), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(held, fcntl.LOCK_SH)
         yield held
@@ -126,7 +125,7 @@ async def wait_for_mounting(run_dir: str) -> None:
         ServerError: one does not come to an end.
     """
     try:
-        held = os.open(_mounting_path(run_dir), os.O_RDWR | os.O_CLOEXEC)
+        held = ownfiles.open_fd(_mounting_path(run_dir), os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return
     try:
@@ -149,4 +148,4 @@ def remove_directories(record: Record) -> None:
     """Remove the directories that the guard made, after unmounting."""
     for path in sorted(record.made, reverse=True):
         with contextlib.suppress(OSError):
-            os.rmdir(path)
+            ownfiles.rmdir(path)

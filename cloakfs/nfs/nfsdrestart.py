@@ -12,7 +12,6 @@ they are started by whichever guard or command finds what it has recorded below 
 
 import contextlib
 import fcntl
-import glob
 import json
 import os
 import signal
@@ -27,7 +26,7 @@ from typing import NamedTuple
 
 import trio
 
-from .. import files
+from ..linux import ownfiles, programs
 from ..mounted import RUN_DIR
 from . import nfsdstate
 from .server import ServerError
@@ -88,8 +87,8 @@ async def alone(seconds: float = _LOCK_SECONDS) -> AsyncIterator[int]:
         Busy: one of the others does so all this time.
         OSError: the lock file cannot be opened.
     """
-    os.makedirs(RUN_DIR, mode=0o755, exist_ok=True)
-    lock = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    ownfiles.makedirs(RUN_DIR, mode=0o755, exist_ok=True)
+    lock = ownfiles.open_fd(_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         deadline = trio.current_time() + seconds
         while True:
@@ -153,12 +152,12 @@ def restart() -> None:
     before = look()
     if not any(before.threads):
         raise ServerError("it has no threads")
-    if "+3" in before.versions.split() and os.listdir(_MONITORED) and not _is_installed("sm-notify"):
+    if "+3" in before.versions.split() and ownfiles.listdir(_MONITORED) and not _is_installed("sm-notify"):
         raise ServerError("sm-notify(8) is missing, so that NFSv3 clients would lose their locks")
     if stuck := _stuck():
         raise ServerError(f"a thread of the server waits for a disk (process {stuck})")
     lockd = _lockd()
-    files.replace(_STOPPED, json.dumps({"lockd": lockd, "server": before}).encode())
+    ownfiles.replace(_STOPPED, json.dumps({"lockd": lockd, "server": before}).encode())
     _run("rpc.nfsd", "0")
     with contextlib.suppress(OSError):
         nfsdstate.lost_mounts()  # forgets them, since nobody holds anything now: they are no reason to restart twice
@@ -176,7 +175,7 @@ def resume() -> bool:
         OSError: likewise.
     """
     try:
-        with open(_STOPPED, encoding="utf-8") as file:
+        with ownfiles.open(_STOPPED, encoding="utf-8") as file:
             told = json.load(file)
         threads, versions, listeners = told["server"]
         before = Server(
@@ -191,7 +190,7 @@ def resume() -> bool:
     except (OSError, ValueError, KeyError, TypeError):
         return False
     if any(_numbers("pool_threads")):  # somebody else has started them
-        os.unlink(_STOPPED)
+        ownfiles.unlink(_STOPPED)
         return False
     _start_stopped(before, lockd)
     return True
@@ -203,8 +202,8 @@ def _start_stopped(before: Server, lockd: int) -> None:
     finally:
         if any(_numbers("pool_threads")):
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(_STOPPED)
-        if _lockd() != lockd and os.listdir(_MONITORED):
+                ownfiles.unlink(_STOPPED)
+        if _lockd() != lockd and ownfiles.listdir(_MONITORED):
             _run("sm-notify", "-f")
 
 
@@ -242,7 +241,7 @@ def start(before: Server) -> None:
 
 def is_in_grace() -> bool:
     """Whether the grace period lasts, in which clients may only claim what they had."""
-    with contextlib.suppress(OSError), open(f"{_PROC}/v4_end_grace", encoding="ascii") as file:
+    with contextlib.suppress(OSError), ownfiles.open(f"{_PROC}/v4_end_grace", encoding="ascii") as file:
         return file.read().strip() == "N"
     return False
 
@@ -271,7 +270,7 @@ def _listeners() -> tuple[Listener, ...]:
 def _sockets(transport: str, port: int) -> list[Listener]:
     found = []
     for table, family in _TABLES.get(transport, ()):
-        with contextlib.suppress(FileNotFoundError), open(f"/proc/net/{table}", encoding="ascii") as file:
+        with contextlib.suppress(FileNotFoundError), ownfiles.open(f"/proc/net/{table}", encoding="ascii") as file:
             for line in file.readlines()[1:]:
                 fields = line.split()
                 where, _, number = fields[1].partition(":")
@@ -321,8 +320,8 @@ def _lockd() -> int:
 def _kernel_threads() -> list[tuple[int, str, str]]:
     """Return pid, name and state of kernel threads, among others."""
     found = []
-    for path in glob.glob("/proc/[0-9]*/stat"):
-        with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+    for path in ownfiles.glob("/proc", "[0-9]*/stat"):
+        with contextlib.suppress(OSError), ownfiles.open(path, encoding="utf-8", errors="replace") as file:
             before, _, after = file.read().rpartition(")")
             pid, _, name = before.partition(" (")
             found.append((int(pid), name, after.split()[0]))
@@ -334,22 +333,22 @@ def _numbers(name: str) -> tuple[int, ...]:
 
 
 def _read(name: str) -> str:
-    with open(f"{_PROC}/{name}", encoding="ascii") as file:
+    with ownfiles.open(f"{_PROC}/{name}", encoding="ascii") as file:
         return file.read()
 
 
 def _write(name: str, text: str) -> None:
-    with open(f"{_PROC}/{name}", "w", encoding="ascii") as file:
+    with ownfiles.open(f"{_PROC}/{name}", "w", encoding="ascii") as file:
         file.write(text)
 
 
 def _is_installed(program: str) -> bool:
-    return any(os.access(os.path.join(folder, program), os.X_OK) for folder in _PATH.split(":"))
+    return any(ownfiles.access(os.path.join(folder, program), os.X_OK) for folder in _PATH.split(":"))
 
 
 def _run(*command: str) -> None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PATH": _PATH, "LC_ALL": "C"})
+        done = programs.run(command, capture_output=True, text=True, check=False, env={"PATH": _PATH, "LC_ALL": "C"})
     except OSError as exc:
         raise ServerError(f"{command[0]}: {exc.strerror}") from exc
     if done.returncode:

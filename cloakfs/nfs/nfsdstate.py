@@ -6,7 +6,6 @@ claims its files again (RFC 8881 §8.4.2), as after a restart of the server, get
 """
 
 import contextlib
-import glob
 import hashlib
 import os
 import re
@@ -15,7 +14,8 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..linux import mountinfo
+from ..linux import mountinfo, ownfiles
+from ..linux.database import connect
 from ..mounted import RUN_DIR
 from ..unmount import KINDS
 
@@ -51,7 +51,7 @@ class Client:
 def clients() -> list[Client]:
     """Return the clients of the server of this network namespace; none if it does not run."""
     found = []
-    for folder in glob.glob(f"{_CLIENTS}/*"):
+    for folder in ownfiles.glob(_CLIENTS, "*"):
         with contextlib.suppress(OSError):  # it has just gone
             found.append(parse(_read(f"{folder}/info"), _read(f"{folder}/states")))
     return found
@@ -68,7 +68,7 @@ def parse(info: str, states: str) -> Client:
 
 
 def _read(path: str) -> str:
-    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+    with ownfiles.open(path, encoding="utf-8", errors="surrogateescape") as file:
         return file.read()
 
 
@@ -83,10 +83,10 @@ def unrecorded(names: Iterable[bytes]) -> set[bytes]:
     """
     left = set(names)
     with contextlib.suppress(OSError):
-        recorded = set(os.listdir(_read(_LEGACY).strip()))
+        recorded = set(ownfiles.listdir(_read(_LEGACY).strip()))
         left = {name for name in left if hashlib.md5(name, usedforsecurity=False).hexdigest() not in recorded}
     for database in _DATABASES:
-        if left and os.path.exists(database):
+        if left and ownfiles.exists(database):
             with contextlib.suppress(sqlite3.Error):
                 left -= _in_database(database)
     return left
@@ -94,7 +94,7 @@ def unrecorded(names: Iterable[bytes]) -> set[bytes]:
 
 def _in_database(database: str) -> set[bytes]:
     uri = f"file:{database}?mode=ro"
-    with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=_DATABASE_SECONDS)) as opened:
+    with contextlib.closing(connect(uri, uri=True, timeout=_DATABASE_SECONDS)) as opened:
         names = [str(row[0]) for row in opened.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         return {
             bytes(row[0])
@@ -117,7 +117,7 @@ def forget_exports() -> None:
         OSError: it cannot be done.
     """
     for cache in _CACHES:
-        with open(f"/proc/net/rpc/{cache}/flush", "w", encoding="ascii") as file:
+        with ownfiles.open(f"/proc/net/rpc/{cache}/flush", "w", encoding="ascii") as file:
             file.write(f"{int(time.time()) + 1}\n")
 
 
@@ -132,17 +132,17 @@ def note_mounts(paths: Iterable[str]) -> None:
     """
     wanted = set(paths)
     top = {place.path: place.device for place in mountinfo.by_id().values() if place.path in wanted}
-    os.makedirs(_MADE, mode=0o700, exist_ok=True)
+    ownfiles.makedirs(_MADE, mode=0o700, exist_ok=True)
     for path, device in top.items():
-        with open(os.path.join(_MADE, device), "wb") as file:
+        with ownfiles.open(os.path.join(_MADE, device), "wb") as file:
             file.write(os.fsencode(path))
 
 
 def _noted() -> dict[str, str]:
     noted = {}
     with contextlib.suppress(FileNotFoundError):
-        for device in os.listdir(_MADE):
-            with open(os.path.join(_MADE, device), "rb") as file:
+        for device in ownfiles.listdir(_MADE):
+            with ownfiles.open(os.path.join(_MADE, device), "rb") as file:
                 noted[device] = os.fsdecode(file.read())
     return noted
 
@@ -170,7 +170,7 @@ def lost_mounts() -> dict[str, str]:
     held -= {place.device for place in places if place.kind not in KINDS}  # that number is another file system's now
     for device in old.keys() - held:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(_MADE, device))
+            ownfiles.unlink(os.path.join(_MADE, device))
     # What somebody else has mounted there, or nothing at all, is no place where clients could claim their files.
     return {
         device: path for device, path in old.items() if device in held and path in top and noted.get(top[path]) == path

@@ -1,6 +1,5 @@
 """Whether exports are served at this moment: what there is to ask, with a time limit for each answer."""
 
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -8,6 +7,7 @@ from dataclasses import dataclass, field
 import trio
 
 from .. import hosts
+from ..linux import ownfiles
 from . import rpc
 from .plan import Mount
 
@@ -121,8 +121,8 @@ class Stats:
 
     def _answer(self, path: str) -> Complaint:
         try:
-            os.stat(path)
-            os.statvfs(path)  # the kernel may know the attributes, but asks the daemon for this
+            ownfiles.stat(path)
+            ownfiles.statvfs(path)  # the kernel may know the attributes, but asks the daemon for this
         except OSError as exc:
             return exc.strerror or str(exc)
         finally:

@@ -1,12 +1,12 @@
 """The interface between the guard and any NFS server."""
 
-import shutil
 import subprocess
 from collections.abc import Sequence
 from typing import Protocol
 
 import trio
 
+from ..linux import programs
 from .plan import Mount
 from .served import Answers
 
@@ -67,7 +67,7 @@ async def run(*command: str, hint: str = "", errors: bool = False) -> str:
     Raises:
         ServerError: it is not installed (`hint` says what to do) or fails; the text is its own error output.
     """
-    if shutil.which(command[0], path="/usr/sbin:/usr/bin:/sbin:/bin") is None:
+    if programs.which(command[0], path="/usr/sbin:/usr/bin:/sbin:/bin") is None:
         raise ServerError(f"{command[0]}: not found" + (f"; {hint}" if hint else ""))
     done = await trio.run_process(
         command, capture_stdout=True, capture_stderr=True, check=False, stdin=subprocess.DEVNULL,

@@ -1,14 +1,13 @@
 """The services (`cloakfs export`) of this machine, and what their guards tell of them."""
 
-import glob
 import json
 import os
-import socket
 from dataclasses import dataclass, field
 from typing import Any
 
 import trio
 
+from ..linux import ownfiles
 from ..mounted import RUN_DIR
 from ..versions import is_known, refusal
 from . import leftover
@@ -44,7 +43,7 @@ def run_dir(name: str) -> str:
 
 def names() -> list[str]:
     """Return the names of the services that are up, or of which something may be left."""
-    places = glob.glob(os.path.join(glob.escape(RUN_DIR), f"{RUN_DIR_PREFIX}*/"))
+    places = ownfiles.glob(RUN_DIR, f"{RUN_DIR_PREFIX}*/")
     return sorted(os.path.basename(place.rstrip("/")).removeprefix(RUN_DIR_PREFIX) for place in places)
 
 
@@ -62,7 +61,7 @@ async def ask(name: str, seconds: float) -> Service:
             f"its guard does not answer within {seconds:g} s: see {run_dir(name)}.log",
             _mounts_of(record),
         )
-    except (OSError, ValueError, TypeError):
+    except (OSError, trio.BrokenResourceError, ValueError, TypeError):
         return _unanswered(name)
     if not is_known(told.get("version"), VERSION):
         place = f"its guard (process {told.get('pid')})"
@@ -74,11 +73,10 @@ async def ask(name: str, seconds: float) -> Service:
 
 
 async def _answer(name: str) -> dict[str, Any]:
-    with trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control:
-        await control.connect(control_path(run_dir(name)))
-        await control.send(b"status\n")
+    async with await trio.open_unix_socket(control_path(run_dir(name))) as control:
+        await control.send_all(b"status\n")
         received = bytearray()
-        while more := await control.recv(1 << 16):
+        while more := await control.receive_some(1 << 16):
             received += more
             if len(received) > _LONGEST_ANSWER:
                 raise ValueError("the answer is too long")

@@ -21,12 +21,12 @@ from typing import Any, NoReturn
 import pyfuse3
 import trio
 
-from cloakfs import cleanup, control, daemon, files, groups, health, keptstate, linux, loop, mounted
+from cloakfs import cleanup, control, daemon, groups, health, keptstate, linux, loop, mounted
 from cloakfs.cloak import CloakDef, CloakList, Condition
 from cloakfs.filesystem import attributes, changes, core, directories, forget, forgetter, pyfuse3memory
 from cloakfs.filesystem import remember as remembering
 from cloakfs.filesystem.request import answers
-from cloakfs.linux import fanotify, process
+from cloakfs.linux import fanotify, ownfiles, process
 from cloakfs.mapping import RangeDef
 from cloakfs.supervisor import Supervisor
 from cloakfs.tree import calls, filesystems, index, locate
@@ -469,7 +469,7 @@ def publish_otherwise() -> None:
     def write(told: mounted.PublishedState) -> None:
         now = told._now
         sure = {"version": 7, "pid": now.pid, "source": now.source, "target": now.target, "device": now.device}
-        files.replace(told._path, json.dumps({**sure, "options": {"of": "another kind"}}).encode(), mode=0o600)
+        ownfiles.replace(told._path, json.dumps({**sure, "options": {"of": "another kind"}}).encode(), mode=0o600)
 
     replace(mounted.PublishedState, "_write", write)
 

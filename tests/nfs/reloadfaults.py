@@ -12,7 +12,8 @@ from typing import Any
 
 import trio
 
-from cloakfs import files, linux
+from cloakfs import linux
+from cloakfs.linux import ownfiles
 from cloakfs.nfs import ganesha, guard, knfsd
 
 FAULTS = ("error", "server", "daemon")
@@ -90,7 +91,7 @@ def install(path: str) -> None:
 
         setattr(owner, name, counted)
 
-    before(files, "replace", lambda path, *_: f"write {os.path.basename(path)}")
+    before(ownfiles, "replace", lambda path, *_: f"write {os.path.basename(path)}")
     before(trio, "run_process", lambda command, *_: f"run {os.path.basename(command[0])}")
     before(guard, "detach", lambda path: f"unmount {os.path.basename(path)}")
     before(guard, "end", lambda *_: "end a daemon")

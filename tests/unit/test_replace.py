@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cloakfs import files
+from cloakfs.linux import ownfiles
 
 
 @pytest.fixture
@@ -16,36 +16,36 @@ def path(tmp_path: Path) -> str:
 
 
 def test_new_and_replaced(path: str) -> None:
-    files.replace(path, b"long ago")
+    ownfiles.replace(path, b"long ago")
     with open(path, "rb") as reader:
-        files.replace(path, b"now")
+        ownfiles.replace(path, b"now")
         assert reader.read() == b"long ago"
     assert Path(path).read_bytes() == b"now"
-    assert not os.path.exists(files.beside(path))
+    assert not os.path.exists(ownfiles.beside(path))
 
 
 @pytest.mark.parametrize(("more", "shown"), [({}, 0o640), ({"mode": 0o600}, 0o600)])
 def test_permissions(path: str, more: dict[str, Any], shown: int) -> None:
     before = os.umask(0o027)
     try:
-        files.replace(path, b"", **more)
+        ownfiles.replace(path, b"", **more)
     finally:
         os.umask(before)
     assert stat.S_IMODE(os.stat(path).st_mode) == shown
 
 
 def test_what_a_killed_one_left_is_overwritten(path: str) -> None:
-    Path(files.beside(path)).write_text("begun and never ended")
-    files.replace(path, b"all")
+    Path(ownfiles.beside(path)).write_text("begun and never ended")
+    ownfiles.replace(path, b"all")
     assert Path(path).read_bytes() == b"all"
 
 
 def test_what_cannot_be_written_changes_nothing(path: str) -> None:
-    files.replace(path, b"before")
-    os.mkdir(files.beside(path))
+    ownfiles.replace(path, b"before")
+    os.mkdir(ownfiles.beside(path))
     with pytest.raises(IsADirectoryError) as caught:
-        files.replace(path, b"after")
-    assert caught.value.filename == files.beside(path)
+        ownfiles.replace(path, b"after")
+    assert caught.value.filename == ownfiles.beside(path)
     assert Path(path).read_bytes() == b"before"
 
 
@@ -53,12 +53,12 @@ def test_a_disk_that_fails_changes_nothing(path: str, monkeypatch: pytest.Monkey
     def fail(_fd: int) -> None:
         raise OSError(5, "Input/output error")
 
-    files.replace(path, b"before")
+    ownfiles.replace(path, b"before")
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="Input/output error") as caught:
-        files.replace(path, b"after", durable=True)
+        ownfiles.replace(path, b"after", durable=True)
     assert caught.value.filename == path
-    assert not os.path.exists(files.beside(path)), "which would take up room"
+    assert not os.path.exists(ownfiles.beside(path)), "which would take up room"
     assert Path(path).read_bytes() == b"before"
 
 
@@ -69,5 +69,5 @@ def test_it_is_on_disk_before_it_has_its_name(
     calls = []
     monkeypatch.setattr(os, "fsync", lambda fd: calls.append(f"fsync {os.fstat(fd).st_size}"))
     monkeypatch.setattr(os, "replace", lambda _old, _new: calls.append("replace"))
-    files.replace(path, b"final", durable=durable)
+    ownfiles.replace(path, b"final", durable=durable)
     assert calls == expected

@@ -1,0 +1,23 @@
+"""SQLite as the daemon (`linux.ownfiles`): it opens, makes and removes files whenever it needs them."""
+
+import sqlite3
+
+from .credentials import as_daemon
+
+
+class Database(sqlite3.Connection):
+    """A connection whose statements are executed as the daemon. What they return is to be fetched at once."""
+
+    close = as_daemon(sqlite3.Connection.close)
+    execute = as_daemon(sqlite3.Connection.execute)
+    executescript = as_daemon(sqlite3.Connection.executescript)
+
+
+@as_daemon
+def connect(path: str, *, timeout: float, uri: bool = False) -> Database:
+    """Open a database, in which each statement outside of BEGIN and COMMIT is a transaction; see sqlite3.connect.
+
+    Raises:
+        sqlite3.Error: it cannot be opened.
+    """
+    return sqlite3.connect(path, timeout=timeout, isolation_level=None, factory=Database, uri=uri)
