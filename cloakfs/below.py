@@ -54,7 +54,6 @@ def _lie_over(mount: Mounted, source: int) -> "Below":
                 f"mount {mount.source} instead"
             )
         linux.act_for_nobody_as(INSIDE)
-        linux.act_as_daemon()
         return Below(mount.target, lower, calls.fstat(source).st_dev)
     except BaseException:
         lower.close()

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 
-from .linux import fuseconnection, mountinfo, process
+from .linux import fuseconnection, mountinfo, ownfiles, process
 from .pauses import pause
 from .unmount import KINDS, detach_dead
 
@@ -41,7 +41,7 @@ def main() -> None:
     process.call_this_process(NAME, target, str(pid))
     if os.fork():
         os._exit(0)
-    said = os.read(0, 100).split()
+    said = ownfiles.read(0, 100).split()
     since = time.monotonic()
     # Once the mount is gone, the next one may get its id and its device, and the daemon may take long to end.
     abort = _open_abort(said[1].decode()) if said else -1
@@ -74,7 +74,7 @@ def _rest() -> list[bytes]:
     """Return what else the daemon had to say. (If a thread of it cannot end, it still has the other end open.)"""
     os.set_blocking(0, False)
     with contextlib.suppress(BlockingIOError):
-        return os.read(0, 100).split()
+        return ownfiles.read(0, 100).split()
     return []
 
 
@@ -119,7 +119,7 @@ def _mount_again(
     finally:
         # The new daemon may have died already, and its own clean-up process wait.
         if _read(waiting) == os.fsencode(mine):
-            os.unlink(waiting)
+            ownfiles.unlink(waiting)
 
 
 def _top(target: str) -> int | None:
@@ -138,13 +138,13 @@ def _run(directory: str, command: tuple[str, ...]) -> str | None:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
             os.dup2(writer, 2)
             with contextlib.suppress(OSError):
-                os.chdir(directory)
+                ownfiles.chdir(directory)
             os.execv(command[0], command)
         finally:
             os._exit(127)
     os.close(writer)
     said = b""
-    while more := os.read(reader, _MOST_SAID):
+    while more := ownfiles.read(reader, _MOST_SAID):
         said = (said + more)[-_MOST_SAID:]
     os.close(reader)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -157,7 +157,7 @@ def _run(directory: str, command: tuple[str, ...]) -> str | None:
 def _is_locked(state: str) -> bool:
     """Whether a daemon serves the mount by now. (Other commands, which look for one, share the lock.)"""
     with contextlib.suppress(FileNotFoundError):
-        lock = os.open(state, os.O_RDONLY)
+        lock = ownfiles.open_fd(state, os.O_RDONLY)
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -172,7 +172,7 @@ def _tell(log: str, text: str) -> None:
 
 
 def _read(path: str) -> bytes:
-    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+    with contextlib.suppress(FileNotFoundError), ownfiles.open(path, "rb") as file:
         return file.read()
     return b""
 
@@ -180,9 +180,9 @@ def _read(path: str) -> bytes:
 def _write(path: str, text: str, how: int) -> None:
     """Write to a file of root; a full disk is no reason to leave a mount undone."""
     with contextlib.suppress(OSError):
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | how, 0o600)
+        file = ownfiles.open_fd(path, os.O_WRONLY | os.O_CREAT | how, 0o600)
         try:
-            os.write(file, os.fsencode(text))
+            ownfiles.write(file, os.fsencode(text))
         finally:
             os.close(file)
 
@@ -209,11 +209,11 @@ def _place(number: int, device: str) -> mountinfo.Place | None:
 def _forget(state: str, told: list[str]) -> None:
     """Remove what the daemon published, unless a new daemon has locked the directory by now."""
     with contextlib.suppress(OSError):
-        lock = os.open(state, os.O_RDONLY)
+        lock = ownfiles.open_fd(state, os.O_RDONLY)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             for path in told:
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)
+                    ownfiles.unlink(path)
         finally:
             os.close(lock)

@@ -39,6 +39,7 @@ from .caller import Caller, ClientCaller
 from .config.parse import parse_options
 from .config.render import format_options
 from .events import Event, Events
+from .linux import ownfiles, sockets
 from .mounted import RUN_DIR, Mounted, PublishedState, mount_key
 from .policy import METHODS, Attrs, Policy, is_built_in
 from .tasks import Tasks, cause
@@ -137,23 +138,13 @@ class Control:
         self._conversations: dict[trio.CancelScope, None] = {}  # the one silent longest comes first
 
     def __enter__(self) -> None:
-        os.makedirs(CONTROL_DIR, mode=0o700, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path)  # left by a daemon that was killed
-        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._listening.bind(self._path)
-            os.chmod(self._path, 0o600)
-            self._listening.listen()
-            self._listening.setblocking(False)
-        except OSError:
-            self._listening.close()
-            raise
+        ownfiles.makedirs(CONTROL_DIR, mode=0o700, exist_ok=True)
+        self._listening = sockets.listen(self._path, mode=0o600)
+        self._listening.setblocking(False)
 
     def __exit__(self, *exc: object) -> None:
-        linux.act_as_daemon()
         with contextlib.suppress(OSError):
-            os.unlink(self._path)
+            ownfiles.unlink(self._path)
         self._listening.close()
 
     async def serve(self, tasks: Tasks) -> None:
@@ -219,7 +210,6 @@ class Control:
                 return
 
     async def _answer(self, line: bytes | bytearray, client: _Client) -> bytes:
-        linux.act_as_daemon()
         try:
             request = json.loads(line)
             if client.tracer is not None and request.get("method") == "fetch":
@@ -262,6 +252,7 @@ class Control:
         arguments = [_restored(argument, accessible) for argument in request["arguments"]]
         if method == "forward":
             arguments = [ClientCaller(*who) for who in arguments]
+        linux.act_as_daemon()  # a plug-in's code runs
         try:
             answer = getattr(policy, method)(*arguments)
             if method == "show":  # only these three fields of its answer count
@@ -304,17 +295,13 @@ class Conversation:
 
     def __init__(self, mount: Mounted) -> None:
         self._who = f"{mount.target}: its daemon (process {mount.pid})"
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.settimeout(PATIENCE_SECONDS)
-        self._answers = self._socket.makefile("rb")
         try:
-            self._socket.connect(socket_of(mount_key(mount.source, mount.target)))
+            self._socket = sockets.connect(socket_of(mount_key(mount.source, mount.target)), PATIENCE_SECONDS)
         except FileNotFoundError:
-            self.close()
             raise DaemonError(f"{self._who} cannot be asked: it is of an earlier version, or is about to end") from None
         except OSError as exc:
-            self.close()
             raise DaemonError(f"{self._who} cannot be asked: {exc.strerror or exc}") from exc
+        self._answers = self._socket.makefile("rb")
         try:
             self._greet()
         except DaemonError:

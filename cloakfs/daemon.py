@@ -26,7 +26,7 @@ from .filesystem import Filesystem, pyfuse3memory, remember
 from .filesystem.figures import figures, refused
 from .groups import group_source
 from .kernelcheck import who_checks
-from .linux import fuseconnection, mountinfo
+from .linux import fuseconnection, mountinfo, ownfiles
 from .logfile import follow_rotation
 from .mounted import STATE_DIR, PublishedState, all_mounted, mount_key
 from .mountpoint import Attached, MountError, MountOptions
@@ -245,7 +245,6 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         finally:
             supervisor.stopping()
             say(FAILED)  # unless it has ended
-            linux.act_as_daemon()
             if abort >= 0:
                 fuseconnection.abort(abort)  # a thread may still hold the session, and wait in the kernel
             # The session is closed first, because the last one to release a mount with a block device waits for an
@@ -307,7 +306,7 @@ def _covers_its_source(settings: Settings) -> bool:
 
 def _lies_over_the_tree(settings: Settings) -> bool:
     """Whether unmounting uncovers the tree itself at the mount point. (It may be bind-mounted there, too.)"""
-    return _covers_its_source(settings) or os.path.samefile(settings.source, settings.target)
+    return _covers_its_source(settings) or ownfiles.samefile(settings.source, settings.target)
 
 
 def _served_already(settings: Settings) -> str:
@@ -356,10 +355,12 @@ def _record(settings: Settings, stack: contextlib.ExitStack) -> TextIO | None:
     if settings.mount_options.record is None:
         return None
     try:
-        fd = os.open(settings.mount_options.record, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        fd = ownfiles.open_fd(
+            settings.mount_options.record, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600
+        )
     except OSError as exc:
         raise MountError(f"record={settings.mount_options.record}: {exc.strerror}") from exc
-    return stack.enter_context(open(fd, "w", encoding="ascii"))
+    return stack.enter_context(ownfiles.open(fd, "w", encoding="ascii"))
 
 
 def _groups_of(settings: Settings) -> str | None:
@@ -554,7 +555,6 @@ class _Daemon:
         Nobody can be asked where something else is mounted on top. Then it is enough that this runs.
         """
         while True:
-            linux.act_as_daemon()
             if self._attached.is_on_top():
                 await trio.to_thread.run_sync(linux.apart, self._filesystem.inside.ask, abandon_on_cancel=True)
             self._supervisor.alive()
@@ -563,11 +563,9 @@ class _Daemon:
     async def _keep_index(self) -> None:
         while True:
             await trio.sleep(_COMMIT_SECONDS)
-            linux.act_as_daemon()
             with contextlib.suppress(Unstored):  # it is logged, and raised again when a number is needed
                 while self._index.commit():
                     await trio.sleep(0)
-                    linux.act_as_daemon()
 
     async def _keep_house(self) -> None:
         garbage.spare_survivors()
@@ -580,28 +578,22 @@ class _Daemon:
             nodes = self._filesystem.nodes
             for _ in nodes.descriptors.close_idle():
                 await trio.sleep(0)
-            linux.act_as_daemon()
             if self._settings.log is not None:
                 follow_rotation(self._settings.log)
             look = nodes.sweeper.sweep()
             nodes.sweeper.swept(await trio.to_thread.run_sync(look, abandon_on_cancel=True))
-            linux.act_as_daemon()
             self._index.tidy()
             self._published.work(
                 self._filesystem.requests.counts(), self._filesystem.reader.state(), refused(self._filesystem)
             )
             self._publish_rules()
             try:
-                await trio.to_thread.run_sync(self._checkpoint)
+                await trio.to_thread.run_sync(self._index.checkpoint)
                 trouble = ""
             except sqlite3.Error as exc:
                 if trouble != str(exc):  # not every few seconds
                     trouble = str(exc)
                     log.warning("the log of the index cannot be merged, and grows until it can be: %s", trouble)
-
-    def _checkpoint(self) -> None:
-        linux.act_as_daemon()
-        self._index.checkpoint()
 
     async def _obey(self, signals: AsyncIterator[int], tasks: Tasks) -> None:
         async for number in signals:
@@ -638,8 +630,6 @@ class _Daemon:
         pyfuse3.terminate()
 
     def _detach(self) -> None:
-        # A new thread inherits the identity of the caller served last, which may have no access to the mount point.
-        linux.act_as_daemon()
         self._attached.detach()
 
     async def _reload(self) -> str:
@@ -650,7 +640,6 @@ class _Daemon:
         Returns:
             one line that says which.
         """
-        linux.act_as_daemon()
         reread = self._settings.reread
         if reread is None and not is_in_file(self._settings.options.policy):
             log.warning("%s: nothing to reload: the options came from the command line", self._settings.target)
@@ -663,16 +652,14 @@ class _Daemon:
             else:
                 options = self._settings.options
                 published = as_json(options)
-            linux.act_as_daemon()
             self._refuse_what_takes_a_new_mount(options)
+            linux.act_as_daemon()  # a plug-in's code runs
             policy = load_policy(options.policy, options, self._settings.policy_dir)
         except (MountError, PolicyError, OSError, RuntimeError) as exc:
-            linux.act_as_daemon()
             log.error("not reloaded, the old configuration stays in force: %s", exc)  # noqa: TRY400  (one line)
             self._published.not_reloaded(str(exc))
             return f"not reloaded, the old configuration stays in force: {exc}"
         await self._filesystem.views.use(policy)
-        linux.act_as_daemon()
         self._filesystem.reader.use(options.prefetch, options.prefetch_limits)
         self._filesystem.probing.use(options)
         self._filesystem.cache.forget_everything()
@@ -683,7 +670,6 @@ class _Daemon:
         return f"reloaded; serving {self._settings.source} at {self._settings.target}"
 
     def _publish_rules(self) -> None:
-        linux.act_as_daemon()
         remembered = [asdict(fact) for fact in self._filesystem.remembered()]
         self._published.rules(remembered, self._access(), self._numbers())
 

@@ -17,7 +17,7 @@ from .caller import Caller, ClientCaller
 from .cloak import Verdict
 from .groups import group_source
 from .ids import ClientId, ServerId
-from .linux import ROOT, act_as_daemon
+from .linux import ROOT
 from .policy import is_built_in
 from .rules import forward_rule, plugin_rule, reason_of
 from .tree import calls
@@ -142,8 +142,8 @@ def judge(view: View, who: Caller, name: str, fd: int, *, is_root: bool = False)
     if below is not None and not is_shown_below:
         reason = f"hidden by the mount below, {below.path}"
     asks = credentials(who)
-    permissions = sum(mode for mode in (READ, WRITE, EXECUTE) if calls.access(asks, fd, mode))
-    act_as_daemon()  # the code that called this goes on in this thread
+    with calls.as_others():
+        permissions = sum(mode for mode in (READ, WRITE, EXECUTE) if calls.access(asks, fd, mode))
     return Step(
         name,
         attrs.mode,

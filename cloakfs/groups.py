@@ -2,14 +2,12 @@
 
 import logging
 import math
-import os
-import pwd
 from typing import NamedTuple, Protocol
 
 import trio
 
-from . import linux
 from .ids import ClientId, ServerId
+from .linux import accounts
 from .threadstatus import ThreadStatus
 from .tuning import STANDARD, Tuning
 
@@ -160,12 +158,11 @@ class DatabaseGroups:
 
 def database_groups(uid: ServerId) -> frozenset[ServerId]:
     """Ask the user database for the groups of a user, in a thread, since it may take long; none if it has no such."""
-    linux.act_as_daemon()
     try:
-        entry = pwd.getpwuid(uid)
+        entry = accounts.getpwuid(uid)
     except KeyError:
         return frozenset()
-    return frozenset(map(ServerId, os.getgrouplist(entry.pw_name, entry.pw_gid)))
+    return frozenset(map(ServerId, accounts.getgrouplist(entry.pw_name, entry.pw_gid)))
 
 
 def group_source(words: str | None, threads: ThreadStatus | None = None, tuning: Tuning = STANDARD) -> GroupSource:

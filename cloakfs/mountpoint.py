@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from . import linux
 from .exportmode import LOCAL, ExportMode, Server
-from .linux import loopdevice, mountinfo
+from .linux import loopdevice, mountinfo, ownfiles
 from .shell import shell_word
 from .unmount import KINDS, detach, detach_dead
 
@@ -296,10 +296,10 @@ def attach(source: str, target: str, words: MountOptions, *, read_only: bool, im
         MountError: there is no /dev/fuse, or the kernel refused the mount.
     """
     try:
-        session = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+        session = ownfiles.open_fd("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     except OSError as exc:
         raise MountError(f"/dev/fuse: {exc.strerror}; is the fuse module loaded? (modprobe fuse)") from exc
-    mode = stat.S_IFMT(os.stat(target).st_mode)
+    mode = stat.S_IFMT(ownfiles.stat(target).st_mode)
     data = f"fd={session},rootmode={mode:o},user_id=0,group_id=0"
     if not words.export.is_exported:
         data += ",allow_other"
@@ -333,7 +333,7 @@ def attach(source: str, target: str, words: MountOptions, *, read_only: bool, im
 
 def _top(target: str) -> tuple[int, mountinfo.Place | None]:
     """Return the id of the topmost mount at `target` and its entry, without a request to its file system."""
-    fd = os.open(target, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    fd = ownfiles.open_fd(target, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         number = mountinfo.id_of(fd)
     finally:

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 import trio
 
 from . import linux
+from .linux import ownfiles
 from .prefetch import HEURISTICS, Ask, Limits, Prefetcher
 from .shares import Shares
 from .tasks import Tasks
@@ -97,7 +98,7 @@ def _chunk(number: int) -> int:
     found = [_DEFAULT_CHUNK]
     for path in settings:
         try:
-            with open(path) as file:
+            with ownfiles.open(path) as file:
                 found.append(int(file.read()) << 10)
         except (OSError, ValueError):
             continue

@@ -1,12 +1,12 @@
 """The reasons why this machine would refuse to mount entries of exports.d."""
 
-import os
 from collections.abc import Iterable
 
 from .config.errors import Remark
 from .config.files import policy_dir
 from .config.lint import key_of
 from .config.options import Export
+from .linux import ownfiles
 from .policy import PolicyError, load_policy
 from .views import ViewError, resolve
 
@@ -31,7 +31,7 @@ def aliases(entries: Iterable[Export]) -> list[Remark]:
     for entry in entries:
         path, client = key_of(entry)
         try:
-            there = os.stat(entry.path)
+            there = ownfiles.stat(entry.path)
         except OSError:
             continue  # `refusals` has it
         other = first.setdefault((there.st_dev, there.st_ino, client), entry)
@@ -48,7 +48,7 @@ def aliases(entries: Iterable[Export]) -> list[Remark]:
 
 def _refusals(entry: Export) -> list[str]:
     said = []
-    if not os.path.isdir(entry.path):
+    if not ownfiles.isdir(entry.path):
         said.append(f"{entry.path}: not a directory")
     try:
         load_policy(entry.options.policy, entry.options, policy_dir(entry.location.file))

@@ -15,9 +15,9 @@ import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
-from . import linux
 from .config.options import Options
 from .config.render import format_options
+from .linux import programs
 from .mountpoint import MountError
 from .policy import Policy
 from .tasks import cause
@@ -51,9 +51,8 @@ def read_apart(read: Callable[[], Options]) -> Reread:
     Raises:
         MountError: it has failed, or the process has.
     """
-    linux.act_as_daemon()
     try:
-        done = subprocess.run(_PROGRAM, input=pickle.dumps(read), stdout=subprocess.PIPE, check=True)
+        done = programs.run(_PROGRAM, input=pickle.dumps(read), stdout=subprocess.PIPE, check=True)
         reply = io.BytesIO(done.stdout)
         answer = pickle.load(reply)
     except (OSError, subprocess.SubprocessError, pickle.PickleError, EOFError) as exc:

@@ -5,7 +5,7 @@ import errno
 import os
 
 from . import linux
-from .linux import mountinfo
+from .linux import mountinfo, ownfiles
 
 KINDS = ("fuse.cloakfs", "fuseblk.cloakfs")
 """The file system types of cloakfs mounts: without and with a block device."""
@@ -17,7 +17,7 @@ def detach_dead(path: str, mount_id: int | None = None) -> bool:
     A mount that somebody makes there meanwhile is not detached in its place.
     """
     try:
-        fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = ownfiles.open_fd(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
     try:
@@ -27,7 +27,7 @@ def detach_dead(path: str, mount_id: int | None = None) -> bool:
             return False
         if not _is_dead(fd):
             return False
-        with linux.raised(linux.CAP_SYS_ADMIN), contextlib.suppress(OSError):  # somebody else unmounted it
+        with ownfiles.raised(linux.CAP_SYS_ADMIN), contextlib.suppress(OSError):  # somebody else unmounted it
             linux.detach_mount(fd)
         return True
     finally:
@@ -37,7 +37,7 @@ def detach_dead(path: str, mount_id: int | None = None) -> bool:
 def _is_dead(fd: int) -> bool:
     """Whether the daemon has died. A daemon that lives, or is starting, answers. (stat(2) might use cached data.)"""
     try:
-        os.fstatvfs(fd)
+        ownfiles.fstatvfs(fd)
     except OSError as exc:
         return exc.errno in (errno.ENOTCONN, errno.ECONNABORTED)
     return False
@@ -45,5 +45,5 @@ def _is_dead(fd: int) -> bool:
 
 def detach(target: str) -> None:
     """Detach the mount at `target` at once; processes that have it open keep it until they close it."""
-    with linux.raised(linux.CAP_SYS_ADMIN), contextlib.suppress(OSError):  # somebody else unmounted it
+    with ownfiles.raised(linux.CAP_SYS_ADMIN), contextlib.suppress(OSError):  # somebody else unmounted it
         linux.umount(target, linux.MNT_DETACH)

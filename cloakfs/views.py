@@ -1,8 +1,6 @@
 """The views that one mount offers: a view for each caller, one fixed view, or several as `@NAME` directories."""
 
 import logging
-import os
-import pwd
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -60,17 +58,15 @@ def user_identity(user: str) -> Identity:
         ViewError: there is no such user.
         DatabaseError: the database fails to say.
     """
-    if os.geteuid() == 0:  # in the daemon, whose threads act for callers
-        linux.act_as_daemon()
     try:
-        entry = pwd.getpwuid(int(user)) if user.isdecimal() else pwd.getpwnam(user)
+        entry = accounts.getpwuid(int(user)) if user.isdecimal() else accounts.getpwnam(user)
     except KeyError:
         try:
             accounts.is_account(user)
         except OSError as exc:
             raise DatabaseError(f"view {user}: the user database fails to say whose it is ({exc.strerror})") from None
         raise ViewError(f"view {user}: no such user in the user database (UID:GID[:GID,GID…] needs none)") from None
-    groups = frozenset(map(ServerId, os.getgrouplist(entry.pw_name, entry.pw_gid)))
+    groups = frozenset(map(ServerId, accounts.getgrouplist(entry.pw_name, entry.pw_gid)))
     who = Caller(ServerId(entry.pw_uid), ServerId(entry.pw_gid), groups)
     return Identity(entry.pw_name, who, by_user=True, user=user)
 
@@ -96,7 +92,8 @@ def accounts_of(item: ViewItem) -> list[User | Ids]:
     """Return the single identities that an item of `views=` stands for: for a range, the existing accounts in it."""
     if isinstance(item, Range):
         return [
-            User(name) for name in sorted({entry.pw_name for entry in pwd.getpwall() if ServerId(entry.pw_uid) in item})
+            User(name)
+            for name in sorted({entry.pw_name for entry in accounts.getpwall() if ServerId(entry.pw_uid) in item})
         ]
     try:
         resolve(item)
@@ -253,7 +250,6 @@ class Views:
                 return None
             number = self._numbers.get(label)  # another request may have made it meanwhile
             if number is None:
-                linux.act_as_daemon()
                 number = self._add(identity)
         if number is None or not self._views[number].admits(client_uid):
             return None

@@ -47,7 +47,7 @@ from collections.abc import AsyncGenerator, Callable
 import trio
 
 from . import linux
-from .linux import fanotify, mountinfo
+from .linux import fanotify, mountinfo, ownfiles
 from .linux.fanotify import Event
 from .tree import calls
 
@@ -112,7 +112,7 @@ class Watch:
         self._more = False
         self._rest_until = 0.0
         self._queue = select.poll()
-        with linux.raised(linux.CAP_SYS_ADMIN):
+        with ownfiles.raised(linux.CAP_SYS_ADMIN):
             try:
                 self._fd = fanotify.init(flags | fanotify.FAN_REPORT_DFID_NAME_TARGET)
             except OSError as exc:
@@ -134,8 +134,7 @@ class Watch:
         magic, fsid = fanotify.filesystem(fd)
         if magic not in _LOCAL:
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-        linux.act_as_daemon()
-        with linux.raised(linux.CAP_SYS_ADMIN):
+        with ownfiles.raised(linux.CAP_SYS_ADMIN):
             try:
                 self._mark(fd)
             except OSError as exc:
@@ -210,7 +209,7 @@ async def mounts_changed() -> AsyncGenerator[None, None]:
     """
     with (
         contextlib.closing(mountinfo.Changes()) as changes,
-        open(mountinfo.TABLE, "rb") as table,
+        ownfiles.open(mountinfo.TABLE, "rb") as table,
         select.epoll() as poll,
     ):
         poll.register(table, select.EPOLLPRI)

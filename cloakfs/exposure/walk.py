@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from .. import acl
 from ..ids import ServerId
-from ..linux import ROOT, Credentials, Stat, act_as_daemon, mountinfo
+from ..linux import ROOT, Credentials, Stat, mountinfo
 from ..tree import calls
 from ..tree.filesystems import PLAIN_KINDS
 from ..unmount import KINDS
@@ -50,6 +50,12 @@ class _Walk:
         self._without_acls: set[int] = set()
 
     def walk(self) -> Survey:
+        with calls.as_others():
+            self._walk()
+        self._progress(self._survey.examined)
+        return self._survey
+
+    def _walk(self) -> None:
         top = calls.find_top(self._survey.source)
         try:
             info, mount = calls.statx_fd(top)
@@ -84,9 +90,6 @@ class _Walk:
         finally:
             for directory, *_ in below:
                 calls.close(directory)
-            act_as_daemon()
-        self._progress(self._survey.examined)
-        return self._survey
 
     def _names(self, directory: int) -> Iterator[bytes]:
         """Yield the names in a directory, or a sample of them."""

@@ -329,7 +329,6 @@ class Directories(Names):
         if self.cache.checks_above:
             self.cache.tell(number, obj, hearer)
         at = Request(number, view, who, obj, fh, info, hearer, self.callers.asker(view, who, ctx))
-        linux.act_as_daemon()
         if directory.is_kept:
             self.door.passages.is_up_to_date()
             self.cache.check_reader(at)

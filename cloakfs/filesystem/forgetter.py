@@ -30,6 +30,7 @@ import pyfuse3
 import trio
 from pyfuse3 import InodeT
 
+from ..linux import ownfiles
 from ..tasks import Tasks
 from ..tree import calls
 from ..tuning import STANDARD, Tuning
@@ -122,7 +123,7 @@ def _expire(session: int, parent: int, name: bytes) -> None:
     length = _EXPIRE.size + len(name) + 1
     message = _EXPIRE.pack(length, _INVAL_ENTRY, 0, parent, len(name), _EXPIRE_ONLY)
     with contextlib.suppress(OSError):  # the kernel does not know it (any more)
-        os.write(session, message + name + b"\0")  # noqa: TID251  (the session)
+        ownfiles.write(session, message + name + b"\0")
 
 
 def _forget_listing(directory: int) -> None:
@@ -324,7 +325,7 @@ class Forgetter:
         if self.session < 0:
             return False
         try:
-            os.write(self.session, _INC_EPOCH)  # noqa: TID251  (the session)
+            ownfiles.write(self.session, _INC_EPOCH)
         except OSError as exc:
             if exc.errno == errno.EINVAL:
                 log.info(

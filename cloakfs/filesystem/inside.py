@@ -8,6 +8,7 @@ import threading
 from collections.abc import Collection
 
 from .. import linux
+from ..linux import ownfiles
 from . import pyfuse3memory
 
 log = logging.getLogger(__name__)
@@ -36,11 +37,10 @@ class Inside:
             OSError: it does not answer.
             MountError: a listing does not know who reads it (`pyfuse3memory`).
         """
-        linux.act_as_daemon()
         me = threading.get_native_id()
         self.threads.add(me)
         try:
-            with os.scandir(self.mountpoint) as entries:  # noqa: TID251  (the mount, not the tree)
+            with ownfiles.scandir(self.mountpoint) as entries:
                 next(entries, None)  # reading all of a large directory would take time and memory
         finally:
             self.threads.discard(me)
@@ -53,11 +53,10 @@ class Inside:
         Raises:
             OSError: there was no answer.
         """
-        linux.act_as_daemon()
         me = threading.get_native_id()
         self.threads.add(me)
         try:
-            os.statvfs(self.mountpoint)  # noqa: TID251  (the mount, not the tree)
+            ownfiles.statvfs(self.mountpoint)
         finally:
             self.threads.discard(me)
 
@@ -76,19 +75,18 @@ class Inside:
         Raises:
             OSError: EROFS: the kernel cannot be made to; or the mount does not answer.
         """
-        linux.act_as_daemon()
         me = threading.get_native_id()
         self.threads.add(me)
         found = set()
         try:
             with contextlib.ExitStack() as stack:  # kept open, they would keep the session from ending
                 where = self.mountpoint
-                if os.statvfs(where).f_flag & os.ST_RDONLY:  # noqa: TID251  (the mount, not the tree)
-                    with linux.raised(linux.CAP_SYS_ADMIN):
+                if ownfiles.statvfs(where).f_flag & os.ST_RDONLY:
+                    with ownfiles.raised(linux.CAP_SYS_ADMIN):
                         copy = linux.clone_writable(self.mountpoint)
                     stack.callback(os.close, copy)
                     where = f"/proc/self/fd/{copy}"
-                top = os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # noqa: TID251  (the mount)
+                top = ownfiles.open_fd(where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 stack.callback(os.close, top)
                 for handle in handles:
                     if _has_lease(top, handle):
@@ -103,11 +101,10 @@ class Inside:
 
     def stat(self, path: bytes) -> None:
         """In a thread: look up `path`, which lies in the daemon's own mount."""
-        linux.act_as_daemon()
         me = threading.get_native_id()
         self.threads.add(me)
         try:
-            os.stat(path)  # noqa: TID251  (the mount, not the tree)
+            ownfiles.stat(path)
         except OSError as exc:
             log.debug("%s: %s", path, exc)
         finally:
@@ -116,7 +113,7 @@ class Inside:
 
 def _has_lease(top: int, handle: bytes) -> bool:
     try:
-        fd = linux.open_by_handle(top, handle, os.O_WRONLY | os.O_NONBLOCK)
+        fd = ownfiles.open_by_handle(top, handle, os.O_WRONLY | os.O_NONBLOCK)
     except BlockingIOError:
         return True
     except OSError as exc:

@@ -12,7 +12,6 @@ from collections import Counter
 import trio
 from pyfuse3 import FUSEError, InodeT, RequestContext
 
-from .. import linux
 from ..config.options import Options
 from ..events import Events
 from ..ids import ClientId
@@ -124,7 +123,6 @@ class Probing:
 
         An NFS server decodes a handle before it acts as the caller who sent it, so there nobody can tell who that was.
         """
-        linux.act_as_daemon()
         if self.probes.rate is not None and not self._nodes.was_given(inode):
             self._note(("handles", None if self._exported else ClientId(ctx.uid), 0, inode, b""))
 

@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 import trio
 from pyfuse3 import InodeT
 
-from .. import linux
-
 log = logging.getLogger(__name__)
 
 AT_ONCE = 64
@@ -68,6 +66,5 @@ class References:
         try:
             self._has_unused |= bool(self._forget(inode, count))
         except Exception as exc:
-            linux.act_as_daemon()
             if self._is_news("forget", exc):
                 log.exception("forget(%r, %r) failed", inode, count)

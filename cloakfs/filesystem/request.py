@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple
 
 from pyfuse3 import FUSEError
 
-from .. import linux
 from ..counters import SUM, Counters
 from ..loop import MOST_PENDING, MOST_WRITES, SHARE
 from ..shares import Shares
@@ -66,7 +65,6 @@ class Requests:
         """Count that a caller wanted more than its share, and return the error; the log says so once of each caller."""
         shares.refused += 1
         if (what, caller) not in self._told and len(self._told) < _MOST_TOLD:
-            linux.act_as_daemon()
             self._told.add((what, caller))
             log.warning(
                 "%s has %d %s, which is its share of %d: more are refused (%s)",
@@ -151,7 +149,6 @@ def answers(
                 if requests.is_news(name, exc):
                     log.warning("%s: %s: answered EAGAIN", name, exc)
                 raise requests.failed(name, errno.EAGAIN) from None
-            linux.act_as_daemon()  # the traceback reads source files
             if requests.is_news(name, exc):
                 log.exception("%s%r failed: answered EIO", name, args)
             raise requests.failed(name, errno.EIO) from None

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, InodeT, RequestContext
 
-from .. import linux
 from ..above import INSIDE
 from ..ids import ClientId
 from ..linux import process
@@ -111,7 +110,6 @@ class Trace:
         try:
             yield
         except Exception:
-            linux.act_as_daemon()  # the traceback reads source files
             if not self._has_failed:
                 self._has_failed = True
                 log.exception("a request cannot be traced")

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
+from . import ownfiles
 from .libc import check, libc
 
 _fanotify_init: Callable[..., int] = libc.fanotify_init
@@ -103,7 +104,7 @@ def filesystem(fd: int) -> tuple[int, int]:
 
 def read(group: int, size: int) -> bytes:
     """Read events in the kernel's format, for `parse`; raises BlockingIOError if there are none."""
-    return os.read(group, size)
+    return ownfiles.read(group, size)
 
 
 def parse(raw: bytes, own: int) -> list[Event]:

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 
+from . import ownfiles
 from .mounting import mount_apart
 
 _MINOR_BITS = 20
@@ -30,9 +31,9 @@ def open_control(device: str, name: str, flags: int) -> int:
     try:
         connections = mount_apart("fusectl")
     except OSError:
-        return os.open(f"{_CONTROL}/{number}/{name}", flags | os.O_CLOEXEC)
+        return ownfiles.open_fd(f"{_CONTROL}/{number}/{name}", flags | os.O_CLOEXEC)
     try:
-        return os.open(f"{number}/{name}", flags | os.O_CLOEXEC, dir_fd=connections)
+        return ownfiles.open_fd(f"{number}/{name}", flags | os.O_CLOEXEC, dir_fd=connections)
     finally:
         os.close(connections)
 
@@ -46,9 +47,9 @@ def limit_background(device: str, most: int, congested: int) -> None:
         OSError: the files of the connection cannot be written; or the kernel has not taken the number (EDOM).
     """
     for name, number in (("max_background", most), ("congestion_threshold", congested)):
-        with open(open_control(device, name, os.O_WRONLY), "wb", buffering=0) as file:
+        with ownfiles.open(open_control(device, name, os.O_WRONLY), "wb", buffering=0) as file:
             file.write(b"%d" % number)
-        with open(open_control(device, name, os.O_RDONLY), "rb", buffering=0) as file:
+        with ownfiles.open(open_control(device, name, os.O_RDONLY), "rb", buffering=0) as file:
             if int(file.read(32)) != number:
                 raise OSError(errno.EDOM, os.strerror(errno.EDOM))
 
@@ -67,4 +68,4 @@ def open_abort(device: str) -> int:
 def abort(fd: int) -> None:
     """Fail all waiting and later requests with ENOTCONN; does nothing if the connection has already ended."""
     with contextlib.suppress(OSError):
-        os.write(fd, b"1")
+        ownfiles.write(fd, b"1")

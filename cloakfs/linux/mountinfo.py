@@ -10,6 +10,8 @@ import re
 import select
 from typing import NamedTuple
 
+from . import ownfiles
+
 TABLE = "/proc/self/mountinfo"
 
 _escape = re.compile(rb"\\([0-7]{3})")
@@ -38,7 +40,7 @@ class Place(NamedTuple):
 
 def by_id() -> dict[int, Place]:
     """Return all mounts by mount id, in the order of mounting."""
-    with open(TABLE, "rb") as file:
+    with ownfiles.open(TABLE, "rb") as file:
         return parse(file.read())
 
 
@@ -69,7 +71,7 @@ def unescaped(field: bytes) -> str:
 
 def id_of(fd: int, pid: int | None = None) -> int:
     """Return the id of the mount by which `fd`, of another process if given, was reached; no file system is asked."""
-    with open(f"/proc/{pid or 'self'}/fdinfo/{fd}") as info:
+    with ownfiles.open(f"/proc/{pid or 'self'}/fdinfo/{fd}") as info:
         return next(int(line.split()[1]) for line in info if line.startswith("mnt_id:"))
 
 
@@ -82,7 +84,7 @@ class Changes:
     """Tells, without waiting, whether something was mounted or unmounted since it was last asked."""
 
     def __init__(self) -> None:
-        self._table = open(TABLE, "rb")  # noqa: SIM115  (kept open until `close`)
+        self._table = ownfiles.open(TABLE, "rb")
         self._poll = select.poll()
         self._poll.register(self._table, select.POLLPRI)
 

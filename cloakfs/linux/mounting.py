@@ -1,9 +1,11 @@
-"""mount(2), umount(2), and mounts that are not attached anywhere."""
+"""mount(2), umount(2), and mounts that are not attached anywhere. What takes a path acts as the daemon."""
 
 import ctypes
 import os
 import struct
 
+from . import ownfiles
+from .credentials import as_daemon
 from .libc import AT_EMPTY_PATH, NR, check, libc, syscall
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_SYNCHRONOUS, MS_REMOUNT = 1, 2, 4, 8, 16, 32
@@ -14,6 +16,7 @@ MNT_DETACH = 2
 UMOUNT_NOFOLLOW = 8
 
 
+@as_daemon
 def mount(source: str, target: str, kind: str, flags: int, data: str) -> None:
     """Call mount(2)."""
     check(
@@ -22,11 +25,13 @@ def mount(source: str, target: str, kind: str, flags: int, data: str) -> None:
     )
 
 
+@as_daemon
 def umount(target: str, flags: int = 0) -> None:
     """Call umount2(2); a symbolic link at the end of `target` is never followed."""
     check(libc.umount2(os.fsencode(target), ctypes.c_int(flags | UMOUNT_NOFOLLOW)), target)
 
 
+@as_daemon
 def detach_mount(fd: int) -> None:
     """Detach exactly the mount whose top `fd` refers to, wherever it is and whatever its path leads to by now."""
     check(libc.umount2(b"/proc/self/fd/%d" % fd, ctypes.c_int(MNT_DETACH)))
@@ -57,6 +62,7 @@ _MS_PRIVATE = 1 << 18
 _MOUNT_ATTR_RDONLY = 1
 
 
+@as_daemon
 def clone_writable(path: str) -> int:
     """Return a descriptor (O_PATH) of the top of a detached copy of the mount at `path`, which is not read-only.
 
@@ -77,6 +83,7 @@ def clone_writable(path: str) -> int:
     return fd
 
 
+@as_daemon
 def clone_tree(path: str) -> int:
     """Return a descriptor (O_PATH) of the top of a detached copy of the mounts at and below `path`.
 
@@ -103,7 +110,7 @@ def clone_tree(path: str) -> int:
 def may_lease() -> bool:
     """Whether the kernel grants leases on files (fs.leases-enable, proc(5)), such as the NFSv4 server's delegations."""
     try:
-        with open("/proc/sys/fs/leases-enable", encoding="ascii") as file:
+        with ownfiles.open("/proc/sys/fs/leases-enable", encoding="ascii") as file:
             return file.read().strip() != "0"
     except OSError:
         return True

@@ -2,6 +2,8 @@
 
 Process ids are reused. What identifies a process for ever is its id together with the time at which it began, or a
 descriptor of it (a pidfd, pidfd_open(2)). (The clean-up process uses this module, so it imports next to nothing.)
+
+All is read as the daemon: /proc may be mounted with hidepid, and only who may trace a process is told some of it.
 """
 
 import ctypes
@@ -10,7 +12,7 @@ import select
 from collections.abc import Callable
 from functools import cache
 
-from .credentials import act_as_daemon
+from . import ownfiles
 from .libc import NR
 
 _LOOK_SECONDS = 1.0
@@ -79,15 +81,13 @@ def open_threads(pid: int) -> int:
     Raises:
         OSError: there is no such process, or no descriptor could be opened.
     """
-    act_as_daemon()  # /proc may be mounted with hidepid
-    return os.open(f"/proc/{pid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    return ownfiles.open_fd(f"/proc/{pid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def has_thread(threads: int, tid: int) -> bool:
     """Whether there is a thread with this id in the process whose threads (`open_threads`) these are."""
-    act_as_daemon()  # /proc may be mounted with hidepid
     try:
-        os.stat(str(tid), dir_fd=threads)
+        ownfiles.stat(str(tid), dir_fd=threads)
     except OSError:
         return False
     return True
@@ -99,8 +99,7 @@ def open_status(tid: int) -> int:
     Raises:
         OSError: there is no such thread, or no descriptor could be opened.
     """
-    act_as_daemon()  # /proc may be mounted with hidepid
-    return os.open(f"/proc/{tid}/status", os.O_RDONLY | os.O_CLOEXEC)
+    return ownfiles.open_fd(f"/proc/{tid}/status", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def groups_in(status: int) -> tuple[bytes, int]:
@@ -111,10 +110,10 @@ def groups_in(status: int) -> tuple[bytes, int]:
     Raises:
         ProcessLookupError: it has ended.
     """
-    text = os.pread(status, 1024, 0)
+    text = ownfiles.pread(status, 1024, 0)
     leader = int(_line(text, b"\nTgid:") or 0)
     groups = _line(text, b"\nGroups:")
-    while groups is None and (more := os.pread(status, 65536, len(text))):
+    while groups is None and (more := ownfiles.pread(status, 65536, len(text))):
         text += more  # the user is in a great many groups
         groups = _line(text, b"\nGroups:")
     return groups or b"", leader
@@ -127,7 +126,7 @@ def capabilities_in(status: int) -> tuple[int, int]:
         ProcessLookupError: it has ended.
     """
     text = b""
-    while (effective := _line(text, b"\nCapEff:")) is None and (more := os.pread(status, 65536, len(text))):
+    while (effective := _line(text, b"\nCapEff:")) is None and (more := ownfiles.pread(status, 65536, len(text))):
         text += more
     return int(effective or b"0", 16), int(_line(text, b"\nTgid:") or 0)
 
@@ -144,32 +143,29 @@ def is_in_our_user_namespace(tid: int) -> bool:
 
     A user namespace gives whoever makes it all capabilities, which count for nothing outside.
     """
-    act_as_daemon()  # only who may trace a process is told
     try:
-        return os.readlink(f"/proc/{tid}/ns/user") == _our_user_namespace()
+        return ownfiles.readlink(f"/proc/{tid}/ns/user") == _our_user_namespace()
     except OSError:
         return False
 
 
 @cache
 def _our_user_namespace() -> str:
-    return os.readlink("/proc/self/ns/user")
+    return ownfiles.readlink("/proc/self/ns/user")
 
 
 def is_proc_ours() -> bool:
     """Whether /proc shows the process ids of this pid namespace (pid_namespaces(7)): if not, they mean others there."""
-    act_as_daemon()
     try:
-        return os.readlink("/proc/self") == str(os.getpid())
+        return ownfiles.readlink("/proc/self") == str(os.getpid())
     except OSError:
         return False
 
 
 def command_of(tid: int) -> str | None:
     """Return the name of the command that this thread runs (proc_pid_comm(5)); None if the thread has ended."""
-    act_as_daemon()  # /proc may be mounted with hidepid
     try:
-        with open(f"/proc/{tid}/comm", "rb") as file:
+        with ownfiles.open(f"/proc/{tid}/comm", "rb") as file:
             return os.fsdecode(file.read().removesuffix(b"\n"))
     except OSError:
         return None
@@ -180,14 +176,13 @@ def has_only_root_ids(tid: int) -> bool:
 
     This is how the kernel decides who may enter a FUSE mount without `allow_other`.
     """
-    act_as_daemon()  # /proc may be mounted with hidepid
     try:
         # A file object would make four more system calls, for each ACL that a server asks for.
-        status = os.open(f"/proc/{tid}/status", os.O_RDONLY | os.O_CLOEXEC)
+        status = ownfiles.open_fd(f"/proc/{tid}/status", os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, ProcessLookupError):
         return False
     try:
-        lines = os.read(status, _STATUS_BYTES).split(b"\n")
+        lines = ownfiles.read(status, _STATUS_BYTES).split(b"\n")
     except ProcessLookupError:
         return False
     finally:
@@ -202,7 +197,6 @@ NFS_SERVERS = ("nfsd", "lockd")
 
 def kernel_thread(tid: int) -> str | None:
     """Return the name of this thread if it is one of the kernel itself (proc_pid_stat(5)); otherwise None."""
-    act_as_daemon()  # /proc may be mounted with hidepid
     try:
         is_kernels = int(_stat(tid)[6]) & _PF_KTHREAD != 0
     except OSError:
@@ -212,7 +206,7 @@ def kernel_thread(tid: int) -> str | None:
 
 def call_this_process(*words: str) -> None:
     """Make `ps` show these words, as far as there is room, instead of those that this process was started with."""
-    with open("/proc/self/comm", "wb") as file:
+    with ownfiles.open("/proc/self/comm", "wb") as file:
         file.write(os.fsencode(words[0]))
     fields = _stat("self")
     start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end of proc_pid_stat(5)
@@ -222,7 +216,7 @@ def call_this_process(*words: str) -> None:
 
 def _stat(pid: int | str) -> list[bytes]:
     """Return the fields of proc_pid_stat(5) from the state on; before that comes the name, which may be anything."""
-    with open(f"/proc/{pid}/stat", "rb") as file:
+    with ownfiles.open(f"/proc/{pid}/stat", "rb") as file:
         return file.read().rpartition(b")")[2].split()
 
 
@@ -233,24 +227,23 @@ def who_lists(is_it: Callable[[int], bool], name: bytes) -> list[tuple[int, int]
         is_it: whether this is the directory's inode number.
         name: the directory's name.
     """
-    act_as_daemon()
     found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
+    for pid in filter(str.isdigit, ownfiles.listdir("/proc")):
         try:
-            if any(_lists(pid, thread, is_it, name) for thread in os.listdir(f"/proc/{pid}/task")):
-                found.append((int(pid), os.stat(f"/proc/{pid}").st_uid))
+            if any(_lists(pid, thread, is_it, name) for thread in ownfiles.listdir(f"/proc/{pid}/task")):
+                found.append((int(pid), ownfiles.stat(f"/proc/{pid}").st_uid))
         except OSError:
             continue  # it has ended, or may not be looked at
     return found
 
 
 def _lists(pid: str, thread: str, is_it: Callable[[int], bool], name: bytes) -> bool:
-    with open(f"/proc/{pid}/task/{thread}/syscall", "rb") as file:
+    with ownfiles.open(f"/proc/{pid}/task/{thread}/syscall", "rb") as file:
         words = file.read().split()
     if len(words) < 2 or words[0] != b"%d" % NR["getdents64"].value:  # it may also be "running"
         return False
     fd = int(words[1], 16)
-    if os.path.basename(os.readlink(f"/proc/{pid}/fd/{fd}".encode())) != name:
+    if os.path.basename(ownfiles.readlink(f"/proc/{pid}/fd/{fd}".encode())) != name:
         return False
-    with open(f"/proc/{pid}/fdinfo/{fd}", "rb") as file:
+    with ownfiles.open(f"/proc/{pid}/fdinfo/{fd}", "rb") as file:
         return any(line.startswith(b"ino:") and is_it(int(line[4:])) for line in file)

@@ -36,7 +36,7 @@ else:
     Stat = os.stat_result
 
 
-fstat = cast(Callable[[int], Stat], os.fstat)
+fstat = cast(Callable[[int], Stat], os.fstat)  # noqa: TID251  (on an open descriptor)
 """fstat(2) of an object of the real tree."""
 
 

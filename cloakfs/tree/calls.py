@@ -13,7 +13,7 @@ All functions raise `OSError`, like the system call that they are named after.
 import contextlib
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from .. import linux
 from ..ids import ServerId
@@ -41,6 +41,19 @@ _FOUND = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 def _path(fd: int) -> str:
     """Return a path that leads to the object that `fd` refers to, even if `fd` is O_PATH."""
     return f"/proc/self/fd/{fd}"
+
+
+@contextlib.contextmanager
+def as_others() -> Iterator[None]:
+    """Have the thread act as the daemon again when this ends.
+
+    It is for calls on behalf of code that does not use `linux.ownfiles`, and goes on in this thread: a plug-in, or a
+    command.
+    """
+    try:
+        yield
+    finally:
+        linux.act_as_daemon()
 
 
 # -- finding ---------------------------------------------------------------------------------------

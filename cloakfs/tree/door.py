@@ -153,10 +153,8 @@ INSIDER = _Insider(_ROOT.uid, _ROOT.gid, lambda: _ROOT)
 
 
 def _accessible(fd: int, lacks: int, who: Caller, mode: int) -> bool:
-    try:
+    with calls.as_others():  # a plug-in asks, and continues
         return calls.access(credentials(who, lacks), fd, mode)
-    finally:
-        linux.act_as_daemon()  # a plug-in asks, and continues
 
 
 def attrs_of(name: bytes, info: linux.Stat, fd: int, lacks: int = 0) -> Attrs:

@@ -9,7 +9,7 @@ import time
 from dataclasses import InitVar, dataclass
 
 from .. import linux
-from ..linux import Stat
+from ..linux import Stat, ownfiles
 from . import calls
 
 log = logging.getLogger(__name__)
@@ -205,7 +205,7 @@ def identity(fd: int, kind: str) -> int | str:
 
 def boot_id() -> str:
     """Return the kernel's id of the present boot; "" if the kernel does not tell."""
-    with contextlib.suppress(OSError), open(BOOT_ID, encoding="ascii") as file:
+    with contextlib.suppress(OSError), ownfiles.open(BOOT_ID, encoding="ascii") as file:
         return file.read().strip()
     return ""
 

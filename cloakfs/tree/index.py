@@ -27,7 +27,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .. import linux
+from ..linux import database, ownfiles
+from ..linux.database import Database
 from ..versions import VersionError, is_known, refusal
 
 log = logging.getLogger(__name__)
@@ -174,9 +175,9 @@ class Index:
         Raises:
             OSError: it cannot be opened, or others could write to it: they could choose who gets which file handle.
         """
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+        fd = ownfiles.open_fd(self._path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
         try:
-            there = os.fstat(fd)
+            there = ownfiles.fstat(fd)
         finally:
             os.close(fd)
         if not stat.S_ISREG(there.st_mode):
@@ -184,8 +185,8 @@ class Index:
         if there.st_uid != os.geteuid() or stat.S_IMODE(there.st_mode) & (stat.S_IWGRP | stat.S_IWOTH):
             raise PermissionError(errno.EPERM, f"uid {there.st_uid} or others may write to it", self._path)
 
-    def _opened(self, path: str) -> sqlite3.Connection:
-        db = sqlite3.connect(path, isolation_level=None, timeout=10)
+    def _opened(self, path: str) -> Database:
+        db = database.connect(path, timeout=10)
         try:
             before = self._version(db)
             db.execute("PRAGMA journal_mode=WAL")
@@ -203,7 +204,7 @@ class Index:
             raise
         return db
 
-    def _version(self, db: sqlite3.Connection) -> int:
+    def _version(self, db: Database) -> int:
         version = int(db.execute("PRAGMA user_version").fetchone()[0])
         if not is_known(version, VERSION):
             folder = os.path.dirname(self._path)
@@ -212,7 +213,7 @@ class Index:
         return version
 
     @staticmethod
-    def _migrate(db: sqlite3.Connection, version: int) -> None:
+    def _migrate(db: Database, version: int) -> None:
         """Migrate a database of that version to the present version; a step that fails changes nothing."""
         db.create_function("key_of", 1, _key, deterministic=True)
         for number, step in enumerate(_STEPS[version:], version + 1):
@@ -338,24 +339,17 @@ class Index:
         made = dict(list(self._made.items())[:_MANY]) if len(self._made) > _MANY else self._made.copy()
         moved = dict(list(self._moved.items())[:_MANY])
         named = self._named.copy()
-        # A file system may give the handle of a removed object to another one. The old number is void then.
-        self._write(
-            [
-                *(
-                    (f"INSERT OR IGNORE INTO {table} (number, {column}) VALUES (?, ?)", (number, value))
-                    for (table, column, value), number in named.items()
-                ),
-                *(
-                    ("INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?)", (number, _key(handle), parent, name))
-                    for number, (handle, parent, name) in made.items()
-                ),
-                *(
-                    ("UPDATE objects SET parent = ?, name = ? WHERE number = ?", (*place, number))
-                    for number, place in moved.items()
-                ),
-                ("UPDATE sqlite_sequence SET seq = ? WHERE name = 'objects'", (self._last,)),
-            ]
-        )
+        statements: list[tuple[str, tuple[object, ...]]] = []
+        for (table, column, value), number in named.items():
+            statements.append((f"INSERT OR IGNORE INTO {table} (number, {column}) VALUES (?, ?)", (number, value)))
+        for number, (handle, parent, name) in made.items():
+            # A file system may give the handle of a removed object to another one. The old number is void then.
+            row = number, _key(handle), parent, name
+            statements.append(("INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?)", row))
+        for number, place in moved.items():
+            statements.append(("UPDATE objects SET parent = ?, name = ? WHERE number = ?", (*place, number)))
+        statements.append(("UPDATE sqlite_sequence SET seq = ? WHERE name = 'objects'", (self._last,)))
+        self._write(statements)
         self._named.clear()
         self._has_skipped = False
         for number, (handle, _, _) in made.items():
@@ -438,7 +432,7 @@ class Index:
             Unstored: the database does not answer, or is damaged; with `behind`, one in memory takes its place.
         """
         rows = self._rows(
-            f"SELECT {', '.join(f'a.{name}' for name in ('number', *more))}, b.{column} "
+            f"SELECT a.{', a.'.join(('number', *more))}, b.{column} "
             f"FROM {table} a JOIN {table} b ON b.number = a.number WHERE a.{column} = ?",
             (value,),
         )
@@ -464,7 +458,6 @@ class Index:
         """
         if self.trouble is None or self._behind:
             return
-        linux.act_as_daemon()
         trial = [(self._last + count, secrets.token_bytes(32)) for count in range(1, 9)]
         try:
             self._write(
@@ -553,7 +546,6 @@ class Index:
     def _try_to_store(self) -> None:
         if not (self._made or self._moved or self._has_skipped):
             return
-        linux.act_as_daemon()
         try:
             self._store()
         except sqlite3.Error as exc:
@@ -570,7 +562,8 @@ class Index:
             if self._made[number][1:] != (parent, name):
                 self._made[number] = handle, parent, name
             return number
-        row = self._row("objects", "key", _key(handle), "parent", "name")
+        key = _key(handle)
+        row = self._row("objects", "key", key, "parent", "name")
         if row is not None:
             number, was_parent, was_name = row
             self._removed.discard(number)
@@ -590,7 +583,7 @@ class Index:
             # committed by itself, so that whoever lists learns which ones there are.
             if self._batching and self.trouble is None and not self._db.in_transaction:
                 self._db.execute("BEGIN IMMEDIATE")
-            self._db.execute("INSERT INTO objects VALUES (?, ?, ?, ?)", (self._last, _key(handle), parent, name))
+            self._db.execute("INSERT INTO objects VALUES (?, ?, ?, ?)", (self._last, key, parent, name))
         except sqlite3.Error as exc:
             self._fail(exc)
             raise Unstored(exc, self._path) from exc
@@ -626,7 +619,6 @@ class Index:
             return
         self._removed.add(number)
         if len(self._removed) >= _MANY:
-            linux.act_as_daemon()
             self.tidy()
 
     def tidy(self) -> None:
@@ -654,7 +646,7 @@ class Index:
         """Move the contents of the log into the database. Any thread may call this; others go on meanwhile."""
         if self._path == MEMORY:
             return
-        with contextlib.closing(sqlite3.connect(self._path, timeout=10)) as db:
+        with contextlib.closing(database.connect(self._path, timeout=10)) as db:
             db.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def size(self) -> int:
@@ -662,7 +654,7 @@ class Index:
         size = 0
         for path in (self._path, f"{self._path}-wal"):
             with contextlib.suppress(OSError):
-                size += os.stat(path).st_size
+                size += ownfiles.stat(path).st_size
         return size
 
     def find(self, number: int) -> tuple[bytes, int, bytes] | None:

@@ -93,7 +93,6 @@ class KnownMounts:
         return {number: place.path for number, place in there if not (place.mounter or place.kind in KINDS)}
 
     def _mounted_inside(self) -> list[tuple[int, mounts.Place]]:
-        linux.act_as_daemon()
         inside = self._source.rstrip("/") + "/"
         return [(number, place) for number, place in self._table().items() if place.path.startswith(inside)]
 
@@ -225,7 +224,6 @@ class KnownMounts:
             calls.close(fd)
 
     def _new_filesystem(self, mount_id: int, fd: int, place: mounts.Place | None) -> Filesystem:
-        linux.act_as_daemon()
         path, kind = (place.path, place.kind) if place else (os.fsdecode(calls.path_of(fd)), "unknown")
         inside = os.path.relpath(path, self._source) if path.startswith(self._source.rstrip("/") + "/") else "."
         identity = filesystems.identity(fd, kind)

@@ -9,7 +9,6 @@ import stat
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from .. import linux
 from ..linux import Stat
 from . import calls, links
 from .descriptors import Descriptors
@@ -90,7 +89,6 @@ class Registry:
         Raises:
             Stale: its number was never given, or it is too deep in the tree (`Tuning.most_levels`).
         """
-        linux.act_as_daemon()
         rows: dict[int, tuple[bytes, bytes, Filesystem]] = {}
         # No recursion, since a path may have more levels than Python allows.
         while number and number not in self.by_number and number not in rows:
@@ -159,7 +157,6 @@ class Registry:
     def _number(self, handle: bytes, parent: int, name: bytes, *, is_new: bool) -> int:
         number = self._index.made(handle, parent, name) if is_new else None
         if number is None:
-            linux.act_as_daemon()
             number = self._index.object(handle, parent, name)
         return number
 
