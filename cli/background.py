@@ -10,6 +10,8 @@ from collections.abc import Callable
 from logging.handlers import QueueHandler, QueueListener, SysLogHandler
 from typing import NoReturn
 
+from cloakfs.logfile import Formatter
+
 from .common import fail
 
 SYSLOG = "syslog"
@@ -70,7 +72,9 @@ def in_foreground(work: Work, level: int, *refusals: type[Exception]) -> NoRetur
     """
     from sdnotify import SystemdNotifier  # noqa: PLC0415  (no other command needs it)
 
-    logging.basicConfig(level=level, format="cloakfs: %(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler()
+    handler.setFormatter(Formatter("cloakfs: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
     _close_inherited()
     try:
         work(lambda: SystemdNotifier().notify("READY=1"))
@@ -110,7 +114,7 @@ def in_background(work: Work, level: int, log_path: str, *refusals: type[Excepti
     for fd in {null, log_fd} - {0, 1, 2}:
         os.close(fd)
     to_file = logging.StreamHandler()
-    to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    to_file.setFormatter(Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     handler: logging.Handler = to_file
     flush: Callable[[], None] = to_file.flush
     if syslog:
@@ -155,5 +159,5 @@ def _syslog() -> tuple[logging.Handler, Callable[[], None]]:
     listener = QueueListener(messages, target)
     listener.start()
     handler = QueueHandler(messages)
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.setFormatter(Formatter("%(message)s"))
     return handler, listener.stop

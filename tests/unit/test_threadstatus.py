@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cloakfs.linux import FILE_CAPABILITIES, effective_capabilities, process
+from cloakfs.linux import FILE_CAPABILITIES, effective_capabilities, ownfiles, process
 from cloakfs.threadstatus import ThreadStatus
 
 
@@ -23,9 +23,9 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return count
 
-    for name in ("open", "pread", "readlink", "close"):
-        monkeypatch.setattr(os, name, counted(name, getattr(os, name)))
-    monkeypatch.setattr(process, "act_as_daemon", lambda: None)
+    for name in ("open_fd", "pread", "readlink"):
+        monkeypatch.setattr(ownfiles, name, counted(name, getattr(ownfiles, name)))
+    monkeypatch.setattr(os, "close", counted("close", os.close))
     return made
 
 
@@ -53,7 +53,7 @@ def test_the_groups_of_an_ordinary_caller_take_one_call(called: list[str]) -> No
     expected = frozenset(os.getgroups())
     called.clear()
     assert status.groups(os.getpid()) == expected
-    assert called == ["open", "pread"]
+    assert called == ["open_fd", "pread"]
     called.clear()
     assert status.groups(os.getpid()) == expected
     assert called == ["pread"]
@@ -68,7 +68,7 @@ def test_of_another_thread_the_process_is_read_only_if_the_thread_has_groups(
     for has, calls in ((b"", 1), (b"7 8", 2)):
 
         def groups_in(fd: int, has: bytes = has) -> tuple[bytes, int]:
-            os.pread(fd, 1, 0)
+            ownfiles.pread(fd, 1, 0)
             return has, os.getpid()
 
         monkeypatch.setattr(process, "groups_in", groups_in)
