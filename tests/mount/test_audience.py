@@ -233,7 +233,8 @@ def test_a_hard_link_that_was_public(reload: bool, scene: str, base: str, mount:
     owner.do(os.unlink, m.at("public/link"))
     if reload:
         os.kill(m.pid, signal.SIGHUP)
-        time.sleep(0.3)
+        wait_until(lambda: ": reloaded" in m.log)
+        told(m.path)
     for _ in range(3):
         owner.do(os.stat, "public")
         owner.do(os.stat, m.at("homes/owner/public"))
@@ -350,7 +351,7 @@ def test_dot_dot_after_the_daemon_itself_has_looked(scene: str, mount: MakeMount
     assert owner.error(os.stat, m.at("homes/owner/moved")) == errno.ENOENT
     for path in ("homes/owner/moved", "moved"):
         assert other.error(os.stat, m.at(path)) == errno.ENOENT
-    time.sleep(1)  # the daemon looks several times
+    told(m.path)  # the daemon looks several times
     for _ in range(3):
         owner.do(os.stat, ".")
         owner.do(os.stat, m.at("homes/owner"))

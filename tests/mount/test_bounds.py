@@ -292,16 +292,17 @@ def test_what_was_deleted_on_tmpfs_leaves_the_index_and_nothing_else_does(base: 
     with filesystem("tmpfs", base) as tree, steady(tree, base) as mount:
         with mount("-o", "no_root_squash") as m:
             os.mkdir(m.at("directory"))
-            for name in ("deleted", "moved", "kept"):
+            for name in ("deleted", "moved", "kept", "deleted later"):
                 write(m.at("directory", name), name.encode())
             kept = {name: handle_of(m.at("directory", name)) for name in ("moved", "kept")}
         # Another daemon, which has not met them: as after long idleness.
         with mount("-o", "no_root_squash") as m:
-            assert {b"deleted", b"moved", b"kept"} <= rows(m)
+            assert {b"deleted", b"moved", b"kept", b"deleted later"} <= rows(m)
             os.unlink(f"{tree}/directory/deleted")
             os.rename(f"{tree}/directory/moved", f"{tree}/moved")
             wait_until(lambda: b"deleted" not in rows(m))
-            time.sleep(1)  # some rounds more
+            os.unlink(f"{tree}/directory/deleted later")
+            wait_until(lambda: b"deleted later" not in rows(m))
             assert {b"moved", b"kept"} <= rows(m)
             assert {name: by_handle(m.path, handle) for name, handle in kept.items()} == {
                 "moved": b"moved",
@@ -318,7 +319,7 @@ def test_of_another_tmpfs_at_the_same_place_nothing_is_taken_out(tree: str, base
         with mount("-o", "no_root_squash") as m:
             handle = handle_of(m.at("inside", "directory", "file"))
         with attached("tmpfs", place, "-t", "tmpfs"), mount("-o", "no_root_squash") as m:
-            time.sleep(2)  # some rounds
+            time.sleep(1)  # some rounds, in which there is nothing to be seen
             assert b"file" in rows(m)
         with mount("-o", "no_root_squash") as m:
             assert by_handle(m.path, handle) == b"content"

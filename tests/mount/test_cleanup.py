@@ -303,7 +303,7 @@ def test_a_mount_that_gets_the_numbers_of_one_that_is_gone_lives_on(base: str, t
                     if is_same:
                         dying.stdin.write("\n")
                         dying.stdin.flush()
-                        time.sleep(3)  # it looks once a second
+                        time.sleep(3)  # it looks once a second, and nobody can see that it does nothing
                     dying.kill()
                     assert ended(clean_up)
                     assert os.listdir(path) == ["file"]

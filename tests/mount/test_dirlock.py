@@ -49,7 +49,7 @@ def lock(thief: User, directory: str, hidden: list[str], page: str, flag: str) -
     thief.do(hold, directory, page)
     wait_until(lambda: os.path.exists(flag))
     thief.do(in_processes, [(os.mkdir, f"{directory}/new")])
-    time.sleep(0.3)
+    time.sleep(0.3)  # until they wait, which only some kernels tell (/proc/PID/wchan)
     thief.do(in_processes, [(os.stat, f"{directory}/{name}") for name in hidden])
     time.sleep(0.3)
 

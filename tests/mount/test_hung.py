@@ -171,7 +171,7 @@ def test_what_is_taken_off_lies_nowhere(kind: str, tree: str, other_far: str, mo
         place = os.path.join(other_far if kind == "below what is far" else tree, "directory")
         os.makedirs(place, exist_ok=True)
         linux.mount("none", place, "tmpfs", 0, "size=4m,mode=777")
-        time.sleep(0.1)  # or its ctime would be too new to be relied on
+        time.sleep(0.1)  # longer than a tick of the clock, or its ctime would be too new to be relied on
     m = mount("-o", CLOAKED)
     somebody, somebody_else = user(ANN), user(ANN)
     try:

@@ -7,9 +7,7 @@ import os
 import stat
 import struct
 import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,7 +17,9 @@ from cloakfs import linux
 from cloakfs.linux.libc import NR, check, syscall
 from cloakfs.mounted import RUN_DIR
 from tests.agents import User, names, read, write
-from tests.mount.conftest import Mount
+from tests.altered import command_with
+from tests.mount.conftest import FIGURES_AT_ONCE, Mount
+from tests.waiting import wait_until
 
 MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]
@@ -299,8 +299,15 @@ def unseen(request: pytest.FixtureRequest, tree: str, base: str) -> Iterator[tup
     """A mount whose daemon is in a pid namespace of its own, and how to run commands that see the mount outside it."""
     path = os.path.join(base, "unseen")
     os.mkdir(path)
-    command = ["unshare", "--pid", "--fork", "--kill-child=SIGTERM", *request.param, sys.executable, "-m"]
-    command += ["cloakfs_cli.main", "mount", "-f", tree, path, "-o", "no_root_squash"]
+    command = [
+        "unshare",
+        "--pid",
+        "--fork",
+        "--kill-child=SIGTERM",
+        *request.param,
+        *command_with(tuning=FIGURES_AT_ONCE),
+    ]
+    command += ["mount", "-f", tree, path, "-o", "no_root_squash"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as daemon:
         assert daemon.stderr is not None
         said = ""
@@ -312,9 +319,8 @@ def unseen(request: pytest.FixtureRequest, tree: str, base: str) -> Iterator[tup
         try:
             yield path, enter
             (state,) = Path(RUN_DIR).glob(f"*{os.path.basename(base)}*.json")
-            assert (
-                "have their primary group alone" in json.loads(state.read_text())["access"]
-            )  # `cloakfs status` prints it
+            # `cloakfs status` prints it.
+            wait_until(lambda: "have their primary group alone" in json.loads(state.read_text())["access"])
         finally:
             subprocess.run([*enter, "umount", path], check=True)
             _, rest = daemon.communicate(timeout=60)
@@ -335,4 +341,3 @@ def test_a_caller_that_cannot_be_seen_has_its_primary_group_alone(
         assert reads(str(TEAM), f"--reuid={ANN}", f"--regid={TEAM}", "--clear-groups")
         assert not reads("private", "--clear-groups")
         assert reads("roots", "--clear-groups")
-    time.sleep(6)  # what `status` says is published every five seconds

@@ -19,7 +19,7 @@ import pytest
 
 from cloakfs import linux
 from cloakfs.mounted import RUN_DIR, STATE_DIR, mount_key
-from cloakfs.tuning import STANDARD
+from cloakfs.tuning import Tuning
 from tests.agents import User, names, read, write
 from tests.altered import command_with
 from tests.mount import alterations
@@ -31,7 +31,7 @@ from tests.waiting import wait_until
 
 NULL = "no_root_squash"
 CLOAKED = "no_root_squash,cloak_list=uid +077 1 9999"
-LOAD_SECONDS = float(os.environ.get("CLOAKFS_LOAD_SECONDS", "30"))
+LOAD_SECONDS = float(os.environ.get("CLOAKFS_LOAD_SECONDS", "8"))
 CLIENTS = 64
 
 
@@ -239,12 +239,12 @@ def use_on_and_on(directory: str, seed: int) -> int:
 def test_sigterm_during_mixed_load(tree: str, base: str, user: Callable[..., User]) -> None:
     path = base_dir(base)
     users = [user(2001 + number) for number in range(24)]
-    for _ in range(5):
+    for _ in range(3):
         with in_foreground(tree, path) as daemon:
             for client in users:
                 client.start(use_on_and_on, path, client.uid)
             wait_until(lambda: len(os.listdir(tree)) >= len(users))
-            time.sleep(1)
+            time.sleep(0.5)  # of all sorts of requests
             daemon.terminate()
             for client in users:
                 # Afterwards the empty directory of the mount point is all there is.
@@ -297,12 +297,13 @@ def test_sigterm_gives_open_files_time(tree: str, mount: Callable[..., Mount], u
 
 
 def test_sigterm_does_not_wait_for_ever(tree: str, mount: Callable[..., Mount], user: Callable[..., User]) -> None:
-    m = mount("-o", NULL)
+    with daemons_with(tuning=Tuning(stop_seconds=1)):
+        m = mount("-o", NULL)
     someone = user(2001)
     fd = someone.do(os.open, m.at("file"), os.O_CREAT | os.O_RDWR, 0o600)
     pid = m.pid
     os.kill(pid, signal.SIGTERM)
-    wait_until(lambda: not os.path.exists(f"/proc/{pid}"), STANDARD.stop_seconds + 60)
+    wait_until(lambda: not os.path.exists(f"/proc/{pid}"))
     assert someone.error(os.write, fd, b"late") in (errno.ENOTCONN, errno.ECONNABORTED)
 
 

@@ -181,7 +181,7 @@ def test_what_the_kernel_may_remember(tree: str, mount: MakeMount, user: MakeUse
     Path(tree, "file").touch()
     m = mount()
     ann = user(ANN)
-    time.sleep(0.1)  # a change that was just made might not show
+    time.sleep(0.1)  # longer than a tick of the clock: a change that was just made might not show
     seen = watching(m)
     ann.do(os.stat, m.at("file"))
     assert seen.of("lookup")["remembers"].keys() == {"name", "attributes"}

@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ from tests.mount.conftest import COMMAND, is_mounted, told
 from tests.mount.test_tables import CELLS, FIGURE_1, FILES, GIDS, GROUPS, MASKS, REVERSE, UIDS
 from tests.nfs import libnfs, nfs3
 from tests.nfs.wire import Refused, Wire
+from tests.waiting import wait_until
 
 VERSIONS = (3, 4)
 NAME = "test-ganesha"
@@ -82,11 +84,8 @@ def network() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def rpcbind(network: None) -> Iterator[None]:
     process = subprocess.Popen(["/sbin/rpcbind", "-w", "-f"], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while not os.path.exists("/run/rpcbind.sock"):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: process.poll() is not None or os.path.exists("/run/rpcbind.sock"))
+    assert process.poll() is None
     yield
     process.terminate()
     process.wait()
@@ -441,6 +440,13 @@ def _server_pid() -> int:
     return int(subprocess.run(["pgrep", "-f", f"export-{NAME}/ganesha.conf"], capture_output=True, check=True).stdout)
 
 
+def has_content(handle: bytes, version: int) -> bool:
+    """Whether the file of a handle is served, to a client that claims nothing."""
+    with suppress(OSError, Refused), Wire(2049, version=version) as wire:
+        return wire.read(handle) == b"content"
+    return False
+
+
 def test_clients_claim_what_they_have_locked_from_a_new_server(tree: Site) -> None:
     """It takes the place of the old one when a daemon dies, and so does the next one when it is killed itself."""
 
@@ -456,25 +462,14 @@ def test_clients_claim_what_they_have_locked_from_a_new_server(tree: Site) -> No
             handles[version] = file.handle
             if version == 4:
                 file.lock()
-    deadline = time.monotonic() + PATIENCE
     tree.kill_daemon(EZK)
-    while not is_told():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    wait_until(is_told, PATIENCE)
     killed = _server_pid()
     assert killed != server
     os.kill(killed, signal.SIGKILL)
-    deadline = time.monotonic() + PATIENCE
     for version, handle in handles.items():
-        while True:
-            with suppress(OSError, Refused), Wire(2049, version=version) as wire:
-                assert wire.read(handle) == b"content"
-                break
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-    while is_told():
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
+        wait_until(partial(has_content, handle, version), PATIENCE)
+    wait_until(lambda: not is_told(), PATIENCE)
     assert tree.status()["complaint"] is None
     assert _server_pid() not in (server, killed)
 
@@ -500,10 +495,7 @@ def test_what_ganesha_exports_is_no_mount_to_anybody_else(tree: Site, monkeypatc
         os.close(guard)
     assert f"{tree.mount(EZK)}: " in said
     assert room not in said
-    deadline = time.monotonic() + PATIENCE
-    while tree.status()["mounts"][0]["complaint"]:  # type: ignore[index]
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: not tree.status()["mounts"][0]["complaint"], PATIENCE)  # type: ignore[index]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -567,10 +559,7 @@ def test_an_entry_with_mp_waits_for_its_disk(tree: Site) -> None:
         with pytest.raises(OSError), tree.client(EZK, 4) as client:  # noqa: PT011  (libnfs says EINVAL, or something else)
             client.listdir()
         sh("mount", "--bind", tree.tree, tree.tree)
-        deadline = time.monotonic() + PATIENCE
-        while run("export", "status", "--name", NAME).returncode:
-            assert time.monotonic() < deadline
-            time.sleep(0.5)
+        wait_until(lambda: run("export", "status", "--name", NAME).returncode == 0, PATIENCE)
         with tree.client(EZK, 4) as client:
             assert client.listdir() == ["below"]
         assert all(mount["restarts"] == 0 for mount in tree.status()["mounts"])  # type: ignore[attr-defined]

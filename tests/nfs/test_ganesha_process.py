@@ -28,6 +28,7 @@ from tests.mount.loopfs import filesystem
 from tests.nfs import libnfs
 from tests.nfs.wire import Refused, Wire
 from tests.processes import kill
+from tests.waiting import wait_in_loop
 
 # A real mount point, and everything of it put away afterwards.
 base = mounts.base
@@ -351,8 +352,9 @@ def test_mounts_that_come_back_on_each_others_devices(place: Place) -> None:
             for path in paths:
                 linux.umount(path)
             with trio.move_on_after(10):
-                while any(Path(f"/sys/block/{os.path.basename(device)}/loop").exists() for device in devices):
-                    await trio.sleep(0.05)
+                await wait_in_loop(
+                    lambda: not any(Path(f"/sys/block/{os.path.basename(device)}/loop").exists() for device in devices)
+                )
             for path in reversed(paths):
                 place.mount_again(path)
             # Unless somebody else takes one meanwhile.
@@ -468,9 +470,7 @@ def test_clients_claim_what_they_have_locked(place: Place) -> None:
         # Who could claim it, and has not yet, can still claim it from the next one.
         async with serving(ganesha, exports):
             assert ganesha.is_in_grace
-            with trio.fail_after(GRACE_SECONDS + 15):
-                while ganesha.is_in_grace:
-                    await trio.sleep(0.1)
+            await wait_in_loop(lambda: not ganesha.is_in_grace, GRACE_SECONDS + 15, every=0.05)
 
             files.append(_open_for_writing("a"))
             files[-1].lock()

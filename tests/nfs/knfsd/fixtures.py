@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from cli.export import _order
 from cloakfs.mounted import RUN_DIR, mount_key, mounted
 from cloakfs.nfs.plan import mount_name
 from tests.mount.conftest import COMMAND, user
+from tests.waiting import wait_until
 
 __all__ = ["NfsHost", "client_host", "drop_caches", "mount_nfs", "nfs_host", "service", "sh", "share", "user"]
 
@@ -142,13 +142,13 @@ def nfs_mounted(share: Share, version: str, *options: str, host: str = "127.0.0.
     try:
         yield path
     finally:
-        deadline = time.monotonic() + 60
         # Without the helper, which would tell mountd and wait for its answer.
-        while subprocess.run(["umount", "-i", path], check=False, capture_output=True).returncode:
-            if time.monotonic() > deadline:
-                sh("umount", "-l", path)
-                raise AssertionError(f"{path} was still in use")
-            time.sleep(0.1)
+        command = ["umount", "-i", path]
+        try:
+            wait_until(lambda: subprocess.run(command, check=False, capture_output=True).returncode == 0)
+        except AssertionError:
+            sh("umount", "-l", path)
+            raise
         os.rmdir(path)
 
 

@@ -2,9 +2,9 @@
 
 import os
 import subprocess
-import time
 
 from bench.lab.nfshost import sh
+from tests.waiting import wait_until
 
 _PREPARE = (
     "mount -t tmpfs -o mode=755 none /run && mkdir -p /run/cloakfs /run/rpcbind /run/lock /run/ganesha && "
@@ -68,11 +68,12 @@ class GaneshaHost:
             file.write(text)
         words = ("ganesha.nfsd", "-F", "-p", "/run/ganesha/pid", "-f", f"/tmp/{self.name}.conf")
         self._ganesha = subprocess.Popen(self._words(*words), stdin=subprocess.DEVNULL)
-        deadline = time.monotonic() + 60
-        while self.sh("rpcinfo", "-T", "tcp", "127.0.0.1", "nfs", "3", check=False) == "":
-            assert self._ganesha.poll() is None, self.sh("cat", "/run/ganesha/log", check=False)
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until(self._answers, every=0.1)
+
+    def _answers(self) -> bool:
+        assert self._ganesha is not None
+        assert self._ganesha.poll() is None, self.sh("cat", "/run/ganesha/log", check=False)
+        return self.sh("rpcinfo", "-T", "tcp", "127.0.0.1", "nfs", "3", check=False) != ""
 
     def mount(self, path: str, version: str, at: str, *options: str) -> None:
         """Have the guest, as a client, mount an export."""

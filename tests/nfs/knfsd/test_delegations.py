@@ -14,6 +14,7 @@ import pytest
 from cloakfs.linux import mountinfo
 from tests.agents import User
 from tests.nfs.knfsd.fixtures import EXPORTS, Service, Share, exported, nfs_mounted
+from tests.waiting import wait_until
 
 ANN = 1000
 V4 = ("4.0", "4.2")
@@ -49,7 +50,9 @@ def size(path: str) -> int:
 
 def seen(who: User, what: Callable[[str], object], path: str, wanted: object) -> float:
     """After how many seconds the client sees it; infinity if it does not soon."""
-    time.sleep(0.3)  # a client that looks a name up before the server's kernel has dropped it remembers that answer
+    # A client that looks a name up before the server's kernel has dropped it remembers that answer, and nothing tells
+    # when that has been dropped.
+    time.sleep(0.3)
     began = time.monotonic()
     while time.monotonic() - began < SOON:
         if who.do(what, path) == wanted:
@@ -81,12 +84,15 @@ class Reader:
         """Open a file for reading until there is a delegation of it, and keep it open; return its path."""
         path = os.path.join(self.place, name)
         before = delegations(self.tree)
-        deadline = time.monotonic() + FOR_LONG
-        while delegations(self.tree) == before:
-            assert time.monotonic() < deadline, "no delegation was given"
+
+        def is_delegated() -> bool:
+            if delegations(self.tree) != before:
+                return True
             self.open.append(self.who.do(os.open, path, os.O_RDONLY))
             self.who.do(os.read, self.open[-1], 10)
-            time.sleep(0.05)
+            return False
+
+        wait_until(is_delegated, FOR_LONG, every=0.05)
         return path
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ from tests.agents import User, names, read, write
 from tests.mount.conftest import run
 from tests.nfs import nfs3
 from tests.nfs.knfsd.fixtures import VERSIONS, NfsHost, Service, Share, drop_caches, exported, nfs_mounted
+from tests.waiting import wait_until
 
 ANN, BOB = 1000, 1001
 OPTIONS = "rw,no_client_cache,cloak_list = uid +077 1000 1001"
@@ -219,21 +220,18 @@ def test_held_over_everything(site: Site, version: str, user: Callable[..., User
     goes_on()
     before = site.tree.pid
     os.kill(before, 9)
-    began = time.monotonic()
-    while True:
+
+    def is_served() -> bool:
         with suppress(OSError):
-            if ann.do(names, ".") == ["file"]:
-                break
-        assert time.monotonic() - began < 90
-        time.sleep(0.1)
+            return ann.do(names, ".") == ["file"]
+        return False
+
+    wait_until(is_served, 90)
     assert site.tree.pid != before
     goes_on()
     ann.do(os.close, file)
     ann.do(os.chdir, "/")
-    began = time.monotonic()
-    while run("export", "status").returncode:  # the threads of the server may be restarted just now
-        assert time.monotonic() - began < 60
-        time.sleep(0.5)
+    wait_until(lambda: run("export", "status").returncode == 0)  # its threads may be restarted just now
 
 
 @pytest.mark.parametrize("options", ["rw", "rw,subtree_check", "rw,all_squash,anonuid=1000,anongid=1000"])

@@ -22,6 +22,7 @@ from tests.agents import User
 from tests.mount.conftest import COMMAND
 from tests.nfs.knfsd.fixtures import EXPORTS, NfsHost, Service, Share, exported, nfs_mounted, sh
 from tests.processes import kill
+from tests.waiting import wait_until
 
 ANN = 1000
 V3, V4 = ("3",), ("4.0", "4.2")
@@ -95,7 +96,7 @@ def write_until(fd: int, stop: str) -> tuple[list[int], list[float]]:
         except OSError:
             failures.append(time.monotonic())
         number += 1
-        time.sleep(0.02)
+        time.sleep(0.02)  # records enough, and no more
     return acknowledged, failures
 
 
@@ -202,12 +203,12 @@ def replaced(replace: Callable[[], None], *trees: Share) -> None:
     wanted = {tree.name: held(tree) for tree in trees}
     assert all(wanted.values())
     replace()
-    deadline = time.monotonic() + RECOVERY
-    while not all(
-        device(tree) not in ("", before[tree.name]) and is_claimed(tree, wanted[tree.name]) for tree in trees
-    ):
-        assert time.monotonic() < deadline, ([held(tree) for tree in trees], wanted)
-        time.sleep(0.1)
+    wait_until(
+        lambda: all(
+            device(tree) not in ("", before[tree.name]) and is_claimed(tree, wanted[tree.name]) for tree in trees
+        ),
+        RECOVERY,
+    )
     if nfsdrestart.is_in_grace():  # nobody has anything more to claim
         Path("/proc/fs/nfsd/v4_end_grace").write_text("Y")
 
@@ -408,6 +409,7 @@ import os, sys
 sys.path.insert(0, {ROOT!r})
 from cloakfs.nfs import nfsdrestart
 from tests.altered import replace
+from tests.waiting import wait_until
 replace(nfsdrestart, "start", lambda before: os.kill(os.getpid(), 9))
 nfsdrestart.restart()
 """

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from tests.nfs.knfsd.worktable import (
     make_accounts,
     set_acl,
 )
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not is_full(), reason="only with CLOAKFS_NFS_TABLE=full (scripts/campaign table)")
 
@@ -81,22 +81,18 @@ class Held:
 
     def pids(self) -> list[int]:
         """The daemons of the views, once all of them are served."""
-        deadline = time.monotonic() + SERVED
-        while True:
-            status = json.loads(self.host.sh(*COMMAND, "export", "status", "--json", check=False) or "{}")
-            if status and not status["complaint"] and not any(mount["complaint"] for mount in status["mounts"]):
-                return [m["pid"] for m in json.loads(self.host.sh(*COMMAND, "status", "--json", check=False))]
-            assert time.monotonic() < deadline, status
-            time.sleep(0.5)
+        wait_until(self._are_served, SERVED, every=0.2)
+        return [m["pid"] for m in json.loads(self.host.sh(*COMMAND, "status", "--json", check=False))]
+
+    def _are_served(self) -> bool:
+        status = json.loads(self.host.sh(*COMMAND, "export", "status", "--json", check=False) or "{}")
+        return bool(status) and not any(one["complaint"] for one in (status, *status["mounts"]))
 
     def kill_daemons(self) -> None:
         before = self.pids()
         for pid in before:
             os.kill(pid, signal.SIGKILL)
-        deadline = time.monotonic() + SERVED
-        while set(before) & set(self.pids()):
-            assert time.monotonic() < deadline
-            time.sleep(0.5)
+        wait_until(lambda: not set(before) & set(self.pids()), SERVED, every=0.2)
 
     def renew(self) -> None:
         self.write(", no_client_cache")

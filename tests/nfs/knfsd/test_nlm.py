@@ -5,7 +5,6 @@ The client is made by hand: with an NFSv3 mount, the guest's lockd would go on.
 
 import os
 import struct
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from tests.nfs.knfsd.fixtures import Share, nfs_mounted
 from tests.nfs.nfs3 import Client
 from tests.nfs.rpc import Connection, opaque
 from tests.processes import kill
+from tests.waiting import wait_until
 
 ANN = 1000
 GRANTED, DENIED, IN_GRACE = 0, 1, 4
@@ -58,10 +58,7 @@ def test_clients_are_told_and_claim_their_locks(share: Callable[..., Share]) -> 
         held = who.do(os.open, f"{place}/held", os.O_RDWR | os.O_CREAT)  # which makes a restart necessary
         before = tree.pid
         kill(before)
-        deadline = time.monotonic() + RECOVERY
-        while not nfsdrestart.is_in_grace() or os.listdir(_MONITORED):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until(lambda: nfsdrestart.is_in_grace() and not os.listdir(_MONITORED), RECOVERY)
         assert _STATE.read_bytes() != state  # by which clients know that lockd has forgotten their locks
         assert lock(file, "other") == IN_GRACE
         # (Here it does not last: the client is the server itself, whose restart it reports to its own lockd.)

@@ -20,6 +20,7 @@ from cloakfs.filesystem.forgetter import AGAIN_SECONDS
 from tests.agents import User, names, read, write
 from tests.mount import conftest
 from tests.nfs.knfsd.fixtures import VERSIONS, Service, Share, exported, nfs_mounted, sh
+from tests.waiting import wait_until
 
 # Users 1000 and up of the client are 20000 and up here.
 MAP = "range_map = uid 1000 1999 map 20000 gid 1000 1999 map 20000"
@@ -293,10 +294,7 @@ def test_an_open_file_that_is_removed(site: Site) -> None:
     assert site.ann.do(os.pread, fd, 10, 0) == b"content"
     site.ann.do(os.pwrite, fd, b"more", 7)
     site.ann.do(os.close, fd)
-    deadline = time.monotonic() + 60
-    while os.listdir(site.real()) and time.monotonic() < deadline:  # the client removes it a little later
-        time.sleep(0.05)
-    assert os.listdir(site.real()) == []
+    wait_until(lambda: os.listdir(site.real()) == [])  # the client removes it a little later
 
 
 def test_git(site: Site) -> None:

@@ -13,6 +13,7 @@ from cloakfs.linux import process
 from tests.mount.conftest import COMMAND
 from tests.nfs.knfsd.fixtures import EXPORTS, NfsHost, Share, sh
 from tests.nfs.reloads import Reloads, run
+from tests.waiting import wait_until
 
 
 def state_of(path: str) -> str | None:
@@ -77,9 +78,8 @@ def test_mountd_has_ended(nfs_host: NfsHost, share: Callable[..., Share]) -> Non
             other.kill()
         assert (told.returncode, "rpc.mountd does not run" in told.stdout) == (1, True), told
         with subprocess.Popen(["unshare", "--net", "rpc.mountd", "-F"], stderr=subprocess.DEVNULL) as other:
-            while process.command_of(other.pid) != "rpc.mountd":
-                time.sleep(0.1)
-            time.sleep(1)
+            wait_until(lambda pid=other.pid: process.command_of(pid) == "rpc.mountd")  # type: ignore[misc]
+            time.sleep(1)  # until it would answer, if it were asked where it is
             told = run("export", "status")
             other.terminate()
         assert (told.returncode, "rpc.mountd does not run" in told.stdout) == (1, True), told

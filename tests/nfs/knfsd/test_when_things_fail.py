@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tests.agents import User, names
 from tests.mount.conftest import COMMAND, is_mounted
 from tests.nfs.knfsd.fixtures import EXPORTS, VERSIONS, Service, Share, sh
 from tests.processes import kill
+from tests.waiting import wait_until
 
 ANN, BOB = 1000, 1001
 
@@ -77,6 +79,10 @@ def work(place: str, killed: str) -> list[tuple[float, float, int, list[str]]]:
     return rounds
 
 
+def succeeds(who: User, call: Callable[..., object], *args: object) -> bool:
+    return who.error(call, *args) == 0
+
+
 def has_done(path: str, number: int) -> bool:
     """Whether the client that writes this file has finished so many rounds."""
     with contextlib.suppress(FileNotFoundError):
@@ -97,10 +103,7 @@ def test_a_daemon_is_killed_while_clients_work(
     try:
         for who, place in clients:
             who.start(work, place, flag)
-        deadline = time.monotonic() + RECOVERY
-        while not all(has_done(tree.real(f"round-{who.pid}"), 5) for who, _ in clients):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until(lambda: all(has_done(tree.real(f"round-{who.pid}"), 5) for who, _ in clients), RECOVERY)
         alive = time.monotonic()
         kill(tree.pid)
         killed = time.monotonic()
@@ -142,11 +145,8 @@ def test_a_write_that_failed_is_forgotten_after_fsync(
         assert [bob.error(os.close, fd) for fd in opened] == [errno.EIO] * len(mine)
     finally:
         os.kill(guard, signal.SIGCONT)
-    deadline = time.monotonic() + RECOVERY
     for path in mine:
-        while bob.error(os.listdir, os.path.dirname(path)):
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        wait_until(partial(succeeds, bob, os.listdir, os.path.dirname(path)), RECOVERY)
         bob.error(Path(path).write_text, "again")
         assert Path(tree.real(os.path.basename(path))).read_text() == "again"
         bob.error(sync, path)
@@ -178,10 +178,9 @@ def test_only_the_mount_is_ever_exported(
         os.unlink(os.path.join(tree.path, "what lies below"))
     finally:
         os.kill(guard, signal.SIGCONT)
-    deadline = time.monotonic() + RECOVERY
-    while user(BOB).error(os.listdir, places[0]) or user(BOB).error(os.listdir, places[1]):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    bob = user(BOB)
+    for place in places:
+        wait_until(partial(succeeds, bob, os.listdir, place), RECOVERY)
     assert user(BOB).do(names, places[1]) == [str(BOB)]
 
 
@@ -231,11 +230,8 @@ def test_a_mount_cannot_be_made_again(
         assert time.monotonic() - began < PATIENCE
     assert user(BOB).do(names, beside) == [str(ANN), str(BOB)]
     os.rename(f"{tree.source}-away", tree.source)
-    deadline = time.monotonic() + RECOVERY
     for place in places:
-        while user(BOB).error(os.listdir, place):
-            assert time.monotonic() < deadline
-            time.sleep(0.5)
+        wait_until(partial(succeeds, user(BOB), os.listdir, place), RECOVERY)
         assert user(BOB).do(names, place) == [str(ANN), str(BOB)]
     tree.expect_errors = True
 
@@ -334,16 +330,11 @@ def test_the_server_is_stopped(
     places = [mount_nfs(tree, version) for version in VERSIONS]
     sh("rpc.nfsd", "0")
     sh("exportfs", "-ua")
-    deadline = time.monotonic() + 2 * RECOVERY
-    while Path("/proc/fs/nfsd/threads").read_text() == "0\n":
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: Path("/proc/fs/nfsd/threads").read_text() != "0\n", 2 * RECOVERY)
     # Clients of version 4 have ninety seconds to claim their locks again, in which nobody gets new ones.
     Path("/proc/fs/nfsd/v4_end_grace").write_text("Y")
     for place in places:
-        while user(BOB).error(Path(place, "new").write_text, "x"):
-            assert time.monotonic() < deadline
-            time.sleep(0.5)
+        wait_until(partial(succeeds, user(BOB), Path(place, "new").write_text, "x"), RECOVERY)
     log = Path(f"{RUN_DIR}/export-default.log").read_text()
     assert "had no threads any more; started again" in log
 
