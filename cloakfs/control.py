@@ -236,31 +236,45 @@ class Control:
             return {"events": self._events.after(int(request["after"]))}
         if method is None:
             return {"options": self._published.options, "groups": self._groups, "plugin": _described(policy)}
-        if method not in METHODS:
-            raise ValueError(f"{method!r} is not a method of a policy")
-        granted = {json.dumps(question): answer for *question, answer in request.get("access", ())}
-        asked_back: list[list[Any]] = []
+        return _ask_policy(self._views.policy, method, request)
 
-        def accessible(caller: Caller, mode: int) -> bool:
-            question = [_plain(Caller(*caller)), mode]
-            text = json.dumps(question)
-            if text not in granted:
-                asked_back.append(question)
-                raise LookupError("only the upper mount can tell")
-            return bool(granted[text])
 
-        arguments = [_restored(argument, accessible) for argument in request["arguments"]]
-        if method == "forward":
-            arguments = [ClientCaller(*who) for who in arguments]
-        linux.act_as_daemon()  # a plug-in's code runs
-        try:
-            answer = getattr(policy, method)(*arguments)
-            if method == "show":  # only these three fields of its answer count
-                answer = replace(arguments[0], mode=int(answer.mode), uid=answer.uid, gid=answer.gid)
-            told = {"answer": _plain(answer)}
-        except BaseException as exc:  # even SystemExit
-            told = {"failed": cause(exc)}
-        return {"access": asked_back[0]} if asked_back else told
+def _ask_policy(policy: Policy, method: str, request: dict[str, Any]) -> dict[str, Any]:
+    """Return a plug-in's answer to a daemon that serves another mount above, or what it has to find out first.
+
+    Args:
+        policy: the plug-in.
+        method: the method that is called.
+        request: its `arguments`, and in `access`, what was found out meanwhile.
+
+    Raises:
+        ValueError: there is no such method.
+    """
+    if method not in METHODS:
+        raise ValueError(f"{method!r} is not a method of a policy")
+    granted = {json.dumps(question): answer for *question, answer in request.get("access", ())}
+    asked_back: list[list[Any]] = []
+
+    def accessible(caller: Caller, mode: int) -> bool:
+        question = [_plain(Caller(*caller)), mode]
+        text = json.dumps(question)
+        if text not in granted:
+            asked_back.append(question)
+            raise LookupError("only the upper mount can tell")
+        return bool(granted[text])
+
+    arguments = [_restored(argument, accessible) for argument in request["arguments"]]
+    if method == "forward":
+        arguments = [ClientCaller(*who) for who in arguments]
+    linux.act_as_daemon()  # a plug-in's code runs
+    try:
+        answer = getattr(policy, method)(*arguments)
+        if method == "show":  # only these three fields of its answer count
+            answer = replace(arguments[0], mode=int(answer.mode), uid=answer.uid, gid=answer.gid)
+        told = {"answer": _plain(answer)}
+    except BaseException as exc:  # even SystemExit
+        told = {"failed": cause(exc)}
+    return {"access": asked_back[0]} if asked_back else told
 
 
 def _greeted(line: bytes | bytearray) -> tuple[bool, bytes]:

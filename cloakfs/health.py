@@ -7,7 +7,7 @@ not healthy.
 import json
 import resource
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,27 +125,32 @@ async def _look(seconds: float) -> Machine:
             nursery.start_soon(ask_guard, name)
     left = await _dead()
     of_path = {path: found[name] for name in sorted(found) for path in found[name].mounts}
-    mounts = [
+    alive = [
         _health(served[path], *told[path], of_path.get(path))
         for path in sorted(served)
         if told[path][0] is None or _is_there(served[path])
     ]
-    shown = {one.path for one in mounts}
-    for path in dict.fromkeys(place.path for place in left):
-        if path not in shown:
-            shown.add(path)
-            way_out = f"cloakfs umount {shell_word(path)}; mounting there again unmounts it, too"
-            mounts.append(Health(path, None, DIED, way_out, service=of_path.get(path)))
+    mounts: dict[str, Health] = {}
+    for one in (*alive, *_without_daemon(left, of_path), *_refused(of_path)):
+        mounts.setdefault(one.path, one)
+    return Machine(list(mounts.values()), [found[name] for name in sorted(found)])
+
+
+def _without_daemon(left: Iterable[Place], of_path: Mapping[str, Service]) -> Iterator[Health]:
+    """Yield the mounts of daemons that have died, and those that are about to be mounted again."""
+    for place in left:
+        way_out = f"cloakfs umount {shell_word(place.path)}; mounting there again unmounts it, too"
+        yield Health(place.path, None, DIED, way_out, service=of_path.get(place.path))
     for one in waiting():
-        if one.target not in shown:
-            shown.add(one.target)
-            way_out = f"process {one.pid}; cloakfs umount {shell_word(one.target)} ends it"
-            mounts.append(Health(one.target, None, AGAIN, way_out))
+        yield Health(one.target, None, AGAIN, f"process {one.pid}; cloakfs umount {shell_word(one.target)} ends it")
+
+
+def _refused(of_path: Mapping[str, Service]) -> Iterator[Health]:
+    """Yield the mounts that their guard cannot make, or whose server does not serve them."""
     for path, service in of_path.items():
         complaint = service.mounts[path].get("complaint")
-        if path not in shown and complaint:
-            mounts.append(Health(path, None, complaint, service=service))
-    return Machine(mounts, [found[name] for name in sorted(found)])
+        if complaint:
+            yield Health(path, None, complaint, service=service)
 
 
 async def _dead() -> list[Place]:

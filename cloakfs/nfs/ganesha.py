@@ -259,21 +259,7 @@ def _clients(text: str) -> list[str] | None:
             raise ServerError(f"{text}: nfs-ganesha cannot express this netgroup")
         return [text]
     if "/" in text or ":" in text or text.strip("0123456789.") == "":
-        try:
-            network = ipaddress.ip_network(text, strict=False)
-        except ValueError:
-            raise ServerError(f"{text}: not an address or network that nfs-ganesha can be given") from None
-        if network.prefixlen == network.max_prefixlen:
-            if network.network_address == ipaddress.ip_address("0.0.0.0"):
-                raise ServerError(
-                    f"{text}: no machine has this address, and nfs-ganesha would take it for every machine"
-                )
-            return [str(network.network_address)]
-        if network.prefixlen == 0:
-            return [str(half) for half in network.subnets()]
-        if network.prefixlen > 99:
-            raise ServerError(f"{text}: nfs-ganesha knows IPv6 networks up to /99 and single addresses")
-        return [str(network)]
+        return _networks(text)
     if any(char in text for char in "*?["):
         # Ganesha takes a word for a host if its only wildcard is a question mark at the beginning.
         if not _WILDCARD.fullmatch(text) or not any(char in text.removeprefix("?") for char in "*?["):
@@ -282,6 +268,23 @@ def _clients(text: str) -> list[str] | None:
     if not _HOST.fullmatch(text):
         raise ServerError(f"{text}: nfs-ganesha takes this for something other than a host; give its address")
     return [text]
+
+
+def _networks(text: str) -> list[str]:
+    """Translate an address or a network."""
+    try:
+        network = ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        raise ServerError(f"{text}: not an address or network that nfs-ganesha can be given") from None
+    if network.prefixlen == network.max_prefixlen:
+        if network.network_address == ipaddress.ip_address("0.0.0.0"):
+            raise ServerError(f"{text}: no machine has this address, and nfs-ganesha would take it for every machine")
+        return [str(network.network_address)]
+    if network.prefixlen == 0:
+        return [str(half) for half in network.subnets()]
+    if network.prefixlen > 99:
+        raise ServerError(f"{text}: nfs-ganesha knows IPv6 networks up to /99 and single addresses")
+    return [str(network)]
 
 
 # -- the machine -----------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from ipaddress import ip_network
 
 import trio
@@ -434,28 +435,7 @@ class Knfsd:
         for version in versions:
             if not await _answers(_PORT, _NFS, version):
                 return served.Answers(f"the kernel's NFS server does not answer on port {_PORT}")
-        exported, top = _exported(), _root_of_nfs4()
-
-        def complaint(mount: Mount) -> str | None:
-            if not _is_listed(mount, exported):
-                return f"the server's table does not list it for {mount.client} (exportfs -v)"
-            host = host_of(mount.client)
-            if host is not None and (why := hosts.complaint(host)):
-                return f"{host} cannot be resolved ({why}), so that mountd does not know this client any more"
-            source = served.admitted_from(mount)
-            if source is None:
-                return None
-            # It listens on the address from which this machine asks.
-            if 4 not in versions:
-                return served.by_mount(source, mount.path, source)
-            below_top = f"{mount.path}/".startswith(f"{top.rstrip('/')}/")
-            path = mount.path[len(top.rstrip("/")) :] if below_top else mount.path
-            said = served.by_lookup(source, _PORT, path, source)
-            # The root of NFSv4 does not concern clients of NFSv3.
-            if said and 3 in versions and served.by_mount(source, mount.path, source) is None:
-                return None
-            return said
-
+        complaint = partial(_complaint, exported=_exported(), top=_root_of_nfs4(), versions=versions)
         return served.Answers(mounts=await served.each(mounts, complaint))
 
     async def check(self) -> str | None:
@@ -653,6 +633,35 @@ def _answers_the_kernel(pid: int) -> bool:
             if ownfiles.readlink(f"/proc/{pid}/fd/{fd}").endswith(_CHANNEL):
                 return True
     return False
+
+
+def _complaint(mount: Mount, *, exported: dict[str, set[str]], top: str, versions: Collection[int]) -> str | None:
+    """Return why a mount is not served to its client at this moment; None if it is, or this machine is no client of it.
+
+    Args:
+        mount: the mount.
+        exported: what the server's table lists (`_exported`).
+        top: the path of which NFSv4 clients see nothing.
+        versions: the major NFS versions of the server.
+    """
+    if not _is_listed(mount, exported):
+        return f"the server's table does not list it for {mount.client} (exportfs -v)"
+    host = host_of(mount.client)
+    if host is not None and (why := hosts.complaint(host)):
+        return f"{host} cannot be resolved ({why}), so that mountd does not know this client any more"
+    source = served.admitted_from(mount)
+    if source is None:
+        return None
+    # It listens on the address from which this machine asks.
+    if 4 not in versions:
+        return served.by_mount(source, mount.path, source)
+    below_top = f"{mount.path}/".startswith(f"{top.rstrip('/')}/")
+    path = mount.path[len(top.rstrip("/")) :] if below_top else mount.path
+    said = served.by_lookup(source, _PORT, path, source)
+    # The root of NFSv4 does not concern clients of NFSv3.
+    if said and 3 in versions and served.by_mount(source, mount.path, source) is None:
+        return None
+    return said
 
 
 def _exported() -> dict[str, set[str]]:
