@@ -1,5 +1,6 @@
 """Finds the entries whose exposure is to be assessed: of exports.d files, or the one of a mount."""
 
+import itertools
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -7,7 +8,7 @@ from dataclasses import dataclass, field
 from ..config import files
 from ..config.errors import Location
 from ..config.options import Export
-from ..config.views import Ids, Range
+from ..config.views import Ids, Range, ViewItem
 from ..control import Daemon
 from ..linux import mountinfo
 from ..mounted import Mounted
@@ -102,16 +103,20 @@ def _add(found: Entries, export: Export, server: ServerKind | None, mounted_at: 
     has_top = len(options.views) > 1 or any(isinstance(item, Range) for item in options.views)
     if not views:
         found.entries.append(entry("", View(policy)))
-    for item in views:
-        for one in accounts_of(item) if isinstance(item, Range) else [item]:
-            try:
-                identity = resolve(one)
-            except ViewError as exc:
-                found.refused.append((name, str(exc)))
-                continue
-            assert isinstance(identity, Identity)
-            view = View(policy, identity.who, frozenset(options.view_access), for_all=server == "ganesha")
-            found.entries.append(entry(f"@{identity.label}", view))
+    for item in itertools.chain.from_iterable(map(_single_views, views)):
+        try:
+            identity = resolve(item)
+        except ViewError as exc:
+            found.refused.append((name, str(exc)))
+            continue
+        assert isinstance(identity, Identity)
+        view = View(policy, identity.who, frozenset(options.view_access), for_all=server == "ganesha")
+        found.entries.append(entry(f"@{identity.label}", view))
+
+
+def _single_views(item: ViewItem) -> Iterable[ViewItem]:
+    """Return the fixed views that an item of `views` stands for: those of all accounts in a range, or itself."""
+    return accounts_of(item) if isinstance(item, Range) else [item]
 
 
 class NoTree(Exception):

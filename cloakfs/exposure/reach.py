@@ -7,6 +7,7 @@ directory above it. Whether it does is asked of the `View`, as a mount does; wha
 survey.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -170,26 +171,40 @@ class Reach:
         can hide what members of the group may do. Hence each identity is tried with as few groups as possible, and with
         each of those that the object, or the directory that it is in, mentions.
         """
-        claims, kinds = self._claims, self._survey.kinds
+        kinds = self._survey.kinds
         last = {gid for number in chain[-2:] for gid in (kinds[number].gid, *self._survey.grants[number].groups)}
-        mentioned = last.union(kinds[number].gid for number in chain)
+        claimable = [gid for gid in sorted(last) if gid in self._claims.optional]
+        choices = [frozenset[ServerId](), *(frozenset({gid}) for gid in claimable)]
+        for uid, gid in itertools.product(who, self._primary_groups(chain, last)):
+            needed = self._needed_groups(chain, uid, gid)
+            for choice in choices:
+                caller = Caller(uid, gid, needed | choice)
+                if all(self._sees(number, caller) for number in chain[1:]):
+                    yield caller
+
+    def _primary_groups(self, chain: tuple[int, ...], last: set[ServerId]) -> list[ServerId]:
+        """Return the primary groups to try: one that nothing mentions, and those of which something else can be gained.
+
+        Args:
+            chain: the objects on the way.
+            last: the groups that the object, or the directory that it is in, mentions.
+        """
+        claims = self._claims
+        mentioned = last.union(self._survey.kinds[number].gid for number in chain)
         neutral = claims.primary.other_than(mentioned)
-        primary = [] if neutral is None else [neutral]
+        useful = sorted(gid for gid in mentioned if gid in claims.primary)
+        if neutral is None:
+            return useful
         # Where a group may be claimed as a supplementary one, nothing is gained by claiming it as the primary one.
-        primary += sorted(
-            gid for gid in mentioned if gid in claims.primary and (neutral is None or gid not in claims.optional)
-        )
-        choices = [frozenset[ServerId](), *(frozenset({gid}) for gid in sorted(last) if gid in claims.optional)]
-        for uid in who:
-            given = claims.given | (self._groups.get(uid, frozenset()) if claims.by_account else frozenset())
-            for gid in primary:
-                least = Caller(uid, gid, given | {gid})
-                unseen = {kinds[number].gid for number in chain[1:] if not self._sees(number, least)}
-                needed = least.groups | {group for group in unseen if group in claims.optional}
-                for choice in choices:
-                    caller = Caller(uid, gid, needed | choice)
-                    if all(self._sees(number, caller) for number in chain[1:]):
-                        yield caller
+        return [neutral, *(gid for gid in useful if gid not in claims.optional)]
+
+    def _needed_groups(self, chain: tuple[int, ...], uid: ServerId, gid: ServerId) -> frozenset[ServerId]:
+        """Return the groups that this user has anyway, and those without which it does not see all of the chain."""
+        claims = self._claims
+        given = claims.given | (self._groups.get(uid, frozenset()) if claims.by_account else frozenset())
+        least = Caller(uid, gid, given | {gid})
+        unseen = {self._survey.kinds[number].gid for number in chain[1:] if not self._sees(number, least)}
+        return least.groups | {group for group in unseen if group in claims.optional}
 
     def _sees(self, kind: int, who: Caller) -> bool:
         return self._view.visible(who, self._attrs[kind])
