@@ -52,7 +52,9 @@ from .remount import remount
 )
 @click.option("--groups", metavar="SOURCE", help="Callers' groups: proc, database, none, or gids (1001:1002).")
 @click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground, and log to the terminal.")
-@click.option("-d", "--debug", is_flag=True, help="Log debugging messages, too.")
+@click.option(
+    "-d", "--debug", is_flag=True, help="Log each request that is answered, too, and other debugging messages."
+)
 def mount(
     source: str,
     mountpoint: str,

@@ -11,6 +11,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import click
@@ -20,7 +21,7 @@ from rich.text import Text
 from cloakfs.control import DaemonError, traced
 from cloakfs.mounted import Mounted, mounted
 from cloakfs.shell import printable
-from cloakfs.tracers import OPERATIONS, Record, Wanted
+from cloakfs.tracers import OPERATIONS, Record, Wanted, described, ids
 
 from .common import console, fail, note
 from .completion import a_mount_point
@@ -163,45 +164,7 @@ def _records(
 def line(record: Record) -> str:
     """Return the line that describes a request; colours mark errors and what was hidden."""
     when = datetime.fromtimestamp(record["time"]).strftime("%H:%M:%S.%f")
-    path = record["path"] or "?"
-    if record["new_path"]:
-        path += f" → {record['new_path']}"
-    asked = f" ({record['request']})" if record["request"] else ""
-    done = f"{when} {_who(record)} {record['operation']} {path}{asked} = "
-    answer = record["error"] or record["answer"]
-    text = printable(done) + click.style(printable(answer), fg="red" if record["error"] else None)
-    text += f" {record['microseconds']} µs"
-    if kept := _kept(record["remembers"]):
-        text += f"; kept: {kept}"
-    if record["refused"]:
-        text += "; refused: " + printable(record["refused"])
-    if record["hidden"]:
-        reasons = [
-            hidden["reason"] if hidden["path"] == record["path"] else f"{hidden['path'] or '?'}: {hidden['reason']}"
-            for hidden in record["hidden"]
-        ]
-        if record["more_hidden"]:
-            reasons.append(f"{record['more_hidden']:,} more")
-        text += "; hidden: " + click.style(printable(", ".join(reasons)), fg="yellow")
-    return text
-
-
-def _who(record: Record) -> str:
-    if record["inside"]:
-        return "cloakfs itself"
-    client, server = (_ids(record[side]) for side in ("client", "server"))
-    command = f" {record['command'] or '?'}[{record['pid']}]" if record["pid"] is not None else ""
-    return f"{client} → {server}{command}"
-
-
-def _ids(ids: dict[str, int] | None) -> str:
-    return "-" if ids is None else ":".join(map(str, ids.values()))
-
-
-def _kept(remembers: dict[str, float] | None) -> str:
-    """Return what the kernel may keep, in words; "" if there is nothing."""
-    kept = {name: seconds for name, seconds in (remembers or {}).items() if seconds}
-    return ", ".join(name if name == "content" else f"{name} {seconds:g} s" for name, seconds in kept.items())
+    return f"{when} {described(record, partial(click.style, fg='red'), partial(click.style, fg='yellow'))}"
 
 
 # -- the summary -----------------------------------------------------------------------------------
@@ -222,7 +185,7 @@ class _Summary:
         self._times[operation].append(record["microseconds"])
         self._errors[operation] += record["error"] is not None
         self._hidden[operation] += bool(record["hidden"])
-        who = "cloakfs itself" if record["inside"] else _ids(record["client"])
+        who = "cloakfs itself" if record["inside"] else ids(record["client"])
         self._callers[who, record["command"]].append(record["microseconds"])
 
     def _plain(self) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from typing import Any, Self
 
 import trio
 
+from .shell import printable
+
 Record = dict[str, Any]
 
 
@@ -168,3 +170,53 @@ class Tracers:
             if tracer.wanted.includes(record):
                 text = text or json.dumps(record).encode()
                 tracer.put(text)
+
+
+def described(record: Record, error: Callable[[str], str] = str, hidden: Callable[[str], str] = str) -> str:
+    """Return a line that describes a request, without its time.
+
+    Args:
+        record: what describes it.
+        error: marks the answer if it is an error, such as with a colour.
+        hidden: the same of why something was hidden.
+    """
+    path = record["path"] or "?"
+    if record["new_path"]:
+        path += f" → {record['new_path']}"
+    asked = f" ({record['request']})" if record["request"] else ""
+    done = f"{_who(record)} {record['operation']} {path}{asked} = "
+    answer = record["error"] or record["answer"]
+    text = printable(done) + (error if record["error"] else str)(printable(answer))
+    text += f" {record['microseconds']} µs"
+    if kept := _kept(record["remembers"]):
+        text += f"; kept: {kept}"
+    if record["refused"]:
+        text += "; refused: " + printable(record["refused"])
+    if record["hidden"]:
+        reasons = [
+            one["reason"] if one["path"] == record["path"] else f"{one['path'] or '?'}: {one['reason']}"
+            for one in record["hidden"]
+        ]
+        if record["more_hidden"]:
+            reasons.append(f"{record['more_hidden']:,} more")
+        text += "; hidden: " + hidden(printable(", ".join(reasons)))
+    return text
+
+
+def _who(record: Record) -> str:
+    if record["inside"]:
+        return "cloakfs itself"
+    client, server = (ids(record[side]) for side in ("client", "server"))
+    command = f" {record['command'] or '?'}[{record['pid']}]" if record["pid"] is not None else ""
+    return f"{client} → {server}{command}"
+
+
+def ids(pair: dict[str, int] | None) -> str:
+    """Return the ids of a caller, uid and gid, as `UID:GID`; `-` if there are none."""
+    return "-" if pair is None else ":".join(map(str, pair.values()))
+
+
+def _kept(remembers: dict[str, float] | None) -> str:
+    """Return what the kernel may keep, in words; "" if there is nothing."""
+    kept = {name: seconds for name, seconds in (remembers or {}).items() if seconds}
+    return ", ".join(name if name == "content" else f"{name} {seconds:g} s" for name, seconds in kept.items())

@@ -1,6 +1,7 @@
 """What all operations share: who asks about which object, and as whom and in which thread the work is done."""
 
 import errno
+import logging
 import os
 import stat
 from collections.abc import Callable, Collection, Mapping
@@ -23,7 +24,7 @@ from ..linux import process
 from ..reader import Reader
 from ..tasks import Tasks
 from ..threadstatus import ThreadStatus
-from ..tracers import Tracers
+from ..tracers import Record, Tracers, described
 from ..tree import calls
 from ..tree.door import (
     INSIDER,
@@ -60,6 +61,8 @@ from .trace import Trace
 
 if TYPE_CHECKING:
     from ..below import Below
+
+log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
@@ -183,6 +186,7 @@ class Core(pyfuse3.Operations):
         self.recalls = Recalls(nodes, self.files, self.inside, self._forget_attributes)
         self.probing = Probing(nodes, views, mountpoint, exported=self.exported, seconds=tuning.probe_seconds)
         self.tracers = Tracers(self._switch_trace, tuning.trace_bytes)
+        self._switch_trace(False)
         self.cache = KernelCache(
             nodes,
             views,
@@ -208,7 +212,16 @@ class Core(pyfuse3.Operations):
         self.cache.forget_attributes(obj)
 
     def _switch_trace(self, on: bool) -> None:
-        self.requests.trace = Trace(self, self.tracers.tell) if on else None
+        """Have each request traced if somebody wants that, or if it is to be logged (`mount --debug`)."""
+        if not on and not log.isEnabledFor(logging.DEBUG):
+            self.requests.trace = None
+        elif self.requests.trace is None:
+            self.requests.trace = Trace(self, self._hand_on)
+
+    def _hand_on(self, record: Record) -> None:
+        self.tracers.tell(record)
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("%s", described(record))
 
     def remembered(self) -> list[cachereport.Fact]:
         """Return what the kernel may remember of the mount at present, for people."""

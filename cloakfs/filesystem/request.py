@@ -41,7 +41,8 @@ class Requests:
         counters: what is counted of the answers.
         waiting: how many are not answered yet, by the caller's client uid, or by `OpenFiles.opener`.
         writes: the same of WRITE, which are not among the others.
-        trace: makes records of them; None while nobody traces, which is all that tracing costs then.
+        trace: makes records of them; None while nobody traces and `mount --debug` does not log them, which is all that
+            both cost then.
     """
 
     def __init__(self) -> None:

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import time
@@ -650,3 +651,34 @@ def test_a_failure_to_trace_is_no_failure_of_the_request(
         ben.do(os.statvfs, m.path)
     assert seen.records() == []
     assert m.log.count("a request cannot be traced") == 1
+
+
+# -- in the log ------------------------------------------------------------------------------------
+
+
+def test_debug_logs_each_request(mount: MakeMount, user: MakeUser, watching: MakeWatching) -> None:
+    m = mount("--debug", "-o", CLOAKED)
+    owned(m.real("secret"), 20001, 0o600)
+    ann, ben = user(ANN), user(BEN)
+    assert ann.do(read, m.at("secret")) == b"text\n"
+    assert ben.error(os.stat, m.at("secret")) == errno.ENOENT
+    hidden = rf" DEBUG cloakfs\.filesystem\.core: 1002:1002 → 20002:20002 \S+\[{ben.pid}\] lookup {m.at('secret')} = "
+    assert re.search(rf"{hidden}ENOENT \d+ µs; hidden: {re.escape(HIDES)}$", m.log, re.MULTILINE), m.log
+    assert re.search(rf": 1001:1001 → 20001:20001 \S+\[{ann.pid}\] open {m.at('secret')} .* \d+ µs", m.log), m.log
+
+    # Somebody who traces comes and goes: each request is logged once, then as well as afterwards.
+    watch = watching(m, operations=("lookup",))
+    ben.error(os.stat, m.at("traced"))
+    assert watch.of("lookup")["path"] == m.at("traced")
+    watch.batches.close()
+    ben.error(os.stat, m.at("afterwards"))
+    for name in ("traced", "afterwards"):
+        assert len(re.findall(f"lookup {m.at(name)} = ENOENT", m.log)) == 1, m.log
+
+
+def test_without_debug_no_request_is_logged(mount: MakeMount, user: MakeUser, watching: MakeWatching) -> None:
+    m = mount("-o", CLOAKED)
+    watch = watching(m)
+    user(BEN).error(os.stat, m.at("traced"))
+    assert watch.of("lookup")["path"] == m.at("traced")
+    assert "lookup" not in m.log
