@@ -110,148 +110,253 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
     key = mount_key(settings.source, settings.target)
     state = os.path.join(STATE_DIR, key)
     with contextlib.ExitStack() as stack:
-        try:
-            lock = keptstate.take(key)
-        except OSError as exc:
-            raise MountError(f"{exc.filename}: {exc.strerror}; {_way_out(exc, state)}") from exc
-        if lock is None:
-            raise MountError(_served_already(settings))
-        stack.callback(os.close, lock)
-        below = find_below(settings.source)
-        if below is not None:
-            stack.callback(below.close)
-        try:
-            policy = load_policy(settings.options.policy, settings.options, settings.policy_dir)
-            index = _index(settings, os.path.join(state, keptstate.INDEX))
-            stack.callback(index.close)
-            nodes = _nodes(settings, index, min(most // 4, 4096))
-            stack.callback(nodes.close)
-            views = Views(
-                policy,
-                settings.options.views,
-                frozenset(settings.options.view_access),
-                index,
-                for_all=settings.mount_options.export.ganesha,
-                checked=settings.mount_options.default_permissions,
-                below=below,
-            )
-        except (PolicyError, VersionError, ViewError) as exc:
-            raise MountError(str(exc)) from exc
-        except sqlite3.Error as exc:
-            raise MountError(f"{state}: {exc}; {_way_out(exc, state)}") from exc
-        except Unstored as exc:
-            raise MountError(f"{exc.filename}: {exc.strerror}; {_way_out(exc, state)}") from exc
-        except OSError as exc:
-            raise MountError(f"{settings.source}: {exc.strerror}") from exc
+        stack.callback(os.close, _lock(settings, key, state))
+        index, nodes, views = _open(settings, state, most, stack)
         _warn_of_handles(nodes)
         threads = ThreadStatus()
-        filesystem = Filesystem(
-            nodes,
-            views,
-            group_source(_groups_of(settings), threads, settings.tuning),
-            threads,
-            Reader(settings.options.prefetch, settings.options.prefetch_limits, _record(settings, stack)),
-            settings.target,
-            replace(settings.mount_options.export, no_client_cache=settings.options.no_client_cache),
-            default_permissions=settings.mount_options.default_permissions,
-            xattrs=settings.mount_options.xattrs,
-            max_open=most - min(most // 4, _SPARE_DESCRIPTORS),
-            tuning=settings.tuning,
-        )
-        filesystem.probing.use(settings.options)
+        filesystem = _filesystem(settings, nodes, views, threads, stack, most)
         watch = _watch(filesystem)
-        # Once such a mount is gone, a server would export what lies below it; where that is the tree itself, everybody
-        # would see all of it.
-        must_stay = settings.mount_options.export.is_exported or _lies_over_the_tree(settings)
-        clean_up = None if must_stay else CleanUp(key, settings.target, settings.again)
+        clean_up = _clean_up(settings, key)
         if clean_up is not None:
             stack.callback(clean_up.close)
-        elif settings.again is not None:
-            log.warning(
-                "%s: restart has no effect: the guard of an export mounts again, and a mount over its own source "
-                "stays dead, since everybody would see all of the tree in between",
-                settings.target,
-            )
-        try:
-            keptstate.keep_record(settings.source, settings.target, exported=settings.mount_options.export.is_exported)
-        except OSError as exc:
-            if settings.mount_options.export.is_exported:
-                raise MountError(f"{exc.filename or state}: {exc.strerror}") from exc
-            log.warning("%s: %s; cloakfs prune will not know what this state is of", state, exc.strerror)
-        attached = mountpoint.attach(
-            settings.source,
-            settings.target,
-            settings.mount_options,
-            read_only=settings.options.read_only,
-            image=os.path.join(state, keptstate.IMAGE),
-        )
-        try:
-            _refuse_to_serve_itself(settings)
-            nodes.mounts.served_at(attached.device)
-            pyfuse3.init(filesystem, f"/dev/fd/{attached.session}", {"fsname=cloakfs"})
-            filesystem.cache.forgetter.session = filesystem.cache.forgetter.device = attached.session
-            published = PublishedState(
-                key,
-                settings.source,
-                settings.target,
-                as_json(settings.options),
-                settings.policy_dir,
-                attached.device,
-                settings.mount_options.given,
-            )
-            control = Control(
-                key,
-                published,
-                _groups_of(settings),
-                views,
-                filesystem.above,
-                filesystem.tracers,
-                partial(figures, filesystem, index),
-                filesystem.probing.events,
-                xattrs=settings.mount_options.xattrs,
-            )
-            try:
-                stack.enter_context(published)
-                stack.enter_context(control)
-            except OSError as exc:
-                raise MountError(f"{exc.filename or socket_of(key)}: {exc.strerror}") from exc
-            if clean_up is not None:
-                clean_up.take_charge(attached)
-        except BaseException:
-            attached.detach()
-            raise
+        _keep_record(settings, state)
+        attached, published, control = _attach(settings, key, state, filesystem, index, clean_up, stack)
         stack.enter_context(_late_answers_untold(attached.session))
-        abort = -1
-        with contextlib.suppress(OSError):
-            abort = fuseconnection.open_abort(attached.device)
-            stack.callback(os.close, abort)
+        abort = _open_abort(attached, stack)
         published.lacking(_lacking(attached.device))
-        # With these privileges of root, every caller could exceed quotas, use reserved blocks, access `trusted.` names
-        # and give programs capabilities. (setfsuid(2) takes away others, but not these.)
-        given_up = 1 << linux.CAP_SYS_ADMIN | 1 << linux.CAP_SYS_RESOURCE | 1 << linux.CAP_SETFCAP
-        linux.set_effective_capabilities(linux.effective_capabilities() & ~given_up)
+        _give_up_privileges()
         say = clean_up.say if clean_up is not None else lambda _: None
         try:
-            daemon = _Daemon(
-                settings, filesystem, index, published, control, watch, attached, ready, say, supervisor, threads
+            _run(
+                _Daemon(
+                    settings, filesystem, index, published, control, watch, attached, ready, say, supervisor, threads
+                )
             )
-            trio.run(daemon.run)
             say(ENDED)
-        except BaseExceptionGroup as group:
-            refused = group.subgroup(MountError)
-            if refused is None:
-                raise
-            raise _only_one(refused) from None
         finally:
             supervisor.stopping()
             say(FAILED)  # unless it has ended
-            if abort >= 0:
+            if abort is not None:
                 fuseconnection.abort(abort)  # a thread may still hold the session, and wait in the kernel
             # The session is closed first, because the last one to release a mount with a block device waits for an
             # answer of the session.
             pyfuse3.close(unmount=False)
             attached.detach_dead()
     log.info("%s: unmounted", settings.target)
+
+
+def _lock(settings: Settings, key: str, state: str) -> int:
+    """Return the locked directory of the mount's state, which one daemon at a time may have.
+
+    Raises:
+        MountError: another daemon has it, or it cannot be made.
+    """
+    try:
+        lock = keptstate.take(key)
+    except OSError as exc:
+        raise MountError(f"{exc.filename}: {exc.strerror}; {_way_out(exc, state)}") from exc
+    if lock is None:
+        raise MountError(_served_already(settings))
+    return lock
+
+
+def _open(settings: Settings, state: str, most: int, stack: contextlib.ExitStack) -> tuple[Index, Nodes, Views]:
+    """Return the numbers, the objects and the views of a mount, in a process that can have `most` descriptors.
+
+    Raises:
+        MountError: one of them cannot be used.
+    """
+    below = find_below(settings.source)
+    if below is not None:
+        stack.callback(below.close)
+    with _as_mount_errors(settings, state):
+        policy = load_policy(settings.options.policy, settings.options, settings.policy_dir)
+        index = _index(settings, os.path.join(state, keptstate.INDEX))
+        stack.callback(index.close)
+        nodes = _nodes(settings, index, min(most // 4, 4096))
+        stack.callback(nodes.close)
+        views = Views(
+            policy,
+            settings.options.views,
+            frozenset(settings.options.view_access),
+            index,
+            for_all=settings.mount_options.export.ganesha,
+            checked=settings.mount_options.default_permissions,
+            below=below,
+        )
+    return index, nodes, views
+
+
+@contextlib.contextmanager
+def _as_mount_errors(settings: Settings, state: str) -> Iterator[None]:
+    """Raise what is wrong with the policy, the views, the tree or the state as a MountError with the way out."""
+    try:
+        yield
+    except (PolicyError, VersionError, ViewError) as exc:
+        raise MountError(str(exc)) from exc
+    except sqlite3.Error as exc:
+        raise MountError(f"{state}: {exc}; {_way_out(exc, state)}") from exc
+    except Unstored as exc:
+        raise MountError(f"{exc.filename}: {exc.strerror}; {_way_out(exc, state)}") from exc
+    except OSError as exc:
+        raise MountError(f"{settings.source}: {exc.strerror}") from exc
+
+
+def _filesystem(
+    settings: Settings, nodes: Nodes, views: Views, threads: ThreadStatus, stack: contextlib.ExitStack, most: int
+) -> Filesystem:
+    """Return the operations of a mount, in a process that can have `most` descriptors.
+
+    Raises:
+        MountError: the source of callers' groups does not go with the server, or the file of `record=` is not written.
+    """
+    filesystem = Filesystem(
+        nodes,
+        views,
+        group_source(_groups_of(settings), threads, settings.tuning),
+        threads,
+        Reader(settings.options.prefetch, settings.options.prefetch_limits, _record(settings, stack)),
+        settings.target,
+        replace(settings.mount_options.export, no_client_cache=settings.options.no_client_cache),
+        default_permissions=settings.mount_options.default_permissions,
+        xattrs=settings.mount_options.xattrs,
+        max_open=most - min(most // 4, _SPARE_DESCRIPTORS),
+        tuning=settings.tuning,
+    )
+    filesystem.probing.use(settings.options)
+    return filesystem
+
+
+def _clean_up(settings: Settings, key: str) -> CleanUp | None:
+    """Return the process that unmounts the mount when its daemon dies; None if the mount has to stay then."""
+    # Once such a mount is gone, a server would export what lies below it; where that is the tree itself, everybody
+    # would see all of it.
+    must_stay = settings.mount_options.export.is_exported or _lies_over_the_tree(settings)
+    if not must_stay:
+        return CleanUp(key, settings.target, settings.again)
+    if settings.again is not None:
+        log.warning(
+            "%s: restart has no effect: the guard of an export mounts again, and a mount over its own source "
+            "stays dead, since everybody would see all of the tree in between",
+            settings.target,
+        )
+    return None
+
+
+def _keep_record(settings: Settings, state: str) -> None:
+    """Write down which mount the state belongs to.
+
+    Raises:
+        MountError: it cannot be written, and a server exports the mount.
+    """
+    try:
+        keptstate.keep_record(settings.source, settings.target, exported=settings.mount_options.export.is_exported)
+    except OSError as exc:
+        if settings.mount_options.export.is_exported:
+            raise MountError(f"{exc.filename or state}: {exc.strerror}") from exc
+        log.warning("%s: %s; cloakfs prune will not know what this state is of", state, exc.strerror)
+
+
+def _attach(
+    settings: Settings,
+    key: str,
+    state: str,
+    filesystem: Filesystem,
+    index: Index,
+    clean_up: CleanUp | None,
+    stack: contextlib.ExitStack,
+) -> tuple[Attached, PublishedState, Control]:
+    """Mount, and return the mount, what it publishes and what it answers. If anything fails, nothing stays mounted.
+
+    Raises:
+        MountError: the mount could not be made.
+    """
+    attached = mountpoint.attach(
+        settings.source,
+        settings.target,
+        settings.mount_options,
+        read_only=settings.options.read_only,
+        image=os.path.join(state, keptstate.IMAGE),
+    )
+    try:
+        _refuse_to_serve_itself(settings)
+        filesystem.nodes.mounts.served_at(attached.device)
+        pyfuse3.init(filesystem, f"/dev/fd/{attached.session}", {"fsname=cloakfs"})
+        filesystem.cache.forgetter.session = filesystem.cache.forgetter.device = attached.session
+        published, control = _published(settings, key, attached, filesystem, index)
+        try:
+            stack.enter_context(published)
+            stack.enter_context(control)
+        except OSError as exc:
+            raise MountError(f"{exc.filename or socket_of(key)}: {exc.strerror}") from exc
+        if clean_up is not None:
+            clean_up.take_charge(attached)
+    except BaseException:
+        attached.detach()
+        raise
+    return attached, published, control
+
+
+def _published(
+    settings: Settings, key: str, attached: Attached, filesystem: Filesystem, index: Index
+) -> tuple[PublishedState, Control]:
+    """Return what others can know of the mount: what it publishes, and what it answers."""
+    published = PublishedState(
+        key,
+        settings.source,
+        settings.target,
+        as_json(settings.options),
+        settings.policy_dir,
+        attached.device,
+        settings.mount_options.given,
+    )
+    control = Control(
+        key,
+        published,
+        _groups_of(settings),
+        filesystem.views,
+        filesystem.above,
+        filesystem.tracers,
+        partial(figures, filesystem, index),
+        filesystem.probing.events,
+        xattrs=settings.mount_options.xattrs,
+    )
+    return published, control
+
+
+def _open_abort(attached: Attached, stack: contextlib.ExitStack) -> int | None:
+    """Return the descriptor by which the session can be ended; None if the kernel does not offer it."""
+    try:
+        abort = fuseconnection.open_abort(attached.device)
+    except OSError:
+        return None
+    stack.callback(os.close, abort)
+    return abort
+
+
+def _give_up_privileges() -> None:
+    """Give up those of root with which every caller could do what only root may.
+
+    Every caller could exceed quotas, use reserved blocks, access `trusted.` names and give programs capabilities.
+    (setfsuid(2) takes away others, but not these.)
+    """
+    given_up = 1 << linux.CAP_SYS_ADMIN | 1 << linux.CAP_SYS_RESOURCE | 1 << linux.CAP_SETFCAP
+    linux.set_effective_capabilities(linux.effective_capabilities() & ~given_up)
+
+
+def _run(daemon: "_Daemon") -> None:
+    """Serve until the end.
+
+    Raises:
+        MountError: the mount turned out to be useless before it was reported ready.
+    """
+    try:
+        trio.run(daemon.run)
+    except BaseExceptionGroup as group:
+        refused = group.subgroup(MountError)
+        if refused is None:
+            raise
+        raise _only_one(refused) from None
 
 
 def _only_one(group: BaseExceptionGroup[MountError]) -> MountError:
