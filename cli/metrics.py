@@ -64,9 +64,7 @@ def metrics(
         if group or token or without_token or beyond_this_machine:
             fail("--group, --token, --without-token and --beyond-this-machine need --listen", 2)
         machine = wanted()
-        for one in machine.mounts:
-            if one.is_absent:
-                fail(f"{one.path}: {one.complaint} (cloakfs status lists all)", 1)
+        _require_all(machine)
         click.echo(text(machine), nl=False)
         return
     secret = _secret(token) if token else None
@@ -74,16 +72,28 @@ def metrics(
         place: str | tuple[str, int] = listen
     else:
         place = _address(listen, beyond=beyond_this_machine)
-        if secret is None and (beyond_this_machine or not without_token):
-            fail("a port needs --token FILE (or --without-token, if all users of this machine may see the figures)", 2)
-        if group:
-            fail("--group is for a unix socket; at a port, use --token", 2)
+        _require_guarded(secret, group, without_token=without_token and not beyond_this_machine)
     try:
         server = metricsserver.Server(place, group, secret, wanted)
     except (OSError, LookupError) as exc:
         fail(f"--listen {listen}: {exc.strerror if isinstance(exc, OSError) else exc.args[0]}", 1)
     note(f"metrics are served at {server.place}")
     server.serve()
+
+
+def _require_all(machine: "Machine") -> None:
+    """End the command if one of the mounts is none of cloakfs."""
+    for one in machine.mounts:
+        if one.is_absent:
+            fail(f"{one.path}: {one.complaint} (cloakfs status lists all)", 1)
+
+
+def _require_guarded(secret: bytes | None, group: str | None, *, without_token: bool) -> None:
+    """End the command if others than those who are meant could ask at a port."""
+    if secret is None and not without_token:
+        fail("a port needs --token FILE (or --without-token, if all users of this machine may see the figures)", 2)
+    if group:
+        fail("--group is for a unix socket; at a port, use --token", 2)
 
 
 def _address(listen: str, *, beyond: bool) -> tuple[str, int]:
