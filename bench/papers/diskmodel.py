@@ -13,6 +13,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from cloakfs.prefetch import Heuristic, Limits, Prefetcher
@@ -265,59 +266,94 @@ def remote_readers(
         limits: of the heuristic.
         seed: of everything random.
     """
-    simulation = Simulation(queue, seed)
-    prefetcher = Prefetcher(heuristic, limits)
-    ends = [0.0] * len(read)
-    network = [0.0]  # when it is free
+    server = _Server(Simulation(queue, seed), Prefetcher(heuristic, limits))
+    readers = [_RemoteReader(server, number, file, streams[number]) for number, file in enumerate(read)]
+    for number, reader in enumerate(readers):
+        server.simulation.at(number * 1e-6, reader.ask)
+    server.simulation.run()
+    return [reader.end for reader in readers]
 
-    def begin(number: int) -> Callable[[], None]:
-        file, requests = read[number], iter(streams[number])
-        there: set[int] = set()  # blocks in the server's memory
-        coming: dict[int, list[Callable[[], None]]] = {}  # blocks that the disk was asked for, and who waits for them
 
-        def fetch(first: int, end: int) -> None:
-            blocks = range(first, end)
+@dataclass(slots=True)
+class _Server:
+    """What the readers share.
 
-            def done(_: float) -> None:
-                there.update(blocks)
-                for waiting in [waiter for block in blocks for waiter in coming.pop(block, [])]:
-                    waiting()
+    Attributes:
+        simulation: the disk, and the clock.
+        prefetcher: what the server reads ahead by.
+        network_free: when the network can carry the next answer.
+    """
 
-            for block in blocks:
-                coming.setdefault(block, [])
-            simulation.read(file.start + first * BLOCK, (end - first) * BLOCK, done)
+    simulation: Simulation
+    prefetcher: Prefetcher
+    network_free: float = 0.0
 
-        def ask() -> None:
-            request = next(requests, None)
-            if request is None:
-                ends[number] = simulation.now
-                return
-            simulation.at(simulation.now + ROUND_TRIP, lambda: serve(request))
 
-        def serve(request: Read) -> None:
-            block = request.offset // BLOCK
-            missed = block not in there
-            ahead = prefetcher.read(number, request.offset, request.length, file.size, missed=missed)
-            if missed and block not in coming:
-                fetch(block, block + 1)
-            if ahead is not None:
-                wanted = [at for at in range(ahead.start // BLOCK, -(-ahead.end // BLOCK)) if at not in coming]
-                for _, group in itertools.groupby(enumerate(wanted), lambda pair: pair[1] - pair[0]):
-                    run = [at for _, at in group]
-                    for first in range(run[0], run[-1] + 1, CLUSTER // BLOCK):
-                        fetch(first, min(first + CLUSTER // BLOCK, run[-1] + 1))
-            if missed:
-                coming[block].append(answer)
-            else:
-                answer()
+class _RemoteReader:
+    """A client that reads one file from the server, one request after the other.
 
-        def answer() -> None:
-            network[0] = max(network[0], simulation.now) + BLOCK / NETWORK
-            simulation.at(network[0], ask)
+    Attributes:
+        end: when it has read everything.
+    """
 
-        return ask
+    def __init__(self, server: _Server, number: int, file: File, stream: list[Read]) -> None:
+        self.end = 0.0
+        self._server = server
+        self._number = number
+        self._file = file
+        self._requests = iter(stream)
+        self._there: set[int] = set()  # blocks in the server's memory
+        # Blocks that the disk was asked for, and who waits for them.
+        self._coming: dict[int, list[Callable[[], None]]] = {}
 
-    for number in range(len(read)):
-        simulation.at(number * 1e-6, begin(number))
-    simulation.run()
-    return ends
+    def ask(self) -> None:
+        """Send the next request."""
+        simulation = self._server.simulation
+        request = next(self._requests, None)
+        if request is None:
+            self.end = simulation.now
+            return
+        simulation.at(simulation.now + ROUND_TRIP, partial(self._serve, request))
+
+    def _serve(self, request: Read) -> None:
+        """Answer a request when its block is there, and read ahead."""
+        block = request.offset // BLOCK
+        missed = block not in self._there
+        ahead = self._server.prefetcher.read(
+            self._number, request.offset, request.length, self._file.size, missed=missed
+        )
+        if missed and block not in self._coming:
+            self._fetch(block, block + 1)
+        if ahead is not None:
+            self._read_ahead(ahead.start // BLOCK, -(-ahead.end // BLOCK))
+        if missed:
+            self._coming[block].append(self._answer)
+        else:
+            self._answer()
+
+    def _read_ahead(self, start: int, end: int) -> None:
+        """Ask the disk for these blocks, in clusters, but for those that are coming already."""
+        wanted = [block for block in range(start, end) if block not in self._coming]
+        for _, group in itertools.groupby(enumerate(wanted), lambda pair: pair[1] - pair[0]):
+            run = [block for _, block in group]
+            for first in range(run[0], run[-1] + 1, CLUSTER // BLOCK):
+                self._fetch(first, min(first + CLUSTER // BLOCK, run[-1] + 1))
+
+    def _fetch(self, first: int, end: int) -> None:
+        """Ask the disk for these blocks."""
+        blocks = range(first, end)
+
+        def done(_: float) -> None:
+            self._there.update(blocks)
+            for waiting in [waiter for block in blocks for waiter in self._coming.pop(block, [])]:
+                waiting()
+
+        for block in blocks:
+            self._coming.setdefault(block, [])
+        self._server.simulation.read(self._file.start + first * BLOCK, (end - first) * BLOCK, done)
+
+    def _answer(self) -> None:
+        """Send a block over the network; the client asks again when it is there."""
+        server = self._server
+        server.network_free = max(server.network_free, server.simulation.now) + BLOCK / NETWORK
+        server.simulation.at(server.network_free, self.ask)

@@ -289,12 +289,7 @@ def figures(
         )
         scale = QUICK_SCALE if quick else Scale(iops=iops, bps=rate)
         scale = replace(scale, block=block, outstanding=outstanding, read_ahead_kb=read_ahead_kb)
-        if runs is not None:
-            scale = replace(scale, runs=runs, reader_runs=runs)
-        if size is not None:
-            scale = replace(scale, size=size, reader_size=size, table_size=size)
-        if size is not None and size < 32 * block:
-            fail(f"--size {size}: less than a block of {block} for each of 32 readers", 2)
+        scale = _scaled(scale, runs, size)
         told = about(chosen, scale)
         for reduction in scale.reductions(chosen):
             click.echo(f"cloakfs: prefetch: reduced: {reduction}", err=True)
@@ -307,6 +302,17 @@ def figures(
         draw(run, plot)
     report.show(run, markdown=markdown)
     sys.exit(1 if run.failed and not show else 0)
+
+
+def _scaled(scale: Scale, runs: int | None, size: int | None) -> Scale:
+    """Return the scale with this number of runs and size of files; end the command if they are too small."""
+    if runs is not None:
+        scale = replace(scale, runs=runs, reader_runs=runs)
+    if size is not None:
+        if size < 32 * scale.block:
+            fail(f"--size {size}: less than a block of {scale.block} for each of 32 readers", 2)
+        scale = replace(scale, size=size, reader_size=size, table_size=size)
+    return scale
 
 
 @prefetch.command()

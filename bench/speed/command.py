@@ -2,11 +2,14 @@
 
 import os
 import sys
+from collections.abc import Mapping
 
 import click
 
 from cli.common import fail
 
+from ..figures import Run
+from ..job import Piece
 from ..over_nfs import all_listings
 from ..papers.command import papers
 from ..peers import BARE
@@ -96,20 +99,7 @@ def bench(
     if plot:
         require_matplotlib()
         require_writable(plot)
-    if show:
-        run = read(show)
-    else:
-        if os.geteuid() != 0:
-            fail("only root can measure: this mounts file systems, and acts as other users", 1)
-        if json_path:
-            require_writable(json_path)
-        plan = choice.plan(every)
-        with interruptible("bench"):
-            circumstances = about(plan, choice)
-            run = measured(plan)
-            run.about = circumstances | {"load after": round(os.getloadavg()[0], 2)}
-        if json_path:
-            run.write(json_path)
+    run = read(show) if show else _measured(choice, every, json_path)
     if plot and BARE in run.peers():
         draw(run, every, plot)
     elif plot:
@@ -121,6 +111,22 @@ def bench(
         )
     report.show(run, every, old, markdown=markdown)
     sys.exit(1 if run.failed and not show else 0)
+
+
+def _measured(choice: Choice, every: Mapping[str, Piece], json_path: str | None) -> Run:
+    """Measure what was chosen, and write the rates to a file; end the command if that cannot be done."""
+    if os.geteuid() != 0:
+        fail("only root can measure: this mounts file systems, and acts as other users", 1)
+    if json_path:
+        require_writable(json_path)
+    plan = choice.plan(every)
+    with interruptible("bench"):
+        circumstances = about(plan, choice)
+        run = measured(plan)
+        run.about = circumstances | {"load after": round(os.getloadavg()[0], 2)}
+    if json_path:
+        run.write(json_path)
+    return run
 
 
 bench.add_command(papers)
