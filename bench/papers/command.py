@@ -13,7 +13,7 @@ from cloakfs.linux.ownfiles import replace
 from ..session import interruptible, require_matplotlib
 from ..sheet import Sheet
 from . import report
-from .experiment import Experiment
+from .experiment import Experiment, FiguresError
 from .picture import svg
 from .records import Records, RecordsError
 from .runner import common, measure, plan, progress, session
@@ -51,7 +51,10 @@ def papers(keys: tuple[str, ...], out: str, runs: int | None, *, quick: bool, sh
     Exit status: 0 measured (or shown), whatever the claims, 1 it cannot be measured, or something failed or was
     skipped, 2 wrong usage, or the runs in DIR are of another kind.
     """
-    from .registry import EXPERIMENTS  # noqa: PLC0415  (imports what it measures)
+    try:
+        from .registry import EXPERIMENTS  # noqa: PLC0415  (imports what it measures)
+    except FiguresError as exc:
+        fail(f"bench papers: {exc}", 2)
 
     chosen = _chosen(keys, EXPERIMENTS)
     if only_list:

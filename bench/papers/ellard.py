@@ -28,10 +28,9 @@ from ..prefetch.experiments import (
 )
 from ..prefetch.replay import replay
 from ..prefetch.streams import Read, generate, merged, reordered
-from .experiment import Experiment, Figure, Form, Measured, Outcome, RunOnce, Sample, Verdict, printed
+from .experiment import Experiment, Figure, Judge, Measured, Outcome, RunOnce, Sample, Verdict
+from .figures import definitions
 from .laboratory import BPS, IOPS, Meddlers, infinite_loops, laboratory, pin
-
-PAPER = "Ellard & Seltzer 2003"
 
 _M = 1 << 20
 _SIZE, _QUICK_SIZE = 256 * _M, 4 * _M
@@ -40,16 +39,6 @@ _IDLE, _BUSY = "idle", "busy"
 _PERCENT = {_IDLE: 6, _BUSY: 10}
 """How many requests are reordered: as many as the paper saw at most on its idle client; and "more than 10 %"."""
 _LOOPS = 4
-
-_DISK = (
-    f"The disk is a throttled loop device ({IOPS} reads/s, {BPS // 1_000_000} MB/s, read_ahead_kb 128), which delivers "
-    "as much in the time of a seek as the paper's did, at twice the speed: rates compare as ratios only. "
-)
-_READS = (
-    "Reads of 8 KiB reach the daemon of a mount one by one (`O_DIRECT`, no page cache above it), in the order that the "
-    "seeded model of nfsiods gives: NFS over UDP no longer exists on Linux, and a network would add noise, not reads. "
-    "Linux reads 128 KiB ahead by itself below the daemon, which FreeBSD's server did not: this helps every heuristic. "
-)
 
 
 def _scale(*, quick: bool) -> Scale:
@@ -62,6 +51,19 @@ def _streams(
 ) -> list[list[Read]]:
     streams = generate(pattern, size, _BLOCK, stride=stride, readers=readers, seed=seed, prefix=prefix)
     return [reordered(stream, percent / 100, seed) for stream in streams]
+
+
+_CONSTANTS = {
+    "iops": IOPS,
+    "mbps": BPS // 1_000_000,
+    "small": SMALL,
+    "idle_percent": _PERCENT[_IDLE],
+    "busy_percent": _PERCENT[_BUSY],
+}
+
+
+def _figure(key: str, judge: Judge, **constants: int) -> Figure:
+    return definitions().figure(key, judge=judge, constants={**_CONSTANTS, **constants})
 
 
 def _size(*, quick: bool) -> int:
@@ -173,77 +175,11 @@ def _judge_7(found: Measured) -> Verdict:
     )
 
 
-_TABLE_DIFFERS = (
-    f"The old table is one of {SMALL} files, from which the one read least recently is ejected; the paper's was a hash "
-    "table with few probes, which ejected files already from five readers on. "
-)
-
 READERS_EXPERIMENT = Experiment(
     key="ellard-readers",
     figures=(
-        Figure(
-            key="ellard-6",
-            paper=PAPER,
-            place="Figure 6",
-            title="the default heuristic beside one that always reads ahead, idle and busy client",
-            claim=(
-                "From more than four concurrent readers on, the default heuristic falls behind one that always reads "
-                "ahead; the gap is smaller when four infinite loops keep the client busy."
-            ),
-            unit="MB/s",
-            x_label="concurrent readers",
-            differs=(
-                _DISK + _READS + f"{_PERCENT[_IDLE]} % of the requests of the idle client are reordered, "
-                f"{_PERCENT[_BUSY]} % of the busy one's. Client and daemon share a machine; where it has two "
-                "processors, the client and its loops have one, and the daemons the other. " + _TABLE_DIFFERS
-            ),
-            criterion=(
-                f"With more than {SMALL} readers, default / always (mean of the medians) is below 0.9, lower than with "
-                "fewer, and higher when the client is busy."
-            ),
-            judge=_judge_6,
-            why=(
-                "The throttle takes the same time for each request, whoever competes for the processor, so that what a "
-                "busy client waits for is the disk, as if it were idle."
-            ),
-            paper_note="The paper has only a picture.",
-            baseline=ALWAYS,
-            log_x=True,
-        ),
-        Figure(
-            key="ellard-7",
-            paper=PAPER,
-            place="Figure 7",
-            title="SlowDown and the new nfsheur table",
-            claim=(
-                "The larger table alone makes the default heuristic as fast as always reading ahead; SlowDown makes no "
-                "further improvement."
-            ),
-            unit="MB/s",
-            x_label="concurrent readers",
-            differs=(
-                _DISK
-                + _READS
-                + _TABLE_DIFFERS
-                + "SlowDown with the small table is not the paper's: cloakfs keeps what it "
-                "can of files that are read in turn (`ellard-nfsheur` compares both ways)."
-            ),
-            criterion=(
-                "Medians of ratios: with the large table, default / always and slowdown / always are at least 0.95 for "
-                f"any number of readers; with more than {SMALL}, the small table costs the default more than a tenth; "
-                "slowdown / default with the large table is below 1.03."
-            ),
-            judge=_judge_7,
-            why=(
-                "The default's window begins small in each file, and with 32 readers each file has but 8 MiB. SlowDown "
-                "expects here that a file whose beginning is read will be read on, as long as most are. Requests out "
-                "of order are not the reason: with none, default / always is 0.92 with 32 readers, too, and with 32 "
-                "MiB for each of them, reordered, it is 0.97 (two runs each)."
-            ),
-            paper_note="The paper has only a picture.",
-            baseline=ALWAYS,
-            log_x=True,
-        ),
+        _figure("ellard-6", _judge_6),
+        _figure("ellard-7", _judge_7),
     ),
     runs=10,
     points=_reader_points,
@@ -294,32 +230,7 @@ def _judge_strides(found: Measured) -> Verdict:
 
 STRIDES_EXPERIMENT = Experiment(
     key="ellard-strides",
-    figures=(
-        Figure(
-            key="ellard-table1",
-            paper=PAPER,
-            place="Table 1 and Figure 8",
-            title="one file of 256 MB in strides: cursors beside the default",
-            claim="With cursors, reading in 2, 4 and 8 strides is at least half as fast again (at most 140 %).",
-            unit="MB/s",
-            x_label="strides",
-            differs=_DISK + _READS + "`bare` is the tree itself, read through its page cache without any daemon.",
-            criterion="The median of cursors / default is at least 1.5 for every number of strides.",
-            judge=_judge_strides,
-            paper_values=(
-                printed(DEFAULT, {"2": (7.66, 0.02), "4": (7.83, 0.02), "8": (5.26, 0.02)}),
-                printed(CURSORS, {"2": (11.49, 0.29), "4": (14.15, 0.14), "8": (12.66, 0.43)}),
-                printed(f"{DEFAULT} (scsi1)", {"2": (9.49, 0.03), "4": (8.52, 0.04), "8": (8.21, 0.03)}),
-                printed(f"{CURSORS} (scsi1)", {"2": (15.39, 0.20), "4": (15.38, 0.15), "8": (14.12, 0.46)}),
-            ),
-            paper_note=(
-                "Table 1; what is not marked is of the disk ide1. The label of its second half is lost in the copy at "
-                "hand, but Figure 8 names scsi1."
-            ),
-            baseline=DEFAULT,
-            form=Form.BARS,
-        ),
-    ),
+    figures=(_figure("ellard-table1", _judge_strides),),
     runs=10,
     points=_stride_points,
     site=_stride_site,
@@ -387,54 +298,11 @@ def _judge_changes(found: Measured) -> Verdict:
     )
 
 
-_MIX_DIFFERS = (
-    _DISK + _READS + f"{_MIX_READERS} readers of different files, {_PERCENT[_IDLE]} % reordered; the other clients "
-    "each create, write (4 KiB), stat, list and remove files in a directory of their own. Only reads are throttled."
-)
-
 MIX_EXPERIMENT = Experiment(
     key="ellard-mixed",
     figures=(
-        Figure(
-            key="ellard-mix",
-            paper=PAPER,
-            place="section 8 (future work)",
-            title="reading beside metadata and write requests: the readers",
-            claim="None: the paper plans to see what SlowDown and cursors do beside metadata and write requests.",
-            unit="MB/s",
-            x_label="clients that change files",
-            differs=_MIX_DIFFERS,
-            criterion=(
-                "With such clients, cursors / always and slowdown / always are at least 0.95 and cursors / off at "
-                "least 1.05, by the medians."
-            ),
-            judge=_judge_mix,
-            paper_note="There are none.",
-            baseline=ALWAYS,
-            form=Form.BARS,
-        ),
-        Figure(
-            key="ellard-mix-changes",
-            paper=PAPER,
-            place="section 8 (future work)",
-            title="reading beside metadata and write requests: the others",
-            claim="None; reading ahead should not slow down those who do not read.",
-            unit="operations/s",
-            x_label="clients that change files",
-            differs=_MIX_DIFFERS,
-            criterion="Each of default, slowdown and cursors leaves the others at least 0.9 of what they do with off.",
-            judge=_judge_changes,
-            why=(
-                "One daemon serves both: the others lose nothing if they have a daemon of their own on the same tree "
-                "(cursors / off is 0.98 and 1.32 then, beside 0.69 and 0.72, with four of them). What costs them is "
-                "the reading ahead itself, not how often readers ask: of readers that are held back to the rate that "
-                "they have without it, the others have 0.64 and 0.85. The disk keeps nobody else waiting: only reads "
-                "are throttled."
-            ),
-            paper_note="There are none.",
-            baseline=OFF,
-            form=Form.BARS,
-        ),
+        _figure("ellard-mix", _judge_mix, mix_readers=_MIX_READERS),
+        _figure("ellard-mix-changes", _judge_changes, mix_readers=_MIX_READERS),
     ),
     runs=10,
     points=_mix_points,
@@ -489,29 +357,7 @@ def _judge_table(found: Measured) -> Verdict:
 
 TABLE_EXPERIMENT = Experiment(
     key="ellard-nfsheur",
-    figures=(
-        Figure(
-            key="ellard-nfsheur",
-            paper=PAPER,
-            place="section 6.3",
-            title="one file more than the table has room for",
-            claim="If the number of active files exceeds the table, they eject each other, and read-ahead is lost.",
-            unit="reads that find their data, %",
-            x_label="files read in turn",
-            differs=(
-                "No disk: the heuristics themselves are fed, and what they ask for is there at once. `default` has the "
-                f"table of the paper's servers, {CURSORS} that of cloakfs, both as large as a mount's by default. "
-                f"{_TURNS} reads of 8 KiB of each file."
-            ),
-            criterion=(
-                "With one file too many, less than a tenth of the hits is left with the paper's table, and more than "
-                "nine tenths with that of cloakfs."
-            ),
-            judge=_judge_table,
-            paper_note="The paper describes this in words.",
-            form=Form.BARS,
-        ),
-    ),
+    figures=(_figure("ellard-nfsheur", _judge_table, turns=_TURNS),),
     runs=1,
     points=_table_points,
     site=_table_site,

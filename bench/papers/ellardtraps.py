@@ -11,8 +11,8 @@ from cloakfs.prefetch import HEURISTICS, Limits
 
 from ..prefetch.streams import generate, reordered
 from .diskmodel import BLOCK, Elevator, FairElevator, Queue, TaggedQueue, files, local_readers, remote_readers
-from .ellard import PAPER
-from .experiment import Experiment, Figure, Measured, Outcome, RunOnce, Sample, Verdict, printed
+from .experiment import Experiment, Measured, Outcome, RunOnce, Sample, Verdict
+from .figures import definitions
 
 _M = 1 << 20
 _SIZE, _QUICK_SIZE = 256 * _M, 16 * _M
@@ -25,17 +25,6 @@ _QUEUES: dict[str, Callable[[], Queue]] = {_ELEVATOR: Elevator, _FAIR: FairEleva
 
 _OUTER, _INNER = "outer", "inner"
 _QUARTERS = {_OUTER: 0, _INNER: 3}
-
-_OURS = "model"
-
-_MODEL = (
-    "**Simulated**: a model of a disk, in simulated time. It has zones (42 to 28 MB/s), seeks of 1.5 to 15.5 ms, 7,200 "
-    "rotations per minute, and four requests of 64 KiB of each process at any time. "
-)
-_UNKNOWN = (
-    "What the disk does with a tagged queue is its maker's secret; in the model, requests that came first are served "
-    "first. "
-)
 
 
 def _numbers(quick: bool) -> list[str]:
@@ -134,76 +123,9 @@ def _judge_3(found: Measured) -> Verdict:
 LOCAL = Experiment(
     key="ellard-disk",
     figures=(
-        Figure(
-            key="ellard-1",
-            paper=PAPER,
-            place="Figure 1",
-            title="zones of the disk (ZCAV)",
-            claim="The innermost quarter of a disk is much slower than the outermost, whatever reads it.",
-            unit="MB/s",
-            x_label="concurrent readers",
-            differs=_MODEL,
-            criterion="inner / outer is between 0.55 and 0.85 (the paper: typically 2:3) for any number of readers.",
-            judge=_judge_1,
-            paper_note="The paper has only a picture.",
-            baseline=_OUTER,
-            log_x=True,
-            ours=_OURS,
-        ),
-        Figure(
-            key="ellard-2",
-            paper=PAPER,
-            place="Figure 2",
-            title="tagged command queues",
-            claim=(
-                "With tagged queues, one reader is as fast as without, but several are much slower; without them the "
-                "rate hardly falls."
-            ),
-            unit="MB/s",
-            x_label="concurrent readers",
-            differs=_MODEL + _UNKNOWN,
-            criterion=(
-                "tagged queue / elevator, outer zone, is above 0.9 for one reader and below 0.7 for several; with the "
-                "elevator, no number of readers has less than 0.85 of the rate of one."
-            ),
-            judge=_judge_2,
-            paper_values=(
-                printed(f"{_ELEVATOR} ({_OUTER})", {"32": 27.0}),
-                printed(f"{_TAGGED} ({_OUTER})", {"32": 15.0}),
-            ),
-            paper_note=(
-                "From the text: scsi1 levels off just above 15 MB/s, and barely dips below 27 MB/s without tagged "
-                "queues. The rest is a picture."
-            ),
-            baseline=_ELEVATOR,
-            log_x=True,
-            ours=_OURS,
-        ),
-        Figure(
-            key="ellard-3",
-            paper=PAPER,
-            place="Figure 3",
-            title="disk scheduling, and when each of eight processes is done",
-            claim=(
-                "With the elevator, the last of eight processes takes six to seven times as long as the first; with "
-                "N-CSCAN all take nearly as long, and longer than the elevator's slowest; the tagged queue is fairer "
-                "still, and slower."
-            ),
-            unit="seconds",
-            x_label="processes that are done",
-            differs=_MODEL + _UNKNOWN,
-            criterion=(
-                "Last / first is above 5 with the elevator and below 1.2 with N-CSCAN and the tagged queue; the "
-                "elevator's last is before N-CSCAN's first; the tagged queue's last is after N-CSCAN's."
-            ),
-            judge=_judge_3,
-            paper_values=(
-                printed(_ELEVATOR, {"1": 1.04, "2": 1.98, "3": 2.94, "8": 5.97}),
-                printed(f"{_ELEVATOR} (scsi1)", {"1": 1.18, "8": 8.54}),
-            ),
-            paper_note="From the text: ide1, and scsi1 without tagged queues. The rest is a picture.",
-            ours=_OURS,
-        ),
+        definitions().figure("ellard-1", judge=_judge_1),
+        definitions().figure("ellard-2", judge=_judge_2),
+        definitions().figure("ellard-3", judge=_judge_3),
     ),
     runs=10,
     points=_local_points,
@@ -278,55 +200,11 @@ def _judge_5(found: Measured) -> Verdict:
     )
 
 
-_REMOTE = (
-    _MODEL + _UNKNOWN + "Above it a server that reads ahead by the code of cloakfs (`default`, a table of 8 files, at "
-    "most 256 KiB ahead), and a network of 49 MB/s and 0.3 ms for each call; each reader has one call at a time. "
-)
-
 REMOTE = Experiment(
     key="ellard-remote",
     figures=(
-        Figure(
-            key="ellard-4",
-            paper=PAPER,
-            place="Figure 4",
-            title="NFS over UDP, with and without tagged queues",
-            claim="The rate falls quickly as there are more readers; zones and tagged queues are still visible.",
-            unit="MB/s",
-            x_label="concurrent readers",
-            differs=_REMOTE + "UDP is only that 6 % of the requests are reordered.",
-            criterion=(
-                "The most readers have less than 0.7 of the rate of one; with at most 8, inner / outer is below 0.95 "
-                "and tagged queue / elevator below 0.97 somewhere."
-            ),
-            judge=_judge_4,
-            paper_note="The paper has only a picture.",
-            baseline=_ELEVATOR,
-            log_x=True,
-            ours=_OURS,
-        ),
-        Figure(
-            key="ellard-5",
-            paper=PAPER,
-            place="Figure 5",
-            title="NFS over TCP, with and without tagged queues",
-            claim="Compared to UDP, the rate is relatively constant as there are more readers.",
-            unit="MB/s",
-            x_label="concurrent readers",
-            differs=(
-                _REMOTE + "TCP is only that 2 % of the requests are reordered: the model has no flow control, to which "
-                "the paper owes much of the difference, and its table of files fails whatever the transport."
-            ),
-            criterion=(
-                "No number of readers has less than 0.7 of the rate of one; inner / outer is below 0.95 somewhere."
-            ),
-            judge=_judge_5,
-            why="The table of files has no room for more readers, and that costs as much over TCP as over UDP.",
-            paper_note="The paper has only a picture.",
-            baseline=_ELEVATOR,
-            log_x=True,
-            ours=_OURS,
-        ),
+        definitions().figure("ellard-4", judge=_judge_4),
+        definitions().figure("ellard-5", judge=_judge_5),
     ),
     runs=3,
     points=_numbers,

@@ -17,6 +17,10 @@ class Unavailable(Exception):
     """This machine cannot do an experiment; the text says why, in one line."""
 
 
+class FiguresError(ValueError):
+    """What defines figures and experiments (figures.toml) is wrong; the text says where, and what was expected."""
+
+
 class Grade(StrEnum):
     """What became of a claim."""
 

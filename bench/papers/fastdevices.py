@@ -18,11 +18,9 @@ from ..prefetch.streams import Read, generate, reordered
 from ..workers import undisturbed
 from . import claims
 from .claims import At, Claim, Sense
-from .ellard import PAPER
-from .experiment import Experiment, Figure, Form, Measured, Outcome, RunOnce, Sample, Unavailable, Verdict
+from .experiment import Experiment, Measured, Outcome, RunOnce, Sample, Unavailable, Verdict
 from .fastreads import (
     BLOCK,
-    BUFFERED,
     CASES,
     IN_ORDER,
     LARGE_KB,
@@ -33,11 +31,10 @@ from .fastreads import (
     STRIDES,
     value,
 )
+from .figures import definitions
 from .ground import VERSIONS
 from .laboratory import Laboratory
-from .sites import experiment
 from .trial import Values
-from .trials import TRIALS
 
 _M = 1 << 20
 _SIZE, _QUICK_SIZE = 64 * _M, 2 * _M
@@ -156,75 +153,17 @@ def _judge_behind(found: Measured) -> Verdict:
     return verdict._replace(sentence=" ".join([verdict.sentence, *told]))
 
 
-_TRIAL = TRIALS["fast"]
-_FIGURE_BEHIND = Figure(
-    key=_BEHIND,
-    paper=PAPER,
-    place="not in the paper",
-    title="a fast disk behind NFS, and what the client gains",
-    claim=(
-        "None. cloakfs claims that a client, whose requests arrive reordered, has nothing to gain on such a device "
-        "beyond what the server's kernel reads ahead."
-    ),
-    unit="MB/s",
-    x_label="setting and pattern",
-    differs=(
-        "The kernel's server and client are Linux 6.1 in user mode, which has one processor and slow system calls. "
-        f"The disk is in its memory, and takes {MICROSECONDS} µs for each command (scsi_debug). "
-        f"`{BUFFERED}`: one reader, through the client's page cache, which reads ahead, too. Otherwise the client has "
-        f"four READs of {BLOCK >> 10} KiB under way at any time, and none is in a cache. `{_KNFSD}` is the tree itself."
-    ),
-    criterion=(
-        f"For every pattern, {CURSORS} / {OFF} is at least {_LEAST}, and {ALWAYS} / {OFF} no more than {_MOST}, within "
-        "two standard errors of the mean. If the second fails, the daemon gives away what it could gain."
-    ),
-    judge=_judge_behind,
-    why=(
-        "The server's kernel reads as far ahead over NFSv3 as over NFSv4.2: 2,048 READs of 8 KiB in order make the "
-        "same 131 reads of up to 128 KiB at the daemon, of one open file. But FUSE takes the access time of a file for "
-        "outdated after each of these, and the answer to a READ over NFSv3 has all attributes. So the daemon gets some "
-        "350 GETATTRs and 350 GETXATTRs (for the ACL, which the kernel forgets with the attributes) beside them, for "
-        "each of which a READ waits; over NFSv4.2 it gets 11. Where the mount is read-only, and FUSE leaves the access "
-        "time alone, there are none of them, and NFSv3 is as fast as NFSv4.2 (49 and 50 MB/s, beside 28 and 49; in "
-        "order, off, four runs). So nothing is missing in what is read ahead. What `always` gains depends on the "
-        "processors: the runs here had a guest on two; in four more, with the guest on one, always / off was 1.04 in "
-        "order over NFSv3."
-    ),
-    paper_note="There are none.",
-    baseline=OFF,
-    form=Form.BARS,
-)
-
 EXPERIMENTS = (
-    experiment("-nfs", _TRIAL, "ellard-fast", (_FIGURE_BEHIND,), 5, _samples, (100, 60), quick=False),
+    definitions().experiment(
+        "ellard-fast",
+        "-nfs",
+        [definitions().figure(_BEHIND, judge=_judge_behind, constants={"microseconds": MICROSECONDS})],
+        _samples,
+    ),
     Experiment(
         key="ellard-fast",
         figures=(
-            Figure(
-                key="ellard-fast",
-                paper=PAPER,
-                place="not in the paper",
-                title="a disk of today, whose reads take less than a millisecond",
-                claim=(
-                    "None. cloakfs claims that the kernel's own read-ahead is enough on such a device, and asks for "
-                    "nothing itself."
-                ),
-                unit="MB/s",
-                x_label="pattern",
-                differs=(
-                    "The disk that `$TMPDIR` is on, through a loop device that bypasses the page cache below it "
-                    f"(direct I/O), with read_ahead_kb {SMALL_KB}, or {LARGE_KB} as the rival. One reader, blocks of "
-                    "8 KiB (random: 4 KiB) from the mount, without any cache above the daemon."
-                ),
-                criterion=(
-                    f"{CURSORS} / {OFF} is at least 0.95 for every pattern; {ALWAYS} / {OFF} is below 1.1 for every "
-                    "pattern but random reads. If the second fails, the daemon gives away what it could gain."
-                ),
-                judge=_judge,
-                paper_note="There are none.",
-                baseline=OFF,
-                form=Form.BARS,
-            ),
+            definitions().figure("ellard-fast", judge=_judge, constants={"small_kb": SMALL_KB, "large_kb": LARGE_KB}),
         ),
         runs=10,
         points=_points,
