@@ -22,9 +22,10 @@ from .below import find_below
 from .cleanup import ENDED, FAILED, READY, Again, CleanUp
 from .config.options import Options
 from .control import Control, socket_of
-from .filesystem import Filesystem, pyfuse3memory, remember
+from .filesystem import Filesystem, pyfuse3memory
 from .filesystem.figures import figures, refused
 from .groups import group_source
+from .kernelcache.policy import SHORT_SECONDS
 from .kernelcheck import who_checks
 from .linux import fuseconnection, mountinfo, ownfiles
 from .logfile import follow_rotation
@@ -444,7 +445,7 @@ def _watch(filesystem: Filesystem) -> Watch | None:
         log.warning(
             "fanotify cannot be used (%s): changes behind the mount are seen within %g s",
             exc.strerror,
-            remember.SHORT_SECONDS,
+            SHORT_SECONDS,
         )
         return None
     filesystem.cache.watch(watch)
@@ -775,7 +776,7 @@ class _Daemon:
         return f"reloaded; serving {self._settings.source} at {self._settings.target}"
 
     def _publish_rules(self) -> None:
-        remembered = [asdict(fact) for fact in self._filesystem.remembered()]
+        remembered = [asdict(fact) for fact in self._filesystem.cache.report()]
         self._published.rules(remembered, self._access(), self._numbers())
 
     def _numbers(self) -> str:

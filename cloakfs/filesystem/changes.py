@@ -11,6 +11,7 @@ from functools import partial
 import trio
 
 from .. import linux
+from ..kernelcache.policy import SHORT_SECONDS
 from ..linux.fanotify import (
     FAN_ATTRIB,
     FAN_CLOSE_WRITE,
@@ -37,7 +38,7 @@ from ..watch import Watch, mounts_changed
 from .audience import Audiences
 from .forget import Below, Forgetting, Names
 from .listings import Listings
-from .remember import SHORT_SECONDS, Remembering, may_search
+from .remember import Remembering, may_search
 
 log = logging.getLogger(__name__)
 

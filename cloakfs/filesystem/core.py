@@ -20,6 +20,7 @@ from ..asked import Answers, Asked, Asking, ask
 from ..exportmode import ExportMode
 from ..groups import GroupSource
 from ..ids import ServerId
+from ..kernelcache.policy import Terms
 from ..linux import process
 from ..reader import Reader
 from ..tasks import Tasks
@@ -44,7 +45,6 @@ from ..tuning import STANDARD, Tuning
 from ..turns import Turns
 from ..view import View
 from ..views import Views
-from . import cachereport
 from .callers import Callers
 from .handles import HalfRead, OpenFiles
 from .inside import Inside
@@ -191,20 +191,12 @@ class Core(pyfuse3.Operations):
             nodes,
             views,
             self.door.passages,
-            mode,
+            Terms(views.fixed, views.top, mode, xattrs, acls=self.enable_acl, keeps_listings=keeps_listings),
             on_attributes=self.files.may_have_set_id,
             on_change=self.recalls.changed if mode.knfsd else lambda _: None,
             tuning=tuning,
         )
         self.replies = Replies(nodes, self.cache, self.requests.counters, mode)
-        self._terms = cachereport.Terms(
-            fixed=views.fixed,
-            several=views.top,
-            mode=mode,
-            xattrs=xattrs,
-            acls=self.enable_acl,
-            keeps_listings=keeps_listings,
-        )
         # Remote mounts that were asked and have not answered yet.
         self._asking: dict[tuple[int, bytes], trio.Event] = {}
 
@@ -222,11 +214,6 @@ class Core(pyfuse3.Operations):
         self.tracers.tell(record)
         if log.isEnabledFor(logging.DEBUG):
             log.debug("%s", described(record))
-
-    def remembered(self) -> list[cachereport.Fact]:
-        """Return what the kernel may remember of the mount at present, for people."""
-        tree = cachereport.tree_mounts(self.nodes.mounts.filesystems)
-        return cachereport.facts(self._terms, self.views.any(), tree)
 
     # -- coming in ---------------------------------------------------------------------------------
 

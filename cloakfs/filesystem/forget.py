@@ -13,19 +13,13 @@ import trio
 
 from ..absences import Absences
 from ..exportmode import ExportMode
+from ..kernelcache.policy import ABSENT_SECONDS
 from ..tasks import Tasks
 from ..tree.nodes import Nodes
 from ..tree.objects import AbsentXattrs, Directory, Object
 from ..tree.passages import Passages
 from ..tuning import STANDARD, Tuning
 from .forgetter import Forgetter
-
-ABSENT_SECONDS = 10.0
-"""How long the kernel remembers that a name leads nowhere, where it remembers that at all.
-
-It is not longer because, when a server changes a hidden file by handle (its mode, for example), the kernel may not
-report the name, and before Linux 5.17 nor the file (`Forgetting.note_hidden`).
-"""
 
 # How many names at most are remembered to lead nowhere, of those that are forgotten one by one.
 _MOST_ABSENT = 10_000

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from ..exportmode import ExportMode
+from ..kernelcache.policy import Fact, Terms, facts, tree_mount
 from ..tree.nodes import Nodes
 from ..tree.objects import NOBODY, Object
 from ..tree.passages import Passages
@@ -24,7 +24,7 @@ class KernelCache:
         nodes: the objects.
         views: the views that the mount offers.
         passages: is told of directories that change.
-        mode: how the mount is exported.
+        terms: what the rules about what may be remembered depend on.
         on_attributes, on_change: see `Forgetting`.
         tuning: times and bounds.
 
@@ -38,21 +38,23 @@ class KernelCache:
         nodes: Nodes,
         views: Views,
         passages: Passages,
-        mode: ExportMode,
+        terms: Terms,
         *,
         on_attributes: Callable[[Object | None], None] = lambda _: None,
         on_change: Callable[[Object | None], None] = lambda _: None,
         tuning: Tuning = STANDARD,
     ) -> None:
+        mode = terms.mode
         forgetting = Forgetting(nodes, passages, mode, tuning)
         audiences = Audiences(nodes, forgetting, mode)
-        remembering = Remembering(nodes, forgetting, audiences, mode, several=views.top)
-        listings = Listings(nodes, forgetting, audiences, remembering, mode)
+        remembering = Remembering(nodes, forgetting, audiences, terms)
+        listings = Listings(nodes, forgetting, audiences, remembering)
         changes = Changes(nodes, views, passages, forgetting, audiences, remembering, listings)
         if mode.subtree_check:
             nodes.registry.on_moved = audiences.strayed
             nodes.registry.audience_of_restored = NOBODY  # what counts is whom the kernel has let through since
         forgetting.on_attributes, forgetting.on_change = on_attributes, on_change
+        self._nodes, self._views, self._terms = nodes, views, terms
         self.checks_above = mode.subtree_check
         self.forgetter = forgetting.forgetter
 
@@ -96,3 +98,9 @@ class KernelCache:
         self.emptied = changes.emptied
         self.removed = changes.removed
         self.moved = changes.moved
+
+    def report(self) -> list[Fact]:
+        """Return what the kernel may remember at present, for people."""
+        filesystems = self._nodes.mounts.filesystems
+        tree = [tree_mount(mounted, filesystems) for mounted in filesystems]
+        return facts(self._terms, self._views.any(), tree)

@@ -21,7 +21,6 @@ import os
 import stat
 
 from .. import linux
-from ..exportmode import ExportMode
 from ..ids import ClientId
 from ..tree import calls
 from ..tree.door import may_with_any_groups
@@ -30,7 +29,7 @@ from ..tree.objects import Listing, Object, as_directory
 from ..tree.request import Request
 from ..view import View
 from .audience import Audiences
-from .forget import ABSENT_SECONDS, Forgetting
+from .forget import Forgetting
 from .remember import Remembering
 
 
@@ -41,8 +40,7 @@ class Listings:
         nodes: the objects.
         forgetting: makes the kernel forget.
         audiences: knows what is shown to a caller whatever its groups.
-        remembering: knows what the kernel remembers.
-        mode: how the mount is exported: the kernel's server lists directories on behalf of others.
+        remembering: knows what the kernel remembers, and for how long it may.
     """
 
     def __init__(
@@ -51,13 +49,11 @@ class Listings:
         forgetting: Forgetting,
         audiences: Audiences,
         remembering: Remembering,
-        mode: ExportMode,
     ) -> None:
         self._nodes = nodes
         self._forgetting = forgetting
         self._audiences = audiences
         self._remembering = remembering
-        self._knfsd = mode.knfsd
 
     # -- the proof ---------------------------------------------------------------------------------
 
@@ -75,10 +71,10 @@ class Listings:
 
     def _can_prove(self, at: Request) -> bool:
         directory = at.obj
+        times = self._remembering.times(at.view, directory.filesystem)
         return (
-            not self._knfsd
+            (times.listings or times.absent_if_complete > 0)
             and at.number == 0
-            and at.view.fixed is None
             and directory.audience == at.hearer >= 0
             and self._remembering.is_known_to(0, directory, at.hearer)
             and self._remembering.reaches(at, directory)
@@ -132,15 +128,17 @@ class Listings:
     def of_absence(self, at: Request, name: bytes) -> float:
         """Return how long to remember, for the audience of a directory, that nothing in it has this name."""
         directory = at.obj
+        seconds = self._remembering.times(at.view, directory.filesystem).absent_if_complete
         if (
-            not self._is_proven(at)
+            not seconds
+            or not self._is_proven(at)
             or self._is_busy(directory)
             or not may_with_any_groups(at.who.uid, os.X_OK, directory, at.fd, at.info)
             or not self._forgetting.note_absence(0, directory, name, at.hearer)
         ):
             return 0.0
         as_directory(directory).remembers_names = True
-        return ABSENT_SECONDS
+        return seconds
 
     def keeps(self, at: Request) -> tuple[bool, bool]:
         """Return whether the kernel may keep the entries of a directory that is being opened, for whoever opens it.
@@ -148,7 +146,8 @@ class Listings:
         The second value is whether it may use those that it has. The first time, it is made to forget them instead.
         """
         directory = at.obj
-        if not self._is_proven(at) or self._is_busy(directory):
+        may = self._remembering.times(at.view, directory.filesystem).listings
+        if not may or not self._is_proven(at) or self._is_busy(directory):
             return False, False
         assert directory.listing is not None
         had, directory.listing.is_in_kernel = directory.listing.is_in_kernel, True

@@ -13,6 +13,7 @@ from pyfuse3 import EntryAttributes, FileInfo, FlagT, FUSEError, InodeT, ModeT, 
 
 from .. import linux
 from ..ids import ClientId
+from ..kernelcache.policy import BRIEF_SECONDS
 from ..tree import calls
 from ..tree.door import INSIDER, note_unmade, sees, sees_made, surely_may
 from ..tree.index import Unstored
@@ -22,7 +23,6 @@ from ..tree.request import Request
 from . import exactly
 from .core import ABSENT, HIDDEN, Core, HiddenName, Missing
 from .data import open_again, reopen_flags
-from .remember import BRIEF_SECONDS
 from .request import answers
 from .xattrs import CAPABILITY
 

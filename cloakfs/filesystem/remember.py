@@ -1,38 +1,32 @@
-"""What the kernel may remember, and for how long.
+"""For how long the kernel may remember an answer: which row of the table (`kernelcache.policy`) it falls under.
 
-The kernel's dentries and attributes are shared by all callers of a mount. So in a caller view, it may remember only
-what every caller would be told: about an object that all see alike, below directories that all see and may search. In
-a fixed view there is only one identity. So everything may be remembered, even absent names, behind a gate that is not
-remembered: the name of the view, the kernel's own check of its top directory, or else the first level of names.
+What the rows depend on is found out here: whether everybody would be told the same of an object, and may search the
+directories above it; or whether only one caller was told of it, and sees it whatever its groups are.
 """
 
 import os
 import stat
+from dataclasses import replace
 
 from .. import linux
 from ..caller import Caller
-from ..exportmode import ExportMode
+from ..kernelcache.policy import Case, Terms, Times, times, tree_mount
 from ..tree import calls
 from ..tree.door import attrs_of, credentials, everybody_may, may_with_any_groups, sees, subject
+from ..tree.filesystems import Filesystem
 from ..tree.locate import is_settled
 from ..tree.nodes import Nodes
 from ..tree.objects import ALL, NOBODY, Directory, Object, as_directory
 from ..tree.request import Request
 from ..view import View
 from .audience import Audiences
-from .forget import ABSENT_SECONDS, Forgetting
+from .forget import Forgetting
 
 # Where this many directories above would have to be looked at, nothing is remembered.
 _MOST_LOOKED_AT = 64
 
-LONG_SECONDS = 3600.0
-"""How long the kernel remembers what it is told to forget when it changes, even behind the mount (fanotify(7))."""
-
-SHORT_SECONDS = 1.0
-"""How long it remembers what may change behind the mount unreported: for this long, changes may go unnoticed."""
-
-BRIEF_SECONDS = 0.002
-"""How long it remembers attributes of anything else, because the system call that asked for them may ask again."""
+# A reload makes new views, and the table is evaluated for these; then what it says of former ones may be dropped.
+_MOST_EVALUATED = 1000
 
 
 def may_search(who: Caller, obj: Object, fd: int, info: linux.Stat) -> bool:
@@ -54,8 +48,7 @@ class Remembering:
         nodes: the objects.
         forgetting: knows what has yet to be forgotten, and is not relied on.
         audiences: knows who was told of an object.
-        mode: how the mount is exported.
-        several: whether its views are `@NAME` directories; then their names, which are not remembered, keep others out.
+        terms: what the table of rules depends on, beside view and file system.
     """
 
     def __init__(
@@ -63,33 +56,41 @@ class Remembering:
         nodes: Nodes,
         forgetting: Forgetting,
         audiences: Audiences,
-        mode: ExportMode,
-        *,
-        several: bool,
+        terms: Terms,
     ) -> None:
         self._nodes = nodes
         self._forgetting = forgetting
         self._audiences = audiences
         self._forgetter = forgetting.forgetter
-        self._may_be_brief = not mode.knfsd and not mode.no_client_cache
-        self._knfsd = mode.knfsd
-        self._passes_handles = mode.passes_handles
-        self._checks_above = mode.subtree_check
-        self._gated = mode.gated or several
-        self._kernel_gate = mode.kernel_gate
-        self._no_client_cache = mode.no_client_cache
+        self._terms = terms
+        self._passes_handles = terms.mode.passes_handles
+        self._checks_above = terms.mode.subtree_check
+        self._times: dict[tuple[View, Filesystem, bool], Times] = {}  # with whether changes are reported
         self._sets: dict[frozenset[int], frozenset[int]] = {}  # one instance of each, for `Object.kept`
 
     # -- for how long ------------------------------------------------------------------------------
 
-    def _brief(self, number: int, obj: Object) -> float:
+    def times(self, view: View, filesystem: Filesystem) -> Times:
+        """Return what the table of rules says about a view of what is on a file system."""
+        key = (view, filesystem, filesystem.watched)
+        found = self._times.get(key)
+        if found is None:
+            if len(self._times) >= _MOST_EVALUATED:
+                self._times.clear()
+            terms = replace(self._terms, fixed=view.fixed is not None)
+            mounted = tree_mount(filesystem, self._nodes.mounts.filesystems)
+            found = self._times[key] = times(Case(terms, view, mounted))
+        return found
+
+    def _brief(self, number: int, obj: Object, times: Times) -> float:
         """Return how long to remember attributes that not everybody may know, for the system call that asks for them.
 
         By a name that the kernel has yet to forget, others could get at them in that time without asking for the name.
         """
-        if not self._may_be_brief or (not self._forgetter.is_idle() and self._is_by_old_names(number, obj)):
+        seconds = times.briefly
+        if seconds and not self._forgetter.is_idle() and self._is_by_old_names(number, obj):
             return 0.0
-        return BRIEF_SECONDS
+        return seconds
 
     def _is_by_old_names(self, number: int, obj: Object) -> bool:
         """Whether a name of the object, or of a directory above, has yet to be forgotten, or cannot be."""
@@ -113,39 +114,52 @@ class Remembering:
         view, parent = at.view, at.obj
         if self._forgetter.is_late(self._nodes.nodeid(at.number, parent)) or info.st_nlink == 0:
             return 0.0, 0.0
+        place = parent.filesystem
+        times = self._times.get((view, place, place.watched)) or self.times(view, place)  # mostly without a call
         if view.fixed is None:
             is_public = (
-                at.info.st_mode & stat.S_IXOTH > 0  # the cheapest check, and false in most homes
+                times.names > 0
+                and at.info.st_mode & stat.S_IXOTH > 0  # the cheapest check, and false in most homes
                 and self.same_for_all(view, name, info, fd)
                 and self.is_public(at.number, view, parent)
             )
             if not is_public or obj.remembers_names:
-                return self._of_private_name(at, obj, info)
-        elif not view.is_steady or (parent is self._nodes.root and not self._gated):
-            return 0.0, self._brief(at.number, obj)
-        elif not ((at.has_searched and view.fixed.uid) or may_search(view.fixed, parent, at.fd, at.info)):
-            return 0.0, 0.0  # a listing tells names and no more
-        seconds = self._seconds(obj)
+                return self._of_private_name(at, obj, info, times)
+            seconds = times.names
+        else:
+            seconds = times.names_at_top if parent is self._nodes.root else times.names
+            if not seconds:
+                return 0.0, self._brief(at.number, obj, times)
+            if not ((at.has_searched and view.fixed.uid) or may_search(view.fixed, parent, at.fd, at.info)):
+                return 0.0, 0.0  # a listing tells names and no more
+        if obj.filesystem is not parent.filesystem:  # something is mounted there
+            times = self.times(view, obj.filesystem)
+            seconds = min(seconds, times.lasting)
         self._keep(at.number, parent)
         self._keep(at.number, obj)
         obj.audience = ALL  # what is remembered tells everybody, without a word to the daemon
-        return seconds, self._of_attributes(at, obj, info, seconds)
+        return seconds, self._of_attributes(at, obj, info, times, times.attributes)
 
-    def _of_private_name(self, at: Request, obj: Object, info: linux.Stat) -> tuple[float, float]:
-        """Do what `of_name` does for a name in a caller view that not everybody may know.
+    def _of_private_name(self, at: Request, obj: Object, info: linux.Stat, times: Times) -> tuple[float, float]:
+        """Return the same as `of_name` for a name in a caller view that not everybody may know.
 
         So it does for a directory whose names are remembered for those who were told of it: a name that is remembered
         would tell everybody. They are forgotten when somebody else asks (`Audiences.make_ready`).
         """
         parent = at.obj
-        if not self._is_steady_for(at, info) or not self.reaches(at, parent) or not self._rests_on(at, parent, obj):
-            return 0.0, self._brief(at.number, obj)
-        seconds = 0.0
+        if (
+            not times.attributes_for_one
+            or not self._is_steady_for(at, info)
+            or not self.reaches(at, parent)
+            or not self._rests_on(at, parent, obj)
+        ):
+            return 0.0, self._brief(at.number, obj, times)
+        theirs, seconds = self.times(at.view, obj.filesystem), 0.0
         if parent.audience == at.hearer and may_with_any_groups(at.who.uid, os.X_OK, parent, at.fd, at.info):
-            seconds = self._seconds(obj)
+            seconds = min(times.names_for_one, theirs.lasting)
             as_directory(parent).remembers_names = True  # `reaches` has noted that it is kept
             self._keep(at.number, obj, private=True)
-        return seconds, self._of_private_attributes(at, obj, info)
+        return seconds, self._of_private_attributes(at, obj, info, theirs)
 
     def of_absence(self, number: int, view: View, parent: Object, name: bytes, hearer: int) -> float:
         """Return how long to remember that `name` leads nowhere in `parent`.
@@ -155,17 +169,17 @@ class Remembering:
         where everybody may search.
         """
         top = self._nodes.root
-        if view.fixed is None:
-            if view.hides or not self.is_public(number, view, parent):
-                return 0.0
-        elif not view.is_steady or (parent is top and not self._gated):
+        place = parent.filesystem
+        times = self._times.get((view, place, place.watched)) or self.times(view, place)  # mostly without a call
+        seconds = times.absent_at_top if parent is top else times.absent
+        if not seconds or (view.fixed is None and not self.is_public(number, view, parent)):
             return 0.0
         if self._forgetter.is_late(self._nodes.nodeid(number, parent)):
             return 0.0
         self._keep(number, parent)
         if parent is top and not self._forgetting.note_absence(number, parent, name, hearer):
             return 0.0
-        return min(ABSENT_SECONDS, self._seconds(parent))
+        return seconds
 
     def of_object(self, at: Request, info: linux.Stat) -> float:
         """Return how long to remember the attributes of an object that was asked about by its nodeid.
@@ -178,65 +192,70 @@ class Remembering:
             info: its present stat.
         """
         number, view, obj, fd = at.number, at.view, at.obj, at.fd
+        place = obj.filesystem
+        times = self._times.get((view, place, place.watched)) or self.times(view, place)  # mostly without a call
+        seconds = times.attributes
         if info.st_nlink == 0:
-            return self._brief(at.number, obj)
+            return self._brief(number, obj, times)
         if obj is self._nodes.root:
-            if view.below is not None or (view.fixed is not None and not self._gated):
+            seconds = times.attributes_of_top
+            if not seconds:
                 return 0.0
         elif view.fixed is None:
-            is_public = self.same_for_all(view, obj.name, info, fd) and self._is_public_place(number, view, obj, info)
+            is_public = (
+                seconds > 0
+                and self.same_for_all(view, obj.name, info, fd)
+                and self._is_public_place(number, view, obj, info)
+            )
             if not is_public or (self._checks_above and obj.remembers_names):
-                return self._of_private_object(at, info)
+                return self._of_private_object(at, info, times)
         elif not view.is_steady or not sees(view, subject(view.fixed), obj.name, info, fd):
-            return self._brief(at.number, obj)  # a change that is just being answered may have hidden it
+            return self._brief(number, obj, times)  # a change that is just being answered may have hidden it
         if obj.parent is not None and self._forgetter.is_late(self._nodes.nodeid(number, obj.parent)):
             return 0.0
         self._keep(number, obj)
         if self._checks_above:
             obj.audience = ALL  # the kernel lets others pass it without a word to the daemon
-        return self._of_attributes(at, obj, info, self._seconds(obj))
+        return self._of_attributes(at, obj, info, times, seconds)
 
-    def _of_private_object(self, at: Request, info: linux.Stat) -> float:
+    def _of_private_object(self, at: Request, info: linux.Stat, times: Times) -> float:
         obj = at.obj
-        if obj.audience != at.hearer or not self._is_steady_for(at, info):
-            return self._brief(at.number, obj)
+        if not times.attributes_for_one or obj.audience != at.hearer or not self._is_steady_for(at, info):
+            return self._brief(at.number, obj, times)
         places = list(self._nodes.places(obj, info))
         if len(places) != 1 or not self.reaches(at, places[0][0]) or not self._rests_on(at, places[0][0], obj):
-            return self._brief(at.number, obj)
+            return self._brief(at.number, obj, times)
         parent, name = self._nodes.nodeid(at.number, places[0][0]), places[0][1]
         if self._forgetter.is_late(parent) or self._forgetter.is_forgetting(parent, name):
             return 0.0  # who is not to know the name could get at them by it
-        return self._of_private_attributes(at, obj, info)
+        return self._of_private_attributes(at, obj, info, times)
 
-    def _of_private_attributes(self, at: Request, obj: Object, info: linux.Stat) -> float:
+    def _of_private_attributes(self, at: Request, obj: Object, info: linux.Stat, times: Times) -> float:
         """Return how long to remember attributes that the hearer surely may know, wherever the object is found."""
         is_directory = stat.S_ISDIR(info.st_mode)
-        if is_directory and self._no_client_cache:
+        if is_directory and not times.of_directories:
             return 0.0
         if obj.audience != at.hearer or (info.st_nlink > 1 and not is_directory):
-            return self._brief(at.number, obj)
+            return self._brief(at.number, obj, times)
+        if not times.attributes_for_one:  # something is mounted there whose changes are not reported
+            return self._brief(at.number, obj, times)
         self._keep(at.number, obj, private=True)
-        return self._seconds(obj)
+        return times.attributes_for_one
 
-    def _of_attributes(self, at: Request, obj: Object, info: linux.Stat, seconds: float) -> float:
+    def _of_attributes(self, at: Request, obj: Object, info: linux.Stat, times: Times, seconds: float) -> float:
         view = at.view
         is_directory = stat.S_ISDIR(info.st_mode)
-        if is_directory and self._no_client_cache:
+        if is_directory and not times.of_directories:
             return 0.0
         if view.fixed is not None:
-            # Handles bypass the gate, so the daemon has to be asked each time who uses one.
-            is_below = self._checks_above and (obj is not self._nodes.root or self._kernel_gate)
-            return seconds if is_below or not self._knfsd else 0.0
+            return seconds
         # Another name of a hard link may be hidden, and be the one that is left.
         if info.st_nlink > 1 and not is_directory:
-            return self._brief(at.number, obj)
+            return self._brief(at.number, obj, times)
         is_alike = at.hearer >= 0 and not self._passes_handles  # there is but one caller to show it to
         if not is_alike and not view.is_shown_alike(info.st_uid, info.st_gid):
             return 0.0
-        return seconds
-
-    def _seconds(self, obj: Object) -> float:
-        return LONG_SECONDS if obj.filesystem.watched else SHORT_SECONDS
+        return seconds or self._brief(at.number, obj, times)
 
     def keeps_content(self, number: int, obj: Object, info: linux.Stat) -> bool:
         """Whether the kernel may go on using the pages that it has of a file which is being opened.
@@ -253,17 +272,8 @@ class Remembering:
     # -- what one caller would be told ---------------------------------------------------------------
 
     def _is_steady_for(self, at: Request, info: linux.Stat) -> bool:
-        """Whether who asks is a single caller, and sees the object whatever its groups are.
-
-        In an export, a client that knows a handle may send it on behalf of others, unless the server makes all callers
-        one.
-        """
-        return (
-            at.hearer >= 0
-            and (self._checks_above or not self._passes_handles)
-            and at.obj.filesystem.watched
-            and self._audiences.sees(at.view, at.who.uid, info)
-        )
+        """Whether who asks is a single caller, and sees the object whatever its groups are."""
+        return at.hearer >= 0 and self._audiences.sees(at.view, at.who.uid, info)
 
     def reaches(self, at: Request, directory: Object) -> bool:
         """Whether who asks sees this directory and all above it, whatever its groups are.

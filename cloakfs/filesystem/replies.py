@@ -9,13 +9,13 @@ from pyfuse3 import EntryAttributes, InodeT, ModeT
 from .. import linux
 from ..counters import Counters
 from ..exportmode import ExportMode
+from ..kernelcache.policy import BRIEF_SECONDS
 from ..tree.door import INSIDER, attrs_of
 from ..tree.nodes import Nodes
 from ..tree.objects import Object, Stale
 from ..tree.request import SET_ID, Request
 from ..view import Asker, View
 from .kernelcache import KernelCache
-from .remember import BRIEF_SECONDS
 
 
 class Replies:

@@ -9,6 +9,7 @@ from pyfuse3 import FUSEError, InodeT, RequestContext, XAttrNameT
 
 from .. import acl, linux
 from ..above import QUESTION
+from ..kernelcache.policy import BRIEF_SECONDS
 from ..linux import process
 from ..policy import Attrs
 from ..tree import calls
@@ -16,7 +17,6 @@ from ..tree.door import INSIDER
 from ..tree.objects import Stale
 from ..tree.request import Request
 from .core import Core
-from .remember import BRIEF_SECONDS
 from .request import answers
 
 CAPABILITY = b"security.capability"

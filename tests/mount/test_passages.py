@@ -19,8 +19,8 @@ import pytest
 from cloakfs import linux
 from cloakfs.caller import Caller
 from cloakfs.config.parse import parse_options
-from cloakfs.exportmode import LOCAL
 from cloakfs.filesystem.kernelcache import KernelCache
+from cloakfs.kernelcache.policy import Terms
 from cloakfs.policy import Attrs, Policy
 from cloakfs.tree import calls
 from cloakfs.tree.door import INSIDER, Door, Subject, subject, surely_may
@@ -169,7 +169,7 @@ def make_door(nodes: Nodes, index: Index) -> Iterator[Callable[..., Door]]:
 
         def make(*words: int) -> Door:
             made = Door(nodes, *words)
-            cache = KernelCache(nodes, Views(POLICY, (), frozenset(), index), made.passages, LOCAL)
+            cache = KernelCache(nodes, Views(POLICY, (), frozenset(), index), made.passages, Terms())
             cache.watch(stack.enter_context(contextlib.closing(Watch())))
             return made
 

@@ -20,9 +20,8 @@ from cloakfs.caller import Caller
 from cloakfs.config.parse import parse_options
 from cloakfs.exportmode import LOCAL, ExportMode, Server
 from cloakfs.filesystem import forget, remember
-from cloakfs.filesystem.forget import ABSENT_SECONDS
 from cloakfs.filesystem.kernelcache import KernelCache
-from cloakfs.filesystem.remember import BRIEF_SECONDS, LONG_SECONDS, SHORT_SECONDS
+from cloakfs.kernelcache.policy import ABSENT_SECONDS, BRIEF_SECONDS, LONG_SECONDS, SHORT_SECONDS, Terms
 from cloakfs.policy import Attrs, Policy
 from cloakfs.tree import calls
 from cloakfs.tree.door import Door, subject
@@ -83,7 +82,9 @@ class Scene:
         self.nodes = nodes
         self.door = Door(nodes)
         self.passages = self.door.passages
-        self.cache = KernelCache(nodes, Views(CLOAKED, (), frozenset(), index), self.passages, mode, tuning=tuning)
+        self.cache = KernelCache(
+            nodes, Views(CLOAKED, (), frozenset(), index), self.passages, Terms(mode=mode), tuning=tuning
+        )
         if watch is not None:
             self.cache.watch(watch)
         self.user = user

@@ -201,6 +201,7 @@ def begins(said: str, of: str) -> bool:
 ALL, ONE, ELSE = "of what all callers see", "in directories that only one", "of anything else"
 REACHED = "in directories that all callers can reach"
 ITS = "of what only one"
+TOP = attributes(HOUR, ".", "of the top")
 
 # -- views for each caller -------------------------------------------------------------------------
 
@@ -292,7 +293,9 @@ FORWARDS = """class P:
 
 def test_a_plugin(base: str, scene: str, mount: MakeMount, user: MakeUser) -> None:
     m = mount("-o", "rw,no_root_squash", "--policy", plugin(base, HIDES))
-    agree(m, user(OTHER, GROUP), names(0, "open/public"), attributes(BRIEF, "open/public"), absent(0), *ALWAYS)
+    agree(
+        m, user(OTHER, GROUP), names(0, "open/public"), TOP, attributes(BRIEF, "open/public", ELSE), absent(0), *ALWAYS
+    )
 
 
 def test_a_plugin_that_says_what_all_see(base: str, scene: str, mount: MakeMount, user: MakeUser) -> None:
@@ -316,7 +319,8 @@ def test_a_plugin_that_hides_nothing(base: str, scene: str, mount: MakeMount, us
         m,
         user(OTHER, GROUP),
         names(0, "open/public"),
-        attributes(BRIEF, "open/public"),
+        TOP,
+        attributes(BRIEF, "open/public", ELSE),
         absent(10, "absent", "at the top"),
         absent(0, "open/absent", ELSE),
         *ALWAYS,
@@ -340,7 +344,7 @@ def test_a_fixed_view_behind_the_kernels_gate(scene: str, mount: MakeMount, user
 def test_a_fixed_view_that_the_daemon_guards(words: str, scene: str, mount: MakeMount, user: MakeUser) -> None:
     m = mount("-o", f"{CLOAKED},{VIEW}{words}")
     xattrs = ACLS if words else (XATTRS,)
-    agree(m, user(OTHER, GROUP), *EVERYTHING, *AT_THE_TOP, CONTENT, LISTINGS, *xattrs)
+    agree(m, user(OTHER, GROUP), *EVERYTHING, *AT_THE_TOP, replace(TOP, seconds=0), CONTENT, LISTINGS, *xattrs)
 
 
 def test_several_views(scene: str, mount: MakeMount, user: MakeUser) -> None:
@@ -356,7 +360,8 @@ def test_a_plugin_in_a_fixed_view(base: str, scene: str, mount: MakeMount, user:
         m,
         user(OTHER, GROUP),
         names(0, "open/public"),
-        attributes(BRIEF, "open/public"),
+        TOP,
+        attributes(BRIEF, "open/public", ELSE),
         absent(0),
         CONTENT,
         LISTINGS,
@@ -485,7 +490,8 @@ def test_a_tree_whose_changes_are_not_reported(base: str, tree: str, mount: Make
             for_each,
             member,
             names(0, "open/public"),
-            attributes(BRIEF, "open/public"),
+            replace(TOP, seconds=SECOND),
+            attributes(BRIEF, "open/public", ELSE),
             absent(0),
             no_content,
             LISTINGS,
@@ -502,7 +508,11 @@ def test_another_file_system_in_the_tree(base: str, scene: str, mount: MakeMount
         stack.callback(member.close)
         homes = (*LISTINGS_OF_HOMES, *ABSENT_IN_HOMES)
         agree(m, member, *PUBLIC_NAMES, *PUBLIC_ATTRIBUTES, *homes, CONTENT, XATTRS)
-        other = (names(0, "open/public"), attributes(BRIEF, "open/public"), Claim("content", "", 0, "open/public"))
+        other = (
+            names(0, "open/public"),
+            attributes(BRIEF, "open/public", ELSE),
+            Claim("content", "", 0, "open/public"),
+        )
         agree(m, member, *other, absent(0), LISTINGS, below="mounted", where=f"{place} (overlay)")
 
 

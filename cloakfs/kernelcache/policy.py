@@ -1,0 +1,674 @@
+"""What the kernel may remember of a mount, for how long, and why not for longer: one table for all mounts.
+
+The kernel's dentries and attributes are shared by all callers of a mount. So in a caller view, it may remember only
+what every caller would be told: about an object that all see alike, below directories that all see and may search; or
+else what was told to one caller alone, since nobody else has anything to ask about. In a fixed view there is only one
+identity. So everything may be remembered, even absent names, behind a gate that is not remembered: the name of the
+view, the kernel's own check of its top directory, or else the first level of names.
+
+`RULES` is the table. It is evaluated once for each view on each file system of the tree (`times`). For each answer, it
+then only has to be found out which row the object falls under (`filesystem.remember`). `facts` says the same in words,
+for `cloakfs status`. Beside the table, nothing is remembered of an object without a name, nor of a name, or below a
+name, that the kernel has yet to forget (`filesystem.forgetter`).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+from ..exportmode import LOCAL, ExportMode
+from ..policy import is_built_in
+from ..view import View
+
+LONG_SECONDS = 3600.0
+"""How long the kernel remembers what it is told to forget when it changes, even behind the mount (fanotify(7))."""
+
+SHORT_SECONDS = 1.0
+"""How long it remembers what may change behind the mount unreported: for this long, changes may go unnoticed."""
+
+BRIEF_SECONDS = 0.002
+"""How long it remembers attributes of anything else, because the system call that asked for them may ask again."""
+
+ABSENT_SECONDS = 10.0
+"""How long the kernel remembers that a name leads nowhere, where it remembers that at all.
+
+It is not longer because, when a server changes a hidden file by handle (its mode, for example), the kernel may not
+report the name, and before Linux 5.17 nor the file (`filesystem.forget`).
+"""
+
+# More file systems than these are not named, but counted.
+_MOST_NAMED = 3
+
+
+# -- what the table depends on ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What decides about a mount for as long as it is there.
+
+    Attributes:
+        fixed: whether its views are fixed; otherwise each caller has a view of its own.
+        several: whether they are `@NAME` directories.
+        mode: how it is exported.
+        xattrs: whether there are extended attributes.
+        acls: whether the kernel is offered POSIX ACLs, to check them itself.
+        keeps_listings: whether pyfuse3 can tell the kernel to keep the entries of a directory.
+    """
+
+    fixed: bool = False
+    several: bool = False
+    mode: ExportMode = LOCAL
+    xattrs: bool = True
+    acls: bool = False
+    keeps_listings: bool = False
+
+
+class Mounted(Protocol):
+    """A mounted file system of a tree, as far as it matters here."""
+
+    kind: str
+    path: str
+    watched: bool
+    has_posix_rules: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TreeMount:
+    """A mounted file system that belongs to the tree.
+
+    Attributes:
+        path: where it is mounted.
+        kind: its type.
+        watched: whether changes behind the mount are reported, on it and on all above it.
+        has_posix_rules: whether mode bits and POSIX ACLs alone decide who may do what.
+        watched_above: whether changes are reported on all above it.
+        posix_above: whether mode bits and POSIX ACLs alone decide on all above it.
+    """
+
+    path: str
+    kind: str
+    watched: bool = True
+    has_posix_rules: bool = True
+    watched_above: bool = True
+    posix_above: bool = True
+
+
+def tree_mount(mounted: Mounted, filesystems: Sequence[Mounted]) -> TreeMount:
+    """Return what matters here of a file system of a tree.
+
+    Args:
+        mounted: the file system.
+        filesystems: all of the tree, the one of its root first.
+    """
+    root = filesystems[0]
+    above = [it for it in filesystems if it is root or mounted.path.startswith(f"{it.path}/")]
+    is_root = mounted is root
+    return TreeMount(
+        mounted.path,
+        mounted.kind,
+        mounted.watched,
+        mounted.has_posix_rules,
+        watched_above=is_root or all(it.watched for it in above),
+        posix_above=is_root or all(it.has_posix_rules for it in above),
+    )
+
+
+class Case(NamedTuple):
+    """What the table is evaluated for: a view of a mount, on a file system of the tree."""
+
+    terms: Terms
+    view: View
+    mounted: TreeMount
+
+
+# -- the columns of the table ----------------------------------------------------------------------
+
+
+class What(Enum):
+    """What the kernel may remember. The values are what users read."""
+
+    NAMES = "names"
+    ATTRIBUTES = "attributes"
+    ABSENT = "absent names"
+    CONTENT = "content"
+    LISTINGS = "listings"
+    ACLS = "POSIX ACLs"
+    XATTRS = "extended attributes"
+
+
+class Of(Enum):
+    """Of which objects. Under which row an object falls is found out for each answer.
+
+    Attributes:
+        ALL: in a caller view, of what all callers see alike and can reach; in a fixed view, of all that it shows.
+        ONE: of what only one caller was told of, and sees whatever its groups are.
+        COMPLETE: in directories that only one caller was told of, and that show all their entries to it.
+        TOP: of the root of the tree, or in it.
+        VIEWS: of the directories `@NAME`.
+        DIRECTORIES: of any directory, whatever is said in other rows.
+        ELSE: of anything else.
+    """
+
+    ALL = "all"
+    ONE = "one"
+    COMPLETE = "complete"
+    TOP = "top"
+    VIEWS = "views"
+    DIRECTORIES = "directories"
+    ELSE = "else"
+
+
+class Why(NamedTuple):
+    """What keeps it from being longer, or from holding for all objects ("" if nothing does).
+
+    `way_out` says which options would change that ("" if there are none).
+    """
+
+    reason: str = ""
+    way_out: str = ""
+
+
+class Rule(NamedTuple):
+    """A row of the table. Of several about the same, the first one counts.
+
+    Attributes:
+        what: what is remembered.
+        of: of which objects.
+        when: in which cases there is this rule.
+        seconds: for how long, unless a change is reported earlier; 0 means not at all, None without a limit.
+        why: why not for longer.
+    """
+
+    what: What
+    of: Of
+    when: Callable[[Case], bool]
+    seconds: Callable[[Case], float | None]
+    why: Callable[[Case], Why]
+
+
+# -- for how long ----------------------------------------------------------------------------------
+
+
+def _never(_: Case) -> float:
+    return 0.0
+
+
+def _no_limit(_: Case) -> None:
+    return None
+
+
+def _lasting(case: Case) -> float:
+    return LONG_SECONDS if case.mounted.watched else SHORT_SECONDS
+
+
+def _briefly(case: Case) -> float:
+    return 0.0 if case.terms.mode.knfsd or case.terms.mode.no_client_cache else BRIEF_SECONDS
+
+
+def _absent(case: Case) -> float:
+    return min(ABSENT_SECONDS, _lasting(case))
+
+
+def _with_attributes(case: Case) -> float:
+    """ACLs: for as long as any attributes, but those of the top."""
+    attributes = (rule for rule in _holding(case, What.ATTRIBUTES) if rule.of is not Of.TOP)
+    longest = max(rule.seconds(case) or 0.0 for rule in attributes)
+    return longest if longest > BRIEF_SECONDS else 0.0
+
+
+# -- when ------------------------------------------------------------------------------------------
+
+
+def _always(_: Case) -> bool:
+    return True
+
+
+def _fixed(case: Case) -> bool:
+    """Whether what the identity of a fixed view is shown changes only with the tree."""
+    return case.terms.fixed and case.view.is_steady
+
+
+def _unsteady(case: Case) -> bool:
+    """Whether what the identity of a fixed view is shown may change at any time."""
+    return case.terms.fixed and not case.view.is_steady
+
+
+def _per_caller(case: Case) -> bool:
+    return not case.terms.fixed
+
+
+def _by_cloak(case: Case) -> bool:
+    """Whether a caller sees what the cloak_list says, and each of its ids is mapped by itself."""
+    view = case.view
+    return _per_caller(case) and view.cloak is not None and view.forwards_by_mapping and view.below is None
+
+
+def _by_plugin(case: Case) -> bool:
+    """Whether a plug-in says what it shows to all callers."""
+    says_so = case.view.below is None and not is_built_in(case.view.policy, "same_for_all")
+    return _per_caller(case) and says_so and not _by_cloak(case)
+
+
+def _tells_what_all_see(case: Case) -> bool:
+    return _by_cloak(case) or _by_plugin(case)
+
+
+def _posix(case: Case) -> bool:
+    """Whether mode bits and ACLs alone say which directories all callers can search."""
+    return case.mounted.has_posix_rules and case.mounted.posix_above
+
+
+def _for_all(case: Case) -> bool:
+    return _tells_what_all_see(case) and _posix(case)
+
+
+def _for_one(case: Case) -> bool:
+    """Whether the kernel asks about each object that only one caller was told of as this caller."""
+    mode = case.terms.mode
+    return _by_cloak(case) and (mode.subtree_check or not mode.passes_handles) and case.mounted.watched
+
+
+def _complete(case: Case) -> bool:
+    """Whether a listing may prove that nothing in a directory is hidden from its only reader."""
+    return _by_cloak(case) and not case.terms.mode.knfsd and case.mounted.watched
+
+
+def _lists(case: Case) -> bool:
+    return _complete(case) and case.terms.keeps_listings and not case.terms.mode.no_client_cache
+
+
+def _shown_alike(case: Case) -> bool:
+    """Whether all callers can be shown the same owner. (The kernel's server has each shown its own id.)"""
+    return not case.terms.mode.passes_handles or (case.view.forwards_by_mapping and case.view.shows_by_mapping)
+
+
+def _guarded(case: Case) -> bool:
+    """Whether others are kept out of a fixed view by nothing but the daemon, at the first level of names."""
+    return case.terms.fixed and not (case.terms.several or case.terms.mode.gated)
+
+
+def _by_handle(case: Case) -> bool:
+    """Whether others may come into a fixed view by handle, so that the daemon has to be asked each time."""
+    return case.terms.fixed and case.terms.mode.knfsd and not case.terms.mode.subtree_check
+
+
+def _guarded_top(case: Case) -> bool:
+    """Whether the daemon has to be asked each time who wants the attributes of the top of a fixed view."""
+    mode = case.terms.mode
+    return case.terms.fixed and not mode.gated if mode.knfsd else _guarded(case)
+
+
+def _top_alone(case: Case) -> bool:
+    """Whether nothing but the top is known to be shown to all alike."""
+    if case.view.below is not None or case.terms.mode.no_client_cache:
+        return False
+    if case.terms.fixed:
+        return _unsteady(case) and not _guarded_top(case) and not _by_handle(case)
+    return _shown_alike(case) and not _for_all(case)
+
+
+# -- why not for longer ----------------------------------------------------------------------------
+
+
+def _because(reason: str, way_out: str = "") -> Callable[[Case], Why]:
+    return lambda _: Why(reason, way_out)
+
+
+def _unreported(case: Case) -> Why:
+    """Why changes on the file system go unnoticed for a moment."""
+    if case.mounted.watched:
+        return Why()
+    if not case.mounted.watched_above:
+        return Why("changes on a file system above are not reported")
+    is_overlay = case.mounted.kind == "overlay"
+    way_out = "mount the overlay with nfs_export=on,index=on" if is_overlay else ""
+    return Why(f"changes on {case.mounted.kind} are not reported", way_out)
+
+
+def _unnamed(case: Case) -> Why:
+    if case.mounted.watched:
+        return Why("a change made by file handle need not report the name")
+    return _unreported(case)
+
+
+def _may_change(case: Case) -> Why:
+    below = case.view.below is not None
+    return Why("the mount below reports no changes" if below else "the plug-in may change its mind at any time")
+
+
+def _enters(case: Case) -> Why:
+    if case.view.entrants:
+        return Why("view_access lets others enter, too", "default_permissions without view_access")
+    return Why("the daemon checks there who may enter", "default_permissions")
+
+
+def _enters_by_handle(case: Case) -> Why:
+    if case.terms.mode.knfsd:
+        return Why("the daemon checks there each time whose handle it is")
+    return _enters(case)
+
+
+def _views(case: Case) -> str:
+    return "a view for each user with views=" if case.view.is_steady else ""
+
+
+def _differs(case: Case) -> Why:
+    """Why callers may be told different things in a caller view."""
+    mode = case.terms.mode
+    if case.view.below is not None:
+        return Why("the mount below reports no changes")
+    if not _tells_what_all_see(case):
+        return Why("the plug-in does not say what it shows to all", "give it a method same_for_all")
+    if not _posix(case):
+        decider = "a file system above" if case.mounted.has_posix_rules else case.mounted.kind
+        return Why(f"{decider} may grant access by rules of its own", _views(case))
+    if mode.knfsd and mode.all_squash:
+        return Why("what depends on groups is asked for each time")
+    if mode.knfsd and mode.subtree_check:
+        return Why("others may be told of it, or it depends on groups")
+    if mode.knfsd:
+        way_out = "subtree_check, or all_squash without range_map" if _by_cloak(case) else ""
+        return Why("a client may send one user's handle for another", way_out)
+    return Why("the kernel would give every caller the same answer", _views(case))
+
+
+def _may_be_hidden(case: Case) -> Why:
+    if case.view.hides and case.view.below is None:
+        return Why("the time of an answer must not tell hidden from absent names", _views(case))
+    return _differs(case)
+
+
+def _checked(case: Case) -> Why:
+    """Why the daemon is asked for listings."""
+    if _complete(case) and not case.terms.keeps_listings:
+        return Why("pyfuse3 has no way to allow it", "the patches in contrib/pyfuse3")
+    return Why("the daemon checks each time who sees what")
+
+
+def _may_not_show(case: Case) -> Why:
+    return Why(f"{case.mounted.kind} need not show every change in the times of a file")
+
+
+def _no_need(case: Case) -> Why:
+    return Why("FUSE caches none", "" if case.terms.mode.knfsd else "noxattr, if nobody needs any")
+
+
+_JUST_NOW = _because("each answer shows a directory as changed just now", "mount without no_client_cache")
+_NFS_HANDLES = _because("NFS clients send handles, so the daemon checks each time whose they are", "subtree_check")
+_KEPT_OPEN = _because("nfs-ganesha keeps files open, so the daemon checks permission for each READ")
+
+
+_LONGEST = _because("")
+
+
+# -- the table -------------------------------------------------------------------------------------
+
+RULES: tuple[Rule, ...] = (
+    # In a fixed view.
+    Rule(What.NAMES, Of.ALL, _fixed, _lasting, _unreported),
+    Rule(
+        What.NAMES,
+        Of.VIEWS,
+        lambda case: _fixed(case) and case.terms.several,
+        _never,
+        _because("the daemon checks each time who may enter"),
+    ),
+    Rule(What.NAMES, Of.TOP, lambda case: _fixed(case) and _guarded(case), _never, _enters),
+    Rule(What.NAMES, Of.ELSE, _unsteady, _never, _may_change),
+    Rule(What.ATTRIBUTES, Of.ALL, lambda case: _fixed(case) and _by_handle(case), _never, _NFS_HANDLES),
+    Rule(
+        What.ATTRIBUTES,
+        Of.TOP,
+        lambda case: _fixed(case) and _guarded_top(case) and not _by_handle(case),
+        _never,
+        _enters_by_handle,
+    ),
+    Rule(What.ATTRIBUTES, Of.TOP, lambda case: _unsteady(case) and _top_alone(case), _lasting, _unreported),
+    Rule(What.ATTRIBUTES, Of.ALL, _fixed, _lasting, _unreported),
+    Rule(What.ATTRIBUTES, Of.ELSE, _unsteady, _briefly, _may_change),
+    Rule(
+        What.ATTRIBUTES,
+        Of.DIRECTORIES,
+        lambda case: _fixed(case) and not _by_handle(case) and case.terms.mode.no_client_cache,
+        _never,
+        _JUST_NOW,
+    ),
+    Rule(What.ABSENT, Of.ALL, _fixed, _absent, _unnamed),
+    Rule(What.ABSENT, Of.TOP, lambda case: _fixed(case) and _guarded(case), _never, _enters),
+    Rule(What.ABSENT, Of.ELSE, _unsteady, _never, _may_change),
+    # In a view for each caller.
+    Rule(What.NAMES, Of.ALL, _for_all, _lasting, _unreported),
+    Rule(What.NAMES, Of.ONE, lambda case: _for_one(case) and case.mounted.has_posix_rules, _lasting, _LONGEST),
+    Rule(What.NAMES, Of.ELSE, _per_caller, _never, _differs),
+    Rule(What.ATTRIBUTES, Of.TOP, lambda case: _per_caller(case) and _top_alone(case), _lasting, _unreported),
+    Rule(What.ATTRIBUTES, Of.ALL, lambda case: _for_all(case) and _shown_alike(case), _lasting, _unreported),
+    Rule(What.ATTRIBUTES, Of.ONE, _for_one, _lasting, _LONGEST),
+    Rule(What.ATTRIBUTES, Of.ELSE, _per_caller, _briefly, _differs),
+    Rule(
+        What.ATTRIBUTES,
+        Of.DIRECTORIES,
+        lambda case: _per_caller(case) and case.terms.mode.no_client_cache,
+        _never,
+        _JUST_NOW,
+    ),
+    Rule(What.ABSENT, Of.COMPLETE, lambda case: _complete(case) and case.mounted.has_posix_rules, _absent, _unnamed),
+    Rule(What.ABSENT, Of.ALL, lambda case: _for_all(case) and not case.view.hides, _absent, _unnamed),
+    Rule(
+        What.ABSENT,
+        Of.TOP,
+        lambda case: _per_caller(case) and _posix(case) and not _tells_what_all_see(case) and not case.view.hides,
+        _absent,
+        _unnamed,
+    ),
+    Rule(What.ABSENT, Of.ELSE, _per_caller, _never, _may_be_hidden),
+    # In either.
+    Rule(
+        What.CONTENT,
+        Of.ALL,
+        lambda case: case.mounted.has_posix_rules and not case.terms.mode.ganesha,
+        _no_limit,
+        _LONGEST,
+    ),
+    Rule(What.CONTENT, Of.ELSE, lambda case: case.terms.mode.ganesha, _never, _KEPT_OPEN),
+    Rule(What.CONTENT, Of.ELSE, lambda case: not case.mounted.has_posix_rules, _never, _may_not_show),
+    Rule(What.LISTINGS, Of.COMPLETE, _lists, _no_limit, _LONGEST),
+    Rule(What.LISTINGS, Of.ELSE, lambda case: case.terms.mode.no_client_cache, _never, _JUST_NOW),
+    Rule(What.LISTINGS, Of.ELSE, _always, _never, _checked),
+    Rule(What.ACLS, Of.ALL, lambda case: case.terms.acls and _with_attributes(case) > 0, _with_attributes, _LONGEST),
+    Rule(
+        What.ACLS,
+        Of.ELSE,
+        lambda case: case.terms.acls and not _with_attributes(case),
+        _never,
+        _because("the kernel forgets them with the attributes"),
+    ),
+    Rule(
+        What.XATTRS,
+        Of.ALL,
+        lambda case: not case.terms.xattrs,
+        _no_limit,
+        _because("there are none (noxattr), and the kernel does not ask"),
+    ),
+    Rule(What.XATTRS, Of.ELSE, lambda case: case.terms.xattrs, _never, _no_need),
+)
+"""What is remembered of which objects, in the order in which users are told of it."""
+
+
+def _holding(case: Case, what: What) -> list[Rule]:
+    """Return the rows about this that count in a case, in the order of the table."""
+    found: dict[Of, Rule] = {}
+    for rule in RULES:
+        if rule.what is what and rule.of not in found and rule.when(case):
+            found[rule.of] = rule
+    return [*found.values()]
+
+
+# -- evaluated, for the answers --------------------------------------------------------------------
+
+
+class Times(NamedTuple):
+    """The table in one case: for how many seconds; 0 means not at all.
+
+    Attributes:
+        lasting: the longest that may be, on this file system.
+        briefly: attributes of anything else.
+        names, names_for_one, names_at_top: names of what the rows `Of.ALL`, `Of.ONE` and `Of.TOP` are about.
+        attributes, attributes_for_one, attributes_of_top: the same of attributes.
+        of_directories: whether attributes of directories may be remembered at all.
+        absent, absent_at_top, absent_if_complete: the same of absent names.
+        listings: whether entries of complete directories may be remembered.
+        content: whether pages may, of files that are the same when they are opened again.
+    """
+
+    lasting: float
+    briefly: float
+    names: float
+    names_for_one: float
+    names_at_top: float
+    attributes: float
+    attributes_for_one: float
+    attributes_of_top: float
+    of_directories: bool
+    absent: float
+    absent_at_top: float
+    absent_if_complete: float
+    listings: bool
+    content: bool
+
+
+def times(case: Case) -> Times:
+    """Return what the table says in a case."""
+    rows = {what: {rule.of: rule.seconds(case) for rule in _holding(case, what)} for what in What}
+
+    def of(what: What, *which: Of) -> float:
+        return next((rows[what][one] or 0.0 for one in which if one in rows[what]), 0.0)
+
+    return Times(
+        lasting=_lasting(case),
+        briefly=_briefly(case),
+        names=of(What.NAMES, Of.ALL),
+        names_for_one=of(What.NAMES, Of.ONE),
+        names_at_top=of(What.NAMES, Of.TOP, Of.ALL),
+        attributes=of(What.ATTRIBUTES, Of.ALL),
+        attributes_for_one=of(What.ATTRIBUTES, Of.ONE),
+        attributes_of_top=of(What.ATTRIBUTES, Of.TOP, Of.ALL),
+        of_directories=Of.DIRECTORIES not in rows[What.ATTRIBUTES],
+        absent=of(What.ABSENT, Of.ALL),
+        absent_at_top=of(What.ABSENT, Of.TOP, Of.ALL),
+        absent_if_complete=of(What.ABSENT, Of.COMPLETE),
+        listings=Of.COMPLETE in rows[What.LISTINGS],
+        content=Of.ALL in rows[What.CONTENT],
+    )
+
+
+# -- in words, for people --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """How long the kernel remembers something.
+
+    Attributes:
+        what: names, attributes, absent names, listings, content, POSIX ACLs or extended attributes.
+        of: of which objects; "" means of all.
+        seconds: for how long, unless a change is reported earlier; 0 means not at all, None without a limit.
+        reason: what keeps it from being longer, or from holding for all objects; "" where nothing does.
+        way_out: which options would change that; "" if there are none.
+        where: the file systems inside the tree that this is about; "" means that on which the tree lies, and all
+            others of which nothing else is said.
+    """
+
+    what: str
+    of: str
+    seconds: float | None
+    reason: str = ""
+    way_out: str = ""
+    where: str = ""
+
+
+_ONE = "in directories that only one caller was told of"
+_COMPLETE = f"{_ONE}, and that show all their entries to it"
+
+_WORDS: Mapping[tuple[What, Of], str] = {
+    (What.NAMES, Of.ONE): _ONE,
+    (What.NAMES, Of.TOP): "at the top",
+    (What.NAMES, Of.VIEWS): "of views (@NAME)",
+    (What.ATTRIBUTES, Of.ONE): "of what only one caller was told of",
+    (What.ATTRIBUTES, Of.TOP): "of the top",
+    (What.ATTRIBUTES, Of.DIRECTORIES): "of directories",
+    (What.ABSENT, Of.COMPLETE): _COMPLETE,
+    (What.ABSENT, Of.TOP): "at the top",
+    (What.CONTENT, Of.ALL): "of files that are the same when they are opened again",
+    (What.LISTINGS, Of.COMPLETE): _COMPLETE,
+    (What.ACLS, Of.ALL): "of objects whose attributes are remembered",
+}
+
+
+def _words(case: Case, rule: Rule, others: Sequence[Rule]) -> str:
+    """Return of which objects a row is, beside other rows about the same."""
+    words = _WORDS.get((rule.what, rule.of), "")
+    if rule.of is Of.ELSE:
+        longer = [other.of for other in others if other.seconds(case) != 0.0]
+        if longer:
+            words = "of anything else"
+        if rule.what is What.ATTRIBUTES and (Of.ALL in longer or Of.ONE in longer):
+            words += ", and of files with several hard links"
+        if rule.what is What.XATTRS and case.terms.acls:
+            words = "other than POSIX ACLs"
+    elif _per_caller(case):
+        if rule.of is Of.ALL:
+            words = _words_of_all(case, rule.what) or words
+        if rule.what is What.ATTRIBUTES and case.terms.mode.passes_handles:
+            if rule.of is Of.ONE:
+                words = _ONE
+            elif rule.of is not Of.DIRECTORIES:
+                words += ", if only one client id stands for the owner, and for the group"
+    return words
+
+
+def _words_of_all(case: Case, what: What) -> str:
+    """Return what is the same for all callers in a caller view."""
+    if what not in (What.NAMES, What.ATTRIBUTES, What.ABSENT):
+        return ""
+    if what is not What.ABSENT and _by_plugin(case):
+        return "of what the plug-in shows to all (same_for_all), and all can reach"
+    if what is not What.ABSENT and case.view.hides:
+        return "of what all callers see and can reach"
+    return "in directories that all callers can reach"
+
+
+def facts(terms: Terms, view: View, tree: Sequence[TreeMount]) -> list[Fact]:
+    """Return what the kernel remembers of a mount.
+
+    Args:
+        terms: what was decided when it was made.
+        view: any of its views; the policy is the same in all.
+        tree: the file systems of the tree, the one of its root first.
+    """
+    found = list(_on(Case(terms, view, tree[0])))
+    alike: dict[tuple[Fact, ...], list[TreeMount]] = {}
+    for mounted in tree[1:]:
+        others = tuple(fact for fact in _on(Case(terms, view, mounted), is_inside=True) if fact not in found)
+        if others:
+            alike.setdefault(others, []).append(mounted)
+    for others, there in alike.items():
+        found += [replace(fact, where=_named(there)) for fact in others]
+    return found
+
+
+def _on(case: Case, *, is_inside: bool = False) -> Iterator[Fact]:
+    """Return what is said of a file system, which may be one inside the tree."""
+    for what in What:
+        rules = _holding(case, what)
+        for rule in rules:
+            if not (is_inside and rule.of in (Of.TOP, Of.VIEWS)):
+                others = [other for other in rules if other is not rule]
+                yield Fact(what.value, _words(case, rule, others), rule.seconds(case), *rule.why(case))
+
+
+def _named(there: Sequence[TreeMount]) -> str:
+    names = [f"{mounted.path} ({mounted.kind})" for mounted in there[:_MOST_NAMED]]
+    more = len(there) - len(names)
+    return ", ".join(names) + (f" and {more} more" if more else "")
