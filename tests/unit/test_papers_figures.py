@@ -123,3 +123,10 @@ def test_everything_is_used() -> None:
     named = set(re.findall(r"\{(\w+)\}", TEXT))
     assert CONTENT["words"].keys() | CONTENT["place"]["local"].keys() <= named
     assert CONTENT["place"]["local"].keys() == CONTENT["place"]["nfs"].keys()
+
+
+def test_reasons_have_no_results() -> None:
+    """They are printed with every later run; docs/papers-causes.md has what was measured, and when."""
+    reasons = [figure.why for experiment in EXPERIMENTS for figure in experiment.figures]
+    assert any(reasons)
+    assert [why for why in reasons if re.search(r"\b\d+\.\d+\b|\b\d+ %", why)] == []
