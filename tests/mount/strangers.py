@@ -9,6 +9,7 @@ import builtins
 import contextlib
 import ctypes
 import fcntl
+import inspect
 import os
 import sqlite3
 import sys
@@ -19,11 +20,11 @@ from typing import Any
 
 import trio
 
-from cloakfs import daemon
 from cloakfs.ids import ServerId
 from cloakfs.linux import Credentials, credentials, database, ownfiles
 from cloakfs.linux.libc import NR, syscall
 from cloakfs.tree import calls
+from tests.altered import replace
 
 STRANGER = Credentials(ServerId(61234), ServerId(61234), ())
 
@@ -92,7 +93,7 @@ def alter(path: str) -> None:
     def hook(event: str, arguments: tuple[object, ...]) -> None:
         if audit.is_on and event in EVENTS:
             is_socket = event.startswith("socket.")
-            audit.note(event, arguments[1:] if is_socket else arguments, sys._getframe(1))
+            audit.note(event, arguments[1:] if is_socket else arguments, _caller())
 
     sys.addaudithook(hook)
     for name in SILENT:
@@ -105,28 +106,33 @@ def alter(path: str) -> None:
         opened.set_trace_callback(lambda statement: audit.note("SQL", (statement.split(" ")[0],), None))
         return opened
 
-    setattr(database, "connect", connected)  # noqa: B010  (its type is another one)
+    replace(database, "connect", connected)
 
     run_sync = trio.to_thread.run_sync
 
     def in_thread(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return run_sync(_as_stranger(call), *args, **kwargs)
 
-    setattr(trio.to_thread, "run_sync", in_thread)  # noqa: B010
-    run = daemon._Daemon.run
+    replace(trio.to_thread, "run_sync", in_thread)
+    run = trio.run
 
-    async def begin(self: daemon._Daemon) -> None:
-        setattr(threading.Thread, "run", _as_stranger(threading.Thread.run))  # noqa: B010
-        trio.lowlevel.add_instrument(_Begin())
+    def begin(main: Callable[..., Any], *args: Any) -> Any:
+        replace(threading.Thread, "run", _as_stranger(threading.Thread.run))
         audit.begin()
-        await run(self)
+        return run(main, *args, instruments=[_Begin()])
 
-    setattr(daemon._Daemon, "run", begin)  # noqa: B010
+    replace(trio, "run", begin)
+
+
+def _caller() -> FrameType | None:
+    """Return the frame of the function that called what called this."""
+    here = inspect.currentframe()
+    return here and here.f_back and here.f_back.f_back
 
 
 def _noted(audit: _Audit, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
     def noted(*args: Any, **kwargs: Any) -> Any:
-        audit.note(f"os.{name}", args, sys._getframe(1))
+        audit.note(f"os.{name}", args, _caller())
         return call(*args, **kwargs)
 
     return noted
@@ -134,5 +140,5 @@ def _noted(audit: _Audit, name: str, call: Callable[..., Any]) -> Callable[..., 
 
 def forget_to_switch() -> None:
     """Open the daemon's own files as whoever the thread acts as, as code would that goes round the door."""
-    ownfiles.open_fd = os.open
-    ownfiles.open = builtins.open
+    replace(ownfiles, "open_fd", os.open)
+    replace(ownfiles, "open", builtins.open)

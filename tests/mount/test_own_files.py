@@ -18,7 +18,7 @@ from tests.agents import User, read, write
 from tests.mount import alterations, strangers
 from tests.waiting import wait_until
 
-from .conftest import Mount, daemons_with, run, told
+from .conftest import Mount, daemons_with, run
 
 MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]
@@ -66,8 +66,7 @@ def use(m: Mount, user: MakeUser) -> None:
     ann.do(os.unlink, m.at("ann", "file3"))
     os.rename(m.real("ann", "file4"), m.real("ann", "moved"))
     os.chmod(m.real("ann", "file5"), 0o600)
-    told(m.path)
-    assert "moved" in bob.do(os.listdir, m.at("ann"))
+    wait_until(lambda: "moved" in bob.do(os.listdir, m.at("ann")))
     os.mkdir(m.real("below"))
     subprocess.run(["mount", "-t", "tmpfs", "none", m.real("below")], check=True)
     try:
