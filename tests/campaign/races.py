@@ -101,52 +101,82 @@ def client(top: str, uid: int, seed: str, until: float) -> Counter[str]:
 
 def hostile(top: str, number: int, seed: str, until: float) -> Counter[str]:
     """Make hidden files come and go until then."""
-    chance, count = random.Random(seed), Counter[str]()
-    vault = os.open(os.path.join(top, "vault"), os.O_RDONLY)
-    tree = os.open(top, os.O_RDONLY)
-    files: list[tuple[int, str]] = []  # what is held open, and where it was put; "" in the vault
-
-    def home(index: int) -> bytes:
-        return f"{number}-{index}".encode()
-
-    def is_there(directory: int, name: bytes, fd: int) -> bool:
-        try:
-            return os.path.samestat(os.stat(name, dir_fd=directory, follow_symlinks=False), os.fstat(fd))
-        except FileNotFoundError:
-            return False
-
-    for index in range(8):
-        fd = os.open(home(index), os.O_RDWR | os.O_CREAT, 0o600, dir_fd=vault)
-        os.write(fd, SECRET + home(index))
-        os.fchown(fd, HIDDEN, HIDDEN)
-        files.append((fd, ""))
+    chance = random.Random(seed)
+    files = _Files(top, number, chance)
     while time.monotonic() < until:
-        index = chance.randrange(len(files))
-        fd, where = files[index]
-        if where:
-            name = where.encode()
-            # Another of these processes may have replaced it, or a client's rename moved it.
-            with contextlib.suppress(OSError):
-                linux.renameat2(tree, name, vault, home(index), linux.RENAME_NOREPLACE)
-            if is_there(vault, home(index), fd):
-                files[index] = fd, ""
-            elif os.path.lexists(os.path.join(top, "vault", home(index).decode())):
-                # Not ours: a client's, or another process's, which will miss it.
-                os.rename(home(index), f"found-{number}-{time.monotonic_ns()}", src_dir_fd=vault, dst_dir_fd=vault)
+        index = chance.randrange(len(files.held))
+        if files.held[index][1]:
+            files.take_home(index)
         else:
-            name = chance.choice(NAMES).encode()
             with contextlib.suppress(OSError):
-                if chance.random() < 0.5:
-                    with contextlib.suppress(FileNotFoundError):
-                        if os.stat(name, dir_fd=tree, follow_symlinks=False).st_uid != HIDDEN:
-                            os.rename(name, b"away-" + home(index), src_dir_fd=tree, dst_dir_fd=vault)
-                linux.renameat2(vault, home(index), tree, name, linux.RENAME_NOREPLACE)
-                files[index] = fd, name.decode()
-                count["placed"] += 1
-    for index, (fd, where) in enumerate(files):
-        count["losses"] += os.fstat(fd).st_nlink == 0 or os.pread(fd, 100, 0) != SECRET + home(index)
-        count["moved"] += not is_there(*((tree, where.encode()) if where else (vault, home(index))), fd)
-    return count
+                files.place(index)
+    return files.result()
+
+
+class _Files:
+    """The hidden files of one process.
+
+    Attributes:
+        held: the descriptor of each, and the name in the tree under which it was put; "" in the vault.
+    """
+
+    def __init__(self, top: str, number: int, chance: random.Random) -> None:
+        self._top = top
+        self._number = number
+        self._chance = chance
+        self._placed = 0
+        self._vault = os.open(os.path.join(top, "vault"), os.O_RDONLY)
+        self._tree = os.open(top, os.O_RDONLY)
+        self.held = [(self._make(index), "") for index in range(8)]
+
+    def _make(self, index: int) -> int:
+        fd = os.open(self._home(index), os.O_RDWR | os.O_CREAT, 0o600, dir_fd=self._vault)
+        os.write(fd, SECRET + self._home(index))
+        os.fchown(fd, HIDDEN, HIDDEN)
+        return fd
+
+    def _home(self, index: int) -> bytes:
+        """The name of a file in the vault."""
+        return f"{self._number}-{index}".encode()
+
+    def take_home(self, index: int) -> None:
+        """Move a file back into the vault. Another process may have replaced it, or a client's rename moved it."""
+        fd, where = self.held[index]
+        with contextlib.suppress(OSError):
+            linux.renameat2(self._tree, where.encode(), self._vault, self._home(index), linux.RENAME_NOREPLACE)
+        if _is_there(self._vault, self._home(index), fd):
+            self.held[index] = fd, ""
+        elif os.path.lexists(os.path.join(self._top, "vault", self._home(index).decode())):
+            # Not ours: a client's, or another process's, which will miss it.
+            found = f"found-{self._number}-{time.monotonic_ns()}"
+            os.rename(self._home(index), found, src_dir_fd=self._vault, dst_dir_fd=self._vault)
+
+    def place(self, index: int) -> None:
+        """Give a file a name in the tree, perhaps that of another one."""
+        name = self._chance.choice(NAMES).encode()
+        if self._chance.random() < 0.5:
+            with contextlib.suppress(FileNotFoundError):
+                if os.stat(name, dir_fd=self._tree, follow_symlinks=False).st_uid != HIDDEN:
+                    os.rename(name, b"away-" + self._home(index), src_dir_fd=self._tree, dst_dir_fd=self._vault)
+        linux.renameat2(self._vault, self._home(index), self._tree, name, linux.RENAME_NOREPLACE)
+        self.held[index] = self.held[index][0], name.decode()
+        self._placed += 1
+
+    def result(self) -> Counter[str]:
+        """Count the files that were placed, those that are lost, and those that somebody else has moved."""
+        count = Counter(placed=self._placed)
+        for index, (fd, where) in enumerate(self.held):
+            count["losses"] += os.fstat(fd).st_nlink == 0 or os.pread(fd, 100, 0) != SECRET + self._home(index)
+            place = (self._tree, where.encode()) if where else (self._vault, self._home(index))
+            count["moved"] += not _is_there(*place, fd)
+        return count
+
+
+def _is_there(directory: int, name: bytes, fd: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(name, dir_fd=directory, follow_symlinks=False), os.fstat(fd))
+    except FileNotFoundError:
+        return False
 
 
 def main() -> int:

@@ -232,7 +232,7 @@ EXACT = {"chmod", "chown", "utime", "touch", "setacl", "mkdir", "mkfifo", "symli
 """Operations whose errno is compared: others fail for several reasons at once, and kernels differ in the order."""
 
 
-def perform(top: str, op: Op) -> int:
+def perform(top: str, op: Op) -> int:  # noqa: C901, PLR0912  (a table: one case for each operation)
     """Carry it out below `top`; return the errno, 0 if it succeeded."""
     path, other = os.path.join(top, op.path), os.path.join(top, op.other)
     try:
@@ -577,13 +577,7 @@ def draw(seed: int, kinds: tuple[str, ...], length: int) -> Program:
     policy = draw_policy(chance)
     count = len(callers(policy))
     shift = OFFSET if policy.maps else 0
-    steps: list[Step] = []
-    for path in ("a", "b", "a/a"):
-        op = Op("mkdir", path, mode=0o777)
-        steps += [Step("behind", op=op, as_root=True), Step("behind", op=op._replace(name="chmod"), as_root=True)]
-        if chance.random() < 0.7:
-            owner = chance.choice(USERS)[0]
-            steps.append(Step("behind", op=Op("chown", path, ids=(owner, owner)), as_root=True))
+    steps = draw_beginning(chance)
     slots = 0
     while len(steps) < length:
         sides = chance.choice((("through",), ("through",), ("behind",), ("through", "behind")))
@@ -594,24 +588,41 @@ def draw(seed: int, kinds: tuple[str, ...], length: int) -> Program:
         elif chance.random() < 0.5:
             steps.append(Step("through", chance.randrange(count), Op("create", focus, mode=chance.choice(MODES))))
         for _ in range(chance.choice((1, 1, 2, 3, 6))):
-            by, draws = chance.randrange(count), chance.random()
-            if draws < 0.15:
-                path = chance.choice((focus, focus, "", chance.choice(PATHS)))
-                steps.append(Step("keep", by, Op("", path), slots, chance.choice(list(HOW))))
-                slots += 1
-            elif draws < 0.2 and slots:
-                steps.append(Step("drop", slot=chance.randrange(slots)))
-            elif draws < 0.3 and slots:
-                name = chance.choice(ON_KEPT)
-                op = Op(name, "", chance.choice(NAMES), chance.choice(MODES), data=b"%06x" % chance.randrange(1 << 24))
-                steps.append(Step("kept", op=op._replace(mode=op.mode % 9) if name == "truncate" else op,
-                                  slot=chance.randrange(slots)))  # fmt: skip
-            elif chance.choice(sides) == "through":
-                steps.append(Step("through", by, draw_op(chance, focus, shift=shift)))
-            else:
-                steps.append(Step("behind", by, draw_op(chance, focus), as_root=chance.random() < 0.5))
+            steps.append(draw_step(chance, focus, sides, count, slots, shift))
+            slots += steps[-1].what == "keep"
         steps.append(Step("look"))
     return Program(kind, policy, (*steps, Step("look")))
+
+
+def draw_beginning(chance: random.Random) -> list[Step]:
+    """Return what makes the directories."""
+    steps: list[Step] = []
+    for path in ("a", "b", "a/a"):
+        op = Op("mkdir", path, mode=0o777)
+        steps += [Step("behind", op=op, as_root=True), Step("behind", op=op._replace(name="chmod"), as_root=True)]
+        if chance.random() < 0.7:
+            owner = chance.choice(USERS)[0]
+            steps.append(Step("behind", op=Op("chown", path, ids=(owner, owner)), as_root=True))
+    return steps
+
+
+def draw_step(chance: random.Random, focus: str, sides: tuple[str, ...], count: int, slots: int, shift: int) -> Step:
+    """Return a step near `focus`, by one of `count` callers, of whom `slots` descriptors have been kept."""
+    by, draws = chance.randrange(count), chance.random()
+    if draws < 0.15:
+        path = chance.choice((focus, focus, "", chance.choice(PATHS)))
+        return Step("keep", by, Op("", path), slots, chance.choice(list(HOW)))
+    if draws < 0.2 and slots:
+        return Step("drop", slot=chance.randrange(slots))
+    if draws < 0.3 and slots:
+        name = chance.choice(ON_KEPT)
+        op = Op(name, "", chance.choice(NAMES), chance.choice(MODES), data=b"%06x" % chance.randrange(1 << 24))
+        if name == "truncate":
+            op = op._replace(mode=op.mode % 9)
+        return Step("kept", op=op, slot=chance.randrange(slots))
+    if chance.choice(sides) == "through":
+        return Step("through", by, draw_op(chance, focus, shift=shift))
+    return Step("behind", by, draw_op(chance, focus), as_root=chance.random() < 0.5)
 
 
 def anew(chance: random.Random, path: str, count: int, slot: int) -> list[Step]:

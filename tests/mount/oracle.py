@@ -196,7 +196,7 @@ class Look:
             raise Hidden(last=False, parent=self.root)
         info: os.stat_result | None = top
         parent, name = self.root, ""
-        todo = [part for part in path.split("/") if part not in ("", ".")]
+        todo = _parts(path)
         links = 0
         while todo:
             if info is None or stat.S_ISLNK(info.st_mode):
@@ -205,13 +205,9 @@ class Look:
                 raise NotADirectoryError(errno.ENOTDIR, "on the way")
             parent = os.path.join(parent, name) if name else parent
             name = todo.pop(0)
-            try:
-                info = os.lstat(os.path.join(parent, name))
-            except FileNotFoundError:
-                info = None
-                if todo:
-                    raise
-                break
+            info = _lstat(os.path.join(parent, name))
+            if info is None:
+                continue
             if not self.rules.shows(self.who, info):
                 raise Hidden(not todo, parent)
             if stat.S_ISLNK(info.st_mode) and (todo or follow):
@@ -220,8 +216,7 @@ class Look:
                     raise OSError(errno.ELOOP, "loop")
                 if PROTECTED_SYMLINKS and self._is_protected(os.lstat(parent), info):
                     raise Protected
-                target = os.readlink(os.path.join(parent, name))
-                todo = [part for part in target.split("/") if part not in ("", ".")] + todo
+                todo = _parts(os.readlink(os.path.join(parent, name))) + todo
                 name, info = "", os.lstat(parent)
         return Place(parent, name, info)
 
@@ -383,7 +378,19 @@ def _rename(look: Look, request: Request) -> Verdict:
     return error, frozenset(also - {0})
 
 
-def perform(root: str, request: Request) -> object:
+def _lstat(path: str) -> os.stat_result | None:
+    """Return what is there; None if nothing is."""
+    try:
+        return os.lstat(path)
+    except FileNotFoundError:
+        return None
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part not in ("", ".")]
+
+
+def perform(root: str, request: Request) -> object:  # noqa: C901, PLR0912  (a table: one case for each operation)
     """Carry a request out below `root`; the result is what has to be the same on both trees."""
     path = os.path.join(root, request.path)
     match request.name:
