@@ -1,4 +1,4 @@
-"""Functions that the linter's counters find too long: a list that only shrinks."""
+"""Functions that the linter's counters find too long, by branches, statements or returns: a list that only shrinks."""
 
 import json
 import os
@@ -19,6 +19,7 @@ TOO_LONG = {
     "cloakfs/filesystem/names.py": {"_make_named", "lookup", "rename"},
     "cloakfs/filesystem/remember.py": {"is_public"},
     "cloakfs/filesystem/request.py": {"answers", "guarded"},
+    "cloakfs/filesystem/trace.py": {"_asked"},
     "cloakfs/tree/door.py": {"visible"},
     "cloakfs/tree/index.py": {"object"},
     "tests/mount/test_faults.py": {"test_each_task_with_each_fault"},
@@ -36,7 +37,8 @@ def too_long() -> dict[str, set[str]]:
     """The functions that the counters find, whatever pyproject.toml leaves out, but without those with a `noqa`."""
     ruff = subprocess.run(
         [os.path.join(os.path.dirname(sys.executable), "ruff"), "check", "--isolated", "--no-cache", "--exit-zero",
-         "--select=C901,PLR0912,PLR0915", "--config=lint.mccabe.max-complexity=10", "--output-format=json",
+         "--select=C901,PLR0911,PLR0912,PLR0915", "--output-format=json",
+         "--config=lint.mccabe.max-complexity=10", "--config=lint.pylint.max-returns=8",
          "bench", "cli", "cloakfs", "examples", "package", "tests"],
         cwd=TOP, capture_output=True, text=True, check=True,
     )  # fmt: skip
