@@ -65,69 +65,108 @@ STEPS = st.lists(
 )
 
 
+class Recorded:
+    """An index on a disk that can be full, and what it has given.
+
+    Attributes:
+        given: the handle of each number.
+        views: the number of each view.
+        removed: the handles of objects that were removed.
+    """
+
+    def __init__(self, path: str, *, behind: bool) -> None:
+        self.given: dict[int, bytes] = {}
+        self.views: dict[str, int] = {}
+        self.removed: set[bytes] = set()
+        self._behind = behind
+        self._index = Index(path, behind=behind)
+        self._index.claim(1, b"\1\0\0\0root")
+        self._index._db = self._disk = Failing(self._index._db)  # type: ignore[assignment]
+
+    def object(self, which: int) -> None:
+        if handle_of(which) not in self.removed:
+            self._note(self._index.object(handle_of(which), 1, b"name"), handle_of(which))
+
+    def made(self, which: int) -> None:
+        if handle_of(which) not in {*self.removed, *self.given.values()}:
+            number = self._index.made(handle_of(which), 1, b"name")
+            if number is not None:
+                self._note(number, handle_of(which))
+
+    def batch(self, which: list[int]) -> None:
+        new = {}
+        with self._index.batch():
+            for handle in map(handle_of, which):
+                if handle not in self.removed:
+                    with contextlib.suppress(Unstored):
+                        new[self._index.object(handle, 1, b"name")] = handle
+        for number, handle in new.items():
+            self._note(number, handle)
+
+    def moved(self, which: int) -> None:
+        if self.given:
+            self._index.moved(self._one_of(which), which, b"moved")
+
+    def remove(self, which: int) -> None:
+        if self.given and self.given[self._one_of(which)] not in self.removed:
+            self.removed.add(self.given[self._one_of(which)])
+            self._index.remove(self._one_of(which))
+
+    def view(self, which: int) -> None:
+        label = str(which)
+        assert self.views.setdefault(label, self._index.view(label)) == self._index.view(label)
+
+    def commit(self, _: int) -> None:
+        self._index.commit()
+
+    def room(self, _: int) -> None:
+        self._index.require_room()
+        assert self._behind or self._index.trouble is None
+
+    def full(self, which: int) -> None:
+        """Let the disk be full after some writes, or have room again."""
+        self._disk.left = which if self._disk.left is None else None
+
+    def _one_of(self, which: int) -> int:
+        return sorted(self.given)[which % len(self.given)]
+
+    def _note(self, number: int, handle: bytes) -> None:
+        assert self.given.setdefault(number, handle) == handle
+        assert list(self.given.values()).count(handle) == 1 or handle in self.removed
+
+    def alive(self) -> dict[int, bytes]:
+        return {number: handle for number, handle in self.given.items() if handle not in self.removed}
+
+    def check(self) -> None:
+        for number, handle in self.alive().items():
+            found = self._index.find(number)
+            assert found is not None
+            assert found[0] == handle
+
+    def close(self) -> None:
+        """Close the index; what is stored only then has room."""
+        if self._behind:
+            self._disk.left = None
+        self._index.close()
+
+
+def handle_of(which: int) -> bytes:
+    return b"\1\0\0\0handle %d" % which
+
+
 @example([("full", 1), ("batch", [0, 1])], False)  # in the middle of a batch
 @given(STEPS, st.booleans())
 def test_what_was_given_stays_given_whenever_the_disk_is_full(steps: list[tuple[str, Any]], behind: bool) -> None:
     """Each number names one object for ever; what is not `behind` names it after the end of the process, too."""
-    given: dict[int, bytes] = {}  # number -> handle
-    views: dict[str, int] = {}
-    removed: set[bytes] = set()
-
-    def note(number: int, handle: bytes) -> None:
-        assert given.setdefault(number, handle) == handle
-        assert list(given.values()).count(handle) == 1 or handle in removed
-
     with tempfile.TemporaryDirectory() as place:
-        index = Index(f"{place}/i", behind=behind)
-        index.claim(1, b"\1\0\0\0root")
-        index._db = failing = Failing(index._db)  # type: ignore[assignment]
+        recorded = Recorded(f"{place}/i", behind=behind)
         for what, which in steps:
             with contextlib.suppress(Unstored):
-                match what:
-                    case "object" | "made":
-                        handle = b"\1\0\0\0handle %d" % which
-                        if handle not in removed and (what == "object" or handle not in given.values()):
-                            call = index.object if what == "object" else index.made
-                            number = call(handle, 1, b"name")
-                            if number is not None:
-                                note(number, handle)
-                    case "batch":
-                        handles = [b"\1\0\0\0handle %d" % one for one in which]
-                        new = {}
-                        with index.batch():
-                            for handle in handles:
-                                if handle not in removed:
-                                    with contextlib.suppress(Unstored):
-                                        new[index.object(handle, 1, b"name")] = handle
-                        for number, handle in new.items():
-                            note(number, handle)
-                    case "moved" | "remove" if given:
-                        number = sorted(given)[which % len(given)]
-                        if what == "moved":
-                            index.moved(number, which, b"moved")
-                        elif given[number] not in removed:
-                            removed.add(given[number])
-                            index.remove(number)
-                    case "view":
-                        assert views.setdefault(str(which), index.view(str(which))) == index.view(str(which))
-                    case "commit":
-                        index.commit()
-                    case "room":
-                        index.require_room()
-                        assert behind or index.trouble is None
-                    case "full":
-                        failing.left = which if failing.left is None else None
-            for number, handle in given.items():
-                if handle not in removed:
-                    found = index.find(number)
-                    assert found is not None
-                    assert found[0] == handle
-        if behind:
-            failing.left = None
-        index.close()
+                getattr(recorded, what)(which)
+            recorded.check()
+        recorded.close()
         with contextlib.closing(Index(f"{place}/i")) as index:
-            assert [index.object(handle, 1, b"name") for handle in given.values() if handle not in removed] == [
-                number for number, handle in given.items() if handle not in removed
-            ]
-            assert all(index.view(label) == number for label, number in views.items())
-            assert index.object(b"\1\0\0\0another", 1, b"name") not in given
+            alive = recorded.alive()
+            assert [index.object(handle, 1, b"name") for handle in alive.values()] == list(alive)
+            assert all(index.view(label) == number for label, number in recorded.views.items())
+            assert index.object(b"\1\0\0\0another", 1, b"name") not in recorded.given

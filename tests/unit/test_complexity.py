@@ -29,7 +29,6 @@ TOO_LONG = {
     },
     "tests/mount/test_watch.py": {"table"},
     "tests/nfs/test_ganesha_process.py": {"test_clients_claim_what_they_have_locked"},
-    "tests/property/test_index_laws.py": {"test_what_was_given_stays_given_whenever_the_disk_is_full"},
 }
 
 
