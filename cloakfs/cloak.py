@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from .columns import Columns
@@ -152,6 +153,10 @@ class _Table:
         return () if at < 0 else (self.defs[at],)
 
 
+# In which column `CloakDefs` has the group bits of the masks.
+_GROUP_BITS = 3
+
+
 class CloakDefs(Columns[CloakDef]):
     """Definitions of a ``cloak_list`` in order, with the tables that were made of them."""
 
@@ -188,6 +193,26 @@ def packed(definitions: Sequence[CloakDef]) -> CloakDefs:
     return definitions if isinstance(definitions, CloakDefs) else CloakDefs(definitions)
 
 
+def _selected(uids: _Table, gids: _Table, file_uid: ServerId, file_gid: ServerId) -> tuple[CloakDef, ...]:
+    return uids.find(file_uid) + gids.find(file_gid)
+
+
+def _condition(
+    uids: _Table, gids: _Table, exempt: frozenset[ServerId], mode: int, file_uid: ServerId, file_gid: ServerId
+) -> Condition:
+    masks = [definition.mask for definition in _selected(uids, gids, file_uid, file_gid)]
+    return Condition(
+        file_uid,
+        file_gid,
+        in_group=all(mask.hit(mode, True) == mask.show for mask in masks),
+        outside=all(mask.hit(mode, False) == mask.show for mask in masks),
+        exempt=exempt,
+    )
+
+
+_NO_ID = ServerId(-1)  # of nobody
+
+
 class CloakList:
     """The ``cloak_list`` of an export [SZ §2.2].
 
@@ -195,7 +220,7 @@ class CloakList:
     if all of these (at most two) say so. Its owner always sees it, and so do callers whose uid is exempt.
     """
 
-    __slots__ = ("_conditions", "_gids", "_uids", "exempt", "hides")
+    __slots__ = ("_gids", "_uids", "condition", "exempt", "hides", "minds_groups", "of_nothing")
 
     def __init__(
         self,
@@ -210,13 +235,21 @@ class CloakList:
         self.exempt = frozenset(exempt)
         """The uids of callers from whom nothing is hidden."""
         columns = packed(defs)
+        self.minds_groups = any(columns.columns[_GROUP_BITS])
+        """Whether there may be files of which it takes a caller's groups to say whether that caller sees them."""
         self._uids = columns.table("uid", nobody_uid)
         self._gids = columns.table("gid", nobody_gid)
-        self._conditions: dict[tuple[int, ServerId, ServerId], Condition] = {}
+        self.of_nothing = Condition(_NO_ID, _NO_ID, in_group=self.minds_groups, outside=False)
+        """Nobody sees what is not there. To find that out takes as long as for a file that is hidden."""
+        # The cache refers to the tables and not to this object: in a circle, both would live until somebody looks.
+        self.condition: Callable[[int, ServerId, ServerId], Condition] = lru_cache(_MOST_CONDITIONS)(
+            partial(_condition, self._uids, self._gids, self.exempt)
+        )
+        """Returns who sees a file with this st_mode, owner and group."""
 
     def selected(self, file_uid: ServerId, file_gid: ServerId) -> tuple[CloakDef, ...]:
         """Return the definitions, at most one of each kind, that judge a file of this owner and group."""
-        return self._uids.find(file_uid) + self._gids.find(file_gid)
+        return _selected(self._uids, self._gids, file_uid, file_gid)
 
     def visible(
         self, mode: int, file_uid: ServerId, file_gid: ServerId, caller_uid: ServerId, caller_gids: Container[ServerId]
@@ -226,24 +259,6 @@ class CloakList:
         caller_gids are the caller's primary and supplementary groups.
         """
         return self.condition(mode, file_uid, file_gid).admits(caller_uid, caller_gids.__contains__)
-
-    def condition(self, mode: int, file_uid: ServerId, file_gid: ServerId) -> Condition:
-        """Return who sees a file with this st_mode, owner and group."""
-        key = (mode, file_uid, file_gid)
-        condition = self._conditions.get(key)
-        if condition is None:
-            masks = [definition.mask for definition in self.selected(file_uid, file_gid)]
-            condition = Condition(
-                file_uid,
-                file_gid,
-                in_group=all(mask.hit(mode, True) == mask.show for mask in masks),
-                outside=all(mask.hit(mode, False) == mask.show for mask in masks),
-                exempt=self.exempt,
-            )
-            if len(self._conditions) >= _MOST_CONDITIONS:
-                self._conditions.clear()
-            self._conditions[key] = condition
-        return condition
 
     def judge(
         self, mode: int, file_uid: ServerId, file_gid: ServerId, caller_uid: ServerId, caller_gids: Container[ServerId]

@@ -236,11 +236,11 @@ class Attributes(Names, Core):
             calls.truncate(at.credentials, at.fd, 0)  # which fails, with the right error
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         try:
-            return self._with_descriptor(calls.open, at.credentials, at.fd, os.O_WRONLY)
+            return self.nodes.with_descriptor(calls.open, at.credentials, at.fd, os.O_WRONLY)
         except PermissionError:
             if not self._has_nfs_right(at, os.O_WRONLY):
                 raise
-            return self._with_descriptor(calls.open, linux.ROOT, at.fd, os.O_WRONLY)
+            return self.nodes.with_descriptor(calls.open, linux.ROOT, at.fd, os.O_WRONLY)
 
     def _owner(self, at: Request, client_uid: ClientId) -> ServerId:
         uid = at.view.server_id("uid", client_uid)

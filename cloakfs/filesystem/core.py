@@ -6,7 +6,6 @@ import os
 import stat
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -30,12 +29,11 @@ from ..tree import calls
 from ..tree.door import (
     INSIDER,
     Door,
+    Sight,
     Subject,
-    everybody_may,
-    has_waited,
     sees,
-    surely_may,
 )
+from ..tree.find import Finder
 from ..tree.nodes import Nodes
 from ..tree.notes import noting
 from ..tree.objects import ALL, NOBODY, ROOT, Object, Stale
@@ -71,23 +69,6 @@ _MOST_LOOKS = 100
 
 # How often to begin again with a long way on which directories change meanwhile.
 _MOST_APPROACHES = 20
-
-
-class HiddenName(FileNotFoundError):
-    """There is an entry of that name, and it is hidden from the caller, who must not notice the difference."""
-
-    def __init__(self) -> None:
-        super().__init__(errno.ENOENT, os.strerror(errno.ENOENT))
-
-
-class Missing(Enum):
-    """Why a name leads nowhere. To return it takes less time than to raise it, which each absent name would pay for."""
-
-    ABSENT = False
-    HIDDEN = True
-
-
-ABSENT, HIDDEN = Missing  # by these names they are found in no time (enum.EnumType looks for `Missing.ABSENT`)
 
 
 class Near(NamedTuple):
@@ -196,12 +177,20 @@ class Core(pyfuse3.Operations):
             on_change=self.recalls.changed if mode.knfsd else lambda _: None,
             tuning=tuning,
         )
+        self.finder = Finder(nodes, self._has_hidden)
+        self.find = self.finder.find
         self.replies = Replies(nodes, self.cache, self.requests.counters, mode)
         # Remote mounts that were asked and have not answered yet.
         self._asking: dict[tuple[int, bytes], trio.Event] = {}
 
     def _forget_attributes(self, obj: Object) -> None:
         self.cache.forget_attributes(obj)
+
+    def _has_hidden(self, info: linux.Stat, obj: Object | None) -> None:
+        """Note that a caller asked for a name that is hidden from it, with the stat, and the object if it is known."""
+        self.requests.counters.hidden_names += 1
+        if stat.S_ISDIR(info.st_mode):
+            self.repair.refused(obj)
 
     def _switch_trace(self, on: bool) -> None:
         """Have each request traced if somebody wants that, or if it is to be logged (`mount --debug`)."""
@@ -254,20 +243,21 @@ class Core(pyfuse3.Operations):
             self.cache.tell(number, obj, hearer)  # who asks evidently was told, or was handed it
         fd = self.nodes.fd(obj)
         info = obj.filesystem.stat(fd)
+        has_acl = None
         if view.hides and not self.cache.is_known_to_all(number, obj):
             try:
-                is_hidden = (
-                    not (
-                        # While no change is reported, all above is as it was when the kernel was told: `audience`.
-                        obj.private
-                        and self.door.passages.is_up_to_date()
-                        and self.cache.is_known_to(number, obj, hearer)
-                        and sees(view, who, obj.name, info, fd)
-                    )
-                    and not self._is_visible(view, who, obj, info, near)
-                    and not has_open
-                    and not (or_open and self.files.has_open(who, obj))
-                )
+                if (
+                    # While no change is reported, all above is as it was when the kernel was told: `audience`.
+                    obj.private
+                    and self.door.passages.is_up_to_date()
+                    and self.cache.is_known_to(number, obj, hearer)
+                    and sees(view, who, obj.name, info, fd)
+                ):
+                    is_hidden = False
+                else:
+                    sight = self._look_at(view, who, obj, info, near)
+                    has_acl = False if sight is Sight.SEEN_WITHOUT_ACL else None
+                    is_hidden = sight is Sight.HIDDEN and not (has_open or (or_open and self.files.has_open(who, obj)))
             except Far:
                 near = await self._approach(obj, inode, ctx, near, for_attributes=for_attributes)
                 return await self._enter(
@@ -289,21 +279,21 @@ class Core(pyfuse3.Operations):
             await self.cache.forgotten(below)
             return await self._enter(inode, ctx, or_open=or_open, has_open=has_open, for_attributes=for_attributes)
         asker = self.callers.asker(view, who, ctx) if self.knfsd else None
-        return Request(number, view, who, obj, fd, info, hearer, asker)
+        return Request(number, view, who, obj, fd, info, hearer, asker, has_acl=has_acl)
 
     def _is_outside(self, view: View, who: Subject, obj: Object) -> bool:
         """Whether the object was moved out of the tree, if the door does not ask where it is."""
         return not view.judges and who is not INSIDER and not self.nodes.is_in_tree(obj)
 
-    def _is_visible(self, view: View, who: Subject, obj: Object, info: linux.Stat, near: Near | None) -> bool:
+    def _look_at(self, view: View, who: Subject, obj: Object, info: linux.Stat, near: Near | None) -> Sight:
         """Ask the door, with what `_approach` has found, if that still holds.
 
         Raises:
             Far: see `Door.visible`.
         """
         if near is None or near.view is not view or near.uid != who.uid:
-            return self.door.visible(view, who, obj, info)
-        return self.door.visible(view, who, obj, info, near.known)
+            return self.door.look(view, who, obj, info)
+        return self.door.look(view, who, obj, info, near.known)
 
     async def _approach(
         self, obj: Object, inode: InodeT, ctx: RequestContext, before: Near | None, *, for_attributes: bool = False
@@ -406,11 +396,11 @@ class Core(pyfuse3.Operations):
             if above:
                 async with self.turns.alone(uid):  # a part takes many descriptors
                     for part in above:
-                        look = self._with_descriptor(self.nodes.look, obj, None, part)
+                        look = self.nodes.with_descriptor(self.nodes.look, obj, None, part)
                         found = await trio.to_thread.run_sync(look, abandon_on_cancel=True)
                         has_moved |= self.nodes.looked(found)
                         there |= found.there
-            look = self._with_descriptor(self.nodes.look, obj, name, near)
+            look = self.nodes.with_descriptor(self.nodes.look, obj, name, near)
             if asking is not None:
                 look = asking.after(look, obj, self.nodes.root)
             found = await trio.to_thread.run_sync(look, abandon_on_cancel=True)
@@ -427,25 +417,21 @@ class Core(pyfuse3.Operations):
         In the session loop, `call` may raise BlockingIOError instead of waiting; a thread then calls it. Go on with
         `_again`.
         """
-        filesystem = at.obj.filesystem
         if not self.nodes.waits(at.obj):
-            began = filesystem.begin()
             try:
-                return call(at, *args)
+                return at.obj.filesystem.timed(call, at, *args)
             except BlockingIOError:
                 pass
-            finally:
-                filesystem.took(began)
         who = at.who.found()  # only this thread may find out the groups
         try:
             return await self._do_in_thread(at._replace(who=who), call, *args)
         except OSError as exc:
-            if not self._frees_descriptors(exc):
+            if not self.nodes.makes_room(exc):
                 raise
             return await self._do_in_thread(at._replace(who=who, fd=self.nodes.fd(at.obj)), call, *args)
 
     async def _do_in_thread(self, at: Request, call: Callable[..., _T], *args: Any) -> _T:
-        own = at._replace(fd=self._with_descriptor(calls.dup, at.fd))
+        own = at._replace(fd=self.nodes.with_descriptor(calls.dup, at.fd), in_thread=True)
 
         def work() -> _T:
             try:
@@ -453,18 +439,15 @@ class Core(pyfuse3.Operations):
             finally:
                 calls.close(own.fd)
 
-        try:
-            return await trio.to_thread.run_sync(work, abandon_on_cancel=True)
-        finally:
-            has_waited()
+        return await trio.to_thread.run_sync(work, abandon_on_cancel=True)
 
     async def _again(self, at: Request, inode: InodeT, ctx: RequestContext) -> Request:
         """Return how to go on after an await: the policy may be new, the descriptor another, and the object changed."""
         if self.views.get(at.number) is at.view:
             fd, filesystem = self.nodes.fd(at.obj), at.obj.filesystem
             if filesystem.slow_until > 0 or filesystem.by_threads:  # a thread may have been waited for
-                return at._replace(fd=fd, info=filesystem.stat(fd))
-            return at if fd == at.fd else at._replace(fd=fd)
+                return at._replace(fd=fd, info=filesystem.stat(fd), has_acl=None)
+            return at if fd == at.fd and at.has_acl is None else at._replace(fd=fd, has_acl=None)
         return await self._enter(inode, ctx)
 
     async def _again_asked(
@@ -517,56 +500,51 @@ class Core(pyfuse3.Operations):
     def _made_below(below: "Below", at: Request) -> tuple[ServerId, ServerId]:
         return below.makes(at.credentials, at.fd)
 
-    def _find(self, at: Request, name: bytes) -> tuple[int, linux.Stat]:
-        """Open (O_PATH) and stat the entry `name` of the directory, as the caller.
+    async def _open_late(
+        self, at: Request, name: bytes, inode: InodeT, ctx: RequestContext
+    ) -> tuple[Request, int, linux.Stat | None]:
+        """Open (O_PATH) the entry `name` of the directory, as the caller, in a thread where that may have to wait.
+
+        Returns:
+            how to go on (`_again`), the descriptor, and its stat; None if it is hidden, and the descriptor closed.
 
         Raises:
-            FileNotFoundError: there is no such entry, or it is hidden from this caller (`HiddenName`).
-            PermissionError: it must not be looked into (`Nodes.stat`).
+            OSError: there is no such entry, or it must not be looked into (`Nodes.stat`).
         """
-        fd = self._open_named(at, name)
-        return fd, self._judge(at, name, fd)
-
-    async def _find_late(
-        self, at: Request, name: bytes, inode: InodeT, ctx: RequestContext
-    ) -> tuple[Request, int, linux.Stat]:
-        """Do what `_find` does, in a thread where that may have to wait; also return how to go on (`_again`)."""
         if not self.nodes.waits(at.obj):
-            return at, *self._find(at, name)
+            fd = self._open_named(at, name)
+            return at, fd, self.finder.judge(at, name, fd)
         fd, answers = await self._do(at, partial(self._open_and_ask, name=name))
         if not self.nodes.is_name_remote(at.obj, name):
             # It is in memory now. Changes may have been reported meanwhile, and what the kernel is to remember must
             # have been found after them.
             calls.close(fd)
             at = await self._again(at, inode, ctx)
-            return at, *self._find(at, name)
+            fd = self._open_named(at, name)
+            return at, fd, self.finder.judge(at, name, fd)
         try:
             at = await self._again_asked(at, fd, inode, ctx, answers)
         except BaseException:
             calls.close(fd)
             raise
-        return at._replace(has_searched=True), fd, self._judge(at, name, fd)
+        return at._replace(has_searched=True), fd, self.finder.judge(at, name, fd)
 
-    @staticmethod
-    def _credentials_for(at: Request, bits: int) -> linux.Credentials:
-        """Return as whom to make a call that needs only `bits` on the object: if the caller surely may, not as it.
+    async def _open_seen(
+        self, at: Request, name: bytes, inode: InodeT, ctx: RequestContext
+    ) -> tuple[Request, int, linux.Stat]:
+        """Do what `_open_late` does for a name that the caller has to know.
 
-        Acting as the caller takes its groups, which are not cheap to find out. Nor is it cheap to switch, so the thread
-        goes on acting as whoever it made its last call for, if that one may as well. By the time that a thread makes
-        the call, `at` may be outdated, so there the kernel decides.
+        Raises:
+            FileNotFoundError: there is no such entry, or it is hidden.
         """
-        who, obj, fd, info = at.who, at.obj, at.fd, at.info
-        if not linux.in_main_thread():
-            return at.credentials
-        if everybody_may(bits, obj, fd, info):
-            return linux.ANYBODY
-        if surely_may(who, bits, obj, fd, info):
-            return linux.ANYBODY if linux.acts_as(who.uid, who.gid) else linux.ROOT
-        return at.credentials
+        at, fd, info = await self._open_late(at, name, inode, ctx)
+        if info is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return at, fd, info
 
     def _open_named(self, at: Request, name: bytes) -> int:
         """Open (O_PATH) the entry `name` of the directory, as the caller; it has yet to be judged."""
-        return self._open_as(self._credentials_for(at, os.X_OK), at.fd, name)
+        return self.finder.open(at.to(os.X_OK), at.fd, name)
 
     def _open_and_ask(self, at: Request, name: bytes) -> tuple[int, Answers | None]:
         """In a thread: do the same, and also return what the mount below says about it."""
@@ -577,83 +555,18 @@ class Core(pyfuse3.Operations):
             calls.close(fd)
             raise
 
-    def _open_as(self, who: linux.Credentials, directory: int, name: bytes) -> int:
-        """Open (O_PATH) the entry `name` of a directory, as `who`; it has yet to be judged."""
-        fd = self._with_descriptor(calls.find, who, directory, name)
-        try:
-            self.nodes.ask(who, fd)
-        except BaseException:
-            calls.close(fd)
-            raise
-        return fd
-
-    def _judge(self, at: Request, name: bytes, fd: int) -> linux.Stat:
-        """Return the stat of the entry `name`, which `fd` refers to.
-
-        Raises:
-            HiddenName: the caller may not see it; `fd` is closed, as on any error.
-        """
-        try:
-            info = self.nodes.stat(fd)
-            if sees(at.view, at.who, name, info, fd):
-                return info
-            self.requests.counters.hidden_names += 1
-            if stat.S_ISDIR(info.st_mode) and linux.in_main_thread():
-                self.repair.refused(self.nodes.known(fd, at.obj))
-        except BaseException:
-            calls.close(fd)
-            raise
-        calls.close(fd)
-        raise HiddenName
-
-    def _known_at(self, at: Request, name: bytes) -> tuple[Object, linux.Stat] | Missing | None:
-        """Return the entry `name` of the directory, with its stat; None if the kernel may not know it yet."""
-        who = self._credentials_for(at, os.X_OK)
-        filesystem = at.obj.filesystem
-        began = filesystem.begin()
-        try:
-            found = calls.statx_if_there(who, at.fd, name)
-        finally:
-            filesystem.took(began)
-        if found is None:
-            return ABSENT
-        info = found[0]
-        obj = self.nodes.at_place(at.obj, name, info)
-        if obj is None:
-            return None
-        if sees(at.view, at.who, name, info, obj.fd):
-            return obj, info
-        self.requests.counters.hidden_names += 1
-        if stat.S_ISDIR(info.st_mode):
-            self.repair.refused(obj)
-        return HIDDEN
-
     def _is_hidden(self, at: Request, name: bytes) -> bool:
         """Whether there is an entry `name` that the caller may not know of."""
         if not at.view.hides or at.who is INSIDER:
             return False
         try:
-            fd = self._open_as(linux.ROOT, at.fd, name)
+            fd = self.finder.open(linux.ROOT, at.fd, name)
         except OSError:
             return False
         try:
             return not sees(at.view, at.who, name, self.nodes.stat(fd), fd)
         finally:
             calls.close(fd)
-
-    def _with_descriptor(self, call: Callable[..., _T], *args: Any) -> _T:
-        """Make a call that needs a descriptor. If there are too many, close some and try once more."""
-        try:
-            return call(*args)
-        except OSError as exc:
-            # Only the session loop knows which descriptors are in use.
-            if not linux.in_main_thread() or not self._frees_descriptors(exc):
-                raise
-            return call(*args)
-
-    def _frees_descriptors(self, exc: OSError) -> bool:
-        """Whether the call is worth another try: it failed for too many descriptors, and some have now been closed."""
-        return exc.errno in (errno.EMFILE, errno.ENFILE) and self.nodes.shed() > 0
 
     def _has_nfs_right(self, at: Request, flags: int) -> bool:
         """Whether an open that the mode forbids is one that NFS allows. Only the kernel's server is trusted with it.
@@ -689,7 +602,7 @@ class Core(pyfuse3.Operations):
         """
         if not self.ganesha or ctx.uid != 0:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        fd = self._with_descriptor(calls.dup, at.fd)
+        fd = self.nodes.with_descriptor(calls.dup, at.fd)
         if stat.S_ISDIR(at.info.st_mode):
             self.files.opened_directory(fd, at)
         else:

@@ -16,7 +16,7 @@ from pyfuse3 import EntryAttributes, FileHandleT, InodeT, ReaddirToken, RequestC
 from .. import linux
 from ..ids import ClientId
 from ..tree import calls
-from ..tree.door import INSIDER, sees
+from ..tree.door import INSIDER, Sight, sees
 from ..tree.index import Unstored
 from ..tree.knownmounts import TooSoon
 from ..tree.nodes import Nodes
@@ -125,9 +125,7 @@ class Directories(Names):
         return fh
 
     def _open_directory(self, at: Request) -> int:
-        return self._with_descriptor(
-            calls.open, self._credentials_for(at, os.R_OK), at.fd, os.O_RDONLY | os.O_DIRECTORY
-        )
+        return self.nodes.with_descriptor(calls.open, at.to(os.R_OK), at.fd, os.O_RDONLY | os.O_DIRECTORY)
 
     @answers
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
@@ -239,7 +237,7 @@ class Directories(Names):
         except OSError as exc:
             # It may have read names before it failed.
             calls.lseek(fh, directory.pending[-1][1] if directory.pending else max(directory.cookie, 0), os.SEEK_SET)
-            if not self._frees_descriptors(exc):
+            if not self.nodes.makes_room(exc):
                 raise
             names, found = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
         directory.found |= found
@@ -269,7 +267,7 @@ class Directories(Names):
         return names, found
 
     def _open_to_list(self, fh: int, name: bytes) -> int:
-        return self._open_as(linux.ROOT, fh, name)
+        return self.finder.open(linux.ROOT, fh, name)
 
     async def _answers(self, obj: Object, name: bytes) -> bool:
         """Whether what is mounted at `name` answers within a moment: no listing may have to wait for it."""
@@ -315,7 +313,7 @@ class Directories(Names):
             self.cache.tell(number, obj, hearer)
         info = obj.filesystem.stat(fh)
         try:
-            is_hidden = view.hides and not self._is_visible(view, who, obj, info, near)
+            is_hidden = view.hides and self._look_at(view, who, obj, info, near) is Sight.HIDDEN
         except Far:
             near = await self._approach(obj, self._nodeid(directory), ctx, near)
             return await self._tell(fh, directory, reply, ctx, near)
@@ -449,7 +447,7 @@ class Directories(Names):
         # The right to list is enough for names; before anybody gets attributes, they are asked for again.
         if at.obj.filesystem.remote:
             found = directory.found.get(name, -1)  # which stays until the entry has been reported
-            return self._entry_found(at, name, self._with_descriptor(calls.dup, found)) if found >= 0 else None
+            return self._entry_found(at, name, self.nodes.with_descriptor(calls.dup, found)) if found >= 0 else None
         try:
             info, _ = calls.statx(linux.ROOT, at.fd, name)
             obj = self.nodes.at_place(at.obj, name, info)
@@ -458,7 +456,7 @@ class Directories(Names):
                     return self._shown(at, name, obj, info)
                 self.requests.counters.hidden_entries += 1
                 return None
-            fd = self._with_descriptor(calls.find, linux.ROOT, at.fd, name)
+            fd = self.nodes.with_descriptor(calls.find, linux.ROOT, at.fd, name)
         except OSError as exc:
             if exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
                 raise

@@ -15,13 +15,14 @@ from .. import linux
 from ..ids import ClientId
 from ..kernelcache.policy import BRIEF_SECONDS
 from ..tree import calls
-from ..tree.door import INSIDER, note_unmade, sees, sees_made, surely_may
+from ..tree.door import INSIDER, note_unmade, sees, sees_made
+from ..tree.find import ABSENT, HIDDEN, Found, Missing
 from ..tree.index import Unstored
 from ..tree.knownmounts import TooSoon
 from ..tree.objects import ROOT, Directory, Object, Stale
 from ..tree.request import Request
 from . import exactly
-from .core import ABSENT, HIDDEN, Core, HiddenName, Missing
+from .core import Core
 from .data import open_again, reopen_flags
 from .request import answers
 from .xattrs import CAPABILITY
@@ -44,23 +45,13 @@ _Remove = Callable[[linux.Credentials, int, bytes], None]  # `calls.unlink` or `
 
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
+# How it ends if something has a name already that a request would make.
+_TAKEN = (FileExistsError, FUSEError)
+
+_NO_NAME = b""  # nothing has this name
+
 # How often to look again at a name on which something is mounted.
 _TRIES = 20
-
-
-def _without_groups(at: Request) -> linux.Credentials:
-    """Return as whom to change a directory where only the right to do so counts: see `_remover` and `_creator`.
-
-    That is the caller, but without its groups, which are not cheap to find out, if it surely may (`surely_may`). By the
-    time that a thread makes the call, `at` may be outdated, so there the groups count.
-    """
-    who = at.who
-    if linux.in_main_thread() and surely_may(who, os.W_OK | os.X_OK, at.obj, at.fd, at.info):
-        return linux.Credentials(who.uid, who.gid, (), who.lacks)
-    return at.credentials
-
-
-_remover = _without_groups  # groups play no part in what else the kernel checks: a sticky directory is about uids alone
 
 
 def _creator(at: Request, mode: int) -> linux.Credentials:
@@ -71,7 +62,19 @@ def _creator(at: Request, mode: int) -> linux.Credentials:
     """
     if at.obj.filesystem.reserves_for_groups or (mode | at.info.st_mode) & stat.S_ISGID:
         return at.credentials
-    return _without_groups(at)
+    return at.to_change_names()
+
+
+def _mover(old: Request, new: Request, info: linux.Stat) -> linux.Credentials:
+    """Return as whom to rename what has this stat: as the caller, without its groups if they play no part.
+
+    They do for a directory that goes to another one, since its own ".." changes.
+    """
+    is_far = new.obj is not old.obj
+    if new.in_thread or (is_far and stat.S_ISDIR(info.st_mode)) or new.obj.filesystem.reserves_for_groups:
+        return new.credentials
+    who = old.to_change_names()
+    return new.to_change_names() if is_far and not who.groups else who
 
 
 def _alone_may_change(at: Request) -> bool:
@@ -81,7 +84,7 @@ def _alone_may_change(at: Request) -> bool:
     in between two system calls is then the doing of those who can do the same to any file in it.
     """
     return (
-        linux.in_main_thread()
+        not at.in_thread
         and at.who.uid == at.info.st_uid
         and not at.info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         and at.obj.filesystem.has_posix_rules
@@ -89,11 +92,11 @@ def _alone_may_change(at: Request) -> bool:
 
 
 def _removed(at: Request, call: _Remove, name: bytes) -> None:
-    call(_remover(at), at.fd, name)
+    call(at.to_change_names(), at.fd, name)  # a sticky directory is about uids alone
 
 
 def _removed_exactly(at: Request, call: _Remove, name: bytes, seen: int, info: linux.Stat) -> None:
-    exactly.remove(_remover(at), at.fd, name, seen, info, call)
+    exactly.remove(at.to_change_names(), at.fd, name, seen, info, call)
 
 
 class Names(Core):
@@ -115,40 +118,43 @@ class Names(Core):
         for _ in range(_TRIES):
             try:
                 at = await (self._let_kernel_in(parent_inode) if for_kernel else self._enter(parent_inode, ctx))
-                known = None
                 if self.nodes.waits(at.obj):
-                    at, fd, info = await self._find_late(at, name, parent_inode, ctx)
+                    at, found = await self._find_late(at, name, parent_inode, ctx)
                 else:
-                    known = self._known_at(at, name)
-                    if known is None:
-                        fd, info = self._find(at, name)
+                    found = self.find(at, name)
             except TooSoon as exc:
                 await trio.sleep(exc.seconds)
                 continue
-            except HiddenName:
-                known = HIDDEN
-            except FileNotFoundError:
-                known = ABSENT
             except (OSError, FUSEError):
                 self.repair.name_refused(parent_inode, name)
                 raise
-            if known is None:
-                known = self.nodes.resolve(fd, at.obj, name, info), info
-            elif isinstance(known, Missing):
-                self.probing.looked_up(at, name, ctx, is_hidden=known is HIDDEN)
-                return self._absent(at, name, known)
-            obj, info = known
+            if isinstance(found, Missing):
+                self.probing.looked_up(at, name, ctx, is_hidden=found is HIDDEN)
+                return self._absent(at, name, found)
+            obj, info, *_ = found
             if not stat.S_ISDIR(info.st_mode) or self.cache.is_ready(at.number, obj, at.hearer):
                 return self.replies.named(at, name, obj, info)
             await self.cache.make_ready(at.number, obj, at.hearer)
         raise TooSoon(0.0)
 
+    async def _find_late(
+        self, at: Request, name: bytes, inode: InodeT, ctx: RequestContext
+    ) -> tuple[Request, Found | Missing]:
+        """Do what `Finder.find` does, in a thread where that may have to wait; also return how to go on (`_again`)."""
+        try:
+            at, fd, info = await self._open_late(at, name, inode, ctx)
+        except FileNotFoundError:
+            return at, ABSENT
+        if info is None:
+            return at, HIDDEN
+        obj = self.nodes.resolve(fd, at.obj, name, info)
+        return at, Found(obj, info, obj.fd, None)
+
     def _absent(self, at: Request, name: bytes, missing: Missing) -> EntryAttributes:
         """Return an answer that nothing has that name, with how long the kernel may remember it."""
         counters = self.requests.counters
         counters.errors["lookup", errno.ENOENT] += 1
-        if missing is ABSENT:
-            self.nodes.unlist(at.obj, name)
+        self.nodes.unlist(at.obj, name if missing is ABSENT else _NO_NAME)
         if at.who is INSIDER:
             return _ABSENT
         seconds = self.cache.of_absence(at.number, at.view, at.obj, name, at.hearer)
@@ -157,26 +163,29 @@ class Names(Core):
                 self.cache.forget_listing(at.obj)
             elif not seconds:
                 seconds = self.cache.of_private_absence(at, name)
-        if seconds and missing is HIDDEN and at.obj.filesystem.watched and not self._note_hidden(at, name):
+        if seconds and at.view.hides and at.obj.filesystem.watched and not self._note_hidden(at, name, missing):
             seconds = 0.0
         counters.names[seconds > BRIEF_SECONDS] += 1
         return _absent_for(seconds) if seconds else _ABSENT
 
-    def _note_hidden(self, at: Request, name: bytes) -> bool:
-        """Whether the kernel can be made to forget that a name is absent, which is hidden, when it becomes visible."""
+    def _note_hidden(self, at: Request, name: bytes, missing: Missing) -> bool:
+        """Whether the kernel can be made to forget that a name is absent, if it is hidden, when it becomes visible.
+
+        For a name that is absent, as much is done with the directory itself, so that it takes as long.
+        """
         try:
-            fd = self._open_as_root(at, name)
+            fd = self._open_as_root(at, name if missing is HIDDEN else b".")
         except OSError:
             return True  # what becomes of the name is reported
         try:
-            if stat.S_ISDIR(self.nodes.stat(fd).st_mode):
-                return True  # it has no other name
+            is_directory = stat.S_ISDIR(self.nodes.stat(fd).st_mode)
             handle, _ = self.nodes.mounts.identify(fd, at.obj)
         except OSError:
-            return False
+            return missing is ABSENT
         finally:
             calls.close(fd)
-        return self.cache.note_hidden(at.number, at.obj, name, at.hearer, handle)
+        # A directory has no other name.
+        return is_directory or self.cache.note_hidden(at.number, at.obj, name, at.hearer, handle)
 
     async def _lookup_view(self, name: bytes, ctx: RequestContext) -> EntryAttributes:
         if name in (b".", b".."):
@@ -248,7 +257,7 @@ class Names(Core):
         An object that its maker would not be allowed to see is not made at all (EACCES): nobody could remove it. Nor is
         one that would not get a number.
         """
-        if self._is_top(inode):
+        if inode == ROOT and self.views.top:  # `_is_top`, without a call
             raise FUSEError(errno.EROFS)
         at = await self._enter(inode, ctx)
         self.nodes.require_room()
@@ -291,8 +300,11 @@ class Names(Core):
                     raise
                 return -1  # only the session loop can make room, and `call` must not be made twice
 
-        with self.probing.making(at, name, ctx):
+        try:
             fd = await self._do(at, work)
+        except _TAKEN:
+            self.probing.made_in_vain(at, name, ctx)
+            raise
         own = -1
         try:
             at = await self._again(at, inode, ctx)
@@ -304,7 +316,7 @@ class Names(Core):
                 if not sees(at.view, at.who, name, info, fd):
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             if self.exported:
-                own = self._with_descriptor(calls.dup, fd)  # holds the object, which is to be recognized (`_unmake`)
+                own = self.nodes.with_descriptor(calls.dup, fd)  # so that it can be recognized (`_unmake`)
         except BaseException:
             if fd >= 0:
                 calls.close(fd)
@@ -404,17 +416,20 @@ class Names(Core):
                     self.nodes.ask(at.credentials, path_fd)
                     is_there = exactly.leads_to(at.credentials, at.fd, name, calls.fstat(path_fd))
             # While a thread makes it, other requests may find it.
-            return fd, maker if linux.in_main_thread() else None, maker is None, path_fd, is_there
+            return fd, None if at.in_thread else maker, maker is None, path_fd, is_there
 
-        with self.probing.making(at, name, ctx):
+        try:
             fd, maker, is_old, path_fd, is_there = await self._do(at, work)
+        except _TAKEN:
+            self.probing.made_in_vain(at, name, ctx)
+            raise
         try:
             view = at.view
             at = await self._again(at, parent_inode, ctx)
             is_new = maker is not None and at.view is view  # otherwise, others may have found it meanwhile
             if path_fd < 0:
                 who = linux.ANYBODY if at.obj.filesystem.has_posix_rules else linux.ROOT
-                path_fd = self._with_descriptor(calls.find_again, who, fd)
+                path_fd = self.nodes.with_descriptor(calls.find_again, who, fd)
             taken, path_fd = path_fd, -1
             try:
                 obj, info, entry = self._made_as(at, name, taken, is_there=is_there, is_new=is_new)
@@ -441,19 +456,22 @@ class Names(Core):
         """Return a descriptor of the file with that name, and as whom it was made here, if so."""
         how, who = reopen_flags(flags), _creator(at, mode)
         try:
-            fd = self._with_descriptor(calls.create, who, at.fd, name, how, stat.S_IMODE(mode), umask)
+            fd = self.nodes.with_descriptor(calls.create, who, at.fd, name, how, stat.S_IMODE(mode), umask)
         except FileExistsError:
             if flags & os.O_EXCL:
                 raise
             # It was made behind the kernel's back, or it is hidden.
             if self._is_hidden(at, name):
                 raise FUSEError(errno.EACCES) from None
-            path_fd, info = self._find(at, name)
+            path_fd = self._open_named(at, name)
+            info = self.finder.judge(at, name, path_fd)
+            if info is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from None
             try:
                 if not stat.S_ISREG(info.st_mode):
                     # Opening a FIFO would make everybody wait; on this error, the kernel looks the name up again.
                     raise Stale from None
-                return self._with_descriptor(open_again, at.credentials, path_fd, flags), None
+                return self.nodes.with_descriptor(open_again, at.credentials, path_fd, flags), None
             finally:
                 calls.close(path_fd)
         else:
@@ -471,7 +489,7 @@ class Names(Core):
         await self._enter(inode, ctx)
         at = await self._enter(new_parent_inode, ctx)
         obj = self.nodes.get(inode)
-        source = self._with_descriptor(calls.dup, self.nodes.fd(obj))
+        source = self.nodes.with_descriptor(calls.dup, self.nodes.fd(obj))
 
         def work(at: Request) -> bool:
             calls.link(at.credentials, source, at.fd, new_name)
@@ -483,21 +501,23 @@ class Names(Core):
             return False
 
         try:
-            with self.probing.making(at, new_name, ctx):
-                is_there = await self._do(at, work)
+            is_there = await self._do(at, work)
+        except _TAKEN:
+            self.probing.made_in_vain(at, new_name, ctx)
+            raise
         finally:
             calls.close(source)
             self.cache.forget_listing(at.obj)
         self.cache.forget(obj)  # all may know it by the old name, but a policy may hide the new one
         at = await self._again(at, new_parent_inode, ctx)
-        again = self._with_descriptor(calls.dup, self.nodes.fd(obj))
+        again = self.nodes.with_descriptor(calls.dup, self.nodes.fd(obj))
         _, _, entry = self._made_as(at, new_name, again, is_there=is_there)
         return entry
 
     # -- removing ----------------------------------------------------------------------------------
 
     async def _remove(self, call: _Remove, inode: InodeT, name: bytes, ctx: RequestContext) -> None:
-        if self._is_top(inode):
+        if inode == ROOT and self.views.top:
             raise FUSEError(errno.EROFS)
         at = await self._enter(inode, ctx)
         if not at.view.judges or at.who is INSIDER:
@@ -508,7 +528,7 @@ class Names(Core):
             await self.cache.removed(at.number, [(at.obj, name)])
             return
         for _ in range(exactly.TRIES):
-            at, seen, info = await self._find_late(at, name, inode, ctx)
+            at, seen, info = await self._open_seen(at, name, inode, ctx)
             try:
                 await self._do(at, partial(_removed_exactly, call=call, name=name, seen=seen, info=info))
             except exactly.Elsewhere:
@@ -528,17 +548,13 @@ class Names(Core):
         """
         if not _alone_may_change(at) or self.nodes.waits(at.obj):
             return False
-        known = self._known_at(at, name)
-        if isinstance(known, Missing):
-            raise HiddenName
-        if known is None or known[1].st_nlink != 1 or stat.S_ISDIR(known[1].st_mode):
+        found = self.find(at, name)
+        if isinstance(found, Missing):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        self.nodes.drop_if_unused(found.obj)  # the kernel may not know it (yet)
+        if found.info.st_nlink != 1 or stat.S_ISDIR(found.info.st_mode):
             return False
-        filesystem = at.obj.filesystem
-        began = filesystem.begin()
-        try:
-            calls.unlink(_remover(at), at.fd, name)
-        finally:
-            filesystem.took(began)
+        at.obj.filesystem.timed(calls.unlink, at.to_change_names(), at.fd, name)
         return True
 
     @answers
@@ -572,17 +588,17 @@ class Names(Core):
             raise FUSEError(errno.EROFS)
         if self.nodes.view_of(parent_inode_old) != self.nodes.view_of(parent_inode_new):
             raise FUSEError(errno.EXDEV)
-        await self._enter(parent_inode_old, ctx)
-        new = await self._enter(parent_inode_new, ctx)
-        old_obj = self.nodes.get(parent_inode_old)
-        old_fd = self.nodes.fd(old_obj)
-        old = new._replace(obj=old_obj, fd=old_fd, info=old_obj.filesystem.stat(old_fd))
+        old = new = await self._enter(parent_inode_old, ctx)
+        if parent_inode_old != parent_inode_new:
+            new = await self._enter(parent_inode_new, ctx)
+            old = self._at(new, self.nodes.get(parent_inode_old))
+        old_obj = old.obj
         if new.obj is not old_obj and self.nodes.is_deepest(new.obj):
             moved = self.nodes.entry(old_obj, name_old)
             if moved is None or isinstance(moved, Directory):
                 raise FUSEError(errno.ENAMETOOLONG)
         with contextlib.ExitStack() as stack:
-            source = self._with_descriptor(calls.dup, old.fd)
+            source = self.nodes.with_descriptor(calls.dup, old.fd)
             stack.callback(calls.close, source)
             stack.callback(self.cache.forget_listing, new.obj)
             stack.callback(self.cache.forget_listing, old_obj)
@@ -591,18 +607,26 @@ class Names(Core):
                 await self._do(new, lambda new: self._rename(source, name_old, new, name_new, flags))
             else:
                 for _ in range(exactly.TRIES):
-                    old, seen, info = await self._find_late(old, name_old, parent_inode_old, ctx)
+                    old, seen, info = await self._open_seen(old, name_old, parent_inode_old, ctx)
                     stack.callback(calls.close, seen)
                     new = await self._again(new, parent_inode_new, ctx)
                     exactly_ = partial(
-                        self._rename_exactly, source, name_old, seen, info, name_new=name_new, flags=flags
+                        self._rename_exactly,
+                        old._replace(fd=source),
+                        name_old,
+                        seen,
+                        info,
+                        name_new=name_new,
+                        flags=flags,
                     )
                     try:
-                        with self.probing.making(new, name_new, ctx):
-                            replaced = await self._do(new, exactly_)
+                        replaced = await self._do(new, exactly_)
                     except exactly.Elsewhere:
                         old = await self._again(old, parent_inode_old, ctx)
                         continue
+                    except _TAKEN:
+                        self.probing.made_in_vain(new, name_new, ctx)
+                        raise
                     break
                 else:
                     raise Stale
@@ -613,23 +637,29 @@ class Names(Core):
         new = await self._again(new, parent_inode_new, ctx)
         await self._moved(old_obj, new, name_new)
         if flags & linux.RENAME_EXCHANGE:
-            await self._moved(new.obj, new._replace(obj=old_obj), name_old)
+            await self._moved(new.obj, self._at(new, old_obj), name_old)
+
+    def _at(self, at: Request, obj: Object) -> Request:
+        """Return the same request, about another object of the view to which the caller was let in as well."""
+        fd = self.nodes.fd(obj)
+        return at._replace(obj=obj, fd=fd, info=obj.filesystem.stat(fd), has_acl=None)
 
     @staticmethod
     def _rename(source: int, name_old: bytes, new: Request, name_new: bytes, flags: int) -> None:
         calls.rename(new.credentials, source, name_old, new.fd, name_new, flags)
 
     def _rename_exactly(
-        self, source: int, name_old: bytes, seen: int, info: linux.Stat, new: Request, *, name_new: bytes, flags: int
+        self, old: Request, name_old: bytes, seen: int, info: linux.Stat, new: Request, *, name_new: bytes, flags: int
     ) -> int | None:
         """Rename `seen`, replacing nothing but what the caller sees; return a descriptor (O_PATH) of what was replaced.
 
         Raises:
             exactly.Elsewhere: a name leads to something else by now, and nothing was renamed.
         """
+        source = old.fd
         if not flags:
             look = partial(self._look_at_target, new, name_new, errno.EACCES)
-            return exactly.rename(new.credentials, source, name_old, new.fd, name_new, seen, look)
+            return exactly.rename(_mover(old, new, info), source, name_old, new.fd, name_new, seen, look)
         if not exactly.leads_to(new.credentials, source, name_old, info):
             raise exactly.Elsewhere
         there = self._look_at_target(new, name_new, errno.EEXIST if flags & linux.RENAME_NOREPLACE else errno.ENOENT)
@@ -654,7 +684,7 @@ class Names(Core):
             FUSEError: `if_hidden`: the entry is hidden.
         """
         try:
-            fd = self._open_as(linux.ROOT, at.fd, name)
+            fd = self._open_as_root(at, name)
         except FileNotFoundError:
             return None
         try:
@@ -666,13 +696,15 @@ class Names(Core):
         return fd
 
     def _open_as_root(self, at: Request, name: bytes) -> int:
-        return self._open_as(linux.ROOT, at.fd, name)
+        return self.finder.open(linux.ROOT, at.fd, name)
 
     async def _moved(self, before: Object, to: Request, name: bytes) -> None:
         try:
-            fd = await self._do(to._replace(fd=self.nodes.fd(to.obj)), partial(self._open_as_root, name=name))
+            obj = None if self.nodes.waits(to.obj) else self.nodes.moved_at_once(to.obj, name)
+            if obj is None:
+                fd = await self._do(to._replace(fd=self.nodes.fd(to.obj)), partial(self._open_as_root, name=name))
+                obj = self.nodes.moved(fd, to.obj, name)
         except OSError:
             return  # it is somewhere else already, and is looked for when it is asked about
-        obj = self.nodes.moved(fd, to.obj, name)
         if obj is not None:
             await self.cache.moved(to.number, to.view, obj, before, to.obj)

@@ -38,25 +38,6 @@ _Note = tuple[Kind | None, ClientId | None, int, int, bytes]
 """The kind; who asked: the client uid and the number of the view; for what: the directory and the name, or a handle."""
 
 
-class _Making:
-    """See `Probing.making`. (A generator as a context manager would take a multiple of the time.)"""
-
-    __slots__ = ("_at", "_ctx", "_name", "_probing")
-
-    def __init__(self, probing: "Probing", at: Request, name: bytes, ctx: RequestContext) -> None:
-        self._probing = probing
-        self._at = at
-        self._name = name
-        self._ctx = ctx
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and issubclass(kind, (FileExistsError, FUSEError)):
-            self._probing.made_in_vain(self._at, self._name, self._ctx)
-
-
 class Probing:
     """Notes the probes of one mount.
 
@@ -108,10 +89,6 @@ class Probing:
             if not self.probes.may_tell(Identity(uid, at.number), what, time.monotonic(), self._pause):
                 self.probes.counts["refused"] += 1
                 raise FUSEError(errno.EAGAIN)
-
-    def making(self, at: Request, name: bytes, ctx: RequestContext) -> _Making:
-        """Note if what is made in this context fails because something has that name."""
-        return _Making(self, at, name, ctx)
 
     def made_in_vain(self, at: Request, name: bytes, ctx: RequestContext) -> None:
         """Note that something has the name that a caller wanted to make."""

@@ -11,7 +11,7 @@ from ..counters import Counters
 from ..exportmode import ExportMode
 from ..kernelcache.policy import BRIEF_SECONDS
 from ..tree.door import INSIDER, attrs_of
-from ..tree.nodes import Nodes
+from ..tree.nodes import OBJECT_BITS, Nodes
 from ..tree.objects import Object, Stale
 from ..tree.request import SET_ID, Request
 from ..view import Asker, View
@@ -69,14 +69,17 @@ class Replies:
             mode = stat.S_IFDIR | stat.S_IRWXU
             uid, gid = view.client_id("uid", view.fixed.uid), view.client_id("gid", view.fixed.gid)
         entry = EntryAttributes()
-        nodeid = self._nodes.nodeid(number, obj)
+        nodeid = number << OBJECT_BITS | obj.number  # `Nodes.nodeid`, without a call
         entry.st_ino = InodeT(nodeid)
         entry.generation = self._nodes.generation(nodeid, obj)
         entry.entry_timeout = entry.attr_timeout = 0  # until it is proved that the kernel may remember it
         entry.st_mode, entry.st_uid, entry.st_gid, entry.st_nlink = mode, uid, gid, nlink
         entry.st_rdev = info.st_rdev
         entry.st_size = info.st_size
-        obj.report_size(number, info.st_size)
+        if number:
+            obj.report_size(number, info.st_size)
+        else:  # the same, without a call
+            obj.reported_size = info.st_size
         entry.st_blksize = info.st_blksize
         entry.st_blocks = info.st_blocks
         entry.st_atime_ns = info.st_atime_ns

@@ -21,7 +21,6 @@ from .credentials import (
     Credentials,
     act_as_daemon,
     act_for_nobody_as,
-    acts_as,
     as_daemon,
 )
 from .mounting import (
@@ -77,7 +76,7 @@ __all__ = [
     "MS_DIRSYNC",
     "MS_NOATIME", "MS_NODEV", "MS_NODIRATIME", "MS_NOEXEC", "MS_NOSUID", "MS_NOSYMFOLLOW", "MS_POSIXACL", "MS_RDONLY",
     "MS_RELATIME", "MS_REMOUNT", "MS_SYNCHRONOUS", "RENAME_EXCHANGE", "RENAME_NOREPLACE", "ROOT", "RWF_NOWAIT",
-    "Credentials", "Stat", "When", "act_as_daemon", "act_for_nobody_as", "acts_as", "apart", "as_daemon", "btrfs_top",
+    "Credentials", "Stat", "When", "act_as_daemon", "act_for_nobody_as", "apart", "as_daemon", "btrfs_top",
     "clone_tree",
     "clone_writable",
     "detach_mount", "effective_capabilities", "fallocate", "fstat", "getdents", "in_main_thread", "may_access",

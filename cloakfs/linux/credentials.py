@@ -21,13 +21,16 @@ _ROOT_ID = ctypes.c_uint32(0)
 class Credentials(NamedTuple):
     """The identity with which a system call is made, in server ids: file-system uid and gid, supplementary groups.
 
-    With uid 0, `lacks` is a bit mask of capabilities that it does not have, although root has them.
+    With uid 0, `lacks` is a bit mask of capabilities that it does not have, although root has them. With `or_daemon`,
+    the call may as well be made as anybody with these ids, whatever the groups, or as the daemon: whichever the thread
+    is already, or else the daemon.
     """
 
     uid: ServerId
     gid: ServerId
     groups: tuple[ServerId, ...]
     lacks: int = 0
+    or_daemon: bool = False
 
 
 ROOT = Credentials(ServerId(0), ServerId(0), ())
@@ -116,9 +119,13 @@ def assume(who: Credentials) -> None:
     global _has_switched  # noqa: PLW0603 (it is the process's)
     if who is ANYBODY:
         return
+    before = _thread.who
+    if who.or_daemon:
+        if before is not None and before.uid == who.uid and before.gid == who.gid:
+            return
+        who = ROOT
     if who is ROOT:
         who = _of_daemon
-    before = _thread.who
     if before is who or before == who:
         return
     _thread.who = None
@@ -142,12 +149,6 @@ def assume(who: Credentials) -> None:
             _Limits.effective = effective_capabilities()
         set_effective_capabilities(_Limits.effective & ~who.lacks)
     _thread.who = who
-
-
-def acts_as(uid: ServerId, gid: ServerId) -> bool:
-    """Whether the calling thread acts as somebody with these ids, whatever the groups."""
-    who = _thread.who
-    return who is not None and who.uid == uid and who.gid == gid
 
 
 def act_as_daemon() -> None:

@@ -69,7 +69,8 @@ def name_to_handle(fd: int, flags: int = 0) -> tuple[bytes, int]:
     buf = buffer.buf
     buf.value = _fresh_handle
     # libc passes on six registers as they are; each of these numbers is an int for the kernel.
-    check(syscall(_NAME_TO_HANDLE_AT, fd, b"", buf, buffer.address, AT_EMPTY_PATH | flags))
+    if syscall(_NAME_TO_HANDLE_AT, fd, b"", buf, buffer.address, AT_EMPTY_PATH | flags) < 0:
+        check(-1)
     raw = buf.raw
     return raw[4 : 8 + int.from_bytes(raw[:4], "little")], buffer.mount_id.value
 

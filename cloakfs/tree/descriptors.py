@@ -4,13 +4,16 @@ import contextlib
 import errno
 import itertools
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from .. import linux
 from ..linux import Stat
-from . import calls, links
+from . import calls
 from .knownmounts import KnownMounts
 from .objects import ROOT, Descriptor, Directory, Object, Stale, dev_ino
+
+_T = TypeVar("_T")
 
 # The request that is being served may be using up to this many of the most recently used descriptors.
 _IN_USE = 8
@@ -117,6 +120,10 @@ class Descriptors:
         if len(self._open) > self.max_fds:
             self._close_oldest(self.max_fds // 8)
 
+    def of_inode(self, info: Stat) -> Object | None:
+        """Return an object with this stat whose descriptor is kept. (While it is, the inode is of no other object.)"""
+        return self._by_inode.get((info.st_dev, info.st_ino))
+
     def inode_of(self, obj: Object) -> tuple[int, int]:
         """Return `dev_ino` of the object."""
         fd = self.fd(obj)
@@ -128,7 +135,8 @@ class Descriptors:
         Its open descriptor proves the identity: while it is open, the inode number is not given to another object.
         """
         obj = self._by_inode.get((info.st_dev, info.st_ino))
-        return obj if obj is not None and links.is_entry(obj, parent, name) else None
+        # `links.is_entry`, without a call
+        return obj if obj is not None and parent.children is not None and parent.children.get(name) is obj else None
 
     def _close_oldest(self, count: int) -> int:
         """Close up to `count` descriptors, least recently used first, but none that a request may be using."""
@@ -150,6 +158,20 @@ class Descriptors:
             how many were closed.
         """
         return self._close_oldest(len(self._open) // 2)
+
+    def with_descriptor(self, call: Callable[..., _T], *args: Any) -> _T:
+        """Make a call that needs a descriptor. If there are too many, close some and try once more."""
+        try:
+            return call(*args)
+        except OSError as exc:
+            # Only the session loop knows which descriptors are in use.
+            if not linux.in_main_thread() or not self.makes_room(exc):
+                raise
+            return call(*args)
+
+    def makes_room(self, exc: OSError) -> bool:
+        """Whether a call is worth another try: it failed for too many descriptors, and some have now been closed."""
+        return exc.errno in (errno.EMFILE, errno.ENFILE) and self.shed() > 0
 
     def _reopenable(self, obj: Object) -> bool:
         return obj.number != ROOT and obj.filesystem.has_handles

@@ -5,6 +5,7 @@ import errno
 import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
 from functools import lru_cache, partial
 from typing import Any, Literal
 
@@ -180,10 +181,10 @@ def sees(view: View, who: Subject, name: bytes, info: linux.Stat, fd: int) -> bo
         return True
     if view.below is not None and view.below.has(info) and not view.below.shows(who, fd, info):
         return _note_hidden_below(view.below.path, name)
-    return _judged(view, who, name, info, fd) or _note_hidden(view, who, name, info, fd)
+    return _judged(view, who, name, info, fd) or note_hidden(view, who, name, info, fd)
 
 
-def _note_hidden(
+def note_hidden(
     view: View, who: Subject, name: bytes, info: linux.Stat, fd: int, obj: Object | None = None
 ) -> Literal[False]:
     """Note for those who trace that this mount's own policy hides the object; return False."""
@@ -227,10 +228,17 @@ def _attrs_of_new(name: bytes, mode: int, uid: ServerId, gid: ServerId) -> Attrs
     return Attrs(name.decode("utf-8", "surrogateescape"), mode, uid, gid)
 
 
-def everybody_may(bits: int, obj: Object, fd: int, info: linux.Stat) -> bool:
-    """Whether every caller has permission `bits` (4 read, 1 search) on what `fd` refers to. False when in doubt."""
+def everybody_may(bits: int, obj: Object, fd: int, info: linux.Stat, *, has_acl: bool | None = None) -> bool:
+    """Whether every caller has permission `bits` (4 read, 1 search) on what `fd` refers to. False when in doubt.
+
+    `has_acl` says whether it has an ACL, if that is known.
+    """
     wanted = bits * 0o111
-    return info.st_mode & wanted == wanted and obj.filesystem.has_posix_rules and _has_no_acl(obj, fd, info)
+    return (
+        info.st_mode & wanted == wanted
+        and obj.filesystem.has_posix_rules
+        and (has_no_acl(obj, fd, info) if has_acl is None else not has_acl)
+    )
 
 
 def may_with_any_groups(uid: ServerId, bits: int, obj: Object, fd: int, info: linux.Stat) -> bool:
@@ -240,25 +248,24 @@ def may_with_any_groups(uid: ServerId, bits: int, obj: Object, fd: int, info: li
     return everybody_may(bits, obj, fd, info)
 
 
-def surely_may(who: Subject, bits: int, obj: Object, fd: int, info: linux.Stat) -> bool:
+def surely_may(who: Subject, bits: int, obj: Object, fd: int, info: linux.Stat, *, has_acl: bool | None = None) -> bool:
     """Whether `who` has permission `bits` on it, judged without its supplementary groups. False when in doubt.
 
-    For the owner, an ACL says the same as the mode does; for everybody else it may say anything (acl(5)).
+    `has_acl` says whether it has an ACL, if that is known. For the owner, an ACL says the same as the mode does; for
+    everybody else it may say anything (acl(5)).
     """
     if not obj.filesystem.has_posix_rules:
         return False
     if who.uid == info.st_uid:
         return info.st_mode >> 6 & bits == bits
     wanted = bits * (0o010 if who.gid == info.st_gid else 0o011)
-    return info.st_mode & wanted == wanted and _has_no_acl(obj, fd, info)
+    return info.st_mode & wanted == wanted and (has_no_acl(obj, fd, info) if has_acl is None else not has_acl)
 
 
-def _has_no_acl(obj: Object, fd: int, info: linux.Stat) -> bool:
-    """Whether there is none, which is looked for unless it is known already."""
+def has_no_acl(obj: Object, fd: int, info: linux.Stat) -> bool:
+    """Whether there is no ACL on what `fd` refers to; it is looked for unless that is known. False when in doubt."""
     cached = obj.descriptor
     if cached is not None and cached.no_acl_at == info.st_ctime_ns:
-        return True
-    if info is _without_acl.info:
         return True
     try:
         calls.peek_xattr(linux.ANYBODY, fd, "system.posix_acl_access")
@@ -273,21 +280,15 @@ def _has_no_acl(obj: Object, fd: int, info: linux.Stat) -> bool:
     return False  # the ACL is not worth evaluating
 
 
-class _WithoutAcl:
-    """The stat of a directory that certainly had no ACL when the request that is being served came to the door.
+class Sight(Enum):
+    """What a look at an object found: whether the caller may see it, and then whether it surely has no ACL."""
 
-    This holds until the request has to wait (`has_waited`).
-    """
-
-    info: linux.Stat | None = None
-
-
-_without_acl = _WithoutAcl()
+    HIDDEN = 0
+    SEEN = 1
+    SEEN_WITHOUT_ACL = 2
 
 
-def has_waited() -> None:
-    """Note that a request has waited, so that its directory may have got an ACL since it came to the door."""
-    _without_acl.info = None
+_HIDDEN, _SEEN, _SEEN_WITHOUT_ACL = Sight  # by these names they are found in no time
 
 
 class Door:
@@ -304,12 +305,7 @@ class Door:
         self.passages = Passages(nodes, at_once)
 
     def visible(
-        self,
-        view: View,
-        who: Subject,
-        obj: Object,
-        info: linux.Stat,
-        known: Mapping[Object, bool] | None = None,
+        self, view: View, who: Subject, obj: Object, info: linux.Stat, known: Mapping[Object, bool] | None = None
     ) -> bool:
         """Whether `who` may see `obj`, whose present stat is `info`, by at least one of its known names.
 
@@ -318,22 +314,29 @@ class Door:
         Raises:
             Far: there are too many directories above to look at all of them at once (`approach`).
         """
+        return self.look(view, who, obj, info, known) is not _HIDDEN
+
+    def look(
+        self, view: View, who: Subject, obj: Object, info: linux.Stat, known: Mapping[Object, bool] | None = None
+    ) -> Sight:
+        """Return what `visible` says, with what became known of the object on the way."""
         nodes = self._nodes
         steps = 0
         if not view.hides or who is INSIDER:
-            return True
+            return _SEEN
         cloak = view.cloak
+        asked = obj
         is_known = True  # whether a passage may be known
         to_ask = view.below
         while True:
             if to_ask is not None and to_ask.has(info):
                 if not to_ask.shows(who, nodes.fd(obj), info):
-                    return False
+                    return _HIDDEN
                 to_ask = None  # the mount below has judged everything above as well
             if obj is nodes.root or not (to_ask or view.judges):
-                return True
+                return _SEEN
             if known is not None and obj in known:
-                return known[obj]
+                return _SEEN if known[obj] else _HIDDEN
             if (
                 to_ask is None
                 and cloak is not None
@@ -343,9 +346,10 @@ class Door:
             ):
                 passage = self._passage_to(cloak, obj, known)
                 if passage is not None:
-                    if obj.no_acl_since == obj.trusted:
-                        _without_acl.info = info  # no change has been reported since
-                    return passage.admits(who)
+                    if not passage.admits(who):
+                        return _HIDDEN
+                    # Without an ACL then, and no change has been reported since.
+                    return _SEEN_WITHOUT_ACL if obj is asked and obj.no_acl_since == obj.trusted else _SEEN
                 is_known = False
             steps += 1
             # What the mount below said, and what a thread found (`Locator.recall`), is known for this moment alone.
@@ -363,12 +367,13 @@ class Door:
                 )
             ):
                 if not _judged(view, who, obj.name, info, fd):
-                    return False
+                    return _HIDDEN
                 obj = parent
             else:
                 above = [parent for parent, name in nodes.places(obj, info) if _judged(view, who, name, info, fd)]
                 if len(above) != 1:  # hard links, which only files have, or no way that `who` sees
-                    return any(self.visible(view, who, parent, self._stat(parent), known) for parent in above)
+                    is_seen = any(self.visible(view, who, parent, self._stat(parent), known) for parent in above)
+                    return _SEEN if is_seen else _HIDDEN
                 obj = above[0]
             info = self._stat(obj)
 
@@ -424,6 +429,6 @@ class Door:
                     return
                 to_ask = None
             if not _judged(view, who, at.name, info, fd):
-                _note_hidden(view, who, at.name, info, fd, at)
+                note_hidden(view, who, at.name, info, fd, at)
                 return
             at = at.parent

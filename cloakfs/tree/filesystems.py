@@ -6,13 +6,17 @@ import os
 import resource
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import InitVar, dataclass
+from typing import Any, TypeVar
 
 from .. import linux
 from ..linux import Stat, ownfiles
 from . import calls
 
 log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 # Kinds whose id (f_fsid) is unique to the file system and permanent.
 _KNOWN_BY_ID = ("ext2", "ext3", "ext4", "btrfs")
@@ -111,26 +115,24 @@ class Filesystem:
         """Whether it is better asked from a thread."""
         return self.by_threads or (self.slow_until > 0 and time.monotonic() < self.slow_until)
 
-    def begin(self) -> tuple[float, int]:
-        """To be called before the session loop asks it; the result is for `took`."""
-        now = time.monotonic()
-        return now, _waits_of_this_thread() if now < self.suspect_until else -1
-
-    def took(self, began: tuple[float, int]) -> None:
-        """Note that it has answered or failed. If the session loop had to wait for long, threads ask it for a while.
+    def timed(self, call: Callable[..., _T], *args: Any) -> _T:
+        """Make a call on it in the session loop. If the loop had to wait for long, threads ask it for a while.
 
         On a busy machine a call may take long for lack of a processor, and threads would make that worse. Telling the
         two apart costs as much as a fast call, so it is done only for a while after a first call that took long.
         """
-        since, waits = began
-        now = time.monotonic()
-        if now - since <= _SLOW_SECONDS or self.in_memory:
-            return
-        if waits < 0:
-            self.suspect_until = now + _SLOW_FOR_SECONDS
-        elif _waits_of_this_thread() > waits:
-            self.slow_until = now + _SLOW_FOR_SECONDS
-            self.suspect_until = self.slow_until + _SLOW_FOR_SECONDS
+        since = time.monotonic()
+        waits = _waits_of_this_thread() if since < self.suspect_until else -1
+        try:
+            return call(*args)
+        finally:
+            now = time.monotonic()
+            if now - since > _SLOW_SECONDS and not self.in_memory:
+                if waits < 0:
+                    self.suspect_until = now + _SLOW_FOR_SECONDS
+                elif _waits_of_this_thread() > waits:
+                    self.slow_until = now + _SLOW_FOR_SECONDS
+                    self.suspect_until = self.slow_until + _SLOW_FOR_SECONDS
 
     def describe(self, fd: int) -> None:
         """Find out what kind of file handles it has. `fd` refers to the place at which it is mounted."""

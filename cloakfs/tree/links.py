@@ -17,7 +17,7 @@ _MAX_OTHER_NAMES = 16
 
 def place(obj: Object, parent: Directory, name: bytes) -> Directory | None:
     """Record that `obj` is now `name` in `parent`; return the directory it was in, which has one name less by that."""
-    before = leave(obj)
+    before = leave(obj) if obj.parent is not None or isinstance(obj, Directory) else None
     parent.pins += 1
     obj.parent, obj.name, obj.checked = parent, name, NEVER
     if parent.children is None:

@@ -26,8 +26,8 @@ from .sweep import Sweeper
 
 log = logging.getLogger(__name__)
 
-_OBJECT_BITS = 48
-_OBJECT_MASK = (1 << _OBJECT_BITS) - 1
+OBJECT_BITS = 48
+_OBJECT_MASK = (1 << OBJECT_BITS) - 1
 MAX_VIEWS = (1 << 15) - 1
 
 
@@ -79,12 +79,14 @@ class Nodes:
         self.remote_names = mounts.remote_names
 
         self.fd = descriptors.fd
-        self.shed = descriptors.shed
+        self.with_descriptor = descriptors.with_descriptor
+        self.makes_room = descriptors.makes_room
         self.at_place = descriptors.at_place
 
         self.resolve = registry.resolve
         self.known = registry.known
         self.moved = registry.moved
+        self.moved_at_once = registry.moved_at_once
         self.astray = registry.astray
         self.opened = registry.opened
         self.closed = registry.closed
@@ -92,6 +94,7 @@ class Nodes:
         self.by_handle = registry.by_handle
         self.twins = registry.twins
         self.hold = registry.hold
+        self.drop_if_unused = registry.drop_if_unused
         self.drop_unused = registry.drop_unused
         self.within = links.within
         self.unlist = links.unlist
@@ -119,7 +122,7 @@ class Nodes:
     @staticmethod
     def nodeid(view: int, obj: Object) -> int:
         """Return the number by which the kernel knows `obj` in the view with number `view`."""
-        return view << _OBJECT_BITS | obj.number
+        return view << OBJECT_BITS | obj.number
 
     @staticmethod
     def is_of(obj: Object, nodeid: int) -> bool:
@@ -129,13 +132,13 @@ class Nodes:
     @staticmethod
     def view_of(nodeid: int) -> int:
         """Return the number of the view that a nodeid belongs to."""
-        return nodeid >> _OBJECT_BITS
+        return nodeid >> OBJECT_BITS
 
     def generation(self, nodeid: int, obj: Object) -> int:
         """Return the 32 bits that make a file handle unguessable and distinguish the object from a later one."""
         if nodeid == ROOT:
             return 0  # the kernel's own choice for the root of a mount
-        view = nodeid >> _OBJECT_BITS
+        view = nodeid >> OBJECT_BITS
         cached = obj.descriptor
         if cached is None or cached.generation >> 32 != view:
             digest = hashlib.blake2b(
@@ -158,7 +161,7 @@ class Nodes:
 
     def was_given(self, nodeid: int) -> bool:
         """Whether some object ever had this nodeid; True when in doubt."""
-        view, number = nodeid >> _OBJECT_BITS, nodeid & _OBJECT_MASK
+        view, number = nodeid >> OBJECT_BITS, nodeid & _OBJECT_MASK
         if number >= TRANSIENT:
             return not all(filesystem.has_handles for filesystem in self.mounts.filesystems)
         return 0 < number <= self._index.last and (not view or self._index.view_label(view) is not None)

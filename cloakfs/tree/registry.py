@@ -148,7 +148,7 @@ class Registry:
         except BaseException:
             calls.close(fd)
             raise
-        if obj.fd < 0:
+        if obj.descriptor is None:
             self._descriptors.keep(obj, fd, info)
         else:
             calls.close(fd)
@@ -173,6 +173,21 @@ class Registry:
             obj = self.resolve(fd, parent, name)
         except OSError:
             return None  # it is looked for when somebody asks about it
+        self.drop_if_unused(obj)
+        return obj
+
+    def moved_at_once(self, parent: Object, name: bytes) -> Object | None:
+        """Record that what `name` in `parent` leads to was renamed to it, if its descriptor says that it is known.
+
+        Raises:
+            OSError: nothing has this name any more.
+        """
+        info, _ = calls.statx(linux.ROOT, self._descriptors.fd(parent), name)
+        obj = self._descriptors.of_inode(info)
+        if obj is None or obj.filesystem is not parent.filesystem:
+            return None
+        if not links.is_entry(obj, parent, name):
+            self.found_again(obj, parent, name, info)
         self.drop_if_unused(obj)
         return obj
 
@@ -201,10 +216,11 @@ class Registry:
 
     def _place(self, obj: Object, parent: Object, name: bytes) -> None:
         directory = as_directory(parent)
-        parted = links.part(obj, directory)
-        if parted is not None:
-            self.astray[parted] = None
-            self.on_moved(parted)
+        if obj.pins:
+            parted = links.part(obj, directory)
+            if parted is not None:
+                self.astray[parted] = None
+                self.on_moved(parted)
         before = links.place(obj, directory, name)
         if self.astray:
             self.astray.pop(obj, None)

@@ -1,11 +1,12 @@
 """A request that was let in: who asks, in which view, and about which object."""
 
+import os
 import stat
 from typing import NamedTuple
 
 from .. import linux
 from ..view import Asker, View
-from .door import Subject
+from .door import Subject, everybody_may, surely_may
 from .objects import Object
 
 SET_ID = stat.S_ISUID | stat.S_ISGID
@@ -25,6 +26,8 @@ class Request(NamedTuple):
         hearer: who learns the answer: see `audience`.
         asker: set where the kernel checks permissions against what is shown.
         has_searched: whether the caller has just found something in this directory.
+        has_acl: whether the object has an ACL; None if that is not known.
+        in_thread: whether a thread goes on with it. By the time that it makes a system call, the rest may be outdated.
     """
 
     number: int
@@ -36,8 +39,42 @@ class Request(NamedTuple):
     hearer: int
     asker: Asker | None = None
     has_searched: bool = False
+    has_acl: bool | None = None
+    in_thread: bool = False
 
     @property
     def credentials(self) -> linux.Credentials:
         """The credentials with which system calls for the caller are made."""
         return self.who.credentials
+
+    def to(self, bits: int) -> linux.Credentials:
+        """Return as whom to make a call that needs only `bits` on the object: if the caller surely may, not as it.
+
+        Acting as the caller takes its groups, which are not cheap to find out. Nor is it cheap to switch, so the thread
+        goes on acting as whoever it made its last call for, if that one may as well. In a thread, the kernel decides.
+        """
+        who, obj, info, has_acl = self.who, self.obj, self.info, self.has_acl
+        if self.in_thread:
+            return who.credentials
+        cached = obj.descriptor
+        if has_acl is None and cached is not None and cached.no_acl_at == info.st_ctime_ns:
+            has_acl = False
+        # For the owner, it is not worth a system call to find out whether there is an ACL.
+        if (has_acl is not None or who.uid != info.st_uid) and everybody_may(bits, obj, self.fd, info, has_acl=has_acl):
+            return linux.ANYBODY
+        if surely_may(who, bits, obj, self.fd, info, has_acl=has_acl):
+            return linux.Credentials(who.uid, who.gid, (), or_daemon=True)
+        return who.credentials
+
+    def to_change_names(self) -> linux.Credentials:
+        """Return as whom to change names in the directory where only the right to do so counts.
+
+        That is the caller, but without its groups, which are not cheap to find out, if it surely may. In a thread, the
+        groups count.
+        """
+        who = self.who
+        if not self.in_thread and surely_may(
+            who, os.W_OK | os.X_OK, self.obj, self.fd, self.info, has_acl=self.has_acl
+        ):
+            return linux.Credentials(who.uid, who.gid, (), who.lacks)
+        return who.credentials

@@ -6,17 +6,17 @@ from cloakfs.tree.filesystems import Filesystem
 
 
 def wait(filesystem: Filesystem) -> None:
-    began = filesystem.begin()
-    time.sleep(0.01)
-    filesystem.took(began)
+    filesystem.timed(time.sleep, 0.01)
 
 
 def compute(filesystem: Filesystem) -> None:
-    began = filesystem.begin()
     until = time.thread_time() + 0.01
-    while time.thread_time() < until:
-        pass
-    filesystem.took(began)
+
+    def work() -> None:
+        while time.thread_time() < until:
+            pass
+
+    filesystem.timed(work)
 
 
 def test_waiting_twice_makes_it_slow() -> None:
@@ -41,7 +41,7 @@ def test_quick_answers_do_not() -> None:
     disk = Filesystem(1, "ext4", "/", -1)
     wait(disk)
     for _ in range(100):
-        disk.took(disk.begin())
+        disk.timed(int)
     assert not disk.waits
 
 

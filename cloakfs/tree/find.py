@@ -1,0 +1,139 @@
+"""Finds what a name leads to, for one caller: an object that it sees, or nothing.
+
+A caller must not be able to tell a hidden name from an absent one, by the time that it takes either. So both take the
+same steps, as far as the real tree lets them. Where the cloak list alone decides, which goes by the stat, an absent
+name is judged, too, and the caller's groups are found out even if they do not matter.
+"""
+
+import os
+import stat
+from collections.abc import Callable
+from enum import Enum
+from typing import NamedTuple
+
+from .. import linux
+from ..cloak import Condition
+from . import calls
+from .door import INSIDER, note_hidden, sees
+from .nodes import Nodes
+from .objects import Object
+from .request import Request
+
+
+class Missing(Enum):
+    """Why a name leads nowhere for the caller. To return it takes less time than to raise an exception."""
+
+    ABSENT = False
+    HIDDEN = True
+
+
+ABSENT, HIDDEN = Missing  # by these names they are found in no time (enum.EnumType looks for `Missing.ABSENT`)
+
+
+class Found(NamedTuple):
+    """What a name leads to.
+
+    Attributes:
+        obj: the object.
+        info: its stat.
+        fd: refers (O_PATH) to it, and is valid until the next await.
+        condition: who sees it, where the cloak list alone decides.
+    """
+
+    obj: Object
+    info: linux.Stat
+    fd: int
+    condition: Condition | None
+
+
+class Finder:
+    """Finds what names lead to in one tree.
+
+    Args:
+        nodes: the objects.
+        on_hidden: is called with each hidden name that was asked for: with its stat, and the object if it is known.
+    """
+
+    def __init__(self, nodes: Nodes, on_hidden: Callable[[linux.Stat, Object | None], None]) -> None:
+        self._nodes = nodes
+        self._on_hidden = on_hidden
+
+    def find(self, at: Request, name: bytes) -> Found | Missing:
+        """Return what the entry `name` of the directory leads to. It must not have to be waited for (`Nodes.waits`).
+
+        Raises:
+            PermissionError: the caller may not search the directory, or it must not be looked into (`Nodes.stat`).
+            TooSoon: see `Nodes.stat`.
+            Unstored: it cannot get a number.
+        """
+        view, who, directory = at.view, at.who, at.obj
+        to_search = at.to(os.X_OK)
+        there = directory.filesystem.timed(calls.statx_if_there, to_search, at.fd, name)
+        info = at.info if there is None else there[0]
+        obj = self._nodes.at_place(directory, name, info)
+        cloak, condition = view.cloak, None
+        if view.hides and who is not INSIDER and cloak is not None and view.below is None:
+            known = cloak.condition(info.st_mode, info.st_uid, info.st_gid)
+            condition = known if there is not None else cloak.of_nothing
+            if not condition.admits(who.uid, who.has_group):
+                if cloak.minds_groups:
+                    if condition.in_group is condition.outside:
+                        who.has_group(info.st_gid)
+                    who.caller  # noqa: B018 (found out by now, but for what is of the caller's primary group)
+                return self._hidden(at, name, info, obj) if there is not None else ABSENT
+            if obj is not None:
+                return Found(obj, info, obj.fd, condition)
+        elif there is None:
+            return ABSENT
+        elif obj is not None:
+            if sees(view, who, name, info, obj.fd):
+                return Found(obj, info, obj.fd, None)
+            return self._hidden(at, name, info, obj, is_noted=True)
+        return self._meet(at, name, to_search)
+
+    def _meet(self, at: Request, name: bytes, to_search: linux.Credentials) -> Found | Missing:
+        """Do what `find` does, for what the kernel may not know yet."""
+        try:
+            fd = self.open(to_search, at.fd, name)
+        except FileNotFoundError:
+            return ABSENT
+        info = self.judge(at, name, fd)
+        if info is None:
+            return HIDDEN
+        obj = self._nodes.resolve(fd, at.obj, name, info)
+        return Found(obj, info, obj.fd, None)
+
+    def open(self, who: linux.Credentials, directory: int, name: bytes) -> int:
+        """Open (O_PATH) the entry `name` of a directory, as `who`; it has yet to be judged."""
+        fd = self._nodes.with_descriptor(calls.find, who, directory, name)
+        try:
+            self._nodes.ask(who, fd)
+        except BaseException:
+            calls.close(fd)
+            raise
+        return fd
+
+    def judge(self, at: Request, name: bytes, fd: int) -> linux.Stat | None:
+        """Return the stat of the entry `name`, which `fd` refers to; None if the caller may not see it.
+
+        In that case, and on any error, `fd` is closed.
+        """
+        try:
+            info = self._nodes.stat(fd)
+            if sees(at.view, at.who, name, info, fd):
+                return info
+            known = self._nodes.known(fd, at.obj) if stat.S_ISDIR(info.st_mode) and not at.in_thread else None
+            self._hidden(at, name, info, known, is_noted=True)
+        except BaseException:
+            calls.close(fd)
+            raise
+        calls.close(fd)
+        return None
+
+    def _hidden(
+        self, at: Request, name: bytes, info: linux.Stat, obj: Object | None, *, is_noted: bool = False
+    ) -> Missing:
+        if not is_noted:
+            note_hidden(at.view, at.who, name, info, -1)
+        self._on_hidden(info, obj)
+        return HIDDEN
