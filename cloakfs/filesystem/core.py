@@ -36,7 +36,7 @@ from ..tree.door import (
 from ..tree.find import Finder
 from ..tree.nodes import Nodes
 from ..tree.notes import noting
-from ..tree.objects import ALL, NOBODY, ROOT, Object, Stale
+from ..tree.objects import ALL, NOBODY, ROOT, Descriptor, Object, Stale
 from ..tree.passages import AT_ONCE, Far
 from ..tree.request import Request
 from ..tuning import STANDARD, Tuning
@@ -241,7 +241,7 @@ class Core(pyfuse3.Operations):
         hearer = self.callers.hearer(view, who, ctx)
         if obj.audience != ALL and not self.cache.checks_above:
             self.cache.tell(number, obj, hearer)  # who asks evidently was told, or was handed it
-        fd = self.nodes.fd(obj)
+        fd, pin = self.nodes.fd(obj), obj.descriptor
         info = obj.filesystem.stat(fd)
         has_acl = None
         if view.hides and not self.cache.is_known_to_all(number, obj):
@@ -269,17 +269,19 @@ class Core(pyfuse3.Operations):
                 self.door.note_hidden(view, who, obj)
                 self.requests.counters.hidden_handles += 1
                 raise Stale
-            fd = self.nodes.fd(obj)  # descriptors of the objects above may have taken the place of this one
-        if (self.nodes.astray or not obj.filesystem.watched) and self._is_outside(view, who, obj):
-            if not has_open and not (or_open and self.files.has_open(who, obj)):
-                self.requests.counters.hidden_handles += 1
-                raise Stale
-            fd = self.nodes.fd(obj)
+        if (
+            (self.nodes.astray or not obj.filesystem.watched)
+            and self._is_outside(view, who, obj)
+            and not has_open
+            and not (or_open and self.files.has_open(who, obj))
+        ):
+            self.requests.counters.hidden_handles += 1
+            raise Stale
         if self.cache.checks_above and (below := self.cache.tell_passer(number, obj, hearer)) is not None:
             await self.cache.forgotten(below)
             return await self._enter(inode, ctx, or_open=or_open, has_open=has_open, for_attributes=for_attributes)
         asker = self.callers.asker(view, who, ctx) if self.knfsd else None
-        return Request(number, view, who, obj, fd, info, hearer, asker, has_acl=has_acl)
+        return Request(number, view, who, obj, fd, info, hearer, asker, has_acl=has_acl, pin=pin)
 
     def _is_outside(self, view: View, who: Subject, obj: Object) -> bool:
         """Whether the object was moved out of the tree, if the door does not ask where it is."""
@@ -428,26 +430,20 @@ class Core(pyfuse3.Operations):
         except OSError as exc:
             if not self.nodes.makes_room(exc):
                 raise
-            return await self._do_in_thread(at._replace(who=who, fd=self.nodes.fd(at.obj)), call, *args)
+            return await self._do_in_thread(at._replace(who=who), call, *args)
 
     async def _do_in_thread(self, at: Request, call: Callable[..., _T], *args: Any) -> _T:
-        own = at._replace(fd=self.nodes.with_descriptor(calls.dup, at.fd), in_thread=True)
-
-        def work() -> _T:
-            try:
-                return call(own, *args)
-            finally:
-                calls.close(own.fd)
-
-        return await trio.to_thread.run_sync(work, abandon_on_cancel=True)
+        """Make `call(at, *args)` in a thread, which may outlive this task, but not `at.pin`."""
+        at = at._replace(in_thread=True)
+        return await trio.to_thread.run_sync(partial(call, at, *args), abandon_on_cancel=True)
 
     async def _again(self, at: Request, inode: InodeT, ctx: RequestContext) -> Request:
-        """Return how to go on after an await: the policy may be new, the descriptor another, and the object changed."""
+        """Return how to go on after an await: the policy may be new, and the object changed."""
         if self.views.get(at.number) is at.view:
-            fd, filesystem = self.nodes.fd(at.obj), at.obj.filesystem
+            filesystem = at.obj.filesystem
             if filesystem.slow_until > 0 or filesystem.by_threads:  # a thread may have been waited for
-                return at._replace(fd=fd, info=filesystem.stat(fd), has_acl=None)
-            return at if fd == at.fd and at.has_acl is None else at._replace(fd=fd, has_acl=None)
+                return at._replace(info=filesystem.stat(at.fd), has_acl=None)
+            return at if at.has_acl is None else at._replace(has_acl=None)
         return await self._enter(inode, ctx)
 
     async def _again_asked(
@@ -464,7 +460,8 @@ class Core(pyfuse3.Operations):
                 return at
             if answers is not None and answers.who == at.who.credentials:
                 return at._replace(who=Asked(at.who, answers))
-            of_it = at._replace(fd=fd, who=at.who.found())
+            pin = Descriptor(self.nodes.with_descriptor(calls.dup, fd), (0, 0), 0)
+            of_it = at._replace(fd=pin.fd, who=at.who.found(), pin=pin)
             answers = await self._do_in_thread(of_it, self._ask_below)
 
     @staticmethod
@@ -480,7 +477,7 @@ class Core(pyfuse3.Operations):
         if self.nodes.waits(obj):
             await self._look(obj)
         fd = self.nodes.fd(obj)
-        return Request(number, view, INSIDER, obj, fd, obj.filesystem.stat(fd), NOBODY)
+        return Request(number, view, INSIDER, obj, fd, obj.filesystem.stat(fd), NOBODY, pin=obj.descriptor)
 
     async def _maker(
         self, at: Request, inode: InodeT, ctx: RequestContext

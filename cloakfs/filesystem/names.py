@@ -598,27 +598,17 @@ class Names(Core):
             if moved is None or isinstance(moved, Directory):
                 raise FUSEError(errno.ENAMETOOLONG)
         with contextlib.ExitStack() as stack:
-            source = self.nodes.with_descriptor(calls.dup, old.fd)
-            stack.callback(calls.close, source)
             stack.callback(self.cache.forget_listing, new.obj)
             stack.callback(self.cache.forget_listing, old_obj)
             removed = None
             if not new.view.judges or new.who is INSIDER:
-                await self._do(new, lambda new: self._rename(source, name_old, new, name_new, flags))
+                await self._do(new, partial(self._rename, old, name_old, name_new=name_new, flags=flags))
             else:
                 for _ in range(exactly.TRIES):
                     old, seen, info = await self._open_seen(old, name_old, parent_inode_old, ctx)
                     stack.callback(calls.close, seen)
                     new = await self._again(new, parent_inode_new, ctx)
-                    exactly_ = partial(
-                        self._rename_exactly,
-                        old._replace(fd=source),
-                        name_old,
-                        seen,
-                        info,
-                        name_new=name_new,
-                        flags=flags,
-                    )
+                    exactly_ = partial(self._rename_exactly, old, name_old, seen, info, name_new=name_new, flags=flags)
                     try:
                         replaced = await self._do(new, exactly_)
                     except exactly.Elsewhere:
@@ -642,11 +632,11 @@ class Names(Core):
     def _at(self, at: Request, obj: Object) -> Request:
         """Return the same request, about another object of the view to which the caller was let in as well."""
         fd = self.nodes.fd(obj)
-        return at._replace(obj=obj, fd=fd, info=obj.filesystem.stat(fd), has_acl=None)
+        return at._replace(obj=obj, fd=fd, info=obj.filesystem.stat(fd), has_acl=None, pin=obj.descriptor)
 
     @staticmethod
-    def _rename(source: int, name_old: bytes, new: Request, name_new: bytes, flags: int) -> None:
-        calls.rename(new.credentials, source, name_old, new.fd, name_new, flags)
+    def _rename(old: Request, name_old: bytes, new: Request, *, name_new: bytes, flags: int) -> None:
+        calls.rename(new.credentials, old.fd, name_old, new.fd, name_new, flags)
 
     def _rename_exactly(
         self, old: Request, name_old: bytes, seen: int, info: linux.Stat, new: Request, *, name_new: bytes, flags: int
@@ -656,15 +646,14 @@ class Names(Core):
         Raises:
             exactly.Elsewhere: a name leads to something else by now, and nothing was renamed.
         """
-        source = old.fd
         if not flags:
             look = partial(self._look_at_target, new, name_new, errno.EACCES)
-            return exactly.rename(_mover(old, new, info), source, name_old, new.fd, name_new, seen, look)
-        if not exactly.leads_to(new.credentials, source, name_old, info):
+            return exactly.rename(_mover(old, new, info), old.fd, name_old, new.fd, name_new, seen, look)
+        if not exactly.leads_to(new.credentials, old.fd, name_old, info):
             raise exactly.Elsewhere
         there = self._look_at_target(new, name_new, errno.EEXIST if flags & linux.RENAME_NOREPLACE else errno.ENOENT)
         if there is None and flags & linux.RENAME_NOREPLACE:
-            self._rename(source, name_old, new, name_new, flags)
+            self._rename(old, name_old, new, name_new=name_new, flags=flags)
             return None
         exactly.leads_to(new.credentials, new.fd, name_new, info)  # as the caller, who may not be allowed to look
         if there is None:
@@ -672,7 +661,7 @@ class Names(Core):
         try:
             if flags & linux.RENAME_NOREPLACE:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-            exactly.exchange(new.credentials, source, name_old, new.fd, name_new, seen, there)
+            exactly.exchange(new.credentials, old.fd, name_old, new.fd, name_new, seen, there)
         finally:
             calls.close(there)
         return None
@@ -702,7 +691,7 @@ class Names(Core):
         try:
             obj = None if self.nodes.waits(to.obj) else self.nodes.moved_at_once(to.obj, name)
             if obj is None:
-                fd = await self._do(to._replace(fd=self.nodes.fd(to.obj)), partial(self._open_as_root, name=name))
+                fd = await self._do(to, partial(self._open_as_root, name=name))
                 obj = self.nodes.moved(fd, to.obj, name)
         except OSError:
             return  # it is somewhere else already, and is looked for when it is asked about

@@ -48,7 +48,7 @@ class Descriptors:
         return len(self._open)
 
     def fd(self, obj: Object) -> int:
-        """Return a descriptor (O_PATH, or one that a client has open) for `obj`, valid until the next await.
+        """Return a descriptor (O_PATH) for `obj`, valid until the next await, or as long as `obj.descriptor` is held.
 
         Raises:
             Stale: the object is gone.
@@ -57,10 +57,10 @@ class Descriptors:
         if cached is not None:
             cached.used = self._uses = self._uses + 1
             return cached.fd
-        if obj.open_files:
-            return obj.open_files[-1]
         try:
-            if obj.filesystem.decodable:
+            if obj.open_files:
+                fd = calls.find_again(linux.ROOT, obj.open_files[-1])  # by its handle, a removed file is not found
+            elif obj.filesystem.decodable:
                 fd = calls.find_handle(obj.filesystem.fd, obj.handle[4:])
             else:
                 fd = self._open_by_name(obj)
@@ -180,7 +180,6 @@ class Descriptors:
         """Close the cached descriptor of `obj`, if there is one."""
         cached = obj.descriptor
         if cached is not None:
-            calls.close(cached.fd)
             obj.descriptor = None
             self._open.pop(obj.number, None)
             if self._by_inode.get(cached.inode) is obj:  # bind mounts may share it

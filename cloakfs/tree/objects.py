@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from . import calls
 from .filesystems import Filesystem
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class Listing:
 class Descriptor:
     """A cached descriptor (O_PATH) of an object, and what is known only for as long as there is one: see `descriptors`.
 
+    It is closed when nothing refers to this any more: neither the object, nor a request that is being served.
+
     Attributes:
         fd: the descriptor.
         inode: st_dev and st_ino, which it holds.
@@ -83,6 +86,10 @@ class Descriptor:
         self.used = used
         self.generation = -1
         self.no_acl_at = NEVER
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            calls.close(self.fd)
 
 
 class Rare:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from .. import linux
 from ..view import Asker, View
 from .door import Subject, everybody_may, surely_may
-from .objects import Object
+from .objects import Descriptor, Object
 
 SET_ID = stat.S_ISUID | stat.S_ISGID
 """The bits of a mode that make a program run as its owner, or its group."""
@@ -21,12 +21,13 @@ class Request(NamedTuple):
         view: the view.
         who: the identity that it is served as.
         obj: the object that it names by its nodeid; for a request with a name, the directory.
-        fd: refers (O_PATH) to the object, and is valid until the next await.
+        fd: refers (O_PATH) to the object.
         info: the stat of the object.
         hearer: who learns the answer: see `audience`.
         asker: set where the kernel checks permissions against what is shown.
         has_searched: whether the caller has just found something in this directory.
         has_acl: whether the object has an ACL; None if that is not known.
+        pin: keeps `fd` open for as long as there is this request; without, `fd` is valid until the next await.
         in_thread: whether a thread goes on with it. By the time that it makes a system call, the rest may be outdated.
     """
 
@@ -40,6 +41,7 @@ class Request(NamedTuple):
     asker: Asker | None = None
     has_searched: bool = False
     has_acl: bool | None = None
+    pin: Descriptor | None = None
     in_thread: bool = False
 
     @property

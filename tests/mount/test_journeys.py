@@ -168,14 +168,14 @@ def play(tree: str) -> Iterator[Play]:
 
 
 MOST = {
-    "lookup for the first time": Journey(80, 27, 31),
+    "lookup for the first time": Journey(76, 26, 30),
     "lookup of what is known": Journey(43, 20, 13),
     "lookup of an absent name": Journey(40, 21, 12),
     "lookup of a hidden name": Journey(44, 21, 15),
     "getattr": Journey(45, 20, 12),
-    "create": Journey(86, 32, 40),
-    "rename": Journey(126, 31, 69),
-    "unlink": Journey(47, 23, 17),
+    "create": Journey(79, 29, 35),
+    "rename": Journey(118, 30, 64),
+    "unlink": Journey(46, 23, 17),
 }
 """What each request may take. Lower these when a way gets shorter."""
 
