@@ -11,7 +11,7 @@ from .. import linux
 from ..linux import Stat
 from . import calls
 from .knownmounts import KnownMounts
-from .objects import ROOT, Descriptor, Directory, Object, Stale, dev_ino
+from .objects import ROOT, Descriptor, Directory, Object, Stale, dev_ino, unused_descriptors
 
 _T = TypeVar("_T")
 
@@ -112,6 +112,8 @@ class Descriptors:
         except BaseException:
             calls.close(fd)
             raise
+        while unused_descriptors:
+            calls.close(unused_descriptors.popleft())
         self._uses += 1
         inode = info.st_dev, info.st_ino
         obj.descriptor = Descriptor(fd, inode, self._uses)

@@ -2,9 +2,11 @@
 
 import errno
 import os
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from .. import linux
 from . import calls
 from .filesystems import Filesystem
 
@@ -65,6 +67,10 @@ class Listing:
         self.is_proven = self.is_in_kernel = False
 
 
+unused_descriptors: deque[int] = deque()
+"""Descriptors that are to be closed by the session loop."""
+
+
 class Descriptor:
     """A cached descriptor (O_PATH) of an object, and what is known only for as long as there is one: see `descriptors`.
 
@@ -89,7 +95,8 @@ class Descriptor:
 
     def __del__(self) -> None:
         if self.fd >= 0:
-            calls.close(self.fd)
+            # The garbage collector runs in any thread, also in one that has a table of its own (`linux.apart`).
+            (calls.close if linux.in_main_thread() else unused_descriptors.append)(self.fd)
 
 
 class Rare:

@@ -173,7 +173,8 @@ class Changer(Attributes):
 
     def __init__(self) -> None:
         self.exported = self.knfsd = True
-        self.nodes = cast(Any, SimpleNamespace(ask=lambda who, fd: None))
+        nodes = SimpleNamespace(ask=lambda who, fd: None, with_descriptor=lambda call, *args: call(*args))
+        self.nodes = cast(Any, nodes)
 
     def make(self, path: str, who: Caller, change: Change) -> None:
         fd = os.open(path, os.O_PATH)
