@@ -116,7 +116,6 @@ def assume(who: Credentials) -> None:
     Raises:
         PermissionError: the kernel refused one of the ids (for example, one not mapped in a user namespace).
     """
-    global _has_switched  # noqa: PLW0603 (it is the process's)
     if who is ANYBODY:
         return
     before = _thread.who
@@ -126,8 +125,12 @@ def assume(who: Credentials) -> None:
         who = ROOT
     if who is ROOT:
         who = _of_daemon
-    if before is who or before == who:
-        return
+    if before is not who and before != who:
+        _switch(before, who)
+
+
+def _switch(before: Credentials | None, who: Credentials) -> None:
+    global _has_switched  # noqa: PLW0603 (it is the process's)
     _thread.who = None
     _has_switched = True
     if _Limits.effective is not None and (before is None or before.lacks):

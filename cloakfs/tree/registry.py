@@ -9,6 +9,7 @@ import stat
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from ..linux import ROOT as AS_DAEMON
 from ..linux import Stat
 from . import calls, links
 from .descriptors import Descriptors
@@ -182,7 +183,7 @@ class Registry:
         Raises:
             OSError: nothing has this name any more.
         """
-        info, _ = calls.statx(linux.ROOT, self._descriptors.fd(parent), name)
+        info, _ = calls.statx(AS_DAEMON, self._descriptors.fd(parent), name)
         obj = self._descriptors.of_inode(info)
         if obj is None or obj.filesystem is not parent.filesystem:
             return None
