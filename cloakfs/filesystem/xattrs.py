@@ -128,7 +128,7 @@ class ExtendedAttributes(Core):
             return calls.peek_xattr(linux.ANYBODY if plain else at.credentials, at.fd, name)
         except OSError as exc:
             # By the time that a thread has the answer, a change may have been reported.
-            if exc.errno == errno.ENODATA and plain and name in _OFTEN_ASKED and linux.in_main_thread():
+            if exc.errno == errno.ENODATA and plain and name in _OFTEN_ASKED and not at.in_thread:
                 self.cache.note_absent_xattr(at.obj, name)
             raise
 
