@@ -196,7 +196,8 @@ class Attributes(Names, Core):
             if atime is not OMIT or mtime is not OMIT:
                 self._set_times(at, atime, mtime, has_size=size is not None)
             undo.pop_all()
-        self.nodes.ask(at.credentials, at.fd)
+        if at.in_thread:
+            self.nodes.ask(at.credentials, at.fd)
 
     def _mode_to_set(self, at: Request, change: Change, mode: int) -> int | None:
         """Return the mode to set; None if the other parts of the change bring it about."""
@@ -256,7 +257,7 @@ class Attributes(Names, Core):
 
     def _chmod(self, at: Request, mode: int) -> None:
         try:
-            calls.chmod(at.credentials, at.fd, mode)
+            calls.chmod(at.to_change_mode(mode), at.fd, mode)
         except PermissionError:
             # A write by anybody but the owner drops the set-id bits. The kernel requests this by SETATTR (including the
             # sticky bit, see `_change_mode`). A caller that may write could have achieved the same by writing.

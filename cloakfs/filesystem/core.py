@@ -33,10 +33,10 @@ from ..tree.door import (
     Subject,
     sees,
 )
-from ..tree.find import Finder
+from ..tree.find import Finder, Missing
 from ..tree.nodes import Nodes
 from ..tree.notes import noting
-from ..tree.objects import ALL, NOBODY, ROOT, Descriptor, Object, Stale
+from ..tree.objects import ALL, NOBODY, ROOT, Descriptor, Object, Stale, dev_ino
 from ..tree.passages import AT_ONCE, Far
 from ..tree.request import Request
 from ..tuning import STANDARD, Tuning
@@ -500,7 +500,7 @@ class Core(pyfuse3.Operations):
     async def _open_late(
         self, at: Request, name: bytes, inode: InodeT, ctx: RequestContext
     ) -> tuple[Request, int, linux.Stat | None]:
-        """Open (O_PATH) the entry `name` of the directory, as the caller, in a thread where that may have to wait.
+        """Open (O_PATH) the entry `name` of the directory, as the caller, in a thread, because it may take long.
 
         Returns:
             how to go on (`_again`), the descriptor, and its stat; None if it is hidden, and the descriptor closed.
@@ -508,9 +508,6 @@ class Core(pyfuse3.Operations):
         Raises:
             OSError: there is no such entry, or it must not be looked into (`Nodes.stat`).
         """
-        if not self.nodes.waits(at.obj):
-            fd = self._open_named(at, name)
-            return at, fd, self.finder.judge(at, name, fd)
         fd, answers = await self._do(at, partial(self._open_and_ask, name=name))
         if not self.nodes.is_name_remote(at.obj, name):
             # It is in memory now. Changes may have been reported meanwhile, and what the kernel is to remember must
@@ -528,16 +525,25 @@ class Core(pyfuse3.Operations):
 
     async def _open_seen(
         self, at: Request, name: bytes, inode: InodeT, ctx: RequestContext
-    ) -> tuple[Request, int, linux.Stat]:
-        """Do what `_open_late` does for a name that the caller has to know.
+    ) -> tuple[Request, Descriptor, linux.Stat]:
+        """Return how to go on (`_again`), a descriptor (O_PATH) for the entry `name` of the directory, and its stat.
 
         Raises:
             FileNotFoundError: there is no such entry, or it is hidden.
+            OSError: it must not be looked into (`Nodes.stat`).
         """
-        at, fd, info = await self._open_late(at, name, inode, ctx)
-        if info is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        return at, fd, info
+        if not self.nodes.waits(at.obj):
+            found = self.find(at, name)
+            if not isinstance(found, Missing):
+                seen = found.obj.descriptor
+                assert seen is not None
+                self.nodes.drop_if_unused(found.obj)  # the kernel may not know it (yet)
+                return at, seen, found.info
+        else:
+            at, fd, info = await self._open_late(at, name, inode, ctx)
+            if info is not None:
+                return at, Descriptor(fd, dev_ino(info), 0), info
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
     def _open_named(self, at: Request, name: bytes) -> int:
         """Open (O_PATH) the entry `name` of the directory, as the caller; it has yet to be judged."""

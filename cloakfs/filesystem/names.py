@@ -19,7 +19,7 @@ from ..tree.door import INSIDER, note_unmade, sees, sees_made
 from ..tree.find import ABSENT, HIDDEN, Found, Missing
 from ..tree.index import Unstored
 from ..tree.knownmounts import TooSoon
-from ..tree.objects import ROOT, Directory, Object, Stale
+from ..tree.objects import ROOT, Descriptor, Directory, Object, Stale
 from ..tree.request import Request
 from . import exactly
 from .core import Core
@@ -530,15 +530,13 @@ class Names(Core):
         for _ in range(exactly.TRIES):
             at, seen, info = await self._open_seen(at, name, inode, ctx)
             try:
-                await self._do(at, partial(_removed_exactly, call=call, name=name, seen=seen, info=info))
+                await self._do(at, partial(_removed_exactly, call=call, name=name, seen=seen.fd, info=info))
             except exactly.Elsewhere:
                 at = await self._again(at, inode, ctx)
             else:
-                removed = self.nodes.at_place(at.obj, name, info) or self.nodes.known(seen, at.obj)
+                removed = self.nodes.at_place(at.obj, name, info) or self.nodes.known(seen.fd, at.obj)
                 await self.cache.removed(at.number, [(at.obj, name)], removed)
                 return
-            finally:
-                calls.close(seen)
         raise Stale
 
     def _unlink_at_once(self, at: Request, name: bytes) -> bool:
@@ -606,7 +604,6 @@ class Names(Core):
             else:
                 for _ in range(exactly.TRIES):
                     old, seen, info = await self._open_seen(old, name_old, parent_inode_old, ctx)
-                    stack.callback(calls.close, seen)
                     new = await self._again(new, parent_inode_new, ctx)
                     exactly_ = partial(self._rename_exactly, old, name_old, seen, info, name_new=name_new, flags=flags)
                     try:
@@ -639,7 +636,15 @@ class Names(Core):
         calls.rename(new.credentials, old.fd, name_old, new.fd, name_new, flags)
 
     def _rename_exactly(
-        self, old: Request, name_old: bytes, seen: int, info: linux.Stat, new: Request, *, name_new: bytes, flags: int
+        self,
+        old: Request,
+        name_old: bytes,
+        seen: Descriptor,
+        info: linux.Stat,
+        new: Request,
+        *,
+        name_new: bytes,
+        flags: int,
     ) -> int | None:
         """Rename `seen`, replacing nothing but what the caller sees; return a descriptor (O_PATH) of what was replaced.
 
@@ -648,7 +653,7 @@ class Names(Core):
         """
         if not flags:
             look = partial(self._look_at_target, new, name_new, errno.EACCES)
-            return exactly.rename(_mover(old, new, info), old.fd, name_old, new.fd, name_new, seen, look)
+            return exactly.rename(_mover(old, new, info), old.fd, name_old, new.fd, name_new, seen.fd, look)
         if not exactly.leads_to(new.credentials, old.fd, name_old, info):
             raise exactly.Elsewhere
         there = self._look_at_target(new, name_new, errno.EEXIST if flags & linux.RENAME_NOREPLACE else errno.ENOENT)
@@ -661,7 +666,7 @@ class Names(Core):
         try:
             if flags & linux.RENAME_NOREPLACE:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-            exactly.exchange(new.credentials, old.fd, name_old, new.fd, name_new, seen, there)
+            exactly.exchange(new.credentials, old.fd, name_old, new.fd, name_new, seen.fd, there)
         finally:
             calls.close(there)
         return None
@@ -673,6 +678,8 @@ class Names(Core):
             FUSEError: `if_hidden`: the entry is hidden.
         """
         try:
+            if calls.statx_if_there(linux.ROOT, at.fd, name) is None:
+                return None  # an exception would take longer
             fd = self._open_as_root(at, name)
         except FileNotFoundError:
             return None

@@ -80,3 +80,11 @@ class Request(NamedTuple):
         ):
             return linux.Credentials(who.uid, who.gid, (), who.lacks)
         return who.credentials
+
+    def to_change_mode(self, mode: int) -> linux.Credentials:
+        """Return as whom to set the mode: its owner, without its groups, which count for S_ISGID alone (chmod(2))."""
+        who, before = self.who, self.info
+        is_owner = who.uid == before.st_uid and self.obj.filesystem.has_posix_rules
+        if is_owner and not self.in_thread and not (mode | before.st_mode) & stat.S_ISGID:
+            return linux.Credentials(who.uid, who.gid, (), who.lacks)
+        return who.credentials

@@ -180,7 +180,7 @@ class Changer(Attributes):
         fd = os.open(path, os.O_PATH)
         try:
             view = cast(Any, SimpleNamespace(show=lambda attrs: None))
-            obj = cast(Any, SimpleNamespace(name=b""))
+            obj = cast(Any, SimpleNamespace(name=b"", filesystem=SimpleNamespace(has_posix_rules=True)))
             at = Request(0, view, subject(who), obj, fd, linux.fstat(fd), 0)
             linux.act_as_daemon()
             self._change(at, change, None)
