@@ -233,7 +233,8 @@ class Core(pyfuse3.Operations):
         if self.knfsd:
             self.reconnecting.end(ctx.pid)
         obj = self.nodes.get(inode)
-        if self.nodes.waits(obj):
+        waits = self.nodes.waits(obj)
+        if waits:
             number, view, who = await self._served_late(obj, inode, ctx, for_attributes=for_attributes)
         else:
             served = self.callers.served_at_once(inode, ctx, for_attributes=for_attributes)
@@ -281,7 +282,7 @@ class Core(pyfuse3.Operations):
             await self.cache.forgotten(below)
             return await self._enter(inode, ctx, or_open=or_open, has_open=has_open, for_attributes=for_attributes)
         asker = self.callers.asker(view, who, ctx) if self.knfsd else None
-        return Request(number, view, who, obj, fd, info, hearer, asker, has_acl=has_acl, pin=pin)
+        return Request(number, view, who, obj, fd, info, hearer, asker, has_acl=has_acl, pin=pin, waits=waits)
 
     def _is_outside(self, view: View, who: Subject, obj: Object) -> bool:
         """Whether the object was moved out of the tree, if the door does not ask where it is."""
@@ -419,7 +420,7 @@ class Core(pyfuse3.Operations):
         In the session loop, `call` may raise BlockingIOError instead of waiting; a thread then calls it. Go on with
         `_again`.
         """
-        if not self.nodes.waits(at.obj):
+        if not at.waits:
             try:
                 return at.obj.filesystem.timed(call, at, *args)
             except BlockingIOError:
@@ -474,10 +475,12 @@ class Core(pyfuse3.Operations):
         """Let the kernel itself in, which is reconnecting a handle: no policy is asked."""
         number, view = await self.callers.view(inode)
         obj = self.nodes.get(inode)
-        if self.nodes.waits(obj):
+        waits = self.nodes.waits(obj)
+        if waits:
             await self._look(obj)
         fd = self.nodes.fd(obj)
-        return Request(number, view, INSIDER, obj, fd, obj.filesystem.stat(fd), NOBODY, pin=obj.descriptor)
+        info = obj.filesystem.stat(fd)
+        return Request(number, view, INSIDER, obj, fd, info, NOBODY, pin=obj.descriptor, waits=waits)
 
     async def _maker(
         self, at: Request, inode: InodeT, ctx: RequestContext
@@ -532,7 +535,7 @@ class Core(pyfuse3.Operations):
             FileNotFoundError: there is no such entry, or it is hidden.
             OSError: it must not be looked into (`Nodes.stat`).
         """
-        if not self.nodes.waits(at.obj):
+        if not at.waits:
             found = self.find(at, name)
             if not isinstance(found, Missing):
                 seen = found.obj.descriptor

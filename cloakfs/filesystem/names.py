@@ -19,6 +19,7 @@ from ..tree.door import INSIDER, note_unmade, sees, sees_made
 from ..tree.find import ABSENT, HIDDEN, Found, Missing
 from ..tree.index import Unstored
 from ..tree.knownmounts import TooSoon
+from ..tree.nodes import OBJECT_BITS
 from ..tree.objects import ROOT, Descriptor, Directory, Object, Stale
 from ..tree.request import Request
 from . import exactly
@@ -118,7 +119,7 @@ class Names(Core):
         for _ in range(_TRIES):
             try:
                 at = await (self._let_kernel_in(parent_inode) if for_kernel else self._enter(parent_inode, ctx))
-                if self.nodes.waits(at.obj):
+                if at.waits:
                     at, found = await self._find_late(at, name, parent_inode, ctx)
                 else:
                     found = self.find(at, name)
@@ -544,7 +545,7 @@ class Names(Core):
 
         The name is what it was a moment before, so that nothing need be moved aside (`exactly`).
         """
-        if not _alone_may_change(at) or self.nodes.waits(at.obj):
+        if at.waits or not _alone_may_change(at):
             return False
         found = self.find(at, name)
         if isinstance(found, Missing):
@@ -584,7 +585,7 @@ class Names(Core):
             raise FUSEError(errno.EINVAL)
         if ROOT in (parent_inode_old, parent_inode_new) and self.views.top:
             raise FUSEError(errno.EROFS)
-        if self.nodes.view_of(parent_inode_old) != self.nodes.view_of(parent_inode_new):
+        if (parent_inode_old ^ parent_inode_new) >> OBJECT_BITS:  # they are of two views
             raise FUSEError(errno.EXDEV)
         old = new = await self._enter(parent_inode_old, ctx)
         if parent_inode_old != parent_inode_new:
@@ -629,7 +630,8 @@ class Names(Core):
     def _at(self, at: Request, obj: Object) -> Request:
         """Return the same request, about another object of the view to which the caller was let in as well."""
         fd = self.nodes.fd(obj)
-        return at._replace(obj=obj, fd=fd, info=obj.filesystem.stat(fd), has_acl=None, pin=obj.descriptor)
+        info, waits = obj.filesystem.stat(fd), self.nodes.waits(obj)
+        return at._replace(obj=obj, fd=fd, info=info, has_acl=None, pin=obj.descriptor, waits=waits)
 
     @staticmethod
     def _rename(old: Request, name_old: bytes, new: Request, *, name_new: bytes, flags: int) -> None:
@@ -696,7 +698,7 @@ class Names(Core):
 
     async def _moved(self, before: Object, to: Request, name: bytes) -> None:
         try:
-            obj = None if self.nodes.waits(to.obj) else self.nodes.moved_at_once(to.obj, name)
+            obj = None if to.waits else self.nodes.moved_at_once(to.obj, name)
             if obj is None:
                 fd = await self._do(to, partial(self._open_as_root, name=name))
                 obj = self.nodes.moved(fd, to.obj, name)

@@ -71,7 +71,7 @@ class ExtendedAttributes(Core):
             raise
 
     async def _get_acl(self, at: Request, inode: InodeT, name: bytes, ctx: RequestContext) -> bytes:
-        waits, value, absent = self.nodes.waits(at.obj), b"", None
+        waits, value, absent = at.waits, b"", None
         try:
             value = await self._do(at, self._get, name)
         except OSError as exc:

@@ -51,6 +51,7 @@ class KnownMounts:
     Attributes:
         top: a descriptor (O_PATH) of the root of the tree, which is not closed here.
         root: the mount that the root of the tree lies on.
+        is_one: whether only one mount is known so far.
         by_number: the same mounts as `filesystems`, by the numbers with which handles begin.
         on_new_filesystem: called with each mount that becomes known.
 
@@ -63,6 +64,7 @@ class KnownMounts:
         self._tuning = tuning
         self._index = index
         self._by_mount: dict[int, Filesystem] = {}
+        self.is_one = False
         self.by_number: dict[int, Filesystem] = {}
         self._beside: dict[tuple[int, int], set[bytes]] = {}  # directory's `dev_ino` -> names of remote mounts
         self.on_new_filesystem: Callable[[Filesystem], None] | None = None
@@ -245,6 +247,7 @@ class KnownMounts:
         if filesystem.fd < 0:
             filesystem.pin = calls.dup(fd)
         self._by_mount[mount_id] = filesystem
+        self.is_one = len(self._by_mount) == 1
         self.by_number[filesystem.number] = filesystem
         if self.on_new_filesystem is not None:
             self.on_new_filesystem(filesystem)

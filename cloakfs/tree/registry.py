@@ -198,6 +198,8 @@ class Registry:
 
     def twins(self, obj: Object) -> list[Object]:
         """Return the objects of other mounts with the same handle: the same inode, mounted twice, or another one."""
+        if self._mounts.is_one:
+            return []
         handle = obj.handle[4:]
         near = (self.by_handle(filesystem, handle) for filesystem in self._mounts.filesystems if filesystem.has_handles)
         return [twin for twin in near if twin is not None and twin is not obj]

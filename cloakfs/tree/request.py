@@ -28,6 +28,7 @@ class Request(NamedTuple):
         has_searched: whether the caller has just found something in this directory.
         has_acl: whether the object has an ACL; None if that is not known.
         pin: keeps `fd` open for as long as there is this request; without, `fd` is valid until the next await.
+        waits: whether it is better to ask about the object from a thread (`Nodes.waits`).
         in_thread: whether a thread goes on with it. By the time that it makes a system call, the rest may be outdated.
     """
 
@@ -42,6 +43,7 @@ class Request(NamedTuple):
     has_searched: bool = False
     has_acl: bool | None = None
     pin: Descriptor | None = None
+    waits: bool = False
     in_thread: bool = False
 
     @property
