@@ -225,6 +225,13 @@ def reach(tree: Tree, text: str, uid: int | None, claimed: Claims | None = None)
     return {found.example: of.at(place.way, place.kind, uids).bits for place, found in tree.survey.found.items()}
 
 
+def test_the_only_group_that_can_be_claimed_is_tried_as_the_primary_one() -> None:
+    # Every caller has exactly one primary group. Here there is no other to choose than that of the file.
+    tree = Tree().file("sevens", 0o040, 2, 7)
+    seven = replace(entry("rw").claims, primary=single(ServerId(7)), optional=single(ServerId(7)))
+    assert reach(tree, "rw", 1, seven)["sevens"] == SEES | READ
+
+
 def test_each_request_may_be_made_by_another_identity() -> None:
     # Only ann searches her directory, and only ben reads the file in it.
     tree = Tree().directory("ann", 0o700, 1, 1).file("ann/bens", 0o600, 2, 2)
