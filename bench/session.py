@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 
 from cli.common import fail
+from cli.exits import FAILED, WRONG
 
 from .figures import Run
 
@@ -15,7 +16,7 @@ def require_matplotlib(what: str = "--plot") -> None:
     try:
         import matplotlib  # noqa: F401, PLC0415
     except ImportError:
-        fail(f"{what}: matplotlib is not installed (pip install -e '.[bench]')", 1)
+        fail(f"{what}: matplotlib is not installed (pip install -e '.[bench]')", FAILED)
 
 
 def require_writable(path: str) -> None:
@@ -29,7 +30,7 @@ def require_writable(path: str) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(path)
     except OSError as exc:
-        fail(f"{path}: {exc.strerror}", 1)
+        fail(f"{path}: {exc.strerror}", FAILED)
 
 
 def read(path: str) -> Run:
@@ -37,9 +38,9 @@ def read(path: str) -> Run:
     try:
         return Run.read(path)
     except OSError as exc:
-        fail(f"{path}: {exc.strerror}", 1)
+        fail(f"{path}: {exc.strerror}", FAILED)
     except ValueError as exc:
-        fail(f"{path}: {exc}", 2)
+        fail(f"{path}: {exc}", WRONG)
 
 
 @contextlib.contextmanager
@@ -49,7 +50,7 @@ def interruptible(command: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        fail(f"{command}: interrupted", 1)
+        fail(f"{command}: interrupted", FAILED)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -10,9 +10,11 @@ from collections.abc import Callable
 from logging.handlers import QueueHandler, QueueListener, SysLogHandler
 from typing import NoReturn
 
+from cloakfs.errors import UserError
 from cloakfs.logfile import Formatter
 
 from .common import fail
+from .exits import FAILED
 
 SYSLOG = "syslog"
 SYSLOG_SOCKET = "/dev/log"
@@ -59,16 +61,15 @@ def open_for_us(path: str, flags: int) -> int:
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
         return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as exc:
-        fail(f"{exc.filename}: {exc.strerror}", 1)
+        fail(f"{exc.filename}: {exc.strerror}", FAILED)
 
 
-def in_foreground(work: Work, level: int, *refusals: type[Exception]) -> NoReturn:
+def in_foreground(work: Work, level: int) -> NoReturn:
     """Do the work here, log to the terminal, and notify systemd when it is ready (sd_notify(3)).
 
     Args:
         work: the work to do.
         level: the level of messages to log.
-        refusals: exceptions whose text is a message for the user.
     """
     from sdnotify import SystemdNotifier  # noqa: PLC0415  (no other command needs it)
 
@@ -78,19 +79,18 @@ def in_foreground(work: Work, level: int, *refusals: type[Exception]) -> NoRetur
     _close_inherited()
     try:
         work(lambda: SystemdNotifier().notify("READY=1"))
-    except refusals as exc:
-        fail(str(exc), 1)
+    except UserError as exc:
+        fail(str(exc), FAILED)
     sys.exit(0)
 
 
-def in_background(work: Work, level: int, log_path: str, *refusals: type[Exception], syslog: bool = False) -> NoReturn:
+def in_background(work: Work, level: int, log_path: str, *, syslog: bool = False) -> NoReturn:
     """Do the work in a process of its own, which logs to a file; end when it is ready, or reports why it is not.
 
     Args:
         work: the work to do.
         level: the level of messages to log.
         log_path: the file.
-        refusals: exceptions whose text is a message for the user.
         syslog: log to syslog or the journal instead; the file gets only what Python itself has to say.
     """
     log_fd = open_for_us(log_path, os.O_WRONLY | os.O_APPEND)
@@ -101,7 +101,7 @@ def in_background(work: Work, level: int, log_path: str, *refusals: type[Excepti
             said = answer.read()
         if said == "ready":
             sys.exit(0)
-        fail(said or f"the daemon died; see {log_path}", 1)
+        fail(said or f"the daemon died; see {log_path}", FAILED)
     os.close(reader)
     _close_inherited()
     os.setsid()
@@ -122,23 +122,26 @@ def in_background(work: Work, level: int, log_path: str, *refusals: type[Excepti
             handler, flush = _syslog()
         except OSError as exc:
             os.write(writer, f"log={SYSLOG}: {SYSLOG_SOCKET}: {exc.strerror}".encode())
-            os._exit(1)
+            os._exit(FAILED)
     logging.basicConfig(level=level, handlers=[handler], force=True)
 
+    is_ready = False
+
     def ready() -> None:
+        nonlocal is_ready
+        is_ready = True
         os.write(writer, b"ready")
         os.close(writer)
 
     try:
         work(ready)
-    except refusals as exc:
-        os.write(writer, str(exc).encode("utf-8", "replace"))
+    except BaseException as exc:
+        if isinstance(exc, UserError) and not is_ready:
+            os.write(writer, str(exc).encode("utf-8", "replace"))
+        else:
+            logging.getLogger("cloakfs").exception("the daemon failed")
         flush()
-        os._exit(1)
-    except BaseException:
-        logging.getLogger("cloakfs").exception("the daemon failed")
-        flush()
-        os._exit(1)
+        os._exit(FAILED)
     flush()
     os._exit(0)
 

@@ -16,6 +16,7 @@ from cloakfs.shell import printable
 
 from .common import fail, note
 from .completion import a_mount_point
+from .exits import FAILED
 from .output import echo_json_line
 
 _POLL_SECONDS = 0.5
@@ -33,14 +34,14 @@ def events(mountpoints: tuple[str, ...], *, follow: bool, as_json: bool) -> None
     Exit status: 0 printed, 1 a MOUNT is not served, or its daemon cannot be asked.
     """
     if os.geteuid() != 0:
-        fail("only root may see what others do", 1)
+        fail("only root may see what others do", FAILED)
     wanted = [os.path.realpath(path) for path in mountpoints]
     there = mounted()
     for path in wanted:
         if path not in there:
-            fail(f"{path}: not a cloakfs mount, or its daemon has died (cloakfs status lists all)", 1)
+            fail(f"{path}: not a cloakfs mount, or its daemon has died (cloakfs status lists all)", FAILED)
         if there[path].unknown:
-            fail(f"{path}: {there[path].unknown}", 1)
+            fail(f"{path}: {there[path].unknown}", FAILED)
     interrupted = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: interrupted.set())
@@ -49,7 +50,7 @@ def events(mountpoints: tuple[str, ...], *, follow: bool, as_json: bool) -> None
         while follow and not interrupted.wait(_POLL_SECONDS):
             _print(watch.fetch(), as_json=as_json)
     if watch.failed and not follow:
-        sys.exit(1)
+        sys.exit(FAILED)
 
 
 class _Watch:

@@ -17,10 +17,9 @@ from cloakfs.shell import printable
 
 from .common import console, fail
 from .completion import a_file
+from .exits import FAILED, NEGATIVE, WRONG
 from .look import Look, find, parse_caller, parse_client_caller, tree_options
 from .output import echo_json
-
-HIDDEN = 3
 
 
 @click.command()
@@ -53,16 +52,16 @@ def explain(
         who, admitted = _identify(look, client_user, server_user)
         steps = why.walk(look.source, look.names, look.view, who.server) if who.server is not None else []
     except OSError as exc:
-        fail(f"{look.path}: {exc.strerror}", 1)
+        fail(f"{look.path}: {exc.strerror}", FAILED)
     except DaemonError as exc:
-        fail(str(exc), 1)
+        fail(str(exc), FAILED)
     is_visible = bool(steps) and admitted and why.visible(steps)
     report = _report(look, who, steps, admitted=admitted, is_visible=is_visible)
     if as_json:
         echo_json(report)
     else:
         _print(report)
-    sys.exit(0 if is_visible else HIDDEN)
+    sys.exit(0 if is_visible else NEGATIVE)
 
 
 def _identify(look: Look, client_user: str | None, server_user: str | None) -> tuple[why.Identification, bool]:
@@ -70,15 +69,15 @@ def _identify(look: Look, client_user: str | None, server_user: str | None) -> t
     fixed = look.view.fixed
     if fixed is not None:
         if server_user:
-            fail("--as-server: the path leads through a fixed view, which has its own identity", 2)
+            fail("--as-server: the path leads through a fixed view, which has its own identity", WRONG)
         entering = parse_client_caller(client_user) if client_user else None
         return why.as_given(fixed), entering is None or look.view.admits(entering.uid)
     if bool(client_user) == bool(server_user):
-        fail("no caller given; give either --as WHO (client ids) or --as-server WHO (server ids)", 2)
+        fail("no caller given; give either --as WHO (client ids) or --as-server WHO (server ids)", WRONG)
     if server_user:
         return why.as_given(parse_caller("--as-server", server_user)), True
     if look.options.views:
-        fail("--as: has no meaning with fixed views; give --as-server WHO, or a path below the mount", 2)
+        fail("--as: has no meaning with fixed views; give --as-server WHO, or a path below the mount", WRONG)
     return why.identify(look.view, parse_client_caller(client_user or ""), look.options.groups), True
 
 

@@ -39,6 +39,7 @@ from cloakfs.views import accounts_of
 from .background import in_background, in_foreground, open_for_us
 from .common import OWN_COMMAND, console, fail, note, tuning
 from .completion import a_directory, a_file
+from .exits import FAILED, WRONG
 from .output import echo_json
 
 DEFAULT_PATH = "/etc/cloakfs/exports.d"
@@ -155,7 +156,7 @@ def _service_options(command: Callable[..., None]) -> Callable[..., None]:
 def _service(given: dict[str, Any]) -> _Service:
     protocols = given["protocols"]
     if protocols not in ("4", "3,4"):
-        fail(f"--protocols {protocols}: expected 4 or 3,4", 2)
+        fail(f"--protocols {protocols}: expected 4 or 3,4", WRONG)
     paths = tuple(os.path.abspath(path) for path in given["paths"] or (DEFAULT_PATH,))
     return _Service(
         paths,
@@ -220,9 +221,9 @@ def plan_command(*, as_json: bool, **given: Any) -> None:
         made = service.with_late_changes(service.plan())
         config = service.config(made)
     except OSError as exc:
-        fail(f"{exc.filename}: {exc.strerror}", 1)
+        fail(f"{exc.filename}: {exc.strerror}", FAILED)
     except ServerError as exc:
-        fail(str(exc), 2)
+        fail(str(exc), WRONG)
     if as_json:
         echo_json(
             {
@@ -240,7 +241,7 @@ def plan_command(*, as_json: bool, **given: Any) -> None:
         if not made.problems:
             click.echo(f"\n# configuration of {made.server}\n{printable_lines(config)}", nl=False)
         _print_remarks(made)
-    sys.exit(2 if made.problems else 0)
+    sys.exit(WRONG if made.problems else 0)
 
 
 def printable_lines(text: str) -> str:
@@ -276,7 +277,7 @@ def up(*, foreground: bool, **given: Any) -> None:
     interrupted. If the status is not 0, nothing is served or mounted.
     """
     if os.geteuid() != 0:
-        fail("only root can mount and export", 1)
+        fail("only root can mount and export", FAILED)
     service = _service(given)
     name = service.name
     run_dir = _run_dir(name)
@@ -284,12 +285,12 @@ def up(*, foreground: bool, **given: Any) -> None:
     try:
         made = service.plan()
     except OSError as exc:
-        fail(f"{exc.filename}: {exc.strerror}", 1)
+        fail(f"{exc.filename}: {exc.strerror}", FAILED)
     _print_remarks(service.with_late_changes(made))
     if made.problems:
-        sys.exit(2)
+        sys.exit(WRONG)
     if not made.mounts:
-        fail(f"{' '.join(service.paths)}: no entries", 2)
+        fail(f"{' '.join(service.paths)}: no entries", WRONG)
     kept = _take_over(run_dir, made)
 
     def work(ready: Callable[[], None]) -> None:
@@ -300,7 +301,7 @@ def up(*, foreground: bool, **given: Any) -> None:
             os.close(lock)
 
     if foreground:
-        in_foreground(work, logging.INFO, ServerError)
+        in_foreground(work, logging.INFO)
     ended, alive = os.pipe()  # is at its end when all other processes of this service have ended
     starting = os.fork()
     if starting:  # so that this process can show what is served now
@@ -309,7 +310,7 @@ def up(*, foreground: bool, **given: Any) -> None:
         if code == 0:
             _show(_order(name, "status"), with_warnings=False)
         sys.exit(code)
-    in_background(work, logging.INFO, f"{run_dir}.log", ServerError)
+    in_background(work, logging.INFO, f"{run_dir}.log")
 
 
 def _wait_for_start(starting: int, ended: int, run_dir: str) -> int:
@@ -364,7 +365,7 @@ def _stop_starting(ended: int, run_dir: str) -> None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(left.pid, signal.SIGTERM)
         if time.monotonic() > deadline:
-            fail(f"the guard has not ended after {_ANSWER_SECONDS:g} s; see {run_dir}.log", 1)
+            fail(f"the guard has not ended after {_ANSWER_SECONDS:g} s; see {run_dir}.log", FAILED)
     if os.path.isdir(run_dir):  # it was killed
         _take_down(run_dir)
 
@@ -378,7 +379,7 @@ def _take_over(run_dir: str, made: Plan) -> list[Mount]:
     try:
         kept = trio.run(take_down, run_dir, made.mounts if made.server == "knfsd" else ())
     except ServerError as exc:
-        fail(str(exc), 1)
+        fail(str(exc), FAILED)
     if not kept:  # or else the record is still needed
         shutil.rmtree(run_dir, ignore_errors=True)
     os.makedirs(run_dir, 0o700, exist_ok=True)
@@ -390,7 +391,7 @@ def _take_down(run_dir: str) -> None:
     try:
         trio.run(take_down, run_dir)
     except ServerError as exc:
-        fail(str(exc), 1)
+        fail(str(exc), FAILED)
     shutil.rmtree(run_dir, ignore_errors=True)
 
 
@@ -408,7 +409,7 @@ def _lock(run_dir: str, name: str, seconds: float = 0) -> int:
             fail(
                 f"service {name} is up already, or is just starting or stopping "
                 f"(cloakfs export status, reload or down; --name for another)",
-                1,
+                FAILED,
             )
         return lock
 
@@ -426,7 +427,7 @@ def _serve(
 
 def _run_dir(name: str) -> str:
     if not name.replace("-", "").replace("_", "").isalnum():
-        fail(f"--name {name}: expected letters, digits, - and _", 2)
+        fail(f"--name {name}: expected letters, digits, - and _", WRONG)
     return services.run_dir(name)
 
 
@@ -437,7 +438,7 @@ def _order(name: str, order: str) -> dict[str, Any]:
     if not is_known(version, VERSION):
         who = f"service {name}: its guard (process {answer.get('pid')})"
         way_out = f"use the cloakfs that runs it, or end it (kill {answer.get('pid')}), which unmounts everything"
-        fail(refusal(who, version, VERSION, way_out), 1)
+        fail(refusal(who, version, VERSION, way_out), FAILED)
     return answer
 
 
@@ -452,16 +453,16 @@ def _answer(name: str, order: str) -> dict[str, Any]:
     except (FileNotFoundError, ConnectionRefusedError):
         left = _left(name)
         if left is None:
-            fail(f"service {name} is not up (cloakfs export up)", 1)
+            fail(f"service {name} is not up (cloakfs export up)", FAILED)
         if left.is_watched:
-            fail(f"service {name} is just starting or stopping (cloakfs export down --name {name} stops it)", 1)
+            fail(f"service {name} is just starting or stopping (cloakfs export down --name {name} stops it)", FAILED)
         fail(
             f"service {name}: its guard (process {left.pid}) was killed; without a guard, these may still be served: "
             f"{', '.join(left.paths)} (cloakfs export up takes over, down ends it)",
-            1,
+            FAILED,
         )
     except (OSError, TypeError, ValueError) as exc:
-        fail(f"service {name} does not answer: {exc}; see {_run_dir(name)}.log", 1)
+        fail(f"service {name} does not answer: {exc}; see {_run_dir(name)}.log", FAILED)
 
 
 def _left(name: str) -> leftover.Record | None:
@@ -469,7 +470,7 @@ def _left(name: str) -> leftover.Record | None:
     try:
         return leftover.read(_run_dir(name))
     except ServerError as exc:
-        fail(f"service {name}: {exc}", 1)
+        fail(f"service {name}: {exc}", FAILED)
 
 
 @export.command()
@@ -552,7 +553,7 @@ def down(name: str) -> None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(guard, signal.SIGTERM)
     if guard is not None and not process.ends(guard, _ANSWER_SECONDS):
-        fail(f"service {name} has not ended after {_ANSWER_SECONDS:g} s; see {run_dir}.log", 1)
+        fail(f"service {name} has not ended after {_ANSWER_SECONDS:g} s; see {run_dir}.log", FAILED)
     lock = _lock(run_dir, name, _LOCK_SECONDS)
     if os.path.isdir(run_dir) and not takes_orders:
         _take_down(run_dir)
@@ -560,7 +561,7 @@ def down(name: str) -> None:
     os.unlink(f"{run_dir}.lock")
     os.close(lock)
     if left is not None and (still := [path for path in left.paths if mountinfo.by_path().get(path) in KINDS]):
-        fail(f"{', '.join(still)}: still mounted; see {run_dir}.log", 1)
+        fail(f"{', '.join(still)}: still mounted; see {run_dir}.log", FAILED)
 
 
 def _remove_empty(run_dir: str) -> None:

@@ -29,10 +29,10 @@ from cloakfs.shell import printable
 
 from .common import console, fail, note
 from .completion import a_file
+from .exits import FAILED, NEGATIVE, WRONG
 from .output import echo_json
 
 DEFAULT_PATH = "/etc/cloakfs/exports.d"
-OPENS = 3
 MOST_ROWS = 40
 MOST_PATHS = 3
 
@@ -86,9 +86,9 @@ def exposure(
     assessed, 2 wrong options or a wrong configuration.
     """
     if os.geteuid() != 0:
-        fail("only root can act as another user", 1)
+        fail("only root can act as another user", FAILED)
     if diff is not None and (paths or html is not None):
-        fail("--diff takes the two configurations to compare; no others, and no --html", 2)
+        fail("--diff takes the two configurations to compare; no others, and no --html", WRONG)
     try:
         if diff is not None:
             status = _compare(_entries(diff[:1], server), _entries(diff[1:], server), sample, as_json=as_json)
@@ -96,11 +96,11 @@ def exposure(
             found = _entries(paths or (DEFAULT_PATH,), server)
             status = _show(found, sample, html, every=every, as_json=as_json)
     except ExportsError as exc:
-        fail(str(exc), 2)
+        fail(str(exc), WRONG)
     except DaemonError as exc:
-        fail(str(exc), 1)
+        fail(str(exc), FAILED)
     except OSError as exc:
-        fail(f"{exc.filename}: {exc.strerror}" if exc.filename else str(exc.strerror), 1)
+        fail(f"{exc.filename}: {exc.strerror}" if exc.filename else str(exc.strerror), FAILED)
     sys.exit(status)
 
 
@@ -150,7 +150,7 @@ def _entries(paths: tuple[str, ...], server: ServerKind) -> Entries:
         found.entries += more.entries
         found.refused += more.refused
     if not found.entries and not found.refused:
-        fail(f"{' '.join(paths)}: no entries", 2)
+        fail(f"{' '.join(paths)}: no entries", WRONG)
     return found
 
 
@@ -226,14 +226,14 @@ def _compare(old: Entries, new: Entries, most: int | None, *, as_json: bool) -> 
         within = " in the sample" if is_sample else ""
         click.echo(f"Something opens{within}." if opens else f"Nothing opens{within}.")
     status = _tell(surveys, old, new)
-    return OPENS if opens else status
+    return NEGATIVE if opens else status
 
 
 def _assessed(found: Entries, surveys: dict[str, Survey], accounts: Accounts) -> dict[str, Assessment]:
     assessed = {entry.name: assess(entry, surveys[entry.source], accounts, found.entries) for entry in found.entries}
     if len(assessed) < len(found.entries):
         names = [entry.name for entry in found.entries]
-        fail(f"two entries, which cannot be told apart: {next(name for name in names if names.count(name) > 1)}", 2)
+        fail(f"two entries, which cannot be told apart: {next(name for name in names if names.count(name) > 1)}", WRONG)
     return assessed
 
 

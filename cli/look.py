@@ -26,6 +26,7 @@ from cloakfs.views import Identity, ViewError, resolve, user_identity
 
 from .common import entry_for, fail, note, working_directory
 from .completion import a_directory, a_file
+from .exits import FAILED, WRONG
 
 _F = TypeVar("_F", bound=Callable[..., object])
 
@@ -91,15 +92,15 @@ def find(
         follow: also follow a symbolic link at the end of the path.
     """
     if os.geteuid() != 0:
-        fail("only root can act as another user", 1)
+        fail("only root can act as another user", FAILED)
     if exports is not None and words:
-        fail("-o and --exports exclude each other: give one of them", 2)
+        fail("-o and --exports exclude each other: give one of them", WRONG)
     try:
         return _find(path, words, exports, client, source, follow=follow)
     except (ExportsError, MountError, PolicyError, ViewError) as exc:
-        fail(str(exc), 2)
+        fail(str(exc), WRONG)
     except OSError as exc:
-        fail(f"{exc.filename or path}: {exc.strerror}", 1)
+        fail(f"{exc.filename or path}: {exc.strerror}", FAILED)
 
 
 def _find(
@@ -108,14 +109,14 @@ def _find(
     told = source is not None or exports is not None
     place = _place(path, mounted(), follow=follow, any_mount=not told)
     if source is not None and (place.mount is not None or exports is not None):
-        fail("--source is only for -o and a path outside all mounts", 2)
+        fail("--source is only for -o and a path outside all mounts", WRONG)
     if place.mount is None and not told:
         _refuse_outside(path)
     rules = _rules(path, place, words, exports, client, source)
     below = find_below(rules.root) if place.mount is not None else None  # from now on, the mount below shows everything
     top = place.mount.target if place.mount is not None and place.is_below_mount else rules.root
     if not _inside(place.path, top):
-        fail(f"{path}: not below {top}", 2)
+        fail(f"{path}: not below {top}", WRONG)
     names = _names(place.path, top)
     options, policy = rules.options, rules.policy
     if policy is None:
@@ -133,8 +134,8 @@ def _refuse_outside(path: str) -> NoReturn:
     """End the command for a path that is in no mount, when nothing else says which tree is meant."""
     died = next((dead_one.path for dead_one in dead() if _inside(os.path.abspath(path), dead_one.path)), None)
     if died is not None:
-        fail(f"{path}: the daemon of the mount at {died} has died, so that nobody sees anything there", 1)
-    fail(f"{path}: not in a mount; give its options with --exports FILE, or -o OPTIONS and --source DIR", 2)
+        fail(f"{path}: the daemon of the mount at {died} has died, so that nobody sees anything there", FAILED)
+    fail(f"{path}: not in a mount; give its options with --exports FILE, or -o OPTIONS and --source DIR", WRONG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +187,7 @@ def _source_above(path: str, place: _Place, entries: Iterable[Export], exports: 
     """Return the deepest directory of an entry that this place is in; end the command if there is none."""
     sources = [real for entry in entries if _inside(place.path, real := os.path.realpath(entry.path))]
     if not sources:
-        fail(f"{exports}: no entry for {path} or a directory above it", 2)
+        fail(f"{exports}: no entry for {path} or a directory above it", WRONG)
     return max(sources, key=len)
 
 
@@ -194,7 +195,7 @@ def _real_names(path: str, root: str, names: list[str], *, follow: bool) -> list
     """Return where names that were looked up in a mount are on the real tree; end the command if that is outside."""
     real = _resolve(os.path.join(root, *names), follow=follow)
     if not _inside(real, root):
-        fail(f"{path}: a symbolic link leads to {real}, which is not below {root}", 1)
+        fail(f"{path}: a symbolic link leads to {real}, which is not below {root}", FAILED)
     return _names(real, root)
 
 
@@ -204,13 +205,13 @@ def _in_force(mount: Mounted) -> tuple[Options, Policy]:
     This ends the command if only the daemon knows them, but does not answer.
     """
     if mount.unknown:
-        fail(f"{mount.target}: {mount.unknown}", 1)
+        fail(f"{mount.target}: {mount.unknown}", FAILED)
     try:
         daemon = Daemon(mount)
     except DaemonError as exc:
         options, _ = parse_options(mount.options)
         if options.policy is not None:
-            fail(f"{exc}; only the daemon can ask its plug-in (-o policy=… asks the one on disk)", 1)
+            fail(f"{exc}; only the daemon can ask its plug-in (-o policy=… asks the one on disk)", FAILED)
         note(f"{exc}; using the options that it published last")
         return options, Policy(options)
     return daemon.options, daemon.policy
@@ -259,7 +260,7 @@ def _mount_of(path: str, mounts: dict[str, Mounted]) -> Mounted | None:
     found = [m for m in mounts.values() if _inside(path, m.source)]
     if len(found) > 1:
         below = " or ".join(sorted(m.target for m in found))
-        fail(f"{path}: shown by several mounts; give the path below {below}", 2)
+        fail(f"{path}: shown by several mounts; give the path below {below}", WRONG)
     return found[0] if found else None
 
 
@@ -269,7 +270,7 @@ def _view(path: str, options: Options, names: list[str]) -> Caller:
     if len(items) == 1 and isinstance(items[0], Identity):
         return items[0].who
     if not names or not names[0].startswith("@"):
-        fail(f"{path}: not below one of the mount's views (@NAME)", 2)
+        fail(f"{path}: not below one of the mount's views (@NAME)", WRONG)
     label = names.pop(0)[1:]
     for item in items:
         if isinstance(item, Identity):
@@ -296,7 +297,7 @@ def parse_caller(option: str, text: str) -> Caller:
     try:
         who = resolve(item) if item is not None else None
     except ViewError as exc:
-        fail(f"{option} {str(exc).removeprefix('view ')}", 2)
+        fail(f"{option} {str(exc).removeprefix('view ')}", WRONG)
     if not isinstance(who, Identity):
-        fail(f"{option} {text}: expected USER or UID:GID[:GID,GID…]", 2)
+        fail(f"{option} {text}: expected USER or UID:GID[:GID,GID…]", WRONG)
     return who.who

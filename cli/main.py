@@ -10,6 +10,7 @@ from cloakfs.tuning import STANDARD, Tuning
 
 from .background import remember_inherited
 from .common import fail
+from .exits import WRONG
 from .output import run
 
 # Exit statuses (docs/commands.md): 0 done, 1 it cannot be done or found out, 2 the command line or a configuration is
@@ -44,7 +45,7 @@ def _moved(name: str) -> click.Command:
     """Return a command that takes any arguments, and only says what has taken its place."""
 
     def tell(**_ignored: object) -> None:
-        fail(f"{name}: this is not installed any more; in a clone of the repository, run: {_IN_A_CLONE[name]}", 2)
+        fail(f"{name}: this is not installed any more; in a clone of the repository, run: {_IN_A_CLONE[name]}", WRONG)
 
     return click.Command(
         name,

@@ -7,13 +7,15 @@ import hashlib
 import re
 from collections.abc import Sequence
 
+from cloakfs.errors import UserError
+
 _BEGIN = "# begin cloakfs session setup "
 _END = "# end cloakfs session setup"
 _begin = re.compile(rf"^{_BEGIN}([0-9a-f]{{12}}): .*\n", re.MULTILINE)
 _end = re.compile(rf"^{_END}(?:\n|\Z)", re.MULTILINE)
 
 
-class EditedError(ValueError):
+class EditedError(UserError, ValueError):
     """The marked lines are not those that were added; `line` is the number of the line with the mark."""
 
     def __init__(self, line: int) -> None:

@@ -12,6 +12,7 @@ from cloakfs.shell import shell_word
 
 from .common import fail, mount_point, note
 from .completion import a_file, a_mount_point
+from .exits import FAILED, WRONG
 
 if TYPE_CHECKING:
     from cloakfs.health import Machine
@@ -47,7 +48,7 @@ def metrics(
     cannot be used; 2 the command line is wrong.
     """
     if os.geteuid() != 0:
-        fail("only root may ask the daemons", 1)
+        fail("only root may ask the daemons", FAILED)
     # These take longer to import than --help should take.
     from cloakfs.health import look  # noqa: PLC0415
 
@@ -62,7 +63,7 @@ def metrics(
 
     if listen is None:
         if group or token or without_token or beyond_this_machine:
-            fail("--group, --token, --without-token and --beyond-this-machine need --listen", 2)
+            fail("--group, --token, --without-token and --beyond-this-machine need --listen", WRONG)
         machine = wanted()
         _require_all(machine)
         click.echo(text(machine), nl=False)
@@ -76,7 +77,7 @@ def metrics(
     try:
         server = metricsserver.Server(place, group, secret, wanted)
     except (OSError, LookupError) as exc:
-        fail(f"--listen {listen}: {exc.strerror if isinstance(exc, OSError) else exc.args[0]}", 1)
+        fail(f"--listen {listen}: {exc.strerror if isinstance(exc, OSError) else exc.args[0]}", FAILED)
     note(f"metrics are served at {server.place}")
     server.serve()
 
@@ -85,15 +86,15 @@ def _require_all(machine: "Machine") -> None:
     """End the command if one of the mounts is none of cloakfs."""
     for one in machine.mounts:
         if one.is_absent:
-            fail(f"{one.path}: {one.complaint} (cloakfs status lists all)", 1)
+            fail(f"{one.path}: {one.complaint} (cloakfs status lists all)", FAILED)
 
 
 def _require_guarded(secret: bytes | None, group: str | None, *, without_token: bool) -> None:
     """End the command if others than those who are meant could ask at a port."""
     if secret is None and not without_token:
-        fail("a port needs --token FILE (or --without-token, if all users of this machine may see the figures)", 2)
+        fail("a port needs --token FILE (or --without-token, if all users of this machine may see the figures)", WRONG)
     if group:
-        fail("--group is for a unix socket; at a port, use --token", 2)
+        fail("--group is for a unix socket; at a port, use --token", WRONG)
 
 
 def _address(listen: str, *, beyond: bool) -> tuple[str, int]:
@@ -104,12 +105,12 @@ def _address(listen: str, *, beyond: bool) -> tuple[str, int]:
             raise ValueError
         address = ipaddress.ip_address("127.0.0.1" if found[2] == "localhost" else found[1] or found[2])
     except ValueError:
-        fail(f"--listen {listen}: expected ADDRESS:PORT, [ADDRESS]:PORT or the absolute path of a unix socket", 2)
+        fail(f"--listen {listen}: expected ADDRESS:PORT, [ADDRESS]:PORT or the absolute path of a unix socket", WRONG)
     if not address.is_loopback and not beyond:
         fail(
             f"--listen {listen}: other machines may reach that; use 127.0.0.1 or [::1], or --beyond-this-machine if it "
             "is meant",
-            1,
+            FAILED,
         )
     return str(address), int(found[3])
 
@@ -121,9 +122,9 @@ def _secret(path: str) -> bytes:
             mode = os.fstat(file.fileno()).st_mode
             token = file.read(4096).strip()
     except OSError as exc:
-        fail(f"--token {path}: {exc.strerror}", 1)
+        fail(f"--token {path}: {exc.strerror}", FAILED)
     if mode & stat.S_IROTH:
-        fail(f"--token {path}: everybody can read it (chmod o-r {shell_word(path)})", 1)
+        fail(f"--token {path}: everybody can read it (chmod o-r {shell_word(path)})", FAILED)
     if len(token) < _SHORTEST_TOKEN or len(token.split()) > 1:
-        fail(f"--token {path}: expected one word of at least {_SHORTEST_TOKEN} characters", 1)
+        fail(f"--token {path}: expected one word of at least {_SHORTEST_TOKEN} characters", FAILED)
     return token

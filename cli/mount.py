@@ -27,6 +27,7 @@ from cloakfs.unmount import detach_dead
 from .background import SYSLOG, in_background, in_foreground, remember_inherited
 from .common import OWN_COMMAND, entry_for, fail, note, tuning, working_directory
 from .completion import a_directory, a_file
+from .exits import FAILED, WRONG
 from .remount import remount
 
 
@@ -73,7 +74,7 @@ def mount(
     Returns when the mount answers. Exit status: 0 mounted, 1 it cannot be mounted, 2 wrong options.
     """
     if os.geteuid() != 0:
-        fail("only root can mount: the daemon acts as every caller", 1)
+        fail("only root can mount: the daemon acts as every caller", FAILED)
     mount_options, text = split_mount_options(",".join(words))
     if mount_options.remount:
         remount(mountpoint, mount_options)
@@ -81,7 +82,7 @@ def mount(
     exports = _one_of("exports", exports, mount_options.exports)
     client = _one_of("client", client, mount_options.client)
     if client is not None and exports is None:
-        fail("--client chooses an entry of an exports.d file, and needs --exports FILE", 2)
+        fail("--client chooses an entry of an exports.d file, and needs --exports FILE", WRONG)
     source, mountpoint = _places(source, mountpoint)
     given = _given(views, policy, groups)
     reader = _Reader(text, exports, source, client, read_only="ro" in mount_options.given, given=given)
@@ -113,8 +114,8 @@ def mount(
     level = logging.DEBUG if debug else logging.INFO
     work = partial(serve, settings)
     if foreground:
-        in_foreground(work, level, MountError)
-    in_background(work, level, log_path, MountError, syslog=mount_options.log == SYSLOG)
+        in_foreground(work, level)
+    in_background(work, level, log_path, syslog=mount_options.log == SYSLOG)
 
 
 def _places(source: str, mountpoint: str) -> tuple[str, str]:
@@ -124,7 +125,7 @@ def _places(source: str, mountpoint: str) -> tuple[str, str]:
         _require_directory(path)
     source, mountpoint = os.path.realpath(source), os.path.realpath(mountpoint)
     if mountpoint.startswith(source.rstrip("/") + "/"):
-        fail(f"{mountpoint}: inside {source}, where the daemon would wait for itself; mount it elsewhere", 1)
+        fail(f"{mountpoint}: inside {source}, where the daemon would wait for itself; mount it elsewhere", FAILED)
     return source, mountpoint
 
 
@@ -132,7 +133,7 @@ def _require_condition(options: Options, source: str) -> None:
     """End the command if the mount is to wait for another one (`mp`) that is not there."""
     place = options.condition(source)
     if place is not None and os.path.realpath(place) not in mountinfo.by_path():
-        fail(f"{place}: nothing is mounted there, and the mount is to wait for that (mp); mount it first", 1)
+        fail(f"{place}: nothing is mounted there, and the mount is to wait for that (mp); mount it first", FAILED)
 
 
 def _warn(mount_options: MountOptions) -> None:
@@ -148,7 +149,7 @@ def _log_path(log: str | None) -> str | None:
     if log is None or log == SYSLOG:
         return None
     if not os.path.isabs(log):
-        fail(f"-o log={log}: expected {SYSLOG}, or a file with its whole path", 2)
+        fail(f"-o log={log}: expected {SYSLOG}, or a file with its whole path", WRONG)
     return log
 
 
@@ -220,15 +221,15 @@ def _read_options(reader: _Reader) -> Options:
     try:
         return reader.read()
     except (ExportsError, MountError) as exc:
-        fail(str(exc), 2)
+        fail(str(exc), WRONG)
     except OSError as exc:
-        fail(f"{reader.exports}: {exc.strerror}", 1)
+        fail(f"{reader.exports}: {exc.strerror}", FAILED)
 
 
 def _one_of(name: str, option: str | None, word: str | None) -> str | None:
     """Return the value of a command line option that `-o` has, too; end the command if they contradict each other."""
     if None not in (option, word) and option != word:
-        fail(f"--{name} {option} and -o {name}={word}: give one of them", 2)
+        fail(f"--{name} {option} and -o {name}={word}: give one of them", WRONG)
     return word if option is None else option
 
 
@@ -240,7 +241,7 @@ def _given(views: tuple[str, ...], policy: str | None, groups: str | None) -> di
         items = tuple(view.replace(",", "+") for view in views)
         given["views"] = _read("view", f"views = {' '.join(items)}").views
         if tuple(map(str, given["views"])) != items:
-            fail(f"--view {items}: not a single value", 2)
+            fail(f"--view {items}: not a single value", WRONG)
     if policy:
         given["policy"] = _read("policy", format_options(Options(policy=policy))).policy
     if groups:
@@ -252,7 +253,7 @@ def _read(option: str, text: str) -> Options:
     try:
         return parse_options(text)[0]
     except ExportsError as exc:
-        fail(f"--{option}: {exc.message}", 2)
+        fail(f"--{option}: {exc.message}", WRONG)
 
 
 def _take_off_dead(mountpoint: str) -> None:
@@ -267,13 +268,13 @@ def _take_off_dead(mountpoint: str) -> None:
 def _require_directory(path: str) -> None:
     try:
         if not stat.S_ISDIR(os.stat(path).st_mode):
-            fail(f"{path}: not a directory", 1)
+            fail(f"{path}: not a directory", FAILED)
     except OSError as exc:
         if exc.errno == errno.ENOTCONN:
             lexical = os.path.abspath(path)
             there = max((p.path for p in dead() if f"{lexical}/".startswith(f"{p.path}/")), key=len, default=path)
-            fail(f"{path}: a mount whose daemon has died is still there (cloakfs umount {shell_word(there)})", 1)
-        fail(f"{path}: {exc.strerror}", 1)
+            fail(f"{path}: a mount whose daemon has died is still there (cloakfs umount {shell_word(there)})", FAILED)
+        fail(f"{path}: {exc.strerror}", FAILED)
 
 
 _HELPER = """\

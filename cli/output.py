@@ -8,10 +8,10 @@ from typing import Any, NoReturn
 
 import click
 
+from cloakfs.errors import UserError
 from cloakfs.shell import printable
 
-UNWRITTEN = 1
-"""Exit status of a command whose output could not be written, whatever it found."""
+from .exits import FAILED
 
 
 class OutputError(Exception):
@@ -32,7 +32,7 @@ def run(command: click.Command, obj: object, name: str = "cloakfs") -> NoReturn:
     """Run the command and end the process.
 
     If the reader stops reading (`cloakfs table / | head`), no message is printed. If the output cannot be written for
-    any other reason, one line says so.
+    any other reason, one line says so, and the status is 1, whatever the command found.
 
     Args:
         command: the command.
@@ -45,16 +45,18 @@ def run(command: click.Command, obj: object, name: str = "cloakfs") -> NoReturn:
         sys.stdout = io.TextIOWrapper(
             io.BufferedWriter(raw), before.encoding, before.errors, line_buffering=bool(before.line_buffering)
         )
-    status: object = UNWRITTEN
+    status: str | int | None = FAILED
     try:
         try:
             command.main(prog_name=name, obj=obj)
         except SystemExit as end:
             status = end.code
+        except UserError as exc:
+            click.echo(printable(f"cloakfs: {exc}"), err=True)
         if sys.stdout is not None:
             sys.stdout.flush()
     except OutputError as exc:
-        status = UNWRITTEN
+        status = FAILED
         if not isinstance(exc.__cause__, BrokenPipeError):
             click.echo(f"cloakfs: standard output: {exc}", err=True)
         os.dup2(os.open(os.devnull, os.O_WRONLY), before.fileno())  # takes what is still in the buffer

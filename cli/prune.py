@@ -13,6 +13,7 @@ from cloakfs.shell import printable
 
 from .common import fail, note
 from .completion import a_directory
+from .exits import FAILED
 from .output import echo_json
 
 
@@ -30,7 +31,7 @@ def prune(mountpoints: tuple[str, ...], *, dry_run: bool, as_json: bool) -> None
     Exit status: 0 done, 1 something cannot be removed, or a MOUNTPOINT is mounted or has no state.
     """
     if os.geteuid() != 0:
-        fail("only root may remove the state of mounts", 1)
+        fail("only root may remove the state of mounts", FAILED)
     named = frozenset(os.path.realpath(path) for path in mountpoints)
     states = [state for state in _all_states() if not mountpoints or _target(state) in named]
     found = {_target(state) for state in states}
@@ -88,7 +89,7 @@ def _all_states() -> list[keptstate.State]:
     try:
         return keptstate.all_states()
     except OSError as exc:
-        fail(f"{STATE_DIR}: {exc.strerror}", 1)
+        fail(f"{STATE_DIR}: {exc.strerror}", FAILED)
 
 
 def _prune(state: keptstate.State, named: frozenset[str], *, dry_run: bool) -> _Pruned:

@@ -12,6 +12,7 @@ from cloakfs.shell import shell_word
 from cloakfs.unmount import KINDS
 
 from .common import fail
+from .exits import FAILED, WRONG
 
 # mount(8) adds what the mount table and fstab say of the mount to what it was asked for, and its helper for FUSE adds
 # `suid` and `dev`, so what is as it was has to be accepted.
@@ -27,21 +28,24 @@ def remount(mountpoint: str, asked: MountOptions) -> None:
     target = os.path.realpath(mountpoint)
     place = next((place for place in reversed(mountinfo.by_id().values()) if place.path == target), None)
     if place is None or place.kind not in KINDS:
-        fail(f"{mountpoint}: not a cloakfs mount, so there is nothing to remount", 1)
+        fail(f"{mountpoint}: not a cloakfs mount, so there is nothing to remount", FAILED)
     daemon = next((mount for mount in all_mounted() if mount.device == place.device), None)
     if daemon is None:
-        fail(f"{target}: its daemon has died; unmount it, and mount it again (cloakfs umount {shell_word(target)})", 1)
+        fail(
+            f"{target}: its daemon has died; unmount it, and mount it again (cloakfs umount {shell_word(target)})",
+            FAILED,
+        )
     others = _others(asked.given, {*daemon.given, *place.words.split(",")})
     wanted = [word for word in asked.given if word in ("ro", "rw")][-1:]
     if others or not wanted:
-        fail(f"{', '.join(others) or 'remount'}: a remount changes only ro and rw; {_way_out(daemon)}", 2)
+        fail(f"{', '.join(others) or 'remount'}: a remount changes only ro and rw; {_way_out(daemon)}", WRONG)
     kept = flags_of([*place.words.split(","), *daemon.given]) | linux.MS_REMOUNT
     flags = kept | linux.MS_RDONLY if wanted == ["ro"] else kept
     try:
         linux.mount(daemon.source, target, place.kind, flags, "")
     except OSError as exc:
         hint = "; files are open for writing (fuser -vm), so close them first" if exc.errno == errno.EBUSY else ""
-        fail(f"{target}: {exc.strerror}{hint}", 1)
+        fail(f"{target}: {exc.strerror}{hint}", FAILED)
 
 
 def _others(asked: Iterable[str], known: set[str]) -> list[str]:

@@ -25,6 +25,7 @@ from cloakfs.views import Identity, accounts_of, resolve
 
 from .common import fail, note
 from .completion import a_directory, a_mount_point
+from .exits import FAILED, WRONG
 from .markedlines import EditedError, marked, with_added, without
 
 PAM_D = "/etc/pam.d"
@@ -84,18 +85,18 @@ def setup(
     Exit status: 0 shown, written or removed, 1 it cannot be done, 2 the request is wrong.
     """
     if os.geteuid() != 0:
-        fail("only root may set up sessions", 1)
+        fail("only root may set up sessions", FAILED)
     if how is None:
-        fail("give either --pam or --systemd", 2)
+        fail("give either --pam or --systemd", WRONG)
     if what == "remove":
         if mountpoint is not None or exempt or services:
-            fail("--remove takes only --pam or --systemd: it removes whatever --install has written", 2)
+            fail("--remove takes only --pam or --systemd: it removes whatever --install has written", WRONG)
         _apply(_edits({}, _places(how)), removing=True)
         return
     if mountpoint is None or path is None:
-        fail("give MOUNTPOINT, the cloakfs mount, and PATH, where each user sees its own view of it", 2)
+        fail("give MOUNTPOINT, the cloakfs mount, and PATH, where each user sees its own view of it", WRONG)
     if services and how == "systemd":
-        fail("--service: only with --pam", 2)
+        fail("--service: only with --pam", WRONG)
     mountpoint, path = os.path.realpath(mountpoint), os.path.realpath(path)
     identities = _identities(mountpoint, exempt)
     _check_place(mountpoint, path)
@@ -111,18 +112,18 @@ def _identities(mountpoint: str, exempt: tuple[str, ...]) -> list[Identity]:
     """Return the identities of the mount's views, without those who are exempt."""
     mount = mounted().get(mountpoint)
     if mount is None:
-        fail(f"{mountpoint}: no cloakfs mount, or one whose daemon has died (cloakfs status lists all)", 1)
+        fail(f"{mountpoint}: no cloakfs mount, or one whose daemon has died (cloakfs status lists all)", FAILED)
     if mount.unknown:
-        fail(f"{mountpoint}: {mount.unknown}", 1)
+        fail(f"{mountpoint}: {mount.unknown}", FAILED)
     options, _ = parse_options(mount.options)
     if not _has_directories(options):
-        fail(f"{mountpoint}: has no views in directories @NAME; mount it with several views or a range of them", 1)
+        fail(f"{mountpoint}: has no views in directories @NAME; mount it with several views or a range of them", FAILED)
     resolved = [resolve(account) for item in options.views for account in accounts_of(item)]
     identities = [identity for identity in resolved if isinstance(identity, Identity)]
     labels = {identity.label for identity in identities}
     for user in exempt:
         if user not in labels and user != "root":
-            fail(f"--exempt {user}: {mountpoint} has no view of that name", 2)
+            fail(f"--exempt {user}: {mountpoint} has no view of that name", WRONG)
     return [identity for identity in identities if identity.who.uid != 0 and identity.label not in exempt]
 
 
@@ -134,20 +135,20 @@ def _check_place(mountpoint: str, path: str) -> None:
     """Refuse places where pam_namespace cannot mount safely; warn if PATH shows something to users without a view."""
     for each in (mountpoint, path):
         if not _PATH.fullmatch(each):
-            fail(f"{each}: only letters, digits and . _ @ + - / may be in the paths of MOUNTPOINT and PATH", 2)
+            fail(f"{each}: only letters, digits and . _ @ + - / may be in the paths of MOUNTPOINT and PATH", WRONG)
     try:
         mode = os.stat(path).st_mode
     except OSError as exc:
-        fail(f"{path}: {exc.strerror}", 1)
+        fail(f"{path}: {exc.strerror}", FAILED)
     if not stat.S_ISDIR(mode):
-        fail(f"{path}: not a directory", 1)
+        fail(f"{path}: not a directory", FAILED)
     for each in (mountpoint, path):
         _refuse_unsafe(each)
     _refuse_reachable(mountpoint)
     if os.path.commonpath((mountpoint, path)) in (mountpoint, path):
-        fail(f"{path}: PATH and {mountpoint} must not contain each other", 2)
+        fail(f"{path}: PATH and {mountpoint} must not contain each other", WRONG)
     if path in mountinfo.by_path():
-        fail(f"{path}: something is mounted there, which su would unmount for its session", 1)
+        fail(f"{path}: something is mounted there, which su would unmount for its session", FAILED)
     if mode & (stat.S_IXGRP | stat.S_IXOTH):
         note(
             f"{path}: warning: whoever has no view can enter the directory itself (chmod 0700 it, unless that is meant)"
@@ -159,7 +160,7 @@ def _refuse_unsafe(path: str) -> None:
     while path != "/":
         info = os.stat(path)
         if info.st_uid != 0 or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            fail(f"{path}: must belong to root, and nobody else may be able to write to it", 1)
+            fail(f"{path}: must belong to root, and nobody else may be able to write to it", FAILED)
         path = os.path.dirname(path)
 
 
@@ -171,7 +172,7 @@ def _refuse_reachable(mountpoint: str) -> None:
             fail(
                 f"{mountpoint}: whoever can open it can keep all users from logging in; mount it below a directory "
                 "of mode 0700, such as one made by: install -d -m 700 /srv/views",
-                1,
+                FAILED,
             )
         above = os.path.dirname(above)
 
@@ -181,10 +182,10 @@ def _pam(mountpoint: str, path: str, all_: list[Identity], services: tuple[str, 
     modules = {os.path.basename(found) for where in _MODULE_DIRS for found in glob.glob(f"{where}/pam_*.so")}
     for module in _MODULES:
         if module not in modules:
-            fail(f"{module}: this machine does not have it (on Debian, it is in libpam-modules)", 1)
+            fail(f"{module}: this machine does not have it (on Debian, it is in libpam-modules)", FAILED)
     checker = shutil.which("mountpoint", path="/usr/bin:/bin")
     if checker is None:
-        fail("mountpoint(1): this machine does not have it (on Debian, it is in util-linux)", 1)
+        fail("mountpoint(1): this machine does not have it (on Debian, it is in util-linux)", FAILED)
     users = [identity.label for identity in all_ if identity.by_user and _USER.fullmatch(identity.label)]
     left_out = [identity.label for identity in all_ if identity.label not in users]
     if left_out:
@@ -192,10 +193,10 @@ def _pam(mountpoint: str, path: str, all_: list[Identity], services: tuple[str, 
             f"{mountpoint}: warning: pam_namespace needs views of user names, so it cannot use @{', @'.join(left_out)}"
         )
     if not users:
-        fail(f"{mountpoint}: has no view of a user of this machine who is not exempt", 1)
+        fail(f"{mountpoint}: has no view of a user of this machine who is not exempt", FAILED)
     for service in services:
         if "/" in service or not os.path.isfile(f"{PAM_D}/{service}"):
-            fail(f"--service {service}: there is no {PAM_D}/{service}", 2)
+            fail(f"--service {service}: there is no {PAM_D}/{service}", WRONG)
     chosen = services or tuple(name for name in SERVICES if os.path.isfile(f"{PAM_D}/{name}"))
     for name in (*chosen, "common-session", "common-session-noninteractive"):
         _refuse_namespace_line(f"{PAM_D}/{name}")
@@ -216,7 +217,7 @@ def _refuse_namespace_line(path: str) -> None:
     found = _namespace_line.search(text)
     if found:
         line = text.count("\n", 0, found.start()) + 1
-        fail(f"{path}:{line}: runs pam_namespace already; remove that, or choose other services (--service)", 1)
+        fail(f"{path}:{line}: runs pam_namespace already; remove that, or choose other services (--service)", FAILED)
 
 
 def _systemd(mountpoint: str, path: str, all_: list[Identity]) -> dict[str, list[str]]:
@@ -231,7 +232,7 @@ def _systemd(mountpoint: str, path: str, all_: list[Identity]) -> dict[str, list
             _drop_in(str(identity.who.uid)), ["[Service]", f"BindPaths=-{mountpoint}/@{identity.label}:{path}"]
         )
     if not lines:
-        fail(f"{mountpoint}: has no view of a user who is not exempt", 1)
+        fail(f"{mountpoint}: has no view of a user who is not exempt", FAILED)
     return lines
 
 
@@ -277,7 +278,7 @@ def _read(path: str) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as exc:
-        fail(f"{path}: {exc.strerror}", 1)
+        fail(f"{path}: {exc.strerror}", FAILED)
 
 
 def _without_ours(path: str, content: bytes) -> str:
@@ -286,7 +287,7 @@ def _without_ours(path: str, content: bytes) -> str:
     except EditedError as exc:
         fail(
             f"{path}:{exc.line}: the marked lines were edited by hand; restore them, or delete them yourself",
-            1,
+            FAILED,
         )
 
 
@@ -303,7 +304,7 @@ def _apply(edits: list[_Edit], *, removing: bool) -> None:
         for edit in reversed(done):
             with contextlib.suppress(OSError):
                 _write(edit.path, edit.before)
-        fail(f"{exc.filename}: {exc.strerror}; no file was changed", 1)
+        fail(f"{exc.filename}: {exc.strerror}; no file was changed", FAILED)
     for edit in edits:
         click.echo(printable(f"{edit.path}: {'removed' if edit.after is None else 'written'}"))
     if not edits:

@@ -21,13 +21,11 @@ from cloakfs.shell import printable
 
 from .common import fail, mount_point
 from .completion import a_mount_point
+from .exits import FAILED, NEGATIVE
 from .output import echo_json
 
 SHOWN = 20
 """How many definitions are shown at most."""
-
-UNHEALTHY = 3
-"""The exit status if something is not healthy."""
 
 _UNITS = (("h", 3600), ("s", 1), ("ms", 0.001))
 
@@ -50,15 +48,15 @@ def status(mountpoints: tuple[str, ...], *, verbose: bool, as_json: bool) -> Non
     or a server does not answer.
     """
     if os.geteuid() != 0:
-        fail("only root may see the options of mounts", 1)
+        fail("only root may see the options of mounts", FAILED)
     machine = look()
     if mountpoints:
         machine = machine.only(map(mount_point, mountpoints))
         for one in machine.mounts:
             if one.is_absent:
-                fail(f"{one.path}: {one.complaint} (cloakfs status lists all)", 1)
+                fail(f"{one.path}: {one.complaint} (cloakfs status lists all)", FAILED)
             if one.mount is not None and one.mount.unknown:
-                fail(f"{one.path}: {one.mount.unknown}", 1)
+                fail(f"{one.path}: {one.mount.unknown}", FAILED)
     words = {place.device: place.words for place in mountinfo.by_id().values()}
     if as_json:
         echo_json([_plain(one, words) for one in machine.mounts])
@@ -68,7 +66,7 @@ def status(mountpoints: tuple[str, ...], *, verbose: bool, as_json: bool) -> Non
         for service in machine.services:
             _show_service(service)
     if not machine.is_healthy:
-        sys.exit(UNHEALTHY)
+        sys.exit(NEGATIVE)
 
 
 def _plain(one: Health, words: dict[str, str]) -> dict[str, Any]:

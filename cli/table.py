@@ -16,6 +16,7 @@ from cloakfs.views import ViewError, user_identity
 
 from .common import console, fail
 from .completion import a_directory
+from .exits import FAILED, WRONG
 from .look import Look, find, parse_caller, parse_client_caller, tree_options
 from .output import echo_json
 
@@ -52,9 +53,9 @@ def table(
         columns = _columns(look, client_users, server_users, only=only)
         rows = why.table(look.source, look.names, look.view, list(columns.values()), read_only=look.options.read_only)
     except OSError as exc:
-        fail(f"{look.path}: {exc.strerror}", 1)
+        fail(f"{look.path}: {exc.strerror}", FAILED)
     except DaemonError as exc:
-        fail(str(exc), 1)
+        fail(str(exc), FAILED)
     if as_json:
         _print_json(look, columns, rows)
         return
@@ -74,12 +75,12 @@ def _columns(
     columns: dict[str, Caller | None] = {}
     if look.view.fixed is not None:
         if client_users or server_users:
-            fail("--as: the path leads through a fixed view, which has its own identity", 2)
+            fail("--as: the path leads through a fixed view, which has its own identity", WRONG)
         return {"the view": look.view.fixed}
     if client_users and look.options.views:
-        fail("--as: has no meaning with fixed views; give --as-server WHO, or a path below the mount", 2)
+        fail("--as: has no meaning with fixed views; give --as-server WHO, or a path below the mount", WRONG)
     if only and not (client_users or server_users):
-        fail("--only: no caller given; add --as or --as-server", 2)
+        fail("--only: no caller given; add --as or --as-server", WRONG)
     if not only:
         for uid in why.owners(look.source, look.names):
             label, who = _owner(uid, look.options.anongid)

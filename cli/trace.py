@@ -25,6 +25,7 @@ from cloakfs.tracers import OPERATIONS, Record, Wanted, described, ids
 
 from .common import console, fail, note
 from .completion import a_mount_point
+from .exits import FAILED, WRONG
 from .output import echo_json, echo_json_line
 
 TOP_CALLERS = 10
@@ -76,7 +77,7 @@ def trace(
     Exit status: 0 traced, 1 MOUNT is not served, its daemon cannot be asked, or has ended, 2 wrong options.
     """
     if os.geteuid() != 0:
-        fail("only root may see what others do", 1)
+        fail("only root may see what others do", FAILED)
     mount = _mount(mountpoint)
     interrupted: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -101,16 +102,16 @@ def trace(
     if summary:
         found.print(as_json=as_json)
     if failure is not None:
-        fail(failure, 1)
+        fail(failure, FAILED)
 
 
 def _mount(mountpoint: str) -> Mounted:
     path = os.path.realpath(mountpoint)
     mount = mounted().get(path)
     if mount is None:
-        fail(f"{path}: not a cloakfs mount, or its daemon has died (cloakfs status lists all)", 1)
+        fail(f"{path}: not a cloakfs mount, or its daemon has died (cloakfs status lists all)", FAILED)
     if mount.unknown:
-        fail(f"{path}: {mount.unknown}", 1)
+        fail(f"{path}: {mount.unknown}", FAILED)
     return mount
 
 
@@ -120,7 +121,7 @@ def _uid(user: str) -> int:
     try:
         return pwd.getpwnam(user).pw_uid
     except KeyError:
-        fail(f"--user {user}: no such user in the user database; expected a name or a uid", 2)
+        fail(f"--user {user}: no such user in the user database; expected a name or a uid", WRONG)
 
 
 def _pattern(path: str, mountpoint: str, target: str) -> str:
@@ -129,7 +130,7 @@ def _pattern(path: str, mountpoint: str, target: str) -> str:
     whole = os.path.normpath(os.path.join(named, path))
     top = next((top for top in (named, target) if whole == top or whole.startswith(os.path.join(top, ""))), None)
     if top is None:
-        fail(f"--path {path}: not in the mount at {target}", 2)
+        fail(f"--path {path}: not in the mount at {target}", WRONG)
     return os.path.join(glob.escape(target), os.path.relpath(whole, top)).removesuffix("/.")
 
 

@@ -16,6 +16,7 @@ from cloakfs.unmount import KINDS
 
 from .common import fail, note, tuning
 from .completion import a_mount_point
+from .exits import FAILED
 
 _SILENCE_SECONDS = 1.0
 _WAIT_SECONDS = 30.0
@@ -42,7 +43,7 @@ def umount(mountpoint: str, *, lazy: bool) -> None:
         if given_up:
             note(f"{mountpoint}: its daemon had died; it will not be mounted again")
             return
-        fail(f"{mountpoint}: not a cloakfs mount", 1)
+        fail(f"{mountpoint}: not a cloakfs mount", FAILED)
     daemon = next((mount for mount in all_mounted() if mount.device == top.device), None)
     if daemon is not None and daemon.unknown:
         note(
@@ -55,13 +56,13 @@ def umount(mountpoint: str, *, lazy: bool) -> None:
         _take_off(top, linux.MNT_DETACH if lazy else 0)
     except OSError as exc:
         hint = "; see who uses it (fuser -vm), or use --lazy" if exc.errno == errno.EBUSY else ""
-        fail(f"{top.path}: {exc.strerror}{hint}", 1)
+        fail(f"{top.path}: {exc.strerror}{hint}", FAILED)
     others = [place.path for place in mountinfo.by_id().values() if place.device == top.device and place.kind in KINDS]
     if daemon is not None and others:
         fail(
             f"{top.path}: unmounted, but its daemon (process {daemon.pid}) continues: the same view is also mounted at "
             f"{', '.join(others)}",
-            1,
+            FAILED,
         )
     if daemon is not None and held is not None:
         _wait(top.path, daemon, held, lazy=lazy)
@@ -92,7 +93,7 @@ def _end_waiting(path: str) -> bool:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(held, signal.SIGTERM)
             if not process.ends(held, _WAIT_SECONDS):
-                fail(f"{mount.target}: process {mount.pid}, which mounts it again, does not end", 1)
+                fail(f"{mount.target}: process {mount.pid}, which mounts it again, does not end", FAILED)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(mount.path)
     return bool(found)
@@ -121,5 +122,5 @@ def _wait(path: str, daemon: Mounted, held: int, *, lazy: bool) -> None:
         fail(
             f"{path}: unmounted, but its daemon (process {daemon.pid}) has not ended after {_WAIT_SECONDS:g} s; "
             "is the view also mounted in another mount namespace, such as a container's?",
-            1,
+            FAILED,
         )

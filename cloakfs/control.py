@@ -38,6 +38,7 @@ from .above import Above
 from .caller import Caller, ClientCaller
 from .config.parse import parse_options
 from .config.render import format_options
+from .errors import UserError
 from .events import Event, Events
 from .linux import ownfiles, sockets
 from .mounted import RUN_DIR, Mounted, PublishedState, mount_key
@@ -65,11 +66,11 @@ _MOST_QUESTIONS_BACK = 100
 _ATTRS = ("name", "mode", "uid", "gid", "size", "nlink", "mtime_ns")
 
 
-class DaemonError(Exception):
+class DaemonError(UserError):
     """A daemon cannot be asked; the text is one line that says why."""
 
 
-class PluginError(Exception):
+class PluginError(UserError):
     """A method of the plug-in raised something, in the daemon."""
 
 

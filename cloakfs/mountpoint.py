@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from . import linux
+from .errors import UserError
 from .exportmode import LOCAL, ExportMode, Server
 from .linux import loopdevice, mountinfo, ownfiles
 from .shell import shell_word
@@ -52,7 +53,7 @@ _SWITCHES = frozenset({"default_permissions", "knfsd", "all_squashed", "subtree_
 _VALUES = frozenset({"record", "fsname", "exports", "client", "restarted", "log"})
 
 
-class MountError(Exception):
+class MountError(UserError):
     """A mount cannot be made; the text is one line that says why and what to do."""
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from .caller import Caller, ClientCaller
 from .cloak import CloakList
 from .config.options import Options
+from .errors import UserError
 from .ids import ClientId, ServerId
 from .mapping import IdMap, Kind, packed
 
@@ -128,7 +129,7 @@ def is_built_in(policy: Policy, method: str) -> bool:
     return getattr(type(policy), method) is getattr(Policy, method) and method not in vars(policy)
 
 
-class PolicyError(ValueError):
+class PolicyError(UserError, ValueError):
     """A plug-in cannot be loaded; the text is one line that says why."""
 
 

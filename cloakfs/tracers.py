@@ -13,12 +13,13 @@ from typing import Any, Self
 
 import trio
 
+from .errors import UserError
 from .shell import printable
 
 Record = dict[str, Any]
 
 
-class TooManyTracers(Exception):
+class TooManyTracers(UserError):
     """Nobody else can trace the mount at the moment; the text is one line that says why."""
 
 

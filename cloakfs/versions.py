@@ -4,8 +4,10 @@ Each format has a version number of its own, in the module that knows the format
 the previous format would misread the new one. The formats of 0.1.0 have no number, which counts as 0.
 """
 
+from .errors import UserError
 
-class VersionError(Exception):
+
+class VersionError(UserError):
     """A version that this cloakfs does not know was met; the text is one line that says where, and what to do."""
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from . import linux
 from .caller import Caller
 from .config.views import Ids, Range, User, ViewItem
+from .errors import UserError
 from .ids import ClientId, ServerId
 from .linux import accounts
 from .policy import Policy
@@ -32,7 +33,7 @@ _AT_ONCE = 100
 log = logging.getLogger(__name__)
 
 
-class ViewError(ValueError):
+class ViewError(UserError, ValueError):
     """A view cannot be made; the text is one line that says why."""
 
 

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 import click
 
 from cli.common import console, fail, note
+from cli.exits import FAILED, WRONG
 from cloakfs.linux.ownfiles import replace
 
 from ..session import interruptible, require_matplotlib
@@ -54,7 +55,7 @@ def papers(keys: tuple[str, ...], out: str, runs: int | None, *, quick: bool, sh
     try:
         from .registry import EXPERIMENTS  # noqa: PLC0415  (imports what it measures)
     except FiguresError as exc:
-        fail(f"bench papers: {exc}", 2)
+        fail(f"bench papers: {exc}", WRONG)
 
     chosen = _chosen(keys, EXPERIMENTS)
     if only_list:
@@ -67,22 +68,22 @@ def papers(keys: tuple[str, ...], out: str, runs: int | None, *, quick: bool, sh
         records = Records(path)
         if show:
             if not records.common:
-                fail(f"bench papers: {path}: there are no runs", 1)
+                fail(f"bench papers: {path}: there are no runs", FAILED)
         else:
             if os.geteuid() != 0:
-                fail("only root can measure: this mounts file systems, and acts as other users", 1)
+                fail("only root can measure: this mounts file systems, and acts as other users", FAILED)
             _measure(chosen, records, quick=quick, runs=runs)
         told = report.tell(chosen if keys else EXPERIMENTS, records)
         _write(out, told, records)
     except RecordsError as exc:
-        fail(f"bench papers: {exc}", 2)
+        fail(f"bench papers: {exc}", WRONG)
     except OSError as exc:
-        fail(f"bench papers: {exc.filename or out}: {exc.strerror or exc}", 1)
+        fail(f"bench papers: {exc.filename or out}: {exc.strerror or exc}", FAILED)
     _summary(told)
     note(f"bench: papers: {os.path.join(out, PAGE)} and {os.path.join(out, MARKDOWN)} are written")
     wanted = {experiment.key for experiment in chosen}
     incomplete = wanted & (set(records.skipped) | {one.experiment for one in records.failures()})
-    sys.exit(1 if incomplete and not show else 0)
+    sys.exit(FAILED if incomplete and not show else 0)
 
 
 def _chosen(keys: tuple[str, ...], known: Iterable[Experiment]) -> list[Experiment]:
@@ -90,7 +91,7 @@ def _chosen(keys: tuple[str, ...], known: Iterable[Experiment]) -> list[Experime
     known = list(known)
     for key in keys:
         if not any(_is_named(experiment, key) for experiment in known):
-            fail(f"--only {key}: no such thing; see --list", 2)
+            fail(f"--only {key}: no such thing; see --list", WRONG)
     return [one for one in known if not keys or any(_is_named(one, key) for key in keys)]
 
 

@@ -14,6 +14,7 @@ import click
 from rich.table import Table
 
 from cli.common import console, fail
+from cli.exits import FAILED, WRONG
 from cloakfs.config.errors import ExportsError
 from cloakfs.config.parse import parse_options
 from cloakfs.prefetch import HEURISTICS, Limits
@@ -113,15 +114,15 @@ def replay(
     STREAM-FILE is not a stream.
     """
     if (stream_file is None) == (pattern is None):
-        fail("prefetch replay: expected either a STREAM-FILE or --pattern", 2)
+        fail("prefetch replay: expected either a STREAM-FILE or --pattern", WRONG)
     if stream_file is not None:
         stream = _stream(stream_file)
     else:
         assert pattern is not None
         if not block <= LARGEST:
-            fail(f"--block {block}: more than {LARGEST >> 20}M", 2)
+            fail(f"--block {block}: more than {LARGEST >> 20}M", WRONG)
         if size < readers:
-            fail(f"--size {size}: less than a byte for each of {readers} readers", 2)
+            fail(f"--size {size}: less than a byte for each of {readers} readers", WRONG)
         stream = merged(generate(pattern, size, block, stride=stride, readers=readers, seed=seed))
     if percent:
         stream = reordered(stream, percent / 100, seed)
@@ -139,7 +140,7 @@ def _errors_of(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        fail(f"{exc.filename or path}: {exc.strerror or exc}", 1)
+        fail(f"{exc.filename or path}: {exc.strerror or exc}", FAILED)
 
 
 def _stream(path: str) -> list[Read]:
@@ -148,7 +149,7 @@ def _stream(path: str) -> list[Read]:
             with open(path, encoding="utf-8", errors="surrogateescape") as file:
                 return parse(file, path)
         except StreamError as exc:
-            fail(str(exc), 2)
+            fail(str(exc), WRONG)
 
 
 def _limits(words: str) -> Limits:
@@ -156,9 +157,9 @@ def _limits(words: str) -> Limits:
         options, _ = parse_options(words)
         nothing, _ = parse_options("")
     except ExportsError as exc:
-        fail(str(exc), 2)
+        fail(str(exc), WRONG)
     if options != replace(nothing, prefetch_limits=options.prefetch_limits):
-        fail(f"-o {words}: only prefetch_window, _file, _total, _files and _cursors can be given here", 2)
+        fail(f"-o {words}: only prefetch_window, _file, _total, _files and _cursors can be given here", WRONG)
     return options.prefetch_limits
 
 
@@ -195,7 +196,7 @@ def _live(
             if create and not os.path.exists(path):
                 content.create(directory, name, size)
             elif os.stat(path).st_size == 0:
-                fail(f"{path}: the file is empty; remove it, and use --create", 1)
+                fail(f"{path}: the file is empty; remove it, and use --create", FAILED)
         left = [content.forget(os.path.join(directory, name)) for name in needed]
         with Files(directory, needed, direct=not buffered) as files:
             found = read_all([stream], files, outstanding=outstanding, verified=create, paced=paced)
@@ -281,7 +282,7 @@ def figures(
         run = read(show)
     else:
         if os.geteuid() != 0:
-            fail("only root can measure: this mounts file systems, and throttles a disk", 1)
+            fail("only root can measure: this mounts file systems, and throttles a disk", FAILED)
         if json_path:
             require_writable(json_path)
         chosen = list(
@@ -301,7 +302,7 @@ def figures(
     if plot:
         draw(run, plot)
     report.show(run, markdown=markdown)
-    sys.exit(1 if run.failed and not show else 0)
+    sys.exit(FAILED if run.failed and not show else 0)
 
 
 def _scaled(scale: Scale, runs: int | None, size: int | None) -> Scale:
@@ -310,7 +311,7 @@ def _scaled(scale: Scale, runs: int | None, size: int | None) -> Scale:
         scale = replace(scale, runs=runs, reader_runs=runs)
     if size is not None:
         if size < 32 * scale.block:
-            fail(f"--size {size}: less than a block of {scale.block} for each of 32 readers", 2)
+            fail(f"--size {size}: less than a block of {scale.block} for each of 32 readers", WRONG)
         scale = replace(scale, size=size, reader_size=size, table_size=size)
     return scale
 
@@ -335,12 +336,12 @@ def hung(rounds: int, seconds: float, *, as_json: bool) -> None:
     Exit status: 0 measured, 1 it cannot be measured.
     """
     if os.geteuid() != 0:
-        fail("only root can measure: this mounts file systems", 1)
+        fail("only root can measure: this mounts file systems", FAILED)
     try:
         with interruptible("prefetch"), _progress(rounds + 1) as advance:
             found = latencies(rounds, seconds, advance)
     except (RuntimeError, OSError) as exc:
-        fail(f"prefetch: {exc}", 1)
+        fail(f"prefetch: {exc}", FAILED)
     click.echo(json.dumps(found.as_json()) if as_json else found.told())
 
 
@@ -350,7 +351,7 @@ def _measured(chosen: list[str], scale: Scale) -> Run:
         with _progress(length(todo)) as advance:
             return measure(todo, scale, advance, lambda said: click.echo(f"cloakfs: prefetch: {said}", err=True))
     except (SlowDiskError, RuntimeError, OSError, subprocess.CalledProcessError) as exc:
-        fail(f"prefetch: {exc}", 1)
+        fail(f"prefetch: {exc}", FAILED)
 
 
 @contextlib.contextmanager

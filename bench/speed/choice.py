@@ -14,6 +14,7 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cli.common import console, fail
+from cli.exits import FAILED, WRONG
 
 from ..figures import Run
 from ..job import PINNED, UNPINNED, Piece, Work
@@ -77,7 +78,7 @@ class Choice:
         try:
             return find_package(self.package)
         except OSError as exc:
-            fail(f"{self.package}: {exc.strerror}", 1)
+            fail(f"{self.package}: {exc.strerror}", FAILED)
 
     @property
     def package_name(self) -> str:
@@ -89,7 +90,7 @@ def chosen(names: list[str], globs: tuple[str, ...], option: str) -> list[str]:
     """Those that match any of the globs, in order; all if there is none. Ends the command if one matches nothing."""
     for glob in globs:
         if not any(fnmatchcase(name, glob) for name in names):
-            fail(f"{option} {glob}: no such thing; see --list", 2)
+            fail(f"{option} {glob}: no such thing; see --list", WRONG)
     return [name for name in names if not globs or any(fnmatchcase(name, glob) for glob in globs)]
 
 
@@ -128,7 +129,7 @@ def measured(plan: Plan) -> Run:
         try:
             return measure(plan, advance, lambda text: click.echo(f"cloakfs: bench: {text}", err=True))
         except (RuntimeError, OSError, subprocess.CalledProcessError) as exc:
-            fail(f"bench: {exc}", 1)
+            fail(f"bench: {exc}", FAILED)
 
 
 def about(plan: Plan, choice: Choice) -> dict[str, object]:

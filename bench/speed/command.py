@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import click
 
 from cli.common import fail
+from cli.exits import FAILED
 
 from ..figures import Run
 from ..job import Piece
@@ -110,13 +111,13 @@ def bench(
             err=True,
         )
     report.show(run, every, old, markdown=markdown)
-    sys.exit(1 if run.failed and not show else 0)
+    sys.exit(FAILED if run.failed and not show else 0)
 
 
 def _measured(choice: Choice, every: Mapping[str, Piece], json_path: str | None) -> Run:
     """Measure what was chosen, and write the rates to a file; end the command if that cannot be done."""
     if os.geteuid() != 0:
-        fail("only root can measure: this mounts file systems, and acts as other users", 1)
+        fail("only root can measure: this mounts file systems, and acts as other users", FAILED)
     if json_path:
         require_writable(json_path)
     plan = choice.plan(every)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from ..errors import UserError
+
 
 @dataclass(frozen=True, slots=True)
 class Location:
@@ -26,7 +28,7 @@ class Remark:
         return f"{self.location}: {self.message}"
 
 
-class ExportsError(ValueError):
+class ExportsError(UserError, ValueError):
     """A text that violates the grammar: where, what is wrong, and what was expected instead."""
 
     def __init__(self, location: Location, problem: str, expected: str) -> None:

@@ -10,6 +10,7 @@ from ..config.errors import Location
 from ..config.options import Export
 from ..config.views import Ids, Range, ViewItem
 from ..control import Daemon
+from ..errors import UserError
 from ..linux import mountinfo
 from ..mounted import Mounted
 from ..nfs.plan import ServerKind
@@ -119,7 +120,7 @@ def _single_views(item: ViewItem) -> Iterable[ViewItem]:
     return accounts_of(item) if isinstance(item, Range) else [item]
 
 
-class NoTree(Exception):
+class NoTree(UserError):
     """There is no tree that could be looked at; the text is one line that says why."""
 
 

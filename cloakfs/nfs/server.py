@@ -6,12 +6,13 @@ from typing import Protocol
 
 import trio
 
+from ..errors import UserError
 from ..linux import programs
 from .plan import Mount
 from .served import Answers
 
 
-class ServerError(Exception):
+class ServerError(UserError):
     """The server cannot do what was asked; the text is one line that says why and what to do."""
 
 

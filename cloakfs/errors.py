@@ -1,0 +1,8 @@
+"""What all errors are that are told to whoever gave a command, or wrote a configuration."""
+
+
+class UserError(Exception):
+    """Something that a user can mend; the text is one line that says what is wrong and, if there is one, the way out.
+
+    A command that does not deal with it prints this line, without a traceback, and ends with status 1.
+    """
