@@ -1,7 +1,6 @@
 """`cloakfs export`: serve exports.d entries to other machines with an NFS server."""
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -23,7 +22,7 @@ from cloakfs.config.errors import Location, Remark
 from cloakfs.config.files import files_of, read_all
 from cloakfs.config.options import Export
 from cloakfs.hosts import unresolved
-from cloakfs.linux import mountinfo, process
+from cloakfs.linux import mountinfo, ownfiles, process
 from cloakfs.mounted import STATE_DIR, mounted
 from cloakfs.nfs import ganesha, knfsd, leftover, services
 from cloakfs.nfs.ganesha_server import GaneshaServer, exports_of
@@ -399,19 +398,15 @@ def _lock(run_dir: str, name: str, seconds: float = 0) -> int:
     """Lock the name of the service until the process and its children have ended; wait for that at most so long."""
     lock = open_for_us(f"{run_dir}.lock", os.O_RDWR)
     deadline = time.monotonic() + seconds
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() < deadline:
-                time.sleep(_PAUSE_SECONDS)
-                continue
+    while not ownfiles.lock(lock):
+        if time.monotonic() >= deadline:
             fail(
                 f"service {name} is up already, or is just starting or stopping "
                 f"(cloakfs export status, reload or down; --name for another)",
                 FAILED,
             )
-        return lock
+        time.sleep(_PAUSE_SECONDS)
+    return lock
 
 
 def _serve(
@@ -567,8 +562,8 @@ def down(name: str) -> None:
 def _remove_empty(run_dir: str) -> None:
     """Remove the directory of a guard that was killed before it did anything."""
     with contextlib.suppress(OSError), open(f"{run_dir}.lock", "rb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(run_dir)
+        if ownfiles.lock(lock.fileno()):
+            shutil.rmtree(run_dir)
 
 
 def _has_mounts(run_dir: str) -> bool:

@@ -5,7 +5,6 @@ it needs, because there may be many mounts.
 """
 
 import contextlib
-import fcntl
 import os
 import signal
 import sys
@@ -155,15 +154,9 @@ def _run(directory: str, command: tuple[str, ...]) -> str | None:
 
 
 def _is_locked(state: str) -> bool:
-    """Whether a daemon serves the mount by now. (Other commands, which look for one, share the lock.)"""
+    """Whether a daemon serves the mount by now."""
     with contextlib.suppress(FileNotFoundError):
-        lock = ownfiles.open_fd(state, os.O_RDONLY)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(lock)
+        return ownfiles.is_locked(state)
     return False
 
 
@@ -211,8 +204,7 @@ def _forget(state: str, told: list[str]) -> None:
     with contextlib.suppress(OSError):
         lock = ownfiles.open_fd(state, os.O_RDONLY)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for path in told:
+            for path in told if ownfiles.lock(lock) else ():
                 with contextlib.suppress(FileNotFoundError):
                     ownfiles.unlink(path)
         finally:

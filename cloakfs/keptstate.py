@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import re
@@ -98,19 +97,11 @@ def take(key: str) -> int | None:
         with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as stack:  # removed meanwhile (`remove`)
             state = ownfiles.open_fd(path, os.O_RDONLY | os.O_CLOEXEC)
             stack.callback(os.close, state)
-            if _locked(state) and os.path.samestat(ownfiles.fstat(state), ownfiles.stat(path)):
+            if ownfiles.lock(state) and os.path.samestat(ownfiles.fstat(state), ownfiles.stat(path)):
                 stack.pop_all()
                 return state
         time.sleep(_ATTEMPT_SECONDS)
     return None
-
-
-def _locked(state: int) -> bool:
-    try:
-        fcntl.flock(state, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def keep_record(source: str, target: str, *, exported: bool) -> None:
@@ -200,7 +191,7 @@ def judge(state: State, named: frozenset[str] = frozenset()) -> Verdict:
         state: the state.
         named: mount points whose states are to be removed if only they are not mounted.
     """
-    if _is_served(state):
+    if ownfiles.is_locked(state.path):
         return Verdict(removable=False, reason="mounted")
     record = state.record
     if record is None:
@@ -227,7 +218,7 @@ def remove(state: State) -> bool:
     """
     lock = ownfiles.open_fd(state.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        if not _locked(lock):
+        if not ownfiles.lock(lock):
             return False
         for path in (*(os.path.join(state.path, name) for name in _FILES), *_left_in_run(state.key)):
             with contextlib.suppress(FileNotFoundError):
@@ -241,17 +232,6 @@ def remove(state: State) -> bool:
 def _left_in_run(key: str) -> Iterator[str]:
     yield os.path.join(RUN_DIR, f"{key}.log")
     yield state_path(key)
-
-
-def _is_served(state: State) -> bool:
-    lock = ownfiles.open_fd(state.path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
-    return False
 
 
 def _is_gone(path: str, on: list[str]) -> bool | None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import logging
@@ -303,14 +302,7 @@ def _raise_if_full(exc: OSError) -> None:
 def _is_served(key: str) -> bool:
     """Whether the daemon of this mount lives. A killed daemon leaves its file behind, and its pid can be reused."""
     try:
-        state = ownfiles.open_fd(os.path.join(STATE_DIR, key), os.O_RDONLY | os.O_CLOEXEC)
+        return ownfiles.is_locked(os.path.join(STATE_DIR, key))
     except OSError as exc:
         _raise_if_full(exc)
         return False
-    try:
-        fcntl.flock(state, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(state)
-    return False

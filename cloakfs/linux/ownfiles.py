@@ -12,6 +12,7 @@ os.open. (The clean-up process uses this module, so it imports next to nothing.)
 
 import builtins
 import contextlib
+import fcntl
 import glob as globbing
 import os
 from collections.abc import Iterator
@@ -60,6 +61,31 @@ def glob(directory: str, pattern: str) -> list[str]:
 
 
 @as_daemon
+def lock(fd: int, *, shared: bool = False) -> bool:
+    """Lock what is open (flock(2)), exclusively or shared, without waiting; return False if somebody's lock forbids it.
+
+    The lock lasts until all copies of the descriptor are closed.
+    """
+    try:
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def is_locked(path: str) -> bool:
+    """Whether somebody holds a file or directory exclusively. (Whoever else asks this now shares the lock.)
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    fd = open_fd(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return not lock(fd, shared=True)
+    finally:
+        os.close(fd)
+
+
 def rmtree(path: str) -> None:
     """Remove a directory and what is below it; see shutil.rmtree."""
     import shutil  # noqa: PLC0415  (the clean-up process needs none of it)

@@ -130,11 +130,9 @@ async def wait_for_mounting(run_dir: str) -> None:
         return
     try:
         with trio.move_on_after(_MOUNTING_SECONDS):
-            while True:
-                with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    return
+            while not ownfiles.lock(held):
                 await trio.sleep(_LOOK_SECONDS)
+            return
     finally:
         os.close(held)
     raise ServerError(f"a mount that was begun is not finished yet; see who has {_mounting_path(run_dir)} open (fuser)")

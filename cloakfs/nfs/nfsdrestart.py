@@ -11,7 +11,6 @@ they are started by whichever guard or command finds what it has recorded below 
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
@@ -91,13 +90,9 @@ async def alone(seconds: float = _LOCK_SECONDS) -> AsyncIterator[int]:
     lock = ownfiles.open_fd(_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         deadline = trio.current_time() + seconds
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if trio.current_time() >= deadline:
-                    raise Busy(f"another service restarts the kernel's NFS server (fuser {_LOCK})") from None
+        while not ownfiles.lock(lock):
+            if trio.current_time() >= deadline:
+                raise Busy(f"another service restarts the kernel's NFS server (fuser {_LOCK})")
             await trio.sleep(_LOCK_LOOK_SECONDS)
         yield lock
     finally:

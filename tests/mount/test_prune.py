@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from cloakfs import keptstate
+from cloakfs.linux import ownfiles
 from cloakfs.mounted import RUN_DIR, STATE_DIR
 from tests.agents import User
 from tests.mount import alterations
@@ -262,7 +263,7 @@ def test_a_mount_that_starts_meanwhile_gets_a_directory_of_its_own(
     """A daemon may have opened the directory just before it is removed."""
     key = "mnt-0123456789ab"
     monkeypatch.setattr(keptstate, "STATE_DIR", own_state)
-    locked = keptstate._locked
+    lock = ownfiles.lock
     tries = 0
 
     def after_removal(state: int) -> bool:
@@ -270,9 +271,9 @@ def test_a_mount_that_starts_meanwhile_gets_a_directory_of_its_own(
         tries += 1
         if tries == 1:
             os.rmdir(os.path.join(own_state, key))
-        return locked(state)
+        return lock(state)
 
-    monkeypatch.setattr(keptstate, "_locked", after_removal)
+    monkeypatch.setattr(ownfiles, "lock", after_removal)
     state = keptstate.take(key)
     assert state is not None
     try:
