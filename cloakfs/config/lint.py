@@ -6,7 +6,7 @@ from ipaddress import ip_network
 
 from .. import cloak, mapping
 from ..ids import ClientId, ServerId
-from ..mapping import DEFAULT_NOBODY, IdMap, Kind, RangeDef
+from ..mapping import IdMap, Kind, RangeDef
 from .draft import Draft
 from .errors import ExportsError, ExportsWarning, Location, Remark, shown
 from .options import Export, Options
@@ -44,7 +44,7 @@ def warnings_about(draft: Draft) -> list[ExportsWarning]:
 
     [SZ] does not mention overlaps. The first definition wins, so warn of what that means for the others.
     """
-    nobody = {kind: draft.ids.get(f"anon{kind}", DEFAULT_NOBODY) for kind in mapping.KINDS}
+    nobody: dict[Kind, ServerId] = {"uid": draft.options.anonuid, "gid": draft.options.anongid}
     # Equal definitions may be in several places; object identity tells them apart.
     places = {id(definition): where for definition, where in (*draft.range_map, *draft.cloak_list)}
     found = []
@@ -61,7 +61,7 @@ def warnings_about(draft: Draft) -> list[ExportsWarning]:
     if draft.refer_at is not None and "refer" in dict(draft.other.values()):
         message = "only NFSv4 knows refer: a client of NFSv3 is served this directory itself (serve NFSv4 alone)"
         found.append(ExportsWarning(draft.refer_at, message))
-    if draft.probe_delay and draft.probe_delay_at is not None and draft.probe_alarm is None:
+    if draft.options.probe_delay and draft.probe_delay_at is not None and draft.options.probe_alarm is None:
         found.append(ExportsWarning(draft.probe_delay_at, "probe_delay has no effect, because probe_alarm is off"))
     return found + _exempt(draft, nobody["uid"])
 
@@ -69,7 +69,7 @@ def warnings_about(draft: Draft) -> list[ExportsWarning]:
 def _exempt(draft: Draft, nobody: ServerId) -> list[ExportsWarning]:
     """Return warnings of an exemption that has no effect, or that everybody has who becomes nobody."""
     found = []
-    if draft.exempt and not draft.cloak_list and draft.policy is None:
+    if draft.exempt and not draft.cloak_list and draft.options.policy is None:
         found.append(ExportsWarning(draft.exempt[0][1], "exempt has no effect, because there is no cloak_list"))
     found += [
         ExportsWarning(where, f"server uid {uid} is nobody: nothing is hidden from any caller who becomes nobody")
@@ -116,7 +116,7 @@ def _mapped_ids(draft: Draft, kind: Kind, nobody: ServerId, places: dict[int, Lo
 def _claimed_gids(draft: Draft, places: dict[int, Location]) -> list[ExportsWarning]:
     """Return a warning if a client's users are mapped, but its groups are not."""
     uids, gids = _definitions(draft, "uid"), _definitions(draft, "gid")
-    if not mapping.is_closed(uids) or mapping.is_closed(gids) or draft.all_squash or draft.views:
+    if not mapping.is_closed(uids) or mapping.is_closed(gids) or draft.all_squash or draft.options.views:
         return []
     table = IdMap(gids)
     if not any(table.counterpart(gid, "forward") for gid in map(ClientId, (1, *(d.rm_high + 1 for d in gids)))):

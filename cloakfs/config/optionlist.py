@@ -1,6 +1,7 @@
 """Reads a list of options into a draft: the names, and values that are one string. `terms` reads lists of terms."""
 
 import difflib
+from dataclasses import replace
 
 from ..ids import ServerId
 from ..probes import Rate
@@ -83,7 +84,7 @@ class OptionList:
         draft = self._draft
         match name:
             case "ro" | "rw":
-                draft.read_only = name == "ro"
+                draft.options = replace(draft.options, read_only=name == "ro")
             case "root_squash" | "no_root_squash":
                 draft.root_squash = name == "root_squash"
                 draft.squash_options[name] = where
@@ -91,7 +92,7 @@ class OptionList:
                 draft.all_squash = name == "all_squash"
                 draft.squash_options[name] = where
             case "no_client_cache":
-                draft.no_client_cache = True
+                draft.options = replace(draft.options, no_client_cache=True)
             case _:
                 self._other(name, family, None)
 
@@ -110,23 +111,27 @@ class OptionList:
                 where = self._scan.location()
                 draft.exempt = [(uid, where) for uid in self._terms.items(name, EXPECTED_ID, parse_server_id)]
             case "views":
-                draft.views = self._terms.items(name, EXPECTED_VIEW, parse_view)
+                draft.options = replace(draft.options, views=self._terms.items(name, EXPECTED_VIEW, parse_view))
             case "view_access":
-                draft.view_access = self._terms.items(name, EXPECTED_ID, parse_client_id)
-            case "anonuid" | "anongid":
-                draft.ids[name] = ServerId(int(self._single(name)))
+                draft.options = replace(
+                    draft.options, view_access=self._terms.items(name, EXPECTED_ID, parse_client_id)
+                )
+            case "anonuid":
+                draft.options = replace(draft.options, anonuid=ServerId(int(self._single(name))))
+            case "anongid":
+                draft.options = replace(draft.options, anongid=ServerId(int(self._single(name))))
             case "groups":
-                draft.groups = self._single(name)
+                draft.options = replace(draft.options, groups=self._single(name))
             case "policy":
-                draft.policy = self._single(name)
+                draft.options = replace(draft.options, policy=self._single(name))
             case "prefetch":
-                draft.prefetch = self._single(name)
+                draft.options = replace(draft.options, prefetch=self._single(name))
             case "probe_alarm":
-                draft.probe_alarm = Rate.parse(self._single(name))
+                draft.options = replace(draft.options, probe_alarm=Rate.parse(self._single(name)))
             case "probe_delay":
                 draft.probe_delay_at = self._scan.location()
                 value = self._single(name)
-                draft.probe_delay = 0 if value == "off" else int(value)
+                draft.options = replace(draft.options, probe_delay=0 if value == "off" else int(value))
             case "refer":
                 draft.refer_at = self._scan.location()
                 self._other(name, family, self._single(name))

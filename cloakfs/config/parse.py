@@ -59,7 +59,7 @@ def parse_options(text: str, file: str = "-o", *, read_only: bool = False) -> tu
     read_only applies if the list has neither ro nor rw. Raises ExportsError.
     """
     scan = Scanner(text, file)
-    draft = Draft(read_only=read_only)
+    draft = Draft(Options(read_only=read_only))
     scan.skip(BLANK)
     if scan.pos < len(text):
         OptionList(scan, draft, closer="", spaced=True).read()
