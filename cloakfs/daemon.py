@@ -116,7 +116,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         _warn_of_handles(nodes)
         threads = ThreadStatus()
         filesystem = _filesystem(settings, nodes, views, threads, stack, most)
-        watch = _watch(filesystem)
+        _watch(filesystem)
         clean_up = _clean_up(settings, key)
         if clean_up is not None:
             stack.callback(clean_up.close)
@@ -128,11 +128,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         _give_up_privileges()
         say = clean_up.say if clean_up is not None else lambda _: None
         try:
-            _run(
-                _Daemon(
-                    settings, filesystem, index, published, control, watch, attached, ready, say, supervisor, threads
-                )
-            )
+            _run(_Daemon(settings, filesystem, index, published, control, attached, ready, say, supervisor, threads))
             say(ENDED)
         finally:
             supervisor.stopping()
@@ -283,7 +279,7 @@ def _attach(
         _refuse_to_serve_itself(settings)
         filesystem.nodes.mounts.served_at(attached.device)
         pyfuse3.init(filesystem, f"/dev/fd/{attached.session}", {"fsname=cloakfs"})
-        filesystem.cache.forgetter.session = filesystem.cache.forgetter.device = attached.session
+        filesystem.cache.attach(attached.session)
         published, control = _published(settings, key, attached, filesystem, index)
         try:
             stack.enter_context(published)
@@ -436,8 +432,8 @@ def _served_already(settings: Settings) -> str:
     )
 
 
-def _watch(filesystem: Filesystem) -> Watch | None:
-    """Return the watch that reports changes behind the mount; None if the kernel does not support it."""
+def _watch(filesystem: Filesystem) -> None:
+    """Have changes behind the mount reported, if the kernel supports that."""
     try:
         # With several views, a change made through one of them is behind the mount for the others.
         watch = Watch(own=filesystem.views.top)
@@ -447,9 +443,8 @@ def _watch(filesystem: Filesystem) -> Watch | None:
             exc.strerror,
             SHORT_SECONDS,
         )
-        return None
+        return
     filesystem.cache.watch(watch)
-    return watch
 
 
 def _record(settings: Settings, stack: contextlib.ExitStack) -> TextIO | None:
@@ -581,7 +576,6 @@ class _Daemon:
         index: Index,
         published: PublishedState,
         control: Control,
-        watch: Watch | None,
         attached: Attached,
         ready: Callable[[], None],
         say: Callable[[str], None],
@@ -597,7 +591,6 @@ class _Daemon:
         self._ready = ready
         self._published = published
         self._control = control
-        self._watch = watch
         self._tuning = settings.tuning
         self._asked_to_stop = False
         self._reload_wanted = trio.Event()
@@ -617,20 +610,14 @@ class _Daemon:
                 tasks.keep("regular maintenance", self._keep_house)
                 tasks.keep("making nodeids durable", self._keep_index)
                 cache, views = filesystem.cache, filesystem.views
-                tasks.keep(
-                    "watching the user database", views.keep_fresh, cache.forget_everything, self._tuning.view_seconds
-                )
-                tasks.keep("invalidating what the kernel caches", cache.keep_forgetting)
+                tasks.keep("watching the user database", views.keep_fresh, cache.reset, self._tuning.view_seconds)
+                cache.run(tasks)
                 tasks.keep("dropping what the kernel forgot", filesystem.references.keep_dropping)
-                tasks.keep("watching mounts", cache.follow_mounts)
-                tasks.keep("finding what was moved", cache.find_moved)
                 tasks.keep("recalling delegations", filesystem.recalls.keep_recalling)
                 tasks.keep("counting probes", filesystem.probing.keep_counting)
                 tasks.keep("answering commands", self._control.serve, tasks)
                 if self._supervisor.watchdog_seconds is not None:
                     tasks.keep("showing systemd that it answers", self._show_life, self._supervisor.watchdog_seconds)
-                if self._watch is not None:
-                    tasks.keep("watching changes", cache.follow, self._watch)
                 await self._answer_requests()
                 nursery.cancel_scope.cancel()
 
@@ -768,7 +755,7 @@ class _Daemon:
         await self._filesystem.views.use(policy)
         self._filesystem.reader.use(options.prefetch, options.prefetch_limits)
         self._filesystem.probing.use(options)
-        self._filesystem.cache.forget_everything()
+        self._filesystem.cache.reset()
         log.info("%s: reloaded", self._settings.target)
         self._log_exempt(options)
         self._published.reloaded(published)

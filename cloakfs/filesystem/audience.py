@@ -158,11 +158,16 @@ class Audiences:
             await belows[0].done.wait()
         self._being_carried.pop(obj, None)
 
-    def is_remembered_for_others(self, number: int, obj: Object, hearer: int) -> bool:
-        """Whether something is remembered of `obj` for an audience to which `hearer` does not belong."""
-        if number or hearer == NOBODY or self._is_audience(obj, hearer):
+    def may_list(self, number: int, obj: Object, hearer: int, *, is_directory: bool) -> bool:
+        """Whether a listing may tell `hearer` more of `obj` than its name.
+
+        It must not enlarge an audience for which something is remembered.
+        """
+        if is_directory and not self.is_ready(number, obj, hearer):
             return False
-        return obj.remembers_names or (obj.private and obj.audience >= 0)
+        if number or hearer == NOBODY or self._is_audience(obj, hearer):
+            return True
+        return not (obj.remembers_names or (obj.private and obj.audience >= 0))
 
     # -- what it is told whatever its groups -------------------------------------------------------
 

@@ -363,14 +363,22 @@ class Changes:
 
     # -- made through the mount --------------------------------------------------------------------
 
-    async def changed(self, number: int, view: View, obj: Object) -> None:
+    async def changed(self, number: int, view: View, obj: Object, *, emptied_in: Object | None = None) -> None:
         """Handle a change of the mode, owner or ACL of `obj` by a request that has not been answered yet.
 
         What the change hides is forgotten in all views: whoever was told of it, by whichever view, is told no more when
         the request is answered.
 
-        It must not be called while the kernel holds the lock of the directory that `obj` is in for this request.
+        Args:
+            number: of the view.
+            view: the view.
+            obj: what was changed.
+            emptied_in: given if an open(2) with O_CREAT and O_TRUNC has emptied `obj`: the directory whose lock the
+                kernel holds for this request. Otherwise, it must hold that of no directory that `obj` is in.
         """
+        if emptied_in is not None:
+            await self._emptied(number, emptied_in, obj)
+            return
         # For this request, the kernel holds the lock of a directory whose mode, owner or ACL changes.
         with self._forgetting.forgetter.holding(self._nodes.nodeid(number, obj)):
             await self._forget_what_was_told(number, view, obj)
@@ -419,7 +427,7 @@ class Changes:
             return False
         return not stat.S_ISDIR(info.st_mode) or everybody_may(os.X_OK, obj, fd, info)
 
-    async def emptied(self, number: int, parent: Object, obj: Object) -> None:
+    async def _emptied(self, number: int, parent: Object, obj: Object) -> None:
         """Handle that an open(2) with O_CREAT and O_TRUNC, which has not been answered yet, has emptied `obj`.
 
         It lost its set-id bits, and others may know it because of them. For this request, the kernel holds the lock of

@@ -173,18 +173,19 @@ class Core(pyfuse3.Operations):
             views,
             self.door.passages,
             Terms(views.fixed, views.top, mode, xattrs, acls=self.enable_acl, keeps_listings=keeps_listings),
+            self.requests.counters,
             on_attributes=self.files.may_have_set_id,
             on_change=self.recalls.changed if mode.knfsd else lambda _: None,
             tuning=tuning,
         )
         self.finder = Finder(nodes, self._has_hidden)
         self.find = self.finder.find
-        self.replies = Replies(nodes, self.cache, self.requests.counters, mode)
+        self.replies = Replies(nodes, self.cache, mode)
         # Remote mounts that were asked and have not answered yet.
         self._asking: dict[tuple[int, bytes], trio.Event] = {}
 
     def _forget_attributes(self, obj: Object) -> None:
-        self.cache.forget_attributes(obj)
+        self.cache.forget(obj)
 
     def _has_hidden(self, info: linux.Stat, obj: Object | None) -> None:
         """Note that a caller asked for a name that is hidden from it, with the stat, and the object if it is known."""
@@ -241,11 +242,11 @@ class Core(pyfuse3.Operations):
             number, view, who = served or await self.callers.served(inode, ctx, for_attributes=for_attributes)
         hearer = self.callers.hearer(view, who, ctx)
         if obj.audience != ALL and not self.cache.checks_above:
-            self.cache.tell(number, obj, hearer)  # who asks evidently was told, or was handed it
+            self.cache.note_viewer(number, obj, hearer)  # who asks evidently was told, or was handed it
         fd, pin = self.nodes.fd(obj), obj.descriptor
         info = obj.filesystem.stat(fd)
         has_acl = None
-        if view.hides and not self.cache.is_known_to_all(number, obj):
+        if view.hides and not self.cache.is_known_to(number, obj):
             try:
                 if (
                     # While no change is reported, all above is as it was when the kernel was told: `audience`.
@@ -278,8 +279,8 @@ class Core(pyfuse3.Operations):
         ):
             self.requests.counters.hidden_handles += 1
             raise Stale
-        if self.cache.checks_above and (below := self.cache.tell_passer(number, obj, hearer)) is not None:
-            await self.cache.forgotten(below)
+        if self.cache.checks_above and (pending := self.cache.note_viewer(number, obj, hearer)) is not None:
+            await pending
             return await self._enter(inode, ctx, or_open=or_open, has_open=has_open, for_attributes=for_attributes)
         asker = self.callers.asker(view, who, ctx) if self.knfsd else None
         return Request(number, view, who, obj, fd, info, hearer, asker, has_acl=has_acl, pin=pin, waits=waits)

@@ -94,7 +94,7 @@ class Data(Core):
             # The pages that the kernel has for others are not for this caller.
             return FileInfo(fh=self._open_to_look(at, ctx), keep_cache=False, direct_io=True)
         as_opener = self.ganesha or flags & os.O_ACCMODE != os.O_RDONLY
-        keeps = self.cache.keeps_content(at.number, at.obj, at.info)
+        keeps = self.cache.opening(at)
         fh = self.files.opened(fd, at, as_opener=as_opener, flags=flags)
         if flags & os.O_TRUNC:
             try:
@@ -151,7 +151,7 @@ class Data(Core):
         if self.files.may_lose_set_id(file):
             await self._may_have_lost_set_id(fh)
         if appends and not obj.filesystem.remote and calls.fstat(fh).st_size != off + done:
-            self.cache.forget_pages(file.number, obj)  # what others wrote is at `off`
+            self.cache.forget(obj, pages_in=file.number)  # what others wrote is at `off`
         return done
 
     async def _may_have_lost_set_id(self, fh: FileHandleT) -> None:
@@ -178,7 +178,7 @@ class Data(Core):
         try:
             await trio.to_thread.run_sync(calls.fallocate, opener, fh, mode, off, length, abandon_on_cancel=True)
         except OSError:
-            self.cache.forget_attributes(obj)  # ext4 keeps what it allocated before the disk was full
+            self.cache.forget(obj)  # ext4 keeps what it allocated before the disk was full
             raise
         if self.files.may_lose_set_id(file):
             await self._may_have_lost_set_id(fh)

@@ -119,7 +119,7 @@ class Directories(Names):
         directory = self.files.opened_directory(fd, at)
         directory.sought = sought
         if keeps_listings and self.door.passages.is_up_to_date():
-            directory.is_kept, has_entries = self.cache.keeps_listing(at)
+            directory.is_kept, has_entries = self.cache.listings.keeps(at)
             if directory.is_kept:
                 return opened(fh, keep_cache=has_entries)
         return fh
@@ -163,7 +163,7 @@ class Directories(Names):
                 try:
                     has_room = await self._tell(fh, directory, reply, ctx)
                     if has_room and directory.at_end and directory.listing is not None:
-                        self.cache.end_listing(directory.obj, directory.listing)
+                        self.cache.listings.end(directory.obj, directory.listing)
                     if not has_room or directory.at_end:
                         break
                 except TooSoon as exc:
@@ -310,7 +310,7 @@ class Directories(Names):
             number, view, who = await self.callers.served(self._nodeid(directory), ctx)
         hearer = self.callers.hearer(view, who, ctx)
         if not self.cache.checks_above:
-            self.cache.tell(number, obj, hearer)
+            self.cache.note_viewer(number, obj, hearer)
         info = obj.filesystem.stat(fh)
         try:
             is_hidden = view.hides and self._look_at(view, who, obj, info, near) is Sight.HIDDEN
@@ -325,11 +325,11 @@ class Directories(Names):
             self.requests.counters.hidden_handles += 1
             raise Stale
         if self.cache.checks_above:
-            self.cache.tell(number, obj, hearer)
+            self.cache.note_viewer(number, obj, hearer)
         at = Request(number, view, who, obj, fh, info, hearer, self.callers.asker(view, who, ctx))
         if directory.is_kept:
             self.door.passages.is_up_to_date()
-            self.cache.check_reader(at)
+            self.cache.listings.check_reader(at)
         with self.nodes.batch():
             return self._fill(at, directory, reply, most)
 
@@ -360,7 +360,7 @@ class Directories(Names):
         """
         if directory.begins:
             directory.begins = False
-            directory.listing = self.cache.begin_listing(at)
+            directory.listing = self.cache.listings.begin(at)
         # What the kernel already knows takes as little as possible: directories may have very many names.
         listing, number, hearer, left_out = directory.listing, at.number, at.hearer, directory.left_out
         is_known_to, nodeid = self.cache.is_known_to, self.nodes.nodeid
@@ -380,7 +380,7 @@ class Directories(Names):
                 obj = known.get(name)
                 shown: EntryAttributes | int | None
                 if listing is not None:
-                    self.cache.check_entry(at, listing, name)
+                    self.cache.listings.check_entry(at, listing, name)
                 if (
                     obj is not None
                     and name not in left_out
@@ -391,7 +391,7 @@ class Directories(Names):
                 else:
                     shown = self._entry_of(at, directory, name)
                     if shown is None:
-                        self.cache.forget_listing(at.obj)
+                        self.cache.listings.forget(at.obj)
                         self._drop_found(directory, name)
                         if last is None:
                             _, directory.cookie, _, directory.shown = it
@@ -483,9 +483,8 @@ class Directories(Names):
         return self._shown(at, name, obj, info)
 
     def _shown(self, at: Request, name: bytes, obj: Object, info: linux.Stat) -> EntryAttributes | int | None:
-        is_ready = not stat.S_ISDIR(info.st_mode) or self.cache.is_ready(at.number, obj, at.hearer)
-        if not is_ready or self.cache.is_remembered_for_others(at.number, obj, at.hearer):
-            return self.nodes.nodeid(at.number, obj)  # a listing must not enlarge its audience
+        if not self.cache.may_list(at.number, obj, at.hearer, is_directory=stat.S_ISDIR(info.st_mode)):
+            return self.nodes.nodeid(at.number, obj)
         try:
             return self.replies.entry(at, name, obj, info)
         except Stale:

@@ -41,6 +41,9 @@ class Listings:
         forgetting: makes the kernel forget.
         audiences: knows what is shown to a caller whatever its groups.
         remembering: knows what the kernel remembers, and for how long it may.
+
+    Attributes:
+        forget: see `Forgetting.forget_listing`.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Listings:
     ) -> None:
         self._nodes = nodes
         self._forgetting = forgetting
+        self.forget = forgetting.forget_listing
         self._audiences = audiences
         self._remembering = remembering
 

@@ -13,7 +13,6 @@ from pyfuse3 import EntryAttributes, FileInfo, FlagT, FUSEError, InodeT, ModeT, 
 
 from .. import linux
 from ..ids import ClientId
-from ..kernelcache.policy import BRIEF_SECONDS
 from ..tree import calls
 from ..tree.door import INSIDER, note_unmade, sees, sees_made
 from ..tree.find import ABSENT, HIDDEN, Found, Missing
@@ -133,9 +132,10 @@ class Names(Core):
                 self.probing.looked_up(at, name, ctx, is_hidden=found is HIDDEN)
                 return self._absent(at, name, found)
             obj, info, *_ = found
-            if not stat.S_ISDIR(info.st_mode) or self.cache.is_ready(at.number, obj, at.hearer):
-                return self.replies.named(at, name, obj, info)
-            await self.cache.make_ready(at.number, obj, at.hearer)
+            if stat.S_ISDIR(info.st_mode) and (pending := self.cache.admit(at.number, obj, at.hearer)) is not None:
+                await pending
+                continue
+            return self.replies.named(at, name, obj, info)
         raise TooSoon(0.0)
 
     async def _find_late(
@@ -158,35 +158,25 @@ class Names(Core):
         self.nodes.unlist(at.obj, name if missing is ABSENT else _NO_NAME)
         if at.who is INSIDER:
             return _ABSENT
-        seconds = self.cache.of_absence(at.number, at.view, at.obj, name, at.hearer)
-        if at.obj.listing is not None:
-            if missing is HIDDEN:
-                self.cache.forget_listing(at.obj)
-            elif not seconds:
-                seconds = self.cache.of_private_absence(at, name)
-        if seconds and at.view.hides and at.obj.filesystem.watched and not self._note_hidden(at, name, missing):
-            seconds = 0.0
-        counters.names[seconds > BRIEF_SECONDS] += 1
+        is_hidden = missing is HIDDEN
+        seconds = self.cache.absent(at, name, partial(self._handle_of, at, name, missing), is_hidden=is_hidden)
         return _absent_for(seconds) if seconds else _ABSENT
 
-    def _note_hidden(self, at: Request, name: bytes, missing: Missing) -> bool:
-        """Whether the kernel can be made to forget that a name is absent, if it is hidden, when it becomes visible.
+    def _handle_of(self, at: Request, name: bytes, missing: Missing) -> bytes | None:
+        """Return the handle of a hidden file; None if whatever becomes of the name is reported.
 
         For a name that is absent, as much is done with the directory itself, so that it takes as long.
         """
         try:
             fd = self._open_as_root(at, name if missing is HIDDEN else b".")
         except OSError:
-            return True  # what becomes of the name is reported
+            return None
         try:
             is_directory = stat.S_ISDIR(self.nodes.stat(fd).st_mode)
             handle, _ = self.nodes.mounts.identify(fd, at.obj)
-        except OSError:
-            return missing is ABSENT
         finally:
             calls.close(fd)
-        # A directory has no other name.
-        return is_directory or self.cache.note_hidden(at.number, at.obj, name, at.hearer, handle)
+        return None if is_directory else handle  # a directory has no other name
 
     async def _lookup_view(self, name: bytes, ctx: RequestContext) -> EntryAttributes:
         if name in (b".", b".."):
@@ -359,7 +349,7 @@ class Names(Core):
             return obj, info, self.replies.named(at, name, obj, info)
         # The name already leads to something else, so the kernel is not to remember it.
         entry = self.replies.attributes(at.number, at.view, obj, name, self.nodes.fd(obj), info, at.asker)
-        self.cache.tell(at.number, obj, at.hearer)
+        self.cache.note_viewer(at.number, obj, at.hearer)
         obj.lookups += 1
         return obj, info, entry
 
@@ -440,7 +430,7 @@ class Names(Core):
                 raise
             if is_old and flags & os.O_TRUNC:
                 # It lost its set-id bits. Others may know it by other names, and the kernel holds the directory's lock.
-                await self.cache.emptied(at.number, at.obj, obj)
+                await self.cache.changed(at.number, at.view, obj, emptied_in=at.obj)
         except BaseException:
             calls.close(fd)
             if path_fd >= 0:
@@ -508,8 +498,8 @@ class Names(Core):
             raise
         finally:
             calls.close(source)
-            self.cache.forget_listing(at.obj)
-        self.cache.forget(obj)  # all may know it by the old name, but a policy may hide the new one
+            self.cache.listings.forget(at.obj)
+        self.cache.linked(obj)
         at = await self._again(at, new_parent_inode, ctx)
         again = self.nodes.with_descriptor(calls.dup, self.nodes.fd(obj))
         _, _, entry = self._made_as(at, new_name, again, is_there=is_there)
@@ -597,8 +587,8 @@ class Names(Core):
             if moved is None or isinstance(moved, Directory):
                 raise FUSEError(errno.ENAMETOOLONG)
         with contextlib.ExitStack() as stack:
-            stack.callback(self.cache.forget_listing, new.obj)
-            stack.callback(self.cache.forget_listing, old_obj)
+            stack.callback(self.cache.listings.forget, new.obj)
+            stack.callback(self.cache.listings.forget, old_obj)
             removed = None
             if not new.view.judges or new.who is INSIDER:
                 await self._do(new, partial(self._rename, old, name_old, name_new=name_new, flags=flags))

@@ -6,13 +6,15 @@ directories above it; or whether only one caller was told of it, and sees it wha
 
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import replace
 
 from .. import linux
 from ..caller import Caller
-from ..kernelcache.policy import Case, Terms, Times, times, tree_mount
+from ..counters import Counters
+from ..kernelcache.policy import BRIEF_SECONDS, Case, Terms, Times, times, tree_mount
 from ..tree import calls
-from ..tree.door import attrs_of, credentials, everybody_may, may_with_any_groups, sees, subject
+from ..tree.door import INSIDER, attrs_of, credentials, everybody_may, may_with_any_groups, sees, subject
 from ..tree.filesystems import Filesystem
 from ..tree.locate import is_settled
 from ..tree.nodes import Nodes
@@ -49,6 +51,10 @@ class Remembering:
         forgetting: knows what has yet to be forgotten, and is not relied on.
         audiences: knows who was told of an object.
         terms: what the table of rules depends on, beside view and file system.
+        counters: count for how many answers anything is remembered.
+
+    Attributes:
+        of_complete: see `Listings.of_absence`.
     """
 
     def __init__(
@@ -57,16 +63,109 @@ class Remembering:
         forgetting: Forgetting,
         audiences: Audiences,
         terms: Terms,
+        counters: Counters,
     ) -> None:
         self._nodes = nodes
         self._forgetting = forgetting
         self._audiences = audiences
         self._forgetter = forgetting.forgetter
+        self._counters = counters
         self._terms = terms
+        self.of_complete: Callable[[Request, bytes], float] = lambda at, name: 0.0
         self._passes_handles = terms.mode.passes_handles
         self._checks_above = terms.mode.subtree_check
         self._times: dict[tuple[View, Filesystem, bool], Times] = {}  # with whether changes are reported
         self._sets: dict[frozenset[int], frozenset[int]] = {}  # one instance of each, for `Object.kept`
+
+    # -- the answers -------------------------------------------------------------------------------
+
+    def entry(self, at: Request, name: bytes, obj: Object, fd: int, info: linux.Stat) -> tuple[float, float]:
+        """Return how many seconds to remember that `obj` is called `name` in a directory, and how many its attributes.
+
+        Args:
+            at: the request, which names the directory.
+            name: the name there.
+            obj: what it leads to. Who asks is about to be told of it.
+            fd: refers (O_PATH) to it.
+            info: its stat.
+        """
+        if obj.audience == NOBODY and not at.number:
+            obj.audience = at.hearer  # as `note_viewer` does it, without a call
+        elif obj.audience != ALL:
+            self._audiences.tell(at.number, obj, at.hearer)
+        if at.who is INSIDER:
+            return 0.0, 0.0
+        seconds = self.of_name(at, obj, name, fd, info)
+        self._counters.names[seconds[0] > BRIEF_SECONDS] += 1
+        self._counters.attributes[seconds[1] > BRIEF_SECONDS] += 1
+        return seconds
+
+    def attributes(self, at: Request, info: linux.Stat) -> float:
+        """Return how many seconds to remember the attributes of an object that was asked about by its nodeid.
+
+        Args:
+            at: the request; what it says of the object may be outdated by now.
+            info: the present stat of the object.
+        """
+        if at.who is INSIDER:
+            return 0.0
+        seconds = self.of_object(at, info)
+        self._counters.attributes[seconds > BRIEF_SECONDS] += 1
+        return seconds
+
+    def absent(self, at: Request, name: bytes, handle_of: Callable[[], bytes | None], *, is_hidden: bool) -> float:
+        """Return how many seconds to remember that `name` leads nowhere in a directory.
+
+        Args:
+            at: the request, which names the directory.
+            name: the name.
+            handle_of: returns the file handle of what is hidden, as objects have it; None if whatever becomes of the
+                name is reported. It may raise an OSError. It is called for absent names as well, to take as long.
+            is_hidden: whether something has that name which is hidden.
+        """
+        directory = at.obj
+        seconds = self.of_absence(at.number, at.view, directory, name, at.hearer)
+        if directory.listing is not None:
+            if is_hidden:
+                self._forgetting.forget_listing(directory)
+            elif not seconds:
+                seconds = self.of_complete(at, name)
+        if seconds and at.view.hides and directory.filesystem.watched:
+            # The kernel has to be made to forget this when the hidden file becomes visible.
+            note_hidden = self._forgetting.note_hidden
+            try:
+                handle = handle_of()
+            except OSError:
+                seconds = 0.0 if is_hidden else seconds
+            else:
+                if handle is not None and not note_hidden(at.number, directory, name, at.hearer, handle):
+                    seconds = 0.0
+        self._counters.names[seconds > BRIEF_SECONDS] += 1
+        return seconds
+
+    def acl(self, at: Request, *, may_be_kept: bool) -> None:
+        """Have the kernel keep the ACL that it asks for, or that there is none, only if it keeps the attributes.
+
+        Then it drops both when it is made to forget the attributes. Otherwise it would give the ACL to everybody who
+        has the object open, until it asks for the attributes again. What it is made to forget while it asks for it, it
+        does not keep (__get_acl in fs/posix_acl.c). A kernel that does not check permissions was not meant to keep
+        ACLs, but from Linux 6.2 on it does (CVE-2026-68149), until 6.6.148, 6.12.101, 6.18.42 and 7.1.6.
+        """
+        if at.who is INSIDER or not may_be_kept or self.of_object(at, at.info) <= BRIEF_SECONDS:
+            self._forgetter.acl(self._nodes.nodeid(at.number, at.obj))
+
+    def opening(self, at: Request) -> bool:
+        """Whether the kernel may go on using the pages that it has of a file which is being opened.
+
+        It may if nothing shows a change since the last time, as NFS clients do it (close-to-open).
+        """
+        obj, info = at.obj, at.info
+        stamp = (at.number, info.st_mtime_ns, info.st_ctime_ns, info.st_size)
+        rare, may_be_kept = obj.rare or obj.rarely(), self.times(at.view, obj.filesystem).content
+        same = rare.content == stamp
+        if not (same and may_be_kept):  # otherwise, it had settled when it was noted
+            rare.content = stamp if may_be_kept and is_settled(info) else None
+        return same
 
     # -- for how long ------------------------------------------------------------------------------
 
@@ -257,18 +356,6 @@ class Remembering:
             return 0.0
         return seconds or self._brief(at.number, obj, times)
 
-    def keeps_content(self, number: int, obj: Object, info: linux.Stat) -> bool:
-        """Whether the kernel may go on using the pages that it has of a file which is being opened.
-
-        It may if nothing shows a change since the last time, as NFS clients do it (close-to-open).
-        """
-        stamp = (number, info.st_mtime_ns, info.st_ctime_ns, info.st_size)
-        rare, has_posix_rules = obj.rare or obj.rarely(), obj.filesystem.has_posix_rules
-        same = rare.content == stamp
-        if not (same and has_posix_rules):  # otherwise, it had settled when it was noted
-            rare.content = stamp if is_settled(info) and has_posix_rules else None
-        return same
-
     # -- what one caller would be told ---------------------------------------------------------------
 
     def _is_steady_for(self, at: Request, info: linux.Stat) -> bool:
@@ -346,7 +433,7 @@ class Remembering:
         """
         nodes = self._nodes
         above: list[Directory] = []
-        while not (number in obj.public and self.is_known_to_all(number, obj)):
+        while not (number in obj.public and self.is_known_to(number, obj)):
             if len(above) >= _MOST_LOOKED_AT:
                 return False
             here = as_directory(obj)
@@ -405,12 +492,11 @@ class Remembering:
 
     # -- what is remembered ------------------------------------------------------------------------
 
-    def is_known_to_all(self, number: int, obj: Object) -> bool:
-        """Whether the kernel remembers it, so that it need not be found out who may know of it."""
-        return not obj.private and self.is_known_to(number, obj, NOBODY)
+    def is_known_to(self, number: int, obj: Object, hearer: int = NOBODY) -> bool:
+        """Whether the kernel may tell this caller of the object without asking the daemon.
 
-    def is_known_to(self, number: int, obj: Object, hearer: int) -> bool:
-        """Whether the kernel may tell this caller of the object without asking the daemon."""
+        Without `hearer`: everybody, so that it need not be found out who may know of it.
+        """
         if number not in obj.kept or (obj.private and obj.audience != hearer):
             return False
         forgetting = self._forgetting

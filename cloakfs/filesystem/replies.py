@@ -7,10 +7,8 @@ import pyfuse3
 from pyfuse3 import EntryAttributes, InodeT, ModeT
 
 from .. import linux
-from ..counters import Counters
 from ..exportmode import ExportMode
-from ..kernelcache.policy import BRIEF_SECONDS
-from ..tree.door import INSIDER, attrs_of
+from ..tree.door import attrs_of
 from ..tree.nodes import OBJECT_BITS, Nodes
 from ..tree.objects import Object, Stale
 from ..tree.request import SET_ID, Request
@@ -24,14 +22,12 @@ class Replies:
     Args:
         nodes: the objects.
         cache: says how long the kernel may keep an answer.
-        counters: count what it may keep.
         mode: how the mount is exported.
     """
 
-    def __init__(self, nodes: Nodes, cache: KernelCache, counters: Counters, mode: ExportMode) -> None:
+    def __init__(self, nodes: Nodes, cache: KernelCache, mode: ExportMode) -> None:
         self._nodes = nodes
         self._cache = cache
-        self._counters = counters
         self._kernel_gate = mode.kernel_gate
         self._no_client_cache = mode.no_client_cache
         self._last_change = 0
@@ -103,7 +99,7 @@ class Replies:
 
     def named(self, at: Request, name: bytes, obj: Object, info: linux.Stat) -> EntryAttributes:
         """Answer a request by name with what it leads to: the kernel now holds one more reference."""
-        if stat.S_ISDIR(info.st_mode) and not self._cache.is_ready(at.number, obj, at.hearer):
+        if stat.S_ISDIR(info.st_mode) and self._cache.admit(at.number, obj, at.hearer) is not None:
             raise Stale  # what was just made has been replaced; a LOOKUP waits until it is ready
         entry = self.entry(at, name, obj, info)
         obj.lookups += 1
@@ -113,20 +109,13 @@ class Replies:
         """Return the attributes of the entry `name` of the directory, with how long to remember name and attributes."""
         fd = self._nodes.fd(obj)
         entry = self.attributes(at.number, at.view, obj, name, fd, info, at.asker)
-        self._cache.tell(at.number, obj, at.hearer)
-        if at.who is not INSIDER:
-            of_name, of_attributes = self._cache.of_name(at, obj, name, fd, info)
-            entry.entry_timeout, entry.attr_timeout = of_name, of_attributes
-            self._counters.names[of_name > BRIEF_SECONDS] += 1
-            self._counters.attributes[of_attributes > BRIEF_SECONDS] += 1
+        entry.entry_timeout, entry.attr_timeout = self._cache.entry(at, name, obj, fd, info)
         return entry
 
     def of_object(self, at: Request, info: linux.Stat) -> EntryAttributes:
         """Return the attributes of what was asked about by its nodeid, with how long to remember them."""
         entry = self.attributes(at.number, at.view, at.obj, at.obj.name, at.fd, info, at.asker)
-        if at.who is not INSIDER:
-            entry.attr_timeout = seconds = self._cache.of_object(at, info)
-            self._counters.attributes[seconds > BRIEF_SECONDS] += 1
+        entry.attr_timeout = self._cache.attributes(at, info)
         return entry
 
     def top(self) -> EntryAttributes:

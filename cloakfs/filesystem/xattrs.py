@@ -9,11 +9,9 @@ from pyfuse3 import FUSEError, InodeT, RequestContext, XAttrNameT
 
 from .. import acl, linux
 from ..above import QUESTION
-from ..kernelcache.policy import BRIEF_SECONDS
 from ..linux import process
 from ..policy import Attrs
 from ..tree import calls
-from ..tree.door import INSIDER
 from ..tree.objects import Stale
 from ..tree.request import Request
 from .core import Core
@@ -81,21 +79,10 @@ class ExtendedAttributes(Core):
         at, view = await self._again(at, inode, ctx), at.view
         may_have_changed = (waits or at.view is not view) and at.obj.filesystem.watched
         is_alike = at.asker is None or absent is not None or at.view.shows_acl_alike(value)
-        self._keep_acl(at, may_be_kept=is_alike and not may_have_changed)
+        self.cache.acl(at, may_be_kept=is_alike and not may_have_changed)
         if absent is not None:
             raise absent
         return at.view.acl_out(value, at.asker)
-
-    def _keep_acl(self, at: Request, *, may_be_kept: bool) -> None:
-        """Have the kernel keep the ACL that it asks for, or that there is none, only if it keeps the attributes.
-
-        Then it drops both when it is made to forget the attributes. Otherwise it would give the ACL to everybody who
-        has the object open, until it asks for the attributes again. What it is made to forget while it asks for it, it
-        does not keep (__get_acl in fs/posix_acl.c). A kernel that does not check permissions was not meant to keep
-        ACLs, but from Linux 6.2 on it does (CVE-2026-68149), until 6.6.148, 6.12.101, 6.18.42 and 7.1.6.
-        """
-        if at.who is INSIDER or not may_be_kept or self.cache.of_object(at, at.info) <= BRIEF_SECONDS:
-            self.cache.forgetter.acl(self.nodes.nodeid(at.number, at.obj))
 
     def _surely_has_none(self, inode: InodeT, ctx: RequestContext, name: bytes) -> bool:
         """Whether the object has no attribute of this name, and its attributes are remembered for who asks.
@@ -109,13 +96,13 @@ class ExtendedAttributes(Core):
         if not self.xattrs or self.exported or self._is_top(inode):
             return False
         if self.enable_acl and name in acl.XATTRS:
-            return False  # `_keep_acl` decides what the kernel keeps
+            return False  # `KernelCache.acl` decides what the kernel keeps
         served = self.callers.served_at_once(inode, ctx, for_attributes=True)
         if served is None:
             return False
         number, view, who = served
         hearer = self.callers.hearer(view, who, ctx)
-        self.cache.tell(number, obj, hearer)
+        self.cache.note_viewer(number, obj, hearer)
         return self.cache.is_known_to(number, obj, hearer)
 
     def _get(self, at: Request, name: bytes) -> bytes:
@@ -185,7 +172,7 @@ class ExtendedAttributes(Core):
 
     async def _changed(self, at: Request) -> None:
         """Note that attributes have changed: an ACL changes the mode, too."""
-        self.cache.forget_attributes(at.obj)
+        self.cache.forget(at.obj)
         await self.cache.changed(at.number, at.view, at.obj)
 
 

@@ -11,7 +11,6 @@ from cloakfs.filesystem.forget import Forgetting
 from cloakfs.filesystem.forgetter import Forgetter
 from cloakfs.filesystem.listings import Listings
 from cloakfs.filesystem.remember import Remembering
-from cloakfs.filesystem.xattrs import ExtendedAttributes
 from tests.altered import Alteration
 from tests.mount import alterations, cacheoracle
 
@@ -47,7 +46,7 @@ WEAKENED: dict[str, tuple[Alteration, str]] = {
     "a listing shows what is seen": (listings_show_all, "is listed"),
     "all entries are shown": (broken(Listings, "_shows"), "a view that hides something"),
     "nothing is remembered below a name that is forgotten late": (below_a_name_that_is_forgotten_late, "hidden from"),
-    "an ACL is kept with the attributes": (broken(ExtendedAttributes, "_keep_acl", None), "the ACL of"),
+    "an ACL is kept with the attributes": (broken(Remembering, "acl", None), "the ACL of"),
     "changes behind the mount": (broken(Changes, "_heed", False), "leads elsewhere"),
 }
 """Rules; what breaks each; and what is to be found then."""

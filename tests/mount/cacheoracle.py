@@ -302,7 +302,7 @@ class Oracle:
 
     def _is_done(self) -> bool:
         """Whether the kernel has forgotten all that it has to forget, and has got all answers."""
-        forgetting: Any = self._filesystem.cache.forget.__self__  # type: ignore[attr-defined]
+        forgetting: Any = self._filesystem.cache.forgetting
         names = forgetting.forgetter
         return not (self.on_its_way[0] or forgetting.below or forgetting._sweeps or names._lanes or names._later)
 
@@ -568,7 +568,7 @@ class CheckedFilesystem(Filesystem):
         _pyfuse3.readdir_reply = noting
 
     def _note_what_is_forgotten(self) -> None:
-        oracle, every_name = self.oracle, self.cache.forgetter.every_name
+        oracle, every_name = self.oracle, self.cache.forgetting.forgetter.every_name
         invalidate_entry, invalidate_inode = pyfuse3.invalidate_entry, pyfuse3.invalidate_inode
 
         def entry(parent: InodeT, name: bytes, *args: Any) -> None:
@@ -595,7 +595,7 @@ class CheckedFilesystem(Filesystem):
             return done
 
         _pyfuse3.invalidate_entry, _pyfuse3.invalidate_inode = entry, inode
-        self.cache.forgetter.every_name = every  # type: ignore[method-assign]
+        self.cache.forgetting.forgetter.every_name = every  # type: ignore[method-assign]
 
     async def _send(self, *nodeids: int) -> None:
         """Check what is about to be answered, and hold it back for a moment if there are to be delays."""

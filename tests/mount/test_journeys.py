@@ -166,7 +166,7 @@ def play(tree: str) -> Iterator[Play]:
         async def main() -> None:
             async with trio.open_nursery() as nursery:
                 served.tasks = served.reader.tasks = Tasks(nursery)
-                served.tasks.keep("invalidating", served.cache.keep_forgetting)
+                served.tasks.keep("invalidating", served.cache.forgetting.keep_forgetting)
                 await trio.testing.wait_all_tasks_blocked()
                 await act(Scene(served))
                 nursery.cancel_scope.cancel()
@@ -188,17 +188,17 @@ def play(tree: str) -> Iterator[Play]:
 
 
 MOST = {
-    "lookup for the first time": Journey(72, 26, 30),
-    "lookup of what is known": Journey(41, 20, 12),
+    "lookup for the first time": Journey(70, 25, 30),
+    "lookup of what is known": Journey(39, 19, 12),
     "lookup of an absent name": Journey(39, 21, 11),
     "lookup of a hidden name": Journey(43, 21, 14),
-    "getattr": Journey(44, 20, 12),
-    "create": Journey(78, 29, 34),
-    "rename": Journey(111, 28, 57),
+    "getattr": Journey(43, 20, 12),
+    "create": Journey(76, 28, 34),
+    "rename": Journey(109, 28, 57),
     "chmod": Journey(105, 24, 41),
     "event": Journey(72, 13, 24),
     "read": Journey(8, 5, 1),
-    "unlink": Journey(46, 23, 15),
+    "unlink": Journey(45, 23, 15),
 }
 """What each request may take. Lower these when a way gets shorter."""
 

@@ -85,6 +85,7 @@ class Scene:
         self.cache = KernelCache(
             nodes, Views(CLOAKED, (), frozenset(), index), self.passages, Terms(mode=mode), tuning=tuning
         )
+        self.forgetting, self.forgetter = self.cache.forgetting, self.cache.forgetting.forgetter
         if watch is not None:
             self.cache.watch(watch)
         self.user = user
@@ -104,8 +105,8 @@ class Scene:
         """Have all changes reported, and all names forgotten that have to be."""
         self.catch_up()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.cache.keep_forgetting)
-            while not self.cache.forgetter.is_idle():
+            nursery.start_soon(self.forgetting.keep_forgetting)
+            while not self.forgetter.is_idle():
                 await trio.sleep(0)
             nursery.cancel_scope.cancel()
 
@@ -145,7 +146,7 @@ class Scene:
     def enter(self, view: View, obj: Object, uid: int, *, has_searched: bool = False) -> Request:
         fd = self.nodes.fd(obj)
         hearer = CLIENT_OF.get(uid, uid)
-        self.cache.tell(0, obj, hearer)
+        self.cache.note_viewer(0, obj, hearer)
         return Request(0, view, subject(who(uid)), obj, fd, os.stat(fd), hearer, has_searched=has_searched)
 
     def of_name(self, view: View, path: str, uid: int = STRANGER, **how: bool) -> tuple[float, float]:
@@ -154,9 +155,9 @@ class Scene:
     def of_entry(self, view: View, parent: Object, obj: Object, uid: int, **how: bool) -> tuple[float, float]:
         at = self.enter(view, parent, uid, **how)
         fd = self.nodes.fd(obj)
-        self.cache.tell(0, obj, at.hearer)
+        self.cache.note_viewer(0, obj, at.hearer)
         with as_itself():
-            return self.cache.of_name(at, obj, obj.name, fd, os.stat(fd))
+            return self.cache.entry(at, obj.name, obj, fd, os.stat(fd))
 
     def of_object(self, view: View, path: str, uid: int = STRANGER) -> float:
         return self.of_known(view, self.look_up(path), uid)
@@ -164,11 +165,14 @@ class Scene:
     def of_known(self, view: View, obj: Object, uid: int = STRANGER) -> float:
         at = self.enter(view, obj, uid)
         with as_itself():
-            return self.cache.of_object(at, at.info)
+            return self.cache.attributes(at, at.info)
 
     def of_absence(self, view: View, path: str, hearer: int = STRANGER) -> float:
         above, name = os.path.split(path)
-        return self.cache.of_absence(0, view, self.look_up(above), os.fsencode(name), hearer)
+        parent = self.look_up(above)
+        fd = self.nodes.fd(parent)
+        at = Request(0, view, subject(who(OWNER)), parent, fd, os.stat(fd), hearer)
+        return self.cache.absent(at, os.fsencode(name), lambda: None, is_hidden=False)
 
     def remember_private_file(self) -> View:
         """Have `a/file` remembered for OWNER alone, in the view that is returned."""
@@ -384,8 +388,8 @@ def test_a_caller_view_remembers_for_one_caller_exactly_what_it_would_be_told_wh
         view = View(CLOAKED)
         choice = random.Random(1)
         late: set[int] = set()
-        s.cache.forgetter.is_late = lambda parent: parent in late  # type: ignore[method-assign]
-        s.cache.forgetter.is_forgetting = lambda *_: False  # type: ignore[method-assign]  # no thread forgets here
+        s.forgetter.is_late = lambda parent: parent in late  # type: ignore[method-assign]
+        s.forgetter.is_forgetting = lambda *_: False  # type: ignore[method-assign]  # no thread forgets here
         os.link(f"{s.top}/a/file", f"{s.top}/d/e/link")
         answers: set[tuple[bool, float, float]] = set()
 
@@ -445,7 +449,7 @@ def test_a_caller_view_remembers_for_one_caller_exactly_what_it_would_be_told_wh
             for path in paths:
                 os.chown(path, choice.choice((0, OWNER, OWNER, OTHER)), choice.choice((0, GROUP)))
                 os.chmod(path, choice.choice((0o755, 0o755, 0o750, 0o700, 0o711, 0o600)))
-            s.cache.forget_everything()
+            s.cache.reset()
             for obj in map(s.look_up, paths):
                 obj.audience = choice.choice((NOBODY, NOBODY, CLIENT_OF[OWNER], CLIENT_OF[OTHER], ALL))
                 as_directory(obj).remembers_names = obj.audience != NOBODY and choice.random() < 0.2
@@ -463,12 +467,12 @@ def test_a_caller_view_remembers_for_one_caller_exactly_what_it_would_be_told_wh
                 answers.add((is_told(path), *expected))
                 obj = s.look_up(path)
                 if max(expected) == LONG_SECONDS:
-                    assert s.cache.is_known_to_all(0, obj) or not is_told(path) or obj.remembers_names, path
-                    is_for = s.cache.is_known_to_all(0, obj) or obj.audience == CLIENT_OF[uid]
+                    assert s.cache.is_known_to(0, obj) or not is_told(path) or obj.remembers_names, path
+                    is_for = s.cache.is_known_to(0, obj) or obj.audience == CLIENT_OF[uid]
                     assert s.cache.is_known_to(0, obj, CLIENT_OF[uid]) is is_for, path
             for path in filter(has_one_name, paths):
                 obj = s.look_up(path)
-                assert is_told(path) or not s.cache.is_known_to_all(0, obj), path
+                assert is_told(path) or not s.cache.is_known_to(0, obj), path
                 for uid, hearer in CLIENT_OF.items():
                     assert surely_sees(uid, s.top, path) or not s.cache.is_known_to(0, obj, hearer), path
         assert ((False, LONG_SECONDS, LONG_SECONDS) in answers) is is_for_one
@@ -522,11 +526,10 @@ def test_where_the_kernel_checks_what_is_above_all_below_is_forgotten_before_oth
             assert max(seconds, s.of_object(view, f"{s.top}/{path}", OWNER)) == LONG_SECONDS * (path != "d")
         directory, file = s.look_up(f"{s.top}/d"), s.look_up(f"{s.top}/d/e/f/file")
         assert not s.of_object(view, f"{s.top}/d", OWNER)  # so that the kernel asks whoever passes
-        assert s.cache.tell_passer(0, directory, CLIENT_OF[OWNER]) is None
+        assert s.cache.note_viewer(0, directory, CLIENT_OF[OWNER]) is None
         assert s.cache.is_known_to(0, file, CLIENT_OF[OWNER])
-        below = s.cache.tell_passer(0, directory, CLIENT_OF[OTHER])
-        assert below is not None
-        assert below.done.is_set()
+        assert s.cache.note_viewer(0, directory, CLIENT_OF[OTHER]) is not None
+        assert directory not in s.forgetting.below
         assert not s.cache.is_known_to(0, file, CLIENT_OF[OWNER])
         assert not remembered(s, view, f"{s.top}/d/e/f/file")  # a request of the other may be past that already
 
@@ -557,13 +560,13 @@ def test_a_change_makes_the_kernel_forget_exactly_what_one_caller_would_not_be_t
         view = View(CLOAKED)
         choice = random.Random(1)
         costs = set()
-        monkeypatch.setattr(s.cache.forgetter, "is_late", lambda _: False)  # as a busy machine may make it
-        monkeypatch.setattr(s.cache.forgetter, "is_forgetting", lambda *_: False)  # likewise
+        monkeypatch.setattr(s.forgetter, "is_late", lambda _: False)  # as a busy machine may make it
+        monkeypatch.setattr(s.forgetter, "is_forgetting", lambda *_: False)  # likewise
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(s.cache.keep_forgetting)
+            nursery.start_soon(s.forgetting.keep_forgetting)
             for _ in range(60):
                 close(s, choice)
-                s.cache.forget_everything()
+                s.cache.reset()
                 paths = s.paths()
                 for obj in map(s.look_up, paths):
                     obj.audience = choice.choice((NOBODY, NOBODY, NOBODY, ALL))
@@ -669,14 +672,14 @@ def test_what_is_moved_to_where_everybody_gets_through_is_remembered_for_all(sce
 
         def is_for_all(path: str) -> bool:
             s.of_name(View(CLOAKED), path)
-            return s.cache.is_known_to_all(0, s.look_up(path))
+            return s.cache.is_known_to(0, s.look_up(path))
 
         for _ in range(2):  # the second time, it is known where not everybody gets through
             assert not is_for_all(f"{s.top}/d/e/f/file")
         os.rename(f"{s.top}/d/e", f"{s.top}/a/e")
         assert is_for_all(f"{s.top}/a/e/f/file")
         os.rename(f"{s.top}/a/e", f"{s.top}/d/e")
-        s.cache.forget_everything()
+        s.cache.reset()
         assert not is_for_all(f"{s.top}/d/e/f/file")
 
     trio.run(main)
@@ -691,9 +694,9 @@ def test_a_hard_link_that_was_asked_for_by_nodeid_is_not_taken_to_be_known_to_al
         os.link(path, f"{s.top}/d/link")
         s.catch_up()
         assert s.of_object(View(CLOAKED), path) == BRIEF_SECONDS
-        assert not s.cache.is_known_to_all(0, s.look_up(path))
+        assert not s.cache.is_known_to(0, s.look_up(path))
         assert s.of_name(View(CLOAKED), path) == (LONG_SECONDS, BRIEF_SECONDS)
-        assert s.cache.is_known_to_all(0, s.look_up(path))
+        assert s.cache.is_known_to(0, s.look_up(path))
 
     trio.run(main)
 
@@ -709,13 +712,13 @@ def test_names_of_an_earlier_era_are_forgotten_before_anything_is_remembered_ane
     async def main() -> None:
         s = scene()
         s.catch_up()
-        path, forgetter = f"{s.top}/a/b/file", s.cache.forgetter
+        path, forgetter = f"{s.top}/a/b/file", s.forgetter
         s.of_name(View(CLOAKED), path)
         monkeypatch.setattr(forgetter, "every_name", lambda: session >= 0)
         monkeypatch.setattr(forgetter, "name", lambda parent, name, nodeid: names.append(name))
         monkeypatch.setattr(forgetter, "attributes", lambda nodeid, parent: attributes.append(nodeid))
         forgetter.session = session
-        s.cache.forget_everything()
+        s.cache.reset()
         for _ in range(2):
             assert s.of_name(View(CLOAKED), path)[0] == LONG_SECONDS
         assert names == ([b"a", b"b", b"file"] if session < 0 else [])
@@ -746,12 +749,12 @@ def test_a_directory_is_not_looked_for_again_where_it_was_until_it_changes(
             return is_child(obj, parent)
 
         monkeypatch.setattr(s.nodes, "is_child", look_for)
-        monkeypatch.setattr(s.cache.forgetter, "is_forgetting", lambda *_: False)  # no thread forgets here
-        s.cache.forget_everything()
+        monkeypatch.setattr(s.forgetter, "is_forgetting", lambda *_: False)  # no thread forgets here
+        s.cache.reset()
         assert s.of_name(view, path, uid)[0] == LONG_SECONDS
         assert not looked_for
         os.chmod(f"{s.top}/d/e", 0o500 if uid == OWNER else 0o711)
-        s.cache.forget_everything()
+        s.cache.reset()
         assert s.of_name(view, path, uid)[0] == LONG_SECONDS
         assert looked_for == [s.look_up(f"{s.top}/d/e")]
 
@@ -779,7 +782,7 @@ def test_nothing_rests_on_a_directory_of_which_it_could_not_be_noted(
             with pytest.raises(MemoryError):
                 s.of_name(View(CLOAKED), f"{s.top}/d/e/f/file")
         for path in (f"{s.top}/d/e", f"{s.top}/d/e/f"):
-            assert not s.cache.is_known_to_all(0, s.look_up(path))
+            assert not s.cache.is_known_to(0, s.look_up(path))
             assert not s.look_up(path).public
 
     trio.run(main)
@@ -796,10 +799,10 @@ def test_what_everybody_was_told_is_forgotten_although_one_caller_may_be_told_mo
         for path in (f"{s.top}/d/file", f"{s.top}/d/hidden-file"):
             assert s.of_name(view, path, OWNER) == (LONG_SECONDS, LONG_SECONDS)
         file = s.look_up(f"{s.top}/d/file")
-        assert s.cache.is_known_to_all(0, file)
+        assert s.cache.is_known_to(0, file)
         s.user.do(os.chmod, f"{s.top}/d", 0o700)
         s.catch_up()
-        assert not s.cache.is_known_to_all(0, file)
+        assert not s.cache.is_known_to(0, file)
 
     trio.run(main)
 
@@ -859,6 +862,13 @@ def test_nothing_is_remembered_of_what_has_left_the_tree(uid: int, base: str, sc
 # -- what others are told --------------------------------------------------------------------------
 
 
+async def admitted(s: Scene, number: int, obj: Object, viewer: int) -> None:
+    """Wait until this caller may be told of a directory."""
+    pending = s.cache.admit(number, obj, viewer)
+    if pending is not None:
+        await pending
+
+
 async def is_done(s: Scene, tasks: str, call: Callable[[], Awaitable[None]], *, expected: bool = True) -> bool:
     """Whether this call returns while nothing is forgotten in the background, only names are, or all is.
 
@@ -873,7 +883,7 @@ async def is_done(s: Scene, tasks: str, call: Callable[[], Awaitable[None]], *, 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(do)
         if tasks != "nothing":
-            nursery.start_soon(s.cache.forgetter.run if tasks == "names" else s.cache.keep_forgetting)
+            nursery.start_soon(s.forgetter.run if tasks == "names" else s.forgetting.keep_forgetting)
         with trio.move_on_after(10 if expected else 0.2):
             await done.wait()
         nursery.cancel_scope.cancel()
@@ -895,12 +905,12 @@ def test_others_are_told_of_a_directory_when_what_is_in_it_is_forgotten(
         directory = s.look_up(f"{s.top}/d")
         for path in s.paths():
             s.of_name(View(CLOAKED), path, OWNER)
-        assert s.cache.is_ready(0, directory, owner)
-        assert not s.cache.is_ready(0, directory, other)
-        assert s.cache.is_remembered_for_others(0, directory, other)
-        monkeypatch.setattr(s.cache.forgetter, "is_late", lambda _: False)  # as a busy machine may make it
-        assert await is_done(s, tasks, lambda: s.cache.make_ready(0, directory, other), expected=is_told) is is_told
-        assert s.cache.is_ready(0, directory, other) is is_told
+        assert s.cache.admit(0, directory, owner) is None
+        assert s.cache.admit(0, directory, other) is not None
+        assert not s.cache.may_list(0, directory, other, is_directory=False)
+        monkeypatch.setattr(s.forgetter, "is_late", lambda _: False)  # as a busy machine may make it
+        assert await is_done(s, tasks, lambda: admitted(s, 0, directory, other), expected=is_told) is is_told
+        assert (s.cache.admit(0, directory, other) is None) is is_told
         known = [path for path in s.paths() if s.cache.is_known_to(0, s.look_up(path), owner)]
         assert f"{s.top}/a/b/file" in known
         assert not [path for path in known if path.startswith(f"{s.top}/d/")]  # it is not relied on any more
@@ -921,10 +931,10 @@ def test_others_are_told_of_a_file_when_its_attributes_are_forgotten(
         close(s)
         known, unknown = s.look_up(f"{s.top}/d/file"), s.look_up(f"{s.top}/d/hidden-file")
         assert s.of_name(View(CLOAKED), f"{s.top}/d/file", OWNER) == (LONG_SECONDS, LONG_SECONDS)
-        monkeypatch.setattr(s.cache.forgetter, "attributes", lambda nodeid, _: forgotten.append(nodeid))
+        monkeypatch.setattr(s.forgetter, "attributes", lambda nodeid, _: forgotten.append(nodeid))
         for uid in (OWNER, OTHER, STRANGER):
             for obj in (known, unknown):
-                s.cache.tell(0, obj, CLIENT_OF.get(uid, uid))
+                s.cache.note_viewer(0, obj, CLIENT_OF.get(uid, uid))
         assert forgotten == [s.nodes.nodeid(0, known)]
 
     trio.run(main)
@@ -941,13 +951,13 @@ def test_others_are_not_told_while_somebody_keeps_the_lock(
         close(s)
         directory = s.look_up(f"{s.top}/d")
         s.of_name(View(CLOAKED), f"{s.top}/d/file", OWNER)
-        s.cache.forgetter.is_late = lambda parent: parent == s.nodes.nodeid(0, directory)  # type: ignore[method-assign]
-        monkeypatch.setattr(s.cache.forgetter, "names_so_far", lambda _: None)  # as long as that is so
-        s.cache.forgetter.session = session
+        s.forgetter.is_late = lambda parent: parent == s.nodes.nodeid(0, directory)  # type: ignore[method-assign]
+        monkeypatch.setattr(s.forgetter, "names_so_far", lambda _: None)  # as long as that is so
+        s.forgetter.session = session
         is_refused = pytest.RaisesGroup(Stale) if session < 0 else contextlib.nullcontext()
         with is_refused:
-            await is_done(s, "all", lambda: s.cache.make_ready(0, directory, CLIENT_OF[OTHER]))
-        assert s.cache.is_ready(0, directory, CLIENT_OF[OTHER]) is (session >= 0)
+            await is_done(s, "all", lambda: admitted(s, 0, directory, CLIENT_OF[OTHER]))
+        assert (s.cache.admit(0, directory, CLIENT_OF[OTHER]) is None) is (session >= 0)
 
     trio.run(main)
 
@@ -981,15 +991,15 @@ def test_a_directory_that_was_moved_has_what_is_beside_it_forgotten(
         for inner in moved.children.values():
             inner.audience = other
         for hearer in owner, other:
-            assert not s.cache.is_ready(0, moved, hearer)
-        assert s.cache.is_ready(1, moved, owner)  # another view
-        await s.cache.make_ready(1, moved, owner)
-        await s.cache.make_ready(0, within, other)  # it was not moved itself
+            assert s.cache.admit(0, moved, hearer) is not None
+        assert s.cache.admit(1, moved, owner) is None  # another view
+        await admitted(s, 1, moved, owner)
+        await admitted(s, 0, within, other)  # it was not moved itself
         assert {directory.audience for directory in above} == {owner}
-        assert await is_done(s, tasks, lambda: s.cache.make_ready(0, moved, other), expected=is_told) is is_told
+        assert await is_done(s, tasks, lambda: admitted(s, 0, moved, other), expected=is_told) is is_told
         assert moved.audience == other
         assert {directory.audience for directory in above} == {ALL}
-        assert s.cache.is_ready(0, moved, other) is is_told  # nor is anybody who asks meanwhile told sooner
+        assert (s.cache.admit(0, moved, other) is None) is is_told  # nor is anybody who asks meanwhile told sooner
         still_known = [at for at in s.paths() if s.cache.is_known_to(0, s.look_up(at), owner)]
         assert f"{s.top}/a/b/file" in still_known
         assert not [at for at in still_known if at.startswith(f"{s.top}/d/")]  # it is not relied on any more
@@ -1056,7 +1066,7 @@ def test_what_changes_untold_is_remembered_for_a_second(scene: MakeScene) -> Non
         for view in (View(CLOAKED), FIXED):
             assert s.of_name(view, f"{s.top}/a/file") == (SHORT_SECONDS, SHORT_SECONDS)
             assert s.of_object(view, f"{s.top}/a") == SHORT_SECONDS
-            assert not s.cache.is_known_to_all(0, s.look_up(f"{s.top}/a"))  # it may have changed by now
+            assert not s.cache.is_known_to(0, s.look_up(f"{s.top}/a"))  # it may have changed by now
         assert s.of_absence(FIXED, f"{s.top}/a/absent") == SHORT_SECONDS
 
     trio.run(main)
@@ -1070,12 +1080,12 @@ def test_a_fixed_view_knows_a_directory_in_which_a_name_is_remembered(scene: Mak
         s.catch_up()
         directory = s.look_up(f"{s.top}/a")
         assert s.of_name(FIXED, f"{s.top}/a", has_searched=True) == (0.0, BRIEF_SECONDS)
-        assert not s.cache.is_known_to_all(0, directory)
+        assert not s.cache.is_known_to(0, directory)
         assert s.of_name(FIXED, f"{s.top}/a/file") == (LONG_SECONDS, LONG_SECONDS)
-        assert s.cache.is_known_to_all(0, directory)
+        assert s.cache.is_known_to(0, directory)
         s.user.do(os.chmod, f"{s.top}/a", 0o700)
         s.catch_up()
-        assert not s.cache.is_known_to_all(0, directory)
+        assert not s.cache.is_known_to(0, directory)
 
     trio.run(main)
 
@@ -1116,7 +1126,7 @@ def test_what_is_moved_is_forgotten_unless_everybody_is_told_of_it_there(
         obj = s.look_up(f"{s.top}/{name}")
         assert obj.parent is not None
         await s.cache.moved(0, view, obj, s.look_up(f"{s.top}/a"), obj.parent)
-        assert s.cache.is_known_to_all(0, obj) is is_remembered
+        assert s.cache.is_known_to(0, obj) is is_remembered
 
     trio.run(main)
 
@@ -1258,7 +1268,7 @@ def test_nothing_is_remembered_in_a_directory_whose_lock_is_kept(scene: MakeScen
         s = scene(GATED)
         s.catch_up()
         late = s.nodes.nodeid(0, s.look_up(f"{s.top}/a"))
-        s.cache.forgetter.is_late = lambda parent: parent == late  # type: ignore[method-assign]
+        s.forgetter.is_late = lambda parent: parent == late  # type: ignore[method-assign]
         for view in (View(CLOAKED), FIXED):
             assert s.of_name(view, f"{s.top}/a/file") == (0.0, 0.0)
             assert s.of_object(view, f"{s.top}/a/file") == 0.0
@@ -1283,7 +1293,7 @@ def test_attributes_are_not_even_remembered_briefly_below_a_name_that_is_to_be_f
         assert s.of_name(view, f"{s.top}/a/b", OWNER)[0] == LONG_SECONDS
         for path in (inside, beside):
             assert s.of_object(view, path, OTHER) == BRIEF_SECONDS
-        s.cache.forget(s.look_up(f"{s.top}/a/b"))  # no thread does it, as if somebody held the lock
+        s.forgetting.forget(s.look_up(f"{s.top}/a/b"))  # no thread does it, as if somebody held the lock
         assert s.of_object(view, inside, OTHER) == 0.0
         assert s.of_name(view, inside, OTHER) == (0.0, 0.0)
         assert s.of_object(view, beside, OTHER) == BRIEF_SECONDS
@@ -1302,7 +1312,7 @@ def test_nothing_private_is_remembered_while_its_name_is_to_be_forgotten(scene: 
         view = View(CLOAKED)
         assert s.of_name(view, f"{s.top}/a/file", OWNER)[1] == LONG_SECONDS
         assert s.of_object(view, f"{s.top}/a/file", OWNER) == LONG_SECONDS
-        s.cache.forget(s.look_up(f"{s.top}/a/file"))  # no thread does it, as if somebody held the lock
+        s.forgetting.forget(s.look_up(f"{s.top}/a/file"))  # no thread does it, as if somebody held the lock
         assert s.of_object(view, f"{s.top}/a/file", OWNER) == 0.0
 
     trio.run(main)
@@ -1315,9 +1325,9 @@ def test_nothing_private_is_remembered_below_a_name_that_is_to_be_forgotten(is_m
     async def main() -> None:
         s = scene(tuning=replace(STANDARD, names_at_once=0) if is_much else STANDARD)
         view = s.remember_private_file()
-        s.cache.forget(s.look_up(f"{s.top}/a"))
-        s.cache.forget(s.look_up(f"{s.top}/a/file"))
-        names = s.cache.forgetter
+        s.forgetting.forget(s.look_up(f"{s.top}/a"))
+        s.forgetting.forget(s.look_up(f"{s.top}/a/file"))
+        names = s.forgetter
         assert names.is_forgetting(s.nodes.nodeid(0, s.nodes.root), b"a")
         assert (b"a" in next(iter(names._later.values()), ())) == is_much
         assert max(s.of_name(view, f"{s.top}/a/file", OWNER)) <= BRIEF_SECONDS
@@ -1331,10 +1341,10 @@ def test_absent_names_are_forgotten_with_a_directory_of_which_nothing_else_is_re
         s.catch_up()
         directory = s.look_up(f"{s.top}/a/b")
         assert s.of_absence(FIXED, f"{s.top}/a/b/absent") == ABSENT_SECONDS
-        assert s.cache.is_known_to_all(0, directory)
+        assert s.cache.is_known_to(0, directory)
         s.user.do(os.chmod, f"{s.top}/a/b", 0o600)
         s.catch_up()
-        assert not s.cache.is_known_to_all(0, directory)
+        assert not s.cache.is_known_to(0, directory)
 
     trio.run(main)
 
@@ -1350,7 +1360,10 @@ def test_no_more_absent_names_at_the_top_than_can_be_noted(scene: MakeScene, mon
         assert s.of_absence(FIXED, f"{s.top}/a/absent") == ABSENT_SECONDS
         assert s.of_absence(FIXED, f"{s.top}/other", OTHER) == ABSENT_SECONDS  # one of the former is forgotten
         top = s.nodes.nodeid(0, s.nodes.root)
-        assert [s.cache.forgetter.is_forgetting(top, b"absent%d" % number) for number in range(2)] == [True, False]
+        assert [s.forgetter.is_forgetting(top, b"absent%d" % number) for number in range(2)] == [
+            True,
+            False,
+        ]
 
     trio.run(main)
 
@@ -1364,7 +1377,7 @@ def test_pages_are_used_again_only_if_nothing_shows_a_change(scene: MakeScene) -
     obj = s.look_up(path)
 
     def keeps(number: int = 0) -> bool:
-        return s.cache.keeps_content(number, obj, os.stat(path))
+        return s.cache.opening(s.enter(View(CLOAKED), obj, STRANGER)._replace(number=number))
 
     write(path, b"content")
     assert [keeps(), keeps()] == [False, False]  # it may still change without a new ctime

@@ -60,9 +60,9 @@ def test_only_its_audience_is_told_before_the_names_are_forgotten(audience: int,
     """With an audience of all, they are just being forgotten."""
     obj = directory(audience, remembers_names=True)
     assert AUDIENCES.is_ready(0, obj, hearer) is is_ready
-    assert AUDIENCES.is_remembered_for_others(0, obj, hearer) is not is_ready
+    assert AUDIENCES.may_list(0, obj, hearer, is_directory=True) is is_ready
     assert AUDIENCES.is_ready(1, obj, hearer)
-    assert not AUDIENCES.is_remembered_for_others(1, obj, hearer)
+    assert AUDIENCES.may_list(1, obj, hearer, is_directory=True)
 
 
 @pytest.mark.parametrize(
@@ -71,10 +71,10 @@ def test_only_its_audience_is_told_before_the_names_are_forgotten(audience: int,
 )
 def test_attributes_are_remembered_for_an_audience_of_one(audience: int, hearer: int, is_for_others: bool) -> None:
     obj = directory(audience, private=True)
-    assert AUDIENCES.is_remembered_for_others(0, obj, hearer) is is_for_others
+    assert AUDIENCES.may_list(0, obj, hearer, is_directory=False) is not is_for_others
     assert AUDIENCES.is_ready(0, obj, hearer)
     obj.private = False
-    assert not AUDIENCES.is_remembered_for_others(0, obj, hearer)
+    assert AUDIENCES.may_list(0, obj, hearer, is_directory=False)
 
 
 @pytest.mark.parametrize(
