@@ -10,7 +10,7 @@ import importlib
 import os
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from cloakfs.tuning import STANDARD, Tuning
@@ -23,9 +23,14 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 def command_with(*alterations: Alteration, tuning: Tuning = STANDARD) -> tuple[str, ...]:
     """Return the real command, altered, and with these times and bounds."""
-    text = base64.b64encode(pickle.dumps((alterations, tuning))).decode()
+    text = encoded(alterations, tuning)
     code = f"import sys; sys.path.insert(0, {_ROOT!r}); from tests.altered import main; main({text!r})"
     return sys.executable, "-c", code
+
+
+def encoded(alterations: Sequence[Alteration], tuning: Tuning) -> str:
+    """Return the text by which `main` in another process makes these alterations."""
+    return base64.b64encode(pickle.dumps((alterations, tuning))).decode()
 
 
 def replace(owner: object, name: str, value: object) -> None:
@@ -39,7 +44,7 @@ def replace(owner: object, name: str, value: object) -> None:
 
 
 def main(text: str) -> None:
-    """Run the command, altered as `command_with` has encoded it."""
+    """Run the command, altered as `encoded` says."""
     alterations, tuning = pickle.loads(base64.b64decode(text))
     for alter in alterations:
         alter()

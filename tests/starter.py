@@ -2,7 +2,8 @@
 
 The suite makes and ends about a thousand mounts, and to import the modules takes several times as long as either. The
 processes are separate ones with an environment, a working directory and outputs of their own, as if they were started
-anew. A test about the start itself, or of a command in which something is patched, starts Python.
+anew. A test about the start itself starts Python. A command that is altered (`tests.altered`) imports what the
+alterations do not use after they were made, as it would if it were started anew.
 """
 
 import atexit
@@ -16,12 +17,23 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from collections.abc import Sequence
 from functools import cache
 from typing import NoReturn
 
+from cloakfs.tuning import STANDARD, Tuning
+from tests import altered
+from tests.altered import Alteration, encoded
+
 # A daemon has no more modules than it would have if it were started anew: some tests are about its memory.
-_MOUNT = ("main", "mount")
-_OTHERS = ("main", "umount", "status", "explain", "table", "check", "exposure", "prune", "trace", "events", "metrics")
+_MOUNT = ("cloakfs_cli.main", "cloakfs_cli.mount")
+_OTHERS = tuple(
+    f"cloakfs_cli.{name}"
+    for name in (
+        "main", "umount", "status", "explain", "table", "check", "exposure", "prune", "trace", "events", "metrics",
+    )
+)  # fmt: skip
+_ALTERED = ("cloakfs_cli.main", "tests.mount.alterations")
 _MOST = 1 << 16  # bytes of a request
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -30,7 +42,7 @@ class Starter:
     """The process from which others are forked. It also ends with the last process that may ask it.
 
     Args:
-        modules: of `cloakfs_cli`, to be imported before.
+        modules: to be imported before.
     """
 
     def __init__(self, *modules: str) -> None:
@@ -46,11 +58,12 @@ class Starter:
         self._process.kill()
         self._process.wait()
 
-    def run(self, *arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, text: str, timeout: float) -> subprocess.CompletedProcess[str]:
         """Run one command, and return when it has ended; it is not ended early if the test is interrupted.
 
         Args:
             arguments: what follows `cloakfs`.
+            text: how it is altered (`altered.encoded`).
             timeout: how long it may take, in seconds.
 
         Raises:
@@ -59,7 +72,7 @@ class Starter:
         ours, theirs = socket.socketpair()
         with ours, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             with theirs:
-                request = json.dumps([os.getcwd(), dict(os.environ), arguments]).encode()
+                request = json.dumps([os.getcwd(), dict(os.environ), arguments, text]).encode()
                 assert len(request) < _MOST
                 socket.send_fds(self._requests, [request], [theirs.fileno(), out.fileno(), err.fileno()])
             ours.settimeout(timeout)
@@ -75,9 +88,12 @@ class Starter:
         return subprocess.CompletedProcess(arguments, int(status or b"-1"), *texts)
 
 
-def run(*arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:
-    """Run one command in a process that is forked from one of this run's; see `Starter.run`."""
-    return _starter(*(_MOUNT if arguments[:1] == ("mount",) else _OTHERS)).run(*arguments, timeout=timeout)
+def run(
+    *arguments: str, alterations: Sequence[Alteration] = (), tuning: Tuning = STANDARD, timeout: float
+) -> subprocess.CompletedProcess[str]:
+    """Run one command, altered, in a process that is forked from one of this run's; see `Starter.run`."""
+    modules = _ALTERED if alterations else _MOUNT if arguments[:1] == ("mount",) else _OTHERS
+    return _starter(*modules).run(*arguments, text=encoded(alterations, tuning), timeout=timeout)
 
 
 @cache
@@ -109,12 +125,12 @@ def _become(request: bytes, answer: int, out: int, err: int) -> NoReturn:
         for theirs, standard in ((out, 1), (err, 2)):
             os.dup2(theirs, standard)
             os.close(theirs)
-        directory, environment, arguments = json.loads(request)
+        directory, environment, arguments, text = json.loads(request)
         os.chdir(directory)
         os.environ.clear()
         os.environ.update(environment)
         sys.argv = ["cloakfs", *arguments]
-        importlib.import_module("cloakfs_cli.main").main()
+        altered.main(text)
     except SystemExit as end:
         status = end.code
     except BaseException:
@@ -128,5 +144,5 @@ def _become(request: bytes, answer: int, out: int, err: int) -> NoReturn:
 
 if __name__ == "__main__":
     for module in sys.argv[2:]:
-        importlib.import_module(f"cloakfs_cli.{module}")
+        importlib.import_module(module)
     _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -25,7 +25,8 @@ from tests.altered import Alteration, command_with
 from tests.processes import kill
 
 COMMAND = (sys.executable, "-m", "cloakfs_cli.main")
-_ANEW = COMMAND
+_alterations: tuple[Alteration, ...] = ()
+_tuning = STANDARD
 _PID = os.getpid()
 _PYTHONPATH = os.environ.get("PYTHONPATH")
 
@@ -98,7 +99,10 @@ FIGURES_AT_ONCE = Tuning(housekeeping_seconds=0.05, notify_patience_seconds=1000
 def daemons_with(*alterations: Alteration, tuning: Tuning = STANDARD) -> Iterator[None]:
     """Alter commands that are run within a with block, and daemons that they start."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sys.modules[__name__], "COMMAND", command_with(*alterations, tuning=tuning))
+        here = sys.modules[__name__]
+        patched.setattr(here, "COMMAND", command_with(*alterations, tuning=tuning))
+        patched.setattr(here, "_alterations", alterations)
+        patched.setattr(here, "_tuning", tuning)
         yield
 
 
@@ -168,13 +172,13 @@ def unmount(path: str) -> None:
 def run(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Run the real command, in a process that has already imported it.
 
-    It is started anew if something is patched in it, or to be found elsewhere, or if another process than that of the
-    suite asks: then it is to have the ids and the limits of this one.
+    It is started anew if a module is to be found elsewhere, or if another process than that of the suite asks: then it
+    is to have the ids and the limits of this one.
     """
-    if COMMAND != _ANEW or os.environ.get("PYTHONPATH") != _PYTHONPATH or os.getpid() != _PID:
+    if os.environ.get("PYTHONPATH") != _PYTHONPATH or os.getpid() != _PID:
         done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=60)
     else:
-        done = starter.run(*arguments, timeout=60)
+        done = starter.run(*arguments, alterations=_alterations, tuning=_tuning, timeout=60)
     return _checked(done, check, *arguments)
 
 
