@@ -96,8 +96,9 @@ FIGURES_AT_ONCE = Tuning(housekeeping_seconds=0.05, notify_patience_seconds=1000
 
 
 @contextlib.contextmanager
-def daemons_with(*alterations: Alteration, tuning: Tuning = STANDARD) -> Iterator[None]:
-    """Alter commands that are run within a with block, and daemons that they start."""
+def daemons_with(*alterations: Alteration, tuning: Tuning | None = None) -> Iterator[None]:
+    """Alter commands that are run within a with block, and daemons that they start; None: times stay as they are."""
+    tuning = tuning or _tuning
     with pytest.MonkeyPatch.context() as patched:
         here = sys.modules[__name__]
         patched.setattr(here, "COMMAND", command_with(*alterations, tuning=tuning))
@@ -122,6 +123,11 @@ def figures_at_once() -> Iterator[None]:
     """
     with daemons_with(tuning=FIGURES_AT_ONCE):
         yield
+
+
+def publish_at_once() -> bool:
+    """Whether daemons that are started now publish their counts at once (`figures_at_once`)."""
+    return _tuning.housekeeping_seconds <= FIGURES_AT_ONCE.housekeeping_seconds
 
 
 def told(mount: str | None = None) -> None:

@@ -305,6 +305,7 @@ def test_what_is_moved_out_of_a_private_directory(
         assert other.error(os.stat, m.at(f"open/moved{path}")) == errno.ENOENT, path
 
 
+@pytest.mark.usefixtures("figures_at_once")
 @pytest.mark.parametrize("call", [os.rename, exchange])
 @pytest.mark.parametrize("mode", [0o755, 0o700])
 def test_nothing_is_remembered_below_a_name_that_is_not_forgotten_yet(

@@ -20,6 +20,8 @@ from tests.mount.test_caching import CLOAKED, GROUP, OTHER, OWNER, STRANGER, put
 from tests.mount.test_plugins import plugin
 from tests.waiting import let_expire, wait_until
 
+pytestmark = pytest.mark.usefixtures("figures_at_once")
+
 MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]
 

@@ -169,8 +169,10 @@ def test_it_is_no_second_daemon(killable: Mount) -> None:
 
 def test_what_ends_the_daemon_in_an_orderly_way_does_not_end_it(killable: Mount) -> None:
     m = killable
+    clean_up = m.clean_up
+    assert clean_up
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        os.kill(m.clean_up, number)
+        os.kill(clean_up, number)
     kill(m)
     assert not is_mounted(m.path)
 

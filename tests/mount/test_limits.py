@@ -103,7 +103,7 @@ def test_1100_levels(tree: str, mount: Callable[..., Mount], user: Callable[...,
 
 # -- a directory of 100,000 entries ----------------------------------------------------------------
 
-MANY = 100_000
+MANY = int(os.environ.get("CLOAKFS_MANY_NAMES", "50000"))
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +150,7 @@ def opened_anew(path: str, size: int) -> Iterator[list[tuple[bytes, int]]]:
 
 
 @pytest.mark.timeout(400)
-def test_listing_100_000(many: str, mount: Callable[..., Mount]) -> None:
+def test_listing_very_many_names(many: str, mount: Callable[..., Mount]) -> None:
     # Of a mount of its own: the daemon may have read the directory before the first client does.
     idle = memory(mount("-o", CLOAKED).pid)
     m = mount("-o", CLOAKED, source=many)
@@ -162,15 +162,15 @@ def test_listing_100_000(many: str, mount: Callable[..., Mount]) -> None:
     # What the kernel holds references to has to be known; the listing itself must not pile up.
     most = memory(m.pid, "VmHWM")
     print(f"{MANY} entries: {took:.1f} s, {idle:.0f} MiB idle, {most:.0f} MiB at most")
-    assert most - idle < 80
+    assert most - idle < 5 + 75 * MANY / 100_000
     # What was forgotten is given back or used again: once the allocator has settled, each more would be a leak.
     reached = []
     for _ in range(3):
         drop_caches()
         assert len(os.listdir(m.path)) == MANY
         reached.append(memory(m.pid, "VmHWM"))
-    assert reached[-1] - reached[1] < 20, reached
-    assert reached[-1] - idle < 80, reached
+    assert reached[-1] - reached[1] < 5 + 15 * MANY / 100_000, reached
+    assert reached[-1] - idle < 5 + 75 * MANY / 100_000, reached
 
 
 def require_stable_cookies(path: str) -> None:
@@ -457,7 +457,7 @@ def mounted_with_few_descriptors(tree: str, path: str, limit: int, options: str)
     assert not is_mounted(path)
 
 
-@pytest.mark.parametrize(("limit", "files", "far"), [(128, 200, False), (2048, 4000, False), (512, 1000, True)])
+@pytest.mark.parametrize(("limit", "files", "far"), [(128, 200, False), (1024, 2000, False), (256, 500, True)])
 def test_emfile(
     limit: int, files: int, far: bool, tree: str, base: str, mount: Callable[..., Mount], user: Callable[..., User]
 ) -> None:

@@ -12,6 +12,7 @@ from cloakfs import linux
 from cloakfs.mounted import STATE_DIR
 from tests.mount.conftest import Mount, mounted
 from tests.mount.hostile import victim
+from tests.mount.hostile.peers import require
 from tests.mount.hostile.victim import Watch
 from tests.mount.test_hung import Far
 
@@ -45,8 +46,7 @@ def arena() -> Iterator[Mount]:
 @pytest.fixture(scope="module", params=["bare", "bindfs"])
 def other_arena(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
     """The same without cloakfs, to compare with: what it is, and where."""
-    if request.param == "bindfs" and shutil.which("bindfs") is None:
-        pytest.skip("bindfs is not installed")
+    require(request.param)
     base = tempfile.mkdtemp(prefix="cloakfs-test-")
     os.chmod(base, 0o755)
     real, point = f"{base}/real", f"{base}/mnt"

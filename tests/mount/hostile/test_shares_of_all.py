@@ -1,7 +1,4 @@
-"""One user wants all that there is of something, on cloakfs, on bindfs and on the bare tree.
-
-Only cloakfs has to answer rightly and soon; how the same attack fares on the others is for the report.
-"""
+"""One user wants all that there is of something; others, on cloakfs, get their share (see `peers`)."""
 
 import contextlib
 import os
@@ -25,6 +22,7 @@ from tests.mount.conftest import daemons_with, mounted
 from tests.mount.hostile import victim
 from tests.mount.hostile.attacks import children, rounds
 from tests.mount.hostile.conftest import OPTIONS, REPORT
+from tests.mount.hostile.peers import KINDS, SECONDS, require
 from tests.mount.hostile.victim import Watch
 from tests.mount.test_hung import Far
 from tests.mount.test_shares import read_anew
@@ -32,7 +30,6 @@ from tests.mount.test_turns import fill
 from tests.waiting import wait_until
 
 ATTACKER = 6666
-SECONDS = float(os.environ.get("CLOAKFS_ATTACK_SECONDS", "1"))
 FEW = 2048
 MANY = 20_000
 LARGE = 2 << 20
@@ -48,12 +45,11 @@ class Ground:
     top: str
 
 
-@pytest.fixture(scope="module", params=["cloakfs", "bindfs", "bare"])
+@pytest.fixture(scope="module", params=KINDS)
 def ground(request: pytest.FixtureRequest) -> Iterator[Ground]:
     """With a file system in it of which some files never come, and a directory of files that are nobody's business."""
     kind: str = request.param
-    if kind == "bindfs" and shutil.which("bindfs") is None:
-        pytest.skip("bindfs is not installed")
+    require(kind)
     with tempfile.TemporaryDirectory(prefix="cloakfs-test-") as base, contextlib.ExitStack() as stack:
         os.chmod(base, 0o755)
         tree, point = f"{base}/real", f"{base}/mnt"

@@ -26,6 +26,7 @@ from tests.mount.conftest import mounted
 from tests.mount.hostile import victim
 from tests.mount.hostile.attacks import make, rounds
 from tests.mount.hostile.conftest import OPTIONS, REPORT
+from tests.mount.hostile.peers import KINDS, SECONDS, require
 from tests.mount.hostile.test_shares_of_all import Ground
 from tests.mount.hostile.victim import Watch
 from tests.mount.loopfs import filesystem
@@ -34,7 +35,6 @@ from tests.waiting import wait_until
 
 ATTACKER = 6666
 TEAM = 7100
-SECONDS = float(os.environ.get("CLOAKFS_ATTACK_SECONDS", "1"))
 GUESSES = 200
 
 Attack = Callable[[Ground, User, User, float], tuple[int, int]]
@@ -42,12 +42,11 @@ Attack = Callable[[Ground, User, User, float], tuple[int, int]]
 attacker got what it must not."""
 
 
-@pytest.fixture(scope="module", params=["cloakfs", "bindfs", "bare"])
+@pytest.fixture(scope="module", params=KINDS)
 def ground(request: pytest.FixtureRequest) -> Iterator[Ground]:
     """On ext4, where positions of directory entries are hashes of names."""
     kind: str = request.param
-    if kind == "bindfs" and shutil.which("bindfs") is None:
-        pytest.skip("bindfs is not installed")
+    require(kind)
     with tempfile.TemporaryDirectory(prefix="cloakfs-test-") as base, contextlib.ExitStack() as stack:
         os.chmod(base, 0o755)
         disk = stack.enter_context(filesystem("ext4", base))

@@ -9,31 +9,29 @@ import errno
 import itertools
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.agents import User
 from tests.mount.conftest import COMMAND
 from tests.nfs.knfsd.fixtures import EXPORTS, Service, Share, exported, nfs_mounted, sh
 from tests.nfs.knfsd.test_delegations import FOR_LONG, SOON, exists, mode, read, seen
 from tests.nfs.knfsd.test_held_files import kill_daemon, lock_error, renew, replaced
 from tests.nfs.knfsd.worktable import (
-    ANN,
     CALLERS,
     DELEGATED,
     HELD,
-    RESULTS,
-    TEAM,
     VERSIONS,
     Holding,
     Row,
+    check_rows,
     is_full,
     make_accounts,
-    set_acl,
+    make_shared_file,
+    start,
 )
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not is_full(), reason="only with CLOAKFS_NFS_TABLE=full (scripts/campaign table)")
 
@@ -57,16 +55,7 @@ def make_files(tree: str) -> None:
     make_accounts()
     os.chmod(tree, 0o777)
     for what, version, label in itertools.product(("held", *CHANGES), VERSIONS, CALLERS):
-        path = f"{tree}/{what}-{version}-{label}"
-        Path(path).write_text(CONTENT)
-        os.chown(path, ANN, TEAM)
-        os.chmod(path, 0o664)
-        set_acl(path)
-
-
-def start(label: str) -> User:
-    caller = CALLERS[label]
-    return User(caller.uid, caller.uid, [TEAM] if caller.in_team else [])
+        make_shared_file(f"{tree}/{what}-{version}-{label}", CONTENT)
 
 
 # -- files that are held open ----------------------------------------------------------------------
@@ -117,8 +106,7 @@ def test_files_that_are_held_open(tree: Share, holdings: list[Holding], how: str
         Row("knfsd", holding.version, "cloak_list", how, holding.caller, outcome, "ok", outcome == "ok")
         for holding, outcome in outcomes.items()
     ]
-    record_property(RESULTS, rows)
-    assert [row for row in rows if not row.is_same] == []
+    check_rows(rows, record_property)
 
 
 # -- changes under a delegation --------------------------------------------------------------------
@@ -133,12 +121,18 @@ def under_a_delegation(what: str, label: str, seen_at: str, real: str) -> str:
     """Have a caller get a delegation of a file, and change it behind the mount; return what comes of it."""
     change, look, wanted = CHANGES[what]
     with contextlib.closing(start(label)) as who:
-        before, deadline = delegations(), time.monotonic() + FOR_LONG
-        while delegations() <= before:
-            if time.monotonic() > deadline:
-                return "no delegation"
+        before = delegations()
+
+        def is_delegated() -> bool:
+            if delegations() > before:
+                return True
             who.do(os.read, who.do(os.open, seen_at, os.O_RDONLY), 10)
-            time.sleep(0.05)
+            return False
+
+        try:
+            wait_until(is_delegated, FOR_LONG, every=0.05)
+        except AssertionError:
+            return "no delegation"
         change(real)
         return "ok" if seen(who, look, seen_at, wanted) < SOON else "not seen"
 
@@ -171,5 +165,4 @@ def test_changes_behind_the_mount(version: str, tree: Share, bare: str, record_p
                 rows.append(Row("knfsd", version, "cloak_list", DELEGATED[what], label, found, expected, same))
         finally:
             sh("umount", "-i", "-l", at)
-    record_property(RESULTS, rows)
-    assert [row for row in rows if not row.is_same] == []
+    check_rows(rows, record_property)

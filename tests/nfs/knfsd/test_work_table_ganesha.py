@@ -3,7 +3,6 @@
 The clients are the kernel's, as in test_work_table.py, and the servers machines of their own.
 """
 
-import itertools
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -24,17 +23,15 @@ from tests.nfs.knfsd.worktable import (
     MAP,
     RESULTS,
     TEAM,
-    VERSIONS,
-    WORKS,
     Caller,
     Entry,
     Table,
     all_works,
+    check,
+    chosen,
     compared,
-    differences,
-    is_full,
     make_accounts,
-    prepare,
+    prepare_all,
     squash,
 )
 
@@ -67,8 +64,7 @@ ENTRIES = {
 }
 
 SAMPLE = [("views, cloak_list", "4.2")]
-CELLS = list(itertools.product(ENTRIES, VERSIONS)) if is_full() else SAMPLE
-TRIED = {name: entry for name, entry in ENTRIES.items() if name in dict(CELLS)}
+CELLS, TRIED = chosen(ENTRIES, SAMPLE)
 
 PER_CALLER = (CLOAK, "no_root_squash", "subtree_check", "no_client_cache", MAP)
 """Options of entries that Ganesha cannot serve unless they are fixed views."""
@@ -89,8 +85,7 @@ class Exports:
 
     @staticmethod
     def _fill(tree: str, callers: dict[str, Caller]) -> None:
-        for version, (name, caller) in itertools.product({version for _, version in CELLS}, callers.items()):
-            prepare(f"{tree}/{version}/{name}", caller)
+        prepare_all(tree, {version for _, version in CELLS}, callers)
 
     def mount_bare(self, squash: str, version: str) -> tuple[str, str]:
         """Return the tree that is exported as it is, and where it is mounted."""
@@ -182,8 +177,7 @@ def test_all_works_as_through_a_bare_ganesha(
     record_property(RESULTS, compared("Ganesha", version, name, found, bare))
     if "all_squash" in name:
         bare = bare | unknown_group(found)
-    assert found.items() <= bare.items(), differences(found, bare)
-    assert len(found) == len(WORKS) * len(entry.callers)
+    check(entry, found, bare)
 
 
 def test_entries_with_a_view_for_each_caller_are_refused() -> None:

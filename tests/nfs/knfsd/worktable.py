@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import itertools
 import os
 import stat
 import struct
@@ -316,6 +317,48 @@ class Entry:
     @property
     def callers(self) -> dict[str, Caller]:
         return {name: caller for name, caller in CALLERS.items() if self.only in ("", name)}
+
+
+def check(entry: Entry, found: Table, expected: Table) -> None:
+    """Check that everything by all callers of an entry came out as it is expected to."""
+    assert found.items() <= expected.items(), differences(found, expected)
+    assert len(found) == len(WORKS) * len(entry.callers)
+
+
+def check_rows(rows: list[Row], record: Callable[[str, object], None]) -> None:
+    """Record comparisons for the report, and check that all came out the same."""
+    record(RESULTS, rows)
+    assert [row for row in rows if not row.is_same] == []
+
+
+Cells = list[tuple[str, str]]
+"""Names of entries, each with a version of the protocol."""
+
+
+def chosen(entries: dict[str, Entry], sample: Cells) -> tuple[Cells, dict[str, Entry]]:
+    """Return what is tried, all cells or a sample, and the entries that belong to that."""
+    cells = list(itertools.product(entries, VERSIONS)) if is_full() else sample
+    return cells, {name: entry for name, entry in entries.items() if name in dict(cells)}
+
+
+def prepare_all(tree: str, versions: Iterable[str], callers: dict[str, Caller]) -> None:
+    """Make the files of these callers, for each version of the protocol."""
+    for version, (label, caller) in itertools.product(versions, callers.items()):
+        prepare(f"{tree}/{version}/{label}", caller)
+
+
+def make_shared_file(path: str, content: str) -> None:
+    """Make a file that its owner, the team, and one more by ACL may write, and all others read."""
+    Path(path).write_text(content)
+    os.chown(path, ANN, TEAM)
+    os.chmod(path, 0o664)
+    set_acl(path)
+
+
+def start(label: str) -> User:
+    """Start the process of a caller."""
+    caller = CALLERS[label]
+    return User(caller.uid, caller.uid, [TEAM] if caller.in_team else [])
 
 
 def all_works(
