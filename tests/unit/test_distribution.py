@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -38,6 +39,13 @@ def wanted(prefix: str, suffix: str = "") -> set[str]:
     found = {name for name in IN_GIT if name.startswith(prefix) and name.endswith(suffix)}
     assert found
     return found
+
+
+def test_every_package_is_listed() -> None:
+    """The wheel shows it, too, but building one takes a network, which not everybody has while developing."""
+    listed = tomllib.loads((TOP / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    found = {str(path.parent.relative_to(TOP)).replace("/", ".") for path in (TOP / "cloakfs").rglob("__init__.py")}
+    assert set(listed) == found | {"cloakfs_cli"}
 
 
 @pytest.mark.timeout(300)
