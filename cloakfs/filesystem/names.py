@@ -670,7 +670,7 @@ class Names(Core):
             FUSEError: `if_hidden`: the entry is hidden.
         """
         try:
-            if calls.statx_if_there(linux.ROOT, at.fd, name) is None:
+            if calls.statx_if_there(at.to(os.X_OK), at.fd, name) is None:
                 return None  # an exception would take longer
             fd = self._open_as_root(at, name)
         except FileNotFoundError:
@@ -688,7 +688,7 @@ class Names(Core):
 
     async def _moved(self, before: Object, to: Request, name: bytes) -> None:
         try:
-            obj = None if to.waits else self.nodes.moved_at_once(to.obj, name)
+            obj = None if to.waits else self.nodes.moved_at_once(to.to(os.X_OK), to.obj, name)
             if obj is None:
                 fd = await self._do(to, partial(self._open_as_root, name=name))
                 obj = self.nodes.moved(fd, to.obj, name)

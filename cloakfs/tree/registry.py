@@ -9,8 +9,7 @@ import stat
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from ..linux import ROOT as AS_DAEMON
-from ..linux import Stat
+from ..linux import Credentials, Stat
 from . import calls, links
 from .descriptors import Descriptors
 from .filesystems import Filesystem
@@ -177,13 +176,15 @@ class Registry:
         self.drop_if_unused(obj)
         return obj
 
-    def moved_at_once(self, parent: Object, name: bytes) -> Object | None:
+    def moved_at_once(self, who: Credentials, parent: Object, name: bytes) -> Object | None:
         """Record that what `name` in `parent` leads to was renamed to it, if its descriptor says that it is known.
+
+        `who` may search the directory.
 
         Raises:
             OSError: nothing has this name any more.
         """
-        info, _ = calls.statx(AS_DAEMON, self._descriptors.fd(parent), name)
+        info, _ = calls.statx(who, self._descriptors.fd(parent), name)
         obj = self._descriptors.of_inode(info)
         if obj is None or obj.filesystem is not parent.filesystem:
             return None

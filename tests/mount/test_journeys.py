@@ -194,7 +194,7 @@ MOST = {
     "lookup of a hidden name": Journey(43, 21, 14),
     "getattr": Journey(43, 20, 12),
     "create": Journey(76, 28, 34),
-    "rename": Journey(109, 28, 57),
+    "rename": Journey(112, 28, 61),
     "chmod": Journey(105, 24, 41),
     "event": Journey(72, 13, 24),
     "read": Journey(8, 5, 1),
