@@ -19,6 +19,7 @@ from ..asked import Answers, Asked, Asking, ask
 from ..exportmode import ExportMode
 from ..groups import GroupSource
 from ..ids import ServerId
+from ..kernelcache.cache import KernelCache
 from ..kernelcache.policy import Terms
 from ..linux import process
 from ..reader import Reader
@@ -46,7 +47,6 @@ from ..views import Views
 from .callers import Callers
 from .handles import HalfRead, OpenFiles
 from .inside import Inside
-from .kernelcache import KernelCache
 from .probing import Probing
 from .pyfuse3memory import keeps_listings
 from .recall import Recalls

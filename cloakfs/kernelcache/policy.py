@@ -7,9 +7,9 @@ identity. So everything may be remembered, even absent names, behind a gate that
 view, the kernel's own check of its top directory, or else the first level of names.
 
 `RULES` is the table. It is evaluated once for each view on each file system of the tree (`times`). For each answer, it
-then only has to be found out which row the object falls under (`filesystem.remember`). `facts` says the same in words,
+then only has to be found out which row the object falls under (`timeouts`). `facts` says the same in words,
 for `cloakfs status`. Beside the table, nothing is remembered of an object without a name, nor of a name, or below a
-name, that the kernel has yet to forget (`filesystem.forgetter`).
+name, that the kernel has yet to forget (`notifier`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ ABSENT_SECONDS = 10.0
 """How long the kernel remembers that a name leads nowhere, where it remembers that at all.
 
 It is not longer because, when a server changes a hidden file by handle (its mode, for example), the kernel may not
-report the name, and before Linux 5.17 nor the file (`filesystem.forget`).
+report the name, and before Linux 5.17 nor the file (`invalidation`).
 """
 
 # More file systems than these are not named, but counted.

@@ -42,9 +42,9 @@ def dev_ino(info: os.stat_result) -> tuple[int, int]:
 
 
 class AbsentXattrs(NamedTuple):
-    """Extended attributes that objects were seen not to have, in an era of the kernel's cache: see `filesystem.forget`.
+    """Extended attributes that objects were seen not to have, in an era of the kernel's cache.
 
-    Objects share them, so that each needs no more than a reference.
+    See `kernelcache.invalidation`. Objects share them, so that each needs no more than a reference.
     """
 
     era: int
@@ -160,13 +160,13 @@ class Object:
 
         self.descriptor: Descriptor | None = None
 
-        # Who was told of it: see `filesystem.audience`.
+        # Who was told of it: see `kernelcache.audience`.
         self.audience = NOBODY
         self.private = False  # `kept` holds for the audience alone
 
-        # What the kernel remembers of it: see `filesystem.remember`.
+        # What the kernel remembers of it: see `kernelcache.timeouts`.
         self.kept = _NO_VIEWS  # numbers of the views in which the kernel remembers more than it asked for
-        self.absent_xattrs: AbsentXattrs | None = None  # see `filesystem.forget`
+        self.absent_xattrs: AbsentXattrs | None = None  # see `kernelcache.invalidation`
         self.era = 0  # the era of the kernel's cache that `kept` and `public` belong to
         # Like `kept`, but never reset, and including what is below: see `Registry.hold`.
         self.ever_kept = _NO_VIEWS
@@ -220,7 +220,7 @@ class Object:
 
     @property
     def content(self) -> tuple[int, ...] | None:
-        """What it looked like when it was last opened: see `filesystem.remember`."""
+        """What it looked like when it was last opened: see `kernelcache.timeouts`."""
         return None if self.rare is None else self.rare.content
 
     @content.setter
@@ -269,7 +269,7 @@ class Directory(Object):
         self.passage = None  # who gets through to it
         self.no_acl_since = NEVER  # `trusted` when it had no ACL. It has none as long as both are the same.
 
-        # What the kernel remembers of it: see `filesystem.audience`, `filesystem.listings`, `filesystem.remember`.
+        # What the kernel remembers of it: see `kernelcache.audience`, `kernelcache.listings`, `kernelcache.timeouts`.
         self.remembers_names = False  # the kernel may remember names in it that its audience alone may know
         self.listing = None
         self.public = _NO_VIEWS  # of `kept`, the views in which everybody may search it, and all directories above

@@ -23,9 +23,9 @@ import trio
 
 from cloakfs import cleanup, control, daemon, groups, health, keptstate, linux, loop, mounted
 from cloakfs.cloak import CloakDef, CloakList, Condition
-from cloakfs.filesystem import attributes, changes, core, directories, forget, forgetter, pyfuse3memory
-from cloakfs.filesystem import remember as remembering
+from cloakfs.filesystem import attributes, core, directories, pyfuse3memory
 from cloakfs.filesystem.request import answers
+from cloakfs.kernelcache import changes, invalidation, notifier, timeouts
 from cloakfs.linux import fanotify, ownfiles, process
 from cloakfs.mapping import RangeDef
 from cloakfs.supervisor import Supervisor
@@ -97,8 +97,8 @@ def count_places(path: str) -> None:
 
 def count_looks(path: str) -> None:
     """Append to a file, for each name that may be remembered, how many directories were looked at."""
-    may: Callable[..., bool] = vars(remembering)["everybody_may"]
-    of_name = remembering.Remembering.of_name
+    may: Callable[..., bool] = vars(timeouts)["everybody_may"]
+    of_name = timeouts.Timeouts.of_name
     looks: list[int] = []
 
     def look(*args: Any) -> bool:
@@ -111,8 +111,8 @@ def count_looks(path: str) -> None:
         _append(path, str(len(looks)))
         return answer
 
-    replace(remembering, "everybody_may", look)
-    replace(remembering.Remembering, "of_name", counted)
+    replace(timeouts, "everybody_may", look)
+    replace(timeouts.Timeouts, "of_name", counted)
 
 
 def log_names_invalidated() -> None:
@@ -127,15 +127,15 @@ def log_names_invalidated() -> None:
 
 def log_waiting_threads() -> None:
     """Log when the threads that forget names have waited for a lock for so long that another begins."""
-    start_more = forgetter.Forgetter._start_more
+    start_more = notifier.Notifier._start_more
 
-    def noted(self: forgetter.Forgetter) -> None:
+    def noted(self: notifier.Notifier) -> None:
         before = self._threads
         start_more(self)
         if 0 < before < self._threads:
             logging.getLogger("cloakfs").warning("A THREAD WAITS")
 
-    replace(forgetter.Forgetter, "_start_more", noted)
+    replace(notifier.Notifier, "_start_more", noted)
 
 
 def tell_when_traced(pipe: int) -> None:
@@ -277,35 +277,35 @@ def close_slowly(begun: str, go: str) -> None:
 
 def never_forget(name: bytes) -> None:
     """Have the kernel forget all names but one, of which it takes for ever."""
-    forget_names = forgetter.forget_names
+    forget_names = notifier.forget_names
 
     def forget_others(parent: int, batch: Any, session: int) -> None:
         if name in batch.names:
             threading.Event().wait()
         forget_names(parent, batch, session)
 
-    replace(forgetter, "forget_names", forget_others)
+    replace(notifier, "forget_names", forget_others)
 
 
 def forget_slowly(name: bytes) -> None:
     """Have the kernel take long to forget names in directories that have this one."""
-    forget_names = forgetter.forget_names
+    forget_names = notifier.forget_names
 
     def slowly(parent: int, batch: Any, session: int) -> None:
         if name in batch.names:
             time.sleep(0.3)
         forget_names(parent, batch, session)
 
-    replace(forgetter, "forget_names", slowly)
+    replace(notifier, "forget_names", slowly)
 
 
 def never_forget_below() -> None:
     """Of what is below a directory, forget nothing but what is forgotten at once."""
 
-    async def never(_: forget.Forgetting) -> None:
+    async def never(_: invalidation.Invalidation) -> None:
         await trio.sleep_forever()
 
-    replace(forget.Forgetting, "_keep_forgetting_below", never)
+    replace(invalidation.Invalidation, "_keep_forgetting_below", never)
 
 
 def ask_database_slowly(uid: int, flag: str) -> None:
@@ -441,7 +441,7 @@ def fail_to_name_callers() -> None:
 
 def be_before_linux_6_16() -> None:
     """Have a kernel that has to be told each name: what it does not know, it refuses like this one."""
-    replace(forgetter, "_INC_EPOCH", struct.pack("=IiQ", 16, 9999, 0))
+    replace(notifier, "_INC_EPOCH", struct.pack("=IiQ", 16, 9999, 0))
 
 
 def hide_readers() -> None:

@@ -4,13 +4,14 @@ from functools import partial
 
 import pyfuse3
 
-from cloakfs.filesystem import directories, remember
-from cloakfs.filesystem.audience import Audiences
-from cloakfs.filesystem.changes import Changes
-from cloakfs.filesystem.forget import Forgetting
-from cloakfs.filesystem.forgetter import Forgetter
-from cloakfs.filesystem.listings import Listings
-from cloakfs.filesystem.remember import Remembering
+from cloakfs.filesystem import directories
+from cloakfs.kernelcache import timeouts
+from cloakfs.kernelcache.audience import Audiences
+from cloakfs.kernelcache.changes import Changes
+from cloakfs.kernelcache.invalidation import Invalidation
+from cloakfs.kernelcache.listings import Listings
+from cloakfs.kernelcache.notifier import Notifier
+from cloakfs.kernelcache.timeouts import Timeouts
 from tests.altered import Alteration
 from tests.mount import alterations, cacheoracle
 
@@ -21,12 +22,12 @@ def broken(owner: object, name: str, answer: object = True) -> Alteration:
 
 
 def below_a_name_that_is_forgotten_late() -> None:
-    alterations.answer_always(Forgetter, "is_idle", True)
+    alterations.answer_always(Notifier, "is_idle", True)
     cacheoracle.forget_late(b"shown", 0.4)
 
 
 def everybody_may_search() -> None:
-    alterations.answer_always(remember, "everybody_may", True)
+    alterations.answer_always(timeouts, "everybody_may", True)
 
 
 def listings_show_all() -> None:
@@ -36,20 +37,20 @@ def listings_show_all() -> None:
 WEAKENED: dict[str, tuple[Alteration, str]] = {
     "who is told is in the audience": (broken(Audiences, "tell", None), "is told of"),
     "what was private is forgotten first": (broken(Audiences, "is_ready"), "hidden from"),
-    "everybody with a uid gets there": (broken(Remembering, "reaches"), "hidden from"),
+    "everybody with a uid gets there": (broken(Timeouts, "reaches"), "hidden from"),
     "audiences are carried upwards": (broken(Audiences, "_carries", False), "hidden from"),
-    "everybody sees it": (broken(Remembering, "same_for_all"), "hidden from"),
+    "everybody sees it": (broken(Timeouts, "same_for_all"), "hidden from"),
     "everybody may search it": (everybody_may_search, "may not search"),
-    "nothing is hidden": (broken(Remembering, "of_absence", 10.0), "a view that hides something"),
+    "nothing is hidden": (broken(Timeouts, "of_absence", 10.0), "a view that hides something"),
     "what is moved is forgotten": (partial(alterations.do_nothing, Changes, "moved"), "hidden from"),
     "changes through the mount": (partial(alterations.do_nothing, Changes, "changed"), "hidden from"),
     "a listing shows what is seen": (listings_show_all, "is listed"),
     "all entries are shown": (broken(Listings, "_shows"), "a view that hides something"),
     "nothing is remembered below a name that is forgotten late": (below_a_name_that_is_forgotten_late, "hidden from"),
-    "an ACL is kept with the attributes": (broken(Remembering, "acl", None), "the ACL of"),
+    "an ACL is kept with the attributes": (broken(Timeouts, "acl", None), "the ACL of"),
     "changes behind the mount": (broken(Changes, "_heed", False), "leads elsewhere"),
 }
 """Rules; what breaks each; and what is to be found then."""
 
 if hasattr(pyfuse3.FileInfo, "cache_readdir"):
-    WEAKENED["entries are forgotten"] = (broken(Forgetting, "forget_listing", None), "the kernel keeps the entry")
+    WEAKENED["entries are forgotten"] = (broken(Invalidation, "forget_listing", None), "the kernel keeps the entry")

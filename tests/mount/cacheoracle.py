@@ -17,7 +17,7 @@ checks against the real tree that
 
 The audience is taken to include whoever got there by "..", from a directory that the kernel has below this one. What a
 view shows is asked of `Policy.visible` alone, and who may search is derived from mode bits and ACLs. Nothing of
-`cloakfs.filesystem.remember` is used. Violations are logged, in lines that begin with "ORACLE". The daemon answers
+`cloakfs.kernelcache.timeouts` is used. Violations are logged, in lines that begin with "ORACLE". The daemon answers
 statfs(2) only after such a check.
 
 With delays, it also holds back some replies, reads the events of fanotify(7) late, and is late to forget some names.
@@ -54,11 +54,12 @@ from pyfuse3 import (
 import cloakfs.daemon
 from cloakfs import acl, linux
 from cloakfs.caller import Caller
-from cloakfs.filesystem import Filesystem, forget, forgetter
+from cloakfs.filesystem import Filesystem
 from cloakfs.filesystem.directories import Reply
 from cloakfs.filesystem.handles import OpenDirectory
 from cloakfs.filesystem.pyfuse3memory import is_name_only, requester
 from cloakfs.ids import ClientId, ServerId
+from cloakfs.kernelcache import invalidation, notifier
 from cloakfs.linux import fanotify
 from cloakfs.linux.fanotify import Event
 from cloakfs.policy import Attrs
@@ -73,8 +74,8 @@ if TYPE_CHECKING:
     from tests.mount.conftest import Mount
 
 _pyfuse3: Any = pyfuse3  # of which functions are replaced
-_forget: Any = forget
-_forgetter: Any = forgetter
+_invalidation: Any = invalidation
+_notifier: Any = notifier
 _fanotify: Any = fanotify
 
 log = logging.getLogger("cloakfs.oracle")
@@ -302,9 +303,9 @@ class Oracle:
 
     def _is_done(self) -> bool:
         """Whether the kernel has forgotten all that it has to forget, and has got all answers."""
-        forgetting: Any = self._filesystem.cache.forgetting
-        names = forgetting.forgetter
-        return not (self.on_its_way[0] or forgetting.below or forgetting._sweeps or names._lanes or names._later)
+        cache: Any = self._filesystem.cache.invalidation
+        names = cache.notifier
+        return not (self.on_its_way[0] or cache.below or cache._sweeps or names._lanes or names._later)
 
     async def settle(self) -> None:
         """Wait until the daemon knows of every change made until now, and check everything that is remembered."""
@@ -568,7 +569,7 @@ class CheckedFilesystem(Filesystem):
         _pyfuse3.readdir_reply = noting
 
     def _note_what_is_forgotten(self) -> None:
-        oracle, every_name = self.oracle, self.cache.forgetting.forgetter.every_name
+        oracle, every_name = self.oracle, self.cache.invalidation.notifier.every_name
         invalidate_entry, invalidate_inode = pyfuse3.invalidate_entry, pyfuse3.invalidate_inode
 
         def entry(parent: InodeT, name: bytes, *args: Any) -> None:
@@ -595,7 +596,7 @@ class CheckedFilesystem(Filesystem):
             return done
 
         _pyfuse3.invalidate_entry, _pyfuse3.invalidate_inode = entry, inode
-        self.cache.forgetting.forgetter.every_name = every  # type: ignore[method-assign]
+        self.cache.invalidation.notifier.every_name = every  # type: ignore[method-assign]
 
     async def _send(self, *nodeids: int) -> None:
         """Check what is about to be answered, and hold it back for a moment if there are to be delays."""
@@ -802,14 +803,14 @@ def forget_late(name: bytes | None, seconds: float, chance: random.Random | None
         seconds: for how long they wait; at most, if `chance` is given.
         chance: selects batches whatever names they contain, and says how long to wait; None to select none.
     """
-    forget_names = forgetter.forget_names
+    forget_names = notifier.forget_names
 
     def late(parent: int, batch: Any, session: int) -> None:
         if name in batch.names or (chance is not None and chance.random() < _HELD_BACK):
             time.sleep(seconds if chance is None else chance.random() * seconds)
         forget_names(parent, batch, session)
 
-    _forgetter.forget_names = late
+    _notifier.forget_names = late
 
 
 def install(delays: int | None = None) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import trio
 
 from cloakfs import control, daemon, groups, reader, views, watch
-from cloakfs.filesystem import forget, forgetter, inside
+from cloakfs.filesystem import inside
+from cloakfs.kernelcache import invalidation, notifier
 from cloakfs.policy import Policy
 from cloakfs.tree import descriptors, index, knownmounts
 
@@ -28,11 +29,11 @@ POINTS: dict[str, tuple[object, str]] = {
     "house": (descriptors.Descriptors, "close_idle"),
     "nodeids": (index.Index, "commit"),
     "user database": (views, "user_identity"),
-    "forget": (forgetter.Forgetter, "_find_late"),
-    "forget names": (forgetter, "forget_names"),
-    "forget pages": (forgetter, "forget_pages"),
-    "forget everything": (forget.Forgetting, "_sweep"),
-    "forget below": (forget.Forgetting, "_unfinished"),
+    "forget": (notifier.Notifier, "_find_late"),
+    "forget names": (notifier, "forget_names"),
+    "forget pages": (notifier, "forget_pages"),
+    "forget everything": (invalidation.Invalidation, "_sweep"),
+    "forget below": (invalidation.Invalidation, "_unfinished"),
     "mounts": (knownmounts.KnownMounts, "mounts_below"),
     "changes": (watch.Watch, "read"),
     "signals": (daemon._Daemon, "_reload"),

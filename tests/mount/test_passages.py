@@ -19,7 +19,7 @@ import pytest
 from cloakfs import linux
 from cloakfs.caller import Caller
 from cloakfs.config.parse import parse_options
-from cloakfs.filesystem.kernelcache import KernelCache
+from cloakfs.kernelcache.cache import KernelCache
 from cloakfs.kernelcache.policy import Terms
 from cloakfs.policy import Attrs, Policy
 from cloakfs.tree import calls

@@ -19,8 +19,8 @@ from cloakfs import linux
 from cloakfs.caller import Caller
 from cloakfs.config.parse import parse_options
 from cloakfs.exportmode import LOCAL, ExportMode, Server
-from cloakfs.filesystem import forget, remember
-from cloakfs.filesystem.kernelcache import KernelCache
+from cloakfs.kernelcache import invalidation, timeouts
+from cloakfs.kernelcache.cache import KernelCache
 from cloakfs.kernelcache.policy import ABSENT_SECONDS, BRIEF_SECONDS, LONG_SECONDS, SHORT_SECONDS, Terms
 from cloakfs.policy import Attrs, Policy
 from cloakfs.tree import calls
@@ -85,7 +85,7 @@ class Scene:
         self.cache = KernelCache(
             nodes, Views(CLOAKED, (), frozenset(), index), self.passages, Terms(mode=mode), tuning=tuning
         )
-        self.forgetting, self.forgetter = self.cache.forgetting, self.cache.forgetting.forgetter
+        self.invalidation, self.notifier = self.cache.invalidation, self.cache.invalidation.notifier
         if watch is not None:
             self.cache.watch(watch)
         self.user = user
@@ -105,8 +105,8 @@ class Scene:
         """Have all changes reported, and all names forgotten that have to be."""
         self.catch_up()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.forgetting.keep_forgetting)
-            while not self.forgetter.is_idle():
+            nursery.start_soon(self.invalidation.keep_forgetting)
+            while not self.notifier.is_idle():
                 await trio.sleep(0)
             nursery.cancel_scope.cancel()
 
@@ -388,8 +388,8 @@ def test_a_caller_view_remembers_for_one_caller_exactly_what_it_would_be_told_wh
         view = View(CLOAKED)
         choice = random.Random(1)
         late: set[int] = set()
-        s.forgetter.is_late = lambda parent: parent in late  # type: ignore[method-assign]
-        s.forgetter.is_forgetting = lambda *_: False  # type: ignore[method-assign]  # no thread forgets here
+        s.notifier.is_late = lambda parent: parent in late  # type: ignore[method-assign]
+        s.notifier.is_forgetting = lambda *_: False  # type: ignore[method-assign]  # no thread forgets here
         os.link(f"{s.top}/a/file", f"{s.top}/d/e/link")
         answers: set[tuple[bool, float, float]] = set()
 
@@ -529,7 +529,7 @@ def test_where_the_kernel_checks_what_is_above_all_below_is_forgotten_before_oth
         assert s.cache.note_viewer(0, directory, CLIENT_OF[OWNER]) is None
         assert s.cache.is_known_to(0, file, CLIENT_OF[OWNER])
         assert s.cache.note_viewer(0, directory, CLIENT_OF[OTHER]) is not None
-        assert directory not in s.forgetting.below
+        assert directory not in s.invalidation.below
         assert not s.cache.is_known_to(0, file, CLIENT_OF[OWNER])
         assert not remembered(s, view, f"{s.top}/d/e/f/file")  # a request of the other may be past that already
 
@@ -560,10 +560,10 @@ def test_a_change_makes_the_kernel_forget_exactly_what_one_caller_would_not_be_t
         view = View(CLOAKED)
         choice = random.Random(1)
         costs = set()
-        monkeypatch.setattr(s.forgetter, "is_late", lambda _: False)  # as a busy machine may make it
-        monkeypatch.setattr(s.forgetter, "is_forgetting", lambda *_: False)  # likewise
+        monkeypatch.setattr(s.notifier, "is_late", lambda _: False)  # as a busy machine may make it
+        monkeypatch.setattr(s.notifier, "is_forgetting", lambda *_: False)  # likewise
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(s.forgetting.keep_forgetting)
+            nursery.start_soon(s.invalidation.keep_forgetting)
             for _ in range(60):
                 close(s, choice)
                 s.cache.reset()
@@ -712,12 +712,12 @@ def test_names_of_an_earlier_era_are_forgotten_before_anything_is_remembered_ane
     async def main() -> None:
         s = scene()
         s.catch_up()
-        path, forgetter = f"{s.top}/a/b/file", s.forgetter
+        path, notifier = f"{s.top}/a/b/file", s.notifier
         s.of_name(View(CLOAKED), path)
-        monkeypatch.setattr(forgetter, "every_name", lambda: session >= 0)
-        monkeypatch.setattr(forgetter, "name", lambda parent, name, nodeid: names.append(name))
-        monkeypatch.setattr(forgetter, "attributes", lambda nodeid, parent: attributes.append(nodeid))
-        forgetter.session = session
+        monkeypatch.setattr(notifier, "every_name", lambda: session >= 0)
+        monkeypatch.setattr(notifier, "name", lambda parent, name, nodeid: names.append(name))
+        monkeypatch.setattr(notifier, "attributes", lambda nodeid, parent: attributes.append(nodeid))
+        notifier.session = session
         s.cache.reset()
         for _ in range(2):
             assert s.of_name(View(CLOAKED), path)[0] == LONG_SECONDS
@@ -749,7 +749,7 @@ def test_a_directory_is_not_looked_for_again_where_it_was_until_it_changes(
             return is_child(obj, parent)
 
         monkeypatch.setattr(s.nodes, "is_child", look_for)
-        monkeypatch.setattr(s.forgetter, "is_forgetting", lambda *_: False)  # no thread forgets here
+        monkeypatch.setattr(s.notifier, "is_forgetting", lambda *_: False)  # no thread forgets here
         s.cache.reset()
         assert s.of_name(view, path, uid)[0] == LONG_SECONDS
         assert not looked_for
@@ -883,7 +883,7 @@ async def is_done(s: Scene, tasks: str, call: Callable[[], Awaitable[None]], *, 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(do)
         if tasks != "nothing":
-            nursery.start_soon(s.forgetter.run if tasks == "names" else s.forgetting.keep_forgetting)
+            nursery.start_soon(s.notifier.run if tasks == "names" else s.invalidation.keep_forgetting)
         with trio.move_on_after(10 if expected else 0.2):
             await done.wait()
         nursery.cancel_scope.cancel()
@@ -908,7 +908,7 @@ def test_others_are_told_of_a_directory_when_what_is_in_it_is_forgotten(
         assert s.cache.admit(0, directory, owner) is None
         assert s.cache.admit(0, directory, other) is not None
         assert not s.cache.may_list(0, directory, other, is_directory=False)
-        monkeypatch.setattr(s.forgetter, "is_late", lambda _: False)  # as a busy machine may make it
+        monkeypatch.setattr(s.notifier, "is_late", lambda _: False)  # as a busy machine may make it
         assert await is_done(s, tasks, lambda: admitted(s, 0, directory, other), expected=is_told) is is_told
         assert (s.cache.admit(0, directory, other) is None) is is_told
         known = [path for path in s.paths() if s.cache.is_known_to(0, s.look_up(path), owner)]
@@ -931,7 +931,7 @@ def test_others_are_told_of_a_file_when_its_attributes_are_forgotten(
         close(s)
         known, unknown = s.look_up(f"{s.top}/d/file"), s.look_up(f"{s.top}/d/hidden-file")
         assert s.of_name(View(CLOAKED), f"{s.top}/d/file", OWNER) == (LONG_SECONDS, LONG_SECONDS)
-        monkeypatch.setattr(s.forgetter, "attributes", lambda nodeid, _: forgotten.append(nodeid))
+        monkeypatch.setattr(s.notifier, "attributes", lambda nodeid, _: forgotten.append(nodeid))
         for uid in (OWNER, OTHER, STRANGER):
             for obj in (known, unknown):
                 s.cache.note_viewer(0, obj, CLIENT_OF.get(uid, uid))
@@ -951,9 +951,9 @@ def test_others_are_not_told_while_somebody_keeps_the_lock(
         close(s)
         directory = s.look_up(f"{s.top}/d")
         s.of_name(View(CLOAKED), f"{s.top}/d/file", OWNER)
-        s.forgetter.is_late = lambda parent: parent == s.nodes.nodeid(0, directory)  # type: ignore[method-assign]
-        monkeypatch.setattr(s.forgetter, "names_so_far", lambda _: None)  # as long as that is so
-        s.forgetter.session = session
+        s.notifier.is_late = lambda parent: parent == s.nodes.nodeid(0, directory)  # type: ignore[method-assign]
+        monkeypatch.setattr(s.notifier, "names_so_far", lambda _: None)  # as long as that is so
+        s.notifier.session = session
         is_refused = pytest.RaisesGroup(Stale) if session < 0 else contextlib.nullcontext()
         with is_refused:
             await is_done(s, "all", lambda: admitted(s, 0, directory, CLIENT_OF[OTHER]))
@@ -1254,12 +1254,12 @@ def test_whether_a_directory_may_be_searched_is_asked_only_where_that_takes_no_t
 
     monkeypatch.setattr(calls, "access", counted)
     with as_itself():
-        assert remember.may_search(who(OWNER), obj, fd, os.stat(fd))
-        assert remember.may_search(who(OTHER), obj, fd, os.stat(fd)) is is_for_all
+        assert timeouts.may_search(who(OWNER), obj, fd, os.stat(fd))
+        assert timeouts.may_search(who(OTHER), obj, fd, os.stat(fd)) is is_for_all
     assert len(asked) == (0 if is_for_all else 2)
     obj.filesystem = replace(obj.filesystem, kind="nfs4")  # where only a thread may ask
     assert obj.filesystem.remote
-    assert not remember.may_search(who(OWNER), obj, fd, os.stat(fd))
+    assert not timeouts.may_search(who(OWNER), obj, fd, os.stat(fd))
     assert len(asked) == (0 if is_for_all else 2)
 
 
@@ -1268,7 +1268,7 @@ def test_nothing_is_remembered_in_a_directory_whose_lock_is_kept(scene: MakeScen
         s = scene(GATED)
         s.catch_up()
         late = s.nodes.nodeid(0, s.look_up(f"{s.top}/a"))
-        s.forgetter.is_late = lambda parent: parent == late  # type: ignore[method-assign]
+        s.notifier.is_late = lambda parent: parent == late  # type: ignore[method-assign]
         for view in (View(CLOAKED), FIXED):
             assert s.of_name(view, f"{s.top}/a/file") == (0.0, 0.0)
             assert s.of_object(view, f"{s.top}/a/file") == 0.0
@@ -1293,7 +1293,7 @@ def test_attributes_are_not_even_remembered_briefly_below_a_name_that_is_to_be_f
         assert s.of_name(view, f"{s.top}/a/b", OWNER)[0] == LONG_SECONDS
         for path in (inside, beside):
             assert s.of_object(view, path, OTHER) == BRIEF_SECONDS
-        s.forgetting.forget(s.look_up(f"{s.top}/a/b"))  # no thread does it, as if somebody held the lock
+        s.invalidation.forget(s.look_up(f"{s.top}/a/b"))  # no thread does it, as if somebody held the lock
         assert s.of_object(view, inside, OTHER) == 0.0
         assert s.of_name(view, inside, OTHER) == (0.0, 0.0)
         assert s.of_object(view, beside, OTHER) == BRIEF_SECONDS
@@ -1312,7 +1312,7 @@ def test_nothing_private_is_remembered_while_its_name_is_to_be_forgotten(scene: 
         view = View(CLOAKED)
         assert s.of_name(view, f"{s.top}/a/file", OWNER)[1] == LONG_SECONDS
         assert s.of_object(view, f"{s.top}/a/file", OWNER) == LONG_SECONDS
-        s.forgetting.forget(s.look_up(f"{s.top}/a/file"))  # no thread does it, as if somebody held the lock
+        s.invalidation.forget(s.look_up(f"{s.top}/a/file"))  # no thread does it, as if somebody held the lock
         assert s.of_object(view, f"{s.top}/a/file", OWNER) == 0.0
 
     trio.run(main)
@@ -1325,9 +1325,9 @@ def test_nothing_private_is_remembered_below_a_name_that_is_to_be_forgotten(is_m
     async def main() -> None:
         s = scene(tuning=replace(STANDARD, names_at_once=0) if is_much else STANDARD)
         view = s.remember_private_file()
-        s.forgetting.forget(s.look_up(f"{s.top}/a"))
-        s.forgetting.forget(s.look_up(f"{s.top}/a/file"))
-        names = s.forgetter
+        s.invalidation.forget(s.look_up(f"{s.top}/a"))
+        s.invalidation.forget(s.look_up(f"{s.top}/a/file"))
+        names = s.notifier
         assert names.is_forgetting(s.nodes.nodeid(0, s.nodes.root), b"a")
         assert (b"a" in next(iter(names._later.values()), ())) == is_much
         assert max(s.of_name(view, f"{s.top}/a/file", OWNER)) <= BRIEF_SECONDS
@@ -1350,7 +1350,7 @@ def test_absent_names_are_forgotten_with_a_directory_of_which_nothing_else_is_re
 
 
 def test_no_more_absent_names_at_the_top_than_can_be_noted(scene: MakeScene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forget, "_MOST_ABSENT", 2)
+    monkeypatch.setattr(invalidation, "_MOST_ABSENT", 2)
 
     async def main() -> None:
         s = scene(GATED)
@@ -1360,7 +1360,7 @@ def test_no_more_absent_names_at_the_top_than_can_be_noted(scene: MakeScene, mon
         assert s.of_absence(FIXED, f"{s.top}/a/absent") == ABSENT_SECONDS
         assert s.of_absence(FIXED, f"{s.top}/other", OTHER) == ABSENT_SECONDS  # one of the former is forgotten
         top = s.nodes.nodeid(0, s.nodes.root)
-        assert [s.forgetter.is_forgetting(top, b"absent%d" % number) for number in range(2)] == [
+        assert [s.notifier.is_forgetting(top, b"absent%d" % number) for number in range(2)] == [
             True,
             False,
         ]

@@ -1,6 +1,6 @@
 """Nobody uses up the absences that others need."""
 
-from cloakfs.absences import Absences
+from cloakfs.kernelcache.absences import Absences
 
 GREEDY, MODEST, LATE = 1, 2, 3
 

@@ -16,7 +16,7 @@ import pyfuse3
 import pytest
 
 from cloakfs import linux
-from cloakfs.filesystem.forgetter import AGAIN_SECONDS
+from cloakfs.kernelcache.notifier import AGAIN_SECONDS
 from tests.agents import User, names, read, write
 from tests.mount import conftest
 from tests.nfs.knfsd.fixtures import VERSIONS, Service, Share, exported, nfs_mounted, sh

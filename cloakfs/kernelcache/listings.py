@@ -2,7 +2,7 @@
 
 A listing from the first entry to the last proves it: each entry is one that this caller sees whatever its groups are,
 and a file has no second name, by which it could become hidden without a word about this one. Whatever changes an entry
-or adds one ends the proof (`Forgetting.forget_listing`), unless the entry is still shown in this way. What the caller
+or adds one ends the proof (`Invalidation.forget_listing`), unless the entry is still shown in this way. What the caller
 itself makes there belongs to it, so the proof holds for that, too.
 
 While there is a proof, the kernel may remember two things of the directory for this caller:
@@ -29,8 +29,8 @@ from ..tree.objects import Listing, Object, as_directory
 from ..tree.request import Request
 from ..view import View
 from .audience import Audiences
-from .forget import Forgetting
-from .remember import Remembering
+from .invalidation import Invalidation
+from .timeouts import Timeouts
 
 
 class Listings:
@@ -38,26 +38,26 @@ class Listings:
 
     Args:
         nodes: the objects.
-        forgetting: makes the kernel forget.
+        invalidation: makes the kernel forget.
         audiences: knows what is shown to a caller whatever its groups.
-        remembering: knows what the kernel remembers, and for how long it may.
+        timeouts: knows what the kernel remembers, and for how long it may.
 
     Attributes:
-        forget: see `Forgetting.forget_listing`.
+        forget: see `Invalidation.forget_listing`.
     """
 
     def __init__(
         self,
         nodes: Nodes,
-        forgetting: Forgetting,
+        invalidation: Invalidation,
         audiences: Audiences,
-        remembering: Remembering,
+        timeouts: Timeouts,
     ) -> None:
         self._nodes = nodes
-        self._forgetting = forgetting
-        self.forget = forgetting.forget_listing
+        self._invalidation = invalidation
+        self.forget = invalidation.forget_listing
         self._audiences = audiences
-        self._remembering = remembering
+        self._timeouts = timeouts
 
     # -- the proof ---------------------------------------------------------------------------------
 
@@ -68,20 +68,20 @@ class Listings:
             return None
         listing = directory.listing
         if listing is None or not listing.is_proven or listing.audience != at.hearer:
-            self._forgetting.forget_listing(directory)
+            self._invalidation.forget_listing(directory)
             listing = as_directory(directory).listing = Listing(at.hearer)
-            self._forgetting.listed.add(directory)
+            self._invalidation.listed.add(directory)
         return listing
 
     def _can_prove(self, at: Request) -> bool:
         directory = at.obj
-        times = self._remembering.times(at.view, directory.filesystem)
+        times = self._timeouts.times(at.view, directory.filesystem)
         return (
             (times.listings or times.absent_if_complete > 0)
             and at.number == 0
             and directory.audience == at.hearer >= 0
-            and self._remembering.is_known_to(0, directory, at.hearer)
-            and self._remembering.reaches(at, directory)
+            and self._timeouts.is_known_to(0, directory, at.hearer)
+            and self._timeouts.reaches(at, directory)
             # What is done in a directory by its other path is not reported.
             and sum(other.device == directory.filesystem.device for other in self._nodes.mounts.filesystems) == 1
         )
@@ -99,7 +99,7 @@ class Listings:
             is_here = info.st_dev == at.info.st_dev
             is_shown = is_here and listing.audience == at.hearer and self._shows(at.view, listing, info)
         if not is_shown:
-            self._forgetting.forget_listing(at.obj)
+            self._invalidation.forget_listing(at.obj)
 
     @staticmethod
     def end(directory: Object, listing: Listing) -> None:
@@ -123,22 +123,22 @@ class Listings:
             listing is not None
             and listing.is_proven
             and listing.audience == at.hearer == at.obj.audience
-            and self._remembering.is_known_to(at.number, at.obj, at.hearer)
+            and self._timeouts.is_known_to(at.number, at.obj, at.hearer)
         )
 
     def _is_busy(self, directory: Object) -> bool:
-        return self._forgetting.forgetter.is_busy(self._nodes.nodeid(0, directory))
+        return self._invalidation.notifier.is_busy(self._nodes.nodeid(0, directory))
 
     def of_absence(self, at: Request, name: bytes) -> float:
         """Return how long to remember, for the audience of a directory, that nothing in it has this name."""
         directory = at.obj
-        seconds = self._remembering.times(at.view, directory.filesystem).absent_if_complete
+        seconds = self._timeouts.times(at.view, directory.filesystem).absent_if_complete
         if (
             not seconds
             or not self._is_proven(at)
             or self._is_busy(directory)
             or not may_with_any_groups(at.who.uid, os.X_OK, directory, at.fd, at.info)
-            or not self._forgetting.note_absence(0, directory, name, at.hearer)
+            or not self._invalidation.note_absence(0, directory, name, at.hearer)
         ):
             return 0.0
         as_directory(directory).remembers_names = True
@@ -150,7 +150,7 @@ class Listings:
         The second value is whether it may use those that it has. The first time, it is made to forget them instead.
         """
         directory = at.obj
-        may = self._remembering.times(at.view, directory.filesystem).listings
+        may = self._timeouts.times(at.view, directory.filesystem).listings
         if not may or not self._is_proven(at) or self._is_busy(directory):
             return False, False
         assert directory.listing is not None
@@ -160,4 +160,4 @@ class Listings:
     def check_reader(self, at: Request) -> None:
         """To be called before an answer of which the kernel keeps the entries: it is made to forget them if need be."""
         if not self._is_proven(at):
-            self._forgetting.forgetter.listing(self._nodes.nodeid(at.number, at.obj))
+            self._invalidation.notifier.listing(self._nodes.nodeid(at.number, at.obj))

@@ -21,7 +21,7 @@ from ..tree.door import may_with_any_groups
 from ..tree.nodes import Nodes
 from ..tree.objects import ALL, NOBODY, Object, Stale, as_directory
 from ..view import View
-from .forget import Below, Forgetting
+from .invalidation import Below, Invalidation
 
 
 class Audiences:
@@ -31,13 +31,13 @@ class Audiences:
 
     Args:
         nodes: the objects.
-        forgetting: makes the kernel forget.
+        invalidation: makes the kernel forget.
         mode: how the mount is exported.
     """
 
-    def __init__(self, nodes: Nodes, forgetting: Forgetting, mode: ExportMode) -> None:
+    def __init__(self, nodes: Nodes, invalidation: Invalidation, mode: ExportMode) -> None:
         self._nodes = nodes
-        self._forgetting = forgetting
+        self._invalidation = invalidation
         self._checks_above = mode.subtree_check
         self._being_carried: dict[Object, list[Below]] = {}  # directories, with what `carry` has yet to forget
 
@@ -57,10 +57,10 @@ class Audiences:
             return None
         obj.audience = ALL
         if obj.listing is not None:
-            self._forgetting.forget_listing(obj)
+            self._invalidation.forget_listing(obj)
         if obj.private:
-            self._forgetting.forget_attributes(obj)
-        return self._forgetting.forget_below(obj) if obj.remembers_names else None
+            self._invalidation.forget_attributes(obj)
+        return self._invalidation.forget_below(obj) if obj.remembers_names else None
 
     def tell_passer(self, number: int, obj: Object, hearer: int) -> Below | None:
         """Where the kernel checks the directories above: note that `hearer` is about to be let through a directory.
@@ -70,11 +70,11 @@ class Audiences:
         below = self.tell(number, obj, hearer)
         if below is not None or number or not obj.remembers_names:
             return below
-        return self._forgetting.below.get(obj)  # because of whoever was let through just before
+        return self._invalidation.below.get(obj)  # because of whoever was let through just before
 
     async def settle(self, obj: Object) -> None:
         """Where the kernel checks the directories above: wait until nothing rests on the former place of `obj`."""
-        below = self._forgetting.below.get(obj)
+        below = self._invalidation.below.get(obj)
         if self._checks_above and below is not None:
             await below.done.wait()
 
@@ -87,8 +87,8 @@ class Audiences:
             return  # nothing rests on it
         obj.strayed = True
         if obj.private:
-            self._forgetting.forget_attributes(obj)
-        self._forgetting.forget_below(obj)
+            self._invalidation.forget_attributes(obj)
+        self._invalidation.forget_below(obj)
 
     def _carries(self, obj: Object) -> bool:
         """Whether a directory has an audience that the directory above does not have.
@@ -107,7 +107,7 @@ class Audiences:
         if number:
             return True
         is_told = hearer == NOBODY or not obj.remembers_names or self._is_audience(obj, hearer)
-        if self._checks_above and obj in self._forgetting.below:
+        if self._checks_above and obj in self._invalidation.below:
             return False
         return is_told and obj not in self._being_carried and not self._carries(obj)
 
@@ -125,17 +125,17 @@ class Audiences:
             Stale: somebody keeps the lock, so that the kernel could not be made to forget a name yet.
         """
         await self.carry(number, obj)
-        if self._checks_above and (below := self._forgetting.below.get(obj)) is not None:
-            await self._forgetting.forgotten(below)
+        if self._checks_above and (below := self._invalidation.below.get(obj)) is not None:
+            await self._invalidation.forgotten(below)
         if self.is_ready(number, obj, hearer):
             return
         self.tell(number, obj, ALL)
-        await self._forgetting.forget_below(obj).done.wait()
-        forgetter, nodeid = self._forgetting.forgetter, self._nodes.nodeid(number, obj)
-        forgotten = forgetter.names_so_far(nodeid)
+        await self._invalidation.forget_below(obj).done.wait()
+        notifier, nodeid = self._invalidation.notifier, self._nodes.nodeid(number, obj)
+        forgotten = notifier.names_so_far(nodeid)
         if forgotten is not None:
             await forgotten.wait()
-        if forgetter.session < 0 and forgetter.is_late(nodeid):
+        if notifier.session < 0 and notifier.is_late(nodeid):
             raise Stale
         as_directory(obj).remembers_names = False
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from ..counters import Counters
-from ..kernelcache.policy import Fact, Terms, facts, tree_mount
 from ..tasks import Tasks
 from ..tree.nodes import Nodes
 from ..tree.objects import NOBODY, Object
@@ -21,9 +20,10 @@ from ..views import Views
 from ..watch import Watch
 from .audience import Audiences
 from .changes import Changes
-from .forget import Forgetting
+from .invalidation import Invalidation
 from .listings import Listings
-from .remember import Remembering
+from .policy import Fact, Terms, facts, tree_mount
+from .timeouts import Timeouts
 
 
 class Pending:
@@ -50,19 +50,19 @@ class KernelCache:
         passages: is told of directories that change.
         terms: what the rules about what may be remembered depend on.
         counters: count for how many answers anything may be remembered.
-        on_attributes, on_change: see `Forgetting`.
+        on_attributes, on_change: see `Invalidation`.
         tuning: times and bounds.
 
     Attributes:
         checks_above: see `ExportMode.subtree_check`.
         listings: the directories of which the kernel may keep all entries; for READDIR: see `Listings`.
-        forgetting: makes the kernel forget. Only the parts of the cache, and tests, use it directly.
+        invalidation: makes the kernel forget. Only the parts of the cache, and tests, use it directly.
         entry, attributes, absent, acl, opening: how long an answer may be remembered, and whether pages may: see the
-            methods of `Remembering`.
-        is_known_to: whether the kernel may tell a caller of an object without asking (`Remembering.is_known_to`).
+            methods of `Timeouts`.
+        is_known_to: whether the kernel may tell a caller of an object without asking (`Timeouts.is_known_to`).
         may_list: whether a listing may tell a caller more than a name (`Audiences.may_list`).
         changed, removed, moved: are to be awaited after a change, before the answer: see the methods of `Changes`.
-        lacks_xattr, note_absent_xattr, forget_absent_xattrs: see `Forgetting`.
+        lacks_xattr, note_absent_xattr, forget_absent_xattrs: see `Invalidation`.
     """
 
     def __init__(
@@ -81,29 +81,29 @@ class KernelCache:
         self._nodes, self._views, self._terms = nodes, views, terms
         self._watch: Watch | None = None
         self.checks_above = mode.subtree_check
-        self.forgetting = forgetting = Forgetting(nodes, passages, mode, tuning)
-        forgetting.on_attributes, forgetting.on_change = on_attributes, on_change
-        self._audiences = audiences = Audiences(nodes, forgetting, mode)
-        self._remembering = remembering = Remembering(nodes, forgetting, audiences, terms, counters or Counters())
-        self.listings = listings = Listings(nodes, forgetting, audiences, remembering)
-        self._changes = changes = Changes(nodes, views, passages, forgetting, audiences, remembering, listings)
+        self.invalidation = invalidation = Invalidation(nodes, passages, mode, tuning)
+        invalidation.on_attributes, invalidation.on_change = on_attributes, on_change
+        self._audiences = audiences = Audiences(nodes, invalidation, mode)
+        self._timeouts = timeouts = Timeouts(nodes, invalidation, audiences, terms, counters or Counters())
+        self.listings = listings = Listings(nodes, invalidation, audiences, timeouts)
+        self._changes = changes = Changes(nodes, views, passages, invalidation, audiences, timeouts, listings)
         if mode.subtree_check:
             nodes.registry.on_moved = audiences.strayed
             nodes.registry.audience_of_restored = NOBODY  # what counts is whom the kernel has let through since
-        remembering.of_complete = listings.of_absence
+        timeouts.of_complete = listings.of_absence
         # Requests ask for these often, and one call takes less time than two.
-        self.entry = remembering.entry
-        self.attributes = remembering.attributes
-        self.absent = remembering.absent
-        self.acl = remembering.acl
-        self.opening = remembering.opening
-        self.is_known_to = remembering.is_known_to
+        self.entry = timeouts.entry
+        self.attributes = timeouts.attributes
+        self.absent = timeouts.absent
+        self.acl = timeouts.acl
+        self.opening = timeouts.opening
+        self.is_known_to = timeouts.is_known_to
         self.may_list = audiences.may_list
         self.changed, self.removed, self.moved = changes.changed, changes.removed, changes.moved
         # What objects were seen not to have, until a change is reported. It is known here, and not in the kernel.
-        self.lacks_xattr = forgetting.lacks_xattr
-        self.note_absent_xattr = forgetting.note_absent_xattr
-        self.forget_absent_xattrs = forgetting.forget_absent_xattrs
+        self.lacks_xattr = invalidation.lacks_xattr
+        self.note_absent_xattr = invalidation.note_absent_xattr
+        self.forget_absent_xattrs = invalidation.forget_absent_xattrs
 
     # -- who is told -------------------------------------------------------------------------------
 
@@ -126,7 +126,7 @@ class KernelCache:
             self._audiences.tell(number, obj, viewer)
             return None
         below = self._audiences.tell_passer(number, obj, viewer)
-        return None if below is None else Pending(self.forgetting.forgotten, below)
+        return None if below is None else Pending(self.invalidation.forgotten, below)
 
     def admit(self, number: int, obj: Object, viewer: int) -> Pending | None:
         """Let a caller in on the directory `obj`, which it has looked up by name.
@@ -143,7 +143,7 @@ class KernelCache:
 
     def linked(self, obj: Object) -> None:
         """Note that a request has made another name of `obj`. A policy may hide that, and not the old one."""
-        self.forgetting.forget(obj)
+        self.invalidation.forget(obj)
 
     def forget(self, obj: Object, *, pages_in: int | None = None) -> None:
         """Have the kernel forget the attributes of an object; with `pages_in`, in that view alone, but its pages, too.
@@ -151,15 +151,15 @@ class KernelCache:
         (Those that the kernel has because it wrote them, although the file now contains something else.)
         """
         if pages_in is None:
-            self.forgetting.forget_attributes(obj)
+            self.invalidation.forget_attributes(obj)
         else:
-            self.forgetting.forget_pages(pages_in, obj)
+            self.invalidation.forget_pages(pages_in, obj)
 
     # -- for as long as the mount is there ---------------------------------------------------------
 
     def attach(self, session: int) -> None:
         """Note the descriptor of the FUSE session, by which the kernel is told to ask for names again."""
-        self.forgetting.forgetter.session = self.forgetting.forgetter.device = session
+        self.invalidation.notifier.session = self.invalidation.notifier.device = session
 
     def watch(self, watch: Watch) -> None:
         """Have changes behind the mount reported, on the file systems that report them."""
@@ -168,7 +168,7 @@ class KernelCache:
 
     def run(self, tasks: Tasks) -> None:
         """Start what goes on in the background."""
-        tasks.keep("invalidating what the kernel caches", self.forgetting.keep_forgetting)
+        tasks.keep("invalidating what the kernel caches", self.invalidation.keep_forgetting)
         tasks.keep("watching mounts", self._changes.follow_mounts)
         tasks.keep("finding what was moved", self._changes.find_moved)
         if self._watch is not None:
@@ -176,7 +176,7 @@ class KernelCache:
 
     def reset(self) -> None:
         """Have everything forgotten: the policy has changed, for example."""
-        self.forgetting.forget_everything()
+        self.invalidation.forget_everything()
 
     def report(self) -> list[Fact]:
         """Return what the kernel may remember at present, for people."""

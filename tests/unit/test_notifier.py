@@ -9,8 +9,8 @@ import pytest
 import trio
 import trio.testing
 
-from cloakfs.filesystem import forgetter
-from cloakfs.filesystem.forgetter import Forgetter
+from cloakfs.kernelcache import notifier
+from cloakfs.kernelcache.notifier import Notifier
 from cloakfs.tuning import STANDARD, Tuning
 
 HELD, OTHER = 7, 8
@@ -43,7 +43,7 @@ class Kernel:
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
     kernel = Kernel()
-    monkeypatch.setattr(forgetter, "forget_names", kernel.forget_names)
+    monkeypatch.setattr(notifier, "forget_names", kernel.forget_names)
     yield kernel
     kernel.allow(1000)
 
@@ -52,9 +52,9 @@ CALM = Tuning(notify_patience_seconds=1000.0, notify_threads=1, notify_wait_seco
 """One thread works, unless it seems to wait for a lock; nobody is late."""
 
 
-def run(test: Callable[[Forgetter], Awaitable[None]], tuning: Tuning = CALM) -> None:
+def run(test: Callable[[Notifier], Awaitable[None]], tuning: Tuning = CALM) -> None:
     async def main() -> None:
-        names = Forgetter(tuning)
+        names = Notifier(tuning)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(names.run)
             await trio.testing.wait_all_tasks_blocked()
@@ -74,7 +74,7 @@ async def settled(*events: trio.Event | None) -> None:
 def test_who_changes_a_name_after_the_directory_is_free_again(kernel: Kernel) -> None:
     """Those who came while it was held were told not to wait, with names that are not forgotten yet; he waits."""
 
-    async def test(names: Forgetter) -> None:
+    async def test(names: Notifier) -> None:
         first = names.name(HELD, b"first")
         await kernel.is_asked(HELD)
         names.name(OTHER, b"a name")
@@ -102,13 +102,13 @@ DIRECTORIES = range(10, 20)
 def test_only_a_few_threads_work(waits_seconds: float, kernel: Kernel) -> None:
     """Others begin if these seem to wait for a lock, which somebody may never release."""
 
-    async def test(names: Forgetter) -> None:
+    async def test(names: Notifier) -> None:
         events = [names.name(directory, b"name") for directory in DIRECTORIES]
         with trio.fail_after(60):
             while len(kernel.asked) < (2 if waits_seconds else len(DIRECTORIES)):
                 await trio.sleep(0.001)
         if waits_seconds:
-            await trio.sleep(3 * forgetter.AGAIN_SECONDS)
+            await trio.sleep(3 * notifier.AGAIN_SECONDS)
             assert len(kernel.asked) == 2
         kernel.allow(len(DIRECTORIES))
         await settled(*events)
@@ -120,7 +120,7 @@ def test_only_a_few_threads_work(waits_seconds: float, kernel: Kernel) -> None:
 def test_a_name_that_comes_later_waits_for_what_waits_by_then(kernel: Kernel) -> None:
     """And until it is forgotten, it counts as a name that has yet to be."""
 
-    async def test(names: Forgetter) -> None:
+    async def test(names: Notifier) -> None:
         names.name(1, b"first")
         await kernel.is_asked(1)
         names.later(HELD, b"name")
@@ -143,7 +143,7 @@ def test_a_name_that_comes_later_waits_for_what_waits_by_then(kernel: Kernel) ->
 def test_no_thread_begins_in_a_directory_that_a_request_holds(kernel: Kernel) -> None:
     """The thread would wait for the request, and the request for the thread."""
 
-    async def test(names: Forgetter) -> None:
+    async def test(names: Notifier) -> None:
         names.name(1, b"first")
         await kernel.is_asked(1)
         before = names.name(HELD, b"before")
@@ -164,9 +164,9 @@ def test_no_thread_begins_in_a_directory_that_a_request_holds(kernel: Kernel) ->
 
 
 def test_a_thread_that_waits_for_a_request_is_replaced_at_once(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forgetter, "AGAIN_SECONDS", 1000.0)
+    monkeypatch.setattr(notifier, "AGAIN_SECONDS", 1000.0)
 
-    async def test(names: Forgetter) -> None:
+    async def test(names: Notifier) -> None:
         before = names.name(HELD, b"before")
         await kernel.is_asked(HELD)
         with names.holding(HELD):
@@ -191,11 +191,11 @@ def test_a_thread_that_has_many_names_does_not_wait(monkeypatch: pytest.MonkeyPa
             now += STANDARD.notify_wait_seconds / 2
         step.wait(60)
 
-    monkeypatch.setattr(forgetter, "monotonic", lambda: now)
+    monkeypatch.setattr(notifier, "monotonic", lambda: now)
     monkeypatch.setattr(pyfuse3, "invalidate_entry", invalidate_entry)
     most = 0
 
-    async def test(names: Forgetter) -> None:
+    async def test(names: Notifier) -> None:
         nonlocal most
         events = [names.name(directory, b"%d" % name) for directory in (10, 11) for name in range(100)]
         with trio.fail_after(60):

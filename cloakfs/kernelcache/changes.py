@@ -11,7 +11,6 @@ from functools import partial
 import trio
 
 from .. import linux
-from ..kernelcache.policy import SHORT_SECONDS
 from ..linux.fanotify import (
     FAN_ATTRIB,
     FAN_CLOSE_WRITE,
@@ -36,9 +35,10 @@ from ..view import View
 from ..views import Views
 from ..watch import Watch, mounts_changed
 from .audience import Audiences
-from .forget import Below, Forgetting, Names
+from .invalidation import Below, Invalidation, Names
 from .listings import Listings
-from .remember import Remembering, may_search
+from .policy import SHORT_SECONDS
+from .timeouts import Timeouts, may_search
 
 log = logging.getLogger(__name__)
 
@@ -67,9 +67,9 @@ class Changes:
         nodes: the objects.
         views: the views that the mount offers.
         passages: is told of directories that change.
-        forgetting: makes the kernel forget.
+        invalidation: makes the kernel forget.
         audiences: knows what holds for an audience of one.
-        remembering: knows what everybody may be told.
+        timeouts: knows what everybody may be told.
         listings: knows of which directories all entries are shown to their audience.
     """
 
@@ -78,17 +78,17 @@ class Changes:
         nodes: Nodes,
         views: Views,
         passages: Passages,
-        forgetting: Forgetting,
+        invalidation: Invalidation,
         audiences: Audiences,
-        remembering: Remembering,
+        timeouts: Timeouts,
         listings: Listings,
     ) -> None:
         self._nodes = nodes
         self._views = views
         self._passages = passages
-        self._forgetting = forgetting
+        self._invalidation = invalidation
         self._audiences = audiences
-        self._remembering = remembering
+        self._timeouts = timeouts
         self._listings = listings
         self._watched: dict[int, list[Filesystem]] = {}  # by the id that events carry
         self._to_look_up = 0  # how many more names may be looked up for this batch of events
@@ -154,7 +154,7 @@ class Changes:
 
     def _lose_track(self) -> None:
         """Forget everything, since reports were lost: anything may have changed, and be anywhere."""
-        self._forgetting.forget_everything()
+        self._invalidation.forget_everything()
         self._nodes.locator.lose_track()
         self._lost = self._nodes.objects()
         self._any_moved.set()
@@ -170,7 +170,7 @@ class Changes:
                 if event.mask & (FAN_MOVED_FROM | FAN_MOVED_TO):
                     self._heed_move(event, filesystem)
         if forgotten:
-            self._forgetting.begin_era()
+            self._invalidation.begin_era()
 
     def _heed_own(self, event: Event) -> None:
         """Handle a change to a directory itself that this process has made, on behalf of any caller."""
@@ -194,28 +194,28 @@ class Changes:
         else:  # before Linux 5.17
             target = (parent.children or {}).get(event.name) if parent is not None else None
         if parent is not None and event.mask & (_NAMES | FAN_ATTRIB):
-            self._forgetting.forget_attributes(parent)
+            self._invalidation.forget_attributes(parent)
             if event.name != b".":
                 self._heed_name(event, parent, target)
         self._heed_listings(event, filesystem, target)
         if event.mask & FAN_ATTRIB and event.target:
-            self._forgetting.forget_hidden(filesystem.number.to_bytes(4, "little") + event.target)
+            self._invalidation.forget_hidden(filesystem.number.to_bytes(4, "little") + event.target)
         if target is None:
             if event.mask & FAN_ONDIR and event.mask & OF_ITSELF and event.name == b".":
                 self._forget_absence(filesystem, event.target)
             return not event.target and bool(event.mask & FAN_ONDIR) and is_name
-        self._forgetting.on_change(target)
+        self._invalidation.on_change(target)
         if event.mask & FAN_ATTRIB:
-            self._forgetting.forget_absent_xattrs(target)
+            self._invalidation.forget_absent_xattrs(target)
         if event.mask & FAN_ONDIR and event.mask & OF_ITSELF:
             if is_name or self._tells_anybody_less(target):
-                self._forgetting.forget(target)  # everything below may be for others now, too
+                self._invalidation.forget(target)  # everything below may be for others now, too
             self._forget_absence_of(target)
             return not event.target  # if the kernel does not report the target, it may have been another directory
         if event.mask & (_NAMES | FAN_ATTRIB):
-            self._forgetting.forget(target)
+            self._invalidation.forget(target)
         if event.mask & (FAN_MODIFY | FAN_CLOSE_WRITE):
-            self._forgetting.forget_content(target)
+            self._invalidation.forget_content(target)
         return False
 
     def _heed_move(self, event: Event, filesystem: Filesystem) -> None:
@@ -256,9 +256,9 @@ class Changes:
         named = (parent.children or {}).get(event.name)
         if named is not None and named is target and named.children:
             # `_heed` forgets the name after what is below, or nobody is told less by it than before.
-            self._forgetting.expire_name(parent, event.name)
+            self._invalidation.expire_name(parent, event.name)
         else:
-            self._forgetting.forget_name(parent, event.name, parent.ever_kept)
+            self._invalidation.forget_name(parent, event.name, parent.ever_kept)
         if event.mask & _NAMES:
             self._nodes.unlist(parent, event.name)
 
@@ -267,20 +267,20 @@ class Changes:
 
         The kernel may have forgotten the entry itself, so that nothing is known of it here.
         """
-        if not event.mask & FAN_ATTRIB or not self._forgetting.listed:
+        if not event.mask & FAN_ATTRIB or not self._invalidation.listed:
             return
         if target is not None:
-            for parent, _ in self._forgetting.names_of(target):
-                self._forgetting.forget_listing(parent)
+            for parent, _ in self._invalidation.names_of(target):
+                self._invalidation.forget_listing(parent)
         elif event.mask & FAN_ONDIR and self._to_look_up:
             self._to_look_up -= 1
             place = self._nodes.place_of(filesystem, event.target)
             if place is not None:
-                self._forgetting.forget_listing(place[0])
+                self._invalidation.forget_listing(place[0])
         elif event.mask & FAN_ONDIR or (not event.name and self._is_linked(filesystem, event.target)):
-            for directory in list(self._forgetting.listed):
+            for directory in list(self._invalidation.listed):
                 if directory.filesystem is filesystem:
-                    self._forgetting.forget_listing(directory)
+                    self._invalidation.forget_listing(directory)
 
     @staticmethod
     def _is_linked(filesystem: Filesystem, handle: bytes) -> bool:
@@ -305,18 +305,18 @@ class Changes:
             place = self._nodes.place_of(filesystem, handle)
             if place is not None:
                 parent, name = place
-                self._forgetting.forget_name(parent, name, parent.ever_kept)
+                self._invalidation.forget_name(parent, name, parent.ever_kept)
 
     def _forget_absence_of(self, directory: Object) -> None:
         """Forget the absence of a directory that has changed: it may be visible now.
 
         A caller view that hides anything remembers no absence.
         """
-        for parent, name in self._forgetting.names_of(directory):
+        for parent, name in self._invalidation.names_of(directory):
             for number in parent.ever_kept - directory.kept:
                 view = self._views.get(number)
                 if view is None or view.fixed is not None:
-                    self._forgetting.forget_name(parent, name, (number,))
+                    self._invalidation.forget_name(parent, name, (number,))
 
     def _tells_anybody_less(self, obj: Object) -> bool:
         """Whether `_tells_less` holds for an object in any view, as it is now: later changes are reported as well."""
@@ -345,7 +345,7 @@ class Changes:
                     self._forget_shunned(path)
                 now = self._nodes.mounts.mounts_below()
                 if now != self._mounts:
-                    self._forgetting.forget_everything()
+                    self._invalidation.forget_everything()
                     self._mounts = now
                 # A user who mounts and unmounts all the time must not keep others waiting.
                 await trio.sleep(_SHARE_OF_MOUNTS * (trio.current_time() - began))
@@ -356,10 +356,10 @@ class Changes:
         if place is None:
             return
         parent, name = place
-        self._forgetting.forget_name(parent, name, parent.ever_kept)
+        self._invalidation.forget_name(parent, name, parent.ever_kept)
         child = self._nodes.entry(parent, name)
         if child is not None:
-            self._forgetting.forget(child)
+            self._invalidation.forget(child)
 
     # -- made through the mount --------------------------------------------------------------------
 
@@ -380,24 +380,24 @@ class Changes:
             await self._emptied(number, emptied_in, obj)
             return
         # For this request, the kernel holds the lock of a directory whose mode, owner or ACL changes.
-        with self._forgetting.forgetter.holding(self._nodes.nodeid(number, obj)):
+        with self._invalidation.notifier.holding(self._nodes.nodeid(number, obj)):
             await self._forget_what_was_told(number, view, obj)
 
     async def _forget_what_was_told(self, number: int, view: View, obj: Object) -> None:
         waits: set[trio.Event] = set()
         forgotten: list[tuple[Below, Names]] = []
         for one in (obj, *self._nodes.twins(obj)):
-            for parent, _ in self._forgetting.names_of(one):
+            for parent, _ in self._invalidation.names_of(one):
                 if not self._listings.still_shows(view, parent, one.filesystem.stat(self._nodes.fd(one))):
-                    wait = self._forgetting.forget_listing(parent)
+                    wait = self._invalidation.forget_listing(parent)
                     if wait is not None:
                         waits.add(wait)
             if not one.ever_kept:
                 continue
             if self._tells_anybody_less(one):
-                forgotten.append(self._forgetting.forget(one))
+                forgotten.append(self._invalidation.forget(one))
             else:  # the kernel knows those of `obj` from the answer
-                self._forgetting.forget_attributes(one, but=number if one is obj else None)
+                self._invalidation.forget_attributes(one, but=number if one is obj else None)
         for below, _ in forgotten:
             await below.done.wait()
             waits |= below.names
@@ -423,7 +423,7 @@ class Changes:
 
     def _is_for_all(self, view: View, obj: Object, fd: int, info: linux.Stat) -> bool:
         """Whether everybody may know of the object and, if it is a directory, search it."""
-        if obj is not self._nodes.root and not self._remembering.same_for_all(view, obj.name, info, fd):
+        if obj is not self._nodes.root and not self._timeouts.same_for_all(view, obj.name, info, fd):
             return False
         return not stat.S_ISDIR(info.st_mode) or everybody_may(os.X_OK, obj, fd, info)
 
@@ -433,10 +433,10 @@ class Changes:
         It lost its set-id bits, and others may know it because of them. For this request, the kernel holds the lock of
         the directory `parent`.
         """
-        with self._forgetting.forgetter.holding(self._nodes.nodeid(number, parent)):
+        with self._invalidation.notifier.holding(self._nodes.nodeid(number, parent)):
             waits: set[trio.Event] = set()
             for one in (obj, *self._nodes.twins(obj)):
-                waits |= self._forgetting.forget(one)[1].forgotten
+                waits |= self._invalidation.forget(one)[1].forgotten
             await self._wait_elsewhere(waits)
 
     async def _wait_elsewhere(self, waits: set[trio.Event]) -> None:
@@ -445,7 +445,7 @@ class Changes:
         Two of them that change the same directory, each through a view of its own, would wait for one another.
         """
         for wait in waits:
-            if not self._forgetting.forgetter.is_held_back(wait):
+            if not self._invalidation.notifier.is_held_back(wait):
                 await wait.wait()
 
     async def removed(self, number: int, names: Collection[tuple[Object, bytes]], obj: Object | None = None) -> None:
@@ -461,12 +461,12 @@ class Changes:
         """
         if obj is not None and obj.kept:
             if obj.filesystem.stat(self._nodes.fd(obj)).st_nlink > 0:
-                self._forgetting.forget(obj)
+                self._invalidation.forget(obj)
             else:
-                self._forgetting.forget_attributes(obj, but=number)
+                self._invalidation.forget_attributes(obj, but=number)
         with contextlib.ExitStack() as stack:
             for parent, _ in names:
-                stack.enter_context(self._forgetting.forgetter.holding(self._nodes.nodeid(number, parent)))
+                stack.enter_context(self._invalidation.notifier.holding(self._nodes.nodeid(number, parent)))
             waits: set[trio.Event] = set()
             for parent, name in names:
                 for directory in (parent, *self._nodes.twins(parent)):
@@ -475,7 +475,7 @@ class Changes:
                     if directory is parent:
                         numbers -= {number}
                     if numbers:
-                        waits |= self._forgetting.forget_name(directory, name, numbers)
+                        waits |= self._invalidation.forget_name(directory, name, numbers)
                     self._nodes.unlist(directory, name)
             await self._wait_elsewhere(waits)
 
@@ -485,26 +485,26 @@ class Changes:
         What has become of the names, `removed` is told.
         """
         for twin in self._nodes.twins(obj):
-            self._forgetting.forget(twin)  # nothing says where it is now
+            self._invalidation.forget(twin)  # nothing says where it is now
         await self._audiences.settle(obj)
         if stat.S_ISDIR(obj.filesystem.stat(self._nodes.fd(obj)).st_mode):
             await self._audiences.carry(number, obj)
         # The kernel moves the name with the object, for as long as it was to be remembered.
         is_named_for_one = obj.private and before.remembers_names
-        if self._forgetting.forgetter.is_busy(self._nodes.nodeid(number, before)):
+        if self._invalidation.notifier.is_busy(self._nodes.nodeid(number, before)):
             # So it does with a name that was to be forgotten, because of an earlier move for example.
-            for directory, name in self._forgetting.names_of(obj):
-                self._forgetting.forget_name(directory, name, (number,))
+            for directory, name in self._invalidation.names_of(obj):
+                self._invalidation.forget_name(directory, name, (number,))
         if obj.ever_kept <= {number} and (
             view.fixed is not None
             or (
                 not is_named_for_one
-                and self._remembering.is_public(number, view, parent)
-                and self._remembering.same_by_name(view, obj)
+                and self._timeouts.is_public(number, view, parent)
+                and self._timeouts.same_by_name(view, obj)
             )
         ):
             return
-        below, _ = self._forgetting.forget(obj)
-        for one in [below, *map(self._forgetting.forget_below, self._nodes.twins(obj))]:
+        below, _ = self._invalidation.forget(obj)
+        for one in [below, *map(self._invalidation.forget_below, self._nodes.twins(obj))]:
             # It does not wait for names, which the kernel can forget only after the answer.
             await one.done.wait()

@@ -1,7 +1,7 @@
 """Makes the kernel forget what it was told to remember about an object, and about everything below it.
 
 Attributes are forgotten at once, since this never has to wait. A name is forgotten as soon as the lock of its directory
-is free and, where possible, before the request that changed it is answered (see `forgetter`). What takes long goes on
+is free and, where possible, before the request that changed it is answered (see `notifier`). What takes long goes on
 in the background; meanwhile, nothing is relied on that has yet to be forgotten.
 """
 
@@ -11,15 +11,15 @@ from weakref import WeakSet
 
 import trio
 
-from ..absences import Absences
 from ..exportmode import ExportMode
-from ..kernelcache.policy import ABSENT_SECONDS
 from ..tasks import Tasks
 from ..tree.nodes import Nodes
 from ..tree.objects import AbsentXattrs, Directory, Object
 from ..tree.passages import Passages
 from ..tuning import STANDARD, Tuning
-from .forgetter import Forgetter
+from .absences import Absences
+from .notifier import Notifier
+from .policy import ABSENT_SECONDS
 
 # How many names at most are remembered to lead nowhere, of those that are forgotten one by one.
 _MOST_ABSENT = 10_000
@@ -33,7 +33,7 @@ _NO_NAMES: frozenset[bytes] = frozenset()
 
 
 class _Sweep:
-    """One pass that forgets everything that was remembered before; see `Forgetting.forget_everything`."""
+    """One pass that forgets everything that was remembered before; see `Invalidation.forget_everything`."""
 
     def __init__(self) -> None:
         self.by_name = False  # whether each name has to be forgotten, too
@@ -48,7 +48,7 @@ class Names:
     Attributes:
         names: see above.
         is_noted: whether they count as names that have yet to be forgotten.
-        given: set when they have been given to the forgetter.
+        given: set when they have been given to the notifier.
         expired: each is set when the kernel asks about a name each time, if that comes first.
         forgotten: each is set when a name is forgotten.
     """
@@ -91,7 +91,7 @@ class Below:
         self.last: list[Names] = []
 
 
-class Forgetting:
+class Invalidation:
     """What the kernel still has to forget, and what cannot be relied on until it has.
 
     Args:
@@ -101,7 +101,7 @@ class Forgetting:
         tuning: times and bounds.
 
     Attributes:
-        forgetter: tells the kernel what to forget.
+        notifier: tells the kernel what to forget.
         era: the present one. What was remembered in an earlier one (`Object.era`) is not relied on any more; a sweep
             tells the kernel.
         below: the directories below which there is so much to forget that others are given time in between.
@@ -115,7 +115,7 @@ class Forgetting:
         self._passages = passages
         self._checks_above = mode.subtree_check
         self._at_once = tuning.names_at_once
-        self.forgetter = Forgetter(tuning)
+        self.notifier = Notifier(tuning)
         self.era = 0
         self._sweeps: list[_Sweep] = []
         self._sweep_wanted = trio.Event()
@@ -141,7 +141,7 @@ class Forgetting:
             if number == but:
                 continue
             parent = None if obj.parent is None else self._nodes.nodeid(number, obj.parent)
-            self.forgetter.attributes(self._nodes.nodeid(number, obj), parent)
+            self.notifier.attributes(self._nodes.nodeid(number, obj), parent)
 
     def forget_name(self, parent: Object, name: bytes, numbers: Iterable[int]) -> set[trio.Event]:
         """Forget a name in these views: it leads to something else now, or nowhere, or not everybody may know it.
@@ -150,7 +150,7 @@ class Forgetting:
             events, each set when the kernel asks about the name again in one of the views.
         """
         self.forget_listing(parent)
-        nodeid, forgetter = self._nodes.nodeid, self.forgetter
+        nodeid, notifier = self._nodes.nodeid, self.notifier
         child = (parent.children or {}).get(name)
         if child is not None and child.children:
             names = Names([(parent, name, nodeid(number, parent), nodeid(number, child)) for number in numbers])
@@ -160,28 +160,28 @@ class Forgetting:
         for number in numbers:
             directory = nodeid(number, parent)
             # Of what had the name before, much may be known below, which is being forgotten first.
-            waits.add((forgetter.expire if forgetter.comes_later(directory, name) else forgetter.name)(directory, name))
+            waits.add((notifier.expire if notifier.comes_later(directory, name) else notifier.name)(directory, name))
         return {wait for wait in waits if wait is not None}
 
     def expire_name(self, parent: Object, name: bytes) -> None:
         """Make the kernel ask about a name each time, in all views; where it leads elsewhere, it is forgotten later."""
         self.forget_listing(parent)
         for number in parent.ever_kept:
-            self.forgetter.expire(self._nodes.nodeid(number, parent), name)
+            self.notifier.expire(self._nodes.nodeid(number, parent), name)
 
     def forget_content(self, obj: Object) -> None:
         """Forget the content of a file, and its attributes."""
         obj.content = None
         self.forget_attributes(obj)
         for number in obj.kept:
-            self.forgetter.pages(self._nodes.nodeid(number, obj))
+            self.notifier.pages(self._nodes.nodeid(number, obj))
 
     def forget_pages(self, number: int, obj: Object) -> None:
         """Forget pages that the kernel has because it wrote them, although the file now contains something else."""
         obj.content = None
         nodeid = self._nodes.nodeid(number, obj)
-        self.forgetter.attributes(nodeid, None if obj.parent is None else self._nodes.nodeid(number, obj.parent))
-        self.forgetter.pages(nodeid)
+        self.notifier.attributes(nodeid, None if obj.parent is None else self._nodes.nodeid(number, obj.parent))
+        self.notifier.pages(nodeid)
 
     def forget(self, obj: Object) -> tuple[Below, Names]:
         """Forget the names and attributes of an object, and of everything below it.
@@ -214,14 +214,14 @@ class Forgetting:
             listing = self.forget_listing(parent)
             if listing is not None:
                 waits[listing] = parent
-        is_idle, kept, nodeid = self.forgetter.is_idle(), obj.kept, self._nodes.nodeid
+        is_idle, kept, nodeid = self.notifier.is_idle(), obj.kept, self._nodes.nodeid
         if not kept and is_idle:
             return waits, Names([])
         names = [
             (parent, name, nodeid(number, parent), nodeid(number, obj))
             for parent, name in self.names_of(obj)
             for number in (kept if is_idle else obj.ever_kept)
-            if number in kept or self.forgetter.is_forgetting(nodeid(number, parent), name)
+            if number in kept or self.notifier.is_forgetting(nodeid(number, parent), name)
         ]
         if kept:
             self.forget_attributes(obj)
@@ -231,13 +231,13 @@ class Forgetting:
     def _note(self, names: Names) -> None:
         """Have these names count as names that have yet to be forgotten."""
         for _, name, directory, _ in names.names:
-            self.forgetter.later(directory, name)
+            self.notifier.later(directory, name)
         names.is_noted = True
 
     def _forget_names(self, names: Names, *, first: bool = False) -> dict[trio.Event, Object]:
         """Forget these names; return events, each set when one is forgotten, with its directory."""
         waits: dict[trio.Event, Object] = {}
-        forget = partial(self.forgetter.now, first=first) if names.is_noted else self.forgetter.name
+        forget = partial(self.notifier.now, first=first) if names.is_noted else self.notifier.name
         while names.names:
             parent, name, directory, nodeid = names.names[-1]
             wait = forget(directory, name, nodeid)
@@ -282,7 +282,7 @@ class Forgetting:
             self._go_on_below(below, at_once=True)
         if names is not None and not names.given.is_set():
             for _, name, parent, _ in names.names:
-                expired = self.forgetter.expire(parent, name)
+                expired = self.notifier.expire(parent, name)
                 if expired is not None:
                     names.expired.add(expired)
         return below
@@ -394,7 +394,7 @@ class Forgetting:
         """Forget what is known of all entries of a directory, and what the kernel remembers because of it.
 
         Returns:
-            an event like that of `Forgetter.name`; None if the kernel has no listing.
+            an event like that of `Notifier.name`; None if the kernel has no listing.
         """
         listing = directory.listing
         if listing is None or not isinstance(directory, Directory):
@@ -402,7 +402,7 @@ class Forgetting:
         directory.listing = None
         self.listed.discard(directory)
         self._forget_absences(directory)
-        return self.forgetter.listing(self._nodes.nodeid(0, directory)) if listing.is_in_kernel else None
+        return self.notifier.listing(self._nodes.nodeid(0, directory)) if listing.is_in_kernel else None
 
     def note_absence(self, number: int, directory: Object, name: bytes, hearer: int) -> bool:
         """Note that the kernel will remember that `name` leads nowhere; False if `hearer` has its share of all these.
@@ -416,7 +416,7 @@ class Forgetting:
         given_up = absent.note(hearer, directory, (number, name), trio.current_time())
         if given_up is not None:
             other, (number, name) = given_up
-            self.forgetter.name(self._nodes.nodeid(number, other), name)
+            self.notifier.name(self._nodes.nodeid(number, other), name)
         return True
 
     def note_hidden(self, number: int, directory: Object, name: bytes, hearer: int, handle: bytes) -> bool:
@@ -437,7 +437,7 @@ class Forgetting:
         given_up = self._hidden.note(hearer, handle, place, trio.current_time())
         if given_up is not None:
             _, (number, directory, name) = given_up
-            self.forgetter.name(self._nodes.nodeid(number, directory), name)
+            self.notifier.name(self._nodes.nodeid(number, directory), name)
         return True
 
     def forget_hidden(self, handle: bytes) -> None:
@@ -467,7 +467,7 @@ class Forgetting:
             self._sweeps.append(_Sweep())
             self._sweep_wanted.set()
         sweep = self._sweeps[-1]
-        if self.forgetter.every_name():
+        if self.notifier.every_name():
             self._absent.clear()
             self._hidden.clear()
         else:
@@ -531,13 +531,13 @@ class Forgetting:
             self._tasks = tasks = Tasks(nursery)
             for first, last in self._ending:
                 self._end(first, last)
-            tasks.keep("invalidating names in the kernel", self.forgetter.run)
+            tasks.keep("invalidating names in the kernel", self.notifier.run)
             tasks.keep("invalidating everything in the kernel", self._keep_sweeping)
             tasks.keep("invalidating what is below in the kernel", self._keep_forgetting_below)
             while True:
                 await trio.sleep(1)
                 self._absent.drop_until(trio.current_time() - ABSENT_SECONDS)
                 self._hidden.drop_until(trio.current_time() - ABSENT_SECONDS)
-                if self.forgetter.overflowed:
-                    self.forgetter.overflowed = False
+                if self.notifier.overflowed:
+                    self.notifier.overflowed = False
                     self.forget_everything()

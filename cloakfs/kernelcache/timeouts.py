@@ -1,4 +1,4 @@
-"""For how long the kernel may remember an answer: which row of the table (`kernelcache.policy`) it falls under.
+"""For how long the kernel may remember an answer: which row of the table (`policy`) it falls under.
 
 What the rows depend on is found out here: whether everybody would be told the same of an object, and may search the
 directories above it; or whether only one caller was told of it, and sees it whatever its groups are.
@@ -12,7 +12,6 @@ from dataclasses import replace
 from .. import linux
 from ..caller import Caller
 from ..counters import Counters
-from ..kernelcache.policy import BRIEF_SECONDS, Case, Terms, Times, times, tree_mount
 from ..tree import calls
 from ..tree.door import INSIDER, attrs_of, credentials, everybody_may, may_with_any_groups, sees, subject
 from ..tree.filesystems import Filesystem
@@ -22,7 +21,8 @@ from ..tree.objects import ALL, NOBODY, Directory, Object, as_directory
 from ..tree.request import Request
 from ..view import View
 from .audience import Audiences
-from .forget import Forgetting
+from .invalidation import Invalidation
+from .policy import BRIEF_SECONDS, Case, Terms, Times, times, tree_mount
 
 # Where this many directories above would have to be looked at, nothing is remembered.
 _MOST_LOOKED_AT = 64
@@ -43,12 +43,12 @@ def may_search(who: Caller, obj: Object, fd: int, info: linux.Stat) -> bool:
     return calls.access(credentials(who, linux.FILE_CAPABILITIES), fd, os.X_OK)
 
 
-class Remembering:
+class Timeouts:
     """Decides what the kernel may remember of one mount, and for how long.
 
     Args:
         nodes: the objects.
-        forgetting: knows what has yet to be forgotten, and is not relied on.
+        invalidation: knows what has yet to be forgotten, and is not relied on.
         audiences: knows who was told of an object.
         terms: what the table of rules depends on, beside view and file system.
         counters: count for how many answers anything is remembered.
@@ -60,15 +60,15 @@ class Remembering:
     def __init__(
         self,
         nodes: Nodes,
-        forgetting: Forgetting,
+        invalidation: Invalidation,
         audiences: Audiences,
         terms: Terms,
         counters: Counters,
     ) -> None:
         self._nodes = nodes
-        self._forgetting = forgetting
+        self._invalidation = invalidation
         self._audiences = audiences
-        self._forgetter = forgetting.forgetter
+        self._notifier = invalidation.notifier
         self._counters = counters
         self._terms = terms
         self.of_complete: Callable[[Request, bytes], float] = lambda at, name: 0.0
@@ -127,12 +127,12 @@ class Remembering:
         seconds = self.of_absence(at.number, at.view, directory, name, at.hearer)
         if directory.listing is not None:
             if is_hidden:
-                self._forgetting.forget_listing(directory)
+                self._invalidation.forget_listing(directory)
             elif not seconds:
                 seconds = self.of_complete(at, name)
         if seconds and at.view.hides and directory.filesystem.watched:
             # The kernel has to be made to forget this when the hidden file becomes visible.
-            note_hidden = self._forgetting.note_hidden
+            note_hidden = self._invalidation.note_hidden
             try:
                 handle = handle_of()
             except OSError:
@@ -152,7 +152,7 @@ class Remembering:
         ACLs, but from Linux 6.2 on it does (CVE-2026-68149), until 6.6.148, 6.12.101, 6.18.42 and 7.1.6.
         """
         if at.who is INSIDER or not may_be_kept or self.of_object(at, at.info) <= BRIEF_SECONDS:
-            self._forgetter.acl(self._nodes.nodeid(at.number, at.obj))
+            self._notifier.acl(self._nodes.nodeid(at.number, at.obj))
 
     def opening(self, at: Request) -> bool:
         """Whether the kernel may go on using the pages that it has of a file which is being opened.
@@ -187,18 +187,18 @@ class Remembering:
         By a name that the kernel has yet to forget, others could get at them in that time without asking for the name.
         """
         seconds = times.briefly
-        if seconds and not self._forgetter.is_idle() and self._is_by_old_names(number, obj):
+        if seconds and not self._notifier.is_idle() and self._is_by_old_names(number, obj):
             return 0.0
         return seconds
 
     def _is_by_old_names(self, number: int, obj: Object) -> bool:
         """Whether a name of the object, or of a directory above, has yet to be forgotten, or cannot be."""
-        nodes, forgetter = self._nodes, self._forgetter
-        above = self._forgetting.names_of(obj)
+        nodes, notifier = self._nodes, self._notifier
+        above = self._invalidation.names_of(obj)
         for _ in range(_MOST_LOOKED_AT):
             for parent, name in above:
                 nodeid = nodes.nodeid(number, parent)
-                if forgetter.is_late(nodeid) or forgetter.is_forgetting(nodeid, name):
+                if notifier.is_late(nodeid) or notifier.is_forgetting(nodeid, name):
                     return True
             above = [(parent.parent, parent.name) for parent, _ in above if parent.parent is not None]
             if not above:
@@ -211,7 +211,7 @@ class Remembering:
         It must be called only for an answer to somebody who is not the daemon itself.
         """
         view, parent = at.view, at.obj
-        if self._forgetter.is_late(self._nodes.nodeid(at.number, parent)) or info.st_nlink == 0:
+        if self._notifier.is_late(self._nodes.nodeid(at.number, parent)) or info.st_nlink == 0:
             return 0.0, 0.0
         place = parent.filesystem
         times = self._times.get((view, place, place.watched)) or self.times(view, place)  # mostly without a call
@@ -273,10 +273,10 @@ class Remembering:
         seconds = times.absent_at_top if parent is top else times.absent
         if not seconds or (view.fixed is None and not self.is_public(number, view, parent)):
             return 0.0
-        if self._forgetter.is_late(self._nodes.nodeid(number, parent)):
+        if self._notifier.is_late(self._nodes.nodeid(number, parent)):
             return 0.0
         self._keep(number, parent)
-        if parent is top and not self._forgetting.note_absence(number, parent, name, hearer):
+        if parent is top and not self._invalidation.note_absence(number, parent, name, hearer):
             return 0.0
         return seconds
 
@@ -310,7 +310,7 @@ class Remembering:
                 return self._of_private_object(at, info, times)
         elif not view.is_steady or not sees(view, subject(view.fixed), obj.name, info, fd):
             return self._brief(number, obj, times)  # a change that is just being answered may have hidden it
-        if obj.parent is not None and self._forgetter.is_late(self._nodes.nodeid(number, obj.parent)):
+        if obj.parent is not None and self._notifier.is_late(self._nodes.nodeid(number, obj.parent)):
             return 0.0
         self._keep(number, obj)
         if self._checks_above:
@@ -325,7 +325,7 @@ class Remembering:
         if len(places) != 1 or not self.reaches(at, places[0][0]) or not self._rests_on(at, places[0][0], obj):
             return self._brief(at.number, obj, times)
         parent, name = self._nodes.nodeid(at.number, places[0][0]), places[0][1]
-        if self._forgetter.is_late(parent) or self._forgetter.is_forgetting(parent, name):
+        if self._notifier.is_late(parent) or self._notifier.is_forgetting(parent, name):
             return 0.0  # who is not to know the name could get at them by it
         return self._of_private_attributes(at, obj, info, times)
 
@@ -368,13 +368,13 @@ class Remembering:
         No name of them is one that has yet to be forgotten. Where the kernel remembers something of a directory for
         this caller alone, the rest was proven then, and it would have been forgotten if that had changed.
         """
-        nodes, number, forgetter = self._nodes, at.number, self._forgetter
+        nodes, number, notifier = self._nodes, at.number, self._notifier
         here, is_proven = directory, False
         for _ in range(_MOST_LOOKED_AT):
             if here is nodes.root:
                 break
             is_proven = is_proven or self.is_known_to(number, here, at.hearer)
-            if is_proven and forgetter.is_idle():
+            if is_proven and notifier.is_idle():
                 break
             parent = here.parent
             if not is_proven:
@@ -386,7 +386,7 @@ class Remembering:
                     return False
             # By a name that the kernel has yet to forget, whoever must not know it could get at what is below: after a
             # rename, also by one that leads to what everybody may know.
-            if parent is None or forgetter.is_forgetting(nodes.nodeid(number, parent), here.name):
+            if parent is None or notifier.is_forgetting(nodes.nodeid(number, parent), here.name):
                 return False
             here = parent
         else:
@@ -499,16 +499,16 @@ class Remembering:
         """
         if number not in obj.kept or (obj.private and obj.audience != hearer):
             return False
-        forgetting = self._forgetting
-        if obj.era != forgetting.era or not obj.filesystem.watched:
+        invalidation = self._invalidation
+        if obj.era != invalidation.era or not obj.filesystem.watched:
             return False
-        return not (forgetting.below and forgetting.is_being_forgotten(obj))
+        return not (invalidation.below and invalidation.is_being_forgotten(obj))
 
     def _keep(self, number: int, obj: Object, *, private: bool = False) -> None:
         """Note that the kernel remembers something of the object, for everybody or for its audience alone."""
-        if obj.era != self._forgetting.era:
-            self._forgetting.forget_era(obj, by_name=self._forgetter.session < 0)
-            obj.era = self._forgetting.era
+        if obj.era != self._invalidation.era:
+            self._invalidation.forget_era(obj, by_name=self._notifier.session < 0)
+            obj.era = self._invalidation.era
         if number not in obj.kept or obj.private:  # what rests on its being public still does
             obj.private = private
         if number not in obj.kept:

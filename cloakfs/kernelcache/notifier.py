@@ -140,7 +140,7 @@ def forget_pages(nodeids: deque[int]) -> None:
                 pyfuse3.invalidate_inode(InodeT(nodeid))
 
 
-class Forgetter:
+class Notifier:
     """Makes the kernel forget what it was told. Objects are identified by nodeids here.
 
     Args:
