@@ -5,8 +5,9 @@ import json
 import os
 import signal
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -187,12 +188,27 @@ def agree(m: Mount, who: User, *claims: Claim, below: str = "", where: str = "")
         counted, action = MEASURED[what]
         for seconds in (SECOND, HOUR):
             paths = {m.at(below, claim.path) for claim in claims if (claim.what, claim.seconds) == (what, seconds)}
-            for path in paths:
-                who.do(action, path, 1)
-            if paths:
-                now = requests(m)
-                assert (now - before)[counted] == (len(paths) if seconds == SECOND else 0), (what, seconds, paths)
-                before = now
+            if not paths:
+                continue
+            asked = asked_once(m, who, action, counted, paths)
+            if seconds == SECOND:
+                assert asked >= len(paths), (what, seconds, paths)
+            elif asked:  # what has just changed is forgotten once more, some time after the daemon heard of it
+                wait_until(partial(is_kept_longer, m, who, action, counted, paths))
+
+
+def asked_once(m: Mount, who: User, action: Callable[..., object], counted: str, paths: Iterable[str]) -> int:
+    """Return how many requests of a kind there are if something is done once for each of these paths."""
+    before = requests(m)
+    for path in paths:
+        who.do(action, path, 1)
+    return (requests(m) - before)[counted]
+
+
+def is_kept_longer(m: Mount, who: User, action: Callable[..., object], counted: str, paths: Iterable[str]) -> bool:
+    """Whether the kernel still asks nothing after what is kept for a second has expired."""
+    let_expire(SECOND + 0.2)
+    return asked_once(m, who, action, counted, paths) == 0
 
 
 def begins(said: str, of: str) -> bool:
