@@ -248,24 +248,21 @@ class Core(pyfuse3.Operations):
         has_acl = None
         if view.hides and not self.cache.is_known_to(number, obj):
             try:
-                if (
-                    # While no change is reported, all above is as it was when the kernel was told: `audience`.
+                # While no change is reported, all above is as it was when the kernel was told: `audience`.
+                is_as_told = (
                     obj.private
                     and self.door.passages.is_up_to_date()
                     and self.cache.is_known_to(number, obj, hearer)
                     and sees(view, who, obj.name, info, fd)
-                ):
-                    is_hidden = False
-                else:
-                    sight = self._look_at(view, who, obj, info, near)
-                    has_acl = False if sight is Sight.SEEN_WITHOUT_ACL else None
-                    is_hidden = sight is Sight.HIDDEN and not (has_open or (or_open and self.files.has_open(who, obj)))
+                )
+                sight = Sight.SEEN if is_as_told else self._look_at(view, who, obj, info, near)
             except Far:
                 near = await self._approach(obj, inode, ctx, near, for_attributes=for_attributes)
                 return await self._enter(
                     inode, ctx, or_open=or_open, has_open=has_open, for_attributes=for_attributes, near=near
                 )
-            if is_hidden:
+            has_acl = False if sight is Sight.SEEN_WITHOUT_ACL else None
+            if sight is Sight.HIDDEN and not has_open and not (or_open and self.files.has_open(who, obj)):
                 if obj is self.nodes.root:  # this mount's own policy hides it from nobody
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
                 self.door.note_hidden(view, who, obj)

@@ -19,7 +19,7 @@ from ..tree.find import ABSENT, HIDDEN, Found, Missing
 from ..tree.index import Unstored
 from ..tree.knownmounts import TooSoon
 from ..tree.nodes import OBJECT_BITS
-from ..tree.objects import ROOT, Descriptor, Directory, Object, Stale
+from ..tree.objects import ROOT, Descriptor, Directory, Object, Stale, dev_ino
 from ..tree.request import Request
 from . import exactly
 from .core import Core
@@ -108,12 +108,7 @@ class Names(Core):
         if parent_inode == ROOT and self.views.top:  # `_is_top`, without a call
             return await self._lookup_view(name, ctx)
         if name in (b".", b".."):
-            try:
-                return await self._reconnect(parent_inode, name, ctx)
-            except Stale:
-                if not self.callers.is_inside(ctx, for_attributes=False):
-                    self.probing.handle_refused(parent_inode, ctx)
-                raise
+            return await self._reconnect(parent_inode, name, ctx)
         for_kernel = self.knfsd and self.reconnecting.finish(ctx.pid, parent_inode, name)
         for _ in range(_TRIES):
             try:
@@ -210,6 +205,14 @@ class Names(Core):
         It may come with the identity of another caller than the one on whose behalf it is made. It reveals nothing by
         itself: what the caller then does with the object passes the door.
         """
+        try:
+            return await self._connected(inode, name, ctx)
+        except Stale:
+            if not self.callers.is_inside(ctx, for_attributes=False):
+                self.probing.handle_refused(inode, ctx)
+            raise
+
+    async def _connected(self, inode: InodeT, name: bytes, ctx: RequestContext) -> EntryAttributes:
         obj = self.nodes.get(inode)
         if self.nodes.waits(obj):
             await self._look(obj)
@@ -279,24 +282,11 @@ class Names(Core):
         Raises:
             FileNotFoundError: it is gone already, or something hidden has taken its place.
         """
-
-        def work(at: Request) -> int:
-            call(at)
-            if not at.obj.filesystem.remote:
-                return -1
-            try:
-                return self._open_named(at, name)
-            except OSError as exc:
-                if exc.errno not in _NO_DESCRIPTORS:
-                    raise
-                return -1  # only the session loop can make room, and `call` must not be made twice
-
         try:
-            fd = await self._do(at, work)
+            fd = await self._do(at, partial(self._make_and_open, call=call, name=name))
         except _TAKEN:
             self.probing.made_in_vain(at, name, ctx)
             raise
-        own = -1
         try:
             at = await self._again(at, inode, ctx)
             if fd < 0:
@@ -306,8 +296,8 @@ class Names(Core):
                 at = await self._again_asked(at, fd, inode, ctx)
                 if not sees(at.view, at.who, name, info, fd):
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-            if self.exported:
-                own = self.nodes.with_descriptor(calls.dup, fd)  # so that it can be recognized (`_unmake`)
+            # So that it can be recognized (`_unmake`).
+            own = Descriptor(self.nodes.with_descriptor(calls.dup, fd), dev_ino(info), 0) if self.exported else None
         except BaseException:
             if fd >= 0:
                 calls.close(fd)
@@ -315,11 +305,21 @@ class Names(Core):
         try:
             return self.replies.hand_out(at, name, fd, info)
         except Unstored:
-            await self._unmake(at, name, own, info)
+            if own is not None:
+                await self._unmake(at, name, own.fd, info)
             raise
-        finally:
-            if own >= 0:
-                calls.close(own)
+
+    def _make_and_open(self, at: Request, call: Callable[[Request], None], name: bytes) -> int:
+        """Make an object; return a descriptor (O_PATH) of it if only a thread can open it, else -1."""
+        call(at)
+        if not at.obj.filesystem.remote:
+            return -1
+        try:
+            return self._open_named(at, name)
+        except OSError as exc:
+            if exc.errno not in _NO_DESCRIPTORS:
+                raise
+            return -1  # only the session loop can make room, and `call` must not be made twice
 
     async def _unmake(self, at: Request, name: bytes, fd: int, info: linux.Stat) -> None:
         """Remove again what was just made, to which `fd` refers, because it cannot get a number."""
@@ -593,21 +593,8 @@ class Names(Core):
             if not new.view.judges or new.who is INSIDER:
                 await self._do(new, partial(self._rename, old, name_old, name_new=name_new, flags=flags))
             else:
-                for _ in range(exactly.TRIES):
-                    old, seen, info = await self._open_seen(old, name_old, parent_inode_old, ctx)
-                    new = await self._again(new, parent_inode_new, ctx)
-                    exactly_ = partial(self._rename_exactly, old, name_old, seen, info, name_new=name_new, flags=flags)
-                    try:
-                        replaced = await self._do(new, exactly_)
-                    except exactly.Elsewhere:
-                        old = await self._again(old, parent_inode_old, ctx)
-                        continue
-                    except _TAKEN:
-                        self.probing.made_in_vain(new, name_new, ctx)
-                        raise
-                    break
-                else:
-                    raise Stale
+                inodes = parent_inode_old, parent_inode_new
+                new, replaced = await self._rename_seen(old, name_old, new, name_new, flags, inodes, ctx)
                 if replaced is not None:
                     stack.callback(calls.close, replaced)
                     removed = self.nodes.known(replaced, new.obj)
@@ -616,6 +603,34 @@ class Names(Core):
         await self._moved(old_obj, new, name_new)
         if flags & linux.RENAME_EXCHANGE:
             await self._moved(new.obj, self._at(new, old_obj), name_old)
+
+    async def _rename_seen(
+        self,
+        old: Request,
+        name_old: bytes,
+        new: Request,
+        name_new: bytes,
+        flags: int,
+        inodes: tuple[InodeT, InodeT],
+        ctx: RequestContext,
+    ) -> tuple[Request, int | None]:
+        """Rename what the caller sees, and onto what it sees.
+
+        Returns:
+            how to go on in the new directory (`_again`), and a descriptor (O_PATH) of what was replaced, if anything.
+        """
+        for _ in range(exactly.TRIES):
+            old, seen, info = await self._open_seen(old, name_old, inodes[0], ctx)
+            new = await self._again(new, inodes[1], ctx)
+            rename = partial(self._rename_exactly, old, name_old, seen, info, name_new=name_new, flags=flags)
+            try:
+                return new, await self._do(new, rename)
+            except exactly.Elsewhere:
+                old = await self._again(old, inodes[0], ctx)
+            except _TAKEN:
+                self.probing.made_in_vain(new, name_new, ctx)
+                raise
+        raise Stale
 
     def _at(self, at: Request, obj: Object) -> Request:
         """Return the same request, about another object of the view to which the caller was let in as well."""

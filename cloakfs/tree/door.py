@@ -329,10 +329,10 @@ class Door:
         is_known = True  # whether a passage may be known
         to_ask = view.below
         while True:
-            if to_ask is not None and to_ask.has(info):
-                if not to_ask.shows(who, nodes.fd(obj), info):
-                    return _HIDDEN
-                to_ask = None  # the mount below has judged everything above as well
+            below = to_ask if to_ask is not None and to_ask.has(info) else None
+            if below is not None and not below.shows(who, nodes.fd(obj), info):
+                return _HIDDEN
+            to_ask = to_ask if below is None else None  # the mount below has judged everything above as well
             if obj is nodes.root or not (to_ask or view.judges):
                 return _SEEN
             if known is not None and obj in known:
@@ -346,36 +346,48 @@ class Door:
             ):
                 passage = self._passage_to(cloak, obj, known)
                 if passage is not None:
-                    if not passage.admits(who):
-                        return _HIDDEN
-                    # Without an ACL then, and no change has been reported since.
-                    return _SEEN_WITHOUT_ACL if obj is asked and obj.no_acl_since == obj.trusted else _SEEN
+                    sight = self._through(passage, who, obj)
+                    return _SEEN if sight is _SEEN_WITHOUT_ACL and obj is not asked else sight
                 is_known = False
             steps += 1
             # What the mount below said, and what a thread found (`Locator.recall`), is known for this moment alone.
             if steps > self._at_once and view.below is None and not obj.filesystem.by_threads:
                 raise Far
-            fd = nodes.fd(obj)
-            parent = obj.parent
-            if (
-                parent is not None
-                and (obj.rare is None or not obj.others)
-                and (
-                    obj.checked == info.st_ctime_ns
-                    # A cloak list ignores names, so for a directory that keeps changing the name is not verified.
-                    or (cloak is not None and stat.S_ISDIR(info.st_mode) and nodes.is_child(obj, parent))
-                )
-            ):
-                if not _judged(view, who, obj.name, info, fd):
-                    return _HIDDEN
-                obj = parent
-            else:
-                above = [parent for parent, name in nodes.places(obj, info) if _judged(view, who, name, info, fd)]
-                if len(above) != 1:  # hard links, which only files have, or no way that `who` sees
-                    is_seen = any(self.visible(view, who, parent, self._stat(parent), known) for parent in above)
-                    return _SEEN if is_seen else _HIDDEN
-                obj = above[0]
+            above = self._seen_in(view, who, obj, info)
+            if len(above) != 1:  # hard links, which only files have, or no way that `who` sees
+                return self._sees_any(view, who, above, known)
+            obj = above[0]
             info = self._stat(obj)
+
+    def _sees_any(
+        self, view: View, who: Subject, directories: list[Object], known: Mapping[Object, bool] | None
+    ) -> Sight:
+        is_seen = any(self.visible(view, who, it, self._stat(it), known) for it in directories)
+        return _SEEN if is_seen else _HIDDEN
+
+    @staticmethod
+    def _through(passage: Passage, who: Subject, directory: Directory) -> Sight:
+        """Return what a way that is known says of the directory to which it leads."""
+        if not passage.admits(who):
+            return _HIDDEN
+        # It had no ACL then, and no change has been reported since.
+        return _SEEN_WITHOUT_ACL if directory.no_acl_since == directory.trusted else _SEEN
+
+    def _seen_in(self, view: View, who: Subject, obj: Object, info: linux.Stat) -> list[Object]:
+        """Return the directories in which `who` may see the object, by the name that it has there."""
+        nodes, parent = self._nodes, obj.parent
+        fd = nodes.fd(obj)
+        if (
+            parent is not None
+            and (obj.rare is None or not obj.others)
+            and (
+                obj.checked == info.st_ctime_ns
+                # A cloak list ignores names, so for a directory that keeps changing the name is not verified.
+                or (view.cloak is not None and stat.S_ISDIR(info.st_mode) and nodes.is_child(obj, parent))
+            )
+        ):
+            return [parent] if _judged(view, who, obj.name, info, fd) else []
+        return [parent for parent, name in nodes.places(obj, info) if _judged(view, who, name, info, fd)]
 
     def _passage_to(
         self, cloak: CloakList, directory: Directory, known: Mapping[Object, bool] | None
