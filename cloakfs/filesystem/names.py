@@ -685,8 +685,10 @@ class Names(Core):
             FUSEError: `if_hidden`: the entry is hidden.
         """
         try:
-            if calls.statx_if_there(at.to(os.X_OK), at.fd, name) is None:
-                return None  # an exception would take longer
+            # In a mount below, something may be hidden from the caller. (Elsewhere, to look as the daemon would cost a
+            # switch, and an exception would take longer.)
+            if not at.obj.filesystem.remote and calls.statx_if_there(at.to(os.X_OK), at.fd, name) is None:
+                return None
             fd = self._open_as_root(at, name)
         except FileNotFoundError:
             return None
