@@ -56,6 +56,7 @@ class Finder:
 
     def __init__(self, nodes: Nodes, on_hidden: Callable[[linux.Stat, Object | None], None]) -> None:
         self._nodes = nodes
+        self._known_mounts = nodes.mounts.by_mount
         self._on_hidden = on_hidden
 
     def find(self, at: Request, name: bytes) -> Found | Missing:
@@ -69,6 +70,8 @@ class Finder:
         view, who, directory = at.view, at.who, at.obj
         to_search = at.to(os.X_OK)
         there = directory.filesystem.timed(calls.statx_if_there, to_search, at.fd, name)
+        if there is not None and there[1] not in self._known_mounts:
+            return self._meet(at, name, to_search)  # perhaps a mount that must not be looked into
         info = at.info if there is None else there[0]
         obj = self._nodes.at_place(directory, name, info)
         cloak, condition = view.cloak, None
@@ -92,7 +95,7 @@ class Finder:
         return self._meet(at, name, to_search)
 
     def _meet(self, at: Request, name: bytes, to_search: linux.Credentials) -> Found | Missing:
-        """Do what `find` does, for what the kernel may not know yet."""
+        """Do what `find` does, for what the kernel may not know yet, or what lies on a mount that is not known yet."""
         try:
             fd = self.open(to_search, at.fd, name)
         except FileNotFoundError:

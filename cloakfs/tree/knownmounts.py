@@ -52,6 +52,7 @@ class KnownMounts:
         top: a descriptor (O_PATH) of the root of the tree, which is not closed here.
         root: the mount that the root of the tree lies on.
         is_one: whether only one mount is known so far.
+        by_mount: the same mounts as `filesystems`, by the ids of the mounts.
         by_number: the same mounts as `filesystems`, by the numbers with which handles begin.
         on_new_filesystem: called with each mount that becomes known.
 
@@ -63,7 +64,7 @@ class KnownMounts:
         self._source = source
         self._tuning = tuning
         self._index = index
-        self._by_mount: dict[int, Filesystem] = {}
+        self.by_mount: dict[int, Filesystem] = {}
         self.is_one = False
         self.by_number: dict[int, Filesystem] = {}
         self._beside: dict[tuple[int, int], set[bytes]] = {}  # directory's `dev_ino` -> names of remote mounts
@@ -81,13 +82,13 @@ class KnownMounts:
         top = mounts.id_of(self.top)
         self.root = self._new_filesystem(top, self.top, self._table().get(top))
         for mount_id, path in self.mounts_below().items():
-            if mount_id not in self._by_mount:
+            if mount_id not in self.by_mount:
                 self._meet_mount_at(path)
 
     @property
     def filesystems(self) -> list[Filesystem]:
         """The mounts known so far, the root's first."""
-        return list(self._by_mount.values())
+        return list(self.by_mount.values())
 
     def mounts_below(self) -> dict[int, str]:
         """Return the administrator's mounts inside the tree: mount id -> mount point."""
@@ -163,7 +164,7 @@ class KnownMounts:
             TooSoon: it is not known yet whether it may be looked into.
         """
         info, mount_id = calls.statx_fd(fd)
-        if mount_id not in self._by_mount:
+        if mount_id not in self.by_mount:
             self._meet(mount_id, fd)
         return info
 
@@ -220,7 +221,7 @@ class KnownMounts:
         try:
             mount_id = mounts.id_of(fd)
             place = self._table().get(mount_id)
-            if mount_id not in self._by_mount and place is not None and not self._leads_nowhere(place):
+            if mount_id not in self.by_mount and place is not None and not self._leads_nowhere(place):
                 self._new_filesystem(mount_id, fd, place)
         finally:
             calls.close(fd)
@@ -232,9 +233,9 @@ class KnownMounts:
         key, former = filesystems.key(inside, kind, identity), filesystems.former_key(inside, kind, identity)
         number = self._index.filesystem(key, former)
         below_remote = False
-        if self._by_mount and place is not None:
+        if self.by_mount and place is not None:
             # The mount under it may have been covered before it became known; then the root's stands in for it.
-            above_it = self._by_mount.get(place.parent) or next(iter(self._by_mount.values()))
+            above_it = self.by_mount.get(place.parent) or next(iter(self.by_mount.values()))
             below_remote = above_it.by_threads
         filesystem = Filesystem(number, kind, path, -1, below_remote=below_remote, is_certain=identity != 0)
         if filesystem.remote:
@@ -246,8 +247,8 @@ class KnownMounts:
             filesystem.describe(fd)
         if filesystem.fd < 0:
             filesystem.pin = calls.dup(fd)
-        self._by_mount[mount_id] = filesystem
-        self.is_one = len(self._by_mount) == 1
+        self.by_mount[mount_id] = filesystem
+        self.is_one = len(self.by_mount) == 1
         self.by_number[filesystem.number] = filesystem
         if self.on_new_filesystem is not None:
             self.on_new_filesystem(filesystem)
@@ -265,7 +266,7 @@ class KnownMounts:
             handle, mount_id = calls.name_to_handle(fd, flags)
         except OSError:
             handle, mount_id = b"", mounts.id_of(fd)
-        filesystem = self._by_mount.get(mount_id) or self._meet(mount_id, fd)
+        filesystem = self.by_mount.get(mount_id) or self._meet(mount_id, fd)
         if not filesystem.has_handles:
             # Valid while a descriptor is kept open, since the inode number is not reused until it is closed.
             info, _ = calls.statx_fd(fd)
@@ -282,20 +283,20 @@ class KnownMounts:
         """
         above = calls.find_above(fd)
         info, mount_id = calls.statx_fd(above)
-        if mount_id not in self._by_mount:
+        if mount_id not in self.by_mount:
             calls.close(above)
             raise Stale
         return above, dev_ino(info)
 
     def is_remote(self, mount_id: int) -> bool:
         """Whether this is a known mount of a remote file system. (An unknown one must not be looked into.)"""
-        filesystem = self._by_mount.get(mount_id)
+        filesystem = self.by_mount.get(mount_id)
         return filesystem is not None and filesystem.remote
 
     def close(self) -> None:
         """Close every descriptor."""
         self._changes.close()
-        for filesystem in {*self._by_mount.values(), *self.by_number.values()}:
+        for filesystem in {*self.by_mount.values(), *self.by_number.values()}:
             for fd in (filesystem.fd, filesystem.pin):
                 if fd >= 0:
                     calls.close(fd)
