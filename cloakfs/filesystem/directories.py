@@ -364,8 +364,9 @@ class Directories(Names):
         # What the kernel already knows takes as little as possible: directories may have very many names.
         listing, number, hearer, left_out = directory.listing, at.number, at.hearer, directory.left_out
         is_known_to, nodeid = self.cache.is_known_to, self.nodes.nodeid
-        # It must be what the name leads to now: every change made until now has to have been reported.
-        known = (at.obj.children or {}) if at.who is not INSIDER and self.door.passages.is_up_to_date() else {}
+        # It must be what the name leads to now: every change made until now has to have been reported, and every mount.
+        is_told = at.who is not INSIDER and self.door.passages.is_up_to_date() and self.nodes.mounts.is_heeded()
+        known = (at.obj.children or {}) if is_told else {}
         pending = directory.pending
         # The last one that is shown, with what to report of it: attributes, or an inode number alone.
         last: Entry | None = None

@@ -340,6 +340,7 @@ class Changes:
         async with contextlib.aclosing(mounts_changed()) as changes:
             async for _ in changes:
                 began = trio.current_time()
+                self._nodes.mounts.heed()
                 before, shunned = shunned, self._nodes.mounts.shunned_places()
                 for _, path in shunned - before:
                     self._forget_shunned(path)
