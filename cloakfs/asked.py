@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from . import linux
 from .tree import calls
-from .tree.door import Subject
+from .tree.door import Actor
 from .tree.look import Looked
 from .tree.objects import Object
 
@@ -24,12 +24,12 @@ class Answers(NamedTuple):
     of: dict[tuple[int, int], bytes | OSError]
 
 
-class Asked(Subject):
+class Asked(Actor):
     """A caller on whose behalf a thread has asked the mount below."""
 
     __slots__ = ("_answers", "lacks")
 
-    def __init__(self, who: Subject, answers: Answers) -> None:
+    def __init__(self, who: Actor, answers: Answers) -> None:
         caller = who.caller
         super().__init__(caller.uid, caller.gid, lambda: caller)
         self._answers = answers
@@ -69,7 +69,7 @@ class Asking:
         listed: descriptors (O_PATH) of further objects; they stay open while the request is being served.
     """
 
-    def __init__(self, below: "Below", who: Subject, listed: Collection[int]) -> None:
+    def __init__(self, below: "Below", who: Actor, listed: Collection[int]) -> None:
         self._below = below
         self._who = who.credentials
         self._listed = listed

@@ -15,7 +15,7 @@ from .tree import calls
 from .unmount import KINDS
 
 if TYPE_CHECKING:
-    from .tree.door import Subject
+    from .tree.door import Actor
 
 # The errors by which a mount hides an object, or refuses a caller altogether.
 _HIDDEN = (errno.ESTALE, errno.ENOENT, errno.EACCES)
@@ -82,7 +82,7 @@ class Below:
         """Whether the object with this stat is in it. (Something else may be mounted on top.)"""
         return info.st_dev == self._device
 
-    def shows(self, who: "Subject", fd: int, info: linux.Stat) -> bool:
+    def shows(self, who: "Actor", fd: int, info: linux.Stat) -> bool:
         """Whether `who` may know of the object of the mount below that has this stat, and that `fd` (O_PATH) refers to.
 
         The session loop must not wait for the mount below, nor for anything that it waits for: there, `who` is `Asked`.

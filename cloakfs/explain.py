@@ -21,7 +21,7 @@ from .linux import ROOT
 from .policy import is_built_in
 from .rules import forward_rule, plugin_rule, reason_of
 from .tree import calls
-from .tree.door import attrs_of, credentials, subject
+from .tree.door import actor, attrs_of, credentials
 from .view import View
 
 READ, WRITE, EXECUTE = 4, 2, 1
@@ -136,7 +136,7 @@ def judge(view: View, who: Caller, name: str, fd: int, *, is_root: bool = False)
     policy = view.policy
     verdicts = policy.cloak.judge(attrs.mode, attrs.uid, attrs.gid, who.uid, who.groups)
     below = view.below if view.below is not None and view.below.has(info) else None
-    is_shown_below = below is None or below.shows(Asked(subject(who), ask(below, credentials(who), [fd])), fd, info)
+    is_shown_below = below is None or below.shows(Asked(actor(who), ask(below, credentials(who), [fd])), fd, info)
     visible = shown is not None and is_shown_below and (is_root or view.visible(who, attrs))
     reason = reason_of(policy, who, attrs, verdicts, is_root=is_root, is_shown=shown is not None)
     if below is not None and not is_shown_below:

@@ -31,7 +31,7 @@ _Ids = TypeVar("_Ids", _ClientIds, _ServerIds)
 _Id = TypeVar("_Id", ClientId, ServerId)
 
 
-class Asker(NamedTuple):
+class KernelCheckedCaller(NamedTuple):
     """The caller that attributes are shown to, by its ids on both sides, where the kernel checks permissions."""
 
     client_uid: ClientId
@@ -42,7 +42,7 @@ class Asker(NamedTuple):
     def recognise(self, stored_uid: ServerId, stored_gid: ServerId, uid: ClientId, gid: ClientId) -> _ClientIds:
         """Return the owner and group to show instead of `uid` and `gid`, so that the kernel knows the owner as we do.
 
-        Several client ids may stand for one server id (squash), and one, nobody, for many. Objects of the asker are
+        Several client ids may stand for one server id (squash), and one, nobody, for many. Objects of the caller are
         shown under its own id, and other objects never are. (The kernel lets root in by other means.)
         """
         if stored_uid == self.server_uid:
@@ -58,7 +58,7 @@ class Asker(NamedTuple):
     def named(self, kind: Kind, stored: ServerId, shown: ClientId | None) -> ClientId | None:
         """Return the id to show instead of `shown` for a user or group that an ACL names; None if it is nobody's.
 
-        What names the asker on the server names it to the kernel, too, and nothing else does.
+        What names the caller on the server names it to the kernel, too, and nothing else does.
         """
         own, server = (self.client_uid, self.server_uid) if kind == "uid" else (self.client_gid, self.server_gid)
         if stored == server:
@@ -212,7 +212,7 @@ class View:
         return self._ask("same_for_all", False, lambda: self.policy.same_for_all(attrs) is True, attrs)
 
     def is_shown_alike(self, uid: ServerId, gid: ServerId) -> bool:
-        """Whether everybody is shown the same owner and group even after `Asker.recognise`."""
+        """Whether everybody is shown the same owner and group even after `KernelCheckedCaller.recognise`."""
         alike = self._alike.get((uid, gid))
         if alike is None:
             alike = (
@@ -341,23 +341,23 @@ class View:
         """
         return acl.translate(value, partial(self.server_id, "uid"), partial(self.server_id, "gid"), distinct=True)
 
-    def acl_out(self, value: bytes, asker: Asker | None = None) -> bytes:
+    def acl_out(self, value: bytes, checked_caller: KernelCheckedCaller | None = None) -> bytes:
         """Translate a stored POSIX ACL into client ids.
 
         Where the kernel checks permissions with it, an entry without a counterpart grants nothing, because a client
-        can claim any id. An entry that names the asker on the server is shown under the asker's own id.
+        can claim any id. An entry that names the caller on the server is shown under the caller's own id.
         """
         if not self.checked:
             return acl.translate(value, partial(self.client_id, "uid"), partial(self.client_id, "gid"))
 
         def shown(kind: Kind, server_id: ServerId) -> ClientId | None:
             client_id = self.counterpart(kind, server_id)
-            return client_id if asker is None else asker.named(kind, server_id, client_id)
+            return client_id if checked_caller is None else checked_caller.named(kind, server_id, client_id)
 
         return acl.translate(value, partial(shown, "uid"), partial(shown, "gid"), stranger=STRANGER)
 
     def shows_acl_alike(self, value: bytes) -> bool:
-        """Whether every asker is shown the same of a stored POSIX ACL: no more than one client id is whom it names."""
+        """Whether every caller is shown the same of a stored POSIX ACL: no more than one client id is whom it names."""
         if not (self.forwards_by_mapping and self._plain_ids):
             return False
         users, groups = acl.named(value)

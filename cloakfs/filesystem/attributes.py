@@ -23,7 +23,7 @@ from .. import linux
 from ..ids import ClientId, ServerId
 from ..linux import When
 from ..tree import calls
-from ..tree.door import Subject, attrs_of
+from ..tree.door import Actor, attrs_of
 from ..tree.request import SET_ID, Request
 from . import pyfuse3memory
 from .core import Core
@@ -66,7 +66,7 @@ def _changes_nothing(fields: SetattrFields) -> bool:
     return not (fields.update_uid or fields.update_gid or fields.update_mode or fields.update_size or times)
 
 
-def _check_rights(who: Subject, info: linux.Stat, change: Change) -> None:
+def _check_rights(who: Actor, info: linux.Stat, change: Change) -> None:
     """Check what is for the owner alone, as chown(2), chmod(2) and utimensat(2) do; the right to write is not checked.
 
     Raises:

@@ -14,11 +14,11 @@ from ..groups import GroupSource
 from ..ids import ClientId
 from ..linux import CAP_SETUID
 from ..threadstatus import ThreadStatus
-from ..tree.door import INSIDER, RootSubject, Subject, subject, with_group
+from ..tree.door import DAEMON, Actor, RootActor, actor, with_group
 from ..tree.nodes import OBJECT_BITS, Nodes
 from ..tree.notes import noting
 from ..tree.objects import ALL, NOBODY, Stale
-from ..view import Asker, View
+from ..view import KernelCheckedCaller, View
 from ..views import Views
 from .inside import Inside
 
@@ -71,7 +71,7 @@ class Callers:
 
     async def served(
         self, inode: InodeT, ctx: RequestContext, *, for_attributes: bool = False
-    ) -> tuple[int, View, Subject]:
+    ) -> tuple[int, View, Actor]:
         """Return the view's number, the view, and who the request is served as, all by the policy that is in force."""
         number = self._nodes.view_of(inode)
         while (served := self.served_at_once(inode, ctx, for_attributes=for_attributes)) is None:
@@ -86,7 +86,7 @@ class Callers:
 
     def served_at_once(
         self, inode: InodeT, ctx: RequestContext, *, for_attributes: bool
-    ) -> tuple[int, View, Subject] | None:
+    ) -> tuple[int, View, Actor] | None:
         """Do the same if nothing has to be waited for; otherwise return None."""
         number = inode >> OBJECT_BITS  # `Nodes.view_of`, without a call
         view = self._views.get(number)
@@ -94,7 +94,7 @@ class Callers:
             return None
         # `is_inside` is asked only if there are such daemons at all: every request passes here.
         if (self._inside.threads or self._above.threads) and self.is_inside(ctx, for_attributes=for_attributes):
-            return number, view, INSIDER
+            return number, view, DAEMON
         if view.fixed is not None:
             if not self.admits(view, ctx):
                 raise FUSEError(errno.EACCES)
@@ -103,10 +103,10 @@ class Callers:
             uid, gid = _client_ids(ctx)
             server_uid, server_gid = view.server_ids(uid, gid)
             if server_uid or self._threads is None:
-                who = Subject(server_uid, server_gid, self._identify, view, uid, gid, ctx.pid)
+                who = Actor(server_uid, server_gid, self._identify, view, uid, gid, ctx.pid)
             else:
                 find_lacks = partial(self._threads.lacks, ctx.pid)
-                who = RootSubject(server_uid, server_gid, find_lacks, self._identify, view, uid, gid, ctx.pid)
+                who = RootActor(server_uid, server_gid, find_lacks, self._identify, view, uid, gid, ctx.pid)
         else:
             return None  # it depends on groups
         return number, view, who if view.below is None else self._checked(view, who)
@@ -126,7 +126,7 @@ class Callers:
         return threads.is_unseen(ctx.pid) or not threads.lacks(ctx.pid, 1 << CAP_SETUID)
 
     @staticmethod
-    def _checked(view: View, who: Subject) -> Subject:
+    def _checked(view: View, who: Actor) -> Actor:
         """Return `who`, unless the mount below would take this identity for this daemon.
 
         Raises:
@@ -143,15 +143,15 @@ class Callers:
         above = self._above
         return len(above.threads) > 0 and above.asks(*_client_ids(ctx), ctx.pid, for_attributes=for_attributes)
 
-    async def _who_by_groups(self, view: View, ctx: RequestContext) -> Subject:
+    async def _who_by_groups(self, view: View, ctx: RequestContext) -> Actor:
         who = self._identify(view, *_client_ids(ctx), ctx.pid)
         more = await self._groups.of_user(who.uid)
         return self._known(who._replace(groups=who.groups | more) if more else who, ctx)
 
-    def _known(self, who: Caller, ctx: RequestContext) -> Subject:
+    def _known(self, who: Caller, ctx: RequestContext) -> Actor:
         if who.uid or self._threads is None:
-            return subject(who)
-        return RootSubject(who.uid, who.gid, partial(self._threads.lacks, ctx.pid), lambda: who)
+            return actor(who)
+        return RootActor(who.uid, who.gid, partial(self._threads.lacks, ctx.pid), lambda: who)
 
     def _identify(self, view: View, uid: ClientId, gid: ClientId, pid: int) -> Caller:
         who = view.identify(ClientCaller(uid, gid, with_group(self._groups.of_request(pid), gid)))
@@ -161,19 +161,19 @@ class Callers:
             notes.who = who
         return who
 
-    def hearer(self, view: View, who: Subject, ctx: RequestContext) -> int:
+    def viewer(self, view: View, who: Actor, ctx: RequestContext) -> int:
         """Return who learns the answer to a request that is served as `who`, as `audience.Audiences` has it.
 
         Where the server makes all callers one, anybody else is local root, such as mountd at the top directory, or a
         thread of the server that reconnects a handle with the identity of the caller that it served before. They must
         not end what is cached for the one caller.
         """
-        if who is not INSIDER:
+        if who is not DAEMON:
             return NOBODY if self._all_squash and not view.is_squashed_caller(ClientId(ctx.uid)) else ctx.uid
         return NOBODY if ctx.pid in self._inside.threads else ALL
 
-    def asker(self, view: View, who: Subject, ctx: RequestContext) -> Asker | None:
+    def checked_caller(self, view: View, who: Actor, ctx: RequestContext) -> KernelCheckedCaller | None:
         """Return the caller if the kernel checks permissions against the attributes that are shown; otherwise None."""
-        if self._knfsd and view.fixed is None and who is not INSIDER:
-            return Asker(*_client_ids(ctx), who.uid, who.gid)
+        if self._knfsd and view.fixed is None and who is not DAEMON:
+            return KernelCheckedCaller(*_client_ids(ctx), who.uid, who.gid)
         return None

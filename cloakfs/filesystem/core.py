@@ -28,10 +28,10 @@ from ..threadstatus import ThreadStatus
 from ..tracers import Record, Tracers, described
 from ..tree import calls
 from ..tree.door import (
-    INSIDER,
+    DAEMON,
+    Actor,
     Door,
     Sight,
-    Subject,
     sees,
 )
 from ..tree.find import Finder, Missing
@@ -240,9 +240,9 @@ class Core(pyfuse3.Operations):
         else:
             served = self.callers.served_at_once(inode, ctx, for_attributes=for_attributes)
             number, view, who = served or await self.callers.served(inode, ctx, for_attributes=for_attributes)
-        hearer = self.callers.hearer(view, who, ctx)
+        viewer = self.callers.viewer(view, who, ctx)
         if obj.audience != ALL and not self.cache.checks_above:
-            self.cache.note_viewer(number, obj, hearer)  # who asks evidently was told, or was handed it
+            self.cache.note_viewer(number, obj, viewer)  # who asks evidently was told, or was handed it
         fd, pin = self.nodes.fd(obj), obj.descriptor
         info = obj.filesystem.stat(fd)
         has_acl = None
@@ -252,7 +252,7 @@ class Core(pyfuse3.Operations):
                 is_as_told = (
                     obj.private
                     and self.door.passages.is_up_to_date()
-                    and self.cache.is_known_to(number, obj, hearer)
+                    and self.cache.is_known_to(number, obj, viewer)
                     and sees(view, who, obj.name, info, fd)
                 )
                 sight = Sight.SEEN if is_as_told else self._look_at(view, who, obj, info, near)
@@ -276,17 +276,17 @@ class Core(pyfuse3.Operations):
         ):
             self.requests.counters.hidden_handles += 1
             raise Stale
-        if self.cache.checks_above and (pending := self.cache.note_viewer(number, obj, hearer)) is not None:
+        if self.cache.checks_above and (pending := self.cache.note_viewer(number, obj, viewer)) is not None:
             await pending
             return await self._enter(inode, ctx, or_open=or_open, has_open=has_open, for_attributes=for_attributes)
-        asker = self.callers.asker(view, who, ctx) if self.knfsd else None
-        return Request(number, view, who, obj, fd, info, hearer, asker, has_acl=has_acl, pin=pin, waits=waits)
+        checked_caller = self.callers.checked_caller(view, who, ctx) if self.knfsd else None
+        return Request(number, view, who, obj, fd, info, viewer, checked_caller, has_acl=has_acl, pin=pin, waits=waits)
 
-    def _is_outside(self, view: View, who: Subject, obj: Object) -> bool:
+    def _is_outside(self, view: View, who: Actor, obj: Object) -> bool:
         """Whether the object was moved out of the tree, if the door does not ask where it is."""
-        return not view.judges and who is not INSIDER and not self.nodes.is_in_tree(obj)
+        return not view.judges and who is not DAEMON and not self.nodes.is_in_tree(obj)
 
-    def _look_at(self, view: View, who: Subject, obj: Object, info: linux.Stat, near: Near | None) -> Sight:
+    def _look_at(self, view: View, who: Actor, obj: Object, info: linux.Stat, near: Near | None) -> Sight:
         """Ask the door, with what `_approach` has found, if that still holds.
 
         Raises:
@@ -358,7 +358,7 @@ class Core(pyfuse3.Operations):
         *,
         for_attributes: bool = False,
         listed: Collection[int] = (),
-    ) -> tuple[int, View, Subject]:
+    ) -> tuple[int, View, Actor]:
         """Do what `Callers.served` does, and wait for what is needed to judge `obj`: it is known until the next await.
 
         The mount below is also asked about what the descriptors in `listed` (O_PATH) refer to.
@@ -370,7 +370,7 @@ class Core(pyfuse3.Operations):
         else:
             while True:
                 number, view, who = served = await self.callers.served(inode, ctx, for_attributes=for_attributes)
-                asking = None if who is INSIDER else Asking(below, who, listed)
+                asking = None if who is DAEMON else Asking(below, who, listed)
                 seen = await self._look(obj, asking=asking, uid=ctx.uid)
                 if self.views.get(number) is view:
                     break
@@ -455,7 +455,7 @@ class Core(pyfuse3.Operations):
         while True:
             at = await self._again(at, inode, ctx)
             below = at.view.below
-            if below is None or at.who is INSIDER:
+            if below is None or at.who is DAEMON:
                 return at
             if answers is not None and answers.who == at.who.credentials:
                 return at._replace(who=Asked(at.who, answers))
@@ -467,7 +467,7 @@ class Core(pyfuse3.Operations):
     def _ask_below(at: Request) -> Answers | None:
         """In a thread: return what the mount below tells the caller about the object that `at.fd` refers to."""
         below = at.view.below
-        return None if below is None or at.who is INSIDER else ask(below, at.who.credentials, [at.fd])
+        return None if below is None or at.who is DAEMON else ask(below, at.who.credentials, [at.fd])
 
     async def _let_kernel_in(self, inode: InodeT) -> Request:
         """Let the kernel itself in, which is reconnecting a handle: no policy is asked."""
@@ -478,7 +478,7 @@ class Core(pyfuse3.Operations):
             await self._look(obj)
         fd = self.nodes.fd(obj)
         info = obj.filesystem.stat(fd)
-        return Request(number, view, INSIDER, obj, fd, info, NOBODY, pin=obj.descriptor, waits=waits)
+        return Request(number, view, DAEMON, obj, fd, info, NOBODY, pin=obj.descriptor, waits=waits)
 
     async def _maker(
         self, at: Request, inode: InodeT, ctx: RequestContext
@@ -561,7 +561,7 @@ class Core(pyfuse3.Operations):
 
     def _is_hidden(self, at: Request, name: bytes) -> bool:
         """Whether there is an entry `name` that the caller may not know of."""
-        if not at.view.hides or at.who is INSIDER:
+        if not at.view.hides or at.who is DAEMON:
             return False
         try:
             fd = self.finder.open(linux.ROOT, at.fd, name)

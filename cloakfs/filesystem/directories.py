@@ -16,7 +16,7 @@ from pyfuse3 import EntryAttributes, FileHandleT, InodeT, ReaddirToken, RequestC
 from .. import linux
 from ..ids import ClientId
 from ..tree import calls
-from ..tree.door import INSIDER, Sight, sees
+from ..tree.door import DAEMON, Sight, sees
 from ..tree.index import Unstored
 from ..tree.knownmounts import TooSoon
 from ..tree.nodes import Nodes
@@ -308,9 +308,9 @@ class Directories(Names):
             number, view, who = await self._served_late(obj, self._nodeid(directory), ctx, listed=found)
         else:
             number, view, who = await self.callers.served(self._nodeid(directory), ctx)
-        hearer = self.callers.hearer(view, who, ctx)
+        viewer = self.callers.viewer(view, who, ctx)
         if not self.cache.checks_above:
-            self.cache.note_viewer(number, obj, hearer)
+            self.cache.note_viewer(number, obj, viewer)
         info = obj.filesystem.stat(fh)
         try:
             is_hidden = view.hides and self._look_at(view, who, obj, info, near) is Sight.HIDDEN
@@ -325,8 +325,8 @@ class Directories(Names):
             self.requests.counters.hidden_handles += 1
             raise Stale
         if self.cache.checks_above:
-            self.cache.note_viewer(number, obj, hearer)
-        at = Request(number, view, who, obj, fh, info, hearer, self.callers.asker(view, who, ctx))
+            self.cache.note_viewer(number, obj, viewer)
+        at = Request(number, view, who, obj, fh, info, viewer, self.callers.checked_caller(view, who, ctx))
         if directory.is_kept:
             self.door.passages.is_up_to_date()
             self.cache.listings.check_reader(at)
@@ -362,10 +362,10 @@ class Directories(Names):
             directory.begins = False
             directory.listing = self.cache.listings.begin(at)
         # What the kernel already knows takes as little as possible: directories may have very many names.
-        listing, number, hearer, left_out = directory.listing, at.number, at.hearer, directory.left_out
+        listing, number, viewer, left_out = directory.listing, at.number, at.viewer, directory.left_out
         is_known_to, nodeid = self.cache.is_known_to, self.nodes.nodeid
         # It must be what the name leads to now: every change made until now has to have been reported, and every mount.
-        is_told = at.who is not INSIDER and self.door.passages.is_up_to_date() and self.nodes.mounts.is_heeded()
+        is_told = at.who is not DAEMON and self.door.passages.is_up_to_date() and self.nodes.mounts.is_heeded()
         known = (at.obj.children or {}) if is_told else {}
         pending = directory.pending
         # The last one that is shown, with what to report of it: attributes, or an inode number alone.
@@ -386,7 +386,7 @@ class Directories(Names):
                     obj is not None
                     and name not in left_out
                     and (obj.rare is None or not obj.others)  # a policy may hide one of several names of a file
-                    and is_known_to(number, obj, hearer)
+                    and is_known_to(number, obj, viewer)
                 ):
                     shown = nodeid(number, obj)
                 else:
@@ -442,7 +442,7 @@ class Directories(Names):
     def _entry_of(self, at: Request, directory: OpenDirectory, name: bytes) -> EntryAttributes | int | None:
         """Return the attributes to report for an entry, or its inode number alone; None if it is hidden or gone."""
         if name == b".":
-            return self.replies.attributes(at.number, at.view, at.obj, at.obj.name, at.fd, at.info, at.asker)
+            return self.replies.attributes(at.number, at.view, at.obj, at.obj.name, at.fd, at.info, at.checked_caller)
         if name == b"..":
             return self._above(at)
         # The right to list is enough for names; before anybody gets attributes, they are asked for again.
@@ -484,7 +484,7 @@ class Directories(Names):
         return self._shown(at, name, obj, info)
 
     def _shown(self, at: Request, name: bytes, obj: Object, info: linux.Stat) -> EntryAttributes | int | None:
-        if not self.cache.may_list(at.number, obj, at.hearer, is_directory=stat.S_ISDIR(info.st_mode)):
+        if not self.cache.may_list(at.number, obj, at.viewer, is_directory=stat.S_ISDIR(info.st_mode)):
             return self.nodes.nodeid(at.number, obj)
         try:
             return self.replies.entry(at, name, obj, info)

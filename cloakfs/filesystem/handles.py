@@ -11,7 +11,7 @@ from pyfuse3 import FileHandleT, FUSEError
 from .. import linux
 from ..shares import Shares
 from ..tree import calls
-from ..tree.door import Subject, credentials
+from ..tree.door import Actor, credentials
 from ..tree.filesystems import Filesystem
 from ..tree.nodes import Nodes
 from ..tree.objects import Listing, Object
@@ -229,7 +229,7 @@ class OpenFiles:
                 break
         self.shares.give_back(file.uid)
 
-    def has_open(self, who: Subject, obj: Object) -> bool:
+    def has_open(self, who: Actor, obj: Object) -> bool:
         """Whether `who` opened this file while it was visible. Directories do not count: nothing is read from them."""
         opened = (self.by_fd[fd] for fd in obj.open_files)
         return any(not file.is_directory and file.uid == who.uid for file in opened)
@@ -258,7 +258,7 @@ class OpenFiles:
         for fd in obj.open_files:
             self.by_fd[fd].no_set_id_in = -1
 
-    def act_with_groups(self, obj: Object, who: Subject) -> None:
+    def act_with_groups(self, obj: Object, who: Actor) -> None:
         """Write to the file, if `who` has opened it, with its groups from now on: it has become S_ISGID.
 
         A write by somebody who is not in the group of the file drops that bit, also where it says nothing of execution.

@@ -14,7 +14,7 @@ from pyfuse3 import EntryAttributes, FileInfo, FlagT, FUSEError, InodeT, ModeT, 
 from .. import linux
 from ..ids import ClientId
 from ..tree import calls
-from ..tree.door import INSIDER, note_unmade, sees, sees_made
+from ..tree.door import DAEMON, note_unmade, sees, sees_made
 from ..tree.find import ABSENT, HIDDEN, Found, Missing
 from ..tree.index import Unstored
 from ..tree.knownmounts import TooSoon
@@ -127,7 +127,7 @@ class Names(Core):
                 self.probing.looked_up(at, name, ctx, is_hidden=found is HIDDEN)
                 return self._absent(at, name, found)
             obj, info, *_ = found
-            if stat.S_ISDIR(info.st_mode) and (pending := self.cache.admit(at.number, obj, at.hearer)) is not None:
+            if stat.S_ISDIR(info.st_mode) and (pending := self.cache.admit(at.number, obj, at.viewer)) is not None:
                 await pending
                 continue
             return self.replies.named(at, name, obj, info)
@@ -151,7 +151,7 @@ class Names(Core):
         counters = self.requests.counters
         counters.errors["lookup", errno.ENOENT] += 1
         self.nodes.unlist(at.obj, name if missing is ABSENT else _NO_NAME)
-        if at.who is INSIDER:
+        if at.who is DAEMON:
             return _ABSENT
         is_hidden = missing is HIDDEN
         seconds = self.cache.absent(at, name, partial(self._handle_of, at, name, missing), is_hidden=is_hidden)
@@ -255,7 +255,7 @@ class Names(Core):
             raise FUSEError(errno.EROFS)
         at = await self._enter(inode, ctx)
         self.nodes.require_room()
-        if at.view.judges and at.who is not INSIDER:
+        if at.view.judges and at.who is not DAEMON:
             uid, gid = at.who.uid, at.who.gid
             if at.view.below is not None:
                 at, (uid, gid) = await self._maker(at, inode, ctx)
@@ -348,8 +348,8 @@ class Names(Core):
         if leads_there:
             return obj, info, self.replies.named(at, name, obj, info)
         # The name already leads to something else, so the kernel is not to remember it.
-        entry = self.replies.attributes(at.number, at.view, obj, name, self.nodes.fd(obj), info, at.asker)
-        self.cache.note_viewer(at.number, obj, at.hearer)
+        entry = self.replies.attributes(at.number, at.view, obj, name, self.nodes.fd(obj), info, at.checked_caller)
+        self.cache.note_viewer(at.number, obj, at.viewer)
         obj.lookups += 1
         return obj, info, entry
 
@@ -437,7 +437,7 @@ class Names(Core):
                 calls.close(path_fd)
             raise
         opener = maker if is_new and not self.ganesha else None  # Ganesha's right to use it is checked again and again
-        of_file = Request(at.number, at.view, at.who, obj, at.fd, info, at.hearer)
+        of_file = Request(at.number, at.view, at.who, obj, at.fd, info, at.viewer)
         fh = self.files.opened(fd, of_file, as_opener=True, opener=opener, flags=flags)
         return FileInfo(fh=fh, keep_cache=False), entry
 
@@ -511,7 +511,7 @@ class Names(Core):
         if inode == ROOT and self.views.top:
             raise FUSEError(errno.EROFS)
         at = await self._enter(inode, ctx)
-        if not at.view.judges or at.who is INSIDER:
+        if not at.view.judges or at.who is DAEMON:
             await self._do(at, partial(_removed, call=call, name=name))
             await self.cache.removed(at.number, [(at.obj, name)])
             return
@@ -590,7 +590,7 @@ class Names(Core):
             stack.callback(self.cache.listings.forget, new.obj)
             stack.callback(self.cache.listings.forget, old_obj)
             removed = None
-            if not new.view.judges or new.who is INSIDER:
+            if not new.view.judges or new.who is DAEMON:
                 await self._do(new, partial(self._rename, old, name_old, name_new=name_new, flags=flags))
             else:
                 inodes = parent_inode_old, parent_inode_new

@@ -17,7 +17,7 @@ from ..events import Events
 from ..ids import ClientId
 from ..probes import Alarm, Identity, Kind, Probes
 from ..shell import shell_word
-from ..tree.door import INSIDER
+from ..tree.door import DAEMON
 from ..tree.nodes import Nodes
 from ..tree.request import Request
 from ..views import Views
@@ -80,7 +80,7 @@ class Probing:
             FUSEError: EAGAIN: it exceeded the rate, and was told so of another name just now. (To hold back the answer
                 would hold up others: the kernel keeps the directory locked meanwhile.)
         """
-        if not at.view.hides or at.who is INSIDER or self.probes.rate is None:
+        if not at.view.hides or at.who is DAEMON or self.probes.rate is None:
             return
         uid = ClientId(ctx.uid)
         self._note(("lookups" if is_hidden else _ABSENT, uid, at.number, at.obj.number, name))
@@ -92,7 +92,7 @@ class Probing:
 
     def made_in_vain(self, at: Request, name: bytes, ctx: RequestContext) -> None:
         """Note that something has the name that a caller wanted to make."""
-        if at.view.hides and at.who is not INSIDER and self.probes.rate is not None:
+        if at.view.hides and at.who is not DAEMON and self.probes.rate is not None:
             self._note(("creations", ClientId(ctx.uid), at.number, at.obj.number, name))
 
     def handle_refused(self, inode: InodeT, ctx: RequestContext) -> None:

@@ -13,7 +13,7 @@ from ..tree.door import attrs_of
 from ..tree.nodes import OBJECT_BITS, Nodes
 from ..tree.objects import Object, Stale
 from ..tree.request import SET_ID, Request
-from ..view import Asker, View
+from ..view import KernelCheckedCaller, View
 
 
 class Replies:
@@ -40,9 +40,9 @@ class Replies:
         name: bytes,
         fd: int,
         info: linux.Stat,
-        asker: Asker | None = None,
+        checked_caller: KernelCheckedCaller | None = None,
     ) -> EntryAttributes:
-        """Return the attributes of `obj` as `view` shows them (to `asker`).
+        """Return the attributes of `obj` as `view` shows them (to `checked_caller`).
 
         Raises:
             Stale: the policy failed.
@@ -59,8 +59,8 @@ class Replies:
             if shown is None:
                 raise Stale
             mode, uid, gid, nlink = shown
-        if asker is not None:
-            uid, gid = asker.recognise(info.st_uid, info.st_gid, uid, gid)
+        if checked_caller is not None:
+            uid, gid = checked_caller.recognise(info.st_uid, info.st_gid, uid, gid)
         if self._kernel_gate and obj is self._nodes.root and view.fixed is not None:
             mode = stat.S_IFDIR | stat.S_IRWXU
             uid, gid = view.client_id("uid", view.fixed.uid), view.client_id("gid", view.fixed.gid)
@@ -99,7 +99,7 @@ class Replies:
 
     def named(self, at: Request, name: bytes, obj: Object, info: linux.Stat) -> EntryAttributes:
         """Answer a request by name with what it leads to: the kernel now holds one more reference."""
-        if stat.S_ISDIR(info.st_mode) and self._cache.admit(at.number, obj, at.hearer) is not None:
+        if stat.S_ISDIR(info.st_mode) and self._cache.admit(at.number, obj, at.viewer) is not None:
             raise Stale  # what was just made has been replaced; a LOOKUP waits until it is ready
         entry = self.entry(at, name, obj, info)
         obj.lookups += 1
@@ -108,13 +108,13 @@ class Replies:
     def entry(self, at: Request, name: bytes, obj: Object, info: linux.Stat) -> EntryAttributes:
         """Return the attributes of the entry `name` of the directory, with how long to remember name and attributes."""
         fd = self._nodes.fd(obj)
-        entry = self.attributes(at.number, at.view, obj, name, fd, info, at.asker)
+        entry = self.attributes(at.number, at.view, obj, name, fd, info, at.checked_caller)
         entry.entry_timeout, entry.attr_timeout = self._cache.entry(at, name, obj, fd, info)
         return entry
 
     def of_object(self, at: Request, info: linux.Stat) -> EntryAttributes:
         """Return the attributes of what was asked about by its nodeid, with how long to remember them."""
-        entry = self.attributes(at.number, at.view, at.obj, at.obj.name, at.fd, info, at.asker)
+        entry = self.attributes(at.number, at.view, at.obj, at.obj.name, at.fd, info, at.checked_caller)
         entry.attr_timeout = self._cache.attributes(at, info)
         return entry
 

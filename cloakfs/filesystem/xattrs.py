@@ -78,11 +78,11 @@ class ExtendedAttributes(Core):
             absent = exc
         at, view = await self._again(at, inode, ctx), at.view
         may_have_changed = (waits or at.view is not view) and at.obj.filesystem.watched
-        is_alike = at.asker is None or absent is not None or at.view.shows_acl_alike(value)
+        is_alike = at.checked_caller is None or absent is not None or at.view.shows_acl_alike(value)
         self.cache.acl(at, may_be_kept=is_alike and not may_have_changed)
         if absent is not None:
             raise absent
-        return at.view.acl_out(value, at.asker)
+        return at.view.acl_out(value, at.checked_caller)
 
     def _surely_has_none(self, inode: InodeT, ctx: RequestContext, name: bytes) -> bool:
         """Whether the object has no attribute of this name, and its attributes are remembered for who asks.
@@ -101,9 +101,9 @@ class ExtendedAttributes(Core):
         if served is None:
             return False
         number, view, who = served
-        hearer = self.callers.hearer(view, who, ctx)
-        self.cache.note_viewer(number, obj, hearer)
-        return self.cache.is_known_to(number, obj, hearer)
+        viewer = self.callers.viewer(view, who, ctx)
+        self.cache.note_viewer(number, obj, viewer)
+        return self.cache.is_known_to(number, obj, viewer)
 
     def _get(self, at: Request, name: bytes) -> bytes:
         if name not in acl.XATTRS and not name.startswith(b"security."):

@@ -43,17 +43,17 @@ class Audiences:
 
     # -- who was told ------------------------------------------------------------------------------
 
-    def tell(self, number: int, obj: Object, hearer: int) -> Below | None:
-        """Note that `hearer` is about to be told of the object, or evidently was, since it asks by nodeid.
+    def tell(self, number: int, obj: Object, viewer: int) -> Below | None:
+        """Note that `viewer` is about to be told of the object, or evidently was, since it asks by nodeid.
 
         Attributes that were remembered for others are forgotten at once; names in a directory, and what is below it,
         a moment later. Where nobody may be told before that, `is_ready` says so.
         """
         audience = obj.audience
-        if hearer in (audience, NOBODY) or audience == ALL or number:
+        if viewer in (audience, NOBODY) or audience == ALL or number:
             return None
         if audience == NOBODY:
-            obj.audience = hearer
+            obj.audience = viewer
             return None
         obj.audience = ALL
         if obj.listing is not None:
@@ -62,12 +62,12 @@ class Audiences:
             self._invalidation.forget_attributes(obj)
         return self._invalidation.forget_below(obj) if obj.remembers_names else None
 
-    def tell_passer(self, number: int, obj: Object, hearer: int) -> Below | None:
-        """Where the kernel checks the directories above: note that `hearer` is about to be let through a directory.
+    def tell_passer(self, number: int, obj: Object, viewer: int) -> Below | None:
+        """Where the kernel checks the directories above: note that `viewer` is about to be let through a directory.
 
         Returns what has to be forgotten first, if anything.
         """
-        below = self.tell(number, obj, hearer)
+        below = self.tell(number, obj, viewer)
         if below is not None or number or not obj.remembers_names:
             return below
         return self._invalidation.below.get(obj)  # because of whoever was let through just before
@@ -98,26 +98,26 @@ class Audiences:
         """
         return obj.audience != NOBODY and obj.parent is not None and obj.parent.audience not in (ALL, obj.audience)
 
-    def is_ready(self, number: int, obj: Object, hearer: int) -> bool:
-        """Whether `hearer` may be told of the directory `obj` without waiting for anything to be forgotten.
+    def is_ready(self, number: int, obj: Object, viewer: int) -> bool:
+        """Whether `viewer` may be told of the directory `obj` without waiting for anything to be forgotten.
 
         If the daemon itself looks it up, nobody is told, but the kernel learns where the directory is now, and where
         ".." leads those who stand in it.
         """
         if number:
             return True
-        is_told = hearer == NOBODY or not obj.remembers_names or self._is_audience(obj, hearer)
+        is_told = viewer == NOBODY or not obj.remembers_names or self._is_audience(obj, viewer)
         if self._checks_above and obj in self._invalidation.below:
             return False
         return is_told and obj not in self._being_carried and not self._carries(obj)
 
     @staticmethod
-    def _is_audience(obj: Object, hearer: int) -> bool:
-        """Whether `hearer` alone was told of the object. (`ALL` says that something may have to be forgotten yet.)"""
-        return hearer == obj.audience != ALL
+    def _is_audience(obj: Object, viewer: int) -> bool:
+        """Whether `viewer` alone was told of the object. (`ALL` says that something may have to be forgotten yet.)"""
+        return viewer == obj.audience != ALL
 
-    async def make_ready(self, number: int, obj: Object, hearer: int) -> None:
-        """Forget what has to be forgotten before `hearer` is told of the directory `obj`.
+    async def make_ready(self, number: int, obj: Object, viewer: int) -> None:
+        """Forget what has to be forgotten before `viewer` is told of the directory `obj`.
 
         It must not be called while the kernel holds the lock of that directory for this request.
 
@@ -127,7 +127,7 @@ class Audiences:
         await self.carry(number, obj)
         if self._checks_above and (below := self._invalidation.below.get(obj)) is not None:
             await self._invalidation.forgotten(below)
-        if self.is_ready(number, obj, hearer):
+        if self.is_ready(number, obj, viewer):
             return
         self.tell(number, obj, ALL)
         await self._invalidation.forget_below(obj).done.wait()
@@ -158,14 +158,14 @@ class Audiences:
             await belows[0].done.wait()
         self._being_carried.pop(obj, None)
 
-    def may_list(self, number: int, obj: Object, hearer: int, *, is_directory: bool) -> bool:
-        """Whether a listing may tell `hearer` more of `obj` than its name.
+    def may_list(self, number: int, obj: Object, viewer: int, *, is_directory: bool) -> bool:
+        """Whether a listing may tell `viewer` more of `obj` than its name.
 
         It must not enlarge an audience for which something is remembered.
         """
-        if is_directory and not self.is_ready(number, obj, hearer):
+        if is_directory and not self.is_ready(number, obj, viewer):
             return False
-        if number or hearer == NOBODY or self._is_audience(obj, hearer):
+        if number or viewer == NOBODY or self._is_audience(obj, viewer):
             return True
         return not (obj.remembers_names or (obj.private and obj.audience >= 0))
 

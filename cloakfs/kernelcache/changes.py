@@ -25,7 +25,7 @@ from ..linux.fanotify import (
     Event,
 )
 from ..tree import calls
-from ..tree.door import everybody_may, sees, subject
+from ..tree.door import actor, everybody_may, sees
 from ..tree.filesystems import Filesystem
 from ..tree.nodes import Nodes
 from ..tree.objects import Object
@@ -415,7 +415,7 @@ class Changes:
         if view.below is not None:
             return True  # the mount below does not tell; nothing is remembered for long in such a view
         if view.fixed is not None:
-            if not sees(view, subject(view.fixed), obj.name, info, fd):
+            if not sees(view, actor(view.fixed), obj.name, info, fd):
                 return True
             return stat.S_ISDIR(info.st_mode) and not may_search(view.fixed, obj, fd, info)
         if obj.private:

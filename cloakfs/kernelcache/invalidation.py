@@ -404,22 +404,22 @@ class Invalidation:
         self._forget_absences(directory)
         return self.notifier.listing(self._nodes.nodeid(0, directory)) if listing.is_in_kernel else None
 
-    def note_absence(self, number: int, directory: Object, name: bytes, hearer: int) -> bool:
-        """Note that the kernel will remember that `name` leads nowhere; False if `hearer` has its share of all these.
+    def note_absence(self, number: int, directory: Object, name: bytes, viewer: int) -> bool:
+        """Note that the kernel will remember that `name` leads nowhere; False if `viewer` has its share of all these.
 
         Most absences are forgotten with the directory's own name. The top has no name to forget, and of a listing the
         name of the directory says nothing.
         """
         absent = self._absent
-        if not absent.admits(hearer, directory, (number, name)):
+        if not absent.admits(viewer, directory, (number, name)):
             return False
-        given_up = absent.note(hearer, directory, (number, name), trio.current_time())
+        given_up = absent.note(viewer, directory, (number, name), trio.current_time())
         if given_up is not None:
             other, (number, name) = given_up
             self.notifier.name(self._nodes.nodeid(number, other), name)
         return True
 
-    def note_hidden(self, number: int, directory: Object, name: bytes, hearer: int, handle: bytes) -> bool:
+    def note_hidden(self, number: int, directory: Object, name: bytes, viewer: int, handle: bytes) -> bool:
         """Note that the kernel will remember that a file is absent which is hidden; False as with `note_absence`.
 
         Another of its names may be reported when it becomes visible, or, if it is changed by handle, none.
@@ -428,13 +428,13 @@ class Invalidation:
             number: of the view.
             directory: in which the file is.
             name: of the file there.
-            hearer: who is told.
+            viewer: who is told.
             handle: of the file, as objects have it.
         """
         place = number, directory, name
-        if not self._hidden.admits(hearer, handle, place):
+        if not self._hidden.admits(viewer, handle, place):
             return False
-        given_up = self._hidden.note(hearer, handle, place, trio.current_time())
+        given_up = self._hidden.note(viewer, handle, place, trio.current_time())
         if given_up is not None:
             _, (number, directory, name) = given_up
             self.notifier.name(self._nodes.nodeid(number, directory), name)

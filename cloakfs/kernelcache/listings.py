@@ -67,9 +67,9 @@ class Listings:
         if not self._can_prove(at):
             return None
         listing = directory.listing
-        if listing is None or not listing.is_proven or listing.audience != at.hearer:
+        if listing is None or not listing.is_proven or listing.audience != at.viewer:
             self._invalidation.forget_listing(directory)
-            listing = as_directory(directory).listing = Listing(at.hearer)
+            listing = as_directory(directory).listing = Listing(at.viewer)
             self._invalidation.listed.add(directory)
         return listing
 
@@ -79,8 +79,8 @@ class Listings:
         return (
             (times.listings or times.absent_if_complete > 0)
             and at.number == 0
-            and directory.audience == at.hearer >= 0
-            and self._timeouts.is_known_to(0, directory, at.hearer)
+            and directory.audience == at.viewer >= 0
+            and self._timeouts.is_known_to(0, directory, at.viewer)
             and self._timeouts.reaches(at, directory)
             # What is done in a directory by its other path is not reported.
             and sum(other.device == directory.filesystem.device for other in self._nodes.mounts.filesystems) == 1
@@ -97,7 +97,7 @@ class Listings:
         else:
             # Changes of a file system that is mounted there are not reported as changes in this directory, if at all.
             is_here = info.st_dev == at.info.st_dev
-            is_shown = is_here and listing.audience == at.hearer and self._shows(at.view, listing, info)
+            is_shown = is_here and listing.audience == at.viewer and self._shows(at.view, listing, info)
         if not is_shown:
             self._invalidation.forget_listing(at.obj)
 
@@ -122,8 +122,8 @@ class Listings:
         return (
             listing is not None
             and listing.is_proven
-            and listing.audience == at.hearer == at.obj.audience
-            and self._timeouts.is_known_to(at.number, at.obj, at.hearer)
+            and listing.audience == at.viewer == at.obj.audience
+            and self._timeouts.is_known_to(at.number, at.obj, at.viewer)
         )
 
     def _is_busy(self, directory: Object) -> bool:
@@ -138,7 +138,7 @@ class Listings:
             or not self._is_proven(at)
             or self._is_busy(directory)
             or not may_with_any_groups(at.who.uid, os.X_OK, directory, at.fd, at.info)
-            or not self._invalidation.note_absence(0, directory, name, at.hearer)
+            or not self._invalidation.note_absence(0, directory, name, at.viewer)
         ):
             return 0.0
         as_directory(directory).remembers_names = True

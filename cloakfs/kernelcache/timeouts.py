@@ -13,7 +13,7 @@ from .. import linux
 from ..caller import Caller
 from ..counters import Counters
 from ..tree import calls
-from ..tree.door import INSIDER, attrs_of, credentials, everybody_may, may_with_any_groups, sees, subject
+from ..tree.door import DAEMON, actor, attrs_of, credentials, everybody_may, may_with_any_groups, sees
 from ..tree.filesystems import Filesystem
 from ..tree.locate import is_settled
 from ..tree.nodes import Nodes
@@ -90,10 +90,10 @@ class Timeouts:
             info: its stat.
         """
         if obj.audience == NOBODY and not at.number:
-            obj.audience = at.hearer  # as `note_viewer` does it, without a call
+            obj.audience = at.viewer  # as `note_viewer` does it, without a call
         elif obj.audience != ALL:
-            self._audiences.tell(at.number, obj, at.hearer)
-        if at.who is INSIDER:
+            self._audiences.tell(at.number, obj, at.viewer)
+        if at.who is DAEMON:
             return 0.0, 0.0
         seconds = self.of_name(at, obj, name, fd, info)
         self._counters.names[seconds[0] > BRIEF_SECONDS] += 1
@@ -107,7 +107,7 @@ class Timeouts:
             at: the request; what it says of the object may be outdated by now.
             info: the present stat of the object.
         """
-        if at.who is INSIDER:
+        if at.who is DAEMON:
             return 0.0
         seconds = self.of_object(at, info)
         self._counters.attributes[seconds > BRIEF_SECONDS] += 1
@@ -124,7 +124,7 @@ class Timeouts:
             is_hidden: whether something has that name which is hidden.
         """
         directory = at.obj
-        seconds = self.of_absence(at.number, at.view, directory, name, at.hearer)
+        seconds = self.of_absence(at.number, at.view, directory, name, at.viewer)
         if directory.listing is not None:
             if is_hidden:
                 self._invalidation.forget_listing(directory)
@@ -138,7 +138,7 @@ class Timeouts:
             except OSError:
                 seconds = 0.0 if is_hidden else seconds
             else:
-                if handle is not None and not note_hidden(at.number, directory, name, at.hearer, handle):
+                if handle is not None and not note_hidden(at.number, directory, name, at.viewer, handle):
                     seconds = 0.0
         self._counters.names[seconds > BRIEF_SECONDS] += 1
         return seconds
@@ -151,7 +151,7 @@ class Timeouts:
         does not keep (__get_acl in fs/posix_acl.c). A kernel that does not check permissions was not meant to keep
         ACLs, but from Linux 6.2 on it does (CVE-2026-68149), until 6.6.148, 6.12.101, 6.18.42 and 7.1.6.
         """
-        if at.who is INSIDER or not may_be_kept or self.of_object(at, at.info) <= BRIEF_SECONDS:
+        if at.who is DAEMON or not may_be_kept or self.of_object(at, at.info) <= BRIEF_SECONDS:
             self._notifier.acl(self._nodes.nodeid(at.number, at.obj))
 
     def opening(self, at: Request) -> bool:
@@ -254,13 +254,13 @@ class Timeouts:
         ):
             return 0.0, self._brief(at.number, obj, times)
         theirs, seconds = self.times(at.view, obj.filesystem), 0.0
-        if parent.audience == at.hearer and may_with_any_groups(at.who.uid, os.X_OK, parent, at.fd, at.info):
+        if parent.audience == at.viewer and may_with_any_groups(at.who.uid, os.X_OK, parent, at.fd, at.info):
             seconds = min(times.names_for_one, theirs.lasting)
             as_directory(parent).remembers_names = True  # `reaches` has noted that it is kept
             self._keep(at.number, obj, private=True)
         return seconds, self._of_private_attributes(at, obj, info, theirs)
 
-    def of_absence(self, number: int, view: View, parent: Object, name: bytes, hearer: int) -> float:
+    def of_absence(self, number: int, view: View, parent: Object, name: bytes, viewer: int) -> float:
         """Return how long to remember that `name` leads nowhere in `parent`.
 
         In a caller view that hides anything, it is never remembered: names that are hidden from some must not be, and
@@ -276,7 +276,7 @@ class Timeouts:
         if self._notifier.is_late(self._nodes.nodeid(number, parent)):
             return 0.0
         self._keep(number, parent)
-        if parent is top and not self._invalidation.note_absence(number, parent, name, hearer):
+        if parent is top and not self._invalidation.note_absence(number, parent, name, viewer):
             return 0.0
         return seconds
 
@@ -308,7 +308,7 @@ class Timeouts:
             )
             if not is_public or (self._checks_above and obj.remembers_names):
                 return self._of_private_object(at, info, times)
-        elif not view.is_steady or not sees(view, subject(view.fixed), obj.name, info, fd):
+        elif not view.is_steady or not sees(view, actor(view.fixed), obj.name, info, fd):
             return self._brief(number, obj, times)  # a change that is just being answered may have hidden it
         if obj.parent is not None and self._notifier.is_late(self._nodes.nodeid(number, obj.parent)):
             return 0.0
@@ -319,7 +319,7 @@ class Timeouts:
 
     def _of_private_object(self, at: Request, info: linux.Stat, times: Times) -> float:
         obj = at.obj
-        if not times.attributes_for_one or obj.audience != at.hearer or not self._is_steady_for(at, info):
+        if not times.attributes_for_one or obj.audience != at.viewer or not self._is_steady_for(at, info):
             return self._brief(at.number, obj, times)
         places = list(self._nodes.places(obj, info))
         if len(places) != 1 or not self.reaches(at, places[0][0]) or not self._rests_on(at, places[0][0], obj):
@@ -330,11 +330,11 @@ class Timeouts:
         return self._of_private_attributes(at, obj, info, times)
 
     def _of_private_attributes(self, at: Request, obj: Object, info: linux.Stat, times: Times) -> float:
-        """Return how long to remember attributes that the hearer surely may know, wherever the object is found."""
+        """Return how long to remember attributes that the viewer surely may know, wherever the object is found."""
         is_directory = stat.S_ISDIR(info.st_mode)
         if is_directory and not times.of_directories:
             return 0.0
-        if obj.audience != at.hearer or (info.st_nlink > 1 and not is_directory):
+        if obj.audience != at.viewer or (info.st_nlink > 1 and not is_directory):
             return self._brief(at.number, obj, times)
         if not times.attributes_for_one:  # something is mounted there whose changes are not reported
             return self._brief(at.number, obj, times)
@@ -351,7 +351,7 @@ class Timeouts:
         # Another name of a hard link may be hidden, and be the one that is left.
         if info.st_nlink > 1 and not is_directory:
             return self._brief(at.number, obj, times)
-        is_alike = at.hearer >= 0 and not self._passes_handles  # there is but one caller to show it to
+        is_alike = at.viewer >= 0 and not self._passes_handles  # there is but one caller to show it to
         if not is_alike and not view.is_shown_alike(info.st_uid, info.st_gid):
             return 0.0
         return seconds or self._brief(at.number, obj, times)
@@ -360,7 +360,7 @@ class Timeouts:
 
     def _is_steady_for(self, at: Request, info: linux.Stat) -> bool:
         """Whether who asks is a single caller, and sees the object whatever its groups are."""
-        return at.hearer >= 0 and self._audiences.sees(at.view, at.who.uid, info)
+        return at.viewer >= 0 and self._audiences.sees(at.view, at.who.uid, info)
 
     def reaches(self, at: Request, directory: Object) -> bool:
         """Whether who asks sees this directory and all above it, whatever its groups are.
@@ -373,7 +373,7 @@ class Timeouts:
         for _ in range(_MOST_LOOKED_AT):
             if here is nodes.root:
                 break
-            is_proven = is_proven or self.is_known_to(number, here, at.hearer)
+            is_proven = is_proven or self.is_known_to(number, here, at.viewer)
             if is_proven and notifier.is_idle():
                 break
             parent = here.parent
@@ -391,7 +391,7 @@ class Timeouts:
             here = parent
         else:
             return False
-        if directory.audience == at.hearer:
+        if directory.audience == at.viewer:
             self._keep(number, directory, private=True)
         return True
 
@@ -405,7 +405,7 @@ class Timeouts:
         """
         if not self._checks_above:
             return True
-        if parent.audience != at.hearer or parent.strayed or obj.strayed:
+        if parent.audience != at.viewer or parent.strayed or obj.strayed:
             return False
         as_directory(parent).remembers_names = True
         return True
@@ -492,12 +492,12 @@ class Timeouts:
 
     # -- what is remembered ------------------------------------------------------------------------
 
-    def is_known_to(self, number: int, obj: Object, hearer: int = NOBODY) -> bool:
+    def is_known_to(self, number: int, obj: Object, viewer: int = NOBODY) -> bool:
         """Whether the kernel may tell this caller of the object without asking the daemon.
 
-        Without `hearer`: everybody, so that it need not be found out who may know of it.
+        Without `viewer`: everybody, so that it need not be found out who may know of it.
         """
-        if number not in obj.kept or (obj.private and obj.audience != hearer):
+        if number not in obj.kept or (obj.private and obj.audience != viewer):
             return False
         invalidation = self._invalidation
         if obj.era != invalidation.era or not obj.filesystem.watched:

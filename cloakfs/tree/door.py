@@ -55,7 +55,7 @@ def _with_group(groups: frozenset[ClientId], gid: ClientId) -> frozenset[ClientI
     return groups | {gid}
 
 
-class Subject:
+class Actor:
     """The caller that a request is served as, in server ids. Its groups, which are not cheap, are looked up on demand.
 
     Args:
@@ -93,17 +93,17 @@ class Subject:
         """The credentials with which system calls for this caller are made."""
         return credentials(self.caller, self.lacks)
 
-    def found(self) -> "Subject":
+    def found(self) -> "Actor":
         """Return the same, with everything looked up: a thread must not do that."""
         who, lacks = self.caller, self.lacks
-        return RootSubject(who.uid, who.gid, lambda: lacks, lambda: who) if lacks else subject(who)
+        return RootActor(who.uid, who.gid, lambda: lacks, lambda: who) if lacks else actor(who)
 
 
-class RootSubject(Subject):
+class RootActor(Actor):
     """A caller that is served as uid 0, with the capabilities that it has, and no more. They are looked up on demand.
 
     Args:
-        uid, gid, find, args: as for any `Subject`.
+        uid, gid, find, args: as for any `Actor`.
         find_lacks: returns the capabilities that it does not have.
     """
 
@@ -124,32 +124,32 @@ class RootSubject(Subject):
         return self._lacks
 
 
-def subject(who: Caller) -> Subject:
-    """Return the subject for a caller that is already known. If it is root, it has all capabilities."""
-    return _subject(who) if len(who.groups) <= linux.FEW_GROUPS else _make_subject(who)
+def actor(who: Caller) -> Actor:
+    """Return the actor for a caller that is already known. If it is root, it has all capabilities."""
+    return _actor(who) if len(who.groups) <= linux.FEW_GROUPS else _make_actor(who)
 
 
-def _make_subject(who: Caller) -> Subject:
-    return Subject(who.uid, who.gid, lambda: who)
+def _make_actor(who: Caller) -> Actor:
+    return Actor(who.uid, who.gid, lambda: who)
 
 
-_subject = lru_cache(_MOST_IDENTITIES)(_make_subject)
+_actor = lru_cache(_MOST_IDENTITIES)(_make_actor)
 
 
-class _Insider(Subject):
+class _Daemon(Actor):
     __slots__ = ()
 
     @property
     def credentials(self) -> linux.Credentials:
         return linux.ROOT  # in a mount below, this is more than a caller's root (`above`)
 
-    def found(self) -> Subject:
+    def found(self) -> Actor:
         return self
 
 
 _ROOT = Caller(ServerId(0), ServerId(0), frozenset({ServerId(0)}))
 
-INSIDER = _Insider(_ROOT.uid, _ROOT.gid, lambda: _ROOT)
+DAEMON = _Daemon(_ROOT.uid, _ROOT.gid, lambda: _ROOT)
 """The daemon itself, looking through its own mount, or one above. It is recognized by identity (`is`), not by ids."""
 
 
@@ -175,9 +175,9 @@ def attrs_of(name: bytes, info: linux.Stat, fd: int, lacks: int = 0) -> Attrs:
     )
 
 
-def sees(view: View, who: Subject, name: bytes, info: linux.Stat, fd: int) -> bool:
+def sees(view: View, who: Actor, name: bytes, info: linux.Stat, fd: int) -> bool:
     """Whether `who` may see the entry `name`, to which `fd` refers, of a directory that it sees."""
-    if not view.hides or who is INSIDER:
+    if not view.hides or who is DAEMON:
         return True
     if view.below is not None and view.below.has(info) and not view.below.shows(who, fd, info):
         return _note_hidden_below(view.below.path, name)
@@ -185,7 +185,7 @@ def sees(view: View, who: Subject, name: bytes, info: linux.Stat, fd: int) -> bo
 
 
 def note_hidden(
-    view: View, who: Subject, name: bytes, info: linux.Stat, fd: int, obj: Object | None = None
+    view: View, who: Actor, name: bytes, info: linux.Stat, fd: int, obj: Object | None = None
 ) -> Literal[False]:
     """Note for those who trace that this mount's own policy hides the object; return False."""
     if (notes := noting.get()) is not None:
@@ -200,7 +200,7 @@ def _note_hidden_below(mount: str, name: bytes, obj: Object | None = None) -> Li
     return False
 
 
-def _judged(view: View, who: Subject, name: bytes, info: linux.Stat, fd: int) -> bool:
+def _judged(view: View, who: Actor, name: bytes, info: linux.Stat, fd: int) -> bool:
     """Do the same for this mount's own policy alone."""
     if not view.judges:
         return True
@@ -210,7 +210,7 @@ def _judged(view: View, who: Subject, name: bytes, info: linux.Stat, fd: int) ->
     return cloak.condition(info.st_mode, info.st_uid, info.st_gid).admits(who.uid, who.has_group)
 
 
-def sees_made(view: View, who: Subject, name: bytes, mode: int, uid: ServerId, gid: ServerId) -> bool:
+def sees_made(view: View, who: Actor, name: bytes, mode: int, uid: ServerId, gid: ServerId) -> bool:
     """Whether `who` would see, by this mount's own policy, what it is about to make with this mode, owner and group."""
     cloak = view.cloak
     if cloak is None:
@@ -218,7 +218,7 @@ def sees_made(view: View, who: Subject, name: bytes, mode: int, uid: ServerId, g
     return cloak.condition(mode, uid, gid).admits(who.uid, who.has_group)
 
 
-def note_unmade(view: View, who: Subject, name: bytes, mode: int, uid: ServerId, gid: ServerId) -> None:
+def note_unmade(view: View, who: Actor, name: bytes, mode: int, uid: ServerId, gid: ServerId) -> None:
     """Note for those who trace that `sees_made` has answered no, and that nothing is made therefore."""
     if (notes := noting.get()) is not None:
         notes.add_hidden(view, who.caller, name, _attrs_of_new(name, mode, uid, gid))
@@ -248,7 +248,7 @@ def may_with_any_groups(uid: ServerId, bits: int, obj: Object, fd: int, info: li
     return everybody_may(bits, obj, fd, info)
 
 
-def surely_may(who: Subject, bits: int, obj: Object, fd: int, info: linux.Stat, *, has_acl: bool | None = None) -> bool:
+def surely_may(who: Actor, bits: int, obj: Object, fd: int, info: linux.Stat, *, has_acl: bool | None = None) -> bool:
     """Whether `who` has permission `bits` on it, judged without its supplementary groups. False when in doubt.
 
     `has_acl` says whether it has an ACL, if that is known. For the owner, an ACL says the same as the mode does; for
@@ -305,7 +305,7 @@ class Door:
         self.passages = Passages(nodes, at_once)
 
     def visible(
-        self, view: View, who: Subject, obj: Object, info: linux.Stat, known: Mapping[Object, bool] | None = None
+        self, view: View, who: Actor, obj: Object, info: linux.Stat, known: Mapping[Object, bool] | None = None
     ) -> bool:
         """Whether `who` may see `obj`, whose present stat is `info`, by at least one of its known names.
 
@@ -317,12 +317,12 @@ class Door:
         return self.look(view, who, obj, info, known) is not _HIDDEN
 
     def look(
-        self, view: View, who: Subject, obj: Object, info: linux.Stat, known: Mapping[Object, bool] | None = None
+        self, view: View, who: Actor, obj: Object, info: linux.Stat, known: Mapping[Object, bool] | None = None
     ) -> Sight:
         """Return what `visible` says, with what became known of the object on the way."""
         nodes = self._nodes
         steps = 0
-        if not view.hides or who is INSIDER:
+        if not view.hides or who is DAEMON:
             return _SEEN
         cloak = view.cloak
         asked = obj
@@ -360,20 +360,20 @@ class Door:
             info = self._stat(obj)
 
     def _sees_any(
-        self, view: View, who: Subject, directories: list[Object], known: Mapping[Object, bool] | None
+        self, view: View, who: Actor, directories: list[Object], known: Mapping[Object, bool] | None
     ) -> Sight:
         is_seen = any(self.visible(view, who, it, self._stat(it), known) for it in directories)
         return _SEEN if is_seen else _HIDDEN
 
     @staticmethod
-    def _through(passage: Passage, who: Subject, directory: Directory) -> Sight:
+    def _through(passage: Passage, who: Actor, directory: Directory) -> Sight:
         """Return what a way that is known says of the directory to which it leads."""
         if not passage.admits(who):
             return _HIDDEN
         # It had no ACL then, and no change has been reported since.
         return _SEEN_WITHOUT_ACL if directory.no_acl_since == directory.trusted else _SEEN
 
-    def _seen_in(self, view: View, who: Subject, obj: Object, info: linux.Stat) -> list[Object]:
+    def _seen_in(self, view: View, who: Actor, obj: Object, info: linux.Stat) -> list[Object]:
         """Return the directories in which `who` may see the object, by the name that it has there."""
         nodes, parent = self._nodes, obj.parent
         fd = nodes.fd(obj)
@@ -422,14 +422,14 @@ class Door:
     def _stat(self, obj: Object) -> linux.Stat:
         return obj.filesystem.stat(self._nodes.fd(obj))
 
-    def note_hidden(self, view: View, who: Subject, obj: Object) -> None:
+    def note_hidden(self, view: View, who: Actor, obj: Object) -> None:
         """Note for those who trace what made `visible` answer that `who` may not see `obj`: it or what is above it."""
         if (notes := noting.get()) is not None:
             notes.hidden.clear()  # `obj` may have been judged by its name before
             with contextlib.suppress(OSError):  # it is gone by now
                 self._note_hidden(view, who, obj)
 
-    def _note_hidden(self, view: View, who: Subject, obj: Object) -> None:
+    def _note_hidden(self, view: View, who: Actor, obj: Object) -> None:
         at: Object | None = obj
         to_ask = view.below
         while at is not None and at is not self._nodes.root:

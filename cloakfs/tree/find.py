@@ -14,7 +14,7 @@ from typing import NamedTuple
 from .. import linux
 from ..cloak import Condition
 from . import calls
-from .door import INSIDER, note_hidden, sees
+from .door import DAEMON, note_hidden, sees
 from .nodes import Nodes
 from .objects import Object
 from .request import Request
@@ -75,7 +75,7 @@ class Finder:
         info = at.info if there is None else there[0]
         obj = self._nodes.at_place(directory, name, info)
         cloak, condition = view.cloak, None
-        if view.hides and who is not INSIDER and cloak is not None and view.below is None:
+        if view.hides and who is not DAEMON and cloak is not None and view.below is None:
             known = cloak.condition(info.st_mode, info.st_uid, info.st_gid)
             condition = known if there is not None else cloak.of_nothing
             if not condition.admits(who.uid, who.has_group):

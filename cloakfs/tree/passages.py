@@ -20,7 +20,7 @@ from .nodes import Nodes
 from .objects import NEVER, Directory, Object
 
 if TYPE_CHECKING:
-    from .door import Subject
+    from .door import Actor
 
 AT_ONCE = 128
 """How many directories are looked at without giving time to others, which takes about a millisecond."""
@@ -87,7 +87,7 @@ class Passage:
         """Whether `Passage(above, condition)` would be the same."""
         return self.above is above and self._condition == condition
 
-    def admits(self, who: "Subject") -> bool:
+    def admits(self, who: "Actor") -> bool:
         """Whether `who` may see each directory on it."""
         at = self._conditions
         while at is not None:

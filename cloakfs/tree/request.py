@@ -5,8 +5,8 @@ import stat
 from typing import NamedTuple
 
 from .. import linux
-from ..view import Asker, View
-from .door import Subject, everybody_may, surely_may
+from ..view import KernelCheckedCaller, View
+from .door import Actor, everybody_may, surely_may
 from .objects import Descriptor, Object
 
 SET_ID = stat.S_ISUID | stat.S_ISGID
@@ -23,8 +23,8 @@ class Request(NamedTuple):
         obj: the object that it names by its nodeid; for a request with a name, the directory.
         fd: refers (O_PATH) to the object.
         info: the stat of the object.
-        hearer: who learns the answer: see `audience`.
-        asker: set where the kernel checks permissions against what is shown.
+        viewer: who learns the answer: see `audience`.
+        checked_caller: set where the kernel checks permissions against what is shown.
         has_searched: whether the caller has just found something in this directory.
         has_acl: whether the object has an ACL; None if that is not known.
         pin: keeps `fd` open for as long as there is this request; without, `fd` is valid until the next await.
@@ -34,12 +34,12 @@ class Request(NamedTuple):
 
     number: int
     view: View
-    who: Subject
+    who: Actor
     obj: Object
     fd: int
     info: linux.Stat
-    hearer: int
-    asker: Asker | None = None
+    viewer: int
+    checked_caller: KernelCheckedCaller | None = None
     has_searched: bool = False
     has_acl: bool | None = None
     pin: Descriptor | None = None

@@ -63,7 +63,7 @@ from cloakfs.kernelcache import invalidation, notifier
 from cloakfs.linux import fanotify
 from cloakfs.linux.fanotify import Event
 from cloakfs.policy import Attrs
-from cloakfs.tree.door import INSIDER
+from cloakfs.tree.door import DAEMON
 from cloakfs.tree.nodes import Nodes
 from cloakfs.tree.objects import ALL, NOBODY, Object
 from cloakfs.tree.request import Request
@@ -557,7 +557,7 @@ class CheckedFilesystem(Filesystem):
         def noting(token: ReaddirToken, name: bytes, entry: EntryAttributes, cookie: int) -> bool:
             has_room = reply(token, name, entry, cookie)
             at = self._listing
-            if has_room and at is not None and at.who is not INSIDER:
+            if has_room and at is not None and at.who is not DAEMON:
                 parent = self.nodes.nodeid(at.number, at.obj)
                 self._names_in_listing.append(name)
                 self.oracle.lists(parent, name, at.who.caller)

@@ -97,13 +97,13 @@ def test_identities_with_many_groups_are_bounded_in_size() -> None:
         who = view.identify(caller)
         assert who is not None
         assert len(door.credentials(who).groups) >= 29_990
-        assert door.subject(who).caller == who
+        assert door.actor(who).caller == who
     del caller, who
     # By the view, and where credentials are made ready for the kernel.
     assert 0 < still_kept(made) <= 200_000 + linux.MOST_LONG * 30_000
     small = Caller(1, 1, frozenset({1, 2}))
     assert view.identify(small) is view.identify(small)
-    assert door.subject(small) is door.subject(small)
+    assert door.actor(small) is door.actor(small)
 
 
 def test_many_groups_are_neither_copied_nor_hashed_again() -> None:

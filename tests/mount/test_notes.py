@@ -12,7 +12,7 @@ import pytest
 from cloakfs import linux
 from cloakfs.caller import Caller
 from cloakfs.ids import ServerId
-from cloakfs.tree.door import Door, Subject, sees, subject
+from cloakfs.tree.door import Actor, Door, actor, sees
 from cloakfs.tree.nodes import Nodes
 from cloakfs.tree.notes import Hidden, Notes, noting
 from cloakfs.tree.objects import Object
@@ -26,9 +26,9 @@ BELOW = "hidden by the mount below, /lower"
 
 
 @pytest.fixture
-def other() -> Subject:
+def other() -> Actor:
     uid = ServerId(OTHER)
-    return subject(Caller(uid, uid, frozenset({uid})))
+    return actor(Caller(uid, uid, frozenset({uid})))
 
 
 def noted(call: Callable[[], object]) -> list[Hidden]:
@@ -53,11 +53,11 @@ class Lower:
     def has(self, info: os.stat_result) -> bool:
         return any(obj.inode == (info.st_dev, info.st_ino) for obj in self._has)
 
-    def shows(self, _who: Subject, _fd: int, info: os.stat_result) -> bool:
+    def shows(self, _who: Actor, _fd: int, info: os.stat_result) -> bool:
         return any(obj.inode == (info.st_dev, info.st_ino) for obj in self._shows)
 
 
-def test_what_was_judged_by_its_name_is_noted_once(door: Door, nodes: Nodes, other: Subject) -> None:
+def test_what_was_judged_by_its_name_is_noted_once(door: Door, nodes: Nodes, other: Actor) -> None:
     _, obj = go_down(door, nodes, 1)
     fd = nodes.fd(obj)
     view = View(POLICY)
@@ -75,7 +75,7 @@ def test_what_was_judged_by_its_name_is_noted_once(door: Door, nodes: Nodes, oth
         assert HIDES in hidden.reason
 
 
-def test_the_first_one_that_is_hidden_is_the_reason(door: Door, nodes: Nodes, tree: str, other: Subject) -> None:
+def test_the_first_one_that_is_hidden_is_the_reason(door: Door, nodes: Nodes, tree: str, other: Actor) -> None:
     _, above, obj = go_down(door, nodes, 2)
     os.chown(tree, OWNER, OWNER)
     os.chmod(tree, 0o700)  # this mount's own policy hides the root from nobody
@@ -91,7 +91,7 @@ def test_the_first_one_that_is_hidden_is_the_reason(door: Door, nodes: Nodes, tr
 
 
 def test_of_what_has_left_the_tree_nothing_is_noted(
-    door: Door, nodes: Nodes, base: str, tree: str, other: Subject
+    door: Door, nodes: Nodes, base: str, tree: str, other: Actor
 ) -> None:
     _, _, obj = go_down(door, nodes, 2)
     os.chmod(f"{tree}/0/1", 0o755)
@@ -102,7 +102,7 @@ def test_of_what_has_left_the_tree_nothing_is_noted(
     os.rename(f"{base}/outside", f"{tree}/0/1")
 
 
-def test_the_mount_below_is_the_reason_where_it_hides(door: Door, nodes: Nodes, tree: str, other: Subject) -> None:
+def test_the_mount_below_is_the_reason_where_it_hides(door: Door, nodes: Nodes, tree: str, other: Actor) -> None:
     """It judges all that is above together with what it is asked about."""
     _, above, obj = go_down(door, nodes, 2)
 

@@ -23,7 +23,7 @@ from cloakfs.kernelcache.cache import KernelCache
 from cloakfs.kernelcache.policy import Terms
 from cloakfs.policy import Attrs, Policy
 from cloakfs.tree import calls
-from cloakfs.tree.door import INSIDER, Door, Sight, Subject, subject, surely_may
+from cloakfs.tree.door import DAEMON, Actor, Door, Sight, actor, surely_may
 from cloakfs.tree.door import sees as door_sees
 from cloakfs.tree.index import Index
 from cloakfs.tree.locate import is_settled
@@ -224,7 +224,7 @@ class Looks:
     def all_of(self, view: View, uid: int, obj: Object, *, seen: bool) -> Counter[str]:
         info = os.fstat(self._nodes.fd(obj))
         self._counts.clear()
-        assert self._door.visible(view, subject(Caller(uid, uid, frozenset({uid}))), obj, info) is seen
+        assert self._door.visible(view, actor(Caller(uid, uid, frozenset({uid}))), obj, info) is seen
         return self._counts.copy()
 
 
@@ -258,7 +258,7 @@ def test_a_directory_that_keeps_changing_is_asked_for_its_acl_once(
 ) -> None:
     """While no change of the directory itself is reported, it has none, whatever its ctime says."""
     way = go_down(door, nodes, 2)
-    directory, who = way[-1], subject(Caller(OTHER, GROUP, frozenset({GROUP})))
+    directory, who = way[-1], actor(Caller(OTHER, GROUP, frozenset({GROUP})))
     path = f"/proc/self/fd/{nodes.fd(directory)}"
     os.chown(way_to := f"/proc/self/fd/{nodes.fd(way[1])}", OWNER, GROUP)
     os.chmod(way_to, 0o755)
@@ -334,7 +334,7 @@ def test_no_tree_is_too_deep_for_a_policy_that_goes_by_names(nodes: Nodes) -> No
     assert depth * 2 > sys.getrecursionlimit()
     *_, deep = go_down(door, nodes, depth, told=False)
     view, info = View(ByName(POLICY.options)), os.fstat(nodes.fd(deep))
-    assert door.visible(view, subject(Caller(OWNER, OWNER, frozenset({OWNER}))), deep, info)
+    assert door.visible(view, actor(Caller(OWNER, OWNER, frozenset({OWNER}))), deep, info)
 
 
 @pytest.mark.parametrize("hidden", [None, 1, 150, 299, 300])
@@ -404,7 +404,7 @@ def test_a_way_that_cannot_be_known_is_asked_for_once(door: Door, nodes: Nodes) 
         return False
 
     door.passages.is_up_to_date = is_up_to_date
-    assert door.visible(View(POLICY), subject(Caller(OWNER, OWNER, frozenset())), deep, os.fstat(nodes.fd(deep)))
+    assert door.visible(View(POLICY), actor(Caller(OWNER, OWNER, frozenset())), deep, os.fstat(nodes.fd(deep)))
     assert len(asked) == 1
 
 
@@ -416,7 +416,7 @@ def test_what_the_mount_below_shows_it_shows_with_all_above(
     number = os.fstat(nodes.fd(deep)).st_ino
     asked: list[int] = []
 
-    def shows(who: Subject, fd: int, info: os.stat_result) -> bool:
+    def shows(who: Actor, fd: int, info: os.stat_result) -> bool:
         asked.append(info.st_ino)
         return True
 
@@ -454,7 +454,7 @@ def test_groups_are_not_looked_up_where_they_do_not_matter(tree: str, nodes: Nod
     info = os.fstat(fd)
     for policy in (POLICY, Policy(), Promising()):
         for view in (View(policy), View(policy, below=lower)):
-            who = Subject(OWNER, OWNER, find)
+            who = Actor(OWNER, OWNER, find)
             assert door_sees(view, who, deep.name, info, fd)
             assert door.visible(view, who, deep, info)
 
@@ -496,7 +496,7 @@ class Lower:
     def has(self, info: os.stat_result) -> bool:
         return stat.S_ISDIR(info.st_mode) or info.st_ino // 3 % 2 > 0  # (tmpfs counts, and each third is a directory)
 
-    def shows(self, who: Subject, fd: int, info: os.stat_result) -> bool:
+    def shows(self, who: Actor, fd: int, info: os.stat_result) -> bool:
         assert os.fstat(fd).st_ino == info.st_ino
         if who.uid not in self._seen:
             self._seen[who.uid] = seen_by_a_walk(self._top, who.caller, View(self.policy))
@@ -576,9 +576,9 @@ def in_steps(door: Door, nodes: Nodes, view: View, who: Caller, obj: Object) -> 
     known: dict[Object, bool] = {}
     for _ in range(20):
         with contextlib.suppress(Far):
-            return door.visible(view, subject(who), obj, os.fstat(nodes.fd(obj)), known or None)
+            return door.visible(view, actor(who), obj, os.fstat(nodes.fd(obj)), known or None)
         for one in door.approach(obj, known):
-            known[one] = door.visible(view, subject(who), one, os.fstat(nodes.fd(one)), known)
+            known[one] = door.visible(view, actor(who), one, os.fstat(nodes.fd(one)), known)
     raise AssertionError("it is never near")
 
 
@@ -602,7 +602,7 @@ def test_the_answer_is_that_of_a_walk(at_once: int, tree: str, make_door: Callab
                     if at_once < sys.maxsize:
                         answer = in_steps(asked, nodes, view, who, obj)
                     else:
-                        answer = asked.visible(view, subject(who), obj, info)
+                        answer = asked.visible(view, actor(who), obj, info)
                     assert answer is (ino in seen), (number, who, views.index(view), asked is door, obj.name)
                     answers.append(answer)
     assert 0.2 < sum(answers) / len(answers) < 0.8
@@ -618,8 +618,8 @@ def test_what_is_seen_in_a_directory_is_said_by_the_policy_and_the_mount_below(t
         for entry in os.scandir(above):
             info = os.stat(entry.path)
             fd = nodes.fd(changing.known[info.st_ino])
-            is_shown = view.below is None or not lower.has(info) or lower.shows(subject(who), fd, info)
-            answer = door_sees(view, subject(who), os.fsencode(entry.name), info, fd)
+            is_shown = view.below is None or not lower.has(info) or lower.shows(actor(who), fd, info)
+            answer = door_sees(view, actor(who), os.fsencode(entry.name), info, fd)
             assert answer is (is_shown and is_seen_there(entry, who, view.policy)), (who, views.index(view), entry)
 
 
@@ -630,7 +630,7 @@ def test_a_policy_asks_the_kernel_about_what_it_judges(tree: str, nodes: Nodes) 
     for who, obj in itertools.product(CALLERS, changing.known.values()):
         info = os.fstat(nodes.fd(obj))
         by_name, by_access = (
-            door.visible(View(policy(MASKS.options)), subject(who), obj, info) for policy in (ByName, ByAccess)
+            door.visible(View(policy(MASKS.options)), actor(who), obj, info) for policy in (ByName, ByAccess)
         )
         assert by_name is by_access
 
@@ -638,7 +638,7 @@ def test_a_policy_asks_the_kernel_about_what_it_judges(tree: str, nodes: Nodes) 
 def test_what_has_left_the_tree_is_seen_by_nobody(tree: str, door: Door, nodes: Nodes) -> None:
     changing, outside = Changing(tree, nodes), os.path.dirname(tree)
     ids = {path: os.stat(path).st_ino for path in (f"{tree}/d/e", f"{tree}/d/e/f/g", f"{tree}/d/e/f/file")}
-    owner = subject(Caller(0, 0, frozenset({0})))
+    owner = actor(Caller(0, 0, frozenset({0})))
     for _ in range(2):
         for path, to, seen in (
             (tree, tree, True),
@@ -663,8 +663,8 @@ def test_the_daemon_itself_sees_all(tree: str, door: Door, nodes: Nodes) -> None
     lower: Any = Lower(tree)
     lower.shows = lambda *_: False
     for view in (View(MASKS), View(MASKS, below=lower)):
-        for who in (INSIDER, subject(INSIDER.caller)):
-            is_insider = who is INSIDER
+        for who in (DAEMON, actor(DAEMON.caller)):
+            is_insider = who is DAEMON
             assert door.visible(view, who, obj, info) is is_insider
             assert door_sees(view, who, b"a", info, nodes.fd(obj)) is is_insider
 
@@ -672,7 +672,7 @@ def test_the_daemon_itself_sees_all(tree: str, door: Door, nodes: Nodes) -> None
 def test_nothing_is_believed_while_not_all_is_told(tree: str, door: Door, nodes: Nodes) -> None:
     assert not Door(nodes).passages.is_up_to_date()
     *_, deep = go_down(door, nodes, 3)
-    view, who = View(POLICY), subject(Caller(OWNER, OWNER, frozenset({OWNER})))
+    view, who = View(POLICY), actor(Caller(OWNER, OWNER, frozenset({OWNER})))
     assert door.visible(view, who, deep, os.fstat(nodes.fd(deep)))
     door.passages.is_up_to_date = lambda: False
     os.chown(f"{tree}/0", OTHER, OTHER)
@@ -700,6 +700,6 @@ def test_the_mount_below_is_asked_before_a_remembered_way_is_taken(tree: str, do
     lower: Any = Lower(tree)
     lower.has = lambda info: info.st_ino == os.stat(f"{tree}/0").st_ino
     lower.shows = lambda *_: False
-    who, info = subject(Caller(OWNER, OWNER, frozenset({OWNER}))), os.fstat(nodes.fd(deep))
+    who, info = actor(Caller(OWNER, OWNER, frozenset({OWNER}))), os.fstat(nodes.fd(deep))
     assert door.visible(View(POLICY), who, deep, info)
     assert not door.visible(View(POLICY, below=lower), who, deep, info)

@@ -24,7 +24,7 @@ from cloakfs.kernelcache.cache import KernelCache
 from cloakfs.kernelcache.policy import ABSENT_SECONDS, BRIEF_SECONDS, LONG_SECONDS, SHORT_SECONDS, Terms
 from cloakfs.policy import Attrs, Policy
 from cloakfs.tree import calls
-from cloakfs.tree.door import Door, subject
+from cloakfs.tree.door import Door, actor
 from cloakfs.tree.index import Index
 from cloakfs.tree.nodes import Nodes
 from cloakfs.tree.objects import ALL, NOBODY, Object, Stale, as_directory
@@ -145,9 +145,9 @@ class Scene:
 
     def enter(self, view: View, obj: Object, uid: int, *, has_searched: bool = False) -> Request:
         fd = self.nodes.fd(obj)
-        hearer = CLIENT_OF.get(uid, uid)
-        self.cache.note_viewer(0, obj, hearer)
-        return Request(0, view, subject(who(uid)), obj, fd, os.stat(fd), hearer, has_searched=has_searched)
+        viewer = CLIENT_OF.get(uid, uid)
+        self.cache.note_viewer(0, obj, viewer)
+        return Request(0, view, actor(who(uid)), obj, fd, os.stat(fd), viewer, has_searched=has_searched)
 
     def of_name(self, view: View, path: str, uid: int = STRANGER, **how: bool) -> tuple[float, float]:
         return self.of_entry(view, self.look_up(os.path.dirname(path)), self.look_up(path), uid, **how)
@@ -155,7 +155,7 @@ class Scene:
     def of_entry(self, view: View, parent: Object, obj: Object, uid: int, **how: bool) -> tuple[float, float]:
         at = self.enter(view, parent, uid, **how)
         fd = self.nodes.fd(obj)
-        self.cache.note_viewer(0, obj, at.hearer)
+        self.cache.note_viewer(0, obj, at.viewer)
         with as_itself():
             return self.cache.entry(at, obj.name, obj, fd, os.stat(fd))
 
@@ -167,11 +167,11 @@ class Scene:
         with as_itself():
             return self.cache.attributes(at, at.info)
 
-    def of_absence(self, view: View, path: str, hearer: int = STRANGER) -> float:
+    def of_absence(self, view: View, path: str, viewer: int = STRANGER) -> float:
         above, name = os.path.split(path)
         parent = self.look_up(above)
         fd = self.nodes.fd(parent)
-        at = Request(0, view, subject(who(OWNER)), parent, fd, os.stat(fd), hearer)
+        at = Request(0, view, actor(who(OWNER)), parent, fd, os.stat(fd), viewer)
         return self.cache.absent(at, os.fsencode(name), lambda: None, is_hidden=False)
 
     def remember_private_file(self) -> View:
@@ -244,7 +244,7 @@ def test_a_caller_view_remembers_exactly_what_everybody_would_be_told(
         s = scene(EXPORTED if exported else LOCAL)
         view = View(policy)
         brief = 0.0 if exported else BRIEF_SECONDS
-        stranger = subject(who(STRANGER))
+        stranger = actor(who(STRANGER))
         answers = []
 
         def is_told(path: str) -> bool:
@@ -412,7 +412,7 @@ def test_a_caller_view_remembers_for_one_caller_exactly_what_it_would_be_told_wh
             return seconds if has_one_name(path) else of_brief(s.look_up(path))
 
         def of_name(path: str, uid: int) -> tuple[float, float]:
-            above, hearer = os.path.dirname(path), CLIENT_OF[uid]
+            above, viewer = os.path.dirname(path), CLIENT_OF[uid]
             parent, obj = s.look_up(above), s.look_up(path)
             if s.nodes.nodeid(0, parent) in late:
                 return 0.0, 0.0
@@ -420,11 +420,11 @@ def test_a_caller_view_remembers_for_one_caller_exactly_what_it_would_be_told_wh
                 return most, of_attributes(path, most)
             if not is_for_one or not surely_sees(uid, s.top, path):
                 return 0.0, of_brief(obj)
-            if is_checked and (parent.audience not in (NOBODY, hearer) or parent.strayed or obj.strayed):
+            if is_checked and (parent.audience not in (NOBODY, viewer) or parent.strayed or obj.strayed):
                 return 0.0, of_brief(obj)
-            is_name_for_one = parent.audience in (NOBODY, hearer) and surely_may_search(uid, above)
+            is_name_for_one = parent.audience in (NOBODY, viewer) and surely_may_search(uid, above)
             return LONG_SECONDS * is_name_for_one, of_attributes(
-                path, LONG_SECONDS if obj.audience in (NOBODY, hearer) else of_brief(obj)
+                path, LONG_SECONDS if obj.audience in (NOBODY, viewer) else of_brief(obj)
             )
 
         def of_object(path: str, uid: int) -> float:
@@ -473,8 +473,8 @@ def test_a_caller_view_remembers_for_one_caller_exactly_what_it_would_be_told_wh
             for path in filter(has_one_name, paths):
                 obj = s.look_up(path)
                 assert is_told(path) or not s.cache.is_known_to(0, obj), path
-                for uid, hearer in CLIENT_OF.items():
-                    assert surely_sees(uid, s.top, path) or not s.cache.is_known_to(0, obj, hearer), path
+                for uid, viewer in CLIENT_OF.items():
+                    assert surely_sees(uid, s.top, path) or not s.cache.is_known_to(0, obj, viewer), path
         assert ((False, LONG_SECONDS, LONG_SECONDS) in answers) is is_for_one
         assert (True, most, most) in answers
 
@@ -990,8 +990,8 @@ def test_a_directory_that_was_moved_has_what_is_beside_it_forgotten(
         assert moved.children is not None
         for inner in moved.children.values():
             inner.audience = other
-        for hearer in owner, other:
-            assert s.cache.admit(0, moved, hearer) is not None
+        for viewer in owner, other:
+            assert s.cache.admit(0, moved, viewer) is not None
         assert s.cache.admit(1, moved, owner) is None  # another view
         await admitted(s, 1, moved, owner)
         await admitted(s, 0, within, other)  # it was not moved itself
@@ -1170,7 +1170,7 @@ def test_what_one_caller_moves_from_one_public_directory_into_another_remains_re
 
 
 @pytest.mark.parametrize(
-    ("mode", "hearer", "seconds"),
+    ("mode", "viewer", "seconds"),
     [
         (LOCAL, STRANGER, LONG_SECONDS),
         (EXPORTED, STRANGER, 0.0),
@@ -1180,9 +1180,9 @@ def test_what_one_caller_moves_from_one_public_directory_into_another_remains_re
     ],
 )
 def test_owners_that_are_not_shown_alike_are_not_remembered_in_exports_to_several_callers(
-    mode: ExportMode, hearer: int, seconds: float, scene: MakeScene, monkeypatch: pytest.MonkeyPatch
+    mode: ExportMode, viewer: int, seconds: float, scene: MakeScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(CLIENT_OF, STRANGER, hearer)
+    monkeypatch.setitem(CLIENT_OF, STRANGER, viewer)
 
     async def main() -> None:
         view = View(Policy(parse_options("root_squash,cloak_list=uid +000 1")[0]))

@@ -18,7 +18,7 @@ from cloakfs import linux
 from cloakfs.caller import Caller
 from cloakfs.filesystem.attributes import NOW, OMIT, Attributes, Change, Time
 from cloakfs.ids import ServerId
-from cloakfs.tree.door import subject
+from cloakfs.tree.door import actor
 from cloakfs.tree.request import Request
 from tests.agents import User
 from tests.mount.conftest import Mount
@@ -181,7 +181,7 @@ class Changer(Attributes):
         try:
             view = cast(Any, SimpleNamespace(show=lambda attrs: None))
             obj = cast(Any, SimpleNamespace(name=b"", filesystem=SimpleNamespace(has_posix_rules=True)))
-            at = Request(0, view, subject(who), obj, fd, linux.fstat(fd), 0)
+            at = Request(0, view, actor(who), obj, fd, linux.fstat(fd), 0)
             linux.act_as_daemon()
             self._change(at, change, None)
         finally:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from cloakfs.caller import Caller
 from cloakfs.cloak import Condition
 from cloakfs.ids import ServerId
-from cloakfs.tree.door import subject
+from cloakfs.tree.door import actor
 from cloakfs.tree.passages import Passage
 
 IDS = st.integers(0, 3)
@@ -25,7 +25,7 @@ def test_a_passage_admits_whom_all_directories_on_it_admit(
     for condition in way:
         passage = Passage(passage, condition)
     met = [condition is None or condition.admits(who.uid, who.groups.__contains__) for condition in way]
-    assert passage.admits(subject(who)) is all(met)
+    assert passage.admits(actor(who)) is all(met)
 
 
 @given(st.lists(conditions, min_size=1, max_size=8, unique=True))
@@ -40,7 +40,7 @@ def test_a_condition_need_not_be_met_twice(some: list[Condition]) -> None:
     passage = Passage(None, None)
     for condition in [Counting(*one) for one in some] * 50:
         passage = Passage(passage, condition)
-    assert passage.admits(subject(Caller(ServerId(1), ServerId(1), frozenset())))
+    assert passage.admits(actor(Caller(ServerId(1), ServerId(1), frozenset())))
     assert len(asked) == len(some)
 
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from cloakfs import linux
 from cloakfs.caller import Caller
 from cloakfs.tree import calls
-from cloakfs.tree.door import Subject, credentials, everybody_may, may_with_any_groups, surely_may
+from cloakfs.tree.door import Actor, credentials, everybody_may, may_with_any_groups, surely_may
 from cloakfs.tree.filesystems import Filesystem
 from cloakfs.tree.locate import is_settled
 from cloakfs.tree.objects import Descriptor, Object
@@ -46,13 +46,13 @@ def known_as(kind: str) -> Object:
     return obj
 
 
-def without_groups(uid: int, gid: int) -> Subject:
+def without_groups(uid: int, gid: int) -> Actor:
     """A caller whose supplementary groups must not be asked for."""
 
     def find() -> Caller:
         raise AssertionError("the groups were looked up")
 
-    return Subject(uid, gid, find)
+    return Actor(uid, gid, find)
 
 
 def acl(user: int, group: int, bits: tuple[int, ...]) -> bytes:

@@ -29,7 +29,7 @@ def directory(audience: int, above: int | None = ALL, **what: bool) -> Directory
 
 
 @pytest.mark.parametrize(
-    ("audience", "hearer", "now"),
+    ("audience", "viewer", "now"),
     [
         (NOBODY, NOBODY, NOBODY),
         (NOBODY, 5, 5),
@@ -43,38 +43,38 @@ def directory(audience: int, above: int | None = ALL, **what: bool) -> Directory
         (ALL, ALL, ALL),
     ],
 )
-def test_an_audience_only_grows(audience: int, hearer: int, now: int) -> None:
+def test_an_audience_only_grows(audience: int, viewer: int, now: int) -> None:
     obj = directory(audience)
-    assert AUDIENCES.tell(0, obj, hearer) is None  # nothing was remembered for anybody
+    assert AUDIENCES.tell(0, obj, viewer) is None  # nothing was remembered for anybody
     assert obj.audience == now
     obj.audience = audience
-    AUDIENCES.tell(1, obj, hearer)  # in another view than the first
+    AUDIENCES.tell(1, obj, viewer)  # in another view than the first
     assert obj.audience == audience
 
 
 @pytest.mark.parametrize(
-    ("audience", "hearer", "is_ready"),
+    ("audience", "viewer", "is_ready"),
     [(5, 5, True), (5, 6, False), (5, ALL, False), (5, NOBODY, True), (ALL, 5, False), (ALL, ALL, False)],
 )
-def test_only_its_audience_is_told_before_the_names_are_forgotten(audience: int, hearer: int, is_ready: bool) -> None:
+def test_only_its_audience_is_told_before_the_names_are_forgotten(audience: int, viewer: int, is_ready: bool) -> None:
     """With an audience of all, they are just being forgotten."""
     obj = directory(audience, remembers_names=True)
-    assert AUDIENCES.is_ready(0, obj, hearer) is is_ready
-    assert AUDIENCES.may_list(0, obj, hearer, is_directory=True) is is_ready
-    assert AUDIENCES.is_ready(1, obj, hearer)
-    assert AUDIENCES.may_list(1, obj, hearer, is_directory=True)
+    assert AUDIENCES.is_ready(0, obj, viewer) is is_ready
+    assert AUDIENCES.may_list(0, obj, viewer, is_directory=True) is is_ready
+    assert AUDIENCES.is_ready(1, obj, viewer)
+    assert AUDIENCES.may_list(1, obj, viewer, is_directory=True)
 
 
 @pytest.mark.parametrize(
-    ("audience", "hearer", "is_for_others"),
+    ("audience", "viewer", "is_for_others"),
     [(5, 5, False), (5, 6, True), (0, 6, True), (5, ALL, True), (5, NOBODY, False), (ALL, 5, False), (ALL, ALL, False)],
 )
-def test_attributes_are_remembered_for_an_audience_of_one(audience: int, hearer: int, is_for_others: bool) -> None:
+def test_attributes_are_remembered_for_an_audience_of_one(audience: int, viewer: int, is_for_others: bool) -> None:
     obj = directory(audience, private=True)
-    assert AUDIENCES.may_list(0, obj, hearer, is_directory=False) is not is_for_others
-    assert AUDIENCES.is_ready(0, obj, hearer)
+    assert AUDIENCES.may_list(0, obj, viewer, is_directory=False) is not is_for_others
+    assert AUDIENCES.is_ready(0, obj, viewer)
     obj.private = False
-    assert AUDIENCES.may_list(0, obj, hearer, is_directory=False)
+    assert AUDIENCES.may_list(0, obj, viewer, is_directory=False)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from cloakfs import linux
 from cloakfs.caller import Caller
-from cloakfs.tree.door import INSIDER, Subject, attrs_of, credentials, subject, with_group
+from cloakfs.tree.door import DAEMON, Actor, actor, attrs_of, credentials, with_group
 
 FEW, MANY = linux.FEW_GROUPS, linux.FEW_GROUPS + 1
 
@@ -28,7 +28,7 @@ def test_one_identity_has_one_form(more: tuple[int, ...]) -> None:
     groups = frozenset({4, 3, 9, *more})
     expected = linux.Credentials(1, 3, (4, 9, *more))
     assert credentials(Caller(1, 3, groups)) == credentials(Caller(1, 3, groups - {3})) == expected
-    assert subject(Caller(1, 3, groups)).credentials == expected
+    assert actor(Caller(1, 3, groups)).credentials == expected
 
 
 @pytest.mark.parametrize("number", [FEW - 1, FEW, MANY])
@@ -45,7 +45,7 @@ def test_the_groups_are_looked_up_once_and_only_if_they_matter() -> None:
         lookups.append(1)
         return Caller(1, 2, frozenset({2, 3}))
 
-    who = Subject(1, 2, find)
+    who = Actor(1, 2, find)
     assert (who.uid, who.gid) == (1, 2)
     assert who.has_group(2)
     assert not lookups
@@ -59,17 +59,17 @@ def test_the_groups_are_looked_up_once_and_only_if_they_matter() -> None:
 @pytest.mark.parametrize("groups", [FEW, MANY])
 def test_a_known_caller_is_who_it_is(groups: int) -> None:
     known = caller(1, groups)
-    who = subject(known._replace(gid=2))
+    who = actor(known._replace(gid=2))
     assert (who.uid, who.gid, who.caller) == (1, 2, known._replace(gid=2))
-    assert subject(known).caller == known
+    assert actor(known).caller == known
 
 
 def test_the_daemon_is_not_a_caller_with_its_ids() -> None:
-    assert INSIDER.caller == Caller(0, 0, frozenset({0}))
-    assert (INSIDER.uid, INSIDER.gid) == (0, 0)
-    assert INSIDER.credentials is linux.ROOT
-    assert subject(INSIDER.caller) is not INSIDER
-    assert subject(INSIDER.caller).credentials is not linux.ROOT
+    assert DAEMON.caller == Caller(0, 0, frozenset({0}))
+    assert (DAEMON.uid, DAEMON.gid) == (0, 0)
+    assert DAEMON.credentials is linux.ROOT
+    assert actor(DAEMON.caller) is not DAEMON
+    assert actor(DAEMON.caller).credentials is not linux.ROOT
 
 
 # -- what it costs ---------------------------------------------------------------------------------
@@ -77,12 +77,12 @@ def test_the_daemon_is_not_a_caller_with_its_ids() -> None:
 
 def test_who_asks_again_is_known() -> None:
     first, others = caller(1, FEW), [caller(number, FEW) for number in range(2, 300)]
-    known = credentials(first), subject(first)
+    known = credentials(first), actor(first)
     for other in others:
         assert credentials(other) != known[0]
-        assert subject(other).caller == other
+        assert actor(other).caller == other
     assert credentials(first) is known[0]
-    assert subject(first) is known[1]
+    assert actor(first) is known[1]
 
 
 def test_many_groups_are_not_gone_through_again() -> None:
@@ -113,7 +113,7 @@ def use(function: Callable[[Caller], object], callers: int, groups: int) -> int:
     return sum(ref() is not None for ref in kept)
 
 
-@pytest.mark.parametrize("function", [credentials, subject, with_one_more])
+@pytest.mark.parametrize("function", [credentials, actor, with_one_more])
 def test_what_is_known_of_callers_is_bounded(function: Callable[[Caller], object]) -> None:
     """Clients choose the identities that they have, and how many."""
     assert use(function, 3000, FEW) <= 2000

@@ -16,7 +16,7 @@ from cloakfs.config.options import Options
 from cloakfs.ids import ClientId, ServerId
 from cloakfs.mapping import IdMap, RangeDef
 from cloakfs.policy import Attrs, Policy
-from cloakfs.view import Asker, View
+from cloakfs.view import KernelCheckedCaller, View
 
 client, server = ClientId(1), ServerId(1)
 asks = ClientCaller(client, client, frozenset({client}))
@@ -74,9 +74,9 @@ stored: ServerId | None = view.server_id("uid", client)
 view.server_id("uid", server)  # wrong
 view.client_id("uid", client)  # wrong
 view.admits(served.uid)  # wrong
-Asker(client, client, server, server).recognise(server, server, client, client)
-Asker(client, server, server, server)  # wrong
-Asker(client, client, server, server).recognise(server, client, client, client)  # wrong
+KernelCheckedCaller(client, client, server, server).recognise(server, server, client, client)
+KernelCheckedCaller(client, server, server, server)  # wrong
+KernelCheckedCaller(client, client, server, server).recognise(server, client, client, client)  # wrong
 """
 
 

@@ -14,7 +14,7 @@ from cloakfs.config.parse import parse_options
 from cloakfs.ids import ClientId, ServerId
 from cloakfs.mapping import MAX_ID
 from cloakfs.policy import Attrs, Policy
-from cloakfs.view import Asker, View
+from cloakfs.view import KernelCheckedCaller, View
 
 ANN = Caller(1001, 1001, frozenset({1001, 50}))
 FILE = Attrs("f", 0o100640, 1001, 50, nlink=3)
@@ -132,17 +132,19 @@ def test_what_the_kernel_checks_with_takes_nobody_for_somebody() -> None:
 
 def test_what_an_acl_grants_to_the_identity_of_many_is_granted_to_each_of_them() -> None:
     squashed = view("all_squash,anonuid=7,anongid=8", checked=True)
-    everybody = Asker(ClientId(7), ClientId(8), ServerId(7), ServerId(8))
+    everybody = KernelCheckedCaller(ClientId(7), ClientId(8), ServerId(7), ServerId(8))
     assert squashed.acl_out(acl(7, 8), everybody) == acl(7, 8)
     assert not squashed.shows_acl_alike(acl(7, 8))  # other callers would be told otherwise
     assert squashed.shows_acl_alike(acl(1, 2))
     in_range = view("range_map=uid 800 899 squash 7 gid 8 map 8", checked=True)
-    assert in_range.acl_out(acl(7, 8), Asker(ClientId(850), ClientId(8), ServerId(7), ServerId(8))) == acl(850, 8)
+    assert in_range.acl_out(
+        acl(7, 8), KernelCheckedCaller(ClientId(850), ClientId(8), ServerId(7), ServerId(8))
+    ) == acl(850, 8)
     assert not in_range.shows_acl_alike(acl(7, 8))
     assert in_range.shows_acl_alike(acl(1, 8))
     # A plug-in may show anything: what does not name the caller grants it nothing.
     odd = View(with_methods(client_id=lambda kind, i: 5).policy, checked=True)
-    shown = odd.acl_out(acl(1, 2), Asker(ClientId(5), ClientId(5), ServerId(9), ServerId(9)))
+    shown = odd.acl_out(acl(1, 2), KernelCheckedCaller(ClientId(5), ClientId(5), ServerId(9), ServerId(9)))
     assert [bits for tag, bits, _ in struct.iter_unpack("<HHI", shown[4:]) if tag in (2, 8)] == [0, 0]
     assert not odd.shows_acl_alike(acl(1, 2))
     broken = View(with_methods(client_id=fail).policy, checked=True)

@@ -85,7 +85,7 @@ def test_figure_1(share: Callable[..., Share], mount_nfs: Callable[..., str], us
 def test_a_squashed_caller_owns_its_files(
     share: Callable[..., Share], mount_nfs: Callable[..., str], user: Callable[..., User]
 ) -> None:
-    """The kernel checks by what is shown, and 850 is not the 800 that stands for the range: see `view.Asker`."""
+    """The kernel checks by what is shown: 850 is not the 800 that stands for the range (`view.KernelCheckedCaller`)."""
     tree = share(f"rw,{FIGURE_1}")
     for version in VERSIONS:
         place = mount_nfs(tree, version, "noac")

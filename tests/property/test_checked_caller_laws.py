@@ -10,7 +10,7 @@ from cloakfs.config.options import Options
 from cloakfs.mapping import MAX_ID, IdMap, RangeDef, Squash
 from cloakfs.nfs import root
 from cloakfs.policy import Attrs, Policy
-from cloakfs.view import Asker, View
+from cloakfs.view import KernelCheckedCaller, View
 from tests.property.test_mapping_laws import IDS, ids, lists, squashes
 
 
@@ -24,7 +24,7 @@ def checked(defs: list[RangeDef], nobody: int, squash: Squash) -> View:
 def shown(view: View, client: int, stored: int) -> tuple[int, int]:
     """The owner and group that the client's user `client` is shown for a file of the server's `stored`."""
     server = view.server_ids(client, client)
-    return Asker(client, client, *server).recognise(stored, stored, *view.client_ids(stored, stored))
+    return KernelCheckedCaller(client, client, *server).recognise(stored, stored, *view.client_ids(stored, stored))
 
 
 @given(lists, ids, squashes, ids)
@@ -63,8 +63,8 @@ def granted(value: bytes) -> list[set[int]]:
     return [{id_ for tag, bits, id_ in entries if tag == kind and bits} for kind in (2, 8)]
 
 
-def asker(view: View, client: int) -> Asker:
-    return Asker(client, client, *view.server_ids(client, client))
+def checked_caller(view: View, client: int) -> KernelCheckedCaller:
+    return KernelCheckedCaller(client, client, *view.server_ids(client, client))
 
 
 @given(lists, ids, squashes, ids, ids)
@@ -75,7 +75,7 @@ def test_acl_entries_grant_to_whom_they_name(
     view = checked(defs, nobody, squash)
     for client in IDS:
         if client:  # root is let in, or kept out, by other means
-            for seen in granted(view.acl_out(granting(stored, other), asker(view, client))):
+            for seen in granted(view.acl_out(granting(stored, other), checked_caller(view, client))):
                 for id_ in IDS:
                     named = view.server_ids(id_, id_)[0] in (stored, other)
                     assert named or id_ not in seen, (client, id_)
@@ -90,7 +90,9 @@ def test_an_acl_that_is_shown_alike_is_the_same_for_everybody(
     """The kernel may keep it, and give it to other callers."""
     view = checked(defs, nobody, squash)
     if view.shows_acl_alike(granting(stored, other)):
-        assert len({view.acl_out(granting(stored, other), asker(view, client)) for client in IDS if client}) == 1
+        assert (
+            len({view.acl_out(granting(stored, other), checked_caller(view, client)) for client in IDS if client}) == 1
+        )
 
 
 @given(lists, ids, squashes, ids)
@@ -131,7 +133,10 @@ def test_what_is_shown_alike_is_the_same_for_everybody(
             for group in IDS:
                 if not (client and group == 0 and table.forward(0) != 0):  # the kernel's server replaces root's group
                     servers = table.forward(client), table.forward(group)
-                    assert Asker(client, group, *servers).recognise(stored, stored, *plain) == plain, (client, group)
+                    assert KernelCheckedCaller(client, group, *servers).recognise(stored, stored, *plain) == plain, (
+                        client,
+                        group,
+                    )
 
 
 @given(lists, ids, squashes, ids, ids)
