@@ -70,7 +70,7 @@ class Fields:
 
 
 class Way:
-    """Follows the calls of cloakfs's functions.
+    """Follows the calls of cloakfs's functions by the task that makes it, and not those by others meanwhile.
 
     Attributes:
         calls: the file and the name of each function that was called.
@@ -78,11 +78,14 @@ class Way:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
+        self._task = trio.lowlevel.current_task()
         self._begun: set[int] = set()
         self._frames: list[FrameType] = []
 
     def note(self, frame: FrameType, event: str, _: object) -> None:
         if event != "call" or not frame.f_code.co_filename.startswith(OURS):
+            return
+        if trio.lowlevel.current_task() is not self._task:
             return
         if frame.f_code.co_flags & (inspect.CO_COROUTINE | inspect.CO_GENERATOR):
             if id(frame) in self._begun:
@@ -195,7 +198,7 @@ MOST = {
     "getattr": Journey(43, 20, 12),
     "create": Journey(76, 28, 34),
     "rename": Journey(113, 28, 62),
-    "chmod": Journey(103, 24, 41),
+    "chmod": Journey(90, 24, 37),
     "event": Journey(72, 13, 24),
     "read": Journey(8, 5, 1),
     "unlink": Journey(45, 23, 15),
