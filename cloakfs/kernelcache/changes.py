@@ -336,13 +336,12 @@ class Changes:
 
     async def follow_mounts(self) -> None:
         """Run for ever, making the kernel forget what others mount over."""
-        shunned: set[tuple[int, str]] = set()
         async with contextlib.aclosing(mounts_changed()) as changes:
             async for _ in changes:
                 began = trio.current_time()
                 self._nodes.mounts.heed()
-                before, shunned = shunned, self._nodes.mounts.shunned_places()
-                for _, path in shunned - before:
+                # Also where there was such a mount before: meanwhile, it may have been gone, and another got its id.
+                for path in self._nodes.mounts.shunned_places():
                     self._forget_shunned(path)
                 now = self._nodes.mounts.mounts_below()
                 if now != self._mounts:

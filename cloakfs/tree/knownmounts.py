@@ -142,9 +142,9 @@ class KnownMounts:
         """
         self._own_device = device
 
-    def shunned_places(self) -> set[tuple[int, str]]:
-        """Return ids and mount points of the mounts inside the tree that must not be looked into."""
-        return {(number, place.path) for number, place in self._mounted_inside() if self._leads_nowhere(place)}
+    def shunned_places(self) -> set[str]:
+        """Return the mount points of the mounts inside the tree that must not be looked into."""
+        return {place.path for _, place in self._mounted_inside() if self._leads_nowhere(place)}
 
     def _leads_nowhere(self, place: mounts.Place) -> bool:
         """Whether this mount inside the tree must not be looked into.
