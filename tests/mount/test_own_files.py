@@ -76,14 +76,13 @@ def use(m: Mount, user: MakeUser) -> None:
     finally:
         subprocess.run(["umount", "--lazy", m.real("below")], check=True)
     for words in (
-        ["status"],
-        ["explain", m.at("ann", "renamed"), "--user", "3002"],
+        ["status", m.path],
+        ["explain", m.at("ann", "renamed"), "--as", "3002:3002"],
         ["trace", m.path, "--seconds", "0.1"],
         ["events", m.path],
         ["metrics"],
-        ["health"],
     ):
-        run(*words, check=False)
+        run(*words)
     with contextlib.suppress(OSError):
         ann.do(os.readlink, m.at("ann", "link"))
 
