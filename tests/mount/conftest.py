@@ -18,6 +18,8 @@ import pytest
 from cloakfs.cleanupprocess import NAME
 from cloakfs.linux import mountinfo
 from cloakfs.mounted import RUN_DIR, STATE_DIR, mount_key
+from cloakfs.tree.index import Index
+from cloakfs.tree.nodes import Nodes
 from cloakfs.tuning import STANDARD, Tuning
 from tests import starter
 from tests.agents import User
@@ -242,6 +244,20 @@ def tree(base: str) -> str:
     os.mkdir(path)
     os.chmod(path, 0o777)
     return path
+
+
+@pytest.fixture
+def index(base: str) -> Iterator[Index]:
+    """An index on disk."""
+    with contextlib.closing(Index(os.path.join(base, "nodes.sqlite"))) as made:
+        yield made
+
+
+@pytest.fixture
+def nodes(tree: str, index: Index) -> Iterator[Nodes]:
+    """The objects of `tree`, without a mount."""
+    with contextlib.closing(Nodes(tree, index)) as made:
+        yield made
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import resource
 import sqlite3
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -131,18 +131,6 @@ def test_another_identity_at_the_same_address_is_another(user: MakeUser) -> None
 
 
 # -- the index -------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def index(base: str) -> Iterator[Index]:
-    with contextlib.closing(Index(os.path.join(base, "nodes.sqlite"))) as made:
-        yield made
-
-
-@pytest.fixture
-def nodes(tree: str, index: Index) -> Iterator[Nodes]:
-    with contextlib.closing(Nodes(tree, index)) as made:
-        yield made
 
 
 @pytest.fixture

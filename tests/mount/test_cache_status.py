@@ -409,8 +409,15 @@ def test_an_export(scene: str, mount: MakeMount, user: MakeUser) -> None:
     )
 
 
-def test_an_export_to_one_caller(scene: str, mount: MakeMount, user: MakeUser) -> None:
-    m = mount("-o", "rw,cloak_list=uid +077 3000 3999,all_squash,anonuid=0,anongid=0,knfsd,all_squashed")
+@pytest.mark.parametrize(
+    ("words", "private"),
+    [("all_squash,anonuid=0,anongid=0,knfsd,all_squashed", ITS), ("no_root_squash,knfsd,subtree_checked", ONE)],
+    ids=["to one caller", "checked from the top"],
+)
+def test_an_export_for_which_private_files_are_cached(
+    words: str, private: str, scene: str, mount: MakeMount, user: MakeUser
+) -> None:
+    m = mount("-o", f"rw,cloak_list=uid +077 3000 3999,{words}")
     put(os.path.join(scene, "open/roots"), OWNER, 0o640, gid=0)
     for path in ("home", "home/inner", "home/inner/secret"):
         os.chown(os.path.join(scene, path), 0, 0)
@@ -421,29 +428,7 @@ def test_an_export_to_one_caller(scene: str, mount: MakeMount, user: MakeUser) -
         names(HOUR, "home/inner/secret", ONE),
         names(0, "open/roots", ELSE),
         attributes(HOUR, "open/public", ALL),
-        attributes(HOUR, "home/inner/secret", ITS),
-        attributes(0, "open/roots", ELSE),
-        attributes(0, "open/linked", ELSE),
-        absent(0),
-        CONTENT,
-        LISTINGS,
-        *ACLS,
-    )
-
-
-def test_an_export_that_is_checked_from_the_top(scene: str, mount: MakeMount, user: MakeUser) -> None:
-    m = mount("-o", "rw,no_root_squash,cloak_list=uid +077 3000 3999,knfsd,subtree_checked")
-    put(os.path.join(scene, "open/roots"), OWNER, 0o640, gid=0)
-    for path in ("home", "home/inner", "home/inner/secret"):
-        os.chown(os.path.join(scene, path), 0, 0)
-    agree(
-        m,
-        user(0),
-        names(HOUR, "open/public", ALL),
-        names(HOUR, "home/inner/secret", ONE),
-        names(0, "open/roots", ELSE),
-        attributes(HOUR, "open/public", ALL),
-        attributes(HOUR, "home/inner/secret", ONE),
+        attributes(HOUR, "home/inner/secret", private),
         attributes(0, "open/roots", ELSE),
         attributes(0, "open/linked", ELSE),
         absent(0),

@@ -17,9 +17,9 @@ from cloakfs.tree.nodes import Nodes
 from cloakfs.tree.notes import Hidden, Notes, noting
 from cloakfs.tree.objects import Object
 from cloakfs.view import View
-from tests.mount.test_passages import OTHER, OWNER, POLICY, door, go_down, index, make_door, nodes
+from tests.mount.test_passages import OTHER, OWNER, POLICY, door, go_down, make_door
 
-__all__ = ["door", "index", "make_door", "nodes"]  # fixtures
+__all__ = ["door", "make_door"]  # fixtures
 
 HIDES = "uid +007 1 9999"
 BELOW = "hidden by the mount below, /lower"

@@ -151,18 +151,6 @@ def tree(base: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def index(base: str) -> Iterator[Index]:
-    with contextlib.closing(Index(os.path.join(base, "nodes.sqlite"))) as index:
-        yield index
-
-
-@pytest.fixture
-def nodes(tree: str, index: Index) -> Iterator[Nodes]:
-    with contextlib.closing(Nodes(tree, index)) as made:
-        yield made
-
-
-@pytest.fixture
 def make_door(nodes: Nodes, index: Index) -> Iterator[Callable[..., Door]]:
     """Makes doors that are told of what this process does, and others."""
     with contextlib.ExitStack() as stack:

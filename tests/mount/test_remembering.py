@@ -193,12 +193,6 @@ GATED = ExportMode(kernel_gate=True)
 
 
 @pytest.fixture
-def index(base: str) -> Iterator[Index]:
-    with contextlib.closing(Index(os.path.join(base, "nodes.sqlite"))) as index:
-        yield index
-
-
-@pytest.fixture
 def scene(tree: str, index: Index, user: Callable[..., User]) -> Iterator[MakeScene]:
     """Makes the scene, of a mount that is exported like this."""
     os.chmod(tree, 0o755)
