@@ -61,6 +61,7 @@ def test_they_become_fewer(kind: str) -> None:
     allowed: dict[str, int] = ALLOWED[kind]
     more = {path: count for path, count in found.items() if count > allowed.get(path, 0)}
     assert not more, f"more {kind} than before; test by what is public, and wait for what is to happen"
+    assert found == allowed, f"fewer {kind} than before; lower the numbers in reaches.json"
 
 
 def test_what_is_counted() -> None:
