@@ -176,6 +176,7 @@ class KernelCache:
 
     def reset(self) -> None:
         """Have everything forgotten: the policy has changed, for example."""
+        self._timeouts.forget_views()
         self.invalidation.forget_everything()
 
     def report(self) -> list[Fact]:

@@ -339,7 +339,6 @@ class Changes:
         async with contextlib.aclosing(mounts_changed()) as changes:
             async for _ in changes:
                 began = trio.current_time()
-                self._nodes.mounts.heed()
                 # Also where there was such a mount before: meanwhile, it may have been gone, and another got its id.
                 for path in self._nodes.mounts.shunned_places():
                     self._forget_shunned(path)

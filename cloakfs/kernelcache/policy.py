@@ -398,8 +398,6 @@ def _no_need(case: Case) -> Why:
 _JUST_NOW = _because("each answer shows a directory as changed just now", "mount without no_client_cache")
 _NFS_HANDLES = _because("NFS clients send handles, so the daemon checks each time whose they are", "subtree_check")
 _KEPT_OPEN = _because("nfs-ganesha keeps files open, so the daemon checks permission for each READ")
-
-
 _LONGEST = _because("")
 
 

@@ -27,7 +27,7 @@ from .policy import BRIEF_SECONDS, Case, Terms, Times, times, tree_mount
 # Where this many directories above would have to be looked at, nothing is remembered.
 _MOST_LOOKED_AT = 64
 
-# A reload makes new views, and the table is evaluated for these; then what it says of former ones may be dropped.
+# For how many views and file systems the table is kept evaluated.
 _MOST_EVALUATED = 1000
 
 
@@ -180,6 +180,10 @@ class Timeouts:
             mounted = tree_mount(filesystem, self._nodes.mounts.filesystems)
             found = self._times[key] = times(Case(terms, view, mounted))
         return found
+
+    def forget_views(self) -> None:
+        """Let go of views that may not be in force any more, whose policies may be large."""
+        self._times.clear()
 
     def _brief(self, number: int, obj: Object, times: Times) -> float:
         """Return how long to remember attributes that not everybody may know, for the system call that asks for them.

@@ -4,9 +4,11 @@ There is no mount here: the decision is asked for itself, while another process 
 """
 
 import contextlib
+import gc
 import os
 import random
 import stat
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -269,6 +271,17 @@ def test_a_caller_view_remembers_exactly_what_everybody_would_be_told(
         assert 0.1 < sum(answers) / len(answers) < 0.9
 
     trio.run(main)
+
+
+def test_views_that_a_reload_has_replaced_are_let_go(scene: MakeScene) -> None:
+    """Their policies may have a hundred thousand definitions."""
+    s = scene()
+    view = s.remember_private_file()
+    gone = weakref.ref(view)
+    del view
+    s.cache.reset()
+    gc.collect()
+    assert gone() is None
 
 
 def test_where_nothing_is_hidden_names_are_absent_for_all_who_may_search(scene: MakeScene) -> None:
