@@ -220,7 +220,7 @@ class CloakList:
     if all of these (at most two) say so. Its owner always sees it, and so do callers whose uid is exempt.
     """
 
-    __slots__ = ("_gids", "_uids", "condition", "exempt", "hides", "minds_groups", "of_nothing")
+    __slots__ = ("_gids", "_uids", "condition", "condition_of_absent", "depends_on_groups", "exempt", "hides")
 
     def __init__(
         self,
@@ -235,11 +235,11 @@ class CloakList:
         self.exempt = frozenset(exempt)
         """The uids of callers from whom nothing is hidden."""
         columns = packed(defs)
-        self.minds_groups = any(columns.columns[_GROUP_BITS])
+        self.depends_on_groups = any(columns.columns[_GROUP_BITS])
         """Whether there may be files of which it takes a caller's groups to say whether that caller sees them."""
         self._uids = columns.table("uid", nobody_uid)
         self._gids = columns.table("gid", nobody_gid)
-        self.of_nothing = Condition(_NO_ID, _NO_ID, in_group=self.minds_groups, outside=False)
+        self.condition_of_absent = Condition(_NO_ID, _NO_ID, in_group=self.depends_on_groups, outside=False)
         """Nobody sees what is not there. To find that out takes as long as for a file that is hidden."""
         # The cache refers to the tables and not to this object: in a circle, both would live until somebody looks.
         self.condition: Callable[[int, ServerId, ServerId], Condition] = lru_cache(_MOST_CONDITIONS)(

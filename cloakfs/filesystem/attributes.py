@@ -257,7 +257,7 @@ class Attributes(Names, Core):
 
     def _chmod(self, at: Request, mode: int) -> None:
         try:
-            calls.chmod(at.to_change_mode(mode), at.fd, mode)
+            calls.chmod(at.credentials_for_mode(mode), at.fd, mode)
         except PermissionError:
             # A write by anybody but the owner drops the set-id bits. The kernel requests this by SETATTR (including the
             # sticky bit, see `_change_mode`). A caller that may write could have achieved the same by writing.

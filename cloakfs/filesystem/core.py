@@ -178,7 +178,7 @@ class Core(pyfuse3.Operations):
             on_change=self.recalls.changed if mode.knfsd else lambda _: None,
             tuning=tuning,
         )
-        self.finder = Finder(nodes, self._has_hidden)
+        self.finder = Finder(nodes, self._note_hidden_name)
         self.find = self.finder.find
         self.replies = Replies(nodes, self.cache, mode)
         # Remote mounts that were asked and have not answered yet.
@@ -187,7 +187,7 @@ class Core(pyfuse3.Operations):
     def _forget_attributes(self, obj: Object) -> None:
         self.cache.forget(obj)
 
-    def _has_hidden(self, info: linux.Stat, obj: Object | None) -> None:
+    def _note_hidden_name(self, info: linux.Stat, obj: Object | None) -> None:
         """Note that a caller asked for a name that is hidden from it, with the stat, and the object if it is known."""
         self.requests.counters.hidden_names += 1
         if stat.S_ISDIR(info.st_mode):
@@ -548,7 +548,7 @@ class Core(pyfuse3.Operations):
 
     def _open_named(self, at: Request, name: bytes) -> int:
         """Open (O_PATH) the entry `name` of the directory, as the caller; it has yet to be judged."""
-        return self.finder.open(at.to(os.X_OK), at.fd, name)
+        return self.finder.open(at.credentials_for(os.X_OK), at.fd, name)
 
     def _open_and_ask(self, at: Request, name: bytes) -> tuple[int, Answers | None]:
         """In a thread: do the same, and also return what the mount below says about it."""

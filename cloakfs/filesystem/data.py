@@ -108,7 +108,7 @@ class Data(Core):
         only_reads = not flags & (os.O_ACCMODE | os.O_TRUNC | os.O_NOATIME) and stat.S_ISREG(at.info.st_mode)
         try:
             if only_reads:
-                who = at.to(os.R_OK)
+                who = at.credentials_for(os.R_OK)
                 return self.nodes.with_descriptor(calls.open, who, at.fd, flags & ~(_NOT_AGAIN | os.O_APPEND))
             return self.nodes.with_descriptor(open_again, at.credentials, at.fd, flags)
         except PermissionError:

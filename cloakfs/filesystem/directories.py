@@ -125,7 +125,7 @@ class Directories(Names):
         return fh
 
     def _open_directory(self, at: Request) -> int:
-        return self.nodes.with_descriptor(calls.open, at.to(os.R_OK), at.fd, os.O_RDONLY | os.O_DIRECTORY)
+        return self.nodes.with_descriptor(calls.open, at.credentials_for(os.R_OK), at.fd, os.O_RDONLY | os.O_DIRECTORY)
 
     @answers
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
@@ -364,9 +364,8 @@ class Directories(Names):
         # What the kernel already knows takes as little as possible: directories may have very many names.
         listing, number, viewer, left_out = directory.listing, at.number, at.viewer, directory.left_out
         is_known_to, nodeid = self.cache.is_known_to, self.nodes.nodeid
-        # It must be what the name leads to now: every change made until now has to have been reported, and every mount.
-        is_told = at.who is not DAEMON and self.door.passages.is_up_to_date() and self.nodes.mounts.is_heeded()
-        known = (at.obj.children or {}) if is_told else {}
+        # It must be what the name leads to now: every change made until now has to have been reported.
+        known = (at.obj.children or {}) if at.who is not DAEMON and self.door.passages.is_up_to_date() else {}
         pending = directory.pending
         # The last one that is shown, with what to report of it: attributes, or an inode number alone.
         last: Entry | None = None

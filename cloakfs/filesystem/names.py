@@ -62,7 +62,7 @@ def _creator(at: Request, mode: int) -> linux.Credentials:
     """
     if at.obj.filesystem.reserves_for_groups or (mode | at.info.st_mode) & stat.S_ISGID:
         return at.credentials
-    return at.to_change_names()
+    return at.credentials_for_names()
 
 
 def _mover(old: Request, new: Request, info: linux.Stat) -> linux.Credentials:
@@ -73,8 +73,8 @@ def _mover(old: Request, new: Request, info: linux.Stat) -> linux.Credentials:
     is_far = new.obj is not old.obj
     if new.in_thread or (is_far and stat.S_ISDIR(info.st_mode)) or new.obj.filesystem.reserves_for_groups:
         return new.credentials
-    who = old.to_change_names()
-    return new.to_change_names() if is_far and not who.groups else who
+    who = old.credentials_for_names()
+    return new.credentials_for_names() if is_far and not who.groups else who
 
 
 def _alone_may_change(at: Request) -> bool:
@@ -92,11 +92,11 @@ def _alone_may_change(at: Request) -> bool:
 
 
 def _removed(at: Request, call: _Remove, name: bytes) -> None:
-    call(at.to_change_names(), at.fd, name)  # a sticky directory is about uids alone
+    call(at.credentials_for_names(), at.fd, name)  # a sticky directory is about uids alone
 
 
 def _removed_exactly(at: Request, call: _Remove, name: bytes, seen: int, info: linux.Stat) -> None:
-    exactly.remove(at.to_change_names(), at.fd, name, seen, info, call)
+    exactly.remove(at.credentials_for_names(), at.fd, name, seen, info, call)
 
 
 class Names(Core):
@@ -126,7 +126,7 @@ class Names(Core):
             if isinstance(found, Missing):
                 self.probing.looked_up(at, name, ctx, is_hidden=found is HIDDEN)
                 return self._absent(at, name, found)
-            obj, info, *_ = found
+            obj, info = found
             if stat.S_ISDIR(info.st_mode) and (pending := self.cache.admit(at.number, obj, at.viewer)) is not None:
                 await pending
                 continue
@@ -143,8 +143,7 @@ class Names(Core):
             return at, ABSENT
         if info is None:
             return at, HIDDEN
-        obj = self.nodes.resolve(fd, at.obj, name, info)
-        return at, Found(obj, info, obj.fd, None)
+        return at, Found(self.nodes.resolve(fd, at.obj, name, info), info)
 
     def _absent(self, at: Request, name: bytes, missing: Missing) -> EntryAttributes:
         """Return an answer that nothing has that name, with how long the kernel may remember it."""
@@ -543,7 +542,7 @@ class Names(Core):
         self.nodes.drop_if_unused(found.obj)  # the kernel may not know it (yet)
         if found.info.st_nlink != 1 or stat.S_ISDIR(found.info.st_mode):
             return False
-        at.obj.filesystem.timed(calls.unlink, at.to_change_names(), at.fd, name)
+        at.obj.filesystem.timed(calls.unlink, at.credentials_for_names(), at.fd, name)
         return True
 
     @answers
@@ -687,7 +686,7 @@ class Names(Core):
         try:
             # In a mount below, something may be hidden from the caller. (Elsewhere, to look as the daemon would cost a
             # switch, and an exception would take longer.)
-            if not at.obj.filesystem.remote and calls.statx_if_there(at.to(os.X_OK), at.fd, name) is None:
+            if not at.obj.filesystem.remote and calls.statx_if_there(at.credentials_for(os.X_OK), at.fd, name) is None:
                 return None
             fd = self._open_as_root(at, name)
         except FileNotFoundError:
@@ -705,7 +704,10 @@ class Names(Core):
 
     async def _moved(self, before: Object, to: Request, name: bytes) -> None:
         try:
-            obj = None if to.waits else self.nodes.moved_at_once(to.to(os.X_OK), to.obj, name)
+            obj = None
+            if not to.waits:
+                with contextlib.suppress(PermissionError):  # it was just withdrawn
+                    obj = self.nodes.moved_at_once(to.credentials_for(os.X_OK), to.obj, name)
             if obj is None:
                 fd = await self._do(to, partial(self._open_as_root, name=name))
                 obj = self.nodes.moved(fd, to.obj, name)

@@ -187,7 +187,7 @@ def find_again(who: Credentials, fd: int) -> int:
         assume(who)
     if _own_fds < 0:
         return _open_again(fd, os.O_PATH)
-    return os.open(str(fd), os.O_PATH | os.O_CLOEXEC, dir_fd=_own_fds)
+    return os.open(str(fd), os.O_PATH | os.O_CLOEXEC, dir_fd=_own_fds)  # the same, without a call
 
 
 _own_fds = -1  # the directory of this process's descriptors: a path that begins there is shorter

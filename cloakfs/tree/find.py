@@ -12,7 +12,6 @@ from enum import Enum
 from typing import NamedTuple
 
 from .. import linux
-from ..cloak import Condition
 from . import calls
 from .door import DAEMON, note_hidden, sees
 from .nodes import Nodes
@@ -36,14 +35,10 @@ class Found(NamedTuple):
     Attributes:
         obj: the object.
         info: its stat.
-        fd: refers (O_PATH) to it, and is valid until the next await.
-        condition: who sees it, where the cloak list alone decides.
     """
 
     obj: Object
     info: linux.Stat
-    fd: int
-    condition: Condition | None
 
 
 class Finder:
@@ -68,29 +63,29 @@ class Finder:
             Unstored: it cannot get a number.
         """
         view, who, directory = at.view, at.who, at.obj
-        to_search = at.to(os.X_OK)
+        to_search = at.credentials_for(os.X_OK)
         there = directory.filesystem.timed(calls.statx_if_there, to_search, at.fd, name)
         if there is not None and there[1] not in self._known_mounts:
             return self._meet(at, name, to_search)  # perhaps a mount that must not be looked into
         info = at.info if there is None else there[0]
         obj = self._nodes.at_place(directory, name, info)
-        cloak, condition = view.cloak, None
+        cloak = view.cloak
         if view.hides and who is not DAEMON and cloak is not None and view.below is None:
-            known = cloak.condition(info.st_mode, info.st_uid, info.st_gid)
-            condition = known if there is not None else cloak.of_nothing
+            of_stat = cloak.condition(info.st_mode, info.st_uid, info.st_gid)
+            condition = of_stat if there is not None else cloak.condition_of_absent
             if not condition.admits(who.uid, who.has_group):
-                if cloak.minds_groups:
+                if cloak.depends_on_groups:
                     if condition.in_group is condition.outside:
                         who.has_group(info.st_gid)
                     who.caller  # noqa: B018 (found out by now, but for what is of the caller's primary group)
                 return self._hidden(at, name, info, obj) if there is not None else ABSENT
             if obj is not None:
-                return Found(obj, info, obj.fd, condition)
+                return Found(obj, info)
         elif there is None:
             return ABSENT
         elif obj is not None:
             if sees(view, who, name, info, obj.fd):
-                return Found(obj, info, obj.fd, None)
+                return Found(obj, info)
             return self._hidden(at, name, info, obj, is_noted=True)
         return self._meet(at, name, to_search)
 
@@ -100,11 +95,12 @@ class Finder:
             fd = self.open(to_search, at.fd, name)
         except FileNotFoundError:
             return ABSENT
-        info = self.judge(at, name, fd)
-        if info is None:
-            return HIDDEN
-        obj = self._nodes.resolve(fd, at.obj, name, info)
-        return Found(obj, info, obj.fd, None)
+        try:
+            info = self.judge(at, name, fd)
+        except PermissionError:
+            self._nodes.unlist(at.obj, name)  # a mount that must not be looked into covers what was known there
+            raise
+        return HIDDEN if info is None else Found(self._nodes.resolve(fd, at.obj, name, info), info)
 
     def open(self, who: linux.Credentials, directory: int, name: bytes) -> int:
         """Open (O_PATH) the entry `name` of a directory, as `who`; it has yet to be judged."""

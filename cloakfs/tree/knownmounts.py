@@ -70,7 +70,6 @@ class KnownMounts:
         self._beside: dict[tuple[int, int], set[bytes]] = {}  # directory's `dev_ino` -> names of remote mounts
         self.on_new_filesystem: Callable[[Filesystem], None] | None = None
         self._changes = mounts.Changes()
-        self._is_heeded = True
         self._again = 0.0  # until then, the mount table is not read for a request
         self._shunned: set[int] = set()  # ids of mounts that must not be looked into; cleared when the table changes
         self._own_device: str | None = None
@@ -169,18 +168,6 @@ class KnownMounts:
             self._meet(mount_id, fd)
         return info
 
-    def is_heeded(self) -> bool:
-        """Whether everything that was mounted or unmounted until now was heeded: see `heed`."""
-        if self._changes.seen():
-            self._shunned.clear()
-            self._is_heeded = False
-        return self._is_heeded
-
-    def heed(self) -> None:
-        """To be called before what was mounted and unmounted is dealt with."""
-        self.is_heeded()
-        self._is_heeded = True
-
     def _meet(self, mount_id: int, fd: int) -> Filesystem:
         """Make the mount known that `fd` (O_PATH) was found on. Known mounts are held, so that ids stay theirs.
 
@@ -190,7 +177,8 @@ class KnownMounts:
         """
         if not linux.in_main_thread():
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        self.is_heeded()
+        if self._changes.seen():
+            self._shunned.clear()
         if mount_id not in self._shunned:
             now = time.monotonic()
             if now < self._again:

@@ -51,7 +51,7 @@ class Request(NamedTuple):
         """The credentials with which system calls for the caller are made."""
         return self.who.credentials
 
-    def to(self, bits: int) -> linux.Credentials:
+    def credentials_for(self, bits: int) -> linux.Credentials:
         """Return as whom to make a call that needs only `bits` on the object: if the caller surely may, not as it.
 
         Acting as the caller takes its groups, which are not cheap to find out. Nor is it cheap to switch, so the thread
@@ -70,7 +70,7 @@ class Request(NamedTuple):
             return linux.Credentials(who.uid, who.gid, (), or_daemon=True)
         return who.credentials
 
-    def to_change_names(self) -> linux.Credentials:
+    def credentials_for_names(self) -> linux.Credentials:
         """Return as whom to change names in the directory where only the right to do so counts.
 
         That is the caller, but without its groups, which are not cheap to find out, if it surely may. In a thread, the
@@ -83,7 +83,7 @@ class Request(NamedTuple):
             return linux.Credentials(who.uid, who.gid, (), who.lacks)
         return who.credentials
 
-    def to_change_mode(self, mode: int) -> linux.Credentials:
+    def credentials_for_mode(self, mode: int) -> linux.Credentials:
         """Return as whom to set the mode: its owner, without its groups, which count for S_ISGID alone (chmod(2))."""
         who, before = self.who, self.info
         is_owner = who.uid == before.st_uid and self.obj.filesystem.has_posix_rules

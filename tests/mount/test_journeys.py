@@ -247,7 +247,7 @@ OF_A_HIDDEN_NAME = {
     "_answer_of_statx": "the kernel has told what is there",
     "Finder._hidden": "",
     "note_hidden": "whoever traces the mount is told why",
-    "Core._has_hidden": "it is counted",
+    "Core._note_hidden_name": "it is counted",
 }
 """What is called for a hidden name and not for an absent one: as often whatever is hidden, and wherever."""
 
