@@ -74,7 +74,7 @@ def lock(fd: int, *, shared: bool = False) -> bool:
 
 
 def is_locked(path: str) -> bool:
-    """Whether somebody holds a file or directory exclusively. (Whoever else asks this now shares the lock.)
+    """Whether somebody has locked a file or directory exclusively. Any number of processes may ask at once.
 
     Raises:
         OSError: it cannot be opened.
@@ -86,6 +86,7 @@ def is_locked(path: str) -> bool:
         os.close(fd)
 
 
+@as_daemon
 def rmtree(path: str) -> None:
     """Remove a directory and what is below it; see shutil.rmtree."""
     import shutil  # noqa: PLC0415  (the clean-up process needs none of it)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cloakfs.ids import ServerId
-from cloakfs.linux import ROOT, Credentials, credentials, ownfiles
+from cloakfs.linux import ROOT, Credentials, as_daemon, credentials, ownfiles
 
 ORDINARY = """
 import os
@@ -54,6 +54,16 @@ def test_a_thread_that_somebody_else_has_begun_is_the_daemons(tmp_path: Path) ->
     outer.start()
     outer.join()
     assert found == ["refused", "opened"]
+
+
+def test_each_function_acts_as_the_daemon_first() -> None:
+    on_descriptors = {"fstat", "fstatvfs", "pread", "read", "write"}
+    made_of_others = {"beside", "is_locked", "raised"}
+    names = {name for name, made in vars(ownfiles).items() if callable(made) and not name.startswith("_")}
+    doors = names - {"Iterator", "act_as_daemon", "as_daemon"} - on_descriptors - made_of_others
+    assert {"open", "rmtree", "stat"} <= doors
+    acting = as_daemon(os.stat).__code__
+    assert [name for name in sorted(doors) if getattr(vars(ownfiles)[name], "__code__", None) is not acting] == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
