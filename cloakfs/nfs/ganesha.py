@@ -570,8 +570,9 @@ class Ganesha:
         process = self._process
         if process is None:
             return
+        if process.poll() is None:  # if it has ended by itself, it is not known what was locked
+            self._forget_unless_locked(process.pid)
         self.is_held = True
-        self._forget_unless_locked(process.pid)
         process.kill()
         with trio.move_on_after(STOP_SECONDS):  # if a mount hangs, so does its end
             await process.wait()
