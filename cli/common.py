@@ -24,7 +24,7 @@ OWN_COMMAND = (sys.executable, "-P", "-m", "cloakfs_cli.main")
 
 
 def fail(text: str, status: int) -> NoReturn:
-    """End the command with one line of text: status 1 if something cannot be done, 2 for wrong usage."""
+    """End the command with one line of text and this exit status (`exits`)."""
     click.echo(printable(f"cloakfs: {text}"), err=True)
     sys.exit(status)
 

@@ -13,9 +13,6 @@ from .common import fail
 from .exits import WRONG
 from .output import run
 
-# Exit statuses (docs/commands.md): 0 done, 1 it cannot be done or found out, 2 the command line or a configuration is
-# wrong.
-
 _COMMANDS = (
     "mount", "umount", "status", "metrics", "export", "session", "prune", "check", "explain", "table", "trace",
     "events", "exposure",

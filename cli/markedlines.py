@@ -19,7 +19,7 @@ class EditedError(UserError, ValueError):
     """The marked lines are not those that were added; `line` is the number of the line with the mark."""
 
     def __init__(self, line: int) -> None:
-        super().__init__(line)
+        super().__init__("the marked lines were edited by hand; restore them, or delete them yourself")
         self.line = line
 
 

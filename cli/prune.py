@@ -1,6 +1,7 @@
 """`cloakfs prune`: removes the state of mounts that are gone."""
 
 import os
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +58,7 @@ def prune(mountpoints: tuple[str, ...], *, dry_run: bool, as_json: bool) -> None
             note(f"{path}: there is no state of a mount at this place")
             failed = True
     if failed:
-        raise SystemExit(1)
+        sys.exit(FAILED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -285,10 +285,7 @@ def _without_ours(path: str, content: bytes) -> str:
     try:
         return without(_text(content))
     except EditedError as exc:
-        fail(
-            f"{path}:{exc.line}: the marked lines were edited by hand; restore them, or delete them yourself",
-            FAILED,
-        )
+        fail(f"{path}:{exc.line}: {exc}", FAILED)
 
 
 def _apply(edits: list[_Edit], *, removing: bool) -> None:

@@ -237,7 +237,7 @@ class Control:
             return {"events": self._events.after(int(request["after"]))}
         if method is None:
             return {"options": self._published.options, "groups": self._groups, "plugin": _described(policy)}
-        return _ask_policy(self._views.policy, method, request)
+        return _ask_policy(policy, method, request)
 
 
 def _ask_policy(policy: Policy, method: str, request: dict[str, Any]) -> dict[str, Any]:

@@ -717,13 +717,10 @@ class _Daemon:
         if self._attached.has_ended():
             return  # somebody else has unmounted it already
         # This runs in a thread, because the kernel may first have to write back pages through this very loop.
-        await trio.to_thread.run_sync(linux.apart, self._detach)
+        await trio.to_thread.run_sync(linux.apart, self._attached.detach)
         await trio.sleep(self._tuning.stop_seconds)
         log.warning("%s: still in use after %g s", self._settings.target, self._tuning.stop_seconds)
         pyfuse3.terminate()
-
-    def _detach(self) -> None:
-        self._attached.detach()
 
     async def _reload(self) -> str:
         """Apply changed options and a changed plug-in: all changes or, if anything is wrong, none.

@@ -1,4 +1,4 @@
-"""What all errors are that are told to whoever gave a command, or wrote a configuration."""
+"""The base class of errors that a user is told of in one line."""
 
 
 class UserError(Exception):
