@@ -11,7 +11,7 @@ from typing import Any
 
 import trio
 
-from cloakfs import control, daemon, groups, reader, views, watch
+from cloakfs import control, daemon, groups, mountpoint, reader, views, watch
 from cloakfs.filesystem import inside
 from cloakfs.kernelcache import invalidation, notifier
 from cloakfs.policy import Policy
@@ -37,7 +37,7 @@ POINTS: dict[str, tuple[object, str]] = {
     "mounts": (knownmounts.KnownMounts, "mounts_below"),
     "changes": (watch.Watch, "read"),
     "signals": (daemon._Daemon, "_reload"),
-    "stop": (daemon._Daemon, "_detach"),
+    "stop": (mountpoint.Attached, "detach"),
     "look up again": (inside.Inside, "stat"),
     "ahead": (reader, "_advise"),
     "groups": (groups, "database_groups"),
