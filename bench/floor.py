@@ -30,7 +30,7 @@ from pyfuse3 import (
     XAttrNameT,
 )
 
-from cloakfs import loop
+from cloakfs.fuse import loop
 
 
 def _attributes(info: os.stat_result, nodeid: int) -> EntryAttributes:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from cli.common import OWN_COMMAND
-from cloakfs.control import socket_of
 from cloakfs.linux import mountinfo
-from cloakfs.mounted import RUN_DIR, STATE_DIR, mount_key
+from cloakfs.state.client import socket_of
+from cloakfs.state.runtime import RUN_DIR, STATE_DIR, mount_key
 
 from .clone import module_command
 from .homes import USERS

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from logging.handlers import QueueHandler, QueueListener, SysLogHandler
 from typing import NoReturn
 
-from cloakfs.errors import UserError
-from cloakfs.logfile import Formatter
+from cloakfs.background.logfile import Formatter
+from cloakfs.messages import UserError
 
 from .common import fail
 from .exits import FAILED

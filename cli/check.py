@@ -5,13 +5,13 @@ from dataclasses import asdict, dataclass
 
 import click
 
+from cloakfs.audit.precheck import aliases, refusals
 from cloakfs.config.errors import Location
 from cloakfs.config.files import files_of, read_all
 from cloakfs.config.lint import conflicts, describe_kinds, repeats
 from cloakfs.config.options import Export
-from cloakfs.hosts import unresolved
-from cloakfs.refusals import aliases, refusals
-from cloakfs.shell import printable
+from cloakfs.messages import printable
+from cloakfs.nfs.hosts import unresolved
 
 from .completion import a_file
 from .output import echo_json

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from cloakfs.linux import mountinfo
-from cloakfs.shell import printable, shell_word
+from cloakfs.messages import printable, shell_word
 from cloakfs.tuning import STANDARD, Tuning
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def entry_for(entries: "list[Export]", path: str, source: str, client: str | Non
     Raises:
         MountError: there is no such entry, or several.
     """
-    from cloakfs.mountpoint import MountError  # noqa: PLC0415
+    from cloakfs.fuse.attach import MountError  # noqa: PLC0415
 
     matching = [e for e in entries if os.path.realpath(e.path) == source and client in (None, e.client)]
     if not matching:

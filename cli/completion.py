@@ -6,7 +6,7 @@ The type `click.Path` would do so, too, but it calls stat(2), for which a mount 
 import click
 from click.shell_completion import CompletionItem
 
-from cloakfs.mounted import places
+from cloakfs.state.runtime import places
 
 
 def a_file(_context: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from cloakfs.control import DaemonError, Watcher
-from cloakfs.mounted import Mounted, mounted
-from cloakfs.shell import printable
+from cloakfs.messages import printable
+from cloakfs.state.client import DaemonError, Watcher
+from cloakfs.state.runtime import Mounted, mounted
 
 from .common import fail, note
 from .completion import a_mount_point

@@ -9,11 +9,11 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from cloakfs import explain as why
-from cloakfs.caller import Caller
-from cloakfs.control import DaemonError
-from cloakfs.rules import reverse_rule
-from cloakfs.shell import printable
+from cloakfs.audit import explain as why
+from cloakfs.identity import Caller
+from cloakfs.messages import printable
+from cloakfs.reasons import reverse_rule
+from cloakfs.state.client import DaemonError
 
 from .common import console, fail
 from .completion import a_file

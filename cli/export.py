@@ -18,22 +18,22 @@ import click
 import trio
 from rich.table import Table
 
+from cloakfs.audit.precheck import aliases, refusals
 from cloakfs.config.errors import Location, Remark
 from cloakfs.config.files import files_of, read_all
 from cloakfs.config.options import Export
-from cloakfs.hosts import unresolved
+from cloakfs.fuse.detach import KINDS
 from cloakfs.linux import mountinfo, ownfiles, process
-from cloakfs.mounted import STATE_DIR, mounted
+from cloakfs.messages import printable
 from cloakfs.nfs import ganesha, knfsd, leftover, services
 from cloakfs.nfs.ganesha_server import GaneshaServer, exports_of
 from cloakfs.nfs.guard import VERSION, Guard, control_path, take_down
+from cloakfs.nfs.hosts import unresolved
 from cloakfs.nfs.plan import Mount, Plan, ServerKind, absolute, mount_name, plan
 from cloakfs.nfs.server import Server, ServerError
-from cloakfs.refusals import aliases, refusals
-from cloakfs.shell import printable
-from cloakfs.unmount import KINDS
-from cloakfs.versions import is_known, refusal
-from cloakfs.views import accounts_of
+from cloakfs.state.runtime import STATE_DIR, mounted
+from cloakfs.state.versions import is_known, refusal
+from cloakfs.tree.views import accounts_of
 
 from .background import in_background, in_foreground, open_for_us
 from .common import OWN_COMMAND, console, fail, note, tuning

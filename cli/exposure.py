@@ -13,19 +13,19 @@ import click
 from rich.table import Table
 from rich.text import Text
 
+from cloakfs.audit.accounts import accounts_of
+from cloakfs.audit.assess import Assessment, assess
+from cloakfs.audit.entries import Entries, of_files, of_mount
+from cloakfs.audit.entry import Entry
+from cloakfs.audit.identities import Accounts
+from cloakfs.audit.report import difference_report, report
+from cloakfs.audit.survey import Survey
+from cloakfs.audit.walk import survey
 from cloakfs.config.errors import ExportsError
-from cloakfs.control import DaemonError
-from cloakfs.exposure.accounts import accounts_of
-from cloakfs.exposure.assess import Assessment, assess
-from cloakfs.exposure.entries import Entries, of_files, of_mount
-from cloakfs.exposure.entry import Entry
-from cloakfs.exposure.identities import Accounts
-from cloakfs.exposure.report import difference_report, report
-from cloakfs.exposure.survey import Survey
-from cloakfs.exposure.walk import survey
-from cloakfs.mounted import mounted
+from cloakfs.messages import printable
 from cloakfs.nfs.plan import ServerKind
-from cloakfs.shell import printable
+from cloakfs.state.client import DaemonError
+from cloakfs.state.runtime import mounted
 
 from .common import console, fail, note
 from .completion import a_file

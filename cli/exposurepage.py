@@ -4,7 +4,7 @@ import os
 from html import escape
 from typing import Any
 
-from cloakfs.shell import printable, shell_word
+from cloakfs.messages import printable, shell_word
 
 _MOST_COLUMNS = 30
 
@@ -35,7 +35,7 @@ def page(reports: list[dict[str, Any]]) -> str:
     """Return the page on some entries.
 
     Args:
-        reports: what `cloakfs.exposure.report.report` returns for each of them.
+        reports: what `cloakfs.audit.report.report` returns for each of them.
     """
     contents = "".join(f'<li><a href="#e{number}">{_text(of["entry"])}</a></li>' for number, of in enumerate(reports))
     entries = "".join(_entry(f"e{number}", of) for number, of in enumerate(reports))

@@ -8,21 +8,21 @@ from typing import NoReturn, TypeVar
 
 import click
 
-from cloakfs.below import find_below
-from cloakfs.caller import Caller, ClientCaller
 from cloakfs.config import files
 from cloakfs.config.errors import ExportsError
 from cloakfs.config.options import Export, Options
 from cloakfs.config.parse import parse_options
 from cloakfs.config.views import User, parse_view
-from cloakfs.control import Daemon, DaemonError
-from cloakfs.ids import ClientId
+from cloakfs.fuse.attach import MountError, split_mount_options
+from cloakfs.identity import Caller, ClientCaller, ClientId
 from cloakfs.linux import mountinfo
-from cloakfs.mounted import Mounted, dead, mounted
-from cloakfs.mountpoint import MountError, split_mount_options
-from cloakfs.policy import Policy, PolicyError, load_policy
+from cloakfs.plugin.loader import PolicyError, load_policy
+from cloakfs.policy import Policy
+from cloakfs.stacking.lower import find_below
+from cloakfs.state.client import Daemon, DaemonError
+from cloakfs.state.runtime import Mounted, dead, mounted
+from cloakfs.tree.views import Identity, ViewError, resolve, user_identity
 from cloakfs.view import View
-from cloakfs.views import Identity, ViewError, resolve, user_identity
 
 from .common import entry_for, fail, note, working_directory
 from .completion import a_directory, a_file

@@ -7,7 +7,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 
-from cloakfs.errors import UserError
+from cloakfs.messages import UserError
 
 _BEGIN = "# begin cloakfs session setup "
 _END = "# end cloakfs session setup"

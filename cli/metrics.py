@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloakfs.shell import shell_word
+from cloakfs.messages import shell_word
 
 from .common import fail, mount_point, note
 from .completion import a_file, a_mount_point
 from .exits import FAILED, WRONG
 
 if TYPE_CHECKING:
-    from cloakfs.health import Machine
+    from cloakfs.nfs.health import Machine
 
 _SHORTEST_TOKEN = 16
 
@@ -50,7 +50,7 @@ def metrics(
     if os.geteuid() != 0:
         fail("only root may ask the daemons", FAILED)
     # These take longer to import than --help should take.
-    from cloakfs.health import look  # noqa: PLC0415
+    from cloakfs.nfs.health import look  # noqa: PLC0415
 
     from . import metricsserver  # noqa: PLC0415
     from .openmetrics import text  # noqa: PLC0415

@@ -23,7 +23,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 import sdnotify
 from prometheus_client import make_wsgi_app
 
-from cloakfs.health import Machine
+from cloakfs.nfs.health import Machine
 
 from .openmetrics import registry
 

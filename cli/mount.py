@@ -11,18 +11,18 @@ from typing import Any
 
 import click
 
-from cloakfs.cleanup import Again
 from cloakfs.config import files
 from cloakfs.config.errors import ExportsError
 from cloakfs.config.options import Options
 from cloakfs.config.parse import parse_options
 from cloakfs.config.render import format_options
-from cloakfs.daemon import Settings, serve
+from cloakfs.fuse.attach import MountError, MountOptions, split_mount_options
+from cloakfs.fuse.detach import detach_dead
 from cloakfs.linux import mountinfo
-from cloakfs.mounted import RUN_DIR, dead, mount_key
-from cloakfs.mountpoint import MountError, MountOptions, split_mount_options
-from cloakfs.shell import printable, shell_word
-from cloakfs.unmount import detach_dead
+from cloakfs.messages import printable, shell_word
+from cloakfs.mount.daemon import Settings, serve
+from cloakfs.mount.reaper import Again
+from cloakfs.state.runtime import RUN_DIR, dead, mount_key
 
 from .background import SYSLOG, in_background, in_foreground, remember_inherited
 from .common import OWN_COMMAND, entry_for, fail, note, tuning, working_directory

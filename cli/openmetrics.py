@@ -15,9 +15,9 @@ from prometheus_client.core import (
 from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from cloakfs.counters import BITS
-from cloakfs.health import Health, Machine
-from cloakfs.shell import printable
+from cloakfs.messages import printable
+from cloakfs.monitoring import BITS
+from cloakfs.nfs.health import Health, Machine
 
 # The limits of the histograms are powers of two: 2^14 ns are 16 µs, 2^34 ns are 17 s.
 _LIMITS = range(14, 36, 2)

@@ -8,8 +8,7 @@ from typing import Any, NoReturn
 
 import click
 
-from cloakfs.errors import UserError
-from cloakfs.shell import printable
+from cloakfs.messages import UserError, printable
 
 from .exits import FAILED
 

@@ -8,9 +8,9 @@ from typing import Any
 import click
 from rich.filesize import decimal
 
-from cloakfs import keptstate
-from cloakfs.mounted import STATE_DIR
-from cloakfs.shell import printable
+from cloakfs.messages import printable
+from cloakfs.state import persistent
+from cloakfs.state.runtime import STATE_DIR
 
 from .common import fail, note
 from .completion import a_directory
@@ -65,8 +65,8 @@ def prune(mountpoints: tuple[str, ...], *, dry_run: bool, as_json: bool) -> None
 class _Pruned:
     """What became of the state of one mount."""
 
-    state: keptstate.State
-    verdict: keptstate.Verdict
+    state: persistent.State
+    verdict: persistent.Verdict
     removed: bool
 
     def line(self) -> str:
@@ -85,24 +85,24 @@ class _Pruned:
         }
 
 
-def _all_states() -> list[keptstate.State]:
+def _all_states() -> list[persistent.State]:
     """Return the states of all mounts, or end the command."""
     try:
-        return keptstate.all_states()
+        return persistent.all_states()
     except OSError as exc:
         fail(f"{STATE_DIR}: {exc.strerror}", FAILED)
 
 
-def _prune(state: keptstate.State, named: frozenset[str], *, dry_run: bool) -> _Pruned:
+def _prune(state: persistent.State, named: frozenset[str], *, dry_run: bool) -> _Pruned:
     """Remove the state of one mount, if it may go.
 
     Raises:
         OSError: it cannot be read or removed.
     """
-    verdict = keptstate.judge(state, named)
-    return _Pruned(state, verdict, verdict.removable and not dry_run and keptstate.remove(state))
+    verdict = persistent.judge(state, named)
+    return _Pruned(state, verdict, verdict.removable and not dry_run and persistent.remove(state))
 
 
-def _target(state: keptstate.State) -> str | None:
+def _target(state: persistent.State) -> str | None:
     """Return the mount point, if the state says which it is."""
     return state.record.target if state.record else None

@@ -5,11 +5,11 @@ import os
 from collections.abc import Iterable
 
 from cloakfs import linux
+from cloakfs.fuse.attach import MountOptions, flags_of, is_ignored
+from cloakfs.fuse.detach import KINDS
 from cloakfs.linux import mountinfo
-from cloakfs.mounted import Mounted, all_mounted
-from cloakfs.mountpoint import MountOptions, flags_of, is_ignored
-from cloakfs.shell import shell_word
-from cloakfs.unmount import KINDS
+from cloakfs.messages import shell_word
+from cloakfs.state.runtime import Mounted, all_mounted
 
 from .common import fail
 from .exits import FAILED, WRONG

@@ -19,9 +19,9 @@ from cloakfs.config.options import Options
 from cloakfs.config.parse import parse_options
 from cloakfs.config.views import Range
 from cloakfs.linux import mountinfo, ownfiles
-from cloakfs.mounted import mounted
-from cloakfs.shell import printable
-from cloakfs.views import Identity, accounts_of, resolve
+from cloakfs.messages import printable
+from cloakfs.state.runtime import mounted
+from cloakfs.tree.views import Identity, accounts_of, resolve
 
 from .common import fail, note
 from .completion import a_directory, a_mount_point

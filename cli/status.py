@@ -13,11 +13,11 @@ import click
 from rich.cells import cell_len
 from rich.filesize import decimal
 
-from cloakfs.health import Health, look
 from cloakfs.linux import mountinfo
-from cloakfs.mounted import Mounted
+from cloakfs.messages import printable
+from cloakfs.nfs.health import Health, look
 from cloakfs.nfs.services import Service
-from cloakfs.shell import printable
+from cloakfs.state.runtime import Mounted
 
 from .common import fail, mount_point
 from .completion import a_mount_point

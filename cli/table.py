@@ -7,12 +7,11 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from cloakfs import explain as why
-from cloakfs.caller import Caller
-from cloakfs.control import DaemonError
-from cloakfs.ids import ServerId
-from cloakfs.shell import printable
-from cloakfs.views import ViewError, user_identity
+from cloakfs.audit import explain as why
+from cloakfs.identity import Caller, ServerId
+from cloakfs.messages import printable
+from cloakfs.state.client import DaemonError
+from cloakfs.tree.views import ViewError, user_identity
 
 from .common import console, fail
 from .completion import a_directory

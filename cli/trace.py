@@ -18,10 +18,10 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from cloakfs.control import DaemonError, traced
-from cloakfs.mounted import Mounted, mounted
-from cloakfs.shell import printable
-from cloakfs.tracers import OPERATIONS, Record, Wanted, described, ids
+from cloakfs.messages import printable
+from cloakfs.state.client import DaemonError, traced
+from cloakfs.state.runtime import Mounted, mounted
+from cloakfs.tracerecords import OPERATIONS, Record, Wanted, described, ids
 
 from .common import console, fail, note
 from .completion import a_mount_point

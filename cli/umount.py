@@ -9,10 +9,10 @@ import time
 import click
 
 from cloakfs import linux
+from cloakfs.fuse.detach import KINDS
 from cloakfs.linux import mountinfo, process
-from cloakfs.mounted import Mounted, all_mounted, waiting
-from cloakfs.shell import printable
-from cloakfs.unmount import KINDS
+from cloakfs.messages import printable
+from cloakfs.state.runtime import Mounted, all_mounted, waiting
 
 from .common import fail, note, tuning
 from .completion import a_mount_point
@@ -69,7 +69,7 @@ def umount(mountpoint: str, *, lazy: bool) -> None:
 
 
 def _take_off(top: mountinfo.Place, flags: int) -> None:
-    """Unmount; a mount is also busy for the moment in which its own daemon looks at it (`filesystem.repair`)."""
+    """Unmount; a mount is also busy for the moment in which its own daemon looks at it (`filesystem.relookup`)."""
     deadline = time.monotonic() + tuning().unmount_seconds
     while True:
         try:

@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 from typing import NamedTuple
 
 from .columns import Columns
-from .ids import ServerId
+from .identity import ServerId
 from .mapping import DEFAULT_NOBODY, KINDS, NOBODY, FirstMatch, Kind, check_range, format_range
 
 # Trees have few combinations of mode, owner and group, but the number of remembered ones must be bounded nevertheless.

@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import Literal, cast, overload
 
 from .columns import Columns
-from .ids import ClientId, ServerId
+from .identity import ClientId, ServerId
 
 MAX_ID = 2**32 - 2
 """The largest id; configuration writes it as an upper bound of -1."""

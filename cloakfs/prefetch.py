@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple, Protocol
 
-from cloakfs.cursorpool import CursorPool
-from cloakfs.filetable import FileTable
+from .streams import CursorPool, FileTable
 
 NEAR_BYTES = 64 << 10
 """A read no farther than this from the expected offset may belong to a sequential stream, but be out of order."""

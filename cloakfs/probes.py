@@ -12,7 +12,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Self
 
-from .ids import ClientId
+from .identity import ClientId
 
 MOST_IDENTITIES = 1024
 """How many identities are remembered at most. Clients choose their uids, so the quietest make room for others."""

@@ -9,16 +9,34 @@ import stat
 import traceback
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from . import acl
-from .caller import Caller, ClientCaller
-from .ids import ClientId, ServerId
+from .identity import Caller, ClientCaller, ClientId, ServerId
 from .mapping import MAX_ID, Kind
 from .policy import METHODS, Attrs, Policy, is_built_in
 
-if TYPE_CHECKING:
-    from .below import Below
+
+class LowerTree(Protocol):
+    """The cloakfs mount in which the tree lies, as a view carries it (`stacking.lower`); a view itself never asks it.
+
+    Types of what system calls take and return are left out, because nothing pure may know them.
+    """
+
+    path: str
+
+    def has(self, info: Any) -> bool:
+        """Whether the object with this stat is in it."""
+
+    def shows(self, who: Any, fd: int, info: Any) -> bool:
+        """Whether the actor `who` may know of the object that `fd` refers to."""
+
+    def makes(self, who: Any, fd: int) -> tuple[ServerId, ServerId]:
+        """Return owner and group, as it shows them, of what would be made in the directory `fd`."""
+
+    def ask(self, who: Any, fd: int) -> bytes:
+        """Return what it tells `who` about the object that `fd` refers to."""
+
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +122,7 @@ class View:
         *,
         for_all: bool = False,
         checked: bool = False,
-        below: "Below | None" = None,
+        below: LowerTree | None = None,
         not_its_failure: type[Exception] | tuple[()] = (),
         act_as_daemon: Callable[[], None] | None = None,
     ) -> None:

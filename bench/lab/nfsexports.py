@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 
 from cli.common import OWN_COMMAND
-from cloakfs.control import Conversation
-from cloakfs.mounted import mounted
 from cloakfs.nfs.plan import mount_name
+from cloakfs.state.client import Conversation
+from cloakfs.state.runtime import mounted
 
 from .nfshost import sh
 

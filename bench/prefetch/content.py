@@ -6,7 +6,7 @@ import struct
 import time
 import zlib
 
-from cloakfs.mounted import mounted
+from cloakfs.state.runtime import mounted
 
 PAGE = 4096
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from ..cloak import CloakDef, CloakDefs
-from ..ids import ServerId
+from ..identity import ServerId
 from ..mapping import RangeDef, RangeDefs
 from ..prefetch import Limits
 from .errors import Location

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..errors import UserError
+from ..messages import UserError
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from ipaddress import ip_network
 
 from .. import cloak, mapping
-from ..ids import ClientId, ServerId
+from ..identity import ClientId, ServerId
 from ..mapping import IdMap, Kind, RangeDef
 from .draft import Draft
 from .errors import ExportsError, ExportsWarning, Location, Remark, shown

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..cloak import CloakDef
-from ..ids import ClientId, ServerId
+from ..identity import ClientId, ServerId
 from ..mapping import DEFAULT_NOBODY, RangeDef, Squash
 from ..prefetch import Limits
 from ..probes import DEFAULT_ALARM, Rate

@@ -9,13 +9,13 @@ Everything that violates the grammar is an error with its place; nothing is gues
 
 import re
 
-from .clients import EXPECTED_CLIENT, is_client
 from .draft import Draft
 from .errors import ExportsError, ExportsWarning, Location, shown
 from .lint import exported_already, key_of, refuse_contradictions, warnings_about
 from .optionlist import OptionList
 from .options import Export, Options
 from .scanner import BLANK, Scanner
+from .values import EXPECTED_CLIENT, is_client
 
 _CLIENT = re.compile(r'[^ \t\r\v\f\n()"#\\]*')
 _REST_OF_LOGICAL_LINE = re.compile(r"(?:[^\n]*\\\n)*+[^\n]*")

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from ..ids import ServerId
+from ..identity import ServerId
 from ..mapping import MAX_ID
 from .values import ID, are_ids, is_id
 

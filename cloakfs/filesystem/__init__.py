@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from pyfuse3 import InodeT
 
-from ..loop import last_request
+from ..fuse.loop import last_request
 from .attributes import Attributes
 from .data import Data
 from .directories import Directories

@@ -20,12 +20,13 @@ from pyfuse3 import (
 )
 
 from .. import linux
-from ..ids import ClientId, ServerId
+from ..fuse import compatibility
+from ..identity import ClientId, ServerId
 from ..linux import When
 from ..tree import calls
-from ..tree.door import Actor, attrs_of
+from ..tree.actor import Actor
 from ..tree.request import SET_ID, Request
-from . import pyfuse3memory
+from ..tree.visibility import attrs_of
 from .core import Core
 from .names import Names
 from .request import answers
@@ -140,7 +141,7 @@ class Attributes(Names, Core):
             if change.atime is OMIT and change.mtime is OMIT:
                 raise
             # Times of the caller's choice are for the owner alone, and the present is not.
-            with_present = change.with_present(*await pyfuse3memory.to_the_present(inode))
+            with_present = change.with_present(*await compatibility.to_the_present(inode))
             if with_present == change:
                 raise
             at = await self._again(at, inode, ctx)

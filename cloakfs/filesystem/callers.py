@@ -7,20 +7,19 @@ from operator import attrgetter
 
 from pyfuse3 import FUSEError, InodeT, RequestContext
 
-from ..above import INSIDE, Above
-from ..caller import Caller, ClientCaller
+from ..accounts.groups import GroupSource
+from ..accounts.threadstatus import ThreadStatus
 from ..exportmode import ExportMode
-from ..groups import GroupSource
-from ..ids import ClientId
+from ..identity import Caller, ClientCaller, ClientId
 from ..linux import CAP_SETUID
-from ..threadstatus import ThreadStatus
-from ..tree.door import DAEMON, Actor, RootActor, actor, with_group
+from ..stacking.upper import INSIDE, Above
+from ..tree.actor import DAEMON, Actor, RootActor, actor, with_group
 from ..tree.nodes import OBJECT_BITS, Nodes
 from ..tree.notes import noting
 from ..tree.objects import ALL, NOBODY, Stale
+from ..tree.views import Views
 from ..view import KernelCheckedCaller, View
-from ..views import Views
-from .inside import Inside
+from .selfprobe import Inside
 
 # Returns the ids of a request. (The function is typed as a whole, because wrapping each id would cost a call.)
 _client_ids: Callable[[RequestContext], tuple[ClientId, ClientId]] = attrgetter("uid", "gid")

@@ -7,58 +7,50 @@ import stat
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pyfuse3
 import trio
 from pyfuse3 import FileHandleT, FUSEError, InodeT, RequestContext
 
 from .. import linux
-from ..above import Above
-from ..asked import Answers, Asked, Asking, ask
+from ..accounts.groups import GroupSource
+from ..accounts.threadstatus import ThreadStatus
+from ..background.tasks import Tasks
 from ..exportmode import ExportMode
-from ..groups import GroupSource
-from ..ids import ServerId
+from ..fuse.compatibility import keeps_listings
+from ..identity import ServerId
 from ..kernelcache.cache import KernelCache
 from ..kernelcache.policy import Terms
 from ..linux import process
-from ..reader import Reader
-from ..tasks import Tasks
-from ..threadstatus import ThreadStatus
-from ..tracers import Record, Tracers, described
+from ..stacking.answers import Answers, Asked, Asking, ask
+from ..stacking.upper import Above
+from ..tracerecords import Record, described
 from ..tree import calls
-from ..tree.door import (
-    DAEMON,
-    Actor,
-    Door,
-    Sight,
-    sees,
-)
+from ..tree.actor import DAEMON, Actor
 from ..tree.find import Finder, Missing
 from ..tree.nodes import Nodes
 from ..tree.notes import noting
 from ..tree.objects import ALL, NOBODY, ROOT, Descriptor, Object, Stale, dev_ino
-from ..tree.passages import AT_ONCE, Far
 from ..tree.request import Request
+from ..tree.views import Views
+from ..tree.visibility import AT_ONCE, Door, Far, Sight, sees
 from ..tuning import STANDARD, Tuning
-from ..turns import Turns
-from ..view import View
-from ..views import Views
+from ..view import LowerTree, View
 from .callers import Callers
 from .handles import HalfRead, OpenFiles
-from .inside import Inside
 from .probing import Probing
-from .pyfuse3memory import keeps_listings
+from .reader import Reader
 from .recall import Recalls
 from .reconnect import Reconnecting
 from .references import References
-from .repair import Repair
+from .relookup import Repair
 from .replies import Replies
 from .request import Requests
+from .selfprobe import Inside
 from .trace import Trace
-
-if TYPE_CHECKING:
-    from ..below import Below
+from .tracers import Tracers
+from .turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -198,7 +190,7 @@ class Core(pyfuse3.Operations):
         if not on and not log.isEnabledFor(logging.DEBUG):
             self.requests.trace = None
         elif self.requests.trace is None:
-            self.requests.trace = Trace(self, self._hand_on)
+            self.requests.trace = Trace(self.nodes, self.views, self.files, self.requests, self.inside, self._hand_on)
 
     def _hand_on(self, record: Record) -> None:
         self.tracers.tell(record)
@@ -495,7 +487,7 @@ class Core(pyfuse3.Operations):
         return at, (at.who.uid, at.who.gid)
 
     @staticmethod
-    def _made_below(below: "Below", at: Request) -> tuple[ServerId, ServerId]:
+    def _made_below(below: LowerTree, at: Request) -> tuple[ServerId, ServerId]:
         return below.makes(at.credentials, at.fd)
 
     async def _open_late(

@@ -14,22 +14,22 @@ import trio
 from pyfuse3 import EntryAttributes, FileHandleT, InodeT, ReaddirToken, RequestContext
 
 from .. import linux
-from ..ids import ClientId
+from ..fuse.compatibility import UNKNOWN_INODE, keeps_listings, name_only, opened, requester
+from ..identity import ClientId
 from ..tree import calls
-from ..tree.door import DAEMON, Sight, sees
+from ..tree.actor import DAEMON
 from ..tree.index import Unstored
-from ..tree.knownmounts import TooSoon
+from ..tree.mounts import TooSoon
 from ..tree.nodes import Nodes
 from ..tree.objects import Object, Stale
-from ..tree.passages import Far
 from ..tree.positions import END
 from ..tree.request import Request
-from ..turns import SLICE_SECONDS
+from ..tree.visibility import Far, Sight, sees
 from .core import Near
 from .handles import Entry, OpenDirectory
 from .names import Names
-from .pyfuse3memory import UNKNOWN_INODE, keeps_listings, name_only, opened, requester
 from .request import answers
+from .turns import SLICE_SECONDS
 
 # stat(2) is timed for up to this many names of a batch. For a name that is in memory, it takes less than this:
 _SAMPLES = 16

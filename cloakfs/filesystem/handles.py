@@ -11,7 +11,7 @@ from pyfuse3 import FileHandleT, FUSEError
 from .. import linux
 from ..shares import Shares
 from ..tree import calls
-from ..tree.door import Actor, credentials
+from ..tree.actor import Actor, credentials
 from ..tree.filesystems import Filesystem
 from ..tree.nodes import Nodes
 from ..tree.objects import Listing, Object

@@ -12,16 +12,17 @@ import trio
 from pyfuse3 import EntryAttributes, FileInfo, FlagT, FUSEError, InodeT, ModeT, RequestContext
 
 from .. import linux
-from ..ids import ClientId
+from ..identity import ClientId
 from ..tree import calls
-from ..tree.door import DAEMON, note_unmade, sees, sees_made
+from ..tree.actor import DAEMON
 from ..tree.find import ABSENT, HIDDEN, Found, Missing
 from ..tree.index import Unstored
-from ..tree.knownmounts import TooSoon
+from ..tree.mounts import TooSoon
 from ..tree.nodes import OBJECT_BITS
 from ..tree.objects import ROOT, Descriptor, Directory, Object, Stale, dev_ino
 from ..tree.request import Request
-from . import exactly
+from ..tree.visibility import note_unmade, sees, sees_made
+from . import atomic
 from .core import Core
 from .data import open_again, reopen_flags
 from .request import answers
@@ -96,7 +97,7 @@ def _removed(at: Request, call: _Remove, name: bytes) -> None:
 
 
 def _removed_exactly(at: Request, call: _Remove, name: bytes, seen: int, info: linux.Stat) -> None:
-    exactly.remove(at.credentials_for_names(), at.fd, name, seen, info, call)
+    atomic.remove(at.credentials_for_names(), at.fd, name, seen, info, call)
 
 
 class Names(Core):
@@ -404,7 +405,7 @@ class Names(Core):
                 with contextlib.suppress(OSError):  # as in `_make_named`
                     path_fd = calls.find_again(linux.ROOT, fd)
                     self.nodes.ask(at.credentials, path_fd)
-                    is_there = exactly.leads_to(at.credentials, at.fd, name, calls.fstat(path_fd))
+                    is_there = atomic.leads_to(at.credentials, at.fd, name, calls.fstat(path_fd))
             # While a thread makes it, other requests may find it.
             return fd, None if at.in_thread else maker, maker is None, path_fd, is_there
 
@@ -487,7 +488,7 @@ class Names(Core):
                 return False
             with contextlib.suppress(OSError):  # the link has been made
                 self.nodes.ask(at.credentials, source)
-                return exactly.leads_to(at.credentials, at.fd, new_name, calls.fstat(source))
+                return atomic.leads_to(at.credentials, at.fd, new_name, calls.fstat(source))
             return False
 
         try:
@@ -517,11 +518,11 @@ class Names(Core):
         if call is calls.unlink and self._unlink_at_once(at, name):
             await self.cache.removed(at.number, [(at.obj, name)])
             return
-        for _ in range(exactly.TRIES):
+        for _ in range(atomic.TRIES):
             at, seen, info = await self._open_seen(at, name, inode, ctx)
             try:
                 await self._do(at, partial(_removed_exactly, call=call, name=name, seen=seen.fd, info=info))
-            except exactly.Elsewhere:
+            except atomic.Elsewhere:
                 at = await self._again(at, inode, ctx)
             else:
                 removed = self.nodes.at_place(at.obj, name, info) or self.nodes.known(seen.fd, at.obj)
@@ -618,13 +619,13 @@ class Names(Core):
         Returns:
             how to go on in the new directory (`_again`), and a descriptor (O_PATH) of what was replaced, if anything.
         """
-        for _ in range(exactly.TRIES):
+        for _ in range(atomic.TRIES):
             old, seen, info = await self._open_seen(old, name_old, inodes[0], ctx)
             new = await self._again(new, inodes[1], ctx)
             rename = partial(self._rename_exactly, old, name_old, seen, info, name_new=name_new, flags=flags)
             try:
                 return new, await self._do(new, rename)
-            except exactly.Elsewhere:
+            except atomic.Elsewhere:
                 old = await self._again(old, inodes[0], ctx)
             except _TAKEN:
                 self.probing.made_in_vain(new, name_new, ctx)
@@ -659,20 +660,20 @@ class Names(Core):
         """
         if not flags:
             look = partial(self._look_at_target, new, name_new, errno.EACCES)
-            return exactly.rename(_mover(old, new, info), old.fd, name_old, new.fd, name_new, seen.fd, look)
-        if not exactly.leads_to(new.credentials, old.fd, name_old, info):
-            raise exactly.Elsewhere
+            return atomic.rename(_mover(old, new, info), old.fd, name_old, new.fd, name_new, seen.fd, look)
+        if not atomic.leads_to(new.credentials, old.fd, name_old, info):
+            raise atomic.Elsewhere
         there = self._look_at_target(new, name_new, errno.EEXIST if flags & linux.RENAME_NOREPLACE else errno.ENOENT)
         if there is None and flags & linux.RENAME_NOREPLACE:
             self._rename(old, name_old, new, name_new=name_new, flags=flags)
             return None
-        exactly.leads_to(new.credentials, new.fd, name_new, info)  # as the caller, who may not be allowed to look
+        atomic.leads_to(new.credentials, new.fd, name_new, info)  # as the caller, who may not be allowed to look
         if there is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         try:
             if flags & linux.RENAME_NOREPLACE:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-            exactly.exchange(new.credentials, old.fd, name_old, new.fd, name_new, seen.fd, there)
+            atomic.exchange(new.credentials, old.fd, name_old, new.fd, name_new, seen.fd, there)
         finally:
             calls.close(there)
         return None

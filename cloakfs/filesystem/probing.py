@@ -6,6 +6,7 @@ are counted every half a second, at a time that no request determines.
 
 import errno
 import logging
+import os
 import time
 from collections import Counter
 
@@ -13,15 +14,15 @@ import trio
 from pyfuse3 import FUSEError, InodeT, RequestContext
 
 from ..config.options import Options
-from ..events import Events
-from ..ids import ClientId
+from ..identity import ClientId
+from ..messages import shell_word
+from ..monitoring import Events
 from ..probes import Alarm, Identity, Kind, Probes
-from ..shell import shell_word
-from ..tree.door import DAEMON
+from ..tree.actor import DAEMON
 from ..tree.nodes import Nodes
+from ..tree.objects import Object
 from ..tree.request import Request
-from ..views import Views
-from .paths import known_path
+from ..tree.views import Views
 
 log = logging.getLogger(__name__)
 
@@ -160,3 +161,19 @@ class Probing:
             log.warning("%s", line)
         else:
             self._not_logged += 1
+
+
+def known_path(
+    nodes: Nodes, views: Views, mountpoint: str, number: int, obj: Object, name: bytes | None = None
+) -> str | None:
+    """Return the last known path of an object, or of `name` in it, in the view with this number; None if unknown."""
+    names = [] if name is None else [name]
+    at = obj
+    while at is not nodes.root:
+        if at.parent is None:
+            return None
+        names.append(at.name)
+        at = at.parent
+    if views.top and number:
+        names.append(b"@" + os.fsencode(views.label(number) or "?"))
+    return os.path.join(mountpoint, *(os.fsdecode(part) for part in reversed(names)))

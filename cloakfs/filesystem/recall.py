@@ -21,7 +21,7 @@ import trio
 from ..tree.nodes import Nodes
 from ..tree.objects import Object
 from .handles import OpenFiles
-from .inside import Inside
+from .selfprobe import Inside
 
 log = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from pyfuse3 import EntryAttributes, InodeT, ModeT
 from .. import linux
 from ..exportmode import ExportMode
 from ..kernelcache.cache import KernelCache
-from ..tree.door import attrs_of
 from ..tree.nodes import OBJECT_BITS, Nodes
 from ..tree.objects import Object, Stale
 from ..tree.request import SET_ID, Request
+from ..tree.visibility import attrs_of
 from ..view import KernelCheckedCaller, View
 
 

@@ -7,19 +7,16 @@ import logging
 import os
 import time
 import traceback
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Protocol, TypeVar, TypeVarTuple
 
 from pyfuse3 import FUSEError
 
-from ..counters import SUM, Counters
-from ..loop import MOST_PENDING, MOST_WRITES, SHARE
+from ..fuse.loop import MOST_PENDING, MOST_WRITES, SHARE
+from ..monitoring import SUM, Counters
 from ..shares import Shares
 from ..tree.notes import noting
 from .handles import OpenFiles
-
-if TYPE_CHECKING:
-    from .trace import Trace
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +27,17 @@ _TELL_AGAIN_SECONDS = 60.0
 # So many lines of the log say who was refused more than its share; clients may have any number of uids.
 _MOST_TOLD = 100
 
+_T = TypeVar("_T")
+
 # The message of the RuntimeError that threading.Thread.start raises; the error has no type of its own.
 _NO_THREAD = "can't start new thread"
+
+
+class Recorder(Protocol):
+    """Makes a record of each request (`filesystem.trace`)."""
+
+    async def answer(self, operation: str, given: Mapping[str, Any], answer: Coroutine[Any, Any, _T]) -> _T:
+        """Return the answer to a request, and tell of it."""
 
 
 class Requests:
@@ -49,7 +55,7 @@ class Requests:
         self.counters = Counters()
         self.waiting: Shares[int] = Shares(MOST_PENDING, SHARE)
         self.writes: Shares[int] = Shares(MOST_WRITES)
-        self.trace: Trace | None = None
+        self.trace: Recorder | None = None
         self._logged: dict[tuple[str, type[Exception], int], float] = {}  # cause -> when
         self._told: set[tuple[str, int]] = set()  # which callers of what
 
@@ -96,7 +102,6 @@ class _Operations(Protocol):
 
 _C = TypeVar("_C", bound=_Operations)
 _P = TypeVarTuple("_P")  # pyfuse3 names no arguments
-_T = TypeVar("_T")
 
 
 def answers(

@@ -8,22 +8,24 @@ import stat
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, InodeT, RequestContext
 
-from ..above import INSIDE
-from ..ids import ClientId
+from ..fuse.compatibility import requester
+from ..identity import ClientId
 from ..linux import process
-from ..tracers import Record
+from ..stacking.upper import INSIDE
+from ..tracerecords import Record
+from ..tree.nodes import Nodes
 from ..tree.notes import Hidden, Notes, noting
 from ..tree.objects import Object
+from ..tree.views import Views
 from ..view import View
-from .paths import known_path
-from .pyfuse3memory import requester
-
-if TYPE_CHECKING:
-    from .core import Core
+from .handles import OpenFiles
+from .probing import known_path
+from .request import Requests
+from .selfprobe import Inside
 
 log = logging.getLogger(__name__)
 
@@ -68,12 +70,28 @@ class Trace:
     """Makes the records. There is a new one each time that somebody begins to trace a mount nobody has traced.
 
     Args:
-        mount: the mount.
+        nodes: the objects of the mount.
+        views: its views.
+        files: what clients have open.
+        requests: its requests.
+        probe: the daemon's own requests, which go through its mount.
         tell: called with each record.
     """
 
-    def __init__(self, mount: "Core", tell: Callable[[Record], None]) -> None:
-        self._mount = mount
+    def __init__(
+        self,
+        nodes: Nodes,
+        views: Views,
+        files: OpenFiles,
+        requests: Requests,
+        probe: Inside,
+        tell: Callable[[Record], None],
+    ) -> None:
+        self._nodes = nodes
+        self._views = views
+        self._files = files
+        self._requests = requests
+        self._probe = probe
         self._tell = tell
         self._openers: dict[int, _Caller] = {}  # by handle: pyfuse3 does not report who reads and writes
         self._has_failed = False
@@ -176,13 +194,13 @@ class Trace:
 
     def _is_inside(self, caller: _Caller) -> bool:
         """Whether this daemon, or one above, asks on its own behalf."""
-        return caller.pid in self._mount.inside.threads or (caller.uid, caller.gid) == INSIDE[:2]
+        return caller.pid in self._probe.threads or (caller.uid, caller.gid) == INSIDE[:2]
 
     def _server(self, place: _Place | None, begun: _Begun) -> dict[str, int] | None:
         """Return the identity that the request was served as; None if it has none."""
         who: tuple[int, int] | None = None
         view = self._view(place)
-        file = self._mount.files.by_fd.get(begun.given.get("fh", -1)) if "ctx" not in begun.given else None
+        file = self._files.by_fd.get(begun.given.get("fh", -1)) if "ctx" not in begun.given else None
         if begun.notes.who is not None:
             who = begun.notes.who.uid, begun.notes.who.gid
         elif view is None or (begun.caller is not None and not view.admits(ClientId(begun.caller.uid))):
@@ -196,14 +214,14 @@ class Trace:
         return None if who is None else {"uid": who[0], "gid": who[1]}
 
     def _view(self, place: _Place | None) -> View | None:
-        is_top = place is None or (self._mount.views.top and not place.number)
-        return None if is_top or place is None else self._mount.views.get(place.number)
+        is_top = place is None or (self._views.top and not place.number)
+        return None if is_top or place is None else self._views.get(place.number)
 
     # -- what ----------------------------------------------------------------------------------------
 
     def _place(self, given: Mapping[str, Any]) -> _Place | None:
         """Return what the request is about; None if it is not known."""
-        file = self._mount.files.by_fd.get(given["fh"]) if given.get("fh") is not None else None
+        file = self._files.by_fd.get(given["fh"]) if given.get("fh") is not None else None
         if file is not None:
             return _Place(file.number, file.obj)
         for parent, name in (("parent_inode", "name"), ("parent_inode_old", "name_old"), ("inode", "")):
@@ -212,8 +230,8 @@ class Trace:
         return None
 
     def _known(self, inode: InodeT, name: bytes | None) -> _Place | None:
-        obj = self._mount.nodes.known_as(inode)
-        return None if obj is None else _Place(self._mount.nodes.view_of(inode), obj, name)
+        obj = self._nodes.known_as(inode)
+        return None if obj is None else _Place(self._nodes.view_of(inode), obj, name)
 
     def _paths(self, given: Mapping[str, Any]) -> list[str | None]:
         """Return the path that the request is about, and the second one if there are two (link, rename)."""
@@ -222,15 +240,15 @@ class Trace:
         if second is not None:
             other = self._known(given[second], given["new_name" if second == "new_parent_inode" else "name_new"])
         if given.keys() <= {"ctx"}:  # statfs
-            return [self._mount.inside.mountpoint, None]
+            return [self._probe.mountpoint, None]
         return [self._path(self._place(given)), self._path(other)]
 
     def _path(self, place: _Place | None) -> str | None:
         """Return the last known path of a place, which is below the mount point; None if that is not known."""
         if place is None:
             return None
-        mount = self._mount
-        return known_path(mount.nodes, mount.views, mount.inside.mountpoint, place.number, place.obj, place.name)
+        mountpoint = self._probe.mountpoint
+        return known_path(self._nodes, self._views, mountpoint, place.number, place.obj, place.name)
 
     def _path_of(self, hidden: Hidden, begun: _Begun, place: _Place | None) -> str | None:
         if place is None:
@@ -249,21 +267,21 @@ class Trace:
         if exc.errno == errno.EIO and not isinstance(exc.__context__, OSError):
             return "the daemon failed; see its log"
         if exc.errno == errno.EAGAIN:
-            if caller is not None and not self._mount.requests.waiting.has_share_left(caller.uid):
-                return f"{self._mount.requests.waiting.held.get(caller.uid, 0)} requests of this caller wait already"
+            if caller is not None and not self._requests.waiting.has_share_left(caller.uid):
+                return f"{self._requests.waiting.held.get(caller.uid, 0)} requests of this caller wait already"
             return None
         if exc.errno not in (errno.EACCES, errno.EPERM):
             return None
         if view is not None and caller is not None and not view.admits(ClientId(caller.uid)):
             return "the view does not let this caller in"
-        if place is not None and place.name is not None and self._mount.views.top and not place.number:
+        if place is not None and place.name is not None and self._views.top and not place.number:
             return "there is no such view, or it does not let this caller in"
         if place is None or not isinstance(exc.__context__, PermissionError):
             return None
         why = "the real tree refuses it"
         with contextlib.suppress(OSError):  # it is gone by now
-            if not self._mount.nodes.waits(place.obj):
-                info = place.obj.filesystem.stat(self._mount.nodes.fd(place.obj))
+            if not self._nodes.waits(place.obj):
+                info = place.obj.filesystem.stat(self._nodes.fd(place.obj))
                 mode = f"{stat.filemode(info.st_mode)} {info.st_uid}:{info.st_gid}"
                 why += f" ({self._path(place._replace(name=None))} is {mode} there)"
         return why

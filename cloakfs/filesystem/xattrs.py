@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pyfuse3 import FUSEError, InodeT, RequestContext, XAttrNameT
 
 from .. import acl, linux
-from ..above import QUESTION
 from ..linux import process
 from ..policy import Attrs
+from ..stacking.upper import QUESTION
 from ..tree import calls
 from ..tree.objects import Stale
 from ..tree.request import Request

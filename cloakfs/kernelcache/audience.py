@@ -16,10 +16,10 @@ import stat
 
 from .. import linux
 from ..exportmode import ExportMode
-from ..ids import ClientId, ServerId
-from ..tree.door import may_with_any_groups
+from ..identity import ClientId, ServerId
 from ..tree.nodes import Nodes
 from ..tree.objects import ALL, NOBODY, Object, Stale, as_directory
+from ..tree.visibility import may_with_any_groups
 from ..view import View
 from .invalidation import Below, Invalidation
 

@@ -10,20 +10,20 @@ concern.
 from collections.abc import Callable, Generator
 from typing import Any
 
-from ..counters import Counters
-from ..tasks import Tasks
+from ..background.tasks import Tasks
+from ..monitoring import Counters
 from ..tree.nodes import Nodes
 from ..tree.objects import NOBODY, Object
-from ..tree.passages import Passages
+from ..tree.views import Views
+from ..tree.visibility import Passages
 from ..tuning import STANDARD, Tuning
-from ..views import Views
-from ..watch import Watch
 from .audience import Audiences
 from .changes import Changes
+from .complete import Listings
 from .invalidation import Invalidation
-from .listings import Listings
 from .policy import Fact, Terms, facts, tree_mount
 from .timeouts import Timeouts
+from .watch import Watch
 
 
 class Pending:

@@ -25,20 +25,20 @@ from ..linux.fanotify import (
     Event,
 )
 from ..tree import calls
-from ..tree.door import actor, everybody_may, sees
+from ..tree.actor import actor
 from ..tree.filesystems import Filesystem
 from ..tree.nodes import Nodes
 from ..tree.objects import Object
-from ..tree.passages import Passages
 from ..tree.registry import Told
+from ..tree.views import Views
+from ..tree.visibility import Passages, everybody_may, sees
 from ..view import View
-from ..views import Views
-from ..watch import Watch, mounts_changed
 from .audience import Audiences
+from .complete import Listings
 from .invalidation import Below, Invalidation, Names
-from .listings import Listings
 from .policy import SHORT_SECONDS
 from .timeouts import Timeouts, may_search
+from .watch import Watch, mounts_changed
 
 log = logging.getLogger(__name__)
 

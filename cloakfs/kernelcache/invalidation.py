@@ -11,13 +11,13 @@ from weakref import WeakSet
 
 import trio
 
+from ..background.tasks import Tasks
 from ..exportmode import ExportMode
-from ..tasks import Tasks
 from ..tree.nodes import Nodes
 from ..tree.objects import AbsentXattrs, Directory, Object
-from ..tree.passages import Passages
+from ..tree.visibility import Passages
 from ..tuning import STANDARD, Tuning
-from .absences import Absences
+from .negative import Absences
 from .notifier import Notifier
 from .policy import ABSENT_SECONDS
 

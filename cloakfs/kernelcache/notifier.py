@@ -30,8 +30,8 @@ import pyfuse3
 import trio
 from pyfuse3 import InodeT
 
+from ..background.tasks import Tasks
 from ..linux import ownfiles
-from ..tasks import Tasks
 from ..tree import calls
 from ..tuning import STANDARD, Tuning
 

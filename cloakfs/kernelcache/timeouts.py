@@ -10,15 +10,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from .. import linux
-from ..caller import Caller
-from ..counters import Counters
+from ..identity import Caller
+from ..monitoring import Counters
 from ..tree import calls
-from ..tree.door import DAEMON, actor, attrs_of, credentials, everybody_may, may_with_any_groups, sees
+from ..tree.actor import DAEMON, actor, credentials
 from ..tree.filesystems import Filesystem
 from ..tree.locate import is_settled
 from ..tree.nodes import Nodes
 from ..tree.objects import ALL, NOBODY, Directory, Object, as_directory
 from ..tree.request import Request
+from ..tree.visibility import attrs_of, everybody_may, may_with_any_groups, sees
 from ..view import View
 from .audience import Audiences
 from .invalidation import Invalidation

@@ -13,16 +13,7 @@ from .capabilities import (
     raised,
     set_effective_capabilities,
 )
-from .credentials import (
-    ANYBODY,
-    FEW_GROUPS,
-    MOST_LONG,
-    ROOT,
-    Credentials,
-    act_as_daemon,
-    act_for_nobody_as,
-    as_daemon,
-)
+from .credentials import ANYBODY, FEW_GROUPS, MOST_LONG, ROOT, Credentials, act_as_daemon, act_for_nobody_as, as_daemon
 from .mounting import (
     MNT_DETACH,
     MS_BIND,

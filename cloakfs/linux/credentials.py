@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import lru_cache, wraps
 from typing import Any, NamedTuple, TypeVar, cast
 
-from ..ids import ServerId
+from ..identity import ServerId
 from .capabilities import effective_capabilities, set_effective_capabilities
 from .libc import NR, check, syscall
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import TYPE_CHECKING, cast
 
-from ..ids import ServerId
+from ..identity import ServerId
 from .libc import AT_EMPTY_PATH, NR, check, libc, syscall
 
 AT_EACCESS = 0x200

@@ -32,8 +32,8 @@ from dataclasses import dataclass, replace
 import trio
 
 from .. import linux
+from ..fuse.detach import KINDS
 from ..linux import mountinfo, ownfiles, programs
-from ..unmount import KINDS
 from . import ganeshastate
 from .ending import end
 from .rpc import MOUNT, NFS, RPCBIND, null_call

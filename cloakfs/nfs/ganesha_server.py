@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from ..linux import ownfiles
-from ..versions import is_known, refusal
+from ..state.versions import is_known, refusal
 from . import served
 from .ganesha import GRACE_SECONDS, Ganesha, GaneshaExport
 from .plan import Mount

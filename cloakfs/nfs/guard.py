@@ -19,21 +19,20 @@ from typing import Any
 
 import trio
 
-from .. import tasks
+from ..background import tasks
+from ..background.backoff import pause
+from ..background.logfile import follow_rotation
 from ..config.options import Export
 from ..config.render import format_exports, format_options
+from ..fuse.detach import KINDS, detach, detach_dead
 from ..linux import mountinfo, ownfiles, sockets
-from ..logfile import follow_rotation
-from ..mounted import Mounted, mounted
-from ..pauses import pause
-from ..policy import is_in_file
-from ..shell import shell_word
+from ..messages import shell_word
+from ..plugin.loader import is_in_file
+from ..state.runtime import Mounted, mounted
 from ..tuning import STANDARD, Tuning
-from ..unmount import KINDS, detach, detach_dead
 from . import knfsd, leftover, root, served
 from .ending import end, wait_for_end
-from .plan import Mount, Plan
-from .plandiff import Difference, compare
+from .plan import Difference, Mount, Plan, compare
 from .server import Server, ServerError
 
 log = logging.getLogger(__name__)

@@ -14,15 +14,14 @@ from ipaddress import ip_network
 
 import trio
 
-from .. import hosts
-from ..config.clients import host_of
 from ..config.errors import Remark
 from ..config.files import files_of, read_all
 from ..config.lint import ROOT_FSID, beside_root, fsid_of, same_fsid
 from ..config.options import CONDITIONS
+from ..config.values import host_of
 from ..linux import may_lease, mountinfo, name_to_handle, ownfiles, process, programs
-from ..mounted import mounted
-from . import nfsdrestart, nfsdstate, root, served
+from ..state.runtime import mounted
+from . import hosts, nfsdrestart, nfsdstate, root, served
 from .plan import Mount, Plan
 from .rpc import null_call
 from .server import ServerError, run
@@ -178,7 +177,7 @@ def _told_gids(mounts: Iterable[Mount]) -> list[Remark]:
     ]
 
 
-# File systems whose changes, all of them, the kernel reports to the daemon: see `cloakfs.watch`.
+# File systems whose changes, all of them, the kernel reports to the daemon: see `cloakfs.kernelcache.watch`.
 _REPORTED = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs", "f2fs", "bcachefs"})
 
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 import trio
 
 from ..linux import ownfiles, process
-from ..versions import is_known, refusal
+from ..state.versions import is_known, refusal
 from .ganesha import Ganesha
 from .knfsd import resume, unexport
 from .plan import Mount, ServerKind

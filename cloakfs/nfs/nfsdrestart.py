@@ -26,7 +26,7 @@ from typing import NamedTuple
 import trio
 
 from ..linux import ownfiles, programs
-from ..mounted import RUN_DIR
+from ..state.runtime import RUN_DIR
 from . import nfsdstate
 from .server import ServerError
 

@@ -14,10 +14,10 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ..fuse.detach import KINDS
 from ..linux import mountinfo, ownfiles
 from ..linux.database import connect
-from ..mounted import RUN_DIR
-from ..unmount import KINDS
+from ..state.runtime import RUN_DIR
 
 _CLIENTS = "/proc/fs/nfsd/clients"
 _CACHES = ("nfsd.export", "nfsd.fh")

@@ -5,7 +5,7 @@ kernel, uid 0 is root, whatever cloakfs maps it to. So the server keeps root onl
 """
 
 from ..config.options import Options
-from ..ids import ClientId, ServerId
+from ..identity import ClientId, ServerId
 from ..mapping import DEFAULT_NOBODY, MAX_ID, IdMap, Kind
 
 _ROOT = ClientId(0)

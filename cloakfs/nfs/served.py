@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 
 import trio
 
-from .. import hosts
 from ..linux import ownfiles
-from . import rpc
+from . import hosts, rpc
 from .plan import Mount
 
 SECONDS = 2.0

@@ -6,8 +6,8 @@ from typing import Protocol
 
 import trio
 
-from ..errors import UserError
 from ..linux import programs
+from ..messages import UserError
 from .plan import Mount
 from .served import Answers
 

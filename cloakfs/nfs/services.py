@@ -8,8 +8,8 @@ from typing import Any
 import trio
 
 from ..linux import ownfiles
-from ..mounted import RUN_DIR
-from ..versions import is_known, refusal
+from ..state.runtime import RUN_DIR
+from ..state.versions import is_known, refusal
 from . import leftover
 from .guard import RUN_DIR_PREFIX, VERSION, control_path
 from .server import ServerError

@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 
 from .. import linux
-from ..ids import ServerId
+from ..identity import ServerId
 from ..linux import ANYBODY, ROOT, Credentials, Stat, When
 from ..linux.credentials import assume
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from .. import linux
 from ..linux import Stat
 from . import calls
-from .knownmounts import KnownMounts
+from .mounts import KnownMounts
 from .objects import ROOT, Descriptor, Directory, Object, Stale, dev_ino, unused_descriptors
 
 _T = TypeVar("_T")

@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 from .. import linux
 from . import calls
-from .door import DAEMON, note_hidden, sees
+from .actor import DAEMON
 from .nodes import Nodes
 from .objects import Object
 from .request import Request
+from .visibility import note_hidden, sees
 
 
 class Missing(Enum):

@@ -29,7 +29,7 @@ from typing import Any
 
 from ..linux import database, ownfiles
 from ..linux.database import Database
-from ..versions import VersionError, is_known, refusal
+from ..state.versions import VersionError, is_known, refusal
 
 log = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping
 
 from .. import linux
 from ..linux import Credentials, Stat
-from . import calls, links
+from . import calls
 from .descriptors import Descriptors
 from .filesystems import Filesystem
-from .knownmounts import KnownMounts
+from .mounts import KnownMounts
 from .objects import Object, Stale, dev_ino
-from .registry import Registry, Told
+from .registry import Registry, Told, drop_name, entry
 
 # How many entries of a directory are looked through for a name that the kernel cannot tell (in a millisecond).
 _MOST_ENTRIES = 2048
@@ -72,7 +72,7 @@ class Locator:
         *above, name = inside.split(b"/")
         at = self._registry.root
         for level in above:
-            below = links.entry(at, level)
+            below = entry(at, level)
             if below is None:
                 return None
             at = below
@@ -200,7 +200,7 @@ class Locator:
         place: tuple[Object, bytes] | None = None
         for directory, name in obj.others:
             if self.is_at(info, directory, name):
-                links.drop_name(obj, directory, name)
+                drop_name(obj, directory, name)
                 place = directory, name
                 break
         if place is None and not obj.filesystem.by_threads:

@@ -7,28 +7,34 @@ The object number comes from the index. The root of the tree is object 1 and a c
 nodeid 1 is the root of a plain mount, as FUSE requires. An object is identified by the file handle that its file system
 gives it (name_to_handle_at(2)), prefixed with the number of the mount it lies on: the same inode below two
 bind mounts is two objects, because a directory can have only one place in the kernel's dentry cache.
+
+Deleted objects leave the index. The deletion of one that is not in use goes unnoticed, so the index is swept for them.
 """
 
+import errno
 import hashlib
 import logging
+from collections.abc import Callable
 
 from ..tuning import STANDARD, Tuning
-from . import links
+from . import calls, filesystems
 from .descriptors import Descriptors
 from .index import Index
-from .knownmounts import KnownMounts
 from .locate import Locator
-from .look import Lookout
+from .mounts import KnownMounts
 from .objects import ROOT, TRANSIENT, Object
 from .positions import Positions
-from .registry import Registry
-from .sweep import Sweeper
+from .prefault import Lookout
+from .registry import Registry, entry, unlist, within
 
 log = logging.getLogger(__name__)
 
 OBJECT_BITS = 48
 _OBJECT_MASK = (1 << OBJECT_BITS) - 1
 MAX_VIEWS = (1 << 15) - 1
+
+# How many objects of the index are looked at in one go, which takes some milliseconds in a thread.
+_SWEEP = 200
 
 
 class Nodes:
@@ -96,9 +102,9 @@ class Nodes:
         self.hold = registry.hold
         self.drop_if_unused = registry.drop_if_unused
         self.drop_unused = registry.drop_unused
-        self.within = links.within
-        self.unlist = links.unlist
-        self.entry = links.entry
+        self.within = within
+        self.unlist = unlist
+        self.entry = entry
 
         self.places = locator.places
         self.is_at = locator.is_at
@@ -178,3 +184,56 @@ class Nodes:
         """Close every descriptor."""
         self.descriptors.close_all()
         self.mounts.close()
+
+
+class Sweeper:
+    """Goes through the index of one tree, a few objects at a time."""
+
+    def __init__(self, index: Index, mounts: KnownMounts, registry: Registry) -> None:
+        self._index = index
+        self._mounts = mounts
+        self._registry = registry
+        self._last = 0  # the number of the object that was looked at last
+        boot = filesystems.boot_id()
+        self._lost = {number for number, key in index.filesystems() if filesystems.is_lost(key, boot)}
+
+    def sweep(self) -> Callable[[], list[int]]:
+        """Prepare to check whether the next objects of the index, as far as they are not in use, still exist.
+
+        Returns:
+            to be called in a thread; its result, the numbers of those that are gone, is for `swept`.
+        """
+        # Only mounts that are certain to be the file system that the handle comes from.
+        sure = {
+            filesystem.number: filesystem.fd
+            for filesystem in self._mounts.by_number.values()
+            if filesystem.decodable and not filesystem.remote and filesystem.is_certain
+        }
+        rows = self._index.after(self._last, _SWEEP)
+        self._last = rows[-1][0] if rows else 0
+        unused = [
+            (number, int.from_bytes(handle[:4], "little"), handle[4:])
+            for number, handle in rows
+            if number not in self._registry.by_number
+        ]
+        lost = [number for number, of, _ in unused if of in self._lost]
+        chosen = [(number, sure[of], handle) for number, of, handle in unused if of in sure]
+
+        def look() -> list[int]:
+            return lost + [number for number, fd, handle in chosen if _is_gone(fd, handle)]
+
+        return look
+
+    def swept(self, gone: list[int]) -> None:
+        """Remove these objects from the index, unless they have come into use."""
+        for number in gone:
+            if number not in self._registry.by_number:
+                self._index.remove(number)
+
+
+def _is_gone(mount_fd: int, handle: bytes) -> bool:
+    try:
+        calls.close(calls.find_handle(mount_fd, handle))
+    except OSError as exc:
+        return exc.errno == errno.ESTALE
+    return False

@@ -3,9 +3,9 @@
 from contextvars import ContextVar
 from typing import NamedTuple
 
-from ..caller import Caller
+from ..identity import Caller
 from ..policy import Attrs
-from ..rules import reason_of
+from ..reasons import reason_of
 from ..view import View
 from .objects import Object
 

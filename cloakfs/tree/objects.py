@@ -4,15 +4,13 @@ import errno
 import os
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from .. import linux
+from ..cloak import Condition
 from . import calls
+from .accesspath import Passage
 from .filesystems import Filesystem
-
-if TYPE_CHECKING:
-    from ..cloak import Condition
-    from .passages import Passage
 
 ROOT = 1
 """The number of the root of the tree."""
@@ -269,7 +267,7 @@ class Directory(Object):
         self.passage = None  # who gets through to it
         self.no_acl_since = NEVER  # `trusted` when it had no ACL. It has none as long as both are the same.
 
-        # What the kernel remembers of it: see `kernelcache.audience`, `kernelcache.listings`, `kernelcache.timeouts`.
+        # What the kernel remembers of it: see `kernelcache.audience`, `kernelcache.complete`, `kernelcache.timeouts`.
         self.remembers_names = False  # the kernel may remember names in it that its audience alone may know
         self.listing = None
         self.public = _NO_VIEWS  # of `kept`, the views in which everybody may search it, and all directories above

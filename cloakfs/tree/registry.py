@@ -1,21 +1,150 @@
-"""The objects that the kernel knows: found by number or handle, and kept for as long as anything refers to them.
+"""The objects that the kernel knows: found by number, handle or name, and kept for as long as anything refers to them.
 
 The kernel refers to an object by lookups that it has not forgotten yet; known names in it, and open files, pin it.
 An object that is dropped here can be restored from the index.
+
+An object's last known place is in the directory's `children`, or in its `strays` if something has happened to that name
+since. Its further names are in `further` of their directories. So each is found at once, however many have changed.
+Whether the names are still true is not verified here (`locate` does that). Each name pins the directory that it is in;
+a directory that has lost a name may be unused, and is then dropped.
 """
 
 import os
 import stat
 from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import NamedTuple
 
 from ..linux import Credentials, Stat
-from . import calls, links
+from . import calls
 from .descriptors import Descriptors
 from .filesystems import Filesystem
 from .index import Index
-from .knownmounts import KnownMounts
-from .objects import ALL, NOBODY, ROOT, TRANSIENT, Directory, Object, Stale, as_directory
+from .mounts import KnownMounts
+from .objects import ALL, NEVER, NOBODY, ROOT, TRANSIENT, Directory, Object, Stale, as_directory
+
+# How many further names of a file to remember; one with more may have to be looked up again to be used by handle.
+_MAX_OTHER_NAMES = 16
+
+
+def place(obj: Object, parent: Directory, name: bytes) -> Directory | None:
+    """Record that `obj` is now `name` in `parent`; return the directory it was in, which has one name less by that."""
+    before = leave(obj) if obj.parent is not None or isinstance(obj, Directory) else None
+    parent.pins += 1
+    obj.parent, obj.name, obj.checked = parent, name, NEVER
+    if parent.children is None:
+        parent.children = {}
+    replaced = parent.children.get(name)
+    if replaced is not None:
+        _stray(parent, name, replaced)  # until it is found elsewhere, or nowhere
+    parent.children[name] = obj
+    return before
+
+
+def leave(obj: Object) -> Directory | None:
+    """Record that `obj` has no place now; return the directory it was in, which has one name less by that."""
+    if isinstance(obj, Directory):
+        obj.trusted = -1
+        if obj.passage is not None:
+            obj.passage.is_void = True
+    parent, obj.parent = obj.parent, None
+    if parent is not None:
+        if parent.children is not None and parent.children.get(obj.name) is obj:
+            del parent.children[obj.name]
+        if parent.strays:
+            same = parent.strays.get(obj.name, {})
+            same.pop(obj, None)
+            if not same:
+                parent.strays.pop(obj.name, None)
+        parent.pins -= 1
+    return parent
+
+
+def is_entry(obj: Object, parent: Object, name: bytes) -> bool:
+    """Whether `obj` is the last object that was found as `name` in `parent`, and nothing has happened to that name."""
+    return parent.children is not None and parent.children.get(name) is obj
+
+
+def unlist(parent: Object, name: bytes) -> None:
+    """Record that something happened to this name: it leads nowhere, or to an object that has yet to be found there.
+
+    What was found there keeps this as its last known place, which is verified before anybody relies on it.
+    """
+    children = parent.children
+    if children is not None and name in children:
+        obj = children.pop(name)
+        obj.checked = NEVER
+        _stray(as_directory(parent), name, obj)
+
+
+def entry(parent: Object, name: bytes) -> Object | None:
+    """Return the last object whose last known place this is, also if something has happened to the name since."""
+    there = (parent.children or {}).get(name)
+    if there is None:
+        there = next(reversed((parent.strays or {}).get(name, {})), None)
+    return there
+
+
+def part(obj: Object, parent: Directory) -> Directory | None:
+    """If `parent` was thought to be below `obj`, undo that as outdated: no directory can be below itself.
+
+    It must be done before `obj` is placed in `parent`. Returns the directory that has no place any more.
+    """
+    if not isinstance(obj, Directory) or not obj.pins:
+        return None
+    at: Directory | None = parent
+    while at is not None and at.parent is not obj:
+        at = at.parent
+    if at is not None:
+        leave(at)
+    return at
+
+
+def _stray(parent: Directory, name: bytes, obj: Object) -> None:
+    if parent.strays is None:
+        parent.strays = {}
+    parent.strays.setdefault(name, {})[obj] = None
+
+
+def end_name(obj: Object, parent: Directory, name: bytes) -> None:
+    """Note that this is not among the further names of `obj` any more."""
+    parent.pins -= 1
+    if parent.further is not None and (parent, name) not in obj.others:
+        parent.further.discard((name, obj))
+
+
+def within(directory: Object) -> list[Object]:
+    """Return the objects known to have, or to have had, a name in this directory: perhaps too many, never too few."""
+    return [
+        *(directory.children or {}).values(),
+        *chain.from_iterable((directory.strays or {}).values()),
+        *(obj for _, obj in directory.further or ()),
+    ]
+
+
+def add_name(obj: Object) -> None:
+    """Make the present place of the file `obj`, which is about to get another one, one of its further names."""
+    assert obj.parent is not None
+    rare = obj.rarely()
+    if rare.others is None:
+        rare.others = []
+    parent = obj.parent
+    rare.others.append((parent, obj.name))
+    parent.pins += 1
+    if parent.further is None:
+        parent.further = set()
+    parent.further.add((obj.name, obj))
+
+
+def drop_name(obj: Object, parent: Directory, name: bytes) -> None:
+    """Remove this name, about to be its place, from the further names of `obj`, or the oldest if there are too many."""
+    others = [*obj.others]
+    outdated = others.index((parent, name)) if (parent, name) in others else 0
+    if (parent, name) in others or len(others) > _MAX_OTHER_NAMES:
+        ended = others.pop(outdated)
+        obj.others = others
+        end_name(obj, *ended)
+
 
 # How many levels of directories that nobody uses any more are dropped at once.
 _LEVELS_AT_ONCE = 64
@@ -143,7 +272,7 @@ class Registry:
                     self._place(obj, parent, name)
                 else:
                     self.astray[obj] = None
-            elif parent is not None and not links.is_entry(obj, parent, name):
+            elif parent is not None and not is_entry(obj, parent, name):
                 self.found_again(obj, parent, name, obj.filesystem.stat(fd))
         except BaseException:
             calls.close(fd)
@@ -188,7 +317,7 @@ class Registry:
         obj = self._descriptors.of_inode(info)
         if obj is None or obj.filesystem is not parent.filesystem:
             return None
-        if not links.is_entry(obj, parent, name):
+        if not is_entry(obj, parent, name):
             self.found_again(obj, parent, name, info)
         self.drop_if_unused(obj)
         return obj
@@ -208,8 +337,8 @@ class Registry:
     def found_again(self, obj: Object, parent: Object, name: bytes, info: Stat) -> None:
         """Note that a known object turned up under another name: it was moved, or this is one more hard link."""
         if not stat.S_ISDIR(info.st_mode) and info.st_nlink > 1 and obj.parent is not None:
-            links.add_name(obj)
-            links.drop_name(obj, as_directory(parent), name)
+            add_name(obj)
+            drop_name(obj, as_directory(parent), name)
         self.move(obj, parent, name)
 
     def move(self, obj: Object, parent: Object, name: bytes) -> None:
@@ -221,11 +350,11 @@ class Registry:
     def _place(self, obj: Object, parent: Object, name: bytes) -> None:
         directory = as_directory(parent)
         if obj.pins:
-            parted = links.part(obj, directory)
+            parted = part(obj, directory)
             if parted is not None:
                 self.astray[parted] = None
                 self.on_moved(parted)
-        before = links.place(obj, directory, name)
+        before = place(obj, directory, name)
         if self.astray:
             self.astray.pop(obj, None)
         if obj.ever_kept:
@@ -239,7 +368,7 @@ class Registry:
         """Record that `obj` is nowhere in the tree."""
         self.astray.setdefault(obj)
         self.on_moved(obj)
-        parent = links.leave(obj)
+        parent = leave(obj)
         if parent is not None:
             self.drop_if_unused(parent)
 
@@ -304,9 +433,9 @@ class Registry:
                 obj.barrier = None  # it may be this object: then only the garbage collector would free it
             others, obj.others = obj.others, []
             for parent, name in others:
-                links.end_name(obj, parent, name)
+                end_name(obj, parent, name)
                 self.drop_if_unused(parent)
-            obj = links.leave(obj)
+            obj = leave(obj)
 
     def discard(self, numbers: Iterable[int]) -> None:
         """Drop objects whose numbers are void (`Unstored`), and of which the kernel has not been told after all."""

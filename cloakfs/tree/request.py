@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 from .. import linux
 from ..view import KernelCheckedCaller, View
-from .door import Actor, everybody_may, surely_may
+from .actor import Actor
 from .objects import Descriptor, Object
+from .visibility import everybody_may, surely_may
 
 SET_ID = stat.S_ISUID | stat.S_ISGID
 """The bits of a mode that make a program run as its owner, or its group."""

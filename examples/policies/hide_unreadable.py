@@ -5,8 +5,7 @@ policy=hide_unreadable.py:HideUnreadable
 
 import stat
 
-from cloakfs.caller import Caller
-from cloakfs.policy import Attrs, Policy
+from cloakfs.plugin import Attrs, Caller, Policy
 
 READ, SEARCH = 4, 1
 

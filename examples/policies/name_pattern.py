@@ -5,8 +5,7 @@ policy=name_pattern.py:NamePattern
 
 from fnmatch import fnmatchcase
 
-from cloakfs.caller import Caller
-from cloakfs.policy import Attrs, Policy
+from cloakfs.plugin import Attrs, Caller, Policy
 
 GROUP_OF = {"*.key": 1001, "draft-*": 1002}
 """Pattern, as in fnmatch(3), and the gid on the server that sees such names."""

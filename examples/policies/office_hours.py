@@ -5,8 +5,7 @@ policy=office_hours.py:OfficeHours
 
 import time
 
-from cloakfs.caller import Caller
-from cloakfs.policy import Attrs
+from cloakfs.plugin import Attrs, Caller
 
 PROJECT = 1001
 """The project's gid on the server."""

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections import Counter
 
-from cloakfs.mounted import STATE_DIR
+from cloakfs.state.runtime import STATE_DIR
 from tests.mount.conftest import mounted
 from tests.mount.test_explain_agrees import FILES, agree
 from tests.mount.test_stateful import CALLERS, POLICIES

@@ -22,7 +22,7 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
-from cloakfs.mounted import RUN_DIR
+from cloakfs.state.runtime import RUN_DIR
 from tests.mount.test_stateful import ALL, TwoTrees, search
 
 KINDS = ("tmpfs", "ext4", "xfs", "btrfs")

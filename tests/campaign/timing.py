@@ -11,7 +11,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from cloakfs.mounted import STATE_DIR
+from cloakfs.state.runtime import STATE_DIR
 from tests.agents import User
 from tests.mount.conftest import Mount, mounted
 

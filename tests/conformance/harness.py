@@ -16,7 +16,7 @@ from pathlib import Path
 import pyfuse3
 
 from cloakfs.linux import mountinfo
-from cloakfs.mounted import RUN_DIR, STATE_DIR
+from cloakfs.state.runtime import RUN_DIR, STATE_DIR
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SUITES = CHECKOUT / ".cache" / "conformance" / "bin"

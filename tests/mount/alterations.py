@@ -21,17 +21,22 @@ from typing import Any, NoReturn
 import pyfuse3
 import trio
 
-from cloakfs import cleanup, control, daemon, groups, health, keptstate, linux, loop, mounted
+from cloakfs import linux
+from cloakfs.accounts import groups
+from cloakfs.background.systemd import Supervisor
 from cloakfs.cloak import CloakDef, CloakList, Condition
-from cloakfs.filesystem import attributes, core, directories, pyfuse3memory
+from cloakfs.filesystem import attributes, core, directories
 from cloakfs.filesystem.request import answers
+from cloakfs.fuse import compatibility, loop
 from cloakfs.kernelcache import changes, invalidation, notifier, timeouts
+from cloakfs.kernelcache.watch import Watch
 from cloakfs.linux import fanotify, ownfiles, process
 from cloakfs.mapping import RangeDef
-from cloakfs.supervisor import Supervisor
+from cloakfs.mount import control, daemon, reaper
+from cloakfs.nfs import health
+from cloakfs.state import client, persistent, runtime
 from cloakfs.tree import calls, filesystems, index, locate
 from cloakfs.view import View
-from cloakfs.watch import Watch
 from tests.altered import replace
 
 
@@ -54,7 +59,7 @@ def limit_descriptors(most: int) -> None:
 
 
 def keep_state_in(path: str) -> None:
-    for module in (mounted, cleanup, keptstate, daemon):
+    for module in (runtime, reaper, persistent, daemon):
         replace(module, "STATE_DIR", path)
 
 
@@ -140,15 +145,15 @@ def log_waiting_threads() -> None:
 
 def tell_when_traced(pipe: int) -> None:
     """Close a pipe once the daemon keeps records for the command."""
-    ask = control.Conversation.ask
+    ask = client.Conversation.ask
 
-    def asked(self: control.Conversation, request: dict[str, Any]) -> Any:
+    def asked(self: client.Conversation, request: dict[str, Any]) -> Any:
         answer = ask(self, request)
         if request.get("method") == "trace":
             os.close(pipe)
         return answer
 
-    replace(control.Conversation, "ask", asked)
+    replace(client.Conversation, "ask", asked)
 
 
 class _Measured(trio.abc.Instrument):
@@ -452,26 +457,26 @@ def hide_readers() -> None:
 def shrink_entries() -> None:
     """Have a pyfuse3 whose attributes are smaller than is known."""
     small = type("Entry", (), {"__slots__": ("st_ino",)})
-    defaults = pyfuse3memory.check.__defaults__
+    defaults = compatibility.check.__defaults__
     assert defaults is not None
-    replace(pyfuse3memory.check, "__defaults__", (pyfuse3.ReaddirToken, small, *defaults[2:]))
+    replace(compatibility.check, "__defaults__", (pyfuse3.ReaddirToken, small, *defaults[2:]))
 
 
 def speak_another_protocol() -> None:
-    version = control.VERSION + 1
-    for module in (control, health):
+    version = client.VERSION + 1
+    for module in (client, control, health):
         replace(module, "VERSION", version)
 
 
 def publish_otherwise() -> None:
     """Publish what a later version may: in a form of its own, but for what never changes."""
 
-    def write(told: mounted.PublishedState) -> None:
+    def write(told: runtime.PublishedState) -> None:
         now = told._now
         sure = {"version": 7, "pid": now.pid, "source": now.source, "target": now.target, "device": now.device}
         ownfiles.replace(told._path, json.dumps({**sure, "options": {"of": "another kind"}}).encode(), mode=0o600)
 
-    replace(mounted.PublishedState, "_write", write)
+    replace(runtime.PublishedState, "_write", write)
 
 
 # -- broken rules ----------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ from cloakfs.filesystem import directories
 from cloakfs.kernelcache import timeouts
 from cloakfs.kernelcache.audience import Audiences
 from cloakfs.kernelcache.changes import Changes
+from cloakfs.kernelcache.complete import Listings
 from cloakfs.kernelcache.invalidation import Invalidation
-from cloakfs.kernelcache.listings import Listings
 from cloakfs.kernelcache.notifier import Notifier
 from cloakfs.kernelcache.timeouts import Timeouts
 from tests.altered import Alteration

@@ -51,24 +51,23 @@ from pyfuse3 import (
     XAttrNameT,
 )
 
-import cloakfs.daemon
 from cloakfs import acl, linux
-from cloakfs.caller import Caller
 from cloakfs.filesystem import Filesystem
 from cloakfs.filesystem.directories import Reply
 from cloakfs.filesystem.handles import OpenDirectory
-from cloakfs.filesystem.pyfuse3memory import is_name_only, requester
-from cloakfs.ids import ClientId, ServerId
+from cloakfs.fuse.compatibility import is_name_only, requester
+from cloakfs.identity import Caller, ClientId, ServerId
 from cloakfs.kernelcache import invalidation, notifier
+from cloakfs.kernelcache.watch import _BATCH, Watch
 from cloakfs.linux import fanotify
 from cloakfs.linux.fanotify import Event
+from cloakfs.mount import daemon
 from cloakfs.policy import Attrs
-from cloakfs.tree.door import DAEMON
+from cloakfs.tree.actor import DAEMON
 from cloakfs.tree.nodes import Nodes
 from cloakfs.tree.objects import ALL, NOBODY, Object
 from cloakfs.tree.request import Request
 from cloakfs.view import View
-from cloakfs.watch import _BATCH, Watch
 
 if TYPE_CHECKING:
     from tests.mount.conftest import Mount
@@ -819,8 +818,8 @@ def install(delays: int | None = None) -> None:
     Args:
         delays: with this seed, hold back replies and events, and forget names late; None for no delays.
     """
-    daemon: Any = cloakfs.daemon
-    daemon.Filesystem, daemon.Watch = CheckedFilesystem, CheckedWatch
+    serving: Any = daemon
+    serving.Filesystem, serving.Watch = CheckedFilesystem, CheckedWatch
     if delays is not None:
         CheckedFilesystem.delays = CheckedWatch.delays = random.Random(delays)
         forget_late(None, _NAMES_SECONDS, random.Random(delays))

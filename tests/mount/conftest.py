@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from cloakfs.cleanupprocess import NAME
 from cloakfs.linux import mountinfo
-from cloakfs.mounted import RUN_DIR, STATE_DIR, mount_key
+from cloakfs.mount.reaperprocess import NAME
+from cloakfs.state.runtime import RUN_DIR, STATE_DIR, mount_key
 from cloakfs.tree.index import Index
 from cloakfs.tree.nodes import Nodes
 from cloakfs.tuning import STANDARD, Tuning

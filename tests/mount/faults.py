@@ -11,11 +11,13 @@ from typing import Any
 
 import trio
 
-from cloakfs import control, daemon, groups, mountpoint, reader, views, watch
-from cloakfs.filesystem import inside
-from cloakfs.kernelcache import invalidation, notifier
+from cloakfs.accounts import groups
+from cloakfs.filesystem import reader, selfprobe
+from cloakfs.fuse import attach
+from cloakfs.kernelcache import invalidation, notifier, watch
+from cloakfs.mount import control, daemon
 from cloakfs.policy import Policy
-from cloakfs.tree import descriptors, index, knownmounts
+from cloakfs.tree import descriptors, index, mounts, views
 
 FAULTS: dict[str, Callable[[], BaseException]] = {
     "EMFILE": lambda: OSError(errno.EMFILE, os.strerror(errno.EMFILE)),
@@ -34,11 +36,11 @@ POINTS: dict[str, tuple[object, str]] = {
     "forget pages": (notifier, "forget_pages"),
     "forget everything": (invalidation.Invalidation, "_sweep"),
     "forget below": (invalidation.Invalidation, "_unfinished"),
-    "mounts": (knownmounts.KnownMounts, "mounts_below"),
+    "mounts": (mounts.KnownMounts, "mounts_below"),
     "changes": (watch.Watch, "read"),
     "signals": (daemon._Daemon, "_reload"),
-    "stop": (mountpoint.Attached, "detach"),
-    "look up again": (inside.Inside, "stat"),
+    "stop": (attach.Attached, "detach"),
+    "look up again": (selfprobe.Inside, "stat"),
     "ahead": (reader, "_advise"),
     "groups": (groups, "database_groups"),
     "connection": (control.Control, "_admit"),

@@ -20,7 +20,7 @@ from typing import Any
 
 import trio
 
-from cloakfs.ids import ServerId
+from cloakfs.identity import ServerId
 from cloakfs.linux import Credentials, credentials, database, ownfiles
 from cloakfs.linux.libc import NR, syscall
 from cloakfs.tree import calls

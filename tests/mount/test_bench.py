@@ -20,7 +20,7 @@ from bench.speed.overnfs import LISTINGS
 from bench.speed.plan import GROWTH, IDLE, REQUESTS
 from bench.work import all_work
 from cloakfs.linux import mountinfo
-from cloakfs.mounted import RUN_DIR, STATE_DIR, mounted
+from cloakfs.state.runtime import RUN_DIR, STATE_DIR, mounted
 from tests.waiting import wait_until
 
 BENCH = (sys.executable, "-m", "bench")

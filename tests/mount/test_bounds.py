@@ -16,14 +16,13 @@ from typing import Any
 import pytest
 
 from cloakfs import linux
-from cloakfs.caller import Caller
+from cloakfs.accounts.threadstatus import ThreadStatus
 from cloakfs.filesystem.handles import HalfRead, OpenDirectory
-from cloakfs.ids import ClientId
+from cloakfs.identity import Caller, ClientId
 from cloakfs.linux import mountinfo
-from cloakfs.mounted import STATE_DIR
 from cloakfs.policy import Policy
-from cloakfs.threadstatus import ThreadStatus
-from cloakfs.tree import door, filesystems
+from cloakfs.state.runtime import STATE_DIR
+from cloakfs.tree import actor, filesystems, visibility
 from cloakfs.tree.index import Index
 from cloakfs.tree.nodes import Nodes
 from cloakfs.tree.objects import Object, Stale
@@ -96,22 +95,22 @@ def test_identities_with_many_groups_are_bounded_in_size() -> None:
         made.append(weakref.ref(caller.groups))
         who = view.identify(caller)
         assert who is not None
-        assert len(door.credentials(who).groups) >= 29_990
-        assert door.actor(who).caller == who
+        assert len(actor.credentials(who).groups) >= 29_990
+        assert actor.actor(who).caller == who
     del caller, who
     # By the view, and where credentials are made ready for the kernel.
     assert 0 < still_kept(made) <= 200_000 + linux.MOST_LONG * 30_000
     small = Caller(1, 1, frozenset({1, 2}))
     assert view.identify(small) is view.identify(small)
-    assert door.actor(small) is door.actor(small)
+    assert actor.actor(small) is actor.actor(small)
 
 
 def test_many_groups_are_neither_copied_nor_hashed_again() -> None:
     view, many = View(Policy()), frozenset(range(100_000, 165_536))
-    callers = [Caller(4001, 4001, door.with_group(many, 4001)) for _ in range(2)]
+    callers = [Caller(4001, 4001, actor.with_group(many, 4001)) for _ in range(2)]
     assert callers[0].groups is callers[1].groups
     assert callers[0].groups == many | {4001}
-    first, second = (door.credentials(view.identify(caller) or caller) for caller in callers)
+    first, second = (actor.credentials(view.identify(caller) or caller) for caller in callers)
     assert first is second
     assert first.groups == tuple(range(100_000, 165_536))
 
@@ -181,7 +180,7 @@ def test_a_file_is_never_taken_for_a_directory(nodes: Nodes, tree: str) -> None:
         os.fstat(fd)
     with pytest.raises(Stale):
         nodes.resolve(os.open(f"{tree}/directory/below", os.O_PATH), file, b"below")
-    door.Door(nodes).passages.changed(file)  # an event says so
+    visibility.Door(nodes).passages.changed(file)  # an event says so
 
 
 def grow_idle_and_forget(nodes: Nodes, *objects: Object) -> None:

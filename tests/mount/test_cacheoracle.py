@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator
 import pyfuse3
 import pytest
 
-from cloakfs.caller import Caller
 from cloakfs.filesystem import Filesystem
-from cloakfs.ids import ServerId
+from cloakfs.identity import Caller, ServerId
 from tests.agents import User
 from tests.mount import cacheoracle
 from tests.mount.brokenrules import WEAKENED

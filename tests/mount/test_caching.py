@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from cloakfs.mounted import mounted as what_is_mounted
+from cloakfs.state.runtime import mounted as what_is_mounted
 from tests.agents import User, names, read, write
 from tests.mount import alterations
 from tests.mount.conftest import Mount, daemons_with, publish_at_once, told, unmount

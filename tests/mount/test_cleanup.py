@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from cloakfs.cleanupprocess import NAME
-from cloakfs.control import socket_of
 from cloakfs.linux import mountinfo
-from cloakfs.mounted import state_path
+from cloakfs.mount.reaperprocess import NAME
+from cloakfs.state.client import socket_of
+from cloakfs.state.runtime import state_path
 from tests.waiting import wait_until
 
 from .conftest import COMMAND, Mount, is_mounted, mounted, run
@@ -260,9 +260,9 @@ def test_a_new_daemon_of_the_same_mount_keeps_its_state(killable: Mount, tree: s
 # Has a clean-up process for the mount that it is told of; is then a zombie, of which a thread lives on for a while.
 _DYING = """
 import ctypes, os, sys, threading, time
-from cloakfs.cleanup import CleanUp
+from cloakfs.mount.reaper import CleanUp
 from cloakfs.linux.mountinfo import Place
-from cloakfs.mountpoint import Attached
+from cloakfs.fuse.attach import Attached
 number, device = input().split()
 clean_up = CleanUp("test-dying", sys.argv[1])
 clean_up.take_charge(Attached(-1, sys.argv[1], int(number), device))

@@ -22,7 +22,7 @@ from cloakfs.config.options import Export
 from cloakfs.config.parse import parse
 from cloakfs.config.render import format_exports
 from cloakfs.config.views import User as UserItem
-from cloakfs.mounted import mounted as telling
+from cloakfs.state.runtime import mounted as telling
 from cloakfs.tuning import Tuning
 from tests.agents import User, read
 from tests.altered import Alteration, command_with

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from cloakfs import control
-from cloakfs.control import CONTROL_DIR, LONGEST_REQUEST, MOST_CONVERSATIONS, VERSION, socket_of
-from cloakfs.ids import ClientId, ServerId
-from cloakfs.mounted import mounted as telling
+from cloakfs.identity import ClientId, ServerId
+from cloakfs.mount.control import MOST_CONVERSATIONS
+from cloakfs.state import client
+from cloakfs.state.client import CONTROL_DIR, LONGEST_REQUEST, VERSION, socket_of
+from cloakfs.state.runtime import mounted as telling
 from tests.agents import User, names
 from tests.mount.conftest import Mount, mounted, run
 from tests.mount.test_cli import explained
@@ -101,7 +102,7 @@ def test_every_method_of_a_plug_in_is_asked_in_the_daemon(base: str, tree: str, 
         "--policy",
         plugin(
             base,
-            "import os\nfrom cloakfs.caller import Caller, ClientCaller\nWHERE = os.getpid()\n"
+            "import os\nfrom cloakfs.identity import Caller, ClientCaller\nWHERE = os.getpid()\n"
             "class P(Policy):\n"
             "    def here(self):\n        assert os.getpid() == WHERE\n"
             "    def forward(self, caller):\n        self.here()\n        assert type(caller) is ClientCaller\n"
@@ -125,10 +126,10 @@ def test_every_method_of_a_plug_in_is_asked_in_the_daemon(base: str, tree: str, 
     # What the kernel grants, by the object that only the command has open.
     assert explained(m.at("file"), "--as-server", "11:11")["visible"] is False
     assert explained(m.at("file"), "--as-server", "11:11:0")["visible"] is True
-    (daemon,) = [control.Daemon(mount) for mount in telling().values() if mount.target == m.path]
+    (daemon,) = [client.Daemon(mount) for mount in telling().values() if mount.target == m.path]
     with daemon:
         assert daemon.policy.client_id("gid", ServerId(41)) == 42
-        with pytest.raises(control.PluginError, match=r"^SystemExit"):
+        with pytest.raises(client.PluginError, match=r"^SystemExit"):
             daemon.policy.server_id("uid", ClientId(1))
 
 
@@ -316,11 +317,11 @@ def test_a_daemon_without_a_socket(base: str, mount: MakeMount) -> None:
 def test_a_daemon_that_hangs(mount: MakeMount, monkeypatch: pytest.MonkeyPatch) -> None:
     m = mount()
     (told,) = [mount for mount in telling().values() if mount.target == m.path]
-    monkeypatch.setattr(control, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(client, "PATIENCE_SECONDS", 0.2)
     os.kill(m.pid, signal.SIGSTOP)
     try:
-        with pytest.raises(control.DaemonError, match=r"does not answer: timed out$"):
-            control.Daemon(told)
+        with pytest.raises(client.DaemonError, match=r"does not answer: timed out$"):
+            client.Daemon(told)
     finally:
         os.kill(m.pid, signal.SIGCONT)
 

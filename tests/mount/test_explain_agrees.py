@@ -15,12 +15,11 @@ from typing import NamedTuple
 
 import pytest
 
-from cloakfs import explain
-from cloakfs.caller import ClientCaller
+from cloakfs.audit import explain
 from cloakfs.config.options import Options
-from cloakfs.control import Daemon
-from cloakfs.ids import ClientId
-from cloakfs.mounted import mounted
+from cloakfs.identity import ClientCaller, ClientId
+from cloakfs.state.client import Daemon
+from cloakfs.state.runtime import mounted
 from cloakfs.view import View
 from tests.agents import User
 

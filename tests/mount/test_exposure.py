@@ -12,16 +12,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from cloakfs import explain
-from cloakfs.caller import Caller, ClientCaller
+from cloakfs.audit import explain
+from cloakfs.audit.identities import IdSet, claims, single
+from cloakfs.audit.reach import OWNS, SEES, Reach
+from cloakfs.audit.survey import EXECUTE, NOWHERE, READ, WRITE, Likeness, Survey, Way
+from cloakfs.audit.walk import survey
 from cloakfs.config.options import Options
 from cloakfs.config.parse import parse_options
-from cloakfs.exposure.identities import claims
-from cloakfs.exposure.idset import IdSet, single
-from cloakfs.exposure.reach import OWNS, SEES, Reach
-from cloakfs.exposure.survey import EXECUTE, NOWHERE, READ, WRITE, Likeness, Survey, Way
-from cloakfs.exposure.walk import survey
-from cloakfs.ids import ClientId, ServerId
+from cloakfs.identity import Caller, ClientCaller, ClientId, ServerId
 from cloakfs.policy import Policy
 from cloakfs.view import View
 from tests.altered import command_with

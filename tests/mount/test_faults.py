@@ -11,8 +11,9 @@ from typing import Protocol
 
 import pytest
 
-from cloakfs import control, linux
-from cloakfs.mounted import mounted
+from cloakfs import linux
+from cloakfs.state import client
+from cloakfs.state.runtime import mounted
 from cloakfs.tuning import Tuning
 from tests.agents import User, names, read
 from tests.mount.conftest import Mount, daemons_with, is_mounted, told
@@ -136,7 +137,7 @@ def test_each_task_with_each_fault(
             assert somebody.do(os.listdir, served.at("open")) == ["file"]
 
     def ask() -> None:
-        with contextlib.suppress(control.DaemonError), control.Daemon(mounted()[served.path]):
+        with contextlib.suppress(client.DaemonError), client.Daemon(mounted()[served.path]):
             pass
 
     os.mkdir(f"{base}/beside")
@@ -170,7 +171,7 @@ def test_each_task_with_each_fault(
     os.kill(pid, signal.SIGHUP)
     wait_until(lambda: served.log.count(": reloaded") > before)
     assert served.pid == pid
-    with control.Daemon(mounted()[served.path]) as daemon:
+    with client.Daemon(mounted()[served.path]) as daemon:
         assert daemon.options.prefetch == "always"
     # Also where the thread is to begin.
     fail("start of a thread", change_or_be_refused, "thread")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cloakfs import linux
-from cloakfs.ids import ServerId
+from cloakfs.identity import ServerId
 from tests.agents import User, read, write
 from tests.mount.conftest import Mount
 

@@ -16,10 +16,10 @@ import trio
 from cli.common import OWN_COMMAND
 from cloakfs.config.errors import Location
 from cloakfs.config.options import Options
-from cloakfs.ids import ServerId
-from cloakfs.mounted import mounted
+from cloakfs.identity import ServerId
 from cloakfs.nfs.guard import Guard, control_path
 from cloakfs.nfs.plan import Mount, Plan
+from cloakfs.state.runtime import mounted
 from tests.mount.guards import NoServer
 
 PLUG_IN = "class P:\n    def visible(self, caller, attrs):\n        return True\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cloakfs.loop import SHARE
+from cloakfs.fuse.loop import SHARE
 from tests.agents import User, read, write
 from tests.mount.conftest import Mount
 

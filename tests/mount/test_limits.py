@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cloakfs import linux
-from cloakfs.mounted import STATE_DIR
+from cloakfs.state.runtime import STATE_DIR
 from tests.agents import User, read, write
 from tests.mount.conftest import COMMAND, Mount, is_mounted, mounted, told
 from tests.mount.loopfs import attached, filesystem

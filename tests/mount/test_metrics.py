@@ -22,8 +22,8 @@ from click.testing import CliRunner
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from cli.metrics import metrics
-from cloakfs.health import Machine, look
-from cloakfs.mounted import RUN_DIR
+from cloakfs.nfs.health import Machine, look
+from cloakfs.state.runtime import RUN_DIR
 from cloakfs.tuning import Tuning
 from tests.agents import User, read
 from tests.mount.conftest import COMMAND, Mount, run, told

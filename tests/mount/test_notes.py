@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from cloakfs import linux
-from cloakfs.caller import Caller
-from cloakfs.ids import ServerId
-from cloakfs.tree.door import Actor, Door, actor, sees
+from cloakfs.identity import Caller, ServerId
+from cloakfs.tree.actor import Actor, actor
 from cloakfs.tree.nodes import Nodes
 from cloakfs.tree.notes import Hidden, Notes, noting
 from cloakfs.tree.objects import Object
+from cloakfs.tree.visibility import Door, sees
 from cloakfs.view import View
 from tests.mount.test_passages import OTHER, OWNER, POLICY, door, go_down, make_door
 

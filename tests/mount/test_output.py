@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cloakfs.mounted import RUN_DIR, STATE_DIR
+from cloakfs.state.runtime import RUN_DIR, STATE_DIR
 from tests.mount.conftest import COMMAND, Mount, run
 
 MakeMount = Callable[..., Mount]

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cloakfs.ids import ServerId
+from cloakfs.identity import ServerId
 from cloakfs.linux import Credentials, credentials
-from cloakfs.mounted import RUN_DIR, STATE_DIR
+from cloakfs.state.runtime import RUN_DIR, STATE_DIR
 from cloakfs.tuning import Tuning
 from tests.agents import User, read, write
 from tests.mount import alterations, strangers

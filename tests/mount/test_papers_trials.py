@@ -20,7 +20,7 @@ from bench.papers.ground import LOCAL, local
 from bench.papers.trial import Spot, Trial, Values, gathering
 from bench.papers.trials import TRIALS
 from cloakfs.linux import mountinfo
-from cloakfs.mounted import RUN_DIR, STATE_DIR
+from cloakfs.state.runtime import RUN_DIR, STATE_DIR
 from tests.mount.loopfs import require
 from tests.waiting import wait_until
 

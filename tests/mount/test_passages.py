@@ -17,22 +17,22 @@ from typing import Any
 import pytest
 
 from cloakfs import linux
-from cloakfs.caller import Caller
 from cloakfs.config.parse import parse_options
+from cloakfs.identity import Caller
 from cloakfs.kernelcache.cache import KernelCache
 from cloakfs.kernelcache.policy import Terms
+from cloakfs.kernelcache.watch import Watch
 from cloakfs.policy import Attrs, Policy
 from cloakfs.tree import calls
-from cloakfs.tree.door import DAEMON, Actor, Door, Sight, actor, surely_may
-from cloakfs.tree.door import sees as door_sees
+from cloakfs.tree.actor import DAEMON, Actor, actor
 from cloakfs.tree.index import Index
 from cloakfs.tree.locate import is_settled
 from cloakfs.tree.nodes import Nodes
 from cloakfs.tree.objects import Object, as_directory
-from cloakfs.tree.passages import AT_ONCE, Far
+from cloakfs.tree.views import Views
+from cloakfs.tree.visibility import AT_ONCE, Door, Far, Sight, surely_may
+from cloakfs.tree.visibility import sees as door_sees
 from cloakfs.view import View
-from cloakfs.views import Views
-from cloakfs.watch import Watch
 from tests.agents import User
 from tests.mount.conftest import Mount
 from tests.mount.loopfs import filesystem, require

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cloakfs.mounted import mounted as telling
+from cloakfs.state.runtime import mounted as telling
 from tests.agents import User, read, write
 from tests.mount.conftest import Mount, is_mounted, run, told
 from tests.waiting import wait_until
@@ -28,7 +28,9 @@ def put(path: str, uid: int, gid: int, mode: int = 0o644) -> None:
 
 def plugin(base: str, code: str, name: str = "plug.py") -> str:
     """Write a plug-in and say what to mount with."""
-    Path(base, name).write_text(f"from cloakfs.policy import Attrs, Policy\nfrom cloakfs.caller import Caller\n{code}")
+    Path(base, name).write_text(
+        f"from cloakfs.policy import Attrs, Policy\nfrom cloakfs.identity import Caller\n{code}"
+    )
     return f"{base}/{name}:P"
 
 

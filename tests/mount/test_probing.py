@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from cloakfs.control import Watcher
-from cloakfs.mounted import mounted as telling
+from cloakfs.state.client import Watcher
+from cloakfs.state.runtime import mounted as telling
 from cloakfs.tuning import Tuning
 from tests.agents import User, names, read, write
 from tests.mount import conftest

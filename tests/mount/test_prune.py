@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from cloakfs import keptstate
 from cloakfs.linux import ownfiles
-from cloakfs.mounted import RUN_DIR, STATE_DIR
+from cloakfs.state import persistent
+from cloakfs.state.runtime import RUN_DIR, STATE_DIR
 from tests.agents import User
 from tests.mount import alterations
 from tests.mount.conftest import Mount, daemons_with, is_mounted, mounted, run
@@ -262,7 +262,7 @@ def test_a_mount_that_starts_meanwhile_gets_a_directory_of_its_own(
 ) -> None:
     """A daemon may have opened the directory just before it is removed."""
     key = "mnt-0123456789ab"
-    monkeypatch.setattr(keptstate, "STATE_DIR", own_state)
+    monkeypatch.setattr(persistent, "STATE_DIR", own_state)
     lock = ownfiles.lock
     tries = 0
 
@@ -274,11 +274,11 @@ def test_a_mount_that_starts_meanwhile_gets_a_directory_of_its_own(
         return lock(state)
 
     monkeypatch.setattr(ownfiles, "lock", after_removal)
-    state = keptstate.take(key)
+    state = persistent.take(key)
     assert state is not None
     try:
         assert tries == 2
         assert os.path.samestat(os.fstat(state), os.stat(os.path.join(own_state, key)))
-        assert keptstate.take(key) is None
+        assert persistent.take(key) is None
     finally:
         os.close(state)

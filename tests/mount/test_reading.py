@@ -14,7 +14,7 @@ from bench.prefetch import content
 from bench.prefetch.live import Files, read_all
 from bench.prefetch.slowdisk import SlowDisk, SlowDiskError, slow_disk
 from bench.prefetch.streams import generate
-from cloakfs.mounted import mounted
+from cloakfs.state.runtime import mounted
 from tests.mount import conftest
 from tests.mount.conftest import Mount, run
 from tests.waiting import wait_until

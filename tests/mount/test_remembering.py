@@ -18,23 +18,24 @@ import pytest
 import trio
 
 from cloakfs import linux
-from cloakfs.caller import Caller
 from cloakfs.config.parse import parse_options
 from cloakfs.exportmode import LOCAL, ExportMode, Server
+from cloakfs.identity import Caller
 from cloakfs.kernelcache import invalidation, timeouts
 from cloakfs.kernelcache.cache import KernelCache
 from cloakfs.kernelcache.policy import ABSENT_SECONDS, BRIEF_SECONDS, LONG_SECONDS, SHORT_SECONDS, Terms
+from cloakfs.kernelcache.watch import Watch
 from cloakfs.policy import Attrs, Policy
 from cloakfs.tree import calls
-from cloakfs.tree.door import Door, actor
+from cloakfs.tree.actor import actor
 from cloakfs.tree.index import Index
 from cloakfs.tree.nodes import Nodes
 from cloakfs.tree.objects import ALL, NOBODY, Object, Stale, as_directory
 from cloakfs.tree.request import Request
+from cloakfs.tree.views import Views
+from cloakfs.tree.visibility import Door
 from cloakfs.tuning import STANDARD, Tuning
 from cloakfs.view import View
-from cloakfs.views import Views
-from cloakfs.watch import Watch
 from tests.agents import User, write
 from tests.mount.conftest import told
 

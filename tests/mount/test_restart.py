@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cloakfs import linux
-from cloakfs.mounted import state_path, waiting_path
+from cloakfs.state.runtime import state_path, waiting_path
 from tests.mount import alterations
 from tests.waiting import wait_until
 

@@ -15,7 +15,7 @@ import pytest
 
 from cloakfs import linux
 from cloakfs.linux.libc import NR, check, syscall
-from cloakfs.mounted import RUN_DIR
+from cloakfs.state.runtime import RUN_DIR
 from tests.agents import User, names, read, write
 from tests.altered import command_with
 from tests.mount.conftest import FIGURES_AT_ONCE, Mount

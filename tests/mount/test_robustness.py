@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from cloakfs import linux
-from cloakfs.mounted import RUN_DIR, STATE_DIR, mount_key
+from cloakfs.state.runtime import RUN_DIR, STATE_DIR, mount_key
 from cloakfs.tuning import Tuning
 from tests.agents import User, names, read, write
 from tests.altered import command_with

@@ -15,10 +15,9 @@ from typing import Any, cast
 import pytest
 
 from cloakfs import linux
-from cloakfs.caller import Caller
 from cloakfs.filesystem.attributes import NOW, OMIT, Attributes, Change, Time
-from cloakfs.ids import ServerId
-from cloakfs.tree.door import actor
+from cloakfs.identity import Caller, ServerId
+from cloakfs.tree.actor import actor
 from cloakfs.tree.request import Request
 from tests.agents import User
 from tests.mount.conftest import Mount

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cloakfs import loop
-from cloakfs.linux import fuseconnection, mountinfo
+from cloakfs.fuse import connection, loop
+from cloakfs.linux import mountinfo
 from tests.agents import User, read
 from tests.mount.conftest import Mount, run
 from tests.mount.loopfs import filesystem
@@ -31,7 +31,7 @@ MakeUser = Callable[..., User]
 
 def limit_of(there: Mount, name: str) -> int:
     device = next(place.device for place in mountinfo.by_id().values() if place.path == there.path)
-    with open(fuseconnection.open_control(device, name, os.O_RDONLY), "rb", buffering=0) as file:
+    with open(connection.open_control(device, name, os.O_RDONLY), "rb", buffering=0) as file:
         return int(file.read(32))
 
 

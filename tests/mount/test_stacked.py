@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cloakfs.above import INSIDE
-from cloakfs.mounted import mounted as all_told
+from cloakfs.stacking.upper import INSIDE
+from cloakfs.state.runtime import mounted as all_told
 from tests.agents import User, names, read, write
 from tests.waiting import wait_until
 

@@ -17,12 +17,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from cloakfs.caller import Caller
 from cloakfs.config.parse import parse_options
-from cloakfs.mountpoint import split_mount_options
-from cloakfs.policy import Attrs, load_policy
+from cloakfs.fuse.attach import split_mount_options
+from cloakfs.identity import Caller
+from cloakfs.plugin.loader import load_policy
+from cloakfs.policy import Attrs
+from cloakfs.tree.views import Identity, resolve
 from cloakfs.view import View
-from cloakfs.views import Identity, resolve
 from tests.agents import User, names, read, write
 
 from .conftest import mounted

@@ -36,7 +36,7 @@ from hypothesis.stateful import (
 )
 
 from cloakfs import linux
-from cloakfs.mounted import RUN_DIR, STATE_DIR
+from cloakfs.state.runtime import RUN_DIR, STATE_DIR
 from cloakfs.tuning import STANDARD, Tuning
 from tests.agents import User
 from tests.altered import Alteration

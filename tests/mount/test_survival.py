@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from cloakfs import linux
-from cloakfs.mounted import STATE_DIR, mount_key
+from cloakfs.state.runtime import STATE_DIR, mount_key
+from cloakfs.state.versions import VersionError
 from cloakfs.tree.index import Index, Unstored
-from cloakfs.versions import VersionError
 from tests.agents import User, names, read, write
 from tests.mount import alterations
 from tests.mount.conftest import Mount, daemons_with, is_mounted, mounted, run

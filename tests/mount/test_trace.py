@@ -19,10 +19,11 @@ import pytest
 from click.testing import CliRunner
 
 from cli import trace as command
-from cloakfs import control, tracers
-from cloakfs.mounted import Mounted
-from cloakfs.mounted import mounted as telling
-from cloakfs.tracers import OPERATIONS, Record, Wanted
+from cloakfs.filesystem import tracers
+from cloakfs.state import client
+from cloakfs.state.runtime import Mounted
+from cloakfs.state.runtime import mounted as telling
+from cloakfs.tracerecords import OPERATIONS, Record, Wanted
 from cloakfs.tuning import Tuning
 from tests.agents import User, names, read, write
 from tests.altered import command_with
@@ -48,7 +49,7 @@ class Watching:
 
     def __init__(self, m: Mount, **wanted: Any) -> None:
         (mount,) = [mount for mount in telling().values() if mount.target == m.path]
-        self.batches = control.traced(mount, Wanted(**wanted))
+        self.batches = client.traced(mount, Wanted(**wanted))
         next(self.batches)
 
     def records(self) -> list[Record]:
@@ -551,7 +552,7 @@ def test_what_was_answered_before_the_interrupt_is_told(mount: MakeMount, monkey
     interrupted: list[int] = []
 
     def interrupted_at_first(mount: Mounted, wanted: Wanted) -> Iterator[tuple[list[Record], int]]:
-        for batch in control.traced(mount, wanted):
+        for batch in client.traced(mount, wanted):
             if not interrupted:
                 os.statvfs(m.path)
                 interrupted.append(signal.SIGINT)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cloakfs import linux
-from cloakfs.mounted import STATE_DIR, mount_key
+from cloakfs.state.runtime import STATE_DIR, mount_key
 from cloakfs.tree.index import Index
 from tests.agents import User, read, write
 from tests.mount.conftest import Mount, is_mounted, mounted, run

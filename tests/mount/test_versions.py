@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from cloakfs import control, mounted
 from cloakfs.nfs import guard, leftover
+from cloakfs.state import client, runtime
 from cloakfs.tree import index
 from tests.agents import write
 from tests.altered import Alteration
@@ -192,8 +192,8 @@ def test_a_daemon_that_tells_in_a_newer_version(tree: str, base: str, monkeypatc
         with daemons_with(alterations.publish_otherwise):
             m = stack.enter_context(mount("-o", NULL))
         line = (
-            f"{m.path}: {mounted.state_path(m.key)}: version 7 is not known to this cloakfs, which uses "
-            f"{mounted.VERSION}; use the cloakfs that mounted it (process {m.pid})"
+            f"{m.path}: {runtime.state_path(m.key)}: version 7 is not known to this cloakfs, which uses "
+            f"{runtime.VERSION}; use the cloakfs that mounted it (process {m.pid})"
         )
         assert refused("status", m.path) == line
         assert line in run("status", check=False).stdout.splitlines()
@@ -217,9 +217,9 @@ def test_a_daemon_that_tells_in_a_newer_version(tree: str, base: str, monkeypatc
 def test_a_daemon_of_0_1_0_is_one_that_lives(tree: str, mount: MakeMount) -> None:
     """It tells neither a version nor the device of its mount."""
     m = mount("-o", NULL)
-    place = mounted.state_path(m.key)
+    place = runtime.state_path(m.key)
     told = json.loads(Path(place).read_text())
-    assert told["version"] == mounted.VERSION
+    assert told["version"] == runtime.VERSION
     for name in ("version", "device", "asked", "since"):
         del told[name]
     Path(place).write_text(json.dumps(told))
@@ -256,7 +256,7 @@ def test_a_command_and_a_daemon_of_other_protocols(
     with daemons_with(*theirs):
         plain = mount("-o", "cloak_list=uid +007 5")
         plugged = mount("--policy", plugin(base, NONE_HIDDEN))
-    spoken, known = (control.VERSION + (which == newer) for which in ("daemon", "command"))
+    spoken, known = (client.VERSION + (which == newer) for which in ("daemon", "command"))
 
     def line(m: Mount) -> str:
         return (
@@ -280,14 +280,14 @@ def test_before_the_version_nothing_is_answered(mount: MakeMount) -> None:
     m = mount()
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(30)
-        connection.connect(control.socket_of(m.key))
+        connection.connect(client.socket_of(m.key))
         odd: tuple[Any, ...] = ({}, [], None, {"version": None}, {"version": True}, {"method": "lie over"}, "x")
         for request in odd:
             answer = answered(connection, json.dumps(request).encode())
             assert answer.keys() == {"version", "refused"}, request
         for request in (b"\xff", b"[" * 100_000, b""):
             assert answered(connection, request).keys() == {"version", "refused"}
-        assert answered(connection, b'{"version": %d}' % control.VERSION) == {"version": control.VERSION}
+        assert answered(connection, b'{"version": %d}' % client.VERSION) == {"version": client.VERSION}
         assert "options" in answered(connection, b"{}")
 
 
@@ -298,7 +298,7 @@ def guarded(
     tree: str, base: str, name: str, answers: int, writes: int
 ) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
     """A service with a real guard of these versions, and no NFS server."""
-    run_dir = os.path.join(mounted.RUN_DIR, f"export-{name}")
+    run_dir = os.path.join(runtime.RUN_DIR, f"export-{name}")
     return guarding(tree, f"{base}/root/it", run_dir, altered=[partial(be_of_version, answers, writes)])
 
 
@@ -327,7 +327,7 @@ def test_a_guard_that_answers_in_a_newer_version(tree: str, base: str, name: str
 def test_what_a_killed_guard_of_a_newer_version_wrote_down(tree: str, base: str, name: str) -> None:
     with guarded(tree, base, name, guard.VERSION, leftover.VERSION + 6) as process:
         kill(process.pid)
-        place = os.path.join(mounted.RUN_DIR, f"export-{name}", "service.json")
+        place = os.path.join(runtime.RUN_DIR, f"export-{name}", "service.json")
         line = f"{place}: version 7 is not known to this cloakfs, which uses {leftover.VERSION}; "
         Path(base, "x.exports").write_text(f"{tree} *(rw)\n")
         up = ("export", "up", f"{base}/x.exports", "--name", name, "--root", f"{base}/root")

@@ -17,18 +17,17 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from cloakfs import linux
-from cloakfs import views as views_module
-from cloakfs.caller import Caller
 from cloakfs.config.options import Options
 from cloakfs.config.views import Ids
 from cloakfs.config.views import User as UserItem
-from cloakfs.ids import ServerId
-from cloakfs.linux import accounts
+from cloakfs.identity import Caller, ServerId
+from cloakfs.linux import userdatabase
 from cloakfs.linux.libc import libc
 from cloakfs.policy import Policy
+from cloakfs.tree import views as views_module
 from cloakfs.tree.index import Index
+from cloakfs.tree.views import DatabaseError, Identity, Views, user_identity
 from cloakfs.tuning import STANDARD, Tuning
-from cloakfs.views import DatabaseError, Identity, Views, user_identity
 from tests.agents import User, names, read, write
 from tests.mount import alterations
 from tests.mount.conftest import Mount, daemons_with, run, told
@@ -361,9 +360,9 @@ def test_a_view_is_withdrawn_with_its_account_and_comes_back_with_it(
 
 
 def test_a_database_that_fails_is_not_one_that_does_not_know_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert accounts.is_account("root")
-    assert accounts.is_account("0")
-    assert not accounts.is_account("no-such-user-here")
+    assert userdatabase.is_account("root")
+    assert userdatabase.is_account("0")
+    assert not userdatabase.is_account("no-such-user-here")
     monkeypatch.setattr(libc, "getpwnam_r", lambda *args: errno.ECONNREFUSED)
     with pytest.raises(DatabaseError, match="Connection refused"):
         user_identity("no-such-user-here")

@@ -16,10 +16,10 @@ import pytest
 import trio
 
 from cloakfs import linux
-from cloakfs.ids import ServerId
+from cloakfs.identity import ServerId
+from cloakfs.kernelcache.watch import Watch, mounts_changed
 from cloakfs.linux import fanotify
 from cloakfs.linux.fanotify import Event
-from cloakfs.watch import Watch, mounts_changed
 from tests.agents import User, write
 from tests.mount.conftest import Mount
 from tests.mount.loopfs import attached, filesystem, require

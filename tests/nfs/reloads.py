@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from cloakfs.linux import mountinfo
-from cloakfs.mounted import RUN_DIR, STATE_DIR, mount_key, mounted
 from cloakfs.nfs.plan import mount_name
+from cloakfs.state.runtime import RUN_DIR, STATE_DIR, mount_key, mounted
 from cloakfs.tuning import Tuning
 from tests.altered import command_with
 from tests.mount.conftest import COMMAND, told

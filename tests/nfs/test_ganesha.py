@@ -25,8 +25,8 @@ import pytest
 
 from cloakfs import linux
 from cloakfs.linux import mountinfo
-from cloakfs.mounted import RUN_DIR, STATE_DIR, mount_key, mounted
 from cloakfs.nfs.plan import mount_name
+from cloakfs.state.runtime import RUN_DIR, STATE_DIR, mount_key, mounted
 from tests.mount.conftest import COMMAND, is_mounted, told
 from tests.mount.test_tables import CELLS, FIGURE_1, FILES, GIDS, GROUPS, MASKS, REVERSE, UIDS
 from tests.nfs import libnfs, nfs3

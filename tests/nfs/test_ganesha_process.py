@@ -18,9 +18,9 @@ import pytest
 import trio
 
 from cloakfs import linux
-from cloakfs.mounted import mounted
 from cloakfs.nfs.ganesha import GRACE_SECONDS, Ganesha, GaneshaExport, render
 from cloakfs.nfs.server import ServerError
+from cloakfs.state.runtime import mounted
 from tests.agents import User
 from tests.mount import conftest as mounts
 from tests.mount.conftest import Mount, is_mounted

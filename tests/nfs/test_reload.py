@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cloakfs.mounted import STATE_DIR, mounted
+from cloakfs.state.runtime import STATE_DIR, mounted
 from tests.mount.conftest import COMMAND
 from tests.nfs.reloads import Reloads, in_new_network, run
 from tests.nfs.test_ganesha_process import _missing

@@ -5,8 +5,8 @@ import struct
 import pytest
 from hypothesis import example, given
 
-from cloakfs.caller import Caller
 from cloakfs.config.options import Options
+from cloakfs.identity import Caller
 from cloakfs.mapping import MAX_ID, IdMap, RangeDef, Squash
 from cloakfs.nfs import root
 from cloakfs.policy import Attrs, Policy

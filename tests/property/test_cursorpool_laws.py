@@ -5,8 +5,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloakfs import cursorpool
-from cloakfs.cursorpool import CursorPool
+from cloakfs import streams
+from cloakfs.streams import CursorPool
 
 OWNERS = "abc"
 
@@ -69,7 +69,7 @@ class Books:
         if max(trials.values(), default=0) > max(trials[owner], 1):
             return {self.oldest(whose) for whose in trials if trials[whose] == max(trials.values())}
         part = self.pool.size // len({*held, owner})
-        if held[owner] < part and trials[owner] < cursorpool._AT_ONCE:
+        if held[owner] < part and trials[owner] < streams._AT_ONCE:
             return {self.oldest(whose) for whose in held if held[whose] == max(held.values())}
         return {self.oldest(owner)}
 

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloakfs.tree import links
+from cloakfs.tree import registry
 from cloakfs.tree.objects import Directory, Object
 
 FILESYSTEM: Any = None
@@ -36,27 +36,27 @@ def test_every_name_is_found_and_nothing_else(steps: list[tuple[str, int, int, b
     for what, which, where, name in steps:
         obj, directory = files[which], directories[where]
         if what == "move":
-            links.place(obj, directory, name)
+            registry.place(obj, directory, name)
         elif what == "link" and obj.parent is not None:  # as `Registry.found_again`
-            links.add_name(obj)
-            links.drop_name(obj, directory, name)
-            links.place(obj, directory, name)
+            registry.add_name(obj)
+            registry.drop_name(obj, directory, name)
+            registry.place(obj, directory, name)
         elif what == "leave":
-            links.leave(obj)
+            registry.leave(obj)
         elif what == "unlist":
-            links.unlist(directory, name)
+            registry.unlist(directory, name)
         elif what == "drop":  # as `Registry.drop_if_unused`
             others, obj.others = obj.others, []
             for above, other in others:
-                links.end_name(obj, above, other)
-            links.leave(obj)
+                registry.end_name(obj, above, other)
+            registry.leave(obj)
         for at in directories:
             have = [obj for obj in files for parent, _ in names_of(obj) if parent is at]
             assert at.pins == len(have)
-            assert set(links.within(at)) == set(have)
+            assert set(registry.within(at)) == set(have)
             for known in NAMES:
                 here = {obj for obj in files if obj.parent is at and obj.name == known}
-                found = links.entry(at, known)
+                found = registry.entry(at, known)
                 assert (found in here) if here else found is None
 
 
@@ -65,15 +65,15 @@ def test_very_many_changed_names_make_nobody_wait() -> None:
     parent, other = Directory(1, b"", FILESYSTEM), Directory(2, b"", FILESYSTEM)
     for number in range(100_000):
         obj = Object(number + 3, b"", FILESYSTEM)
-        links.place(obj, parent, b"same" if number % 2 else b"%d" % number)
+        registry.place(obj, parent, b"same" if number % 2 else b"%d" % number)
         if number % 4 == 1:
-            links.add_name(obj)
-            links.place(obj, other, b"%d" % number)
+            registry.add_name(obj)
+            registry.place(obj, other, b"%d" % number)
         else:
-            links.unlist(parent, obj.name)
+            registry.unlist(parent, obj.name)
     began = time.thread_time()
     for number in range(1000):
-        assert links.entry(parent, b"nothing") is None
-        links.entry(parent, b"same")
-        assert links.entry(parent, b"%d" % (2 * number)) is not None
+        assert registry.entry(parent, b"nothing") is None
+        registry.entry(parent, b"same")
+        assert registry.entry(parent, b"%d" % (2 * number)) is not None
     assert time.thread_time() - began < 0.5  # a thousand times as long, if all were looked at

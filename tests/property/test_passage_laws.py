@@ -3,11 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloakfs.caller import Caller
 from cloakfs.cloak import Condition
-from cloakfs.ids import ServerId
-from cloakfs.tree.door import actor
-from cloakfs.tree.passages import Passage
+from cloakfs.identity import Caller, ServerId
+from cloakfs.tree.accesspath import Passage
+from cloakfs.tree.actor import actor
 
 IDS = st.integers(0, 3)
 conditions = st.builds(Condition, IDS, IDS, st.booleans(), st.booleans(), st.frozensets(IDS, max_size=2)).filter(

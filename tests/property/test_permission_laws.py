@@ -12,12 +12,13 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 
 from cloakfs import linux
-from cloakfs.caller import Caller
+from cloakfs.identity import Caller
 from cloakfs.tree import calls
-from cloakfs.tree.door import Actor, credentials, everybody_may, may_with_any_groups, surely_may
+from cloakfs.tree.actor import Actor, credentials
 from cloakfs.tree.filesystems import Filesystem
 from cloakfs.tree.locate import is_settled
 from cloakfs.tree.objects import Descriptor, Object
+from cloakfs.tree.visibility import everybody_may, may_with_any_groups, surely_may
 
 ACL = "system.posix_acl_access"
 UIDS = [0, 2001, 2002, 2003]

@@ -1,6 +1,6 @@
 """Nobody uses up the absences that others need."""
 
-from cloakfs.kernelcache.absences import Absences
+from cloakfs.kernelcache.negative import Absences
 
 GREEDY, MODEST, LATE = 1, 2, 3
 

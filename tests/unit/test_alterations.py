@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cloakfs import daemon
+from cloakfs.mount import daemon
 from tests.altered import replace
 
 TESTS = Path(__file__).parents[1]
@@ -62,11 +62,11 @@ def test_no_text_replaces_anything(path: Path) -> None:
 
 def test_a_text_that_does_is_found() -> None:
     for text in (
-        "from cloakfs import daemon; daemon._X = 0",
+        "from cloakfs.mount import daemon; daemon._X = 0",
         "import cloakfs.tree.objects\ncloakfs.tree.objects.MOST = 1",
     ):
         assert len(list(rebound(ast.parse(text)))) == 1
-    for text in ("from cloakfs import daemon\nx = daemon.serve", "import os\nos.x = 1", "self.cloakfs = 1"):
+    for text in ("from cloakfs.mount import daemon\nx = daemon.serve", "import os\nos.x = 1", "self.cloakfs = 1"):
         assert not list(rebound(ast.parse(text)))
 
 

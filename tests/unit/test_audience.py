@@ -7,7 +7,7 @@ import pytest
 from cloakfs import linux
 from cloakfs.config.parse import parse_options
 from cloakfs.exportmode import LOCAL
-from cloakfs.ids import ServerId
+from cloakfs.identity import ServerId
 from cloakfs.kernelcache.audience import Audiences
 from cloakfs.policy import Policy
 from cloakfs.tree.objects import ALL, NOBODY, Directory

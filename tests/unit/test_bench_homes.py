@@ -5,9 +5,8 @@ import pytest
 from bench.homes import DIRECTORIES, HOME, USERS, names, place_of, rights_of
 from bench.peers import SHIFT, definitions
 from bench.tree import KINDS, OWNER, WORKER, Sizes
-from cloakfs.caller import ClientCaller
 from cloakfs.config.parse import parse_options
-from cloakfs.ids import ClientId, ServerId
+from cloakfs.identity import ClientCaller, ClientId, ServerId
 from cloakfs.policy import Attrs, Policy
 from cloakfs.view import View
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from cloakfs.caller import Caller
 from cloakfs.config.parse import parse_options
 from cloakfs.exportmode import LOCAL, ExportMode, Server
-from cloakfs.ids import ClientId, ServerId
+from cloakfs.identity import Caller, ClientId, ServerId
 from cloakfs.kernelcache.policy import (
     ABSENT_SECONDS,
     BRIEF_SECONDS,

@@ -14,11 +14,11 @@ from cloakfs.cloak import CloakDef, CloakDefs, Mask
 from cloakfs.columns import Columns
 from cloakfs.config.options import Options
 from cloakfs.config.parse import parse_options
-from cloakfs.ids import ClientId, ServerId
+from cloakfs.fuse.attach import MountError
+from cloakfs.identity import ClientId, ServerId
 from cloakfs.mapping import MAX_ID, NOBODY, RangeDef, RangeDefs
-from cloakfs.mountpoint import MountError
+from cloakfs.mount.reread import read_apart
 from cloakfs.policy import Policy
-from cloakfs.reread import read_apart
 
 FIGURE_1 = (
     RangeDef("uid", ClientId(100), ClientId(100), "map", ServerId(10)),

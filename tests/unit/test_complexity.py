@@ -14,7 +14,7 @@ TOO_LONG = {
     "cloakfs/filesystem/attributes.py": {"setattr"},
     "cloakfs/kernelcache/changes.py": {"_heed"},
     "cloakfs/filesystem/directories.py": {"_fill", "readdir"},
-    "cloakfs/filesystem/exactly.py": {"_replace"},
+    "cloakfs/filesystem/atomic.py": {"_replace"},
     "cloakfs/kernelcache/timeouts.py": {"is_public"},
     "cloakfs/filesystem/request.py": {"answers", "guarded"},
     "cloakfs/filesystem/trace.py": {"_asked"},

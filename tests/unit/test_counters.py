@@ -2,7 +2,7 @@
 
 import errno
 
-from cloakfs.counters import SUM, Counters
+from cloakfs.monitoring import SUM, Counters
 
 
 def test_what_was_not_counted_is_zero_or_left_out() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from cloakfs.cursorpool import CursorPool
+from cloakfs.streams import CursorPool
 
 NONE_IDLE = frozenset[str]()
 

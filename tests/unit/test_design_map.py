@@ -1,4 +1,4 @@
-"""The map in docs/design.md is the folder listing: it names every module, and nothing else."""
+"""The tables of docs/design.md name every room, and every module that lies loose, and nothing else."""
 
 import re
 from pathlib import Path
@@ -6,15 +6,17 @@ from pathlib import Path
 TOP = Path(__file__).parents[2]
 
 
-def mapped() -> set[str]:
-    """The modules of the map: of a row, those after the first are in the folder of the first."""
-    paths = set()
-    for row in re.findall(r"^\| (`cloakfs/.*?) \|", (TOP / "docs/design.md").read_text(), re.MULTILINE):
-        first, *others = re.findall(r"`([^`]+)`", row)
-        paths |= {first, *(str(Path(first).parent / other) for other in others)}
-    return {path for path in paths if path.endswith(".py")}
+def named(heading: str) -> set[str]:
+    """What the rows of the table with this heading name."""
+    text = (TOP / "docs/design.md").read_text()
+    (table,) = re.findall(rf"^\| {heading} \|.*\n((?:\|.*\n)+)", text, re.MULTILINE)
+    return {name for row in table.splitlines() for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
 
 
-def test_the_map_names_every_module() -> None:
-    modules = {str(path.relative_to(TOP)) for path in (TOP / "cloakfs").rglob("*.py") if path.name != "__init__.py"}
-    assert mapped() == modules
+def test_the_loose_modules() -> None:
+    assert named("module") == {path.name for path in (TOP / "cloakfs").glob("*.py") if path.name != "__init__.py"}
+
+
+def test_the_rooms() -> None:
+    rooms = {f"{path.parent.name}/" for path in (TOP / "cloakfs").glob("*/__init__.py")}
+    assert named("room") == rooms | {"cli/", "bench/", "package/"}

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from cloakfs import linux
-from cloakfs.caller import Caller
-from cloakfs.tree.door import DAEMON, Actor, actor, attrs_of, credentials, with_group
+from cloakfs.identity import Caller
+from cloakfs.tree.actor import DAEMON, Actor, actor, credentials, with_group
+from cloakfs.tree.visibility import attrs_of
 
 FEW, MANY = linux.FEW_GROUPS, linux.FEW_GROUPS + 1
 

@@ -3,7 +3,7 @@
 import pytest
 
 from cloakfs.exportmode import LOCAL, ExportMode, Server
-from cloakfs.mountpoint import split_mount_options
+from cloakfs.fuse.attach import split_mount_options
 
 KNFSD, GANESHA = ExportMode(Server.KNFSD), ExportMode(Server.GANESHA)
 

@@ -7,7 +7,7 @@ from cloakfs.config.options import Export, Options
 from cloakfs.config.parse import parse, parse_all, parse_options
 from cloakfs.config.render import format_export, format_exports, format_options
 from cloakfs.config.views import Ids, Range, User
-from cloakfs.ids import ServerId
+from cloakfs.identity import ServerId
 from cloakfs.mapping import MAX_ID, NOBODY, RangeDef
 from cloakfs.prefetch import Limits
 from cloakfs.probes import Rate

@@ -10,19 +10,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloakfs import acl
-from cloakfs.caller import Caller
+from cloakfs.audit import reach as reach_module
+from cloakfs.audit.assess import Assessment, Tally, assess
+from cloakfs.audit.diff import differences
+from cloakfs.audit.entry import Entry
+from cloakfs.audit.identities import (
+    ALL,
+    Accounts,
+    Claims,
+    IdSet,
+    claims,
+    effective_groups,
+    fixed_claims,
+    single,
+    stretches,
+)
+from cloakfs.audit.reach import OWNS, SEES, Reach
+from cloakfs.audit.report import difference_report, findings, format_ids, report
+from cloakfs.audit.survey import NOWHERE, READ, WRITE, Found, Grants, Likeness, Place, Survey, Way
 from cloakfs.config.parse import parse_options
-from cloakfs.exposure import reach as reach_module
-from cloakfs.exposure.assess import Assessment, Tally, assess
-from cloakfs.exposure.diff import differences
-from cloakfs.exposure.entry import Entry
-from cloakfs.exposure.findings import findings, format_ids
-from cloakfs.exposure.identities import Accounts, Claims, claims, effective_groups, fixed_claims, stretches
-from cloakfs.exposure.idset import ALL, IdSet, single
-from cloakfs.exposure.reach import OWNS, SEES, Reach
-from cloakfs.exposure.report import difference_report, report
-from cloakfs.exposure.survey import NOWHERE, READ, WRITE, Found, Grants, Likeness, Place, Survey, Way
-from cloakfs.ids import ClientId, ServerId
+from cloakfs.identity import Caller, ClientId, ServerId
 from cloakfs.mapping import MAX_ID
 from cloakfs.policy import Policy
 from cloakfs.view import View

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cloakfs.filetable import FileTable
+from cloakfs.streams import FileTable
 
 NOBODY_LEFT_OUT = 32
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cloakfs import garbage
+from cloakfs.mount import garbage
 
 
 class _Circle:

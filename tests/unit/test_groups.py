@@ -14,8 +14,8 @@ import pytest
 import trio
 from trio.testing import MockClock, assert_checkpoints, assert_no_checkpoints, wait_all_tasks_blocked
 
-from cloakfs import groups
-from cloakfs.groups import DatabaseGroups
+from cloakfs.accounts import groups
+from cloakfs.accounts.groups import DatabaseGroups
 from cloakfs.tuning import STANDARD
 from tests.waiting import wait_in_loop
 

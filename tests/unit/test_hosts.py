@@ -4,9 +4,9 @@ import socket
 
 import pytest
 
-from cloakfs import hosts
-from cloakfs.config.clients import host_of
 from cloakfs.config.parse import parse
+from cloakfs.config.values import host_of
+from cloakfs.nfs import hosts
 
 
 @pytest.mark.parametrize("text", ["lab", "lab.example.org", "10-0-0-1.example.org", "a_b"])

@@ -2,13 +2,12 @@
 
 import pytest
 
-from cloakfs.caller import Caller
 from cloakfs.config.options import Options
 from cloakfs.config.parse import parse_options
-from cloakfs.ids import ClientId, ServerId
-from cloakfs.kernelcheck import difference, who_checks
+from cloakfs.identity import Caller, ClientId, ServerId
 from cloakfs.mapping import IdMap, RangeDef
 from cloakfs.policy import Attrs, Policy
+from cloakfs.reasons import difference, who_checks
 from cloakfs.view import View
 
 

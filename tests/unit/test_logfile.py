@@ -7,7 +7,7 @@ from pathlib import Path
 
 SCRIPT = """
 import os, sys
-from cloakfs.logfile import follow_rotation
+from cloakfs.background.logfile import follow_rotation
 path = sys.argv[1]
 def say(text):
     follow_rotation(path)

@@ -14,7 +14,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloakfs import loop
+from cloakfs.fuse import loop
 from tests.waiting import wait_in_loop
 
 Handler = Callable[[int], Awaitable[None]]

@@ -2,17 +2,7 @@ import time
 
 import pytest
 
-from cloakfs.mapping import (
-    DEFAULT_NOBODY,
-    MAX_ID,
-    NOBODY,
-    Action,
-    FirstMatch,
-    IdMap,
-    RangeDef,
-    Squash,
-    shadowed,
-)
+from cloakfs.mapping import DEFAULT_NOBODY, MAX_ID, NOBODY, Action, FirstMatch, IdMap, RangeDef, Squash, shadowed
 
 FIGURE_1 = [
     RangeDef("uid", 100, 100, "map", 10),

@@ -3,7 +3,7 @@
 import pytest
 
 from cloakfs import linux
-from cloakfs.mountpoint import split_mount_options
+from cloakfs.fuse.attach import split_mount_options
 
 
 def test_the_kernels_server_needs_acls() -> None:

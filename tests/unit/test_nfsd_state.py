@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import trio
 
+from cloakfs.fuse.detach import KINDS
 from cloakfs.linux import mountinfo
 from cloakfs.nfs import nfsdrestart, nfsdstate
-from cloakfs.unmount import KINDS
 
 INFO = """\
 clientid: 0x9cf859236b080159

@@ -9,9 +9,9 @@ from typing import Any
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from cli.openmetrics import text
-from cloakfs.health import DIED, Health, Machine
-from cloakfs.mounted import VERSION, Mounted
+from cloakfs.nfs.health import DIED, Health, Machine
 from cloakfs.nfs.services import Service
+from cloakfs.state.runtime import VERSION, Mounted
 
 TOP = Path(__file__).parents[2]
 DASHBOARD = TOP / "examples/grafana/cloakfs.json"

@@ -45,7 +45,12 @@ def test_python_is_started_in_one_way() -> None:
         for file in (SOURCES / folder).rglob("*.py")
         if re.search(r"sys\.executable", file.read_text())
     ]
-    assert sorted(found) == ["cli/common.py", "cloakfs/cleanup.py", "cloakfs/nfs/nfsdrestart.py", "cloakfs/reread.py"]
+    assert sorted(found) == [
+        "cli/common.py",
+        "cloakfs/mount/reaper.py",
+        "cloakfs/mount/reread.py",
+        "cloakfs/nfs/nfsdrestart.py",
+    ]
 
 
 # A daemon that says which descriptors it has, and stays.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cloakfs.ids import ServerId
+from cloakfs.identity import ServerId
 from cloakfs.linux import ROOT, Credentials, as_daemon, credentials, ownfiles
 
 ORDINARY = """

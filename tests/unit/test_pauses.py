@@ -1,6 +1,6 @@
 """Pauses before something is tried again."""
 
-from cloakfs.pauses import pause
+from cloakfs.background.backoff import pause
 
 
 def test_the_first_attempt_comes_at_once_and_no_pause_exceeds_half_a_minute() -> None:

@@ -6,8 +6,7 @@ import pytest
 
 from cloakfs.config.errors import Location
 from cloakfs.config.parse import parse_options
-from cloakfs.nfs.plan import Mount
-from cloakfs.nfs.plandiff import Difference, compare
+from cloakfs.nfs.plan import Difference, Mount, compare
 
 
 def mount(name: str, options: str = "rw") -> Mount:

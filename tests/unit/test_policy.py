@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloakfs.caller import Caller
 from cloakfs.config.options import Options
 from cloakfs.config.parse import parse_options
+from cloakfs.identity import Caller
 from cloakfs.mapping import MAX_ID
-from cloakfs.policy import Attrs, Policy, PolicyError, is_built_in, load_policy
+from cloakfs.plugin.loader import PolicyError, load_policy
+from cloakfs.policy import Attrs, Policy, is_built_in
 
 FILE, DIRECTORY = 0o100000, 0o040000
 
@@ -34,7 +35,7 @@ def plugin(tmp_path: Path) -> Write:
 
     def write(code: str) -> str:
         (tmp_path / "plug.py").write_text(
-            f"from cloakfs.caller import Caller\nfrom cloakfs.policy import Policy\n{code}", "utf-8"
+            f"from cloakfs.identity import Caller\nfrom cloakfs.policy import Policy\n{code}", "utf-8"
         )
         return f"{tmp_path}/plug.py:P"
 

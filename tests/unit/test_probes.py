@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from cloakfs import events, probes
-from cloakfs.events import Events
-from cloakfs.ids import ClientId
+from cloakfs import monitoring, probes
+from cloakfs.identity import ClientId
+from cloakfs.monitoring import Events
 from cloakfs.probes import DEFAULT_ALARM, Identity, Probes, Rate
 
 ANN, BEN = Identity(ClientId(1001), 0), Identity(ClientId(1002), 0)
@@ -164,7 +164,7 @@ def test_events_are_numbered_and_the_last_ones_kept() -> None:
     assert told.after(0) == [{"number": number + 1, "what": number} for number in range(3)]
     assert told.after(2) == [{"number": 3, "what": 2}]
     assert told.after(3) == told.after(100) == []
-    for number in range(events.MOST_EVENTS):
+    for number in range(monitoring.MOST_EVENTS):
         told.tell({"what": number})
-    assert [event["number"] for event in told.after(0)] == list(range(4, events.MOST_EVENTS + 4))
-    assert len(told.after(-5)) == events.MOST_EVENTS
+    assert [event["number"] for event in told.after(0)] == list(range(4, monitoring.MOST_EVENTS + 4))
+    assert len(told.after(-5)) == monitoring.MOST_EVENTS

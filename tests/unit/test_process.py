@@ -114,7 +114,7 @@ def test_who_does_not_listen_is_ended_all_the_same() -> None:
 HIDDEN = """
 import sys
 from cloakfs import linux
-from cloakfs.ids import ServerId
+from cloakfs.identity import ServerId
 from cloakfs.linux import process
 
 linux.mount("proc", "/proc", "proc", 0, "hidepid=2")

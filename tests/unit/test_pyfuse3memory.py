@@ -8,8 +8,8 @@ import pyfuse3
 import pytest
 from pyfuse3 import EntryAttributes, InodeT, ReaddirToken
 
-from cloakfs.filesystem import pyfuse3memory
-from cloakfs.mountpoint import MountError
+from cloakfs.fuse import compatibility
+from cloakfs.fuse.attach import MountError
 
 
 class Elsewhere(ctypes.Structure):
@@ -52,7 +52,7 @@ def test_the_patches_are_for_the_version_that_is_installed() -> None:
 
 
 def test_this_pyfuse3_is_supported() -> None:
-    pyfuse3memory.check()
+    compatibility.check()
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_this_pyfuse3_is_supported() -> None:
 )
 def test_another_layout_is_refused(token: type, entry: type, problem: str) -> None:
     with pytest.raises(MountError) as caught:
-        pyfuse3memory.check(token, entry)
+        compatibility.check(token, entry)
     said = str(caught.value)
     assert said.startswith(f"pyfuse3 {pyfuse3.__version__} ({pyfuse3.__file__}): {problem}, because ")
     assert said.endswith("install one of these (pip install 'pyfuse3>=3.4,<3.6')")
@@ -73,26 +73,26 @@ def test_another_layout_is_refused(token: type, entry: type, problem: str) -> No
 
 def test_a_setattr_whose_flags_cannot_be_found_is_refused() -> None:
     with pytest.raises(MountError, match="times that are set to the present would be taken for times of the caller's"):
-        pyfuse3memory.check(container_type=None)
+        compatibility.check(container_type=None)
 
 
 def test_the_flags_of_a_setattr_stand_after_the_inode() -> None:
     container = pyfuse3._Container()  # type: ignore[attr-defined]
-    words = (ctypes.c_uint64 * pyfuse3memory._CONTAINER_WORDS).from_address(id(container) + pyfuse3memory._WHERE)
-    assert pyfuse3memory._flags_in(container, InodeT(7)) == 0  # it is about no inode at all
+    words = (ctypes.c_uint64 * compatibility._CONTAINER_WORDS).from_address(id(container) + compatibility._WHERE)
+    assert compatibility._flags_in(container, InodeT(7)) == 0  # it is about no inode at all
     words[6] = 7
-    words[9] = 1 << 40 | pyfuse3memory._ATIME_NOW  # an int, and after it another field
-    assert pyfuse3memory._flags_in(container, InodeT(7)) == pyfuse3memory._ATIME_NOW
-    assert pyfuse3memory._flags_in(container, InodeT(8)) == 0
+    words[9] = 1 << 40 | compatibility._ATIME_NOW  # an int, and after it another field
+    assert compatibility._flags_in(container, InodeT(7)) == compatibility._ATIME_NOW
+    assert compatibility._flags_in(container, InodeT(8)) == 0
     words[6], words[-1] = 0, 7
-    assert pyfuse3memory._flags_in(container, InodeT(7)) == 0  # there is no room for flags
+    assert compatibility._flags_in(container, InodeT(7)) == 0  # there is no room for flags
 
 
 def test_what_pyfuse3_offers_is_not_looked_for_in_its_memory() -> None:
-    pyfuse3memory.check(TokenThatOffers, EntryThatOffers)
+    compatibility.check(TokenThatOffers, EntryThatOffers)
 
 
 def test_an_entry_that_is_only_a_name_bears_no_nodeid() -> None:
-    entry = pyfuse3memory.name_only(77, 4)
-    assert pyfuse3memory._nodeid_of(entry).value == 0
+    entry = compatibility.name_only(77, 4)
+    assert compatibility._nodeid_of(entry).value == 0
     assert entry.st_mode == 0o040000

@@ -1,7 +1,7 @@
 """What read-ahead asked for was of use, was in vain, or is still ahead of a reader."""
 
+from cloakfs.filesystem.reader import Reader
 from cloakfs.prefetch import Limits
-from cloakfs.reader import Reader
 
 SIZE = 1 << 30
 BLOCK = 8192

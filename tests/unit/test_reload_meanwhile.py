@@ -9,9 +9,9 @@ import trio
 from pyfuse3 import InodeT
 
 from cloakfs.config.options import Options
-from cloakfs.daemon import FIXED_BY_THE_MOUNT
 from cloakfs.filesystem.callers import Callers
-from cloakfs.nfs.plandiff import RELOADABLE
+from cloakfs.mount.daemon import FIXED_BY_THE_MOUNT
+from cloakfs.nfs.plan import RELOADABLE
 from cloakfs.policy import Policy
 from cloakfs.tree.objects import Stale
 from cloakfs.view import View

@@ -2,12 +2,11 @@
 
 import pytest
 
-from cloakfs.caller import Caller, ClientCaller
 from cloakfs.config.parse import parse_options
-from cloakfs.ids import ClientId, ServerId
+from cloakfs.identity import Caller, ClientCaller, ClientId, ServerId
 from cloakfs.mapping import MAX_ID
 from cloakfs.policy import Attrs, Policy
-from cloakfs.rules import forward_rule, reason_of, reverse_rule
+from cloakfs.reasons import forward_rule, reason_of, reverse_rule
 
 ANN = Caller(ServerId(1001), ServerId(50), frozenset({ServerId(50)}))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cloakfs.shell import printable, shell_word
+from cloakfs.messages import printable, shell_word
 
 TOP = Path(__file__).parents[2]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cloakfs.supervisor import Supervisor
+from cloakfs.background.systemd import Supervisor
 
 
 @pytest.fixture

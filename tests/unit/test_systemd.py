@@ -11,7 +11,7 @@ import pytest
 
 from cli.main import cloakfs
 from cloakfs.config.parse import parse_options
-from cloakfs.mountpoint import split_mount_options
+from cloakfs.fuse.attach import split_mount_options
 
 TOP = Path(__file__).parents[2]
 UNITS = sorted((TOP / "examples" / "systemd").glob("*.service"))

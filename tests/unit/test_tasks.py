@@ -9,20 +9,20 @@ import trio
 import trio.testing
 
 import cloakfs
-from cloakfs import tasks
+from cloakfs.background import tasks
 from tests.mount.faults import POINTS
 
 PACKAGE = Path(cloakfs.__file__).parent
 
 # What runs beside the answering of requests without `tasks`: groups of tasks that somebody waits for.
 WAITED_FOR = {
-    "filesystem/repair.py": 1,
-    "views.py": 2,  # asking the user database, and giving it up
-    "loop.py": 1,  # the workers of the session: whatever they raise is answered, or is the end of the session
-    "daemon.py": 1,  # the mount says that it was made; if it cannot, it was not
+    "filesystem/relookup.py": 1,
+    "tree/views.py": 2,  # asking the user database, and giving it up
+    "fuse/loop.py": 1,  # the workers of the session: whatever they raise is answered, or is the end of the session
+    "mount/daemon.py": 1,  # the mount says that it was made; if it cannot, it was not
     "nfs/guard.py": 4,  # mounting and unmounting several
     "nfs/served.py": 2,  # asking several mounts
-    "health.py": 2,  # a command asks several daemons and guards
+    "nfs/health.py": 2,  # a command asks several daemons and guards
 }
 STARTS = ("start_soon", "start", "spawn_system_task")
 
@@ -121,7 +121,7 @@ def test_there_are_no_other_background_tasks() -> None:
     found: dict[str, int] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         name = str(path.relative_to(PACKAGE))
-        if name == "tasks.py":
+        if name == "background/tasks.py":
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in STARTS):
@@ -129,8 +129,8 @@ def test_there_are_no_other_background_tasks() -> None:
             of = ast.unparse(node.func.value)
             if node.func.attr != "start" or "nursery" in of:
                 found[name] = found.get(name, 0) + 1
-    # groups.py: `DatabaseGroups._ask` outlives the request that began it; it catches everything by itself.
-    assert found == {**WAITED_FOR, "groups.py": 1}
+    # accounts/groups.py: `DatabaseGroups._ask` outlives the request that began it; it catches everything by itself.
+    assert found == {**WAITED_FOR, "accounts/groups.py": 1}
 
 
 def test_the_faults_of_the_mount_tests_hit_what_there_is() -> None:

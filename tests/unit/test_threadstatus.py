@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from cloakfs.accounts.threadstatus import ThreadStatus
 from cloakfs.linux import FILE_CAPABILITIES, effective_capabilities, ownfiles, process
-from cloakfs.threadstatus import ThreadStatus
 
 
 @pytest.fixture

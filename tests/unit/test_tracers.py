@@ -12,10 +12,10 @@ import trio
 import trio.testing
 
 from cli.trace import percentile
-from cloakfs import tracers
-from cloakfs.filesystem import Filesystem
+from cloakfs.filesystem import Filesystem, tracers
 from cloakfs.filesystem.request import Requests, answers
-from cloakfs.tracers import OPERATIONS, Record, TooManyTracers, Tracers, Wanted
+from cloakfs.filesystem.tracers import TooManyTracers, Tracers
+from cloakfs.tracerecords import OPERATIONS, Record, Wanted
 from cloakfs.tree.notes import Notes, noting
 
 RECORD: Record = {

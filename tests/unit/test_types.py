@@ -10,10 +10,10 @@ import pytest
 TOP = Path(__file__).parents[2]
 
 PROGRAM = """
-from cloakfs.caller import Caller, ClientCaller
+from cloakfs.identity import Caller, ClientCaller
 from cloakfs.cloak import CloakDef, CloakList, Mask
 from cloakfs.config.options import Options
-from cloakfs.ids import ClientId, ServerId
+from cloakfs.identity import ClientId, ServerId
 from cloakfs.mapping import IdMap, RangeDef
 from cloakfs.policy import Attrs, Policy
 from cloakfs.view import KernelCheckedCaller, View

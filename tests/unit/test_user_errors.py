@@ -9,8 +9,8 @@ import pytest
 _COMMAND = """\
 import click
 from cli.output import run
-from cloakfs.errors import UserError
-from cloakfs.views import ViewError
+from cloakfs.messages import UserError
+from cloakfs.tree.views import ViewError
 
 @click.command()
 def command():

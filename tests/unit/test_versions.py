@@ -2,7 +2,7 @@
 
 import pytest
 
-from cloakfs.versions import is_known, refusal
+from cloakfs.state.versions import is_known, refusal
 
 
 @pytest.mark.parametrize("found", [None, 0, 1, 2])

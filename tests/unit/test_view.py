@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from cloakfs import view as view_module
-from cloakfs.caller import Caller, ClientCaller
 from cloakfs.config.options import Options
 from cloakfs.config.parse import parse_options
-from cloakfs.ids import ClientId, ServerId
+from cloakfs.identity import Caller, ClientCaller, ClientId, ServerId
 from cloakfs.mapping import MAX_ID
 from cloakfs.policy import Attrs, Policy
 from cloakfs.view import KernelCheckedCaller, View

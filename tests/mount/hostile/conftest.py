@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from cloakfs import linux
-from cloakfs.mounted import STATE_DIR
+from cloakfs.state.runtime import STATE_DIR
 from tests.mount.conftest import Mount, mounted
 from tests.mount.hostile import victim
 from tests.mount.hostile.peers import require

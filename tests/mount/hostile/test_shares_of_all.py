@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cloakfs import linux
-from cloakfs.mounted import STATE_DIR
+from cloakfs.state.runtime import STATE_DIR
 from tests.agents import User, read
 from tests.mount import alterations
 from tests.mount.conftest import daemons_with, mounted

@@ -20,7 +20,7 @@ import pytest
 
 from cloakfs import linux
 from cloakfs.linux.libc import NR, syscall
-from cloakfs.mounted import STATE_DIR
+from cloakfs.state.runtime import STATE_DIR
 from tests.agents import User, read, write
 from tests.mount.conftest import mounted
 from tests.mount.hostile import victim

@@ -16,8 +16,8 @@ import pytest
 from bench.lab import nfsexports
 from bench.lab.nfshost import NfsHost, drop_caches, sh
 from cli.export import _order
-from cloakfs.mounted import RUN_DIR, mount_key, mounted
 from cloakfs.nfs.plan import mount_name
+from cloakfs.state.runtime import RUN_DIR, mount_key, mounted
 from tests.mount.conftest import COMMAND, user
 from tests.waiting import wait_until
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from cloakfs.linux import mountinfo
-from cloakfs.mounted import RUN_DIR
 from cloakfs.nfs import nfsdrestart
+from cloakfs.state.runtime import RUN_DIR
 from tests.agents import User
 from tests.mount.conftest import COMMAND
 from tests.nfs.knfsd.fixtures import EXPORTS, NfsHost, Service, Share, exported, nfs_mounted, sh

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cloakfs.mounted import RUN_DIR
+from cloakfs.state.runtime import RUN_DIR
 from tests.mount.conftest import COMMAND, is_mounted
 from tests.nfs.knfsd.fixtures import NfsHost, sh
 

@@ -15,7 +15,7 @@ import pytest
 from bench.prefetch import content
 from bench.prefetch.slowdisk import SlowDisk, SlowDiskError, slow_disk
 from bench.prefetch.streams import generate
-from cloakfs import health
+from cloakfs.nfs import health
 from cloakfs.nfs.plan import mount_name
 from tests.agents import User
 from tests.nfs.knfsd.fixtures import EXPORTS, VERSIONS, Service, Share, nfs_mounted, sh

@@ -8,8 +8,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from cloakfs.control import Watcher
-from cloakfs.mounted import mounted
+from cloakfs.state.client import Watcher
+from cloakfs.state.runtime import mounted
 from tests.agents import User, names
 from tests.mount.test_probing import stat_all
 from tests.nfs import nfs3

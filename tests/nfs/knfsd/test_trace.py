@@ -8,7 +8,7 @@ from pathlib import Path
 from click import unstyle
 
 from cli.trace import line
-from cloakfs.tracers import Record
+from cloakfs.tracerecords import Record
 from tests.agents import User, names, read
 from tests.mount.conftest import told
 from tests.mount.test_trace import HIDES, MakeWatching, watching

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from cloakfs.mounted import RUN_DIR, STATE_DIR, mount_key
 from cloakfs.nfs.plan import mount_name
+from cloakfs.state.runtime import RUN_DIR, STATE_DIR, mount_key
 from tests.agents import User, names
 from tests.mount.conftest import COMMAND, is_mounted
 from tests.nfs.knfsd.fixtures import EXPORTS, VERSIONS, Service, Share, sh

@@ -1,1 +1,0 @@
-"""What a compromised client could do: `cloakfs exposure`."""

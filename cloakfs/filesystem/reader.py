@@ -1,0 +1,301 @@
+"""Reads and writes real files without ever blocking the session loop, and reads ahead.
+
+Data in memory is copied at once (RWF_NOWAIT, preadv2(2)); for anything else, a thread waits. Threads also read ahead
+what a `Prefetcher` asks for, into the page cache of the real file, where the next READ finds it.
+"""
+
+import contextlib
+import errno
+import logging
+import os
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Hashable
+from functools import partial
+from statistics import fmean
+from typing import Any, TextIO
+
+import trio
+
+from .. import linux
+from ..background.tasks import Tasks
+from ..linux import ownfiles
+from ..prefetch import HEURISTICS, Ask, Limits, Prefetcher
+from ..shares import Shares
+from ..tree import calls
+from ..tree.filesystems import Filesystem
+
+log = logging.getLogger(__name__)
+
+PAYS_SECONDS = 0.001
+"""Reading ahead pays if the last misses took at least this long on average. Below, the kernel's own read-ahead hides
+the latency, and a thread would cost as much."""
+
+# The mean is over the last _MISSES misses, and is not used before there were _FEWEST. (The median would not do, because
+# throttled storage answers most requests at once, and then none for a while.)
+_MISSES = 64
+_FEWEST = 4
+
+# The maximum number of threads that do nothing but read ahead from one file system, and how many times something may
+# be waiting for them; each of those has a descriptor.
+_THREADS = 16
+_MOST_ASKED = 64
+
+# The maximum number of threads that write for one caller. What waits for them cannot be refused without loss.
+_WRITERS = 64
+
+MOST_UNWRITTEN = 2 << 30
+"""How many bytes may wait to be written; callers have shares."""
+
+_DEFAULT_CHUNK = 128 << 10
+
+
+class Storage:
+    """The storage under one file system of the tree.
+
+    Attributes:
+        path: where it is mounted.
+        chunk: the bytes that one read-ahead request may ask for; the kernel drops the excess (mm/readahead.c).
+        writes_at_once: whether RWF_NOWAIT works for writing.
+        wait: the mean time of the last misses, in seconds; None until there were enough.
+        pays: whether it is slow enough for reading ahead.
+        asked: how many times reading ahead has been asked for and is not done.
+        readers: the threads that read ahead.
+    """
+
+    def __init__(self, filesystem: Filesystem) -> None:
+        self.path = filesystem.path
+        self.chunk = _chunk(filesystem.device)
+        self.writes_at_once = not filesystem.remote
+        self._waits: deque[float] = deque(maxlen=_MISSES)
+        self.wait: float | None = None
+        self.pays = False
+        self.asked = 0
+        self.readers = trio.CapacityLimiter(_THREADS)
+
+    def missed(self, seconds: float) -> None:
+        """Note how long it took to read data that was not in memory."""
+        self._waits.append(seconds)
+        if len(self._waits) >= _FEWEST:
+            self.wait = fmean(self._waits)
+            self.pays = self.wait >= PAYS_SECONDS
+
+    def __str__(self) -> str:
+        if self.wait is None:
+            return f"{self.path}: too few reads so far to know how slow it is"
+        took = f"{self.path}: a read of data not in memory takes {self.wait * 1000:.2g} ms"
+        return took if self.pays else f"{took}, too fast to read ahead (pays from {PAYS_SECONDS * 1000:g} ms)"
+
+
+def _chunk(number: int) -> int:
+    """Return how many bytes of read-ahead the device with this st_dev accepts in one request."""
+    name = f"{os.major(number)}:{os.minor(number)}"
+    settings = (
+        f"/sys/class/bdi/{name}/read_ahead_kb",
+        f"/sys/dev/block/{name}/queue/max_sectors_kb",
+        f"/sys/dev/block/{name}/../queue/max_sectors_kb",  # a partition's disk
+    )
+    found = [_DEFAULT_CHUNK]
+    for path in settings:
+        try:
+            with ownfiles.open(path) as file:
+                found.append(int(file.read()) << 10)
+        except (OSError, ValueError):
+            continue
+    return max(found)
+
+
+class Reader:
+    """Reads and writes for one mount.
+
+    Args:
+        heuristic: a name in `HEURISTICS`, or "off".
+        limits: how much may be read ahead.
+        record: a file that gets a line for each READ: seconds, file, offset, length.
+
+    Attributes:
+        unwritten: the bytes that wait to be written, by server uid.
+    """
+
+    def __init__(self, heuristic: str, limits: Limits, record: TextIO | None = None) -> None:
+        self._prefetcher: Prefetcher | None = None
+        self._useful_before = 0  # by earlier prefetchers
+        self._wasted = 0
+        self.use(heuristic, limits)
+        self._record = record
+        self._storages: dict[Filesystem, Storage] = {}
+        self._writers: dict[int, trio.CapacityLimiter] = {}  # by server uid
+        self.unwritten: Shares[int] = Shares(MOST_UNWRITTEN)
+        self.tasks: Tasks | None = None
+        self.counts: Counter[str] = Counter()
+        """The number of reads that found their data in memory (`hits`) or did not (`misses`), and the bytes `asked` for
+        by read-ahead."""
+
+    def use(self, heuristic: str, limits: Limits) -> None:
+        """Use this heuristic from now on; it starts without any history."""
+        if self._prefetcher is not None:
+            self._useful_before += self._prefetcher.useful
+        self._name = heuristic
+        self._prefetcher = Prefetcher(HEURISTICS[heuristic], limits) if heuristic in HEURISTICS else None
+
+    async def read(self, fd: int, key: Hashable, filesystem: Filesystem, offset: int, size: int) -> bytearray | bytes:
+        """Return up to `size` bytes from `offset`: at once if they are in memory, otherwise from a thread.
+
+        Args:
+            fd: the open file.
+            key: identifies the file, whichever caller opened it.
+            filesystem: the file system of the file.
+            offset: the offset of the first byte.
+            size: the number of bytes wanted.
+
+        Raises:
+            OSError: the error of the real file system.
+        """
+        if self._record is not None:
+            self._record.write(f"{time.monotonic():.6f} {key} {offset} {size}\n")
+        buffer = bytearray(size)
+        count = -1
+        if not filesystem.remote:
+            how = 0 if filesystem.in_memory else linux.RWF_NOWAIT
+            with contextlib.suppress(OSError):  # not in memory, or the file system does not support the flag
+                count = calls.preadv(fd, [buffer], offset, how)
+        # A short read may have stopped at the end of the cached pages, not at the end of the file.
+        missed = count < 0 or (count < size and offset + count < calls.fstat(fd).st_size)
+        self.counts["misses" if missed else "hits"] += 1
+        storage = self._storage(filesystem)
+        if not filesystem.remote:
+            self._look_ahead(fd, key, storage, offset, size, missed=missed)
+        if missed:
+            data, took, end = await trio.to_thread.run_sync(_pread, fd, size, offset, abandon_on_cancel=True)
+            storage.missed(took)
+            if filesystem.remote:
+                self._look_ahead(fd, key, storage, offset, size, missed=True, end=end)
+            return data
+        del buffer[count:]
+        return buffer
+
+    async def write(
+        self,
+        fd: int,
+        who: linux.Credentials,
+        filesystem: Filesystem,
+        offset: int,
+        data: bytes | memoryview,
+        *,
+        append: bool = False,
+    ) -> int:
+        """Write `data` as `who` at `offset`, or at the end of the file, and return how many bytes were written.
+
+        Raises:
+            OSError: the error of the real file system; EAGAIN: too much waits already for this caller to be written.
+        """
+        flags = os.RWF_APPEND if append else 0
+        if filesystem.in_memory:
+            return calls.pwrite(who, fd, data, offset, flags)
+        storage = self._storage(filesystem)
+        done = 0
+        if storage.writes_at_once:
+            try:
+                done = calls.pwrite(who, fd, data, offset, linux.RWF_NOWAIT | flags)
+            except OSError as exc:  # any other error occurs again in the thread
+                storage.writes_at_once = exc.errno not in (errno.EOPNOTSUPP, errno.EINVAL)
+        if done == len(data):
+            return done
+        rest = partial(calls.pwrite, who, fd, memoryview(data)[done:], offset + done, flags)
+        try:
+            return done + await self._write_late(who.uid, len(data) - done, rest)
+        except OSError:
+            if not done:
+                raise
+            return done  # as with write(2), the next write gets the error
+
+    async def _write_late(self, uid: int, size: int, write: Callable[[], int]) -> int:
+        if not self.unwritten.has_share_left(uid):
+            self.unwritten.refused += 1
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        self.unwritten.take(uid, size)
+        writers = self._writers.setdefault(uid, trio.CapacityLimiter(_WRITERS))
+        try:
+            return await trio.to_thread.run_sync(write, limiter=writers, abandon_on_cancel=True)
+        finally:
+            self.unwritten.give_back(uid, size)
+            if uid not in self.unwritten.held:
+                del self._writers[uid]
+
+    def state(self) -> dict[str, Any]:
+        """Return what `cloakfs status` shows."""
+        return {
+            "heuristic": self._name,
+            **{name: self.counts[name] for name in ("hits", "misses", "asked")},
+            "devices": [str(storage) for storage in self._storages.values()],
+        }
+
+    def read_ahead(self) -> tuple[int, int, int]:
+        """Return how many bytes were asked for by read-ahead, were then read, and are not expected to be read any more.
+
+        The remaining ones are still ahead of a reader.
+        """
+        asked, useful, ahead = self.counts["asked"], self._useful_before, 0
+        if self._prefetcher is not None:
+            useful += self._prefetcher.useful
+            ahead = self._prefetcher.ahead
+        # What was given up may be read after all; a counter never falls.
+        self._wasted = max(self._wasted, asked - useful - ahead)
+        return asked, useful, self._wasted
+
+    def _storage(self, filesystem: Filesystem) -> Storage:
+        storage = self._storages.get(filesystem)
+        if storage is None:
+            storage = self._storages[filesystem] = Storage(filesystem)
+        return storage
+
+    def _look_ahead(
+        self, fd: int, key: Hashable, storage: Storage, offset: int, size: int, *, missed: bool, end: int | None = None
+    ) -> None:
+        """Read ahead of this read, if that is worth it; `end` is the size of the file."""
+        prefetcher = self._prefetcher
+        if prefetcher is None or self.tasks is None or not (storage.pays or not prefetcher.heuristic.frugal):
+            return
+        if end is None:
+            end = calls.fstat(fd).st_size
+        length = min(size, end - offset)
+        if length <= 0:
+            return
+        ask = prefetcher.read(key, offset, length, end, missed=missed)
+        if ask is None or storage.asked >= _MOST_ASKED:
+            return
+        try:
+            own = calls.dup(fd)  # the client may close its file meanwhile
+        except OSError:
+            return  # too many descriptors are open
+        self.counts["asked"] += ask.end - ask.start
+        storage.asked += 1
+        self.tasks.once("reading ahead", self._fetch, own, ask, storage)
+
+    async def _fetch(self, fd: int, ask: Ask, storage: Storage) -> None:
+        # Any read-ahead that is left when the daemon ends is abandoned.
+        advise = partial(_advise, fd, ask, storage.chunk)
+        try:
+            await trio.to_thread.run_sync(advise, limiter=storage.readers, abandon_on_cancel=True)
+        except RuntimeError as exc:  # no more threads can start; read-ahead is optional
+            calls.close(fd)
+            log.debug("read-ahead: %s", exc)
+        finally:
+            storage.asked -= 1
+
+
+def _pread(fd: int, size: int, offset: int) -> tuple[bytes, float, int]:
+    """Return the data, how many seconds the read took, and the size of the file."""
+    began = time.monotonic()
+    data = calls.pread(fd, size, offset)
+    return data, time.monotonic() - began, calls.fstat(fd).st_size
+
+
+def _advise(fd: int, ask: Ask, chunk: int) -> None:
+    try:
+        for start in range(ask.start, ask.end, chunk):
+            calls.fadvise(fd, start, min(chunk, ask.end - start), os.POSIX_FADV_WILLNEED)
+    except OSError as exc:
+        log.debug("read-ahead: %s", exc)  # a read at that place gets the error
+    finally:
+        calls.close(fd)

@@ -1,0 +1,146 @@
+"""Protects processes that stand in a directory from the effects of others being refused it."""
+
+import logging
+import os
+from collections.abc import Iterator
+from functools import partial
+
+import trio
+
+from .. import linux
+from ..background.tasks import Tasks
+from ..linux import process
+from ..tree import calls
+from ..tree.nodes import Nodes
+from ..tree.objects import Object
+from ..tree.views import Views
+from .selfprobe import Inside
+
+log = logging.getLogger(__name__)
+
+# If looking up again takes this long, somebody keeps the lock of the directory. Who does is looked for as often, and
+# named once a minute.
+_LOCKED_SECONDS = 2.0
+_TELL_AGAIN_SECONDS = 60.0
+
+_PATH_MAX = 4096  # <linux/limits.h>
+
+# When to look up a refused directory again, in seconds: first after the last refusal, then after the previous time.
+_REPAIR_DELAYS = (0.0, 0.02, 0.1, 0.4)
+
+
+class Repair:
+    """Makes the daemon look up again, through its own mount, what somebody was refused.
+
+    Args:
+        nodes: the objects.
+        views: the views that the mount offers.
+        inside: looks at the daemon's own mount.
+
+    Attributes:
+        tasks: where this runs; None before that is possible.
+    """
+
+    def __init__(self, nodes: Nodes, views: Views, inside: Inside) -> None:
+        self._nodes = nodes
+        self._views = views
+        self._inside = inside
+        self.tasks: Tasks | None = None
+        self._repairing: dict[int, int] = {}  # object number -> number of refusals meanwhile
+        self._one_repair = trio.CapacityLimiter(1)
+        self._looked_for = self._told = -_TELL_AGAIN_SECONDS  # when it was last looked for who keeps a lock, and told
+
+    def refused(self, obj: Object | None) -> None:
+        """Look up a directory again that somebody was refused, so that processes that stand in it do not suffer.
+
+        The kernel unhashes the dentry of a name that anybody was refused, for whatever reason. Then getcwd(2) fails for
+        everybody in it until somebody who is permitted looks it up again. The daemon does so at once, and a few more
+        times, because the kernel may unhash it late.
+        """
+        if obj is None or (obj.lookups <= 0 and obj is not self._nodes.root) or self.tasks is None:
+            return
+        if obj.number in self._repairing:
+            self._repairing[obj.number] += 1
+            return
+        names: list[bytes] = []
+        length = len(self._inside.mountpoint)
+        at: Object | None = obj
+        while at is not None and at is not self._nodes.root:
+            names.append(at.name)
+            length += 1 + len(at.name)
+            if length > _PATH_MAX:
+                return  # no path leads there, and getcwd(2) fails anyway
+            at = at.parent
+        self._repairing[obj.number] = 0
+        self.tasks.once("looking up again", self._look_up_again, obj.number, names[::-1], obj.parent or obj)
+
+    def name_refused(self, parent_inode: int, name: bytes) -> None:
+        """Do the same for a name that somebody was refused before it was looked at."""
+        try:
+            parent = self._nodes.get(parent_inode)
+            if self._nodes.waits(parent):
+                self.refused((parent.children or {}).get(name))
+                return
+            fd = calls.find(linux.ROOT, self._nodes.fd(parent), name, os.O_DIRECTORY)
+        except OSError:
+            return
+        try:
+            known = self._nodes.known(fd, parent)
+        except OSError:
+            return
+        finally:
+            calls.close(fd)
+        self.refused(known)
+
+    async def _look_up_again(self, number: int, names: list[bytes], parent: Object) -> None:
+        name = parent.name or os.path.basename(os.fsencode(self._inside.mountpoint))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_lock, parent, name)
+            await self._keep_looking_up(number, names)
+            nursery.cancel_scope.cancel()
+
+    async def _watch_lock(self, parent: Object, name: bytes) -> None:
+        """Log who keeps the lock of the directory `parent`, which has this name, if looking up in it takes long."""
+        while True:
+            await trio.sleep(_LOCKED_SECONDS)
+            now = trio.current_time()
+            if now < max(self._looked_for + _LOCKED_SECONDS, self._told + _TELL_AGAIN_SECONDS):
+                continue
+            self._looked_for = now
+            who = partial(process.who_lists, partial(self._nodes.is_of, parent), name)
+            for pid, uid in await trio.to_thread.run_sync(who, abandon_on_cancel=True):
+                self._told = now
+                log.warning(
+                    "%s: process %d of uid %d keeps the directory %r locked, so that others wait for names in it",
+                    self._inside.mountpoint,
+                    pid,
+                    uid,
+                    os.fsdecode(name),
+                )
+
+    async def _keep_looking_up(self, number: int, names: list[bytes]) -> None:
+        try:
+            delays = iter(_REPAIR_DELAYS)
+            while (delay := next(delays, None)) is not None:
+                refusals = self._repairing[number]
+                await trio.sleep(delay)
+                for top in self._tops():
+                    await trio.to_thread.run_sync(
+                        linux.apart,
+                        self._inside.stat,
+                        os.path.join(top, *names),
+                        limiter=self._one_repair,
+                        abandon_on_cancel=True,
+                    )
+                if self._repairing[number] != refusals:
+                    delays = iter(_REPAIR_DELAYS)
+        finally:
+            del self._repairing[number]
+
+    def _tops(self) -> Iterator[bytes]:
+        mountpoint = os.fsencode(self._inside.mountpoint)
+        if not self._views.top:
+            yield mountpoint
+            return
+        for _, label, _ in self._views.after(0):
+            yield os.path.join(mountpoint, b"@" + os.fsencode(label))

@@ -1,0 +1,168 @@
+"""What pyfuse3 does not offer: who reads a directory, entries without a nodeid, and which times are to be the present.
+
+With the patches in contrib/pyfuse3, pyfuse3 offers the former two, as `ReaddirToken.ctx` and `EntryAttributes.nodeid`.
+Where these exist, they are used. Otherwise, both are found in the memory of pyfuse3's objects, right after what every
+object of CPython begins with: libfuse's request in a `ReaddirToken`, and the nodeid in an `EntryAttributes`. This is
+true of pyfuse3 3.4.0 to 3.5.0. It is checked before anything is mounted (`check`) and, for the request, by the first
+listing (`Inside.check`).
+
+In a SETATTR, the kernel says whether a time is one that the caller chose, or the present, for which it sends a time as
+well. pyfuse3 gives that time to the handler, but keeps the flags in an object (`_Container`) that only its own
+coroutine knows.
+"""
+
+import ctypes
+import gc
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, cast
+
+import pyfuse3
+import trio
+from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, InodeT, ReaddirToken, RequestContext
+
+from .attach import MountError
+from .loop import working
+
+_WHERE = object.__basicsize__
+_TOKEN_SIZE = _WHERE + 3 * ctypes.sizeof(ctypes.c_void_p) + ctypes.sizeof(ctypes.c_size_t)
+_UNUSUAL = InodeT(0x123456789A)  # no other field of an entry has such a value
+
+
+class _FuseContext(ctypes.Structure):
+    _fields_ = (
+        ("uid", ctypes.c_uint),
+        ("gid", ctypes.c_uint),
+        ("pid", ctypes.c_int),
+        ("umask", ctypes.c_uint),
+    )
+
+
+_libfuse = ctypes.CDLL(pyfuse3.__file__)  # and with it the libfuse that it uses
+_libfuse.fuse_req_ctx.restype = ctypes.POINTER(_FuseContext)
+_libfuse.fuse_req_ctx.argtypes = (ctypes.c_void_p,)
+
+
+def _from_request(token: ReaddirToken) -> RequestContext:
+    request = ctypes.c_void_p.from_address(id(token) + _WHERE)
+    return _libfuse.fuse_req_ctx(request).contents  # type: ignore[no-any-return]
+
+
+requester: Callable[[ReaddirToken], RequestContext] = (
+    attrgetter("ctx") if hasattr(ReaddirToken, "ctx") else _from_request
+)
+"""Returns who reads a directory: one that a user opened and another user inherited must be filtered for the latter."""
+
+
+keeps_listings = hasattr(FileInfo, "cache_readdir")
+"""Whether the kernel can be told to keep the entries of a directory (only with the patch)."""
+
+
+def opened(fh: int, *, keep_cache: bool) -> FileHandleT:
+    """Return the answer to an OPENDIR after which the kernel keeps the entries, and goes on using those that it has."""
+    info: Any = FileInfo(fh=FileHandleT(fh), keep_cache=keep_cache)
+    info.cache_readdir = True
+    return cast(FileHandleT, info)  # which the patch allows
+
+
+def _nodeid_of(entry: object) -> ctypes.c_uint64:
+    return ctypes.c_uint64.from_address(id(entry) + _WHERE)
+
+
+_offers_nodeid = hasattr(EntryAttributes, "nodeid")
+_name_only = EntryAttributes()
+_entry: Any = _name_only  # only a patched one has a `nodeid`, and to wrap each number of a listing would cost calls
+_nodeid = _nodeid_of(_entry)
+
+
+UNKNOWN_INODE = 0xFFFFFFFF
+"""The inode number of an entry that has none (FUSE_UNKNOWN_INO in lib/fuse.c of libfuse)."""
+
+
+def name_only(ino: int, kind: int) -> EntryAttributes:
+    """Return an entry with this inode number and type (DT_…), valid until the next call.
+
+    It has no nodeid, so that the kernel takes nothing but the name, and holds no reference (fs/fuse/readdir.c).
+    """
+    _entry.st_ino = ino
+    _entry.st_mode = kind << 12
+    if _offers_nodeid:
+        _entry.nodeid = 0
+    else:
+        _nodeid.value = 0
+    return _name_only
+
+
+def is_name_only(entry: EntryAttributes) -> bool:
+    """Whether this is what `name_only` has returned."""
+    return entry is _name_only
+
+
+# fuse_set_attr of struct fuse_lowlevel_ops: FUSE_SET_ATTR_ATIME_NOW and FUSE_SET_ATTR_MTIME_NOW.
+_ATIME_NOW, _MTIME_NOW = 1 << 7, 1 << 8
+
+_Container: Any = getattr(pyfuse3, "_Container", None)
+_CONTAINER_WORDS = 0 if _Container is None else (_Container.__basicsize__ - _WHERE) // ctypes.sizeof(ctypes.c_uint64)
+_FLAGS_AFTER_INODE = 3  # words: after the inode come the parent and the request
+
+
+async def to_the_present(inode: InodeT) -> tuple[bool, bool]:
+    """Return whether atime, and mtime, are to become the present; to be awaited by the handler of a SETATTR.
+
+    Where that cannot be found out (in pyfuse3's own loop), the answer is no, for which the caller needs more rights.
+
+    Args:
+        inode: what the SETATTR is about.
+    """
+    await trio.lowlevel.cancel_shielded_checkpoint()  # a coroutine says what it awaits only once that has yielded
+    container = _container_of(working.session)
+    flags = 0 if container is None else _flags_in(container, inode)
+    return bool(flags & _ATIME_NOW), bool(flags & _MTIME_NOW)
+
+
+def _container_of(coroutine: object) -> object | None:
+    """Return what a coroutine of pyfuse3, or one that it awaits, keeps the flags of a request in."""
+    for known in gc.get_referents(coroutine):
+        if type(known) is _Container:
+            return cast(object, known)
+        if type(known).__module__.startswith(("pyfuse3", "_cython_")):  # its coroutines, and their variables
+            container = _container_of(known)
+            if container is not None:
+                return container
+    return None
+
+
+def _flags_in(container: object, inode: InodeT) -> int:
+    """Return the flags of a SETATTR. In the container, zeros come before the inode, and the flags after it."""
+    words = (ctypes.c_uint64 * _CONTAINER_WORDS).from_address(id(container) + _WHERE)
+    at = next((at for at, word in enumerate(words) if word), 0)
+    if words[at] != inode or at + _FLAGS_AFTER_INODE >= _CONTAINER_WORDS:
+        return 0
+    return ctypes.c_int.from_buffer(words, (at + _FLAGS_AFTER_INODE) * ctypes.sizeof(ctypes.c_uint64)).value
+
+
+def unsupported(problem: str) -> MountError:
+    """Return what to tell the user if this version of pyfuse3 is none of those that cloakfs can use."""
+    return MountError(
+        f"pyfuse3 {pyfuse3.__version__} ({pyfuse3.__file__}): {problem}, because its objects are laid out differently "
+        "from the versions that cloakfs knows; install one of these (pip install 'pyfuse3>=3.4,<3.6')"
+    )
+
+
+def check(
+    token_type: type = ReaddirToken, entry_type: type = EntryAttributes, container_type: type | None = _Container
+) -> None:
+    """Check, before anything is mounted, that what is needed is where it is looked for.
+
+    Raises:
+        MountError: it is not.
+    """
+    if not hasattr(token_type, "ctx") and token_type.__basicsize__ != _TOKEN_SIZE:
+        raise unsupported("the caller of a listing could not be found out")
+    if not hasattr(entry_type, "nodeid"):
+        entry = entry_type()
+        entry.st_ino = _UNUSUAL
+        if entry_type.__basicsize__ < _WHERE + ctypes.sizeof(ctypes.c_uint64) or _nodeid_of(entry).value != _UNUSUAL:
+            raise unsupported("a listing could not leave out nodeids")
+    if container_type is None:
+        raise unsupported("times that are set to the present would be taken for times of the caller's choice")

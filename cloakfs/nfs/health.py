@@ -1,0 +1,211 @@
+"""Whether the mounts and the services of this machine are healthy: asks their daemons and guards, and waits for none.
+
+What hangs must not make others wait, so all are asked at the same time, and those that do not answer in time count as
+not healthy.
+"""
+
+import json
+import resource
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+
+from ..linux.mountinfo import Place
+from ..messages import shell_word
+from ..state.client import VERSION, socket_of
+from ..state.runtime import Mounted, all_mounted, dead, mount_key, mounted, waiting
+from . import services
+from .services import Service
+
+PATIENCE_SECONDS = 5.0
+"""How long an answer may take."""
+
+_LONGEST_ANSWER = 16 << 20
+
+# A mount whose daemon has not published anything yet looks as if that had died.
+_STARTING_SECONDS = 0.5
+
+DIED = "its daemon has died, and nobody gets an answer"
+"""What there is to say of a mount that nobody serves."""
+
+AGAIN = "its daemon has died, and it is being mounted again"
+"""What there is to say of a mount with the option `restart` until an attempt succeeds."""
+
+NOWHERE = "not a cloakfs mount"
+"""What there is to say of a path that is no mount point."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The state of a mount point.
+
+    Attributes:
+        path: the mount point.
+        mount: the mount; None if nobody serves it.
+        complaint: why it is not healthy, in one line; None if it is.
+        way_out: what to do about that, in one line.
+        figures: what `filesystem.figures` returns; None if the daemon does not answer, or is of an earlier version.
+        service: the service that the mount belongs to, if any.
+    """
+
+    path: str
+    mount: Mounted | None
+    complaint: str | None = None
+    way_out: str | None = None
+    figures: Mapping[str, Any] | None = None
+    service: Service | None = None
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether there is no such mount point."""
+        return self.complaint == NOWHERE
+
+    @property
+    def restarts(self) -> int | None:
+        """How often the guard of the service has replaced the daemon; None if no guard tells."""
+        return None if self.service is None else self.service.mounts[self.path].get("restarts")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The state of a machine.
+
+    Attributes:
+        mounts: the mount points in alphabetical order, those that are not served at the end.
+        services: the services.
+    """
+
+    mounts: list[Health]
+    services: list[Service]
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether all of it is."""
+        complaints = [*(one.complaint for one in self.mounts), *(one.complaint for one in self.services)]
+        return not any(complaints)
+
+    def only(self, paths: Iterable[str]) -> "Machine":
+        """Return the state of these mount points, and of the services that they belong to."""
+        by_path = {one.path: one for one in self.mounts}
+        mounts = [by_path.get(path) or Health(path, None, NOWHERE) for path in paths]
+        wanted = {one.service.name for one in mounts if one.service is not None}
+        return Machine(mounts, [service for service in self.services if service.name in wanted])
+
+
+def look(seconds: float = PATIENCE_SECONDS) -> Machine:
+    """Return the state of this machine; this takes little longer than `seconds`, whatever hangs.
+
+    Raises:
+        OSError: there is no free descriptor, or not enough memory, to find out.
+    """
+    # Each mount takes a descriptor.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return trio.run(_look, seconds)
+
+
+async def _look(seconds: float) -> Machine:
+    served = mounted()
+    told: dict[str, tuple[str | None, Mapping[str, Any] | None]] = {}
+    found: dict[str, Service] = {}
+
+    async def ask_daemon(mount: Mounted) -> None:
+        told[mount.target] = await _asked(mount, seconds)
+
+    async def ask_guard(name: str) -> None:
+        found[name] = await services.ask(name, seconds)
+
+    async with trio.open_nursery() as nursery:
+        for mount in served.values():
+            nursery.start_soon(ask_daemon, mount)
+        for name in services.names():
+            nursery.start_soon(ask_guard, name)
+    left = await _dead()
+    of_path = {path: found[name] for name in sorted(found) for path in found[name].mounts}
+    alive = [
+        _health(served[path], *told[path], of_path.get(path))
+        for path in sorted(served)
+        if told[path][0] is None or _is_there(served[path])
+    ]
+    mounts: dict[str, Health] = {}
+    for one in (*alive, *_without_daemon(left, of_path), *_refused(of_path)):
+        mounts.setdefault(one.path, one)
+    return Machine(list(mounts.values()), [found[name] for name in sorted(found)])
+
+
+def _without_daemon(left: Iterable[Place], of_path: Mapping[str, Service]) -> Iterator[Health]:
+    """Yield the mounts of daemons that have died, and those that are about to be mounted again."""
+    for place in left:
+        way_out = f"cloakfs umount {shell_word(place.path)}; mounting there again unmounts it, too"
+        yield Health(place.path, None, DIED, way_out, service=of_path.get(place.path))
+    for one in waiting():
+        yield Health(one.target, None, AGAIN, f"process {one.pid}; cloakfs umount {shell_word(one.target)} ends it")
+
+
+def _refused(of_path: Mapping[str, Service]) -> Iterator[Health]:
+    """Yield the mounts that their guard cannot make, or whose server does not serve them."""
+    for path, service in of_path.items():
+        complaint = service.mounts[path].get("complaint")
+        if complaint:
+            yield Health(path, None, complaint, service=service)
+
+
+async def _dead() -> list[Place]:
+    """Return the mounts that nobody serves, and that are not just starting."""
+    left = dead()
+    if not left:
+        return left
+    await trio.sleep(_STARTING_SECONDS)
+    again = {(place.path, place.device) for place in dead()}
+    return [place for place in left if (place.path, place.device) in again]
+
+
+def _is_there(mount: Mounted) -> bool:
+    """Whether the daemon of this mount, which did not answer, still lives; it may just have ended."""
+    return any((other.pid, other.device) == (mount.pid, mount.device) for other in all_mounted())
+
+
+def _health(
+    mount: Mounted, complaint: str | None, figures: Mapping[str, Any] | None, service: Service | None
+) -> Health:
+    way_out = None
+    if complaint is not None:
+        way_out = f"kill -USR1 {mount.pid} has it log where it hangs, and kill -9 {mount.pid} ends it"
+    elif service is not None and service.mounts[mount.target].get("complaint"):
+        complaint = service.mounts[mount.target]["complaint"]
+    return Health(mount.target, mount, complaint, way_out, figures, service)
+
+
+async def _asked(mount: Mounted, seconds: float) -> tuple[str | None, Mapping[str, Any] | None]:
+    """Return why the daemon of this mount is not healthy, and its figures; None for what there is not."""
+    began = time.monotonic()
+    who = f"its daemon (process {mount.pid})"
+    try:
+        with trio.fail_after(seconds):
+            return None, await _figures(mount)
+    except FileNotFoundError:
+        return None, None  # it is of an earlier version, or is about to end
+    except trio.TooSlowError:
+        return f"{who} has not answered for {time.monotonic() - began:.0f} s", None
+    except (OSError, trio.BrokenResourceError, ValueError, TypeError, AttributeError) as exc:
+        return f"{who} does not answer: {exc}", None
+
+
+async def _figures(mount: Mounted) -> Mapping[str, Any] | None:
+    place = socket_of(mount_key(mount.source, mount.target))
+    async with await trio.open_unix_socket(place) as control:  # noqa: TID251  (a command acts for nobody)
+        for request in ({"version": VERSION}, {"method": "metrics"}):
+            await control.send_all(json.dumps(request).encode() + b"\n")
+        received = bytearray()
+        while received.count(b"\n") < 2:
+            more = await control.receive_some(1 << 16)
+            if not more:
+                raise OSError("it has ended")
+            received += more
+            if len(received) > _LONGEST_ANSWER:
+                raise ValueError("the answer is too long")
+    figures = json.loads(received.split(b"\n")[1]).get("metrics")
+    return figures if isinstance(figures, dict) else None

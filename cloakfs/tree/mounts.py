@@ -1,0 +1,302 @@
+"""Which mounts of the tree a name may lead to: the administrator's, but neither those of users nor any cloakfs.
+
+A mount becomes known when the daemon starts, or when somebody first reaches it. From then on it is held open, so that
+its id is not given to another mount.
+"""
+
+import contextlib
+import errno
+import logging
+import os
+import struct
+import time
+from collections.abc import Callable, Set
+
+from .. import linux
+from ..fuse.detach import KINDS
+from ..linux import Stat
+from ..linux import mountinfo as mounts
+from ..tuning import STANDARD, Tuning
+from . import calls, filesystems
+from .filesystems import Filesystem
+from .index import Index
+from .objects import Object, Stale, dev_ino
+
+log = logging.getLogger(__name__)
+
+# After the mount table was read for a request, this many times as long has to pass before it is read for another one.
+_SHARE_OF_MOUNTS = 20
+
+
+class TooSoon(PermissionError):
+    """The name leads to a mount that is not known yet, and the mount table may not be read again just now.
+
+    Attributes:
+        seconds: how long to wait.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(errno.EACCES, os.strerror(errno.EACCES))
+        self.seconds = seconds
+
+
+class KnownMounts:
+    """The mounts of one tree.
+
+    Args:
+        source: the root of the real tree.
+        index: where numbers are kept.
+        covered: see `Nodes`.
+
+    Attributes:
+        top: a descriptor (O_PATH) of the root of the tree, which is not closed here.
+        root: the mount that the root of the tree lies on.
+        is_one: whether only one mount is known so far.
+        by_mount: the same mounts as `filesystems`, by the ids of the mounts.
+        by_number: the same mounts as `filesystems`, by the numbers with which handles begin.
+        on_new_filesystem: called with each mount that becomes known.
+
+    Raises:
+        OSError: `source` cannot be opened.
+    """
+
+    def __init__(self, source: str, index: Index, *, covered: bool, tuning: Tuning = STANDARD) -> None:
+        self._source = source
+        self._tuning = tuning
+        self._index = index
+        self.by_mount: dict[int, Filesystem] = {}
+        self.is_one = False
+        self.by_number: dict[int, Filesystem] = {}
+        self._beside: dict[tuple[int, int], set[bytes]] = {}  # directory's `dev_ino` -> names of remote mounts
+        self.on_new_filesystem: Callable[[Filesystem], None] | None = None
+        self._changes = mounts.Changes()
+        self._again = 0.0  # until then, the mount table is not read for a request
+        self._shunned: set[int] = set()  # ids of mounts that must not be looked into; cleared when the table changes
+        self._own_device: str | None = None
+        self._copied: dict[int, mounts.Place] | None = None
+        if covered:
+            self.top = calls.copy_top(source)
+            self._copied = self._find_copies(self.top)
+        else:
+            self.top = calls.find_top(source)
+        top = mounts.id_of(self.top)
+        self.root = self._new_filesystem(top, self.top, self._table().get(top))
+        for mount_id, path in self.mounts_below().items():
+            if mount_id not in self.by_mount:
+                self._meet_mount_at(path)
+
+    @property
+    def filesystems(self) -> list[Filesystem]:
+        """The mounts known so far, the root's first."""
+        return list(self.by_mount.values())
+
+    def mounts_below(self) -> dict[int, str]:
+        """Return the administrator's mounts inside the tree: mount id -> mount point."""
+        there = self._mounted_inside()
+        return {number: place.path for number, place in there if not (place.mounter or place.kind in KINDS)}
+
+    def _mounted_inside(self) -> list[tuple[int, mounts.Place]]:
+        inside = self._source.rstrip("/") + "/"
+        return [(number, place) for number, place in self._table().items() if place.path.startswith(inside)]
+
+    def _table(self) -> dict[int, mounts.Place]:
+        """Return what is mounted, by mount id; for a copy, what was mounted when it was made."""
+        return mounts.by_id() if self._copied is None else self._copied
+
+    def _find_copies(self, top: int) -> dict[int, mounts.Place]:
+        """Return the mounts of a copy of the tree, with the data of the mounts that they are copies of."""
+        fd = calls.find_top(self._source)
+        try:
+            original = mounts.id_of(fd)
+        finally:
+            calls.close(fd)
+        table = mounts.by_id()
+        copies = {mounts.id_of(top): original}
+        inside = self._source.rstrip("/") + "/"
+        not_to_pass: list[str] = []
+        for number, place in table.items():
+            if not place.path.startswith(inside) or place.path.startswith(tuple(not_to_pass)):
+                continue
+            if place.mounter:
+                not_to_pass.append(place.path + "/")
+            with contextlib.suppress(OSError):
+                fd = calls.find(linux.ROOT, top, place.path.removeprefix(inside))
+                try:
+                    copy = mounts.id_of(fd)
+                finally:
+                    calls.close(fd)
+                if (
+                    copy not in copies or table[copies[copy]].path == place.path
+                ):  # of several mounts at one place, the topmost
+                    copies[copy] = number
+        copy_of = {number: copy for copy, number in copies.items()}
+        return {
+            copy: table[number]._replace(parent=copy_of.get(table[number].parent, 0)) for copy, number in copies.items()
+        }
+
+    def served_at(self, device: str) -> None:
+        """Note the device (`mounts.Place`) of the file system that serves the tree, which must never be looked into.
+
+        Where it shows up inside the tree (a bind mount), the name leads nowhere: the daemon would wait for itself.
+        """
+        self._own_device = device
+
+    def shunned_places(self) -> set[str]:
+        """Return the mount points of the mounts inside the tree that must not be looked into."""
+        return {place.path for _, place in self._mounted_inside() if self._leads_nowhere(place)}
+
+    def _leads_nowhere(self, place: mounts.Place) -> bool:
+        """Whether this mount inside the tree must not be looked into.
+
+        This holds for FUSE file systems of users, whose daemons may answer late or never, and for any cloakfs: this one
+        would wait for itself; another one may hide from root what callers make there, and what is meant for a server
+        alone would be open to them.
+        """
+        return place.mounter != 0 or place.kind in KINDS or place.device == self._own_device
+
+    def stat(self, fd: int) -> Stat:
+        """Return the stat of what was just found by its name, before anything else is done with it.
+
+        `fd` (O_PATH) refers to it. A name leads nowhere if the mount that was found there must not be looked into.
+
+        Raises:
+            PermissionError: the mount must not be looked into.
+            TooSoon: it is not known yet whether it may be looked into.
+        """
+        info, mount_id = calls.statx_fd(fd)
+        if mount_id not in self.by_mount:
+            self._meet(mount_id, fd)
+        return info
+
+    def _meet(self, mount_id: int, fd: int) -> Filesystem:
+        """Make the mount known that `fd` (O_PATH) was found on. Known mounts are held, so that ids stay theirs.
+
+        Raises:
+            PermissionError: it must not be looked into, or this is not the session loop.
+            TooSoon: the mount table was read just now; a user who keeps mounting must not make others wait.
+        """
+        if not linux.in_main_thread():
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        if self._changes.seen():
+            self._shunned.clear()
+        if mount_id not in self._shunned:
+            now = time.monotonic()
+            if now < self._again:
+                raise TooSoon(self._again - now)
+            table = self._changes.table() if self._copied is None else self._copied
+            self._again = time.monotonic() + _SHARE_OF_MOUNTS * (time.monotonic() - now)
+            place = table.get(mount_id)
+            if place is None:
+                raise TooSoon(0.0)  # it has just been unmounted
+            if not self._leads_nowhere(place):
+                return self._new_filesystem(mount_id, fd, place)
+            self._shunned.add(mount_id)
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    def waits(self, obj: Object) -> bool:
+        """Whether it is better to ask about this object, or a name in it, from a thread."""
+        filesystem = obj.filesystem
+        if filesystem.by_threads or (filesystem.slow_until > 0 and filesystem.waits):  # in one call if it is quick
+            return True
+        return len(self._beside) > 0 and len(self.remote_names(obj)) > 0
+
+    def is_name_remote(self, parent: Object, name: bytes) -> bool:
+        """Whether a lookup of this name may have to wait for another machine or process."""
+        return parent.filesystem.remote or name in self.remote_names(parent)
+
+    def remote_names(self, obj: Object) -> Set[bytes]:
+        """Return the names in this directory at which a remote file system is mounted."""
+        if not self._beside or obj.inode is None:
+            return frozenset()
+        return self._beside.get(obj.inode, frozenset())
+
+    def _meet_mount_at(self, path: str) -> None:
+        """Make the mount at `path` known before anybody crosses it, so that old handles on it can be decoded."""
+        try:
+            inside = os.path.relpath(path, self._source)
+            fd = calls.find(linux.ROOT, self.top, inside)
+        except OSError as exc:
+            log.warning("%s: %s; file handles below it cannot be decoded", path, exc.strerror)
+            return
+        try:
+            mount_id = mounts.id_of(fd)
+            place = self._table().get(mount_id)
+            if mount_id not in self.by_mount and place is not None and not self._leads_nowhere(place):
+                self._new_filesystem(mount_id, fd, place)
+        finally:
+            calls.close(fd)
+
+    def _new_filesystem(self, mount_id: int, fd: int, place: mounts.Place | None) -> Filesystem:
+        path, kind = (place.path, place.kind) if place else (os.fsdecode(calls.path_of(fd)), "unknown")
+        inside = os.path.relpath(path, self._source) if path.startswith(self._source.rstrip("/") + "/") else "."
+        identity = filesystems.identity(fd, kind)
+        key, former = filesystems.key(inside, kind, identity), filesystems.former_key(inside, kind, identity)
+        number = self._index.filesystem(key, former)
+        below_remote = False
+        if self.by_mount and place is not None:
+            # The mount under it may have been covered before it became known; then the root's stands in for it.
+            above_it = self.by_mount.get(place.parent) or next(iter(self.by_mount.values()))
+            below_remote = above_it.by_threads
+        filesystem = Filesystem(number, kind, path, -1, below_remote=below_remote, is_certain=identity != 0)
+        if filesystem.remote:
+            filesystem.describe_remote(fd, self._tuning.filesystem_seconds)
+            with contextlib.suppress(OSError):
+                above, name = os.path.split(os.fsencode(path))
+                self._beside.setdefault(dev_ino(calls.stat_path(above)), set()).add(name)
+        else:
+            filesystem.describe(fd)
+        if filesystem.fd < 0:
+            filesystem.pin = calls.dup(fd)
+        self.by_mount[mount_id] = filesystem
+        self.is_one = len(self.by_mount) == 1
+        self.by_number[filesystem.number] = filesystem
+        if self.on_new_filesystem is not None:
+            self.on_new_filesystem(filesystem)
+        return filesystem
+
+    def identify(self, fd: int, parent: Object | None) -> tuple[bytes, Filesystem]:
+        """Return the handle, prefixed with its mount's number, of what was found in `parent` as `fd`, and the mount.
+
+        Raises:
+            PermissionError: see `stat`.
+        """
+        near = parent.filesystem if parent is not None else self.root
+        flags = near.flags
+        try:
+            handle, mount_id = calls.name_to_handle(fd, flags)
+        except OSError:
+            handle, mount_id = b"", mounts.id_of(fd)
+        filesystem = self.by_mount.get(mount_id) or self._meet(mount_id, fd)
+        if not filesystem.has_handles:
+            # Valid while a descriptor is kept open, since the inode number is not reused until it is closed.
+            info, _ = calls.statx_fd(fd)
+            return struct.pack("<IQQ", filesystem.number, info.st_dev, info.st_ino), filesystem
+        if not handle or filesystem.flags != flags:
+            handle, _ = calls.name_to_handle(fd, filesystem.flags)
+        return filesystem.number.to_bytes(4, "little") + handle, filesystem
+
+    def open_above(self, fd: int) -> tuple[int, tuple[int, int]]:
+        """Open (O_PATH) ".."; return the descriptor, and its st_dev and st_ino.
+
+        Raises:
+            Stale: it is on a mount that is not known: outside the tree, or on top of what was above.
+        """
+        above = calls.find_above(fd)
+        info, mount_id = calls.statx_fd(above)
+        if mount_id not in self.by_mount:
+            calls.close(above)
+            raise Stale
+        return above, dev_ino(info)
+
+    def is_remote(self, mount_id: int) -> bool:
+        """Whether this is a known mount of a remote file system. (An unknown one must not be looked into.)"""
+        filesystem = self.by_mount.get(mount_id)
+        return filesystem is not None and filesystem.remote
+
+    def close(self) -> None:
+        """Close every descriptor."""
+        self._changes.close()
+        for filesystem in {*self.by_mount.values(), *self.by_number.values()}:
+            for fd in (filesystem.fd, filesystem.pin):
+                if fd >= 0:
+                    calls.close(fd)

@@ -1,0 +1,447 @@
+"""Whether a caller may see an object: asks its view about the object and every directory above it.
+
+To find out whether a caller may see an object deep in the tree, every directory above it has to be looked at. Where the
+kernel reports each change before the system call that makes it returns (fanotify(7)), once is enough: while nothing is
+reported, everything is as it was.
+
+Two things are remembered. Neither depends on who asks, so nobody can displace what others need by asking as many
+callers. For a directory, it is who sees it and that it is in its place, until a change of this very directory is
+reported. For the whole way to it, it is who gets through, until a change of a directory on the way is reported. Whether
+one was takes no system call to find out.
+"""
+
+import contextlib
+import errno
+import stat
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from .. import linux
+from ..cloak import CloakList
+from ..identity import Caller, ServerId
+from ..policy import Attrs
+from ..view import View
+from . import calls
+from .accesspath import Passage
+from .actor import DAEMON, Actor, credentials
+from .locate import is_settled
+from .nodes import Nodes
+from .notes import noting
+from .objects import NEVER, Directory, Object
+
+if TYPE_CHECKING:
+    pass
+
+
+AT_ONCE = 128
+"""How many directories are looked at without giving time to others, which takes about a millisecond."""
+
+# Putting a way together takes as long as this part of a look at a directory.
+_WAYS_PER_LOOK = 16
+
+
+class Far(Exception):
+    """There are too many directories above to look at all of them at once."""
+
+
+class Passages:
+    """The passages of one tree.
+
+    Args:
+        nodes: the objects.
+        at_once: how many directories may be looked at without giving time to others.
+
+    Attributes:
+        is_up_to_date: returns whether every change made until now has been reported here (`changed`, `forget`). It is
+            called only where the answer is needed.
+    """
+
+    def __init__(self, nodes: Nodes, at_once: int = sys.maxsize) -> None:
+        self._nodes = nodes
+        self._at_once = at_once
+        self._registry = nodes.registry
+        self._cloak: CloakList | None = None
+        self._beginning = Passage(None, None)
+        self._changes = 0  # how many changes of directories on a way to others were reported
+        self.is_up_to_date: Callable[[], bool] = lambda: False
+
+    def changed(self, directory: Object) -> None:
+        """Note that the directory's place, or who may see it, has changed, or its ACL."""
+        if isinstance(directory, Directory):
+            directory.trusted = -1
+            directory.no_acl_since = NEVER
+            passage = directory.passage
+            if passage is not None:
+                passage.is_void = True
+                self._changes += passage.is_used
+
+    def forget(self) -> None:
+        """Forget everything, since it is not known what has changed."""
+        self._registry.trust += 1
+        self._beginning.is_void = True
+        self._beginning = Passage(None, None)
+        self._changes += 1
+
+    def to(self, cloak: CloakList, directory: Directory) -> Passage | None:
+        """Return the way to `directory`; None if it has to be looked at each time, or a place on it found first.
+
+        Raises:
+            Far: there is much to look at. Some of it has been looked at now, and need not be again.
+        """
+        if not directory.filesystem.watched or not self.is_up_to_date():
+            return None
+        if cloak is not self._cloak:
+            self._cloak = cloak
+            self.forget()
+        passage = directory.passage
+        if (
+            passage is not None
+            and directory.trusted == self._registry.trust
+            and not passage.is_void
+            and (passage.seen == self._changes or passage.holds(self._changes))
+        ):
+            return passage
+        return self._find(cloak, directory)
+
+    def _find(self, cloak: CloakList, directory: Directory) -> Passage | None:
+        root, trust, changes = self._nodes.root, self._registry.trust, self._changes
+        passage = self._beginning
+        not_yet: list[Directory] = []
+        at: Directory | None = directory
+        while at is not root:
+            if at is None:
+                return None
+            known = at.passage
+            if known is not None and known.seen == changes and not known.is_void and at.trusted == trust:
+                passage = known
+                break
+            not_yet.append(at)
+            at = at.parent
+        looks = ways = 0
+        for at in reversed(not_yet):
+            if looks + ways // _WAYS_PER_LOOK >= self._at_once:
+                raise Far
+            if at.trusted != trust:
+                looks += 1
+                if not self._look(cloak, at):
+                    return None
+            known = at.passage
+            if known is None or not known.is_like(passage, at.condition):
+                if known is not None:
+                    known.is_void = True
+                    self._changes += known.is_used
+                at.passage = known = Passage(passage, at.condition)
+                ways += 1
+            known.is_void = False
+            known.seen = changes
+            passage = known
+        return passage
+
+    def _look(self, cloak: CloakList, directory: Directory) -> bool:
+        """Find out who sees this directory; False if that must not be remembered, or its place is not known."""
+        nodes, parent = self._nodes, directory.parent
+        if parent is None or not (directory.filesystem.watched and directory.filesystem.has_posix_rules):
+            return False
+        info = calls.fstat(nodes.fd(directory))
+        if directory.checked != info.st_ctime_ns and not nodes.is_child(directory, parent):
+            return False
+        condition = cloak.condition(info.st_mode, info.st_uid, info.st_gid)
+        directory.condition = None if condition.admits_all else condition
+        directory.trusted = self._registry.trust
+        return True
+
+
+def _accessible(fd: int, lacks: int, who: Caller, mode: int) -> bool:
+    with calls.as_others():  # a plug-in asks, and continues
+        return calls.access(credentials(who, lacks), fd, mode)
+
+
+def attrs_of(name: bytes, info: linux.Stat, fd: int, lacks: int = 0) -> Attrs:
+    """Return what a policy may know of the object that `fd` (O_PATH) refers to; valid while `fd` is open.
+
+    `lacks` is what root does not have if it asks whether it may access the object.
+    """
+    return Attrs(
+        name.decode("utf-8", "surrogateescape"),
+        info.st_mode,
+        info.st_uid,
+        info.st_gid,
+        info.st_size,
+        info.st_nlink,
+        info.st_mtime_ns,
+        partial(_accessible, fd, lacks),
+    )
+
+
+def sees(view: View, who: Actor, name: bytes, info: linux.Stat, fd: int) -> bool:
+    """Whether `who` may see the entry `name`, to which `fd` refers, of a directory that it sees."""
+    if not view.hides or who is DAEMON:
+        return True
+    if view.below is not None and view.below.has(info) and not view.below.shows(who, fd, info):
+        return _note_hidden_below(view.below.path, name)
+    return _judged(view, who, name, info, fd) or note_hidden(view, who, name, info, fd)
+
+
+def note_hidden(
+    view: View, who: Actor, name: bytes, info: linux.Stat, fd: int, obj: Object | None = None
+) -> Literal[False]:
+    """Note for those who trace that this mount's own policy hides the object; return False."""
+    if (notes := noting.get()) is not None:
+        notes.add_hidden(view, who.caller, name, attrs_of(name, info, fd), obj)
+    return False
+
+
+def _note_hidden_below(mount: str, name: bytes, obj: Object | None = None) -> Literal[False]:
+    """Note for those who trace that the mount below hides the object; return False."""
+    if (notes := noting.get()) is not None:
+        notes.add_hidden_below(mount, name, obj)
+    return False
+
+
+def _judged(view: View, who: Actor, name: bytes, info: linux.Stat, fd: int) -> bool:
+    """Do the same for this mount's own policy alone."""
+    if not view.judges:
+        return True
+    cloak = view.cloak
+    if cloak is None:
+        return view.visible(who.caller, attrs_of(name, info, fd, who.lacks))
+    return cloak.condition(info.st_mode, info.st_uid, info.st_gid).admits(who.uid, who.has_group)
+
+
+def sees_made(view: View, who: Actor, name: bytes, mode: int, uid: ServerId, gid: ServerId) -> bool:
+    """Whether `who` would see, by this mount's own policy, what it is about to make with this mode, owner and group."""
+    cloak = view.cloak
+    if cloak is None:
+        return view.visible(who.caller, _attrs_of_new(name, mode, uid, gid))
+    return cloak.condition(mode, uid, gid).admits(who.uid, who.has_group)
+
+
+def note_unmade(view: View, who: Actor, name: bytes, mode: int, uid: ServerId, gid: ServerId) -> None:
+    """Note for those who trace that `sees_made` has answered no, and that nothing is made therefore."""
+    if (notes := noting.get()) is not None:
+        notes.add_hidden(view, who.caller, name, _attrs_of_new(name, mode, uid, gid))
+
+
+def _attrs_of_new(name: bytes, mode: int, uid: ServerId, gid: ServerId) -> Attrs:
+    return Attrs(name.decode("utf-8", "surrogateescape"), mode, uid, gid)
+
+
+def everybody_may(bits: int, obj: Object, fd: int, info: linux.Stat, *, has_acl: bool | None = None) -> bool:
+    """Whether every caller has permission `bits` (4 read, 1 search) on what `fd` refers to. False when in doubt.
+
+    `has_acl` says whether it has an ACL, if that is known.
+    """
+    wanted = bits * 0o111
+    return (
+        info.st_mode & wanted == wanted
+        and obj.filesystem.has_posix_rules
+        and (has_no_acl(obj, fd, info) if has_acl is None else not has_acl)
+    )
+
+
+def may_with_any_groups(uid: ServerId, bits: int, obj: Object, fd: int, info: linux.Stat) -> bool:
+    """Whether callers with this uid have permission `bits` on it, whatever their groups. False when in doubt."""
+    if uid == info.st_uid:
+        return obj.filesystem.has_posix_rules and info.st_mode >> 6 & bits == bits
+    return everybody_may(bits, obj, fd, info)
+
+
+def surely_may(who: Actor, bits: int, obj: Object, fd: int, info: linux.Stat, *, has_acl: bool | None = None) -> bool:
+    """Whether `who` has permission `bits` on it, judged without its supplementary groups. False when in doubt.
+
+    `has_acl` says whether it has an ACL, if that is known. For the owner, an ACL says the same as the mode does; for
+    everybody else it may say anything (acl(5)).
+    """
+    if not obj.filesystem.has_posix_rules:
+        return False
+    if who.uid == info.st_uid:
+        return info.st_mode >> 6 & bits == bits
+    wanted = bits * (0o010 if who.gid == info.st_gid else 0o011)
+    return info.st_mode & wanted == wanted and (has_no_acl(obj, fd, info) if has_acl is None else not has_acl)
+
+
+def has_no_acl(obj: Object, fd: int, info: linux.Stat) -> bool:
+    """Whether there is no ACL on what `fd` refers to; it is looked for unless that is known. False when in doubt."""
+    cached = obj.descriptor
+    if cached is not None and cached.no_acl_at == info.st_ctime_ns:
+        return True
+    try:
+        calls.peek_xattr(linux.ANYBODY, fd, "system.posix_acl_access")
+    except OSError as exc:
+        if exc.errno not in (errno.ENODATA, errno.EOPNOTSUPP):
+            return False
+        if cached is not None and is_settled(info):
+            cached.no_acl_at = info.st_ctime_ns
+        if isinstance(obj, Directory):
+            obj.no_acl_since = obj.trusted
+        return True
+    return False  # the ACL is not worth evaluating
+
+
+class Sight(Enum):
+    """What a look at an object found: whether the caller may see it, and then whether it surely has no ACL."""
+
+    HIDDEN = 0
+    SEEN = 1
+    SEEN_WITHOUT_ACL = 2
+
+
+_HIDDEN, _SEEN, _SEEN_WITHOUT_ACL = Sight  # by these names they are found in no time
+
+
+class Door:
+    """Decides visibility by handle: of the object itself and of the directories above, as they are at this moment.
+
+    Args:
+        nodes: the objects.
+        at_once: how many directories may be looked at without giving time to others.
+    """
+
+    def __init__(self, nodes: Nodes, at_once: int = sys.maxsize) -> None:
+        self._nodes = nodes
+        self._at_once = at_once
+        self.passages = Passages(nodes, at_once)
+
+    def visible(
+        self, view: View, who: Actor, obj: Object, info: linux.Stat, known: Mapping[Object, bool] | None = None
+    ) -> bool:
+        """Whether `who` may see `obj`, whose present stat is `info`, by at least one of its known names.
+
+        `known` says of directories above whether they were found visible while the same request was being served.
+
+        Raises:
+            Far: there are too many directories above to look at all of them at once (`approach`).
+        """
+        return self.look(view, who, obj, info, known) is not _HIDDEN
+
+    def look(
+        self, view: View, who: Actor, obj: Object, info: linux.Stat, known: Mapping[Object, bool] | None = None
+    ) -> Sight:
+        """Return what `visible` says, with what became known of the object on the way."""
+        nodes = self._nodes
+        steps = 0
+        if not view.hides or who is DAEMON:
+            return _SEEN
+        cloak = view.cloak
+        asked = obj
+        is_known = True  # whether a passage may be known
+        to_ask = view.below
+        while True:
+            below = to_ask if to_ask is not None and to_ask.has(info) else None
+            if below is not None and not below.shows(who, nodes.fd(obj), info):
+                return _HIDDEN
+            to_ask = to_ask if below is None else None  # the mount below has judged everything above as well
+            if obj is nodes.root or not (to_ask or view.judges):
+                return _SEEN
+            if known is not None and obj in known:
+                return _SEEN if known[obj] else _HIDDEN
+            if (
+                to_ask is None
+                and cloak is not None
+                and is_known
+                and isinstance(obj, Directory)
+                and stat.S_ISDIR(info.st_mode)
+            ):
+                passage = self._passage_to(cloak, obj, known)
+                if passage is not None:
+                    sight = self._through(passage, who, obj)
+                    return _SEEN if sight is _SEEN_WITHOUT_ACL and obj is not asked else sight
+                is_known = False
+            steps += 1
+            # What the mount below said, and what a thread found (`Locator.recall`), is known for this moment alone.
+            if steps > self._at_once and view.below is None and not obj.filesystem.by_threads:
+                raise Far
+            above = self._seen_in(view, who, obj, info)
+            if len(above) != 1:  # hard links, which only files have, or no way that `who` sees
+                return self._sees_any(view, who, above, known)
+            obj = above[0]
+            info = self._stat(obj)
+
+    def _sees_any(
+        self, view: View, who: Actor, directories: list[Object], known: Mapping[Object, bool] | None
+    ) -> Sight:
+        is_seen = any(self.visible(view, who, it, self._stat(it), known) for it in directories)
+        return _SEEN if is_seen else _HIDDEN
+
+    @staticmethod
+    def _through(passage: Passage, who: Actor, directory: Directory) -> Sight:
+        """Return what a way that is known says of the directory to which it leads."""
+        if not passage.admits(who):
+            return _HIDDEN
+        # It had no ACL then, and no change has been reported since.
+        return _SEEN_WITHOUT_ACL if directory.no_acl_since == directory.trusted else _SEEN
+
+    def _seen_in(self, view: View, who: Actor, obj: Object, info: linux.Stat) -> list[Object]:
+        """Return the directories in which `who` may see the object, by the name that it has there."""
+        nodes, parent = self._nodes, obj.parent
+        fd = nodes.fd(obj)
+        if (
+            parent is not None
+            and (obj.rare is None or not obj.others)
+            and (
+                obj.checked == info.st_ctime_ns
+                # A cloak list ignores names, so for a directory that keeps changing the name is not verified.
+                or (view.cloak is not None and stat.S_ISDIR(info.st_mode) and nodes.is_child(obj, parent))
+            )
+        ):
+            return [parent] if _judged(view, who, obj.name, info, fd) else []
+        return [parent for parent, name in nodes.places(obj, info) if _judged(view, who, name, info, fd)]
+
+    def _passage_to(
+        self, cloak: CloakList, directory: Directory, known: Mapping[Object, bool] | None
+    ) -> Passage | None:
+        try:
+            return self.passages.to(cloak, directory)
+        except Far:
+            if known is None:
+                raise
+            return None  # the next one that is known is not far
+
+    def approach(self, obj: Object, known: dict[Object, bool]) -> Iterator[Object]:
+        """Yield directories above `obj`, from the root on, so that each is near to the next, and the last to `obj`.
+
+        Whoever iterates asks `visible` about each, with `known`, and enters the answer there.
+        """
+        apart = self._at_once // 2  # further ones may turn up in between
+        for parent in [obj.parent, *(parent for parent, _ in obj.others)]:
+            above: list[Object] = []
+            at: Object | None = parent
+            while at is not None and at is not self._nodes.root:
+                above.append(at)
+                at = at.parent
+            way = above[apart::apart][::-1]
+            for number, one in enumerate(way):
+                if one not in known:
+                    yield one
+                if not known[one]:
+                    known.update(dict.fromkeys(way[number:], False))
+                    break
+
+    def _stat(self, obj: Object) -> linux.Stat:
+        return obj.filesystem.stat(self._nodes.fd(obj))
+
+    def note_hidden(self, view: View, who: Actor, obj: Object) -> None:
+        """Note for those who trace what made `visible` answer that `who` may not see `obj`: it or what is above it."""
+        if (notes := noting.get()) is not None:
+            notes.hidden.clear()  # `obj` may have been judged by its name before
+            with contextlib.suppress(OSError):  # it is gone by now
+                self._note_hidden(view, who, obj)
+
+    def _note_hidden(self, view: View, who: Actor, obj: Object) -> None:
+        at: Object | None = obj
+        to_ask = view.below
+        while at is not None and at is not self._nodes.root:
+            fd = self._nodes.fd(at)
+            info = self._stat(at)
+            if to_ask is not None and to_ask.has(info):
+                if not to_ask.shows(who, fd, info):
+                    _note_hidden_below(to_ask.path, at.name, at)
+                    return
+                to_ask = None
+            if not _judged(view, who, at.name, info, fd):
+                note_hidden(view, who, at.name, info, fd, at)
+                return
+            at = at.parent
