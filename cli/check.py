@@ -18,7 +18,7 @@ from .output import echo_json
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckMessage:
     """A message about a place; line and column are None if it is about a whole file."""
 
     file: str
@@ -51,7 +51,7 @@ def check(paths: tuple[str, ...], *, text_only: bool, as_json: bool) -> None:
     for path in paths:
         files = files_of(path)
         if not files:
-            findings.append(Finding(path, None, None, "warning", "no *.exports files in this folder"))
+            findings.append(CheckMessage(path, None, None, "warning", "no *.exports files in this folder"))
         for file in files:
             found, of_file = _check_file(file, text_only=text_only)
             entries += found
@@ -67,11 +67,11 @@ def check(paths: tuple[str, ...], *, text_only: bool, as_json: bool) -> None:
     sys.exit(any(finding.severity == "error" for finding in findings))
 
 
-def _check_file(path: str, *, text_only: bool) -> tuple[list[Export], list[Finding]]:
+def _check_file(path: str, *, text_only: bool) -> tuple[list[Export], list[CheckMessage]]:
     try:
         entries, warnings, errors = read_all(path)
     except OSError as exc:
-        return [], [Finding(path, None, None, "error", exc.strerror or str(exc))]
+        return [], [CheckMessage(path, None, None, "error", exc.strerror or str(exc))]
     findings = [_finding(e.location, "error", e.message) for e in errors]
     findings += [_finding(w.location, "warning", w.message) for w in warnings]
     findings += [_finding(e.location, "note", describe_kinds(e.options)) for e in entries if e.options.range_map]
@@ -82,5 +82,5 @@ def _check_file(path: str, *, text_only: bool) -> tuple[list[Export], list[Findi
     return entries, sorted(findings, key=lambda finding: (finding.line or 0, finding.column or 0))
 
 
-def _finding(at: Location, severity: str, message: str) -> Finding:
-    return Finding(at.file, at.line, at.column, severity, message)
+def _finding(at: Location, severity: str, message: str) -> CheckMessage:
+    return CheckMessage(at.file, at.line, at.column, severity, message)

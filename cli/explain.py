@@ -86,7 +86,7 @@ def _mapped(entry: why.MappedId) -> dict[str, Any]:
 
 
 def _report(
-    look: Look, who: why.Identification, steps: list[why.Step], *, admitted: bool, is_visible: bool
+    look: Look, who: why.Identification, steps: list[why.PathComponent], *, admitted: bool, is_visible: bool
 ) -> dict[str, Any]:
     """Return the whole report, as --json prints it."""
     paths = ["/" + "/".join(look.names[:count]) for count in range(len(steps))]
@@ -134,7 +134,7 @@ def _octal(mode: int) -> str:
     return f"{stat.S_IMODE(mode):04o}"
 
 
-def _step(path: str, step: why.Step, who: Caller | None) -> dict[str, Any]:
+def _step(path: str, step: why.PathComponent, who: Caller | None) -> dict[str, Any]:
     return {
         "path": path,
         "mode": stat.filemode(step.mode),

@@ -30,7 +30,7 @@ from cloakfs.nfs.ganesha_server import GaneshaServer, exports_of
 from cloakfs.nfs.guard import VERSION, Guard, control_path, take_down
 from cloakfs.nfs.hosts import unresolved
 from cloakfs.nfs.plan import Mount, Plan, ServerKind, absolute, mount_name, plan
-from cloakfs.nfs.server import Server, ServerError
+from cloakfs.nfs.server import NfsServer, ServerError
 from cloakfs.state.runtime import STATE_DIR, mounted
 from cloakfs.state.versions import is_known, refusal
 from cloakfs.tree.views import accounts_of
@@ -109,7 +109,7 @@ class _Service:
     def ids(self) -> str:
         return os.path.join(self.state_dir, "exports.json")
 
-    def make_server(self, kept: Sequence[Mount]) -> Server:
+    def make_server(self, kept: Sequence[Mount]) -> NfsServer:
         if self.server == "knfsd":
             return knfsd.Knfsd(self.protocols, kept)
         server = ganesha.Ganesha(self.state_dir, port=self.port, bind_addr=self.bind, protocols=self.protocols)
@@ -460,7 +460,7 @@ def _answer(name: str, order: str) -> dict[str, Any]:
         fail(f"service {name} does not answer: {exc}; see {_run_dir(name)}.log", FAILED)
 
 
-def _left(name: str) -> leftover.Record | None:
+def _left(name: str) -> leftover.ServiceRecord | None:
     """Return the record of this service's guard; the command ends if its version is not known."""
     try:
         return leftover.read(_run_dir(name))

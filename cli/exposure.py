@@ -165,8 +165,8 @@ def _look(entries: list[Entry], sample: int | None) -> tuple[dict[str, Survey], 
             surveys[source] = survey(source, sample, partial(advance, source))
     uids = {entry.view.fixed.uid for entry in entries if entry.view.fixed is not None}
     uids |= {uid for entry in entries for uid in entry.view.policy.options.exempt}
-    uids |= {stretch.server for entry in entries for stretch in entry.claims.uids if not stretch.shifts}
-    gids = {stretch.server for entry in entries for stretch in entry.claims.gids if not stretch.shifts}
+    uids |= {mapped.server for entry in entries for mapped in entry.claims.uids if not mapped.shifts}
+    gids = {mapped.server for entry in entries for mapped in entry.claims.gids if not mapped.shifts}
     return surveys, accounts_of(
         uids.union(*(of.uids() for of in surveys.values())), gids.union(*(of.gids() for of in surveys.values()))
     )
@@ -251,10 +251,8 @@ def _print(of: dict[str, Any]) -> None:
     for name in ("client ids", "become", "rule"):
         ids.add_column(name, overflow="fold")
     for kind in ("uid", "gid"):
-        for stretch in of[f"{kind}s"]:
-            ids.add_row(
-                f"{kind} {_range(stretch['client'])}", _range(stretch["server"]), Text(printable(stretch["rule"]))
-            )
+        for mapped in of[f"{kind}s"]:
+            ids.add_row(f"{kind} {_range(mapped['client'])}", _range(mapped["server"]), Text(printable(mapped["rule"])))
     out.print(ids)
     table = Table()
     table.add_column("who", overflow="fold")

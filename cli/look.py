@@ -139,7 +139,7 @@ def _refuse_outside(path: str) -> NoReturn:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _PathInMount:
     """A path, and the mount that it is below; for a path in the real tree, the mount that shows it."""
 
     path: str
@@ -165,7 +165,7 @@ class _Rules:
 
 
 def _rules(
-    path: str, place: _Place, words: tuple[str, ...], exports: str | None, client: str | None, source: str | None
+    path: str, place: _PathInMount, words: tuple[str, ...], exports: str | None, client: str | None, source: str | None
 ) -> _Rules:
     """Return the rules of a file (`--exports`), of `-o`, or else those of the mount."""
     mount = place.mount
@@ -183,7 +183,7 @@ def _rules(
     return _Rules(root, _as_remounted(mount, options), policy, working_directory())
 
 
-def _source_above(path: str, place: _Place, entries: Iterable[Export], exports: str) -> str:
+def _source_above(path: str, place: _PathInMount, entries: Iterable[Export], exports: str) -> str:
     """Return the deepest directory of an entry that this place is in; end the command if there is none."""
     sources = [real for entry in entries if _inside(place.path, real := os.path.realpath(entry.path))]
     if not sources:
@@ -223,17 +223,17 @@ def _as_remounted(mount: Mounted, options: Options) -> Options:
     return options if words is None else replace(options, read_only="ro" in words.split(","))
 
 
-def _place(path: str, mounts: dict[str, Mounted], *, follow: bool, any_mount: bool) -> _Place:
+def _place(path: str, mounts: dict[str, Mounted], *, follow: bool, any_mount: bool) -> _PathInMount:
     # The path is first compared as text, because the question may be about a mount that does not answer.
     lexical = os.path.abspath(path)
     mount = _deepest(lexical, mounts)
     if mount is not None:
-        return _Place(lexical, mount, is_below_mount=True)
+        return _PathInMount(lexical, mount, is_below_mount=True)
     real = _resolve(lexical, follow=follow)
     mount = _deepest(real, mounts)
     if mount is not None:
-        return _Place(real, mount, is_below_mount=True)
-    return _Place(real, _mount_of(real, mounts) if any_mount else None, is_below_mount=False)
+        return _PathInMount(real, mount, is_below_mount=True)
+    return _PathInMount(real, _mount_of(real, mounts) if any_mount else None, is_below_mount=False)
 
 
 def _names(path: str, top: str) -> list[str]:

@@ -75,7 +75,7 @@ def metrics(
         place = _address(listen, beyond=beyond_this_machine)
         _require_guarded(secret, group, without_token=without_token and not beyond_this_machine)
     try:
-        server = metricsserver.Server(place, group, secret, wanted)
+        server = metricsserver.MetricsServer(place, group, secret, wanted)
     except (OSError, LookupError) as exc:
         fail(f"--listen {listen}: {exc.strerror if isinstance(exc, OSError) else exc.args[0]}", FAILED)
     note(f"metrics are served at {server.place}")

@@ -37,7 +37,7 @@ _MOST_CLIENTS = 32
 """The maximum of connections; beyond it, the oldest is ended."""
 
 
-class Server:
+class MetricsServer:
     """Serves the figures of a machine.
 
     Args:

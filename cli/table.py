@@ -101,7 +101,7 @@ def _owner(uid: ServerId, nogroup: ServerId) -> tuple[str, Caller]:
     return identity.label, identity.who
 
 
-def _print_json(look: Look, columns: dict[str, Caller | None], rows: list[why.Row]) -> None:
+def _print_json(look: Look, columns: dict[str, Caller | None], rows: list[why.TableRow]) -> None:
     users = [
         {"name": label}
         if who is None

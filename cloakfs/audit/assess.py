@@ -10,9 +10,9 @@ from ..mapping import Kind
 from ..policy import Attrs
 from ..view import View
 from .entry import Entry
-from .identities import ALL, Accounts, Claims, IdSet, Stretch, single
-from .reach import OWNS, SEES, Deed, Reach
-from .survey import EXECUTE, READ, WRITE, Found, Likeness, Place, Survey
+from .identities import ALL, Accounts, Claims, IdSet, MappedRange, single
+from .reach import OWNS, SEES, Access, Reach
+from .survey import EXECUTE, READ, WRITE, AccessAttrs, Bucket, BucketKey, Survey
 
 _Key = TypeVar("_Key", str, ServerId)
 
@@ -28,14 +28,14 @@ class Example:
         path: where it is, from the root of the tree.
         likeness: its owner, group, mode and ACL.
         place: which objects it stands for.
-        deed: what can be done to it, and as whom.
+        access: what can be done to it, and as whom.
     """
 
     severity: int
     path: str
-    likeness: Likeness
-    place: Place
-    deed: Deed
+    likeness: AccessAttrs
+    place: BucketKey
+    access: Access
 
 
 @dataclass(slots=True)
@@ -66,18 +66,18 @@ class Tally:
     claimed: int = 0
     claimed_bytes: int = 0
 
-    def add(self, found: Found, of: Likeness, deed: Deed, honest: Deed, sign: int = 1) -> None:
+    def add(self, found: Bucket, of: AccessAttrs, access: Access, honest: Access, sign: int = 1) -> None:
         """Add (or, with -1, take away) objects to which something can be done.
 
         Args:
             found: the objects.
             of: what they are like.
-            deed: what can be done to them.
+            access: what can be done to them.
             honest: what could be done to them in the groups of the server's user database alone.
             sign: 1 or -1.
         """
         names, size = sign * found.names, sign * found.size
-        bits = deed.bits
+        bits = access.bits
         if bits & SEES:
             self.sees += names
         if not (of.is_file or of.is_directory):
@@ -102,7 +102,7 @@ class Tally:
 
 
 @dataclass(slots=True)
-class Row:
+class IdentityExposure:
     """One identity that a client can take on, or what it can do as all of them together.
 
     Attributes:
@@ -124,7 +124,7 @@ class Row:
     total: Tally = field(default_factory=Tally)
     own_areas: dict[str, Tally] = field(default_factory=dict)
     own_owners: dict[ServerId, Tally] = field(default_factory=dict)
-    others: "Row | None" = None
+    others: "IdentityExposure | None" = None
     worst: dict[str, Example] = field(default_factory=dict)
     examples: list[Example] = field(default_factory=list)
     claimed_examples: list[Example] = field(default_factory=list)
@@ -140,29 +140,29 @@ class Row:
         """What it can do, by the owner of the objects."""
         return self.own_owners if self.others is None else _sums(self.own_owners, self.others.own_owners)
 
-    def add(self, survey: Survey, place: Place, deed: Deed, honest: Deed, sign: int = 1) -> None:
+    def add(self, survey: Survey, place: BucketKey, access: Access, honest: Access, sign: int = 1) -> None:
         """Add (or take away) what it can do to the objects in a place."""
         found, of = survey.found[place], survey.kinds[place.kind]
-        if not deed.bits:
+        if not access.bits:
             return
         for tally in (
             self.total,
             self.own_areas.setdefault(place.area, Tally()),
             self.own_owners.setdefault(of.uid, Tally()),
         ):
-            tally.add(found, of, deed, honest, sign)
-        if sign < 0 or not (of.is_file or of.is_directory) or not deed.bits & (READ | WRITE | OWNS):
+            tally.add(found, of, access, honest, sign)
+        if sign < 0 or not (of.is_file or of.is_directory) or not access.bits & (READ | WRITE | OWNS):
             return
-        example = Example(_severity(of), found.example, of, place, deed)
+        example = Example(_severity(of), found.example, of, place, access)
         self.examples = _worst([*self.examples, example])
         before = self.worst.get(place.area)
         self.worst[place.area] = example if before is None else _worst([before, example])[0]
-        if deed.bits & READ and not honest.bits & READ:
+        if access.bits & READ and not honest.bits & READ:
             self.claimed_examples = _worst([*self.claimed_examples, example])
-        if deed.bits & WRITE and (deed.bits & EXECUTE if of.is_directory else deed.bits & OWNS):
+        if access.bits & WRITE and (access.bits & EXECUTE if of.is_directory else access.bits & OWNS):
             self.plants = True
 
-    def include(self, others: "Row") -> None:
+    def include(self, others: "IdentityExposure") -> None:
         """Add what all can do of whom nothing is known; without examples, which might not be open to this one."""
         self.others = others
         self.total += others.total
@@ -173,7 +173,7 @@ def _sums(own: dict[_Key, Tally], others: dict[_Key, Tally]) -> dict[_Key, Tally
     return {key: own.get(key, Tally()) + others.get(key, Tally()) for key in own.keys() | others.keys()}
 
 
-def _severity(of: Likeness) -> int:
+def _severity(of: AccessAttrs) -> int:
     return 0 if of.mode & 0o007 else 1 if of.mode & 0o070 else 2
 
 
@@ -222,7 +222,7 @@ class Runs:
 
     names: int
     example: str
-    likeness: Likeness
+    likeness: AccessAttrs
     as_uid: ClientId | None
     as_gid: ClientId | None
 
@@ -244,8 +244,8 @@ class Assessment:
     entry: Entry
     survey: Survey
     reach: Reach
-    whole: Row
-    rows: list[Row]
+    whole: IdentityExposure
+    rows: list[IdentityExposure]
     planted: list[Planted] = field(default_factory=list)
     runs: list[Runs] = field(default_factory=list)
 
@@ -268,19 +268,19 @@ def assess(entry: Entry, survey: Survey, accounts: Accounts, entries: Iterable[E
     reach = Reach(survey, entry.view, claims, accounts.groups, read_only=entry.read_only)
     honest = _honest(entry, survey, accounts, reach)
 
-    def add(row: Row, place: Place, uids: IdSet, sign: int = 1) -> None:
-        deed, by_account = (of.at(place.way, place.kind, uids) for of in (reach, honest))
-        row.add(survey, place, deed, by_account, sign)
+    def add(row: IdentityExposure, place: BucketKey, uids: IdSet, sign: int = 1) -> None:
+        access, by_account = (of.at(place.way, place.kind, uids) for of in (reach, honest))
+        row.add(survey, place, access, by_account, sign)
 
     others = _others(claims, reach.known)
-    whole, common = Row(None, []), Row(None, others)
-    rows = {uid: Row(uid, claims.claims_of(uid)) for uid in _targets(claims.uids)}
+    whole, common = IdentityExposure(None, []), IdentityExposure(None, others)
+    rows = {uid: IdentityExposure(uid, claims.claims_of(uid)) for uid in _targets(claims.uids)}
     for place in survey.found:
         add(whole, place, claims.uid_set)
         add(common, place, single(reach.other))
         for uid in reach.special(place.way, place.kind):
             if uid in claims.uid_set:
-                row = rows.setdefault(uid, Row(uid, claims.claims_of(uid)))
+                row = rows.setdefault(uid, IdentityExposure(uid, claims.claims_of(uid)))
                 add(row, place, single(uid))
                 add(row, place, single(reach.other), sign=-1)
     for row in rows.values():
@@ -292,15 +292,15 @@ def assess(entry: Entry, survey: Survey, accounts: Accounts, entries: Iterable[E
     )
 
 
-def _targets(stretches: Iterable[Stretch]) -> set[ServerId]:
+def _targets(mapped_ranges: Iterable[MappedRange]) -> set[ServerId]:
     """Return the server ids that several client ids may become."""
-    return {stretch.server for stretch in stretches if not stretch.shifts}
+    return {mapped.server for mapped in mapped_ranges if not mapped.shifts}
 
 
 def _others(claims: Claims, known: frozenset[ServerId]) -> list[tuple[ClientId, ClientId]]:
     """Return the ranges of client uids among which some become a uid of which nothing is known."""
     return [
-        (stretch.low, stretch.high) for stretch in claims.uids if IdSet([stretch.servers]).other_than(known) is not None
+        (mapped.low, mapped.high) for mapped in claims.uids if IdSet([mapped.servers]).other_than(known) is not None
     ]
 
 
@@ -314,7 +314,7 @@ def _honest(entry: Entry, survey: Survey, accounts: Accounts, reach: Reach) -> R
     return Reach(survey, entry.view, claims, accounts.groups, read_only=entry.read_only)
 
 
-def _planted(entry: Entry, survey: Survey, rows: list[Row], entries: list[Entry]) -> list[Planted]:
+def _planted(entry: Entry, survey: Survey, rows: list[IdentityExposure], entries: list[Entry]) -> list[Planted]:
     """Return the set-id programs that a client can plant."""
     planting = [row for row in rows if row.plants and row.uid is not None]
     found = [_one_planted("uid", row.uid, entry, entries) for row in planting if row.uid is not None]
@@ -326,8 +326,8 @@ def _planted(entry: Entry, survey: Survey, rows: list[Row], entries: list[Entry]
 
 
 def _one_planted(kind: Kind, server_id: ServerId, entry: Entry, entries: list[Entry]) -> Planted:
-    stretches = entry.claims.uids if kind == "uid" else entry.claims.gids
-    claimed = tuple(of for stretch in stretches if (of := stretch.claims(server_id)) is not None)
+    mapped_ranges = entry.claims.uids if kind == "uid" else entry.claims.gids
+    claimed = tuple(of for mapped in mapped_ranges if (of := mapped.claims(server_id)) is not None)
     shown = tuple(
         Shown(other.name, as_id)
         for other in entries
@@ -353,7 +353,7 @@ def _runs_as(kind: Kind, server_id: ServerId, view: View) -> ClientId | None:
 
 def _runs(entry: Entry, survey: Survey, reach: Reach) -> list[Runs]:
     """Return the set-id programs in the tree that a client can execute."""
-    found: dict[Likeness, Runs] = {}
+    found: dict[AccessAttrs, Runs] = {}
     for place, what in survey.found.items():
         of = survey.kinds[place.kind]
         if not of.is_file or not of.mode & (stat.S_ISUID | stat.S_ISGID):

@@ -5,15 +5,15 @@ from dataclasses import dataclass, field
 
 from ..identity import ClientId, ServerId
 from .assess import MOST_EXAMPLES, Assessment, Tally
-from .identities import Stretch, single
-from .reach import Deed, Reach
-from .survey import Place, Survey
+from .identities import MappedRange, single
+from .reach import Access, Reach
+from .survey import BucketKey, Survey
 
-_NOTHING = Deed(0, {})
+_NOTHING = Access(0, {})
 
 
 @dataclass(slots=True)
-class Difference:
+class ExposureChange:
     """What a change opens and closes to callers who claim one of some client uids.
 
     Attributes:
@@ -42,23 +42,23 @@ class _Side:
     """One side of a comparison: who is reached as what."""
 
     reach: Reach
-    stretch: Stretch
+    mapped: MappedRange
 
-    def specials(self, place: Place, low: ClientId, high: ClientId) -> Iterator[ClientId]:
+    def specials(self, place: BucketKey, low: ClientId, high: ClientId) -> Iterator[ClientId]:
         """Yield the client uids from low to high that become a uid that makes a difference in a place."""
-        if not self.stretch.shifts:
+        if not self.mapped.shifts:
             return
         for uid in self.reach.special(place.way, place.kind):
-            claimed = self.stretch.claims(uid)
+            claimed = self.mapped.claims(uid)
             if claimed is not None and low <= claimed[0] <= high:
                 yield claimed[0]
 
-    def deed(self, place: Place, client_id: ClientId) -> Deed:
+    def access(self, place: BucketKey, client_id: ClientId) -> Access:
         """Return what somebody who claims a client uid can do in a place."""
-        return self.reach.at(place.way, place.kind, single(self.stretch.server_of(client_id)))
+        return self.reach.at(place.way, place.kind, single(self.mapped.server_of(client_id)))
 
 
-def differences(old: Assessment | None, new: Assessment | None) -> list[Difference]:
+def exposure_changes(old: Assessment | None, new: Assessment | None) -> list[ExposureChange]:
     """Return what opens and what closes if an entry changes, for each kind of caller to whom something does.
 
     Callers are compared by the uid that they claim: if a user of a client becomes another user of the server, then what
@@ -72,48 +72,48 @@ def differences(old: Assessment | None, new: Assessment | None) -> list[Differen
     if one_of_them is None:
         return []
     survey = one_of_them.survey
-    found: dict[tuple[ClientId, ClientId], Difference] = {}
-    for low, high, sides in _common_stretches(old, new):
+    found: dict[tuple[ClientId, ClientId], ExposureChange] = {}
+    for low, high, sides in _common_ranges(old, new):
         before, after = sides
         for place in survey.found:
             singles = {one for side in sides if side is not None for one in side.specials(place, low, high)}
             rest = next((ClientId(one) for one in range(low, high + 1) if one not in singles), None)
             for one in [*sorted(singles), *([rest] if rest is not None else [])]:
-                was = _NOTHING if before is None else before.deed(place, one)
-                becomes = _NOTHING if after is None else after.deed(place, one)
+                was = _NOTHING if before is None else before.access(place, one)
+                becomes = _NOTHING if after is None else after.access(place, one)
                 opened, closed = becomes.bits & ~was.bits, was.bits & ~becomes.bits
                 if not opened and not closed:
                     continue
                 ends = (low, high) if one == rest else (one, one)
                 difference = found.get(ends)
                 if difference is None:
-                    difference = found[ends] = Difference(*ends, _become(before, ends), _become(after, ends))
+                    difference = found[ends] = ExposureChange(*ends, _become(before, ends), _become(after, ends))
                 _add(difference.opens, difference.opened, survey, place, opened)
                 _add(difference.closes, difference.closed, survey, place, closed)
     return [found[ends] for ends in sorted(found)]
 
 
 def _become(side: _Side | None, ends: tuple[ClientId, ClientId]) -> tuple[ServerId, ServerId] | None:
-    return None if side is None else (side.stretch.server_of(ends[0]), side.stretch.server_of(ends[1]))
+    return None if side is None else (side.mapped.server_of(ends[0]), side.mapped.server_of(ends[1]))
 
 
-def _add(tally: Tally, examples: list[str], survey: Survey, place: Place, bits: int) -> None:
+def _add(tally: Tally, examples: list[str], survey: Survey, place: BucketKey, bits: int) -> None:
     if not bits:
         return
-    deed = Deed(bits, {})
-    tally.add(survey.found[place], survey.kinds[place.kind], deed, deed)
+    access = Access(bits, {})
+    tally.add(survey.found[place], survey.kinds[place.kind], access, access)
     if len(examples) < MOST_EXAMPLES:
         examples.append(survey.found[place].example)
 
 
-def _common_stretches(
+def _common_ranges(
     old: Assessment | None, new: Assessment | None
 ) -> Iterator[tuple[ClientId, ClientId, tuple[_Side | None, _Side | None]]]:
     """Yield ranges of client uids that one rule maps in both configurations."""
     both = (old, new)
     tables = [() if of is None else of.entry.claims.uids for of in both]
-    starts = sorted({stretch.low for table in tables for stretch in table})
-    ends = [*(ClientId(start - 1) for start in starts[1:]), max(stretch.high for table in tables for stretch in table)]
+    starts = sorted({mapped.low for table in tables for mapped in table})
+    ends = [*(ClientId(start - 1) for start in starts[1:]), max(mapped.high for table in tables for mapped in table)]
     for low, high in zip(starts, ends, strict=True):
         sides = [
             None if of is None else _Side(of.reach, next(one for one in table if one.low <= low <= one.high))

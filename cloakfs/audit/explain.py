@@ -102,7 +102,7 @@ def as_given(server: Caller) -> Identification:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PathComponent:
     """One component of a path, from the point of view of one identity.
 
     Attributes:
@@ -128,7 +128,7 @@ class Step:
     permissions: int
 
 
-def judge(view: View, who: Caller, name: str, fd: int, *, is_root: bool = False) -> Step:
+def judge(view: View, who: Caller, name: str, fd: int, *, is_root: bool = False) -> PathComponent:
     """Judge the object that `fd` (O_PATH) refers to from the point of view of `who` (server ids)."""
     info = calls.fstat(fd)
     attrs = attrs_of(os.fsencode(name), info, fd)
@@ -144,7 +144,7 @@ def judge(view: View, who: Caller, name: str, fd: int, *, is_root: bool = False)
     asks = credentials(who)
     with calls.as_others():
         permissions = sum(mode for mode in (READ, WRITE, EXECUTE) if calls.access(asks, fd, mode))
-    return Step(
+    return PathComponent(
         name,
         attrs.mode,
         attrs.uid,
@@ -157,7 +157,7 @@ def judge(view: View, who: Caller, name: str, fd: int, *, is_root: bool = False)
     )
 
 
-def walk(source: str, names: list[str], view: View, who: Caller) -> list[Step]:
+def walk(source: str, names: list[str], view: View, who: Caller) -> list[PathComponent]:
     """Judge the root of the export at `source`, and each component of a path below it, for `who` (server ids).
 
     Symbolic links are not followed.
@@ -178,12 +178,12 @@ def walk(source: str, names: list[str], view: View, who: Caller) -> list[Step]:
         calls.close(fd)
 
 
-def visible(steps: list[Step]) -> bool:
+def visible(steps: list[PathComponent]) -> bool:
     """Whether the end of a walk is visible. Everything below a hidden object is hidden."""
     return all(step.visible for step in steps)
 
 
-def permissions(steps: list[Step], *, read_only: bool) -> int:
+def permissions(steps: list[PathComponent], *, read_only: bool) -> int:
     """Return what the kernel grants at the end of a walk (4 read, 2 write, 1 execute), hidden or not.
 
     It grants nothing if a directory above may not be searched, and no writing in a read-only export.
@@ -193,14 +193,14 @@ def permissions(steps: list[Step], *, read_only: bool) -> int:
     return steps[-1].permissions & ~WRITE if read_only else steps[-1].permissions
 
 
-def cell(steps: list[Step], *, read_only: bool) -> str:
+def cell(steps: list[PathComponent], *, read_only: bool) -> str:
     """Return "A" for visible and accessible in some way, "v" for visible only, "-" for neither [SZ Table 2]."""
     if not visible(steps):
         return "-"
     return "A" if permissions(steps, read_only=read_only) else "v"
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """A file of a table: its attributes on the server, and for each caller "A", "v" or "-"."""
 
     name: str
@@ -210,7 +210,9 @@ class Row(NamedTuple):
     cells: tuple[str, ...]
 
 
-def table(source: str, names: list[str], view: View, callers: list[Caller | None], *, read_only: bool) -> list[Row]:
+def table(
+    source: str, names: list[str], view: View, callers: list[Caller | None], *, read_only: bool
+) -> list[TableRow]:
     """Return what each of the callers (server ids; None sees nothing) can do with each file of a directory.
 
     Raises:
@@ -224,7 +226,7 @@ def table(source: str, names: list[str], view: View, callers: list[Caller | None
             "-" if who is None or steps is None else cell([*steps, judge(view, who, name, fd)], read_only=read_only)
             for who, steps in zip(callers, above, strict=True)
         ]
-        rows.append(Row(name, info.st_mode, info.st_uid, info.st_gid, tuple(cells)))
+        rows.append(TableRow(name, info.st_mode, info.st_uid, info.st_gid, tuple(cells)))
     return sorted(rows)
 
 

@@ -67,7 +67,7 @@ ALL = IdSet([(0, MAX_ID)])
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class MappedRange:
     """A range of client ids that one rule maps.
 
     Attributes:
@@ -126,8 +126,8 @@ class Claims:
         by_account: whether the server's user database gives a caller further groups (`groups=database`).
     """
 
-    uids: tuple[Stretch, ...]
-    gids: tuple[Stretch, ...]
+    uids: tuple[MappedRange, ...]
+    gids: tuple[MappedRange, ...]
     uid_set: IdSet
     primary: IdSet
     optional: IdSet
@@ -136,10 +136,10 @@ class Claims:
 
     def claims_of(self, uid: ServerId) -> list[tuple[ClientId, ClientId]]:
         """Return the ranges of client uids that become this server uid."""
-        return [found for stretch in self.uids if (found := stretch.claims(uid)) is not None]
+        return [found for mapped in self.uids if (found := mapped.claims(uid)) is not None]
 
 
-def stretches(policy: Policy, kind: Kind, *, by_knfsd: bool) -> tuple[Stretch, ...]:
+def mapped_ranges(policy: Policy, kind: Kind, *, by_knfsd: bool) -> tuple[MappedRange, ...]:
     """Return what becomes of every client id of this kind.
 
     Args:
@@ -160,11 +160,11 @@ def stretches(policy: Policy, kind: Kind, *, by_knfsd: bool) -> tuple[Stretch, .
             if becomes != first:
                 told = f"the kernel's server makes it client {kind} {stand_in}"
                 has_counterpart = ids.counterpart(stand_in, "forward") is not None
-                found.append(Stretch(low, low, becomes, False, told, has_counterpart))
+                found.append(MappedRange(low, low, becomes, False, told, has_counterpart))
                 begin = ClientId(1)
         if begin <= high:
             first = ids.forward(begin)
-            found.append(Stretch(begin, high, first, first != last, rule, counts))
+            found.append(MappedRange(begin, high, first, first != last, rule, counts))
     return tuple(found)
 
 
@@ -176,18 +176,18 @@ def claims(policy: Policy, groups: str | None, *, by_knfsd: bool) -> Claims:
         groups: the source of supplementary groups in force, as in the option `groups=`; None means `proc`.
         by_knfsd: whether the kernel's NFS server is in between.
     """
-    uids, gids = (stretches(policy, kind, by_knfsd=by_knfsd) for kind in ("uid", "gid"))
+    uids, gids = (mapped_ranges(policy, kind, by_knfsd=by_knfsd) for kind in ("uid", "gid"))
     given = frozenset[ServerId]()
     believed = IdSet()
     if groups in (None, "proc"):
-        believed = IdSet(stretch.servers for stretch in stretches(policy, "gid", by_knfsd=False) if stretch.counts)
+        believed = IdSet(mapped.servers for mapped in mapped_ranges(policy, "gid", by_knfsd=False) if mapped.counts)
     elif groups not in ("database", "none"):
         given = policy.ids["gid"].groups(ClientId(int(gid)) for gid in groups.split(":"))
     return Claims(
         uids,
         gids,
-        IdSet(stretch.servers for stretch in uids),
-        IdSet(stretch.servers for stretch in gids),
+        IdSet(mapped.servers for mapped in uids),
+        IdSet(mapped.servers for mapped in gids),
         believed,
         given,
         by_account=groups == "database",
@@ -196,7 +196,7 @@ def claims(policy: Policy, groups: str | None, *, by_knfsd: bool) -> Claims:
 
 def fixed_claims(who: Caller) -> Claims:
     """Return what callers of a fixed view become: its identity, whatever they claim."""
-    everybody = Stretch(ClientId(0), ClientId(MAX_ID), who.uid, False, "fixed view", True)
+    everybody = MappedRange(ClientId(0), ClientId(MAX_ID), who.uid, False, "fixed view", True)
     every_group = replace(everybody, server=who.gid)
     return Claims((everybody,), (every_group,), single(who.uid), single(who.gid), IdSet(), who.groups, by_account=False)
 

@@ -25,15 +25,15 @@ OWNS means that the owner may give itself any permission, and so read and write 
 
 
 @dataclass(frozen=True, slots=True)
-class Deed:
+class Access:
     """What can be done to the objects of one kind in one place, and one identity for each thing that can be done."""
 
     bits: int
     witnesses: Mapping[int, Caller]
 
 
-_NOTHING = Deed(0, {})
-_MOST_DEEDS = 10_000  # that are remembered
+_NOTHING = Access(0, {})
+_MOST_ACCESSES = 10_000  # that are remembered
 
 
 class Reach:
@@ -64,14 +64,14 @@ class Reach:
         self._chains: dict[int, tuple[int, ...]] = {NOWHERE: ()}
         self._special: dict[int, frozenset[ServerId]] = {}  # by way
         self._passable: dict[tuple[int, tuple[ServerId, ...]], bool] = {}
-        self._deeds: dict[tuple[int, int, tuple[ServerId, ...]], Deed] = {}
+        self._accesses: dict[tuple[int, int, tuple[ServerId, ...]], Access] = {}
         self._attrs = [Attrs("", kind.mode, kind.uid, kind.gid) for kind in survey.kinds]
         self._members: dict[ServerId, set[ServerId]] = {}
         for uid, gids in groups.items():
             for gid in gids:
                 self._members.setdefault(gid, set()).add(uid)
         self._exempt = view.policy.cloak.exempt
-        known = survey.uids() | groups.keys() | {stretch.server for stretch in claims.uids if not stretch.shifts}
+        known = survey.uids() | groups.keys() | {mapped.server for mapped in claims.uids if not mapped.shifts}
         known |= self._exempt
         self.known = frozenset(known)
         """The uids that may make a difference somewhere; all others are alike."""
@@ -97,18 +97,18 @@ class Reach:
             found |= self._members.get(gid, set())
         return found
 
-    def at(self, way: int, kind: int, uids: IdSet) -> Deed:
+    def at(self, way: int, kind: int, uids: IdSet) -> Access:
         """Return what callers who can become each of `uids` can do to objects of this kind in the directory there."""
         who = self._some(uids, self.special(way, kind))
         key = (way, kind, who)
-        deed = self._deeds.get(key)
-        if deed is None:
-            if len(self._deeds) >= _MOST_DEEDS:
-                self._deeds.clear()
-            deed = self._deeds[key] = self._deed(way, kind, uids, who)
-        return deed
+        access = self._accesses.get(key)
+        if access is None:
+            if len(self._accesses) >= _MOST_ACCESSES:
+                self._accesses.clear()
+            access = self._accesses[key] = self._access(way, kind, uids, who)
+        return access
 
-    def _deed(self, way: int, kind: int, uids: IdSet, who: tuple[ServerId, ...]) -> Deed:
+    def _access(self, way: int, kind: int, uids: IdSet, who: tuple[ServerId, ...]) -> Access:
         if way != NOWHERE and not self._passes(way, uids):
             return _NOTHING
         of, grants = self._survey.kinds[kind], self._survey.grants[kind]
@@ -129,8 +129,8 @@ class Reach:
         if not (has_name and witnesses):
             return _NOTHING
         if not has_handle:
-            return Deed(SEES, {SEES: witnesses[SEES]})
-        return Deed(sum(witnesses), witnesses)
+            return Access(SEES, {SEES: witnesses[SEES]})
+        return Access(sum(witnesses), witnesses)
 
     def _passes(self, way: int, uids: IdSet) -> bool:
         """Whether they get a handle of the directory."""

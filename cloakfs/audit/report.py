@@ -11,10 +11,10 @@ from typing import Any, Literal
 from ..identity import Caller, ClientId, ServerId
 from ..policy import Attrs
 from ..reasons import reason_of
-from .assess import Assessment, Example, Planted, Row, Runs, Tally
-from .diff import differences
+from .assess import Assessment, Example, IdentityExposure, Planted, Runs, Tally
+from .diff import exposure_changes
 from .entry import Entry
-from .identities import Accounts, Stretch
+from .identities import Accounts, MappedRange
 from .reach import OWNS, SEES
 from .survey import EXECUTE, NOWHERE, READ, WRITE, Survey
 
@@ -71,7 +71,7 @@ def findings(assessment: Assessment, accounts: Accounts) -> list[Finding]:
     found += [_shared(program, accounts) for program in assessment.planted if program.is_shared]
     total = whole.total
     if total.claimed:
-        unmapped = any(stretch.shifts and stretch.is_unchanged for stretch in entry.claims.gids)
+        unmapped = any(mapped.shifts and mapped.is_unchanged for mapped in entry.claims.gids)
         why = "gids are not mapped, so that a claimed gid counts as the server's" if unmapped else "gids can be claimed"
         found.append(
             Finding(
@@ -178,8 +178,8 @@ def report(assessment: Assessment, accounts: Accounts, most: int | None = None) 
                 for uid, size in sorted(_sizes(survey, "owner").items())
             ],
         },
-        "uids": [_stretch(stretch) for stretch in entry.claims.uids],
-        "gids": [_stretch(stretch) for stretch in entry.claims.gids],
+        "uids": [_mapped_range(mapped) for mapped in entry.claims.uids],
+        "gids": [_mapped_range(mapped) for mapped in entry.claims.gids],
         "findings": [asdict(finding) for finding in findings(assessment, accounts)],
         "anybody": _row(assessment, assessment.whole, "anybody"),
         "identities": [
@@ -202,17 +202,17 @@ def _sizes(survey: Survey, by: Literal["area", "owner"]) -> dict[Any, dict[str, 
     return sizes
 
 
-def _stretch(stretch: Stretch) -> dict[str, Any]:
-    low, high = stretch.servers
+def _mapped_range(mapped: MappedRange) -> dict[str, Any]:
+    low, high = mapped.servers
     return {
-        "client": [stretch.low, stretch.high],
+        "client": [mapped.low, mapped.high],
         "server": [low, high],
-        "rule": stretch.rule,
-        "has_counterpart": stretch.counts,
+        "rule": mapped.rule,
+        "has_counterpart": mapped.counts,
     }
 
 
-def _row(assessment: Assessment, row: Row, name: str) -> dict[str, Any]:
+def _row(assessment: Assessment, row: IdentityExposure, name: str) -> dict[str, Any]:
     examples = {example.path: example for example in (*row.claimed_examples, *row.examples)}
     claimed = {example.path for example in row.claimed_examples}
     return {
@@ -230,8 +230,8 @@ def _row(assessment: Assessment, row: Row, name: str) -> dict[str, Any]:
 
 
 def _example(assessment: Assessment, example: Example) -> dict[str, Any]:
-    bits = example.deed.bits
-    who = next(example.deed.witnesses[bit] for bit in (READ, WRITE, OWNS, SEES) if bits & bit)
+    bits = example.access.bits
+    who = next(example.access.witnesses[bit] for bit in (READ, WRITE, OWNS, SEES) if bits & bit)
     of = example.likeness
     return {
         "path": f"/{example.path}",
@@ -281,7 +281,7 @@ def difference_report(entry: str, old: Assessment | None, new: Assessment | None
         new: what is open by the new configuration, likewise.
         accounts: the server's user database.
     """
-    found = differences(old, new)
+    found = exposure_changes(old, new)
     were, are = ([] if of is None else findings(of, accounts) for of in (old, new))
     grave = [finding for finding in are if finding.kind in _GRAVE and finding not in were]
     return {

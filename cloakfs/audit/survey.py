@@ -14,7 +14,7 @@ from ..identity import ServerId
 READ, WRITE, EXECUTE = 4, 2, 1
 
 
-class Likeness(NamedTuple):
+class AccessAttrs(NamedTuple):
     """All that decides who may access an object.
 
     Attributes:
@@ -78,7 +78,7 @@ NOWHERE = -1
 """The number of the way to what is above the root of the tree."""
 
 
-class Place(NamedTuple):
+class BucketKey(NamedTuple):
     """Where objects of one kind are.
 
     Attributes:
@@ -94,7 +94,7 @@ class Place(NamedTuple):
 
 
 @dataclass(slots=True)
-class Found:
+class Bucket:
     """The objects of one kind in one place; a hard link counts once for each of its names.
 
     Attributes:
@@ -128,10 +128,10 @@ class Survey:
     """
 
     source: str
-    kinds: list[Likeness] = field(default_factory=list)
+    kinds: list[AccessAttrs] = field(default_factory=list)
     grants: list[Grants] = field(default_factory=list)
     ways: list[Way] = field(default_factory=list)
-    found: dict[Place, Found] = field(default_factory=dict)
+    found: dict[BucketKey, Bucket] = field(default_factory=dict)
     names: int = 0
     examined: int = 0
     left_out: list[tuple[str, str]] = field(default_factory=list)

@@ -13,7 +13,7 @@ from ..linux import ROOT, Credentials, Stat, mountinfo
 from ..tree import calls
 from ..tree.filesystems import PLAIN_KINDS
 from .identities import ALL
-from .survey import EXECUTE, MOST_LEFT_OUT, NOWHERE, READ, WRITE, Found, Grants, Likeness, Place, Survey, Way
+from .survey import EXECUTE, MOST_LEFT_OUT, NOWHERE, READ, WRITE, AccessAttrs, Bucket, BucketKey, Grants, Survey, Way
 
 _ACL = "system.posix_acl_access"
 _MOST_AREAS = 1000
@@ -42,7 +42,7 @@ class _Walk:
         self._progress = progress
         self._random = random.Random(0)  # the same sample each time
         # By the id of the mount, which may be read-only, and by whether objects are immutable.
-        self._kinds: dict[tuple[int, Likeness, bool], int] = {}
+        self._kinds: dict[tuple[int, AccessAttrs, bool], int] = {}
         self._read_only: set[int] = set()
         self._ways: dict[Way, int] = {}
         self._areas: set[str] = set()
@@ -156,7 +156,7 @@ class _Walk:
 
         That a file is immutable (chattr(1)) does not show in its attributes, but then not even root can write to it.
         """
-        kind = Likeness(info.st_mode, info.st_uid, info.st_gid, self._acl(fd, info))
+        kind = AccessAttrs(info.st_mode, info.st_uid, info.st_gid, self._acl(fd, info))
         is_immutable = mount not in self._read_only and not calls.access(ROOT, fd, WRITE)
         key = mount, kind, is_immutable
         number = self._kinds.get(key)
@@ -186,7 +186,7 @@ class _Walk:
         return number
 
     def _count(self, area: str, way: int, kind: int, info: Stat, path: str) -> None:
-        found = self._survey.found.setdefault(Place(area, way, kind), Found())
+        found = self._survey.found.setdefault(BucketKey(area, way, kind), Bucket())
         found.names += 1
         if self._survey.kinds[kind].is_file:
             found.size += info.st_size
@@ -203,7 +203,7 @@ class _Walk:
             self._survey.left_out.append((path, reason))
 
 
-def _grants(fd: int, kind: Likeness) -> Grants:
+def _grants(fd: int, kind: AccessAttrs) -> Grants:
     """Return what the kernel grants everybody whom it can tell apart on the object that `fd` (O_PATH) refers to."""
     users, groups = acl.named(kind.acl)
     own = {ServerId(0), kind.uid, *map(ServerId, users)}

@@ -39,7 +39,7 @@ _LC_LOW = _Number("lc-low, the first server id", **{str(NOBODY): NOBODY})
 _LC_HIGH = _Number("lc-high, the last server id", **{"-1": MAX_ID})
 
 
-class Terms:
+class TermReader:
     """Reads one list of terms, with white space between them if spaced; otherwise it can have only one term."""
 
     def __init__(self, scan: Scanner, *, spaced: bool) -> None:
@@ -153,7 +153,7 @@ class OptionList:
         self._draft = draft
         self._closer = closer
         self._spaced = spaced
-        self._terms = Terms(scan, spaced=spaced)
+        self._terms = TermReader(scan, spaced=spaced)
         self._given: dict[str, str] = {}
 
     def read(self) -> None:

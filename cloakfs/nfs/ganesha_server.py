@@ -26,7 +26,7 @@ _VERSION_KEY = "version"
 
 
 class GaneshaServer:
-    """See `server.Server`.
+    """See `server.NfsServer`.
 
     Args:
         ganesha: the process.
@@ -40,13 +40,13 @@ class GaneshaServer:
         self._started = ""  # when, for people, if clients had to claim something then
 
     async def start(self, mounts: Sequence[Mount]) -> None:
-        """See `Server.start`."""
+        """See `NfsServer.start`."""
         self._mounts = mounts
         await self._ganesha.start(exports_of(mounts, self._ids))
         self._note_grace()
 
     async def change(self, mounts: Sequence[Mount], renewed: Sequence[Mount]) -> None:
-        """See `Server.change`."""
+        """See `NfsServer.change`."""
         exports, before = exports_of(mounts, self._ids), self._ganesha.pid
         if before is None:
             await self._ganesha.stop()
@@ -58,14 +58,16 @@ class GaneshaServer:
         if self._ganesha.pid != before:
             self._note_grace()
 
-    async def ask(self, mounts: Sequence[Mount]) -> served.Answers:
-        """See `Server.ask`. Its table are the exports whose root the process holds open."""
+    async def ask(self, mounts: Sequence[Mount]) -> served.ServiceProblems:
+        """See `NfsServer.ask`. Its table are the exports whose root the process holds open."""
         if self._ganesha.is_held:
-            return served.Answers("nfs-ganesha was ended until what its clients have files open of is mounted again")
+            return served.ServiceProblems(
+                "nfs-ganesha was ended until what its clients have files open of is mounted again"
+            )
         if self._ganesha.pid is None:
-            return served.Answers("nfs-ganesha has ended")
+            return served.ServiceProblems("nfs-ganesha has ended")
         if not await self._ganesha.answers():
-            return served.Answers(f"nfs-ganesha does not answer; see {self._ganesha.log}")
+            return served.ServiceProblems(f"nfs-ganesha does not answer; see {self._ganesha.log}")
         ids = {export.path: export.export_id for export in exports_of(mounts, self._ids, keep=False)}
         current = self._ganesha.current()
 
@@ -78,14 +80,14 @@ class GaneshaServer:
             host = self._ganesha.bind_addr or source
             return served.by_lookup(host, self._ganesha.port, pseudo_path(mount), source)
 
-        return served.Answers(mounts=await served.each(mounts, complaint))
+        return served.ServiceProblems(mounts=await served.each(mounts, complaint))
 
     async def hold(self) -> None:
-        """See `Server.hold`. It does so where clients have files open; the others get an error."""
+        """See `NfsServer.hold`. It does so where clients have files open; the others get an error."""
         await self._ganesha.hold()
 
     async def check(self) -> str | None:
-        """See `Server.check`."""
+        """See `NfsServer.check`."""
         if self._ganesha.is_held:
             return None  # until `change`
         if self._ganesha.pid is None:
@@ -101,7 +103,7 @@ class GaneshaServer:
         return f"nfs-ganesha did not export {', '.join(e.path for e in exports if e.export_id in lost)}; exported again"
 
     def notes(self) -> list[str]:
-        """See `Server.notes`."""
+        """See `NfsServer.notes`."""
         return [self._started] if self._started and self._ganesha.is_in_grace else []
 
     def _note_grace(self) -> None:
@@ -113,7 +115,7 @@ class GaneshaServer:
             log.warning("%s", self._started)
 
     async def stop(self) -> None:
-        """See `Server.stop`."""
+        """See `NfsServer.stop`."""
         await self._ganesha.stop()
 
 

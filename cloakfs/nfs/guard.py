@@ -32,8 +32,8 @@ from ..state.runtime import Mounted, mounted
 from ..tuning import STANDARD, Tuning
 from . import knfsd, leftover, root, served
 from .ending import end, wait_for_end
-from .plan import Difference, Mount, Plan, compare
-from .server import Server, ServerError
+from .plan import Mount, Plan, PlanChange, compare
+from .server import NfsServer, ServerError
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class Guard:
         self,
         plan: Plan,
         reread: Callable[[], Plan],
-        server: Server,
+        server: NfsServer,
         run_dir: str,
         mount_command: Sequence[str],
         state_dir: str = "",
@@ -499,7 +499,7 @@ class Guard:
             "renewed": [mount.path for mount in change.renewed],
         }
 
-    async def _change_mounts(self, change: Difference) -> None:
+    async def _change_mounts(self, change: PlanChange) -> None:
         """Make, reload and renew mounts, and stop watching those that go. The server learns of it afterwards.
 
         Raises:
@@ -639,15 +639,15 @@ class Guard:
 
     # -- what is served now ------------------------------------------------------------------------
 
-    async def _ask(self, mounts: Sequence[Mount]) -> served.Answers:
+    async def _ask(self, mounts: Sequence[Mount]) -> served.ServiceProblems:
         """Ask the server, and what it exports, whether these mounts are served at this moment."""
         silent = await self._stats.ask(mount.path for mount in mounts)
         try:
             # Each request for what does not answer would keep one of the server's threads.
             answers = await self._server.ask([mount for mount in mounts if mount.path not in silent])
         except (ServerError, OSError) as exc:
-            answers = served.Answers(f"it cannot be asked: {exc}")
-        return served.Answers(answers.server, {**answers.mounts, **silent})
+            answers = served.ServiceProblems(f"it cannot be asked: {exc}")
+        return served.ServiceProblems(answers.server, {**answers.mounts, **silent})
 
     async def _wait_until_served(self, mounts: Sequence[Mount]) -> None:
         """Return when all these mounts are served.

@@ -243,7 +243,7 @@ def _manages_gids() -> bool:
 
 
 class Knfsd:
-    """See `server.Server`. A server that is already running is used as it is, and left running.
+    """See `server.NfsServer`. A server that is already running is used as it is, and left running.
 
     Args:
         protocols: NFS versions to start the server with if it is not running: 4, or 3 and 4.
@@ -254,14 +254,14 @@ class Knfsd:
         self._protocols = protocols
         self._mounts: tuple[Mount, ...] = tuple(kept)
         self._ours = False
-        self._found: nfsdrestart.Server | None = None  # what somebody else had started, as it last ran
+        self._found: nfsdrestart.NfsdConfig | None = None  # what somebody else had started, as it last ran
         self._mountd: programs.Popen | None = None
         self._real: dict[str, str] = {}  # the real paths of trees
         self._restarted = ""  # when and why the threads were, for people
         self._unclaimed: str | None = None  # why clients cannot use files that they hold
 
     async def start(self, mounts: Sequence[Mount]) -> None:
-        """See `Server.start`."""
+        """See `NfsServer.start`."""
         try:
             async with nfsdrestart.alone():
                 await _resume()
@@ -277,7 +277,7 @@ class Knfsd:
     async def _remember(self) -> None:
         """Remember the server that somebody else has started, so that it can be started again as it is."""
         self._protocols = _versions()
-        found = nfsdrestart.Server((_threads(),), "", ())  # the rest is that of nfs.conf(5), if it cannot be told
+        found = nfsdrestart.NfsdConfig((_threads(),), "", ())  # the rest is that of nfs.conf(5), if it cannot be told
         with contextlib.suppress(ServerError):
             found = await trio.to_thread.run_sync(nfsdrestart.look)
         if any(found.threads):
@@ -319,7 +319,7 @@ class Knfsd:
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
 
-    async def _start_again(self, found: nfsdrestart.Server) -> None:
+    async def _start_again(self, found: nfsdrestart.NfsdConfig) -> None:
         """Start a server again that somebody else had started: it stays theirs, and is as it was."""
         await self._need_rpcbind()
         if ownfiles.isdir("/run/systemd/system"):  # it knows what belongs to the server
@@ -340,7 +340,7 @@ class Knfsd:
         raise ServerError(f"the kernel's NFS server does not answer on port {_PORT} within {_ANSWER_SECONDS:g} s")
 
     async def change(self, mounts: Sequence[Mount], renewed: Sequence[Mount]) -> None:
-        """See `Server.change`."""
+        """See `NfsServer.change`."""
         with contextlib.suppress(OSError):  # before clients can hold files of them
             nfsdstate.note_mounts(mount.path for mount in mounts)
         # Before the server learns of a new mount: until then, clients wait. Then each use of a file of the old one
@@ -365,7 +365,7 @@ class Knfsd:
                 self._real[source] = await trio.to_thread.run_sync(ownfiles.realpath, source, abandon_on_cancel=True)
 
     async def hold(self) -> None:
-        """See `Server.hold`."""
+        """See `NfsServer.hold`."""
         await hold()
 
     async def _have_files_claimed(self, mounts: Sequence[Mount]) -> None:
@@ -411,34 +411,36 @@ class Knfsd:
         return all(mount.path in there for mount in self._mounts)
 
     def notes(self) -> list[str]:
-        """See `Server.notes`."""
+        """See `NfsServer.notes`."""
         said = [remark.message for remark in late_changes(self._mounts, self._real.get)]
         if self._restarted:
             said.append(self._restarted + (f"; {_grace()}" if nfsdrestart.is_in_grace() else ""))
         return said
 
-    async def ask(self, mounts: Sequence[Mount]) -> served.Answers:
-        """See `Server.ask`."""
+    async def ask(self, mounts: Sequence[Mount]) -> served.ServiceProblems:
+        """See `NfsServer.ask`."""
         if not _threads():
             with contextlib.suppress(ServerError, OSError):
                 async with nfsdrestart.alone(_RESTART_SECONDS):  # it may be restarted just now
                     pass
         if not _threads():
-            return served.Answers("the kernel's NFS server has no threads (rpc.nfsd, systemctl status nfs-server)")
+            return served.ServiceProblems(
+                "the kernel's NFS server has no threads (rpc.nfsd, systemctl status nfs-server)"
+            )
         if not await trio.to_thread.run_sync(_has_mountd):
-            return served.Answers(
+            return served.ServiceProblems(
                 "rpc.mountd does not run, or is stopped; without it, the kernel's NFS server knows no client for long "
                 "(systemctl status nfs-mountd)"
             )
         versions = _versions()
         for version in versions:
             if not await _answers(_PORT, _NFS, version):
-                return served.Answers(f"the kernel's NFS server does not answer on port {_PORT}")
+                return served.ServiceProblems(f"the kernel's NFS server does not answer on port {_PORT}")
         complaint = partial(_complaint, exported=_exported(), top=_root_of_nfs4(), versions=versions)
-        return served.Answers(mounts=await served.each(mounts, complaint))
+        return served.ServiceProblems(mounts=await served.each(mounts, complaint))
 
     async def check(self) -> str | None:
-        """See `Server.check`."""
+        """See `NfsServer.check`."""
         try:
             return await self._check()
         except OSError as exc:
@@ -482,7 +484,7 @@ class Knfsd:
         return None
 
     async def stop(self) -> None:
-        """See `Server.stop`."""
+        """See `NfsServer.stop`."""
         if self._ours:
             # First, so that clients wait for it to come back, and do not get ESTALE.
             async with contextlib.AsyncExitStack() as stack:
@@ -506,7 +508,7 @@ class Knfsd:
 
 
 async def hold() -> None:
-    """Have clients wait for what is exported and was unmounted just now: see `Server.hold`."""
+    """Have clients wait for what is exported and was unmounted just now: see `NfsServer.hold`."""
     # Only where the threads will be restarted: nothing else ends the wait before two minutes have passed.
     with contextlib.suppress(OSError):
         if await trio.to_thread.run_sync(nfsdstate.are_unmounted_held):

@@ -27,7 +27,7 @@ _LOOK_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ServiceRecord:
     """The record of what a guard has made.
 
     Attributes:
@@ -65,11 +65,11 @@ def write(run_dir: str, server: ServerKind, state_dir: str, mounts: Iterable[Mou
     """Record, as the guard, what must be taken down if the guard is killed."""
     exports = tuple(dict.fromkeys((mount.path, mount.client) for mount in mounts))
     pid = os.getpid()
-    record = Record(pid, process.start_time(pid), server, state_dir, exports, tuple(sorted(made)))
+    record = ServiceRecord(pid, process.start_time(pid), server, state_dir, exports, tuple(sorted(made)))
     ownfiles.replace(_path(run_dir), json.dumps({"version": VERSION, **asdict(record)}).encode())
 
 
-def read(run_dir: str) -> Record | None:
+def read(run_dir: str) -> ServiceRecord | None:
     """Return the record; None if there is none (any more).
 
     Raises:
@@ -84,12 +84,12 @@ def read(run_dir: str) -> Record | None:
             raise ServerError(refusal(_path(run_dir), version, VERSION, way_out))
         told["exports"] = tuple((path, client) for path, client in told["exports"])
         told["made"] = tuple(told["made"])
-        return Record(**told)
+        return ServiceRecord(**told)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-async def end_server(record: Record, staying: Iterable[tuple[str, str]] = ()) -> None:
+async def end_server(record: ServiceRecord, staying: Iterable[tuple[str, str]] = ()) -> None:
     """Stop exporting what was recorded. The kernel's server itself goes on, because others may use it.
 
     Args:
@@ -142,7 +142,7 @@ def _mounting_path(run_dir: str) -> str:
     return os.path.join(run_dir, "mounting")
 
 
-def remove_directories(record: Record) -> None:
+def remove_directories(record: ServiceRecord) -> None:
     """Remove the directories that the guard made, after unmounting."""
     for path in sorted(record.made, reverse=True):
         with contextlib.suppress(OSError):

@@ -60,7 +60,7 @@ class Listener(NamedTuple):
     address: str = ""
 
 
-class Server(NamedTuple):
+class NfsdConfig(NamedTuple):
     """What makes the server: threads in each pool, versions (`+3 -4.0`), and listeners."""
 
     threads: tuple[int, ...]
@@ -99,14 +99,14 @@ async def alone(seconds: float = _LOCK_SECONDS) -> AsyncIterator[int]:
         os.close(lock)
 
 
-def look() -> Server:
+def look() -> NfsdConfig:
     """Return what makes the server that runs now.
 
     Raises:
         ServerError: it cannot be told on which addresses it listens.
         OSError: there is none.
     """
-    return Server(_numbers("pool_threads"), _read("versions").strip(), _listeners())
+    return NfsdConfig(_numbers("pool_threads"), _read("versions").strip(), _listeners())
 
 
 async def restart_apart(lock: int) -> None:
@@ -173,7 +173,7 @@ def resume() -> bool:
         with ownfiles.open(_STOPPED, encoding="utf-8") as file:
             told = json.load(file)
         threads, versions, listeners = told["server"]
-        before = Server(
+        before = NfsdConfig(
             tuple(threads),
             versions,
             tuple(
@@ -191,7 +191,7 @@ def resume() -> bool:
     return True
 
 
-def _start_stopped(before: Server, lockd: int) -> None:
+def _start_stopped(before: NfsdConfig, lockd: int) -> None:
     try:
         start(before)
     finally:
@@ -202,7 +202,7 @@ def _start_stopped(before: Server, lockd: int) -> None:
             _run("sm-notify", "-f")
 
 
-def start(before: Server) -> None:
+def start(before: NfsdConfig) -> None:
     """In a thread, `alone`: start the threads of a server that has none, as they were before.
 
     If its listeners are not known, it gets those of nfs.conf(5).

@@ -346,7 +346,7 @@ RELOADABLE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class PlanChange:
     """How the mounts of one plan become those of another. Mounts that stay as they are do not appear.
 
     Attributes:
@@ -372,7 +372,7 @@ class Difference:
         return frozenset(mount.path for mount in (*self.added, *self.reloaded, *self.reread, *self.renewed))
 
 
-def compare(old: Mapping[str, Mount], new: Iterable[Mount], running: Container[str]) -> Difference:
+def compare(old: Mapping[str, Mount], new: Iterable[Mount], running: Container[str]) -> PlanChange:
     """Return what becomes of the mounts `old`, by name, if `new` take their place.
 
     Args:
@@ -385,7 +385,7 @@ def compare(old: Mapping[str, Mount], new: Iterable[Mount], running: Container[s
     live = [(before, mount) for before, mount in kept if before.name in running and _suffices_reload(before, mount)]
     told = {mount.name for _, mount in live}
     renewed = [(before, mount) for before, mount in kept if before != mount and mount.name not in told]
-    return Difference(
+    return PlanChange(
         added=tuple(mount for name, mount in wanted.items() if name not in old),
         removed=tuple(before for name, before in old.items() if name not in wanted),
         reloaded=tuple(mount for before, mount in live if before != mount),

@@ -24,7 +24,7 @@ Complaint = str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class ServiceProblems:
     """What a server was asked, and found wanting.
 
     Attributes:

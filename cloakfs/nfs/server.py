@@ -9,14 +9,14 @@ import trio
 from ..linux import programs
 from ..messages import UserError
 from .plan import Mount
-from .served import Answers
+from .served import ServiceProblems
 
 
 class ServerError(UserError):
     """The server cannot do what was asked; the text is one line that says why and what to do."""
 
 
-class Server(Protocol):
+class NfsServer(Protocol):
     """An NFS server and what it exports for the guard. Paths and clients are those of the mounts."""
 
     async def start(self, mounts: Sequence[Mount]) -> None:
@@ -41,7 +41,7 @@ class Server(Protocol):
         They wait until the next `change`. Where the server does not know this, they get an error.
         """
 
-    async def ask(self, mounts: Sequence[Mount]) -> Answers:
+    async def ask(self, mounts: Sequence[Mount]) -> ServiceProblems:
         """Ask the server, now, whether it exports these mounts to their clients; takes little more than a few seconds.
 
         It is asked what its own table lists. Where this machine is a client that an export admits, it is also asked

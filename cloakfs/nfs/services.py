@@ -84,14 +84,14 @@ async def _answer(name: str) -> dict[str, Any]:
     return dict(json.loads(received))
 
 
-def _left(name: str) -> leftover.Record | None:
+def _left(name: str) -> leftover.ServiceRecord | None:
     try:
         return leftover.read(run_dir(name))
     except ServerError:
         return None
 
 
-def _mounts_of(record: leftover.Record | None) -> dict[str, dict[str, Any]]:
+def _mounts_of(record: leftover.ServiceRecord | None) -> dict[str, dict[str, Any]]:
     return {path: {"path": path} for path in record.paths} if record is not None else {}
 
 

@@ -18,7 +18,7 @@ from cloakfs.config.errors import Location
 from cloakfs.config.options import Options
 from cloakfs.nfs import guard, leftover
 from cloakfs.nfs.plan import Mount, Plan
-from cloakfs.nfs.served import Answers
+from cloakfs.nfs.served import ServiceProblems
 from cloakfs.nfs.server import ServerError
 from cloakfs.tuning import STANDARD, Tuning
 from tests.altered import Alteration, replace
@@ -47,8 +47,8 @@ class NoServer:
     async def hold(self) -> None:
         pass
 
-    async def ask(self, mounts: Sequence[Mount]) -> Answers:
-        return Answers(self._wrong())
+    async def ask(self, mounts: Sequence[Mount]) -> ServiceProblems:
+        return ServiceProblems(self._wrong())
 
     async def check(self) -> str | None:
         if wrong := self._wrong():

@@ -15,7 +15,7 @@ import pytest
 from cloakfs.audit import explain
 from cloakfs.audit.identities import IdSet, claims, single
 from cloakfs.audit.reach import OWNS, SEES, Reach
-from cloakfs.audit.survey import EXECUTE, NOWHERE, READ, WRITE, Likeness, Survey, Way
+from cloakfs.audit.survey import EXECUTE, NOWHERE, READ, WRITE, AccessAttrs, Survey, Way
 from cloakfs.audit.walk import survey
 from cloakfs.config.options import Options
 from cloakfs.config.parse import parse_options
@@ -111,7 +111,7 @@ def said(of: Survey, reach: Reach, top: str, path: str, uids: IdSet) -> int:
             acl = os.getxattr(at, "system.posix_acl_access")
         except OSError:
             acl = b""
-        kind = of.kinds.index(Likeness(info.st_mode, ServerId(info.st_uid), ServerId(info.st_gid), acl))
+        kind = of.kinds.index(AccessAttrs(info.st_mode, ServerId(info.st_uid), ServerId(info.st_gid), acl))
     return reach.at(way, kind, uids).bits & ~OWNS
 
 

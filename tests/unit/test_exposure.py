@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cloakfs import acl
 from cloakfs.audit import reach as reach_module
 from cloakfs.audit.assess import Assessment, Tally, assess
-from cloakfs.audit.diff import differences
+from cloakfs.audit.diff import exposure_changes
 from cloakfs.audit.entry import Entry
 from cloakfs.audit.identities import (
     ALL,
@@ -22,12 +22,12 @@ from cloakfs.audit.identities import (
     claims,
     effective_groups,
     fixed_claims,
+    mapped_ranges,
     single,
-    stretches,
 )
 from cloakfs.audit.reach import OWNS, SEES, Reach
 from cloakfs.audit.report import difference_report, findings, format_ids, report
-from cloakfs.audit.survey import NOWHERE, READ, WRITE, Found, Grants, Likeness, Place, Survey, Way
+from cloakfs.audit.survey import NOWHERE, READ, WRITE, AccessAttrs, Bucket, BucketKey, Grants, Survey, Way
 from cloakfs.config.parse import parse_options
 from cloakfs.identity import Caller, ClientId, ServerId
 from cloakfs.mapping import MAX_ID
@@ -50,7 +50,7 @@ class Tree:
         self._ways = {"": self._add("", stat.S_IFDIR | mode, uid, gid, 0)}
 
     def _add(self, path: str, mode: int, uid: int, gid: int, size: int, way: int = NOWHERE) -> int:
-        of = Likeness(mode, ServerId(uid), ServerId(gid), b"")
+        of = AccessAttrs(mode, ServerId(uid), ServerId(gid), b"")
         survey = self.survey
         if of not in survey.kinds:
             survey.kinds.append(of)
@@ -61,7 +61,7 @@ class Tree:
         kind = survey.kinds.index(of)
         top, slash, _ = path.partition("/")
         area = top if slash or stat.S_ISDIR(mode) else ""
-        found = survey.found.setdefault(Place(area, way, kind), Found())
+        found = survey.found.setdefault(BucketKey(area, way, kind), Bucket())
         found.names += 1
         found.size += size if stat.S_ISREG(mode) else 0
         found.example = path
@@ -145,7 +145,7 @@ def test_stretches_say_of_every_id_what_it_becomes(defs: list[tuple[int, int, st
     words = " ".join(f"uid {low} {low + more} {action} {to}" for low, more, action, to in defs)
     policy = Policy(parse_options(f"rw,{squash}" + (f",range_map={words}" if words else ""))[0])
     ids = policy.ids["uid"]
-    found = stretches(policy, "uid", by_knfsd=False)
+    found = mapped_ranges(policy, "uid", by_knfsd=False)
     assert (found[0].low, found[-1].high) == (0, MAX_ID)
     assert all(one.high + 1 == other.low for one, other in itertools.pairwise(found))
     for id_ in map(ClientId, (*range(60), 65533, 65534, 65535, MAX_ID)):
@@ -162,17 +162,17 @@ def test_stretches_say_of_every_id_what_it_becomes(defs: list[tuple[int, int, st
 def test_the_kernels_server_replaces_a_clients_root() -> None:
     # uid 0 is in the range that becomes root's and others' ids; the server cannot know that root may do so.
     policy = Policy(parse_options("rw,range_map=uid 0 9 map 100 uid 10 squash 0 gid 0 9 map 100")[0])
-    first, second, *_ = stretches(policy, "uid", by_knfsd=True)
+    first, second, *_ = mapped_ranges(policy, "uid", by_knfsd=True)
     assert (first.low, first.high, second.low, second.high) == (0, 0, 1, 9)
     assert first.server == NOBODY
     assert first.rule == "the kernel's server makes it client uid 65534"
-    assert stretches(policy, "uid", by_knfsd=False)[0].servers == (100, 109)
+    assert mapped_ranges(policy, "uid", by_knfsd=False)[0].servers == (100, 109)
     # There is nothing to replace where root is nobody anyway, nor where it is root.
     for text in ("rw", "rw,no_root_squash"):
         policy = Policy(parse_options(text)[0])
-        assert stretches(policy, "uid", by_knfsd=True) == stretches(policy, "uid", by_knfsd=False)
+        assert mapped_ranges(policy, "uid", by_knfsd=True) == mapped_ranges(policy, "uid", by_knfsd=False)
     policy = Policy(parse_options("rw,range_map=uid 0 map 100")[0])
-    assert [one.low for one in stretches(policy, "uid", by_knfsd=True)] == [0, 1]
+    assert [one.low for one in mapped_ranges(policy, "uid", by_knfsd=True)] == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_nothing_is_hidden_from_exempt_uids() -> None:
     assert "exempt" not in kinds(assessed(tree, f"{text},range_map=uid 1 map 7"))
     # A change is found both by what it opens now, and where the tree has nothing that is hidden.
     before, after = (assessed(tree, of) for of in ("rw,cloak_list=uid +000 0 -1", text))
-    (opened,) = differences(before, after)
+    (opened,) = exposure_changes(before, after)
     assert (opened.low, opened.high, opened.opened) == (5, 5, ["ann", "ann/f"])
     empty = Tree()
     before, after = (assessed(empty, of) for of in ("rw,cloak_list=uid +000 0 -1", text))
@@ -467,7 +467,7 @@ def test_what_makes_an_answer_inexact_is_told() -> None:
 
 def compared(tree: Tree, old: str | None, new: str | None) -> list[tuple[str, list[str], list[str]]]:
     sides = [None if text is None else assessed(tree, text) for text in (old, new)]
-    return [(format_ids([(of.low, of.high)]), of.opened, of.closed) for of in differences(*sides)]
+    return [(format_ids([(of.low, of.high)]), of.opened, of.closed) for of in exposure_changes(*sides)]
 
 
 HOMES = Tree().file("1001", 0o600, 1001, 1001).file("1002", 0o600, 1002, 1002).file("public", 0o644, 0, 0)
@@ -476,7 +476,7 @@ HOMES = Tree().file("1001", 0o600, 1001, 1001).file("1002", 0o600, 1002, 1002).f
 def test_the_same_configuration_opens_nothing() -> None:
     for text in ("rw", "rw,range_map=uid 1 9 map 1001", "ro,all_squash"):
         assert compared(HOMES, text, text) == []
-    assert differences(None, None) == []
+    assert exposure_changes(None, None) == []
 
 
 def test_a_change_is_told_for_those_whom_it_concerns() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from cloakfs.config.errors import Location
 from cloakfs.config.parse import parse_options
-from cloakfs.nfs.plan import Difference, Mount, compare
+from cloakfs.nfs.plan import Mount, PlanChange, compare
 
 
 def mount(name: str, options: str = "rw") -> Mount:
@@ -17,7 +17,7 @@ def difference(old: list[Mount], new: list[Mount], dead: tuple[str, ...] = ()) -
     """What happens to which mounts, without what happens to none."""
     found = compare({m.name: m for m in old}, new, {m.name for m in old} - set(dead))
     assert found.changed == {m.path for m in (*found.added, *found.reloaded, *found.reread, *found.renewed)}
-    named = {what: [m.name for m in getattr(found, what)] for what in Difference.__slots__}
+    named = {what: [m.name for m in getattr(found, what)] for what in PlanChange.__slots__}
     return {what: names for what, names in named.items() if names}
 
 
