@@ -1,4 +1,4 @@
-"""A view: one identity, or each caller by its own, looking through one policy. It is the only door.
+"""A view: one identity, or each caller by its own, looking through one policy. All visibility is decided through it.
 
 Incoming names are checked with `visible`, and outgoing attributes pass through `show`. If the policy raises, the object
 is hidden; the failure is logged once per cause.
@@ -109,7 +109,7 @@ class View:
         entrants: client uids that may enter a fixed view, apart from root and the identity itself.
         for_all: whether everybody may enter a fixed view.
         checked: whether the kernel checks permissions against the attributes that are shown.
-        below: the cloakfs mount in which the tree lies, if any; the door asks it as well.
+        below: the cloakfs mount in which the tree lies, if any; `tree.visibility` asks it as well.
         not_its_failure: exceptions that do not mean a failure of the policy; they are passed on.
         act_as_daemon: called before the code of a plug-in, which must never run with a caller's credentials.
     """
@@ -208,7 +208,7 @@ class View:
         return self.policy.ids["uid"].forward(uid)
 
     def visible(self, who: Caller, attrs: Attrs) -> bool:
-        """Whether `who` (server ids) may know of this object. (The door asks about its directories separately.)
+        """Whether `who` (server ids) may know of this object. (Its directories are checked separately.)
 
         An object that cannot be shown, because the policy fails to say how, is not visible.
         """

@@ -1,4 +1,4 @@
-"""The pyfuse3 operations, one module per family. They make no decisions themselves: see `view` and `door`."""
+"""The pyfuse3 operations, one module per family. They make no decisions themselves: see `view` and `visibility`."""
 
 from collections.abc import Sequence
 

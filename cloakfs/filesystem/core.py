@@ -34,7 +34,7 @@ from ..tree.notes import noting
 from ..tree.objects import ALL, NOBODY, ROOT, Descriptor, Object, Stale, dev_ino
 from ..tree.request import Request
 from ..tree.views import Views
-from ..tree.visibility import AT_ONCE, Door, Far, Sight, sees
+from ..tree.visibility import AT_ONCE, Far, Sight, Visibility, is_entry_visible
 from ..tuning import STANDARD, Tuning
 from ..view import LowerTree, View
 from .callers import Callers
@@ -137,7 +137,7 @@ class Core(pyfuse3.Operations):
         self.views = views
         self.above = Above()
         self.reader = reader
-        self.door = Door(nodes, AT_ONCE)
+        self.visibility = Visibility(nodes, AT_ONCE)
         self.tasks: Tasks | None = None
         self.requests = Requests()
         self.references = References(nodes.forget, self.requests.is_news, nodes.drop_unused)
@@ -163,7 +163,7 @@ class Core(pyfuse3.Operations):
         self.cache = KernelCache(
             nodes,
             views,
-            self.door.passages,
+            self.visibility.access_paths,
             Terms(views.fixed, views.top, mode, xattrs, acls=self.enable_acl, keeps_listings=keeps_listings),
             self.requests.counters,
             on_attributes=self.files.may_have_set_id,
@@ -243,21 +243,21 @@ class Core(pyfuse3.Operations):
                 # While no change is reported, all above is as it was when the kernel was told: `audience`.
                 is_as_told = (
                     obj.private
-                    and self.door.passages.is_up_to_date()
+                    and self.visibility.access_paths.is_up_to_date()
                     and self.cache.is_known_to(number, obj, viewer)
-                    and sees(view, who, obj.name, info, fd)
+                    and is_entry_visible(view, who, obj.name, info, fd)
                 )
-                sight = Sight.SEEN if is_as_told else self._look_at(view, who, obj, info, near)
+                sight = Sight.VISIBLE if is_as_told else self._look_at(view, who, obj, info, near)
             except Far:
                 near = await self._approach(obj, inode, ctx, near, for_attributes=for_attributes)
                 return await self._enter(
                     inode, ctx, or_open=or_open, has_open=has_open, for_attributes=for_attributes, near=near
                 )
-            has_acl = False if sight is Sight.SEEN_WITHOUT_ACL else None
+            has_acl = False if sight is Sight.VISIBLE_WITHOUT_ACL else None
             if sight is Sight.HIDDEN and not has_open and not (or_open and self.files.has_open(who, obj)):
                 if obj is self.nodes.root:  # this mount's own policy hides it from nobody
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-                self.door.note_hidden(view, who, obj)
+                self.visibility.note_hidden(view, who, obj)
                 self.requests.counters.hidden_handles += 1
                 raise Stale
         if (
@@ -275,18 +275,18 @@ class Core(pyfuse3.Operations):
         return Request(number, view, who, obj, fd, info, viewer, checked_caller, has_acl=has_acl, pin=pin, waits=waits)
 
     def _is_outside(self, view: View, who: Actor, obj: Object) -> bool:
-        """Whether the object was moved out of the tree, if the door does not ask where it is."""
+        """Whether the object was moved out of the tree, if the check of visibility does not find out where it is."""
         return not view.judges and who is not DAEMON and not self.nodes.is_in_tree(obj)
 
     def _look_at(self, view: View, who: Actor, obj: Object, info: linux.Stat, near: Near | None) -> Sight:
-        """Ask the door, with what `_approach` has found, if that still holds.
+        """Check visibility, with what `_approach` has found, if that still holds.
 
         Raises:
-            Far: see `Door.visible`.
+            Far: see `Visibility.is_visible`.
         """
         if near is None or near.view is not view or near.uid != who.uid:
-            return self.door.look(view, who, obj, info)
-        return self.door.look(view, who, obj, info, near.known)
+            return self.visibility.check(view, who, obj, info)
+        return self.visibility.check(view, who, obj, info, near.known)
 
     async def _approach(
         self, obj: Object, inode: InodeT, ctx: RequestContext, before: Near | None, *, for_attributes: bool = False
@@ -304,14 +304,14 @@ class Core(pyfuse3.Operations):
             raise FUSEError(errno.EAGAIN)
         _, view, who = await self.callers.served(inode, ctx, for_attributes=for_attributes)
         near = Near(view, who.uid, {}, tries)
-        for one in self.door.approach(obj, near.known):
+        for one in self.visibility.approach(obj, near.known):
             await self.turns.pause(ctx.uid)
             _, view, who = await self.callers.served(inode, ctx, for_attributes=for_attributes)
             if near.view is not view or near.uid != who.uid:
                 break
             try:
                 info = one.filesystem.stat(self.nodes.fd(one))
-                near.known[one] = self.door.visible(view, who, one, info, near.known)
+                near.known[one] = self.visibility.is_visible(view, who, one, info, near.known)
             except Far:
                 break  # these are not the directories above any more
         return near
@@ -560,7 +560,7 @@ class Core(pyfuse3.Operations):
         except OSError:
             return False
         try:
-            return not sees(at.view, at.who, name, self.nodes.stat(fd), fd)
+            return not is_entry_visible(at.view, at.who, name, self.nodes.stat(fd), fd)
         finally:
             calls.close(fd)
 

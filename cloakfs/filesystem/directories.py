@@ -24,7 +24,7 @@ from ..tree.nodes import Nodes
 from ..tree.objects import Object, Stale
 from ..tree.positions import END
 from ..tree.request import Request
-from ..tree.visibility import Far, Sight, sees
+from ..tree.visibility import Far, Sight, is_entry_visible
 from .core import Near
 from .handles import Entry, OpenDirectory
 from .names import Names
@@ -118,7 +118,7 @@ class Directories(Names):
         fh = FileHandleT(fd)
         directory = self.files.opened_directory(fd, at)
         directory.sought = sought
-        if keeps_listings and self.door.passages.is_up_to_date():
+        if keeps_listings and self.visibility.access_paths.is_up_to_date():
             directory.is_kept, has_entries = self.cache.listings.keeps(at)
             if directory.is_kept:
                 return opened(fh, keep_cache=has_entries)
@@ -321,14 +321,14 @@ class Directories(Names):
             self.requests.counters.hidden_handles += 1
             raise Stale
         if is_hidden:
-            self.door.note_hidden(view, who, obj)
+            self.visibility.note_hidden(view, who, obj)
             self.requests.counters.hidden_handles += 1
             raise Stale
         if self.cache.checks_above:
             self.cache.note_viewer(number, obj, viewer)
         at = Request(number, view, who, obj, fh, info, viewer, self.callers.checked_caller(view, who, ctx))
         if directory.is_kept:
-            self.door.passages.is_up_to_date()
+            self.visibility.access_paths.is_up_to_date()
             self.cache.listings.check_reader(at)
         with self.nodes.batch():
             return self._fill(at, directory, reply, most)
@@ -365,7 +365,7 @@ class Directories(Names):
         listing, number, viewer, left_out = directory.listing, at.number, at.viewer, directory.left_out
         is_known_to, nodeid = self.cache.is_known_to, self.nodes.nodeid
         # It must be what the name leads to now: every change made until now has to have been reported.
-        known = (at.obj.children or {}) if at.who is not DAEMON and self.door.passages.is_up_to_date() else {}
+        known = (at.obj.children or {}) if at.who is not DAEMON and self.visibility.access_paths.is_up_to_date() else {}
         pending = directory.pending
         # The last one that is shown, with what to report of it: attributes, or an inode number alone.
         last: Entry | None = None
@@ -452,7 +452,7 @@ class Directories(Names):
             info, _ = calls.statx(linux.ROOT, at.fd, name)
             obj = self.nodes.at_place(at.obj, name, info)
             if obj is not None:
-                if sees(at.view, at.who, name, info, obj.fd):
+                if is_entry_visible(at.view, at.who, name, info, obj.fd):
                     return self._shown(at, name, obj, info)
                 self.requests.counters.hidden_entries += 1
                 return None
@@ -467,7 +467,7 @@ class Directories(Names):
         """Do the same for what `fd` (O_PATH) refers to. Takes ownership of `fd`."""
         try:
             info = self.nodes.stat(fd)
-            if not sees(at.view, at.who, name, info, fd):
+            if not is_entry_visible(at.view, at.who, name, info, fd):
                 self.requests.counters.hidden_entries += 1
                 calls.close(fd)
                 return None

@@ -21,7 +21,7 @@ from ..tree.mounts import TooSoon
 from ..tree.nodes import OBJECT_BITS
 from ..tree.objects import ROOT, Descriptor, Directory, Object, Stale, dev_ino
 from ..tree.request import Request
-from ..tree.visibility import note_unmade, sees, sees_made
+from ..tree.visibility import is_entry_visible, is_new_entry_visible, note_not_made
 from . import atomic
 from .core import Core
 from .data import open_again, reopen_flags
@@ -203,7 +203,7 @@ class Names(Core):
         """Answer LOOKUP of "." and "..", which the kernel sends to make sense of a file handle.
 
         It may come with the identity of another caller than the one on whose behalf it is made. It reveals nothing by
-        itself: what the caller then does with the object passes the door.
+        itself: what the caller then does with the object is checked.
         """
         try:
             return await self._connected(inode, name, ctx)
@@ -260,9 +260,9 @@ class Names(Core):
             if at.view.below is not None:
                 at, (uid, gid) = await self._maker(at, inode, ctx)
             gid = at.info.st_gid if at.info.st_mode & stat.S_ISGID else gid
-            is_seen = sees_made(at.view, at.who, name, mode & ~ctx.umask, uid, gid)
+            is_seen = is_new_entry_visible(at.view, at.who, name, mode & ~ctx.umask, uid, gid)
             if not is_seen and not await self._do(at, partial(self._exists, name=name)):
-                note_unmade(at.view, at.who, name, mode & ~ctx.umask, uid, gid)
+                note_not_made(at.view, at.who, name, mode & ~ctx.umask, uid, gid)
                 raise FUSEError(errno.EACCES)
         return at
 
@@ -294,7 +294,7 @@ class Names(Core):
             info = self.nodes.stat(fd)
             if info.st_uid != at.who.uid:
                 at = await self._again_asked(at, fd, inode, ctx)
-                if not sees(at.view, at.who, name, info, fd):
+                if not is_entry_visible(at.view, at.who, name, info, fd):
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             # So that it can be recognized (`_unmake`).
             own = Descriptor(self.nodes.with_descriptor(calls.dup, fd), dev_ino(info), 0) if self.exported else None
@@ -693,7 +693,7 @@ class Names(Core):
         except FileNotFoundError:
             return None
         try:
-            if not sees(at.view, at.who, name, self.nodes.stat(fd), fd):
+            if not is_entry_visible(at.view, at.who, name, self.nodes.stat(fd), fd):
                 raise FUSEError(if_hidden)
         except BaseException:
             calls.close(fd)

@@ -5,7 +5,7 @@ sends, for each level, LOOKUP of "..", GETATTR of the child, a listing of the pa
 child's inode number, and LOOKUP of the name that it found. All this runs with the identity of the caller that the
 server's thread served before. If that caller may not see the directory, its owner would get ESTALE. So these requests
 are answered, with nothing but the child in the listing, and only to the thread that asked for "..". What the caller
-then does with the handle passes the door as always. (Linux, fs/exportfs/expfs.c, `reconnect_path`.)
+then does with the handle is checked as always. (Linux, fs/exportfs/expfs.c, `reconnect_path`.)
 """
 
 import time

@@ -19,7 +19,7 @@ from ..exportmode import ExportMode
 from ..identity import ClientId, ServerId
 from ..tree.nodes import Nodes
 from ..tree.objects import ALL, NOBODY, Object, Stale, as_directory
-from ..tree.visibility import may_with_any_groups
+from ..tree.visibility import uid_may
 from ..view import View
 from .invalidation import Below, Invalidation
 
@@ -187,6 +187,4 @@ class Audiences:
         if audience < 0:
             return False
         uid = view.server_uid(ClientId(audience))
-        return self.sees(view, uid, info) and (
-            not stat.S_ISDIR(info.st_mode) or may_with_any_groups(uid, os.X_OK, obj, fd, info)
-        )
+        return self.sees(view, uid, info) and (not stat.S_ISDIR(info.st_mode) or uid_may(uid, os.X_OK, obj, fd, info))

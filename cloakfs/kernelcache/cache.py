@@ -15,7 +15,7 @@ from ..monitoring import Counters
 from ..tree.nodes import Nodes
 from ..tree.objects import NOBODY, Object
 from ..tree.views import Views
-from ..tree.visibility import Passages
+from ..tree.visibility import AccessPaths
 from ..tuning import STANDARD, Tuning
 from .audience import Audiences
 from .changes import Changes
@@ -47,7 +47,7 @@ class KernelCache:
     Args:
         nodes: the objects.
         views: the views that the mount offers.
-        passages: is told of directories that change.
+        access_paths: is informed of directories that change.
         terms: what the rules about what may be remembered depend on.
         counters: count for how many answers anything may be remembered.
         on_attributes, on_change: see `Invalidation`.
@@ -69,7 +69,7 @@ class KernelCache:
         self,
         nodes: Nodes,
         views: Views,
-        passages: Passages,
+        access_paths: AccessPaths,
         terms: Terms,
         counters: Counters | None = None,
         *,
@@ -81,12 +81,12 @@ class KernelCache:
         self._nodes, self._views, self._terms = nodes, views, terms
         self._watch: Watch | None = None
         self.checks_above = mode.subtree_check
-        self.invalidation = invalidation = Invalidation(nodes, passages, mode, tuning)
+        self.invalidation = invalidation = Invalidation(nodes, access_paths, mode, tuning)
         invalidation.on_attributes, invalidation.on_change = on_attributes, on_change
         self._audiences = audiences = Audiences(nodes, invalidation, mode)
         self._timeouts = timeouts = Timeouts(nodes, invalidation, audiences, terms, counters or Counters())
         self.listings = listings = Listings(nodes, invalidation, audiences, timeouts)
-        self._changes = changes = Changes(nodes, views, passages, invalidation, audiences, timeouts, listings)
+        self._changes = changes = Changes(nodes, views, access_paths, invalidation, audiences, timeouts, listings)
         if mode.subtree_check:
             nodes.registry.on_moved = audiences.strayed
             nodes.registry.audience_of_restored = NOBODY  # what counts is whom the kernel has let through since

@@ -31,7 +31,7 @@ from ..tree.nodes import Nodes
 from ..tree.objects import Object
 from ..tree.registry import Told
 from ..tree.views import Views
-from ..tree.visibility import Passages, everybody_may, sees
+from ..tree.visibility import AccessPaths, is_entry_visible, world_may
 from ..view import View
 from .audience import Audiences
 from .complete import Listings
@@ -66,7 +66,7 @@ class Changes:
     Args:
         nodes: the objects.
         views: the views that the mount offers.
-        passages: is told of directories that change.
+        access_paths: is informed of directories that change.
         invalidation: makes the kernel forget.
         audiences: knows what holds for an audience of one.
         timeouts: knows what everybody may be told.
@@ -77,7 +77,7 @@ class Changes:
         self,
         nodes: Nodes,
         views: Views,
-        passages: Passages,
+        access_paths: AccessPaths,
         invalidation: Invalidation,
         audiences: Audiences,
         timeouts: Timeouts,
@@ -85,7 +85,7 @@ class Changes:
     ) -> None:
         self._nodes = nodes
         self._views = views
-        self._passages = passages
+        self._access_paths = access_paths
         self._invalidation = invalidation
         self._audiences = audiences
         self._timeouts = timeouts
@@ -107,7 +107,7 @@ class Changes:
             self._add(watch, filesystem)
         self._nodes.mounts.on_new_filesystem = partial(self._add, watch)
         watch.on_own = self._heed_own
-        self._passages.is_up_to_date = partial(self._is_all_heeded, watch)
+        self._access_paths.is_up_to_date = partial(self._is_all_heeded, watch)
 
     def _add(self, watch: Watch, filesystem: Filesystem) -> None:
         try:
@@ -180,9 +180,9 @@ class Changes:
     def _heed_passages(self, event: Event, filesystem: Filesystem) -> None:
         if event.mask & FAN_ONDIR and event.mask & OF_ITSELF:
             if not event.target:  # before Linux 5.17
-                self._passages.forget()
+                self._access_paths.forget()
             elif (directory := self._nodes.by_handle(filesystem, event.target)) is not None:
-                self._passages.changed(directory)
+                self._access_paths.changed(directory)
 
     def _heed(self, event: Event, filesystem: Filesystem) -> bool:
         """Handle an event on this file system; return whether everything has to be forgotten because of it."""
@@ -413,7 +413,7 @@ class Changes:
         if view.below is not None:
             return True  # the mount below does not tell; nothing is remembered for long in such a view
         if view.fixed is not None:
-            if not sees(view, actor(view.fixed), obj.name, info, fd):
+            if not is_entry_visible(view, actor(view.fixed), obj.name, info, fd):
                 return True
             return stat.S_ISDIR(info.st_mode) and not may_search(view.fixed, obj, fd, info)
         if obj.private:
@@ -424,7 +424,7 @@ class Changes:
         """Whether everybody may know of the object and, if it is a directory, search it."""
         if obj is not self._nodes.root and not self._timeouts.same_for_all(view, obj.name, info, fd):
             return False
-        return not stat.S_ISDIR(info.st_mode) or everybody_may(os.X_OK, obj, fd, info)
+        return not stat.S_ISDIR(info.st_mode) or world_may(os.X_OK, obj, fd, info)
 
     async def _emptied(self, number: int, parent: Object, obj: Object) -> None:
         """Handle that an open(2) with O_CREAT and O_TRUNC, which has not been answered yet, has emptied `obj`.

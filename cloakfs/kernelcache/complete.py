@@ -26,7 +26,7 @@ from ..tree import calls
 from ..tree.nodes import Nodes
 from ..tree.objects import Listing, Object, as_directory
 from ..tree.request import Request
-from ..tree.visibility import may_with_any_groups
+from ..tree.visibility import uid_may
 from ..view import View
 from .audience import Audiences
 from .invalidation import Invalidation
@@ -137,7 +137,7 @@ class Listings:
             not seconds
             or not self._is_proven(at)
             or self._is_busy(directory)
-            or not may_with_any_groups(at.who.uid, os.X_OK, directory, at.fd, at.info)
+            or not uid_may(at.who.uid, os.X_OK, directory, at.fd, at.info)
             or not self._invalidation.note_absence(0, directory, name, at.viewer)
         ):
             return 0.0

@@ -15,7 +15,7 @@ from ..background.tasks import Tasks
 from ..exportmode import ExportMode
 from ..tree.nodes import Nodes
 from ..tree.objects import AbsentXattrs, Directory, Object
-from ..tree.visibility import Passages
+from ..tree.visibility import AccessPaths
 from ..tuning import STANDARD, Tuning
 from .negative import Absences
 from .notifier import Notifier
@@ -96,7 +96,7 @@ class Invalidation:
 
     Args:
         nodes: the objects.
-        passages: is told of directories that change.
+        access_paths: is informed of directories that change.
         mode: how the mount is exported.
         tuning: times and bounds.
 
@@ -110,9 +110,9 @@ class Invalidation:
         on_change: is called when anything of an object may have changed behind the mount, likewise.
     """
 
-    def __init__(self, nodes: Nodes, passages: Passages, mode: ExportMode, tuning: Tuning = STANDARD) -> None:
+    def __init__(self, nodes: Nodes, access_paths: AccessPaths, mode: ExportMode, tuning: Tuning = STANDARD) -> None:
         self._nodes = nodes
-        self._passages = passages
+        self._access_paths = access_paths
         self._checks_above = mode.subtree_check
         self._at_once = tuning.names_at_once
         self.notifier = Notifier(tuning)
@@ -454,7 +454,7 @@ class Invalidation:
 
     def forget_everything(self) -> None:
         """Forget everything: the policy has changed, or what is mounted, or it is not known what has changed."""
-        self._passages.forget()
+        self._access_paths.forget()
         self.begin_era()
 
     def begin_era(self) -> _Sweep:

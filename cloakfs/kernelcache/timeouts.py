@@ -19,7 +19,7 @@ from ..tree.locate import is_settled
 from ..tree.nodes import Nodes
 from ..tree.objects import ALL, NOBODY, Directory, Object, as_directory
 from ..tree.request import Request
-from ..tree.visibility import attrs_of, everybody_may, may_with_any_groups, sees
+from ..tree.visibility import attrs_of, is_entry_visible, uid_may, world_may
 from ..view import View
 from .audience import Audiences
 from .invalidation import Invalidation
@@ -37,7 +37,7 @@ def may_search(who: Caller, obj: Object, fd: int, info: linux.Stat) -> bool:
 
     A remote directory counts only if everybody may search it.
     """
-    if everybody_may(os.X_OK, obj, fd, info):
+    if world_may(os.X_OK, obj, fd, info):
         return True
     if obj.filesystem.remote:
         return False  # only a thread may ask
@@ -259,7 +259,7 @@ class Timeouts:
         ):
             return 0.0, self._brief(at.number, obj, times)
         theirs, seconds = self.times(at.view, obj.filesystem), 0.0
-        if parent.audience == at.viewer and may_with_any_groups(at.who.uid, os.X_OK, parent, at.fd, at.info):
+        if parent.audience == at.viewer and uid_may(at.who.uid, os.X_OK, parent, at.fd, at.info):
             seconds = min(times.names_for_one, theirs.lasting)
             as_directory(parent).remembers_names = True  # `reaches` has noted that it is kept
             self._keep(at.number, obj, private=True)
@@ -313,7 +313,7 @@ class Timeouts:
             )
             if not is_public or (self._checks_above and obj.remembers_names):
                 return self._of_private_object(at, info, times)
-        elif not view.is_steady or not sees(view, actor(view.fixed), obj.name, info, fd):
+        elif not view.is_steady or not is_entry_visible(view, actor(view.fixed), obj.name, info, fd):
             return self._brief(number, obj, times)  # a change that is just being answered may have hidden it
         if obj.parent is not None and self._notifier.is_late(self._nodes.nodeid(number, obj.parent)):
             return 0.0
@@ -443,15 +443,15 @@ class Timeouts:
                 return False
             here = as_directory(obj)
             above.append(here)
-            if here.barrier is not None and self._is_stopped(view, here):
+            if here.blocking_ancestor is not None and self._is_stopped(view, here):
                 for directory in above:
-                    directory.barrier = here.barrier
+                    directory.blocking_ancestor = here.blocking_ancestor
                 return False
             fd = nodes.fd(here)
             info = here.filesystem.stat(fd)
             if not self._lets_all_through(view, here, fd, info):
                 for directory in above:
-                    directory.barrier = here
+                    directory.blocking_ancestor = here
                 return False
             if here is nodes.root:
                 break
@@ -468,7 +468,7 @@ class Timeouts:
         return True
 
     def _lets_all_through(self, view: View, obj: Object, fd: int, info: linux.Stat) -> bool:
-        if not everybody_may(os.X_OK, obj, fd, info):
+        if not world_may(os.X_OK, obj, fd, info):
             return False
         return obj is self._nodes.root or self.same_for_all(view, obj.name, info, fd)
 
@@ -477,16 +477,16 @@ class Timeouts:
 
         This takes one look, however deep the tree is.
         """
-        barrier, obj.barrier = obj.barrier, None
+        blocking_ancestor, obj.blocking_ancestor = obj.blocking_ancestor, None
         at: Object | None = obj
-        while at is not None and at is not barrier:
+        while at is not None and at is not blocking_ancestor:
             at = at.parent
         if at is None:
             return False
         fd = self._nodes.fd(at)
         if self._lets_all_through(view, at, fd, at.filesystem.stat(fd)):
             return False
-        obj.barrier = barrier
+        obj.blocking_ancestor = blocking_ancestor
         return True
 
     def _is_public_place(self, number: int, view: View, obj: Object, info: linux.Stat) -> bool:

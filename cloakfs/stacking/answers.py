@@ -74,7 +74,7 @@ class Asking:
         self.answers = Answers(self._who, {})
 
     def after(self, look: Callable[[], Looked], obj: Object, root: Object) -> Callable[[], Looked]:
-        """Return a function that calls `look`, and then asks about all objects that the door needs to judge `obj`."""
+        """Return a function that calls `look`, and then asks about all objects that decide whether `obj` is visible."""
         numbers = _asked_about(obj, root)
 
         def work() -> Looked:
@@ -87,7 +87,7 @@ class Asking:
 
 
 def _asked_about(obj: Object, root: Object) -> list[int]:
-    """Return the numbers of the objects about which `Door.visible` asks the mount below, where the `root` lies.
+    """Return the numbers of the objects about which `Visibility` asks the mount below, where the `root` lies.
 
     The mount below itself judges what is above its objects. For a hard link, the directories are judged one by one.
     """

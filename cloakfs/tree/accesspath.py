@@ -1,14 +1,14 @@
-"""The way from the root to a directory, and who gets through. Pure."""
+"""The path from the root to a directory, and who may see all directories on it. Pure."""
 
 from ..cloak import Condition
 from .actor import Actor
 
-# A condition that is among this many last ones of a way is not added again.
+# A condition that is among this many last ones of a path is not added again.
 _NEAR = 32
 
 
 class _Conditions:
-    """The conditions to be met on a way, the last one first."""
+    """The conditions to be met on a path, the last one first."""
 
     __slots__ = ("before", "last")
 
@@ -30,33 +30,33 @@ def _also(conditions: _Conditions | None, condition: Condition) -> _Conditions:
     return _Conditions(conditions, condition)
 
 
-class Passage:
-    """The way from the root to a directory, with the conditions to be met on it: on this directory and those above.
+class AccessPath:
+    """The path from the root to a directory, with the conditions to see it and each directory above it.
 
     Attributes:
-        above: the way to the directory above; None for the root.
-        is_void: whether this very directory has changed since, or another way has taken the place of this one.
-        is_used: whether there are ways on from here.
-        seen: `Passages.changes` when the whole way was last found to be as it was.
+        parent: the path to the directory above; None for the root.
+        is_void: whether the directory itself has changed since, or another path has replaced this one.
+        is_used: whether this is the parent of other paths.
+        seen: `AccessPaths.changes` when the whole path was last found unchanged.
     """
 
-    __slots__ = ("_condition", "_conditions", "above", "is_used", "is_void", "seen")
+    __slots__ = ("_condition", "_conditions", "is_used", "is_void", "parent", "seen")
 
     _conditions: _Conditions | None
 
-    def __init__(self, above: "Passage | None", condition: Condition | None) -> None:
-        self.above = above
+    def __init__(self, parent: "AccessPath | None", condition: Condition | None) -> None:
+        self.parent = parent
         self.is_void = self.is_used = False
         self.seen = -1
         self._condition = condition
-        conditions = None if above is None else above._conditions
+        conditions = None if parent is None else parent._conditions
         self._conditions = conditions if condition is None else _also(conditions, condition)
-        if above is not None:
-            above.is_used = True
+        if parent is not None:
+            parent.is_used = True
 
-    def is_like(self, above: "Passage", condition: Condition | None) -> bool:
-        """Whether `Passage(above, condition)` would be the same."""
-        return self.above is above and self._condition == condition
+    def is_like(self, parent: "AccessPath", condition: Condition | None) -> bool:
+        """Whether `AccessPath(parent, condition)` would be the same."""
+        return self.parent is parent and self._condition == condition
 
     def admits(self, who: "Actor") -> bool:
         """Whether `who` may see each directory on it."""
@@ -68,15 +68,15 @@ class Passage:
         return True
 
     def holds(self, changes: int) -> bool:
-        """Whether no directory on it has changed, now that there were so many changes."""
-        at: Passage | None = self
+        """Whether no directory on it has changed; `changes` is the present `AccessPaths.changes`."""
+        at: AccessPath | None = self
         while at is not None and at.seen != changes:
             if at.is_void:
                 return False
-            at = at.above
+            at = at.parent
         end, at = at, self
         while at is not end:
             assert at is not None
             at.seen = changes
-            at = at.above
+            at = at.parent
         return True

@@ -17,7 +17,7 @@ from .actor import DAEMON
 from .nodes import Nodes
 from .objects import Object
 from .request import Request
-from .visibility import note_hidden, sees
+from .visibility import is_entry_visible, note_hidden
 
 
 class Missing(Enum):
@@ -85,7 +85,7 @@ class Finder:
         elif there is None:
             return ABSENT
         elif obj is not None:
-            if sees(view, who, name, info, obj.fd):
+            if is_entry_visible(view, who, name, info, obj.fd):
                 return Found(obj, info)
             return self._hidden(at, name, info, obj, is_noted=True)
         return self._meet(at, name, to_search)
@@ -120,7 +120,7 @@ class Finder:
         """
         try:
             info = self._nodes.stat(fd)
-            if sees(at.view, at.who, name, info, fd):
+            if is_entry_visible(at.view, at.who, name, info, fd):
                 return info
             known = self._nodes.known(fd, at.obj) if stat.S_ISDIR(info.st_mode) and not at.in_thread else None
             self._hidden(at, name, info, known, is_noted=True)

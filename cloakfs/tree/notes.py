@@ -65,6 +65,6 @@ class Notes:
         return len(self.hidden) < MOST_HIDDEN
 
 
-# Not handed on with the caller, because several requests may share what stands for a caller (`door.actor`).
+# Not handed on with the caller, because several requests may share what stands for a caller (`actor.actor`).
 noting: ContextVar[Notes | None] = ContextVar("noting", default=None)
 """The notes on the request that this task, or this thread of it, serves; None while nobody traces."""

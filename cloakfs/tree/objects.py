@@ -9,7 +9,7 @@ from typing import NamedTuple
 from .. import linux
 from ..cloak import Condition
 from . import calls
-from .accesspath import Passage
+from .accesspath import AccessPath
 from .filesystems import Filesystem
 
 ROOT = 1
@@ -133,14 +133,14 @@ class Object:
     children: "dict[bytes, Object] | None" = None
     strays: "dict[bytes, dict[Object, None]] | None" = None
     further: "set[tuple[bytes, Object]] | None" = None
-    trusted = -1
+    verified_epoch = -1
     condition: "Condition | None" = None
-    passage: "Passage | None" = None
+    access_path: "AccessPath | None" = None
     no_acl_since = NEVER
     remembers_names = False
     listing: Listing | None = None
     public = _NO_VIEWS
-    barrier: "Directory | None" = None
+    blocking_ancestor: "Directory | None" = None
 
     def __init__(self, number: int, handle: bytes, filesystem: Filesystem) -> None:
         # Its identity.
@@ -248,8 +248,8 @@ class Directory(Object):
     """A directory. An object that is restored from the index is one, too: the index does not say what it is."""
 
     __slots__ = (
-        "__weakref__", "barrier", "children", "condition", "further", "listing", "no_acl_since", "passage", "pins",
-        "public", "remembers_names", "strays", "trusted",
+        "__weakref__", "access_path", "blocking_ancestor", "children", "condition", "further", "listing",
+        "no_acl_since", "pins", "public", "remembers_names", "strays", "verified_epoch",
     )  # fmt: skip
 
     def __init__(self, number: int, handle: bytes, filesystem: Filesystem) -> None:
@@ -261,17 +261,17 @@ class Directory(Object):
         self.strays = None  # the objects whose place this is, too, but to which `children` does not lead
         self.further = None  # further names here, of objects whose place is another
 
-        # Who may see it: see `passages` and `door`.
-        self.trusted = -1  # the `Registry.trust` with which its place, and who sees it, were verified
+        # Who may see it: see `accesspath` and `visibility`.
+        self.verified_epoch = -1  # the `Registry.epoch` with which its place, and who sees it, were verified
         self.condition = None
-        self.passage = None  # who gets through to it
-        self.no_acl_since = NEVER  # `trusted` when it had no ACL. It has none as long as both are the same.
+        self.access_path = None  # who may search all directories down to it
+        self.no_acl_since = NEVER  # `verified_epoch` when it had no ACL. It has none as long as both are the same.
 
         # What the kernel remembers of it: see `kernelcache.audience`, `kernelcache.complete`, `kernelcache.timeouts`.
         self.remembers_names = False  # the kernel may remember names in it that its audience alone may know
         self.listing = None
         self.public = _NO_VIEWS  # of `kept`, the views in which everybody may search it, and all directories above
-        self.barrier = None  # the directory, here or above, where not everybody got through last time
+        self.blocking_ancestor = None  # the directory, this one or above, that not all callers could search last time
 
 
 def as_directory(obj: Object) -> Directory:

@@ -63,9 +63,9 @@ class Lookout:
         todo = [obj]
         while todo:
             at = todo.pop()
-            # A trusted directory need not be looked at, nor, mostly, what is above it (see `passages`).
-            is_trusted = at is not obj and at.trusted == self._registry.trust and not at.filesystem.by_threads
-            if at in found or is_trusted or not self._mounts.waits(at):
+            # A verified directory need not be looked at, nor, mostly, what is above it (see `visibility.AccessPaths`).
+            is_verified = at is not obj and at.verified_epoch == self._registry.epoch and not at.filesystem.by_threads
+            if at in found or is_verified or not self._mounts.waits(at):
                 continue
             found[at] = None
             if at.parent is not None:

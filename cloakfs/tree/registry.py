@@ -44,9 +44,9 @@ def place(obj: Object, parent: Directory, name: bytes) -> Directory | None:
 def leave(obj: Object) -> Directory | None:
     """Record that `obj` has no place now; return the directory it was in, which has one name less by that."""
     if isinstance(obj, Directory):
-        obj.trusted = -1
-        if obj.passage is not None:
-            obj.passage.is_void = True
+        obj.verified_epoch = -1
+        if obj.access_path is not None:
+            obj.access_path.is_void = True
     parent, obj.parent = obj.parent, None
     if parent is not None:
         if parent.children is not None and parent.children.get(obj.name) is obj:
@@ -178,7 +178,7 @@ class Registry:
         by_number: all objects.
         root: the root of the tree, which is never dropped.
         is_replaced: whether the tree had another root when the index was last used.
-        trust: an `Object.trusted` with any other value is void.
+        epoch: increased when all that was verified is void; a `Directory.verified_epoch` with another value is void.
         audience_of_restored: who may have been told of an object that somebody asks for by a handle.
         astray: objects of whose last known place it is not certain that they are there, or that have none: most of them
             were moved out of the tree. What is below them is not noted. For a file, where a report says that it is, if
@@ -197,7 +197,7 @@ class Registry:
         self._held: dict[frozenset[int], frozenset[int]] = {}  # one set of each value, for `Object.ever_kept`
         self._unused: list[Object] = []
         self._transient = TRANSIENT | int.from_bytes(os.urandom(5), "little")
-        self.trust = 0
+        self.epoch = 0
         self.audience_of_restored = ALL  # anybody may have the handle
         self.astray: dict[Object, Told | None] = {}
         self.on_moved: Callable[[Object], None] = _ignore
@@ -430,7 +430,7 @@ class Registry:
                 self._index.remove(obj.number)
             self._descriptors.close(obj)
             if isinstance(obj, Directory):
-                obj.barrier = None  # it may be this object: then only the garbage collector would free it
+                obj.blocking_ancestor = None  # it may be this object: then only the garbage collector would free it
             others, obj.others = obj.others, []
             for parent, name in others:
                 end_name(obj, parent, name)

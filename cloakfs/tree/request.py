@@ -8,7 +8,7 @@ from .. import linux
 from ..view import KernelCheckedCaller, View
 from .actor import Actor
 from .objects import Descriptor, Object
-from .visibility import everybody_may, surely_may
+from .visibility import may_without_groups, world_may
 
 SET_ID = stat.S_ISUID | stat.S_ISGID
 """The bits of a mode that make a program run as its owner, or its group."""
@@ -65,9 +65,9 @@ class Request(NamedTuple):
         if has_acl is None and cached is not None and cached.no_acl_at == info.st_ctime_ns:
             has_acl = False
         # For the owner, it is not worth a system call to find out whether there is an ACL.
-        if (has_acl is not None or who.uid != info.st_uid) and everybody_may(bits, obj, self.fd, info, has_acl=has_acl):
+        if (has_acl is not None or who.uid != info.st_uid) and world_may(bits, obj, self.fd, info, has_acl=has_acl):
             return linux.ANYBODY
-        if surely_may(who, bits, obj, self.fd, info, has_acl=has_acl):
+        if may_without_groups(who, bits, obj, self.fd, info, has_acl=has_acl):
             return linux.Credentials(who.uid, who.gid, (), or_daemon=True)
         return who.credentials
 
@@ -78,7 +78,7 @@ class Request(NamedTuple):
         groups count.
         """
         who = self.who
-        if not self.in_thread and surely_may(
+        if not self.in_thread and may_without_groups(
             who, os.W_OK | os.X_OK, self.obj, self.fd, self.info, has_acl=self.has_acl
         ):
             return linux.Credentials(who.uid, who.gid, (), who.lacks)

@@ -1,13 +1,13 @@
-"""Whether a caller may see an object: asks its view about the object and every directory above it.
+"""Whether a caller may see an object: its view decides about the object and every directory above it.
 
-To find out whether a caller may see an object deep in the tree, every directory above it has to be looked at. Where the
+To find out whether a caller may see an object deep in the tree, every directory above it has to be checked. Where the
 kernel reports each change before the system call that makes it returns (fanotify(7)), once is enough: while nothing is
 reported, everything is as it was.
 
-Two things are remembered. Neither depends on who asks, so nobody can displace what others need by asking as many
-callers. For a directory, it is who sees it and that it is in its place, until a change of this very directory is
-reported. For the whole way to it, it is who gets through, until a change of a directory on the way is reported. Whether
-one was takes no system call to find out.
+Two things are cached. Neither depends on the caller, so that no user can displace what others need by making requests
+as many callers. For a directory: who may see it, and that it is in its place, until a change of this directory is
+reported. For the path to it: who may see all directories on it, until a change of any of them is reported. To find out
+whether one was takes no system call.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from ..identity import Caller, ServerId
 from ..policy import Attrs
 from ..view import View
 from . import calls
-from .accesspath import Passage
+from .accesspath import AccessPath
 from .actor import DAEMON, Actor, credentials
 from .locate import is_settled
 from .nodes import Nodes
@@ -37,26 +37,26 @@ if TYPE_CHECKING:
 
 
 AT_ONCE = 128
-"""How many directories are looked at without giving time to others, which takes about a millisecond."""
+"""How many directories are checked without giving time to other requests, which takes about a millisecond."""
 
-# Putting a way together takes as long as this part of a look at a directory.
-_WAYS_PER_LOOK = 16
+# Checking a directory takes as long as making this many access paths.
+_PATHS_PER_CHECK = 16
 
 
 class Far(Exception):
-    """There are too many directories above to look at all of them at once."""
+    """There are too many directories above to check all of them at once."""
 
 
-class Passages:
-    """The passages of one tree.
+class AccessPaths:
+    """The access paths of one tree.
 
     Args:
         nodes: the objects.
-        at_once: how many directories may be looked at without giving time to others.
+        at_once: how many directories may be checked without giving time to other requests.
 
     Attributes:
-        is_up_to_date: returns whether every change made until now has been reported here (`changed`, `forget`). It is
-            called only where the answer is needed.
+        is_up_to_date: returns whether every change made until now has been reported to this object (`changed`,
+            `forget`). It is called only where the answer is needed.
     """
 
     def __init__(self, nodes: Nodes, at_once: int = sys.maxsize) -> None:
@@ -64,84 +64,84 @@ class Passages:
         self._at_once = at_once
         self._registry = nodes.registry
         self._cloak: CloakList | None = None
-        self._beginning = Passage(None, None)
-        self._changes = 0  # how many changes of directories on a way to others were reported
+        self._beginning = AccessPath(None, None)
+        self._changes = 0  # how many changes of directories above others were reported
         self.is_up_to_date: Callable[[], bool] = lambda: False
 
     def changed(self, directory: Object) -> None:
         """Note that the directory's place, or who may see it, has changed, or its ACL."""
         if isinstance(directory, Directory):
-            directory.trusted = -1
+            directory.verified_epoch = -1
             directory.no_acl_since = NEVER
-            passage = directory.passage
-            if passage is not None:
-                passage.is_void = True
-                self._changes += passage.is_used
+            access_path = directory.access_path
+            if access_path is not None:
+                access_path.is_void = True
+                self._changes += access_path.is_used
 
     def forget(self) -> None:
-        """Forget everything, since it is not known what has changed."""
-        self._registry.trust += 1
+        """Drop all that is cached, since it is not known what has changed."""
+        self._registry.epoch += 1
         self._beginning.is_void = True
-        self._beginning = Passage(None, None)
+        self._beginning = AccessPath(None, None)
         self._changes += 1
 
-    def to(self, cloak: CloakList, directory: Directory) -> Passage | None:
-        """Return the way to `directory`; None if it has to be looked at each time, or a place on it found first.
+    def to(self, cloak: CloakList, directory: Directory) -> AccessPath | None:
+        """Return the path to `directory`; None if it must be checked each time, or a place on it has to be found first.
 
         Raises:
-            Far: there is much to look at. Some of it has been looked at now, and need not be again.
+            Far: there is much to check. Some of it has been checked now, and need not be again.
         """
         if not directory.filesystem.watched or not self.is_up_to_date():
             return None
         if cloak is not self._cloak:
             self._cloak = cloak
             self.forget()
-        passage = directory.passage
+        access_path = directory.access_path
         if (
-            passage is not None
-            and directory.trusted == self._registry.trust
-            and not passage.is_void
-            and (passage.seen == self._changes or passage.holds(self._changes))
+            access_path is not None
+            and directory.verified_epoch == self._registry.epoch
+            and not access_path.is_void
+            and (access_path.seen == self._changes or access_path.holds(self._changes))
         ):
-            return passage
+            return access_path
         return self._find(cloak, directory)
 
-    def _find(self, cloak: CloakList, directory: Directory) -> Passage | None:
-        root, trust, changes = self._nodes.root, self._registry.trust, self._changes
-        passage = self._beginning
-        not_yet: list[Directory] = []
+    def _find(self, cloak: CloakList, directory: Directory) -> AccessPath | None:
+        root, epoch, changes = self._nodes.root, self._registry.epoch, self._changes
+        access_path = self._beginning
+        unverified: list[Directory] = []
         at: Directory | None = directory
         while at is not root:
             if at is None:
                 return None
-            known = at.passage
-            if known is not None and known.seen == changes and not known.is_void and at.trusted == trust:
-                passage = known
+            known = at.access_path
+            if known is not None and known.seen == changes and not known.is_void and at.verified_epoch == epoch:
+                access_path = known
                 break
-            not_yet.append(at)
+            unverified.append(at)
             at = at.parent
-        looks = ways = 0
-        for at in reversed(not_yet):
-            if looks + ways // _WAYS_PER_LOOK >= self._at_once:
+        checks = paths = 0
+        for at in reversed(unverified):
+            if checks + paths // _PATHS_PER_CHECK >= self._at_once:
                 raise Far
-            if at.trusted != trust:
-                looks += 1
-                if not self._look(cloak, at):
+            if at.verified_epoch != epoch:
+                checks += 1
+                if not self._verify(cloak, at):
                     return None
-            known = at.passage
-            if known is None or not known.is_like(passage, at.condition):
+            known = at.access_path
+            if known is None or not known.is_like(access_path, at.condition):
                 if known is not None:
                     known.is_void = True
                     self._changes += known.is_used
-                at.passage = known = Passage(passage, at.condition)
-                ways += 1
+                at.access_path = known = AccessPath(access_path, at.condition)
+                paths += 1
             known.is_void = False
             known.seen = changes
-            passage = known
-        return passage
+            access_path = known
+        return access_path
 
-    def _look(self, cloak: CloakList, directory: Directory) -> bool:
-        """Find out who sees this directory; False if that must not be remembered, or its place is not known."""
+    def _verify(self, cloak: CloakList, directory: Directory) -> bool:
+        """Find out who may see this directory; False if that must not be cached, or its place is not known."""
         nodes, parent = self._nodes, directory.parent
         if parent is None or not (directory.filesystem.watched and directory.filesystem.has_posix_rules):
             return False
@@ -150,19 +150,19 @@ class Passages:
             return False
         condition = cloak.condition(info.st_mode, info.st_uid, info.st_gid)
         directory.condition = None if condition.admits_all else condition
-        directory.trusted = self._registry.trust
+        directory.verified_epoch = self._registry.epoch
         return True
 
 
 def _accessible(fd: int, lacks: int, who: Caller, mode: int) -> bool:
-    with calls.as_others():  # a plug-in asks, and continues
+    with calls.as_others():  # a plug-in calls this, and continues
         return calls.access(credentials(who, lacks), fd, mode)
 
 
 def attrs_of(name: bytes, info: linux.Stat, fd: int, lacks: int = 0) -> Attrs:
     """Return what a policy may know of the object that `fd` (O_PATH) refers to; valid while `fd` is open.
 
-    `lacks` is what root does not have if it asks whether it may access the object.
+    `lacks`: for root, the capabilities that it does not have, which count where the policy asks about access.
     """
     return Attrs(
         name.decode("utf-8", "surrogateescape"),
@@ -176,33 +176,33 @@ def attrs_of(name: bytes, info: linux.Stat, fd: int, lacks: int = 0) -> Attrs:
     )
 
 
-def sees(view: View, who: Actor, name: bytes, info: linux.Stat, fd: int) -> bool:
+def is_entry_visible(view: View, who: Actor, name: bytes, info: linux.Stat, fd: int) -> bool:
     """Whether `who` may see the entry `name`, to which `fd` refers, of a directory that it sees."""
     if not view.hides or who is DAEMON:
         return True
     if view.below is not None and view.below.has(info) and not view.below.shows(who, fd, info):
-        return _note_hidden_below(view.below.path, name)
-    return _judged(view, who, name, info, fd) or note_hidden(view, who, name, info, fd)
+        return _note_hidden_by_lower(view.below.path, name)
+    return _policy_shows(view, who, name, info, fd) or note_hidden(view, who, name, info, fd)
 
 
 def note_hidden(
     view: View, who: Actor, name: bytes, info: linux.Stat, fd: int, obj: Object | None = None
 ) -> Literal[False]:
-    """Note for those who trace that this mount's own policy hides the object; return False."""
+    """Note, for a trace, that this mount's own policy hides the object; return False."""
     if (notes := noting.get()) is not None:
         notes.add_hidden(view, who.caller, name, attrs_of(name, info, fd), obj)
     return False
 
 
-def _note_hidden_below(mount: str, name: bytes, obj: Object | None = None) -> Literal[False]:
-    """Note for those who trace that the mount below hides the object; return False."""
+def _note_hidden_by_lower(mount: str, name: bytes, obj: Object | None = None) -> Literal[False]:
+    """Note, for a trace, that the lower mount hides the object; return False."""
     if (notes := noting.get()) is not None:
         notes.add_hidden_below(mount, name, obj)
     return False
 
 
-def _judged(view: View, who: Actor, name: bytes, info: linux.Stat, fd: int) -> bool:
-    """Do the same for this mount's own policy alone."""
+def _policy_shows(view: View, who: Actor, name: bytes, info: linux.Stat, fd: int) -> bool:
+    """Whether this mount's own policy shows `who` the entry `name`, to which `fd` refers."""
     if not view.judges:
         return True
     cloak = view.cloak
@@ -211,7 +211,7 @@ def _judged(view: View, who: Actor, name: bytes, info: linux.Stat, fd: int) -> b
     return cloak.condition(info.st_mode, info.st_uid, info.st_gid).admits(who.uid, who.has_group)
 
 
-def sees_made(view: View, who: Actor, name: bytes, mode: int, uid: ServerId, gid: ServerId) -> bool:
+def is_new_entry_visible(view: View, who: Actor, name: bytes, mode: int, uid: ServerId, gid: ServerId) -> bool:
     """Whether `who` would see, by this mount's own policy, what it is about to make with this mode, owner and group."""
     cloak = view.cloak
     if cloak is None:
@@ -219,8 +219,8 @@ def sees_made(view: View, who: Actor, name: bytes, mode: int, uid: ServerId, gid
     return cloak.condition(mode, uid, gid).admits(who.uid, who.has_group)
 
 
-def note_unmade(view: View, who: Actor, name: bytes, mode: int, uid: ServerId, gid: ServerId) -> None:
-    """Note for those who trace that `sees_made` has answered no, and that nothing is made therefore."""
+def note_not_made(view: View, who: Actor, name: bytes, mode: int, uid: ServerId, gid: ServerId) -> None:
+    """Note, for a trace, that nothing is made because the caller would not see it (`is_new_entry_visible`)."""
     if (notes := noting.get()) is not None:
         notes.add_hidden(view, who.caller, name, _attrs_of_new(name, mode, uid, gid))
 
@@ -229,8 +229,8 @@ def _attrs_of_new(name: bytes, mode: int, uid: ServerId, gid: ServerId) -> Attrs
     return Attrs(name.decode("utf-8", "surrogateescape"), mode, uid, gid)
 
 
-def everybody_may(bits: int, obj: Object, fd: int, info: linux.Stat, *, has_acl: bool | None = None) -> bool:
-    """Whether every caller has permission `bits` (4 read, 1 search) on what `fd` refers to. False when in doubt.
+def world_may(bits: int, obj: Object, fd: int, info: linux.Stat, *, has_acl: bool | None = None) -> bool:
+    """Whether all callers have permission `bits` (4 read, 1 search) on what `fd` refers to. False when in doubt.
 
     `has_acl` says whether it has an ACL, if that is known.
     """
@@ -242,18 +242,20 @@ def everybody_may(bits: int, obj: Object, fd: int, info: linux.Stat, *, has_acl:
     )
 
 
-def may_with_any_groups(uid: ServerId, bits: int, obj: Object, fd: int, info: linux.Stat) -> bool:
+def uid_may(uid: ServerId, bits: int, obj: Object, fd: int, info: linux.Stat) -> bool:
     """Whether callers with this uid have permission `bits` on it, whatever their groups. False when in doubt."""
     if uid == info.st_uid:
         return obj.filesystem.has_posix_rules and info.st_mode >> 6 & bits == bits
-    return everybody_may(bits, obj, fd, info)
+    return world_may(bits, obj, fd, info)
 
 
-def surely_may(who: Actor, bits: int, obj: Object, fd: int, info: linux.Stat, *, has_acl: bool | None = None) -> bool:
-    """Whether `who` has permission `bits` on it, judged without its supplementary groups. False when in doubt.
+def may_without_groups(
+    who: Actor, bits: int, obj: Object, fd: int, info: linux.Stat, *, has_acl: bool | None = None
+) -> bool:
+    """Whether `who` has permission `bits` on it, whatever its supplementary groups. False when in doubt.
 
-    `has_acl` says whether it has an ACL, if that is known. For the owner, an ACL says the same as the mode does; for
-    everybody else it may say anything (acl(5)).
+    `has_acl` says whether it has an ACL, if that is known. For the owner, an ACL says the same as the mode does. For
+    other callers, it may say anything (acl(5)).
     """
     if not obj.filesystem.has_posix_rules:
         return False
@@ -276,36 +278,36 @@ def has_no_acl(obj: Object, fd: int, info: linux.Stat) -> bool:
         if cached is not None and is_settled(info):
             cached.no_acl_at = info.st_ctime_ns
         if isinstance(obj, Directory):
-            obj.no_acl_since = obj.trusted
+            obj.no_acl_since = obj.verified_epoch
         return True
     return False  # the ACL is not worth evaluating
 
 
 class Sight(Enum):
-    """What a look at an object found: whether the caller may see it, and then whether it surely has no ACL."""
+    """The result of a check: whether the caller may see the object, and if so, whether it surely has no ACL."""
 
     HIDDEN = 0
-    SEEN = 1
-    SEEN_WITHOUT_ACL = 2
+    VISIBLE = 1
+    VISIBLE_WITHOUT_ACL = 2
 
 
-_HIDDEN, _SEEN, _SEEN_WITHOUT_ACL = Sight  # by these names they are found in no time
+_HIDDEN, _VISIBLE, _VISIBLE_WITHOUT_ACL = Sight  # global names: faster than `Sight.HIDDEN`
 
 
-class Door:
+class Visibility:
     """Decides visibility by handle: of the object itself and of the directories above, as they are at this moment.
 
     Args:
         nodes: the objects.
-        at_once: how many directories may be looked at without giving time to others.
+        at_once: how many directories may be checked without giving time to other requests.
     """
 
     def __init__(self, nodes: Nodes, at_once: int = sys.maxsize) -> None:
         self._nodes = nodes
         self._at_once = at_once
-        self.passages = Passages(nodes, at_once)
+        self.access_paths = AccessPaths(nodes, at_once)
 
-    def visible(
+    def is_visible(
         self, view: View, who: Actor, obj: Object, info: linux.Stat, known: Mapping[Object, bool] | None = None
     ) -> bool:
         """Whether `who` may see `obj`, whose present stat is `info`, by at least one of its known names.
@@ -313,21 +315,23 @@ class Door:
         `known` says of directories above whether they were found visible while the same request was being served.
 
         Raises:
-            Far: there are too many directories above to look at all of them at once (`approach`).
+            Far: there are too many directories above to check all of them at once (`approach`).
         """
-        return self.look(view, who, obj, info, known) is not _HIDDEN
+        return self.check(view, who, obj, info, known) is not _HIDDEN
 
-    def look(
+    def check(
         self, view: View, who: Actor, obj: Object, info: linux.Stat, known: Mapping[Object, bool] | None = None
     ) -> Sight:
-        """Return what `visible` says, with what became known of the object on the way."""
+        """Return what `is_visible` does, and what became known of the object's ACL.
+
+        The arguments and `Far` are those of `is_visible`."""
         nodes = self._nodes
         steps = 0
         if not view.hides or who is DAEMON:
-            return _SEEN
+            return _VISIBLE
         cloak = view.cloak
-        asked = obj
-        is_known = True  # whether a passage may be known
+        checked = obj
+        is_known = True  # whether an access path may be known
         to_ask = view.below
         while True:
             below = to_ask if to_ask is not None and to_ask.has(info) else None
@@ -335,9 +339,9 @@ class Door:
                 return _HIDDEN
             to_ask = to_ask if below is None else None  # the mount below has judged everything above as well
             if obj is nodes.root or not (to_ask or view.judges):
-                return _SEEN
+                return _VISIBLE
             if known is not None and obj in known:
-                return _SEEN if known[obj] else _HIDDEN
+                return _VISIBLE if known[obj] else _HIDDEN
             if (
                 to_ask is None
                 and cloak is not None
@@ -345,36 +349,36 @@ class Door:
                 and isinstance(obj, Directory)
                 and stat.S_ISDIR(info.st_mode)
             ):
-                passage = self._passage_to(cloak, obj, known)
-                if passage is not None:
-                    sight = self._through(passage, who, obj)
-                    return _SEEN if sight is _SEEN_WITHOUT_ACL and obj is not asked else sight
+                access_path = self._access_path_to(cloak, obj, known)
+                if access_path is not None:
+                    sight = self._sight_by_path(access_path, who, obj)
+                    return _VISIBLE if sight is _VISIBLE_WITHOUT_ACL and obj is not checked else sight
                 is_known = False
             steps += 1
             # What the mount below said, and what a thread found (`Locator.recall`), is known for this moment alone.
             if steps > self._at_once and view.below is None and not obj.filesystem.by_threads:
                 raise Far
-            above = self._seen_in(view, who, obj, info)
-            if len(above) != 1:  # hard links, which only files have, or no way that `who` sees
-                return self._sees_any(view, who, above, known)
+            above = self._visible_in(view, who, obj, info)
+            if len(above) != 1:  # hard links, which only files have, or no place in which `who` sees it
+                return self._is_any_visible(view, who, above, known)
             obj = above[0]
             info = self._stat(obj)
 
-    def _sees_any(
+    def _is_any_visible(
         self, view: View, who: Actor, directories: list[Object], known: Mapping[Object, bool] | None
     ) -> Sight:
-        is_seen = any(self.visible(view, who, it, self._stat(it), known) for it in directories)
-        return _SEEN if is_seen else _HIDDEN
+        is_visible = any(self.is_visible(view, who, it, self._stat(it), known) for it in directories)
+        return _VISIBLE if is_visible else _HIDDEN
 
     @staticmethod
-    def _through(passage: Passage, who: Actor, directory: Directory) -> Sight:
-        """Return what a way that is known says of the directory to which it leads."""
-        if not passage.admits(who):
+    def _sight_by_path(access_path: AccessPath, who: Actor, directory: Directory) -> Sight:
+        """Return what the access path to a directory says of the directory."""
+        if not access_path.admits(who):
             return _HIDDEN
         # It had no ACL then, and no change has been reported since.
-        return _SEEN_WITHOUT_ACL if directory.no_acl_since == directory.trusted else _SEEN
+        return _VISIBLE_WITHOUT_ACL if directory.no_acl_since == directory.verified_epoch else _VISIBLE
 
-    def _seen_in(self, view: View, who: Actor, obj: Object, info: linux.Stat) -> list[Object]:
+    def _visible_in(self, view: View, who: Actor, obj: Object, info: linux.Stat) -> list[Object]:
         """Return the directories in which `who` may see the object, by the name that it has there."""
         nodes, parent = self._nodes, obj.parent
         fd = nodes.fd(obj)
@@ -387,14 +391,14 @@ class Door:
                 or (view.cloak is not None and stat.S_ISDIR(info.st_mode) and nodes.is_child(obj, parent))
             )
         ):
-            return [parent] if _judged(view, who, obj.name, info, fd) else []
-        return [parent for parent, name in nodes.places(obj, info) if _judged(view, who, name, info, fd)]
+            return [parent] if _policy_shows(view, who, obj.name, info, fd) else []
+        return [parent for parent, name in nodes.places(obj, info) if _policy_shows(view, who, name, info, fd)]
 
-    def _passage_to(
+    def _access_path_to(
         self, cloak: CloakList, directory: Directory, known: Mapping[Object, bool] | None
-    ) -> Passage | None:
+    ) -> AccessPath | None:
         try:
-            return self.passages.to(cloak, directory)
+            return self.access_paths.to(cloak, directory)
         except Far:
             if known is None:
                 raise
@@ -403,7 +407,7 @@ class Door:
     def approach(self, obj: Object, known: dict[Object, bool]) -> Iterator[Object]:
         """Yield directories above `obj`, from the root on, so that each is near to the next, and the last to `obj`.
 
-        Whoever iterates asks `visible` about each, with `known`, and enters the answer there.
+        The caller of this calls `is_visible` for each, with `known`, and enters the result there.
         """
         apart = self._at_once // 2  # further ones may turn up in between
         for parent in [obj.parent, *(parent for parent, _ in obj.others)]:
@@ -424,7 +428,7 @@ class Door:
         return obj.filesystem.stat(self._nodes.fd(obj))
 
     def note_hidden(self, view: View, who: Actor, obj: Object) -> None:
-        """Note for those who trace what made `visible` answer that `who` may not see `obj`: it or what is above it."""
+        """Note, for a trace, which object hides `obj` from `who`: itself, or a directory above it."""
         if (notes := noting.get()) is not None:
             notes.hidden.clear()  # `obj` may have been judged by its name before
             with contextlib.suppress(OSError):  # it is gone by now
@@ -438,10 +442,10 @@ class Door:
             info = self._stat(at)
             if to_ask is not None and to_ask.has(info):
                 if not to_ask.shows(who, fd, info):
-                    _note_hidden_below(to_ask.path, at.name, at)
+                    _note_hidden_by_lower(to_ask.path, at.name, at)
                     return
                 to_ask = None
-            if not _judged(view, who, at.name, info, fd):
+            if not _policy_shows(view, who, at.name, info, fd):
                 note_hidden(view, who, at.name, info, fd, at)
                 return
             at = at.parent

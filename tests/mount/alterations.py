@@ -102,7 +102,7 @@ def count_places(path: str) -> None:
 
 def count_looks(path: str) -> None:
     """Append to a file, for each name that may be remembered, how many directories were looked at."""
-    may: Callable[..., bool] = vars(timeouts)["everybody_may"]
+    may: Callable[..., bool] = vars(timeouts)["world_may"]
     of_name = timeouts.Timeouts.of_name
     looks: list[int] = []
 
@@ -116,7 +116,7 @@ def count_looks(path: str) -> None:
         _append(path, str(len(looks)))
         return answer
 
-    replace(timeouts, "everybody_may", look)
+    replace(timeouts, "world_may", look)
     replace(timeouts.Timeouts, "of_name", counted)
 
 

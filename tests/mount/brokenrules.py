@@ -27,7 +27,7 @@ def below_a_name_that_is_forgotten_late() -> None:
 
 
 def everybody_may_search() -> None:
-    alterations.answer_always(timeouts, "everybody_may", True)
+    alterations.answer_always(timeouts, "world_may", True)
 
 
 def listings_show_all() -> None:

@@ -180,7 +180,7 @@ def test_a_file_is_never_taken_for_a_directory(nodes: Nodes, tree: str) -> None:
         os.fstat(fd)
     with pytest.raises(Stale):
         nodes.resolve(os.open(f"{tree}/directory/below", os.O_PATH), file, b"below")
-    visibility.Door(nodes).passages.changed(file)  # an event says so
+    visibility.Visibility(nodes).access_paths.changed(file)  # an event says so
 
 
 def grow_idle_and_forget(nodes: Nodes, *objects: Object) -> None:

@@ -133,7 +133,7 @@ class Scene:
 
     async def heed(self) -> None:
         """Handle what was reported."""
-        self.filesystem.door.passages.is_up_to_date()
+        self.filesystem.visibility.access_paths.is_up_to_date()
 
     async def find(self, path: str, uid: int = OWNER) -> InodeT:
         at = InodeT(1)

@@ -15,11 +15,11 @@ from cloakfs.tree.actor import Actor, actor
 from cloakfs.tree.nodes import Nodes
 from cloakfs.tree.notes import Hidden, Notes, noting
 from cloakfs.tree.objects import Object
-from cloakfs.tree.visibility import Door, sees
+from cloakfs.tree.visibility import Visibility, is_entry_visible
 from cloakfs.view import View
-from tests.mount.test_passages import OTHER, OWNER, POLICY, door, go_down, make_door
+from tests.mount.test_visibility import OTHER, OWNER, POLICY, go_down, make_visibility, visibility
 
-__all__ = ["door", "make_door"]  # fixtures
+__all__ = ["make_visibility", "visibility"]  # fixtures
 
 HIDES = "uid +007 1 9999"
 BELOW = "hidden by the mount below, /lower"
@@ -57,17 +57,17 @@ class Lower:
         return any(obj.inode == (info.st_dev, info.st_ino) for obj in self._shows)
 
 
-def test_what_was_judged_by_its_name_is_noted_once(door: Door, nodes: Nodes, other: Actor) -> None:
-    _, obj = go_down(door, nodes, 1)
+def test_what_was_judged_by_its_name_is_noted_once(visibility: Visibility, nodes: Nodes, other: Actor) -> None:
+    _, obj = go_down(visibility, nodes, 1)
     fd = nodes.fd(obj)
     view = View(POLICY)
 
     def by_name() -> None:
-        assert not sees(view, other, obj.name, linux.fstat(fd), fd)
+        assert not is_entry_visible(view, other, obj.name, linux.fstat(fd), fd)
 
     def by_name_and_then_itself() -> None:
         by_name()
-        door.note_hidden(view, other, obj)
+        visibility.note_hidden(view, other, obj)
 
     for call, of in ((by_name, None), (by_name_and_then_itself, obj)):
         (hidden,) = noted(call)
@@ -75,13 +75,15 @@ def test_what_was_judged_by_its_name_is_noted_once(door: Door, nodes: Nodes, oth
         assert HIDES in hidden.reason
 
 
-def test_the_first_one_that_is_hidden_is_the_reason(door: Door, nodes: Nodes, tree: str, other: Actor) -> None:
-    _, above, obj = go_down(door, nodes, 2)
+def test_the_first_one_that_is_hidden_is_the_reason(
+    visibility: Visibility, nodes: Nodes, tree: str, other: Actor
+) -> None:
+    _, above, obj = go_down(visibility, nodes, 2)
     os.chown(tree, OWNER, OWNER)
     os.chmod(tree, 0o700)  # this mount's own policy hides the root from nobody
 
     def reasons() -> list[Object | None]:
-        return [hidden.obj for hidden in noted(lambda: door.note_hidden(View(POLICY), other, obj))]
+        return [hidden.obj for hidden in noted(lambda: visibility.note_hidden(View(POLICY), other, obj))]
 
     assert reasons() == [obj]
     os.chmod(f"{tree}/0/1", 0o755)
@@ -91,24 +93,26 @@ def test_the_first_one_that_is_hidden_is_the_reason(door: Door, nodes: Nodes, tr
 
 
 def test_of_what_has_left_the_tree_nothing_is_noted(
-    door: Door, nodes: Nodes, base: str, tree: str, other: Actor
+    visibility: Visibility, nodes: Nodes, base: str, tree: str, other: Actor
 ) -> None:
-    _, _, obj = go_down(door, nodes, 2)
+    _, _, obj = go_down(visibility, nodes, 2)
     os.chmod(f"{tree}/0/1", 0o755)
     os.rename(f"{tree}/0/1", f"{base}/outside")
-    assert not door.visible(View(POLICY), other, obj, linux.fstat(nodes.fd(obj)))
+    assert not visibility.is_visible(View(POLICY), other, obj, linux.fstat(nodes.fd(obj)))
     assert obj.parent is None
-    assert noted(lambda: door.note_hidden(View(POLICY), other, obj)) == []
+    assert noted(lambda: visibility.note_hidden(View(POLICY), other, obj)) == []
     os.rename(f"{base}/outside", f"{tree}/0/1")
 
 
-def test_the_mount_below_is_the_reason_where_it_hides(door: Door, nodes: Nodes, tree: str, other: Actor) -> None:
+def test_the_mount_below_is_the_reason_where_it_hides(
+    visibility: Visibility, nodes: Nodes, tree: str, other: Actor
+) -> None:
     """It judges all that is above together with what it is asked about."""
-    _, above, obj = go_down(door, nodes, 2)
+    _, above, obj = go_down(visibility, nodes, 2)
 
     def reasons(has: list[Object], shows: list[Object]) -> list[tuple[Object | None, bool]]:
         lower: Any = Lower(has, shows)
-        found = noted(lambda: door.note_hidden(View(POLICY, below=lower), other, obj))
+        found = noted(lambda: visibility.note_hidden(View(POLICY, below=lower), other, obj))
         return [(hidden.obj, hidden.reason == BELOW) for hidden in found]
 
     assert reasons([obj, above], []) == [(obj, True)]

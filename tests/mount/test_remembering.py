@@ -33,7 +33,7 @@ from cloakfs.tree.nodes import Nodes
 from cloakfs.tree.objects import ALL, NOBODY, Object, Stale, as_directory
 from cloakfs.tree.request import Request
 from cloakfs.tree.views import Views
-from cloakfs.tree.visibility import Door
+from cloakfs.tree.visibility import Visibility
 from cloakfs.tuning import STANDARD, Tuning
 from cloakfs.view import View
 from tests.agents import User, write
@@ -83,10 +83,10 @@ class Scene:
     ) -> None:
         self.top = top
         self.nodes = nodes
-        self.door = Door(nodes)
-        self.passages = self.door.passages
+        self.visibility = Visibility(nodes)
+        self.access_paths = self.visibility.access_paths
         self.cache = KernelCache(
-            nodes, Views(CLOAKED, (), frozenset(), index), self.passages, Terms(mode=mode), tuning=tuning
+            nodes, Views(CLOAKED, (), frozenset(), index), self.access_paths, Terms(mode=mode), tuning=tuning
         )
         self.invalidation, self.notifier = self.cache.invalidation, self.cache.invalidation.notifier
         if watch is not None:
@@ -101,7 +101,7 @@ class Scene:
 
     def catch_up(self) -> None:
         """Have all changes reported."""
-        while not self.passages.is_up_to_date():
+        while not self.access_paths.is_up_to_date():
             pass
 
     async def settle(self) -> None:
@@ -257,7 +257,7 @@ def test_a_caller_view_remembers_exactly_what_everybody_would_be_told(
             for obj in s.nodes.objects():
                 fd = s.nodes.fd(obj)
                 path, info = os.readlink(f"/proc/self/fd/{fd}"), os.stat(fd)
-                if obj is not s.nodes.root and s.door.visible(view, stranger, obj, info):
+                if obj is not s.nodes.root and s.visibility.is_visible(view, stranger, obj, info):
                     assert s.of_known(view, obj) <= brief or is_told(path), path
             for path in s.paths():
                 info = os.stat(path)

@@ -18,7 +18,7 @@ from cloakfs.tree.actor import Actor, credentials
 from cloakfs.tree.filesystems import Filesystem
 from cloakfs.tree.locate import is_settled
 from cloakfs.tree.objects import Descriptor, Object
-from cloakfs.tree.visibility import everybody_may, may_with_any_groups, surely_may
+from cloakfs.tree.visibility import may_without_groups, uid_may, world_may
 
 ACL = "system.posix_acl_access"
 UIDS = [0, 2001, 2002, 2003]
@@ -109,20 +109,20 @@ def test_what_is_derived_is_what_the_kernel_says_to_all_who_may_be_meant(
     obj, info = known_as("tmpfs"), os.stat(directory)
     said = answers(directory, bits, (group, named[1]))
 
-    everybody = everybody_may(bits, obj, directory, info)
+    everybody = world_may(bits, obj, directory, info)
     assert all(said.values()) or not everybody
     if not perms and owner:
         assert everybody is all(said.values())
     for uid in UIDS:
         told = all(may for who, may in said.items() if who.uid == uid)
-        with_any_groups = may_with_any_groups(uid, bits, obj, directory, info)
+        with_any_groups = uid_may(uid, bits, obj, directory, info)
         assert told or not with_any_groups
         assert with_any_groups or not everybody
         if uid and uid == owner:
             assert with_any_groups is told
     for uid, gid in {who[:2] for who in said}:
         told = all(may for who, may in said.items() if who[:2] == (uid, gid))
-        surely = surely_may(without_groups(uid, gid), bits, obj, directory, info)
+        surely = may_without_groups(without_groups(uid, gid), bits, obj, directory, info)
         assert told or not surely
         if uid and (uid == owner or not perms):
             assert surely is told
@@ -133,11 +133,11 @@ def test_nothing_is_derived_where_more_than_modes_and_acls_decides(kind: str, di
     os.chmod(f"/proc/self/fd/{directory}", 0o777)
     info, is_plain = os.stat(directory), kind in ("ext4", "tmpfs")
     for bits in (os.R_OK, os.X_OK, READ_AND_SEARCH):
-        assert everybody_may(bits, known_as(kind), directory, info) is is_plain
+        assert world_may(bits, known_as(kind), directory, info) is is_plain
         for uid in (info.st_uid, 2001):
-            assert may_with_any_groups(uid, bits, known_as(kind), directory, info) is is_plain
+            assert uid_may(uid, bits, known_as(kind), directory, info) is is_plain
             for gid in (info.st_gid, ELSEWHERE):
-                assert surely_may(without_groups(uid, gid), bits, known_as(kind), directory, info) is is_plain
+                assert may_without_groups(without_groups(uid, gid), bits, known_as(kind), directory, info) is is_plain
 
 
 # -- whether there is an ACL -----------------------------------------------------------------------
@@ -169,10 +169,10 @@ def test_an_acl_is_looked_for_once_after_each_change(directory: int, monkeypatch
     os.chmod(path, 0o777)
     for _ in range(2):
         looks, info = Looks(monkeypatch), settled(directory)
-        assert [everybody_may(os.X_OK, obj, directory, info) for _ in range(3)] == [True] * 3
+        assert [world_may(os.X_OK, obj, directory, info) for _ in range(3)] == [True] * 3
         assert looks.count == 1
         os.setxattr(path, ACL, GRANTS_ALL)
-        assert not everybody_may(os.X_OK, obj, directory, settled(directory))
+        assert not world_may(os.X_OK, obj, directory, settled(directory))
         os.removexattr(path, ACL)
 
 
@@ -182,11 +182,11 @@ def test_an_acl_that_a_ctime_may_not_show_is_found(directory: int) -> None:
     while True:
         os.chmod(path, 0o777)
         info = os.stat(directory)
-        assert everybody_may(os.X_OK, obj, directory, info)
+        assert world_may(os.X_OK, obj, directory, info)
         if not is_settled(info):
             break
     os.setxattr(path, ACL, GRANTS_ALL)
-    assert not everybody_may(os.X_OK, obj, directory, info)
+    assert not world_may(os.X_OK, obj, directory, info)
 
 
 def test_there_is_no_acl_where_there_are_none() -> None:
@@ -195,11 +195,11 @@ def test_there_is_no_acl_where_there_are_none() -> None:
     with pytest.raises(OSError, match="not supported") as raised:
         os.getxattr(f"/proc/self/fd/{fd}", ACL)
     assert raised.value.errno == errno.EOPNOTSUPP
-    assert everybody_may(os.R_OK, known_as("ramfs"), fd, os.stat(fd))
+    assert world_may(os.R_OK, known_as("ramfs"), fd, os.stat(fd))
     os.close(fd)
 
 
 def test_an_acl_that_cannot_be_looked_for_may_be_there(directory: int) -> None:
     os.chmod(f"/proc/self/fd/{directory}", 0o777)
-    assert everybody_may(os.X_OK, known_as("tmpfs"), directory, os.stat(directory))
-    assert not everybody_may(os.X_OK, known_as("tmpfs"), -1, os.stat(directory))
+    assert world_may(os.X_OK, known_as("tmpfs"), directory, os.stat(directory))
+    assert not world_may(os.X_OK, known_as("tmpfs"), -1, os.stat(directory))

@@ -30,8 +30,7 @@ from cloakfs.tree.locate import is_settled
 from cloakfs.tree.nodes import Nodes
 from cloakfs.tree.objects import Object, as_directory
 from cloakfs.tree.views import Views
-from cloakfs.tree.visibility import AT_ONCE, Door, Far, Sight, surely_may
-from cloakfs.tree.visibility import sees as door_sees
+from cloakfs.tree.visibility import AT_ONCE, Far, Sight, Visibility, is_entry_visible, may_without_groups
 from cloakfs.view import View
 from tests.agents import User
 from tests.mount.conftest import Mount
@@ -151,13 +150,13 @@ def tree(base: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def make_door(nodes: Nodes, index: Index) -> Iterator[Callable[..., Door]]:
+def make_visibility(nodes: Nodes, index: Index) -> Iterator[Callable[..., Visibility]]:
     """Makes doors that are told of what this process does, and others."""
     with contextlib.ExitStack() as stack:
 
-        def make(*words: int) -> Door:
-            made = Door(nodes, *words)
-            cache = KernelCache(nodes, Views(POLICY, (), frozenset(), index), made.passages, Terms())
+        def make(*words: int) -> Visibility:
+            made = Visibility(nodes, *words)
+            cache = KernelCache(nodes, Views(POLICY, (), frozenset(), index), made.access_paths, Terms())
             cache.watch(stack.enter_context(contextlib.closing(Watch())))
             return made
 
@@ -165,11 +164,11 @@ def make_door(nodes: Nodes, index: Index) -> Iterator[Callable[..., Door]]:
 
 
 @pytest.fixture
-def door(make_door: Callable[..., Door]) -> Door:
-    return make_door()
+def visibility(make_visibility: Callable[..., Visibility]) -> Visibility:
+    return make_visibility()
 
 
-def go_down(door: Door, nodes: Nodes, depth: int, *, told: bool = True) -> list[Object]:
+def go_down(visibility: Visibility, nodes: Nodes, depth: int, *, told: bool = True) -> list[Object]:
     """Make so many directories in each other, for nobody but their owner, look each up, and heed that all if told."""
     way = [nodes.root]
     for level in range(depth):
@@ -179,7 +178,7 @@ def go_down(door: Door, nodes: Nodes, depth: int, *, told: bool = True) -> list[
         obj = nodes.resolve(os.open(name, os.O_PATH, dir_fd=above), way[-1], name)
         obj.lookups += 1
         way.append(obj)
-    while told and not door.passages.is_up_to_date():
+    while told and not visibility.access_paths.is_up_to_date():
         pass
     return way
 
@@ -187,8 +186,8 @@ def go_down(door: Door, nodes: Nodes, depth: int, *, told: bool = True) -> list[
 class Looks:
     """Counts how often the real tree is looked at: how an object is, where a directory is, and by which name."""
 
-    def __init__(self, door: Door, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._door = door
+    def __init__(self, visibility: Visibility, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._visibility = visibility
         self._nodes = nodes
         self._view = View(POLICY)
         self._counts = Counter[str]()
@@ -212,13 +211,13 @@ class Looks:
     def all_of(self, view: View, uid: int, obj: Object, *, seen: bool) -> Counter[str]:
         info = os.fstat(self._nodes.fd(obj))
         self._counts.clear()
-        assert self._door.visible(view, actor(Caller(uid, uid, frozenset({uid}))), obj, info) is seen
+        assert self._visibility.is_visible(view, actor(Caller(uid, uid, frozenset({uid}))), obj, info) is seen
         return self._counts.copy()
 
 
-def test_looks_do_not_grow_with_depth(door: Door, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    way = go_down(door, nodes, 300)
-    looks = Looks(door, nodes, monkeypatch)
+def test_looks_do_not_grow_with_depth(visibility: Visibility, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    way = go_down(visibility, nodes, 300)
+    looks = Looks(visibility, nodes, monkeypatch)
     assert looks.of(OWNER, way[-1], seen=True) >= 300
     near = looks.of(OWNER, way[10], seen=True)
     assert looks.of(OWNER, way[-1], seen=True) <= near <= 4
@@ -229,9 +228,9 @@ def test_looks_do_not_grow_with_depth(door: Door, nodes: Nodes, monkeypatch: pyt
     assert looks.of(OWNER, way[-1], seen=True) <= 4
 
 
-def test_a_change_costs_one_look(door: Door, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    way = go_down(door, nodes, 300)
-    looks = Looks(door, nodes, monkeypatch)
+def test_a_change_costs_one_look(visibility: Visibility, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    way = go_down(visibility, nodes, 300)
+    looks = Looks(visibility, nodes, monkeypatch)
     looks.of(OWNER, way[-1], seen=True)
     for level in (1, 5, 299):
         path = f"/proc/self/fd/{nodes.fd(way[level])}"
@@ -242,10 +241,10 @@ def test_a_change_costs_one_look(door: Door, nodes: Nodes, monkeypatch: pytest.M
 
 
 def test_a_directory_that_keeps_changing_is_asked_for_its_acl_once(
-    door: Door, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+    visibility: Visibility, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While no change of the directory itself is reported, it has none, whatever its ctime says."""
-    way = go_down(door, nodes, 2)
+    way = go_down(visibility, nodes, 2)
     directory, who = way[-1], actor(Caller(OTHER, GROUP, frozenset({GROUP})))
     path = f"/proc/self/fd/{nodes.fd(directory)}"
     os.chown(way_to := f"/proc/self/fd/{nodes.fd(way[1])}", OWNER, GROUP)
@@ -265,10 +264,10 @@ def test_a_directory_that_keeps_changing_is_asked_for_its_acl_once(
         os.close(os.open(f"{path}/new", os.O_CREAT))
         os.unlink(f"{path}/new")
         info = os.fstat(nodes.fd(directory))
-        sight = door.look(View(POLICY), who, directory, info)
+        sight = visibility.check(View(POLICY), who, directory, info)
         assert sight is not Sight.HIDDEN
-        has_acl = False if sight is Sight.SEEN_WITHOUT_ACL else None
-        return surely_may(who, os.X_OK, directory, nodes.fd(directory), info, has_acl=has_acl)
+        has_acl = False if sight is Sight.VISIBLE_WITHOUT_ACL else None
+        return may_without_groups(who, os.X_OK, directory, nodes.fd(directory), info, has_acl=has_acl)
 
     assert [may_search() for _ in range(10)] == [True] * 10
     assert len(peeks) == 1
@@ -279,9 +278,9 @@ def test_a_directory_that_keeps_changing_is_asked_for_its_acl_once(
     assert len(peeks) == 3
 
 
-def test_what_is_lost_is_looked_at_again(door: Door, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    way = go_down(door, nodes, 20)
-    looks = Looks(door, nodes, monkeypatch)
+def test_what_is_lost_is_looked_at_again(visibility: Visibility, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    way = go_down(visibility, nodes, 20)
+    looks = Looks(visibility, nodes, monkeypatch)
     looks.of(OWNER, way[-1], seen=True)
     queue = int(Path("/proc/sys/fs/fanotify/max_queued_events").read_text())
     os.chown(f"/proc/self/fd/{nodes.fd(way[3])}", OTHER, OTHER)
@@ -290,7 +289,7 @@ def test_what_is_lost_is_looked_at_again(door: Door, nodes: Nodes, monkeypatch: 
     os.chown(f"/proc/self/fd/{nodes.fd(way[3])}", OWNER, OWNER)
     os.chown(f"/proc/self/fd/{nodes.fd(way[4])}", OTHER, OTHER)  # this is not told
     looks.of(OWNER, way[-1], seen=False)  # while there is more to be heeded
-    while not door.passages.is_up_to_date():
+    while not visibility.access_paths.is_up_to_date():
         pass
     looks.of(OWNER, way[-1], seen=False)
     assert looks.of(OWNER, way[-1], seen=False) < 20
@@ -303,10 +302,10 @@ def test_a_directory_that_stays_as_it_is_costs_one_look(nodes: Nodes, monkeypatc
 
     After a change, a policy that goes by names has to know the present one, and a cloak list only the place.
     """
-    door = Door(nodes)
-    way = go_down(door, nodes, 20, told=False)
+    visibility = Visibility(nodes)
+    way = go_down(visibility, nodes, 20, told=False)
     wait_until(lambda: all(is_settled(os.fstat(nodes.fd(obj))) for obj in way))
-    looks = Looks(door, nodes, monkeypatch)
+    looks = Looks(visibility, nodes, monkeypatch)
     assert looks.all_of(View(POLICY), OWNER, way[-1], seen=True) == {"stats": 20, "places": 20}
     by_name = looks.all_of(View(ByName(POLICY.options)), OWNER, way[-1], seen=True)
     assert by_name["names"] == 20
@@ -318,11 +317,11 @@ def test_a_directory_that_stays_as_it_is_costs_one_look(nodes: Nodes, monkeypatc
 
 
 def test_no_tree_is_too_deep_for_a_policy_that_goes_by_names(nodes: Nodes) -> None:
-    door, depth = Door(nodes), 600
+    visibility, depth = Visibility(nodes), 600
     assert depth * 2 > sys.getrecursionlimit()
-    *_, deep = go_down(door, nodes, depth, told=False)
+    *_, deep = go_down(visibility, nodes, depth, told=False)
     view, info = View(ByName(POLICY.options)), os.fstat(nodes.fd(deep))
-    assert door.visible(view, actor(Caller(OWNER, OWNER, frozenset({OWNER}))), deep, info)
+    assert visibility.is_visible(view, actor(Caller(OWNER, OWNER, frozenset({OWNER}))), deep, info)
 
 
 @pytest.mark.parametrize("hidden", [None, 1, 150, 299, 300])
@@ -330,14 +329,14 @@ def test_no_tree_is_too_deep_for_a_policy_that_goes_by_names(nodes: Nodes) -> No
 def test_a_long_way_takes_many_short_steps(
     is_told: bool,
     hidden: int | None,
-    make_door: Callable[..., Door],
+    make_visibility: Callable[..., Visibility],
     nodes: Nodes,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    door = make_door(AT_ONCE)
-    way = go_down(door, nodes, 300)
+    visibility = make_visibility(AT_ONCE)
+    way = go_down(visibility, nodes, 300)
     if not is_told:
-        door.passages.is_up_to_date = lambda: False
+        visibility.access_paths.is_up_to_date = lambda: False
     if hidden is not None:
         os.chown(f"/proc/self/fd/{nodes.fd(way[hidden])}", OTHER, OTHER)
     looks: list[int] = []
@@ -349,7 +348,7 @@ def test_a_long_way_takes_many_short_steps(
 
     monkeypatch.setattr(calls, "fstat", looked)
     monkeypatch.setattr(nodes.root.filesystem, "stat", calls.fstat)
-    visible, most = door.visible, 0
+    visible, most = visibility.is_visible, 0
 
     def counted(*args: Any) -> bool:
         nonlocal most
@@ -359,48 +358,50 @@ def test_a_long_way_takes_many_short_steps(
         finally:
             most = max(most, len(looks))
 
-    monkeypatch.setattr(door, "visible", counted)
+    monkeypatch.setattr(visibility, "is_visible", counted)
     who = Caller(OWNER, OWNER, frozenset({OWNER}))
-    assert in_steps(door, nodes, View(POLICY), who, way[-1]) is (hidden is None)
+    assert in_steps(visibility, nodes, View(POLICY), who, way[-1]) is (hidden is None)
     assert most <= 2 * AT_ONCE + 8
 
 
-def test_what_changes_elsewhere_costs_nothing(door: Door, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    way = go_down(door, nodes, 300)
+def test_what_changes_elsewhere_costs_nothing(
+    visibility: Visibility, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    way = go_down(visibility, nodes, 300)
     os.mkdir("aside", dir_fd=nodes.fd(nodes.root))
     aside = nodes.resolve(os.open("aside", os.O_PATH, dir_fd=nodes.fd(nodes.root)), nodes.root, b"aside")
-    assert door.passages.to(POLICY.cloak, way[-1])
-    assert door.passages.to(POLICY.cloak, as_directory(aside))
-    monkeypatch.setattr(door.passages, "_find", lambda *_: pytest.fail("put together again"))
+    assert visibility.access_paths.to(POLICY.cloak, way[-1])
+    assert visibility.access_paths.to(POLICY.cloak, as_directory(aside))
+    monkeypatch.setattr(visibility.access_paths, "_find", lambda *_: pytest.fail("put together again"))
     for mode in (0o700, 0o755) * 10:
         os.chmod("aside", mode, dir_fd=nodes.fd(nodes.root))
-        assert door.passages.to(POLICY.cloak, way[-1])
+        assert visibility.access_paths.to(POLICY.cloak, way[-1])
     # So does what changes below.
     os.chmod(f"/proc/self/fd/{nodes.fd(way[-1])}", 0o755)
-    assert door.passages.to(POLICY.cloak, way[-2])
+    assert visibility.access_paths.to(POLICY.cloak, way[-2])
     os.chmod(f"/proc/self/fd/{nodes.fd(way[5])}", 0o755)
     with pytest.raises(pytest.fail.Exception):
-        door.passages.to(POLICY.cloak, way[-2])
+        visibility.access_paths.to(POLICY.cloak, way[-2])
 
 
-def test_a_way_that_cannot_be_known_is_asked_for_once(door: Door, nodes: Nodes) -> None:
-    *_, deep = go_down(door, nodes, 20)
+def test_a_way_that_cannot_be_known_is_asked_for_once(visibility: Visibility, nodes: Nodes) -> None:
+    *_, deep = go_down(visibility, nodes, 20)
     asked: list[Object] = []
 
     def is_up_to_date() -> bool:
         asked.append(deep)
         return False
 
-    door.passages.is_up_to_date = is_up_to_date
-    assert door.visible(View(POLICY), actor(Caller(OWNER, OWNER, frozenset())), deep, os.fstat(nodes.fd(deep)))
+    visibility.access_paths.is_up_to_date = is_up_to_date
+    assert visibility.is_visible(View(POLICY), actor(Caller(OWNER, OWNER, frozenset())), deep, os.fstat(nodes.fd(deep)))
     assert len(asked) == 1
 
 
 def test_what_the_mount_below_shows_it_shows_with_all_above(
     tree: str, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    door = Door(nodes)
-    *_, deep = go_down(door, nodes, 20, told=False)
+    visibility = Visibility(nodes)
+    *_, deep = go_down(visibility, nodes, 20, told=False)
     number = os.fstat(nodes.fd(deep)).st_ino
     asked: list[int] = []
 
@@ -410,7 +411,7 @@ def test_what_the_mount_below_shows_it_shows_with_all_above(
 
     lower: Any = Lower(tree)
     lower.shows = shows
-    looks = Looks(door, nodes, monkeypatch)
+    looks = Looks(visibility, nodes, monkeypatch)
     for policy in (POLICY, ByName(POLICY.options)):
         looks.all_of(View(policy, below=lower), OWNER, deep, seen=True)
         assert asked == [number]
@@ -436,15 +437,15 @@ def test_groups_are_not_looked_up_where_they_do_not_matter(tree: str, nodes: Nod
 
     lower: Any = Lower(tree)
     lower.shows = lambda *_: True
-    door = Door(nodes)
-    *_, deep = go_down(door, nodes, 3, told=False)
+    visibility = Visibility(nodes)
+    *_, deep = go_down(visibility, nodes, 3, told=False)
     fd = nodes.fd(deep)
     info = os.fstat(fd)
     for policy in (POLICY, Policy(), Promising()):
         for view in (View(policy), View(policy, below=lower)):
             who = Actor(OWNER, OWNER, find)
-            assert door_sees(view, who, deep.name, info, fd)
-            assert door.visible(view, who, deep, info)
+            assert is_entry_visible(view, who, deep.name, info, fd)
+            assert visibility.is_visible(view, who, deep, info)
 
 
 # -- what it answers -------------------------------------------------------------------------------
@@ -559,24 +560,26 @@ class Changing:
                 self._look_up(to)
 
 
-def in_steps(door: Door, nodes: Nodes, view: View, who: Caller, obj: Object) -> bool:
-    """What `Door.visible` answers if it may look at few directories at once."""
+def in_steps(visibility: Visibility, nodes: Nodes, view: View, who: Caller, obj: Object) -> bool:
+    """What `Visibility.is_visible` answers if it may look at few directories at once."""
     known: dict[Object, bool] = {}
     for _ in range(20):
         with contextlib.suppress(Far):
-            return door.visible(view, actor(who), obj, os.fstat(nodes.fd(obj)), known or None)
-        for one in door.approach(obj, known):
-            known[one] = door.visible(view, actor(who), one, os.fstat(nodes.fd(one)), known)
+            return visibility.is_visible(view, actor(who), obj, os.fstat(nodes.fd(obj)), known or None)
+        for one in visibility.approach(obj, known):
+            known[one] = visibility.is_visible(view, actor(who), one, os.fstat(nodes.fd(one)), known)
     raise AssertionError("it is never near")
 
 
 @pytest.mark.parametrize("at_once", [2, sys.maxsize])
-def test_the_answer_is_that_of_a_walk(at_once: int, tree: str, make_door: Callable[..., Door], nodes: Nodes) -> None:
+def test_the_answer_is_that_of_a_walk(
+    at_once: int, tree: str, make_visibility: Callable[..., Visibility], nodes: Nodes
+) -> None:
     """Told of changes or not, at once or in steps, of a directory or a file with several names, by mask or by name."""
     lower: Any = Lower(tree)
     views = [View(MASKS), View(ByName(MASKS.options)), View(MASKS, below=lower), View(Policy(), below=lower)]
     views.append(View(Lower.policy))
-    untold, door = Door(nodes, at_once), make_door(at_once)
+    untold, visibility = Visibility(nodes, at_once), make_visibility(at_once)
     changing = Changing(tree, nodes)
     answers = []
     for number in range(100):
@@ -586,12 +589,12 @@ def test_the_answer_is_that_of_a_walk(at_once: int, tree: str, make_door: Callab
             seen = seen_by_a_walk(tree, who, view)
             for ino, obj in changing.known.items():
                 info = os.fstat(nodes.fd(obj))
-                for asked in (door, untold):
+                for asked in (visibility, untold):
                     if at_once < sys.maxsize:
                         answer = in_steps(asked, nodes, view, who, obj)
                     else:
-                        answer = asked.visible(view, actor(who), obj, info)
-                    assert answer is (ino in seen), (number, who, views.index(view), asked is door, obj.name)
+                        answer = asked.is_visible(view, actor(who), obj, info)
+                    assert answer is (ino in seen), (number, who, views.index(view), asked is visibility, obj.name)
                     answers.append(answer)
     assert 0.2 < sum(answers) / len(answers) < 0.8
 
@@ -607,23 +610,23 @@ def test_what_is_seen_in_a_directory_is_said_by_the_policy_and_the_mount_below(t
             info = os.stat(entry.path)
             fd = nodes.fd(changing.known[info.st_ino])
             is_shown = view.below is None or not lower.has(info) or lower.shows(actor(who), fd, info)
-            answer = door_sees(view, actor(who), os.fsencode(entry.name), info, fd)
+            answer = is_entry_visible(view, actor(who), os.fsencode(entry.name), info, fd)
             assert answer is (is_shown and is_seen_there(entry, who, view.policy)), (who, views.index(view), entry)
 
 
 def test_a_policy_asks_the_kernel_about_what_it_judges(tree: str, nodes: Nodes) -> None:
-    door, changing = Door(nodes), Changing(tree, nodes)
+    visibility, changing = Visibility(nodes), Changing(tree, nodes)
     for number in range(100):
         changing.change(number)
     for who, obj in itertools.product(CALLERS, changing.known.values()):
         info = os.fstat(nodes.fd(obj))
         by_name, by_access = (
-            door.visible(View(policy(MASKS.options)), actor(who), obj, info) for policy in (ByName, ByAccess)
+            visibility.is_visible(View(policy(MASKS.options)), actor(who), obj, info) for policy in (ByName, ByAccess)
         )
         assert by_name is by_access
 
 
-def test_what_has_left_the_tree_is_seen_by_nobody(tree: str, door: Door, nodes: Nodes) -> None:
+def test_what_has_left_the_tree_is_seen_by_nobody(tree: str, visibility: Visibility, nodes: Nodes) -> None:
     changing, outside = Changing(tree, nodes), os.path.dirname(tree)
     ids = {path: os.stat(path).st_ino for path in (f"{tree}/d/e", f"{tree}/d/e/f/g", f"{tree}/d/e/f/file")}
     owner = actor(Caller(0, 0, frozenset({0})))
@@ -635,13 +638,13 @@ def test_what_has_left_the_tree_is_seen_by_nobody(tree: str, door: Door, nodes: 
         ):
             os.rename(path, to)
             for number, view, asked in itertools.product(
-                ids.values(), [View(MASKS), View(ByName(MASKS.options))], [door, Door(nodes)] * 2
+                ids.values(), [View(MASKS), View(ByName(MASKS.options))], [visibility, Visibility(nodes)] * 2
             ):
                 obj = changing.known[number]
-                assert asked.visible(view, owner, obj, os.fstat(nodes.fd(obj))) is seen, (to, obj.name)
+                assert asked.is_visible(view, owner, obj, os.fstat(nodes.fd(obj))) is seen, (to, obj.name)
 
 
-def test_the_daemon_itself_sees_all(tree: str, door: Door, nodes: Nodes) -> None:
+def test_the_daemon_itself_sees_all(tree: str, visibility: Visibility, nodes: Nodes) -> None:
     """Unlike a caller with its ids."""
     changing = Changing(tree, nodes)
     os.chown(f"{tree}/a", OTHER, OTHER)
@@ -653,41 +656,43 @@ def test_the_daemon_itself_sees_all(tree: str, door: Door, nodes: Nodes) -> None
     for view in (View(MASKS), View(MASKS, below=lower)):
         for who in (DAEMON, actor(DAEMON.caller)):
             is_insider = who is DAEMON
-            assert door.visible(view, who, obj, info) is is_insider
-            assert door_sees(view, who, b"a", info, nodes.fd(obj)) is is_insider
+            assert visibility.is_visible(view, who, obj, info) is is_insider
+            assert is_entry_visible(view, who, b"a", info, nodes.fd(obj)) is is_insider
 
 
-def test_nothing_is_believed_while_not_all_is_told(tree: str, door: Door, nodes: Nodes) -> None:
-    assert not Door(nodes).passages.is_up_to_date()
-    *_, deep = go_down(door, nodes, 3)
+def test_nothing_is_believed_while_not_all_is_told(tree: str, visibility: Visibility, nodes: Nodes) -> None:
+    assert not Visibility(nodes).access_paths.is_up_to_date()
+    *_, deep = go_down(visibility, nodes, 3)
     view, who = View(POLICY), actor(Caller(OWNER, OWNER, frozenset({OWNER})))
-    assert door.visible(view, who, deep, os.fstat(nodes.fd(deep)))
-    door.passages.is_up_to_date = lambda: False
+    assert visibility.is_visible(view, who, deep, os.fstat(nodes.fd(deep)))
+    visibility.access_paths.is_up_to_date = lambda: False
     os.chown(f"{tree}/0", OTHER, OTHER)
-    assert not door.visible(view, who, deep, os.fstat(nodes.fd(deep)))
+    assert not visibility.is_visible(view, who, deep, os.fstat(nodes.fd(deep)))
 
 
-def test_no_way_leads_through_what_is_nowhere_or_not_told(door: Door, nodes: Nodes) -> None:
-    way = go_down(door, nodes, 4)
+def test_no_way_leads_through_what_is_nowhere_or_not_told(visibility: Visibility, nodes: Nodes) -> None:
+    way = go_down(visibility, nodes, 4)
     filesystem = way[2].filesystem
-    assert door.passages.to(POLICY.cloak, way[-1])
+    assert visibility.access_paths.to(POLICY.cloak, way[-1])
     for other in (replace(filesystem, watched=False), replace(filesystem, kind="nfs4")):
         way[2].filesystem = other
-        door.passages.changed(way[2])
-        assert door.passages.to(POLICY.cloak, way[-1]) is None
+        visibility.access_paths.changed(way[2])
+        assert visibility.access_paths.to(POLICY.cloak, way[-1]) is None
     way[2].filesystem = filesystem
-    assert door.passages.to(POLICY.cloak, way[-1])
+    assert visibility.access_paths.to(POLICY.cloak, way[-1])
     nodes.registry.displace(way[2])
-    door.passages.changed(way[2])
-    assert door.passages.to(POLICY.cloak, way[-1]) is None
+    visibility.access_paths.changed(way[2])
+    assert visibility.access_paths.to(POLICY.cloak, way[-1]) is None
 
 
-def test_the_mount_below_is_asked_before_a_remembered_way_is_taken(tree: str, door: Door, nodes: Nodes) -> None:
+def test_the_mount_below_is_asked_before_a_remembered_way_is_taken(
+    tree: str, visibility: Visibility, nodes: Nodes
+) -> None:
     """What is asked about lies on a file system that is mounted inside of the mount below."""
-    *_, deep = go_down(door, nodes, 3)
+    *_, deep = go_down(visibility, nodes, 3)
     lower: Any = Lower(tree)
     lower.has = lambda info: info.st_ino == os.stat(f"{tree}/0").st_ino
     lower.shows = lambda *_: False
     who, info = actor(Caller(OWNER, OWNER, frozenset({OWNER}))), os.fstat(nodes.fd(deep))
-    assert door.visible(View(POLICY), who, deep, info)
-    assert not door.visible(View(POLICY, below=lower), who, deep, info)
+    assert visibility.is_visible(View(POLICY), who, deep, info)
+    assert not visibility.is_visible(View(POLICY, below=lower), who, deep, info)

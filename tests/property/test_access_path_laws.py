@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from cloakfs.cloak import Condition
 from cloakfs.identity import Caller, ServerId
-from cloakfs.tree.accesspath import Passage
+from cloakfs.tree.accesspath import AccessPath
 from cloakfs.tree.actor import actor
 
 IDS = st.integers(0, 3)
@@ -20,11 +20,11 @@ def test_a_passage_admits_whom_all_directories_on_it_admit(
     some: list[Condition | None], times: int, who: Caller
 ) -> None:
     way = some * times
-    passage = Passage(None, None)
+    access_path = AccessPath(None, None)
     for condition in way:
-        passage = Passage(passage, condition)
+        access_path = AccessPath(access_path, condition)
     met = [condition is None or condition.admits(who.uid, who.groups.__contains__) for condition in way]
-    assert passage.admits(actor(who)) is all(met)
+    assert access_path.admits(actor(who)) is all(met)
 
 
 @given(st.lists(conditions, min_size=1, max_size=8, unique=True))
@@ -36,21 +36,21 @@ def test_a_condition_need_not_be_met_twice(some: list[Condition]) -> None:
             asked.append("")
             return True
 
-    passage = Passage(None, None)
+    access_path = AccessPath(None, None)
     for condition in [Counting(*one) for one in some] * 50:
-        passage = Passage(passage, condition)
-    assert passage.admits(actor(Caller(ServerId(1), ServerId(1), frozenset())))
+        access_path = AccessPath(access_path, condition)
+    assert access_path.admits(actor(Caller(ServerId(1), ServerId(1), frozenset())))
     assert len(asked) == len(some)
 
 
 class _Tree:
-    """Passages of a tree in which each directory has the number of the one above it, and which of them are void."""
+    """Access paths of a tree in which each directory has the number of the one above it, and which of them are void."""
 
     def __init__(self, above: list[int]) -> None:
         self.above = above
-        self.passages = [Passage(None, None)]
+        self.access_paths = [AccessPath(None, None)]
         for one in above:
-            self.passages.append(Passage(self.passages[one], None))
+            self.access_paths.append(AccessPath(self.access_paths[one], None))
 
     def way(self, number: int) -> list[int]:
         return [number, *self.way(self.above[number - 1])] if number else [0]
@@ -68,11 +68,11 @@ def test_a_passage_holds_until_a_directory_on_it_changes(tree: _Tree, data: st.D
     for _ in range(20):
         number = data.draw(numbers)
         if data.draw(st.booleans()):
-            assert tree.passages[number].holds(changes) is void.isdisjoint(tree.way(number))
+            assert tree.access_paths[number].holds(changes) is void.isdisjoint(tree.way(number))
         else:
-            tree.passages[number].is_void = is_void = data.draw(st.booleans())
+            tree.access_paths[number].is_void = is_void = data.draw(st.booleans())
             (void.add if is_void else void.discard)(number)
             # It may hold again only if whoever says so has looked at the whole way.
             changes += 1
-    for number, passage in enumerate(tree.passages):
-        assert passage.is_used is (number in tree.above)
+    for number, access_path in enumerate(tree.access_paths):
+        assert access_path.is_used is (number in tree.above)
