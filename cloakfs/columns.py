@@ -27,7 +27,7 @@ class Columns(Sequence[T], Generic[T]):
     """The types of the numbers that make a record, as of `array`."""
 
     def __init__(self, records: Iterable[T] = ()) -> None:
-        self.columns = tuple(array(kind) for kind in self.types)
+        self.columns = tuple([array(kind) for kind in self.types])
         for record in records:
             for column, number in zip(self.columns, self._packed(record), strict=True):
                 column.append(number)

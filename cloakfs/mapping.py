@@ -156,6 +156,10 @@ class FirstMatch:
         # The last segment lies behind every range and belongs to none. This makes find() correct below 0, too:
         # bisect then yields index -1.
         starts, owners = [0], [-1]
+        self.starts: Sequence[int] = starts
+        self.owners: Sequence[int] = owners
+        if not ranges:
+            return
         by_start = sorted(range(len(ranges)), key=lambda i: ranges[i][0])
         ends = {high + 1 for _, high in ranges}
         open_ranges: list[int] = []  # a heap: its smallest is the first in the caller's order
@@ -172,8 +176,6 @@ class FirstMatch:
             elif owner != owners[-1]:
                 starts.append(at)
                 owners.append(owner)
-        self.starts: Sequence[int] = starts
-        self.owners: Sequence[int] = owners
         if len(starts) > _FEW:
             self.starts, self.owners = array("I", starts), array("i", owners)
 
@@ -237,7 +239,7 @@ class IdMap:
             _server_range(rm_low, rm_high, action == _MAP, lc_low, nobody)
             for _, rm_low, rm_high, action, lc_low in zip(*self._defs.columns, strict=True)
         ]
-        self._server_lows = array("I", (low for low, _ in ranges))
+        self._server_lows = array("I", [low for low, _ in ranges])
         nobodies = [
             _makes_nobody(action == _MAP, lc_low, nobody) for action, lc_low in zip(self._actions, lc_lows, strict=True)
         ]
@@ -248,8 +250,8 @@ class IdMap:
         by_low = sorted(reversible, key=lambda at: ranges[at])
         self._by_low = (
             array("i", by_low),
-            array("I", (ranges[at][0] for at in by_low)),
-            array("I", accumulate((ranges[at][1] for at in by_low), max)),
+            array("I", [ranges[at][0] for at in by_low]),
+            array("I", accumulate([ranges[at][1] for at in by_low], max)),
         )
         if any(nobodies[at] for at in self._forward.owners if at >= 0):
             self._makes_nobody = True

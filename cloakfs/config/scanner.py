@@ -9,6 +9,8 @@ _SPACE = frozenset(" \t\r\v\f")
 BLANK = re.compile(r"(?:[ \t\r\v\f]+|\\\n)*+")
 _BLANK_LINES = re.compile(r"(?:[ \t\r\v\f\n]+|\\\n|#[^\n]*)*+")
 _OCTAL = re.compile(r"\\[0-3][0-7]{2}")
+_SPECIAL = ' \t\r\v\f\n\0"\\\\'  # in a class of a pattern: what ends a run of plain characters in a string
+_PLAIN_IN_QUOTES = re.compile(r'[^\n\0"\\]+')
 WORD = re.compile(r'[^ \t\r\v\f\n,()="#\\]+')
 
 
@@ -80,6 +82,7 @@ class Scanner:
         Bytes that are not UTF-8 become lone surrogates, as file names do elsewhere in Python.
         """
         data = bytearray()
+        unquoted = re.compile(f"[^{_SPECIAL}{re.escape(stops)}]+")
         quoted = False
         opened = self.location()
         while True:
@@ -90,6 +93,10 @@ class Scanner:
                 break
             if not quoted and (character in stops or self.at_space()):
                 break
+            plain = (_PLAIN_IN_QUOTES if quoted else unquoted).match(self.text, self.pos)
+            if plain:
+                self._add(plain.group(), data)
+                continue
             escape = _OCTAL.match(self.text, self.pos)
             if character == "\0" or (escape and escape.group() == "\\000"):
                 raise ExportsError(self.location(), "a NUL character", "a string without")
@@ -98,14 +105,17 @@ class Scanner:
                 self.pos = escape.end()
             elif character == "\\":
                 raise self.unexpected("three octal digits after it, such as \\040")
-            elif character == '"':
+            else:
                 quoted = not quoted
                 opened = self.location()
                 self.pos += 1
-            else:
-                try:
-                    data += character.encode("utf-8", "surrogateescape")
-                except UnicodeEncodeError:
-                    raise self.unexpected("text") from None
-                self.pos += 1
         return data.decode("utf-8", "surrogateescape")
+
+    def _add(self, plain: str, data: bytearray) -> None:
+        """Add a run of plain characters, which is here, to a string."""
+        try:
+            data += plain.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError as exc:
+            self.pos += exc.start
+            raise self.unexpected("text") from None
+        self.pos += len(plain)

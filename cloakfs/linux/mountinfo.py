@@ -53,10 +53,11 @@ def parse(table: bytes) -> dict[int, Place]:
         words, more = fields.split(b" "), rest.split(b" ")
         if len(words) < 6 or not (words[0].isdigit() and words[1].isdigit()):
             continue
-        kind = unescaped(more[0])
+        text = unescaped if b"\\" in line else os.fsdecode
+        kind = text(more[0])
         found = _mounter.search(more[-1]) if kind.startswith("fuse") else None
         mounter = int(found[1]) if found else 0
-        path, device, how = unescaped(words[4]), unescaped(words[2]), unescaped(words[5])
+        path, device, how = text(words[4]), text(words[2]), text(words[5])
         places[int(words[0])] = Place(path, kind, int(words[1]), device, mounter, how)
     return places
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyfuse3
 import pytest
@@ -31,26 +31,13 @@ from cloakfs.policy import Policy
 from cloakfs.tree.index import MEMORY, Index
 from cloakfs.tree.nodes import Nodes
 from cloakfs.tree.views import Views
+from tests.journeys import Journey
 from tests.mount.conftest import told
 from tests.mount.loopfs import filesystem
 
 OURS = os.path.dirname(cloakfs.__file__) + os.sep
 OWNER, STRANGER = 3001, 3002
 OPTIONS = parse_options("no_root_squash,cloak_list=uid +077 3000 3999")[0]
-
-
-class Journey(NamedTuple):
-    """What one request takes.
-
-    Attributes:
-        calls: of cloakfs's functions; a coroutine that goes on is no call.
-        files: in which they are.
-        returns: how often the way leads into a file that it has left before.
-    """
-
-    calls: int
-    files: int
-    returns: int
 
 
 class Context:
@@ -95,14 +82,7 @@ class Way:
         self.calls.append((frame.f_code.co_filename.removeprefix(OURS), frame.f_code.co_qualname))
 
     def journey(self) -> Journey:
-        left: set[str] = set()
-        returns, here = 0, ""
-        for file, _ in self.calls:
-            if file != here:
-                returns += file in left
-                left.add(here)
-                here = file
-        return Journey(len(self.calls), len({file for file, _ in self.calls}), returns)
+        return Journey.of(file for file, _ in self.calls)
 
 
 class Scene:
@@ -239,7 +219,7 @@ def test_no_way_gets_longer(tree: str, play: Play) -> None:
     assert found.keys() == MOST.keys()
     for name, journey in found.items():
         print(f"{name:26} {journey}")
-    longer = [name for name, it in found.items() if any(n > most for n, most in zip(it, MOST[name], strict=True))]
+    longer = [name for name, journey in found.items() if journey.is_longer_than(MOST[name])]
     assert not longer
 
 
