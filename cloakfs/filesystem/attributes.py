@@ -107,7 +107,7 @@ class Attributes(Names, Core):
         """See stat(2)."""
         if self._is_top(inode):
             return self.replies.top()
-        if self.knfsd and self.reconnecting.looks_at(ctx.pid, inode):
+        if self.knfsd and self.reconnection.looks_at(ctx.pid, inode):
             at = await self._let_kernel_in(inode)
         else:
             # read(2) makes the kernel ask, too. nfs-ganesha keeps files open that no client has open.
@@ -299,7 +299,7 @@ class Attributes(Names, Core):
     @answers
     async def statfs(self, ctx: RequestContext) -> StatvfsData:
         """Return the statvfs(3) of the file system that the root of the tree is on."""
-        if ctx.pid in self.inside.threads:
+        if ctx.pid in self.self_probe.threads:
             return pyfuse3.StatvfsData()  # the daemon asks itself whether it answers, not how the tree is
         root = self.nodes.root
         if root.filesystem.remote:

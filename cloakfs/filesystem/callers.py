@@ -19,7 +19,7 @@ from ..tree.notes import noting
 from ..tree.objects import ALL, NOBODY, Stale
 from ..tree.views import Views
 from ..view import KernelCheckedCaller, View
-from .selfprobe import Inside
+from .selfprobe import SelfProbe
 
 # Returns the ids of a request. (The function is typed as a whole, because wrapping each id would cost a call.)
 _client_ids: Callable[[RequestContext], tuple[ClientId, ClientId]] = attrgetter("uid", "gid")
@@ -32,7 +32,7 @@ class Callers:
         nodes: knows the view of a nodeid.
         views: the views that the mount offers.
         groups: where callers' supplementary groups come from.
-        inside: knows the daemon's own threads.
+        probe: knows the daemon's own threads.
         above: knows the daemons of mounts above.
         threads: knows what callers may do as root; None if a server exports the mount: then all that root may do.
         mode: how the mount is exported.
@@ -43,7 +43,7 @@ class Callers:
         nodes: Nodes,
         views: Views,
         groups: GroupSource,
-        inside: Inside,
+        probe: SelfProbe,
         above: Above,
         threads: ThreadStatus | None,
         mode: ExportMode,
@@ -51,7 +51,7 @@ class Callers:
         self._nodes = nodes
         self._views = views
         self._groups = groups
-        self._inside = inside
+        self._probe = probe
         self._above = above
         self._threads = threads
         self._knfsd = mode.knfsd
@@ -91,8 +91,8 @@ class Callers:
         view = self._views.get(number)
         if view is None:
             return None
-        # `is_inside` is asked only if there are such daemons at all: every request passes here.
-        if (self._inside.threads or self._above.threads) and self.is_inside(ctx, for_attributes=for_attributes):
+        # `is_daemon` is asked only if there are such daemons at all: every request passes here.
+        if (self._probe.threads or self._above.threads) and self.is_daemon(ctx, for_attributes=for_attributes):
             return number, view, DAEMON
         if view.fixed is not None:
             if not self.admits(view, ctx):
@@ -135,9 +135,9 @@ class Callers:
             raise FUSEError(errno.EACCES)
         return who
 
-    def is_inside(self, ctx: RequestContext, *, for_attributes: bool) -> bool:
+    def is_daemon(self, ctx: RequestContext, *, for_attributes: bool) -> bool:
         """Whether a daemon, this one or one above, asks on its own behalf."""
-        if ctx.pid in self._inside.threads:
+        if ctx.pid in self._probe.threads:
             return True
         above = self._above
         return len(above.threads) > 0 and above.asks(*_client_ids(ctx), ctx.pid, for_attributes=for_attributes)
@@ -169,7 +169,7 @@ class Callers:
         """
         if who is not DAEMON:
             return NOBODY if self._all_squash and not view.is_squashed_caller(ClientId(ctx.uid)) else ctx.uid
-        return NOBODY if ctx.pid in self._inside.threads else ALL
+        return NOBODY if ctx.pid in self._probe.threads else ALL
 
     def checked_caller(self, view: View, who: Actor, ctx: RequestContext) -> KernelCheckedCaller | None:
         """Return the caller if the kernel checks permissions against the attributes that are shown; otherwise None."""

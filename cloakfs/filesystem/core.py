@@ -42,12 +42,12 @@ from .handles import HalfRead, OpenFiles
 from .probing import Probing
 from .reader import Reader
 from .recall import Recalls
-from .reconnect import Reconnecting
+from .reconnect import HandleReconnection
 from .references import References
-from .relookup import Repair
+from .relookup import DentryRelookup
 from .replies import Replies
 from .request import Requests
-from .selfprobe import Inside
+from .selfprobe import SelfProbe
 from .trace import Trace
 from .tracers import Tracers
 from .turns import Turns
@@ -132,7 +132,7 @@ class Core(pyfuse3.Operations):
         self.exported = mode.is_exported
         # With subtree_check, the kernel reconnects a handle with the identity of whoever sent it.
         self.reconnects_as_others = mode.knfsd and not mode.subtree_check
-        self.reconnecting = Reconnecting()
+        self.reconnection = HandleReconnection()
         self.nodes = nodes
         self.views = views
         self.above = Above()
@@ -144,19 +144,19 @@ class Core(pyfuse3.Operations):
         self.files = OpenFiles(nodes, max_open)
         self.half_read = HalfRead()
         self.turns = Turns()
-        self.inside = Inside(mountpoint)
+        self.self_probe = SelfProbe(mountpoint)
         threads.daemons = self.above.pids
         self.callers = Callers(
             nodes,
             views,
             groups,
-            self.inside,
+            self.self_probe,
             self.above,
             None if self.exported else threads,  # a server's options decide what a client's root may do
             mode,
         )
-        self.repair = Repair(nodes, views, self.inside)
-        self.recalls = Recalls(nodes, self.files, self.inside, self._forget_attributes)
+        self.relookup = DentryRelookup(nodes, views, self.self_probe)
+        self.recalls = Recalls(nodes, self.files, self.self_probe, self._forget_attributes)
         self.probing = Probing(nodes, views, mountpoint, exported=self.exported, seconds=tuning.probe_seconds)
         self.tracers = Tracers(self._switch_trace, tuning.trace_bytes)
         self._switch_trace(False)
@@ -183,14 +183,16 @@ class Core(pyfuse3.Operations):
         """Note that a caller asked for a name that is hidden from it, with the stat, and the object if it is known."""
         self.requests.counters.hidden_names += 1
         if stat.S_ISDIR(info.st_mode):
-            self.repair.refused(obj)
+            self.relookup.refused(obj)
 
     def _switch_trace(self, on: bool) -> None:
         """Have each request traced if somebody wants that, or if it is to be logged (`mount --debug`)."""
         if not on and not log.isEnabledFor(logging.DEBUG):
             self.requests.trace = None
         elif self.requests.trace is None:
-            self.requests.trace = Trace(self.nodes, self.views, self.files, self.requests, self.inside, self._hand_on)
+            self.requests.trace = Trace(
+                self.nodes, self.views, self.files, self.requests, self.self_probe, self._hand_on
+            )
 
     def _hand_on(self, record: Record) -> None:
         self.tracers.tell(record)
@@ -224,7 +226,7 @@ class Core(pyfuse3.Operations):
             FUSEError: EAGAIN: it is very deep in the tree, and the directories above keep changing.
         """
         if self.knfsd:
-            self.reconnecting.end(ctx.pid)
+            self.reconnection.end(ctx.pid)
         obj = self.nodes.get(inode)
         waits = self.nodes.waits(obj)
         if waits:

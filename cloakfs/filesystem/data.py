@@ -75,7 +75,7 @@ class Data(Core):
     @answers
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
         """Open the real file as the caller: its permissions and ACLs decide, at this moment."""
-        if self.inside.threads and self.inside.refuses(ctx.pid, flags):
+        if self.self_probe.threads and self.self_probe.refuses(ctx.pid, flags):
             raise FUSEError(errno.EPERM)
         at = await self._enter(inode, ctx)
         self._require_descriptor(at)

@@ -107,7 +107,7 @@ class Directories(Names):
         """Open the real directory as the caller."""
         if self._is_top(inode):
             return _TOP
-        sought = self.reconnecting.seeks_in(ctx.pid, inode) if self.knfsd else None
+        sought = self.reconnection.seeks_in(ctx.pid, inode) if self.knfsd else None
         at = await (self._enter(inode, ctx) if sought is None else self._let_kernel_in(inode))
         if sought is None:
             self._require_descriptor(at)
@@ -136,7 +136,7 @@ class Directories(Names):
         deletions, a re-open and a restart.
         """
         ctx = requester(token)
-        self.inside.last_reader = ctx.pid
+        self.self_probe.last_reader = ctx.pid
         if fh == _TOP:
             await self._read_top(start_id, token, ctx)
             return
@@ -338,7 +338,7 @@ class Directories(Names):
     ) -> None:
         """List only the entry for which the kernel reads this directory."""
         view = self.views.get(directory.number)
-        if start_id or view is None or self.reconnecting.seeks_in(ctx.pid, self._nodeid(directory)) != sought:
+        if start_id or view is None or self.reconnection.seeks_in(ctx.pid, self._nodeid(directory)) != sought:
             return
         obj = self.nodes.get(sought)
         fd = self.nodes.fd(obj)
@@ -346,7 +346,7 @@ class Directories(Names):
         name = next((name for parent, name in self.nodes.places(obj, info) if parent is directory.obj), None)
         if name is None:
             return
-        self.reconnecting.found(ctx.pid, name)
+        self.reconnection.found(ctx.pid, name)
         if pyfuse3.readdir_reply(token, name, self.replies.attributes(directory.number, view, obj, name, fd, info), 1):
             obj.lookups += 1
 

@@ -110,7 +110,7 @@ class Names(Core):
             return await self._lookup_view(name, ctx)
         if name in (b".", b".."):
             return await self._reconnect(parent_inode, name, ctx)
-        for_kernel = self.knfsd and self.reconnecting.finish(ctx.pid, parent_inode, name)
+        for_kernel = self.knfsd and self.reconnection.finish(ctx.pid, parent_inode, name)
         for _ in range(_TRIES):
             try:
                 at = await (self._let_kernel_in(parent_inode) if for_kernel else self._enter(parent_inode, ctx))
@@ -122,7 +122,7 @@ class Names(Core):
                 await trio.sleep(exc.seconds)
                 continue
             except (OSError, FUSEError):
-                self.repair.name_refused(parent_inode, name)
+                self.relookup.name_refused(parent_inode, name)
                 raise
             if isinstance(found, Missing):
                 self.probing.looked_up(at, name, ctx, is_hidden=found is HIDDEN)
@@ -181,7 +181,7 @@ class Names(Core):
         number = await self.views.find(os.fsdecode(name[1:]), ClientId(ctx.uid))
         if number is None:
             if os.fsdecode(name[1:]) in self.views:
-                self.repair.refused(self.nodes.root)
+                self.relookup.refused(self.nodes.root)
             # The answer is the same whether there is such a view or not.
             raise FUSEError(errno.ENOENT if ctx.uid == 0 else errno.EACCES)
         view = self.views.get(number)
@@ -208,7 +208,7 @@ class Names(Core):
         try:
             return await self._connected(inode, name, ctx)
         except Stale:
-            if not self.callers.is_inside(ctx, for_attributes=False):
+            if not self.callers.is_daemon(ctx, for_attributes=False):
                 self.probing.handle_refused(inode, ctx)
             raise
 
@@ -234,7 +234,7 @@ class Names(Core):
                     raise Stale
                 obj = parent
                 if self.reconnects_as_others:
-                    self.reconnecting.begin(ctx.pid, inode, self.nodes.nodeid(number, parent))
+                    self.reconnection.begin(ctx.pid, inode, self.nodes.nodeid(number, parent))
         fd = self.nodes.fd(obj)
         info = obj.filesystem.stat(fd)
         if info.st_nlink == 0 and not obj.open_files:

@@ -21,7 +21,7 @@ import trio
 from ..tree.nodes import Nodes
 from ..tree.objects import Object
 from .handles import OpenFiles
-from .selfprobe import Inside
+from .selfprobe import SelfProbe
 
 log = logging.getLogger(__name__)
 
@@ -52,16 +52,16 @@ class Recalls:
     Args:
         nodes: the objects.
         files: knows which of them are open.
-        inside: looks at the daemon's own mount.
+        probe: looks at the daemon's own mount.
         forget_attributes: has the kernel forget the attributes of an object.
     """
 
     def __init__(
-        self, nodes: Nodes, files: OpenFiles, inside: Inside, forget_attributes: Callable[[Object], None]
+        self, nodes: Nodes, files: OpenFiles, probe: SelfProbe, forget_attributes: Callable[[Object], None]
     ) -> None:
         self._nodes = nodes
         self._files = files
-        self._inside = inside
+        self._probe = probe
         self._forget_attributes = forget_attributes
         self._recalled: dict[Object, float] = {}  # what was not returned when last looked at, and since when
         self._wanted: dict[Object, None] = {}
@@ -86,7 +86,7 @@ class Recalls:
             self._is_wanted = trio.Event()
             objects = {handle: obj for obj in (*self._recalled, *wanted) for handle in self._handles(obj)}
             try:
-                delegated = await trio.to_thread.run_sync(self._inside.recall, objects, abandon_on_cancel=True)
+                delegated = await trio.to_thread.run_sync(self._probe.recall, objects, abandon_on_cancel=True)
             except OSError as exc:
                 self._cannot(exc)
                 delegated = set()

@@ -23,7 +23,7 @@ class _Step:
     until: float
 
 
-class Reconnecting:
+class HandleReconnection:
     """Knows which thread of the NFS server is at which step. Objects are identified by nodeids."""
 
     def __init__(self) -> None:

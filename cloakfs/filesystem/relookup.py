@@ -14,7 +14,7 @@ from ..tree import calls
 from ..tree.nodes import Nodes
 from ..tree.objects import Object
 from ..tree.views import Views
-from .selfprobe import Inside
+from .selfprobe import SelfProbe
 
 log = logging.getLogger(__name__)
 
@@ -26,28 +26,28 @@ _TELL_AGAIN_SECONDS = 60.0
 _PATH_MAX = 4096  # <linux/limits.h>
 
 # When to look up a refused directory again, in seconds: first after the last refusal, then after the previous time.
-_REPAIR_DELAYS = (0.0, 0.02, 0.1, 0.4)
+_DELAYS = (0.0, 0.02, 0.1, 0.4)
 
 
-class Repair:
+class DentryRelookup:
     """Makes the daemon look up again, through its own mount, what somebody was refused.
 
     Args:
         nodes: the objects.
         views: the views that the mount offers.
-        inside: looks at the daemon's own mount.
+        probe: looks at the daemon's own mount.
 
     Attributes:
         tasks: where this runs; None before that is possible.
     """
 
-    def __init__(self, nodes: Nodes, views: Views, inside: Inside) -> None:
+    def __init__(self, nodes: Nodes, views: Views, probe: SelfProbe) -> None:
         self._nodes = nodes
         self._views = views
-        self._inside = inside
+        self._probe = probe
         self.tasks: Tasks | None = None
-        self._repairing: dict[int, int] = {}  # object number -> number of refusals meanwhile
-        self._one_repair = trio.CapacityLimiter(1)
+        self._refusals: dict[int, int] = {}  # object number -> number of refusals meanwhile
+        self._one_at_a_time = trio.CapacityLimiter(1)
         self._looked_for = self._told = -_TELL_AGAIN_SECONDS  # when it was last looked for who keeps a lock, and told
 
     def refused(self, obj: Object | None) -> None:
@@ -59,11 +59,11 @@ class Repair:
         """
         if obj is None or (obj.lookups <= 0 and obj is not self._nodes.root) or self.tasks is None:
             return
-        if obj.number in self._repairing:
-            self._repairing[obj.number] += 1
+        if obj.number in self._refusals:
+            self._refusals[obj.number] += 1
             return
         names: list[bytes] = []
-        length = len(self._inside.mountpoint)
+        length = len(self._probe.mountpoint)
         at: Object | None = obj
         while at is not None and at is not self._nodes.root:
             names.append(at.name)
@@ -71,7 +71,7 @@ class Repair:
             if length > _PATH_MAX:
                 return  # no path leads there, and getcwd(2) fails anyway
             at = at.parent
-        self._repairing[obj.number] = 0
+        self._refusals[obj.number] = 0
         self.tasks.once("looking up again", self._look_up_again, obj.number, names[::-1], obj.parent or obj)
 
     def name_refused(self, parent_inode: int, name: bytes) -> None:
@@ -93,7 +93,7 @@ class Repair:
         self.refused(known)
 
     async def _look_up_again(self, number: int, names: list[bytes], parent: Object) -> None:
-        name = parent.name or os.path.basename(os.fsencode(self._inside.mountpoint))
+        name = parent.name or os.path.basename(os.fsencode(self._probe.mountpoint))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_lock, parent, name)
             await self._keep_looking_up(number, names)
@@ -112,7 +112,7 @@ class Repair:
                 self._told = now
                 log.warning(
                     "%s: process %d of uid %d keeps the directory %r locked, so that others wait for names in it",
-                    self._inside.mountpoint,
+                    self._probe.mountpoint,
                     pid,
                     uid,
                     os.fsdecode(name),
@@ -120,25 +120,25 @@ class Repair:
 
     async def _keep_looking_up(self, number: int, names: list[bytes]) -> None:
         try:
-            delays = iter(_REPAIR_DELAYS)
+            delays = iter(_DELAYS)
             while (delay := next(delays, None)) is not None:
-                refusals = self._repairing[number]
+                refusals = self._refusals[number]
                 await trio.sleep(delay)
                 for top in self._tops():
                     await trio.to_thread.run_sync(
                         linux.apart,
-                        self._inside.stat,
+                        self._probe.stat,
                         os.path.join(top, *names),
-                        limiter=self._one_repair,
+                        limiter=self._one_at_a_time,
                         abandon_on_cancel=True,
                     )
-                if self._repairing[number] != refusals:
-                    delays = iter(_REPAIR_DELAYS)
+                if self._refusals[number] != refusals:
+                    delays = iter(_DELAYS)
         finally:
-            del self._repairing[number]
+            del self._refusals[number]
 
     def _tops(self) -> Iterator[bytes]:
-        mountpoint = os.fsencode(self._inside.mountpoint)
+        mountpoint = os.fsencode(self._probe.mountpoint)
         if not self._views.top:
             yield mountpoint
             return

@@ -1,4 +1,4 @@
-"""Lets the daemon look at its own mount, from threads of its own, whose requests it recognizes."""
+"""Requests that the daemon makes to its own mount, from threads of its own, which it recognizes by them."""
 
 import contextlib
 import errno
@@ -14,14 +14,14 @@ from ..linux import ownfiles
 log = logging.getLogger(__name__)
 
 
-class Inside:
-    """Looks at the daemon's own mount.
+class SelfProbe:
+    """Makes requests of the daemon to its own mount, from threads whose requests it recognizes.
 
     Args:
         mountpoint: the mount point, as the daemon finds it.
 
     Attributes:
-        threads: the threads that are looking now.
+        threads: the threads that make such a request now.
         last_reader: the thread, of any process, whose request to read a directory came last.
     """
 

@@ -25,7 +25,7 @@ from ..view import View
 from .handles import OpenFiles
 from .probing import known_path
 from .request import Requests
-from .selfprobe import Inside
+from .selfprobe import SelfProbe
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class Trace:
         views: Views,
         files: OpenFiles,
         requests: Requests,
-        probe: Inside,
+        probe: SelfProbe,
         tell: Callable[[Record], None],
     ) -> None:
         self._nodes = nodes
@@ -146,10 +146,10 @@ class Trace:
         code = exc.errno if exc is not None else _error_in(operation, result)
         self._follow_handles(operation, given, result, begun.caller)
         paths = [path or later for path, later in zip(begun.paths, self._paths(given), strict=True)]
-        is_inside = begun.caller is not None and self._is_inside(begun.caller)
+        is_daemon = begun.caller is not None and self._is_daemon(begun.caller)
         place = begun.place or self._place(given)
         # A successful request hid nothing from its caller, except from a listing.
-        hidden = begun.notes.hidden if (code or operation == "readdir") and not is_inside else []
+        hidden = begun.notes.hidden if (code or operation == "readdir") and not is_daemon else []
         self._tell(
             {
                 "time": begun.time,
@@ -160,8 +160,8 @@ class Trace:
                 "pid": begun.caller.pid if begun.caller else None,
                 "command": begun.caller.command if begun.caller else None,
                 "client": {"uid": begun.caller.uid, "gid": begun.caller.gid} if begun.caller else None,
-                "server": None if is_inside else self._server(place, begun),
-                "inside": is_inside,
+                "server": None if is_daemon else self._server(place, begun),
+                "inside": is_daemon,
                 "error": errno.errorcode.get(code, str(code)) if code else None,
                 "answer": None if code else _answered(operation, result),
                 "remembers": _remembered(operation, result),
@@ -192,7 +192,7 @@ class Trace:
                 case (FileInfo() as opened, _):
                     self._openers[opened.fh] = caller
 
-    def _is_inside(self, caller: _Caller) -> bool:
+    def _is_daemon(self, caller: _Caller) -> bool:
         """Whether this daemon, or one above, asks on its own behalf."""
         return caller.pid in self._probe.threads or (caller.uid, caller.gid) == INSIDE[:2]
 

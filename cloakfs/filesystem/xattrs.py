@@ -44,7 +44,7 @@ class ExtendedAttributes(Core):
         can be reached without a search: the root of the mount. A process in a pid namespace that is not below the
         daemon's has pid 0 here; it is a thread of the kernel's server, when the daemon runs in a container.
         """
-        if not self.exported or not ctx.pid or ctx.pid in self.inside.threads:
+        if not self.exported or not ctx.pid or ctx.pid in self.self_probe.threads:
             return
         if not process.has_only_root_ids(ctx.pid):
             raise FUSEError(errno.EACCES)

@@ -4,7 +4,7 @@ With the patches in contrib/pyfuse3, pyfuse3 offers the former two, as `ReaddirT
 Where these exist, they are used. Otherwise, both are found in the memory of pyfuse3's objects, right after what every
 object of CPython begins with: libfuse's request in a `ReaddirToken`, and the nodeid in an `EntryAttributes`. This is
 true of pyfuse3 3.4.0 to 3.5.0. It is checked before anything is mounted (`check`) and, for the request, by the first
-listing (`Inside.check`).
+listing (`SelfProbe.check`).
 
 In a SETATTR, the kernel says whether a time is one that the caller chose, or the present, for which it sends a time as
 well. pyfuse3 gives that time to the handler, but keeps the flags in an object (`_Container`) that only its own

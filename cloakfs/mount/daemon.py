@@ -603,7 +603,7 @@ class _Daemon:
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             filesystem = self._filesystem
-            tasks = filesystem.tasks = filesystem.repair.tasks = filesystem.reader.tasks = Tasks(nursery)
+            tasks = filesystem.tasks = filesystem.relookup.tasks = filesystem.reader.tasks = Tasks(nursery)
             # A further signal while the daemon ends must not keep it from cleaning up.
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)
@@ -634,7 +634,7 @@ class _Daemon:
             log.debug("%s: the session ended in the middle of a request", self._settings.target)
 
     async def _say_ready(self) -> None:
-        await trio.to_thread.run_sync(linux.apart, self._filesystem.inside.check, abandon_on_cancel=True)
+        await trio.to_thread.run_sync(linux.apart, self._filesystem.self_probe.check, abandon_on_cancel=True)
         self._publish_rules()
         log.info("%s: serving %s", self._settings.target, self._settings.source)
         log.info("%s: access is %s", self._settings.target, self._access())
@@ -653,7 +653,7 @@ class _Daemon:
         """
         while True:
             if self._attached.is_on_top():
-                await trio.to_thread.run_sync(linux.apart, self._filesystem.inside.ask, abandon_on_cancel=True)
+                await trio.to_thread.run_sync(linux.apart, self._filesystem.self_probe.ask, abandon_on_cancel=True)
             self._supervisor.alive()
             await trio.sleep(seconds)
 

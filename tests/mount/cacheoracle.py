@@ -205,7 +205,7 @@ class Oracle:
     def tells(self, nodeid: int, ctx: RequestContext) -> None:
         """Note that this caller is told of the object."""
         number, view, obj = self._find(nodeid)
-        if view is None or obj is None or view.fixed is not None or ctx.pid in self._filesystem.inside.threads:
+        if view is None or obj is None or view.fixed is not None or ctx.pid in self._filesystem.self_probe.threads:
             return
         self.told[nodeid].add(ctx.uid)
         if number == 0 and obj.audience not in (ALL, ctx.uid):

@@ -40,7 +40,7 @@ POINTS: dict[str, tuple[object, str]] = {
     "changes": (watch.Watch, "read"),
     "signals": (daemon._Daemon, "_reload"),
     "stop": (attach.Attached, "detach"),
-    "look up again": (selfprobe.Inside, "stat"),
+    "look up again": (selfprobe.SelfProbe, "stat"),
     "ahead": (reader, "_advise"),
     "groups": (groups, "database_groups"),
     "connection": (control.Control, "_admit"),

@@ -4,19 +4,19 @@ import time
 
 import pytest
 
-from cloakfs.filesystem.reconnect import Reconnecting
+from cloakfs.filesystem.reconnect import HandleReconnection
 
 CHILD, PARENT, OTHER = 7, 5, 9
 
 
 @pytest.fixture
-def begun() -> Reconnecting:
-    made = Reconnecting()
+def begun() -> HandleReconnection:
+    made = HandleReconnection()
     made.begin(100, CHILD, PARENT)
     return made
 
 
-def test_the_steps_in_their_order(begun: Reconnecting) -> None:
+def test_the_steps_in_their_order(begun: HandleReconnection) -> None:
     assert begun.looks_at(100, CHILD)
     assert begun.seeks_in(100, PARENT) == CHILD
     assert not begun.finish(100, PARENT, b"name"), "it has not been found yet"
@@ -29,7 +29,7 @@ def test_the_steps_in_their_order(begun: Reconnecting) -> None:
     assert begun.seeks_in(100, PARENT) is None
 
 
-def test_for_these_directories_and_this_thread_alone(begun: Reconnecting) -> None:
+def test_for_these_directories_and_this_thread_alone(begun: HandleReconnection) -> None:
     begun.found(100, b"name")
     assert not begun.looks_at(100, OTHER)
     assert begun.seeks_in(100, CHILD) is None
@@ -41,13 +41,13 @@ def test_for_these_directories_and_this_thread_alone(begun: Reconnecting) -> Non
     assert not begun.finish(101, PARENT, b"name")
 
 
-def test_anything_else_ends_it(begun: Reconnecting) -> None:
+def test_anything_else_ends_it(begun: HandleReconnection) -> None:
     begun.end(100)
     assert not begun.looks_at(100, CHILD)
     begun.end(100)
 
 
-def test_it_does_not_last(begun: Reconnecting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_does_not_last(begun: HandleReconnection, monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + 6)
     assert not begun.looks_at(100, CHILD)
@@ -56,6 +56,6 @@ def test_it_does_not_last(begun: Reconnecting, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_thread_that_cannot_be_told_from_others_may_nothing() -> None:
-    made = Reconnecting()
+    made = HandleReconnection()
     made.begin(0, CHILD, PARENT)
     assert not made.looks_at(0, CHILD)
