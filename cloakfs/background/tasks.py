@@ -30,7 +30,7 @@ _TELL_AGAIN_SECONDS = 60.0
 _P = ParamSpec("_P")
 
 
-async def keep(what: str, work: Callable[_P, Awaitable[object]], *args: _P.args, **kwargs: _P.kwargs) -> None:
+async def supervise(what: str, work: Callable[_P, Awaitable[object]], *args: _P.args, **kwargs: _P.kwargs) -> None:
     """Run `work` until it returns, repeatedly if it fails; never raises anything but Cancelled.
 
     Args:
@@ -77,11 +77,11 @@ class Tasks:
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
 
-    def keep(self, what: str, work: Callable[_P, Awaitable[object]], *args: _P.args, **kwargs: _P.kwargs) -> None:
-        """Start a task that `keep` keeps running."""
+    def supervise(self, what: str, work: Callable[_P, Awaitable[object]], *args: _P.args, **kwargs: _P.kwargs) -> None:
+        """Start a task that `supervise` keeps running."""
 
         async def run() -> None:
-            await keep(what, work, *args, **kwargs)
+            await supervise(what, work, *args, **kwargs)
 
         self._nursery.start_soon(run, name=what)
 

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from pyfuse3 import InodeT
 
 from ..fuse.loop import last_request
-from .attributes import Attributes
-from .data import Data
-from .directories import Directories
-from .xattrs import ExtendedAttributes
+from .attributes import AttributeOperations
+from .data import DataOperations
+from .directories import DirectoryOperations
+from .xattrs import XattrOperations
 
 
-class Filesystem(Attributes, Directories, Data, ExtendedAttributes):
+class Filesystem(AttributeOperations, DirectoryOperations, DataOperations, XattrOperations):
     """A real tree, seen through views."""
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:

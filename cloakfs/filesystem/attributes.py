@@ -28,7 +28,7 @@ from ..tree.actor import Actor
 from ..tree.request import SET_ID, Request
 from ..tree.visibility import attrs_of
 from .core import Core
-from .names import Names
+from .names import NameOperations
 from .request import answers
 
 NOW, OMIT = When.NOW, When.OMIT
@@ -99,7 +99,7 @@ def _may(at: Request, mode: int) -> bool:
     return calls.access(at.credentials, at.fd, mode)
 
 
-class Attributes(Names, Core):
+class AttributeOperations(NameOperations, Core):
     """GETATTR, SETATTR, ACCESS, READLINK, STATFS."""
 
     @answers

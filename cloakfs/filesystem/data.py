@@ -23,7 +23,7 @@ def reopen_flags(flags: int) -> int:
     """Return the flags with which the real file is opened for a client that used `flags`.
 
     O_APPEND is left out: with it, pwrite(2) writes at the end whatever its offset, even what is written after
-    fcntl(F_SETFL), or to a mapping. See `Data.write`.
+    fcntl(F_SETFL), or to a mapping. See `DataOperations.write`.
     """
     return flags & ~(_NOT_AGAIN | os.O_APPEND)
 
@@ -65,7 +65,7 @@ def _may_have_more(at: Request, flags: int) -> bool:
     return filesystem.makes_up_files or flags & (os.O_ACCMODE | os.O_TRUNC) == os.O_RDONLY
 
 
-class Data(Core):
+class DataOperations(Core):
     """OPEN, READ, WRITE, FALLOCATE, LSEEK, FLUSH, FSYNC, RELEASE.
 
     pyfuse3 passes on FALLOCATE and LSEEK only with the patch in contrib/pyfuse3. Without it, the kernel fails the

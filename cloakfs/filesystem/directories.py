@@ -27,7 +27,7 @@ from ..tree.request import Request
 from ..tree.visibility import Far, Sight, is_entry_visible
 from .core import Near
 from .handles import Entry, OpenDirectory
-from .names import Names
+from .names import NameOperations
 from .request import answers
 from .turns import SLICE_SECONDS
 
@@ -99,7 +99,7 @@ class Reply:
         return now > (self._began + _REPLY_SECONDS if self.has_entries else self.until)
 
 
-class Directories(Names):
+class DirectoryOperations(NameOperations):
     """OPENDIR, READDIRPLUS, RELEASEDIR, FSYNCDIR."""
 
     @answers

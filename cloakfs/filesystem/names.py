@@ -100,7 +100,7 @@ def _removed_exactly(at: Request, call: _Remove, name: bytes, seen: int, info: l
     atomic.remove(at.credentials_for_names(), at.fd, name, seen, info, call)
 
 
-class Names(Core):
+class NameOperations(Core):
     """LOOKUP, CREATE, MKNOD, MKDIR, SYMLINK, LINK, UNLINK, RMDIR, RENAME."""
 
     @answers

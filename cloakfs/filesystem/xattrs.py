@@ -24,7 +24,7 @@ _OFTEN_ASKED = frozenset({CAPABILITY, _LABEL, b"system.posix_acl_access"})
 """What the kernel asks for before every write, and ls(1) of every file; mostly, there is none."""
 
 
-class ExtendedAttributes(Core):
+class XattrOperations(Core):
     """GETXATTR, SETXATTR, LISTXATTR, REMOVEXATTR."""
 
     async def _enter_object(self, inode: InodeT, ctx: RequestContext, name: bytes = b"") -> Request:

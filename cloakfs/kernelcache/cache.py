@@ -168,11 +168,11 @@ class KernelCache:
 
     def run(self, tasks: Tasks) -> None:
         """Start what goes on in the background."""
-        tasks.keep("invalidating what the kernel caches", self.invalidation.keep_forgetting)
-        tasks.keep("watching mounts", self._changes.follow_mounts)
-        tasks.keep("finding what was moved", self._changes.find_moved)
+        tasks.supervise("invalidating what the kernel caches", self.invalidation.keep_forgetting)
+        tasks.supervise("watching mounts", self._changes.follow_mounts)
+        tasks.supervise("finding what was moved", self._changes.find_moved)
         if self._watch is not None:
-            tasks.keep("watching changes", self._changes.follow, self._watch)
+            tasks.supervise("watching changes", self._changes.follow, self._watch)
 
     def reset(self) -> None:
         """Have everything forgotten: the policy has changed, for example."""

@@ -343,7 +343,7 @@ class Invalidation:
 
     def _end(self, first: set[trio.Event], last: list[Names]) -> None:
         if self._tasks is not None:
-            self._tasks.keep("invalidating names in the kernel", self._forget_last, first, last)
+            self._tasks.supervise("invalidating names in the kernel", self._forget_last, first, last)
 
     async def _forget_last(self, first: set[trio.Event], last: list[Names]) -> None:
         for wait in first:
@@ -531,9 +531,9 @@ class Invalidation:
             self._tasks = tasks = Tasks(nursery)
             for first, last in self._ending:
                 self._end(first, last)
-            tasks.keep("invalidating names in the kernel", self.notifier.run)
-            tasks.keep("invalidating everything in the kernel", self._keep_sweeping)
-            tasks.keep("invalidating what is below in the kernel", self._keep_forgetting_below)
+            tasks.supervise("invalidating names in the kernel", self.notifier.run)
+            tasks.supervise("invalidating everything in the kernel", self._keep_sweeping)
+            tasks.supervise("invalidating what is below in the kernel", self._keep_forgetting_below)
             while True:
                 await trio.sleep(1)
                 self._absent.drop_until(trio.current_time() - ABSENT_SECONDS)

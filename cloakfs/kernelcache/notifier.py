@@ -377,7 +377,7 @@ class Notifier:
             return
         if self._threads < self._few_threads or self._threads - self._waiting_threads() < self._few_threads:
             self._threads += 1
-            self._tasks.keep("invalidating names in the kernel", self._work)
+            self._tasks.supervise("invalidating names in the kernel", self._work)
 
     def _start_more(self) -> None:
         """Start further threads, since those that there are may wait for a lock."""
@@ -465,7 +465,7 @@ class Notifier:
         if self._tasks is not None and self._pages and self._page_threads < _MOST_THREADS_FOR_PAGES:
             self._page_threads += 1
             self._pages_running, self._pages = deque(self._pages), set()
-            self._tasks.keep("invalidating pages in the kernel", self._work_on_pages, self._pages_running)
+            self._tasks.supervise("invalidating pages in the kernel", self._work_on_pages, self._pages_running)
 
     async def _work_on_pages(self, nodeids: deque[int]) -> None:
         await self._in_thread(forget_pages, nodeids)

@@ -608,20 +608,22 @@ class _Daemon:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)
             with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
-                tasks.keep("handling signals", self._obey, signals, tasks)
-                tasks.keep("reloading", self._keep_reloading)
+                tasks.supervise("handling signals", self._obey, signals, tasks)
+                tasks.supervise("reloading", self._keep_reloading)
                 nursery.start_soon(self._say_ready)  # not a kept task: a mount that fails here was not made
-                tasks.keep("regular maintenance", self._keep_house)
-                tasks.keep("making nodeids durable", self._keep_index)
+                tasks.supervise("regular maintenance", self._keep_house)
+                tasks.supervise("making nodeids durable", self._keep_index)
                 cache, views = filesystem.cache, filesystem.views
-                tasks.keep("watching the user database", views.keep_fresh, cache.reset, self._tuning.view_seconds)
+                tasks.supervise("watching the user database", views.keep_fresh, cache.reset, self._tuning.view_seconds)
                 cache.run(tasks)
-                tasks.keep("dropping what the kernel forgot", filesystem.references.keep_dropping)
-                tasks.keep("recalling delegations", filesystem.recalls.keep_recalling)
-                tasks.keep("counting probes", filesystem.probing.keep_counting)
-                tasks.keep("answering commands", self._control.serve, tasks)
+                tasks.supervise("dropping what the kernel forgot", filesystem.references.keep_dropping)
+                tasks.supervise("recalling delegations", filesystem.recalls.keep_recalling)
+                tasks.supervise("counting probes", filesystem.probing.keep_counting)
+                tasks.supervise("answering commands", self._control.serve, tasks)
                 if self._supervisor.watchdog_seconds is not None:
-                    tasks.keep("showing systemd that it answers", self._show_life, self._supervisor.watchdog_seconds)
+                    tasks.supervise(
+                        "showing systemd that it answers", self._show_life, self._supervisor.watchdog_seconds
+                    )
                 await self._answer_requests()
                 nursery.cancel_scope.cancel()
 
@@ -704,7 +706,7 @@ class _Daemon:
                 self._say(ENDED)
                 self._supervisor.stopping()
                 log.info("%s: asked to stop", self._settings.target)
-                tasks.keep("stopping", self._stop)
+                tasks.supervise("stopping", self._stop)
 
     async def _keep_reloading(self) -> None:
         while True:

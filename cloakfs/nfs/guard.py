@@ -138,7 +138,7 @@ class Guard:
                 async with trio.open_nursery() as nursery:
                     self._tasks = tasks.Tasks(nursery)
                     # An order to stop is obeyed from the beginning, and what was mounted until then is unmounted.
-                    self._tasks.keep("handling signals", self._obey, signals)
+                    self._tasks.supervise("handling signals", self._obey, signals)
                     self._tasks.once("waiting for the end", self._cancel_at_end, nursery.cancel_scope)
                     try:
                         async with self._change:
@@ -146,8 +146,8 @@ class Guard:
                         self._bound = self._bind()
                         for watched in self._watched.values():
                             self._start_watching(watched)
-                        self._tasks.keep("checking the server", self._check_server)
-                        self._tasks.keep("answering commands", self._listen)
+                        self._tasks.supervise("checking the server", self._check_server)
+                        self._tasks.supervise("answering commands", self._listen)
                         ready()
                     except (ServerError, OSError) as exc:
                         failure = exc
@@ -345,7 +345,7 @@ class Guard:
 
     async def _watch(self, watched: Watched) -> None:
         with watched.scope:
-            await tasks.keep(f"watching {watched.mount.path}", self._keep_mounted, watched)
+            await tasks.supervise(f"watching {watched.mount.path}", self._keep_mounted, watched)
 
     async def _keep_mounted(self, watched: Watched) -> None:
         """Mount again whenever the daemon has died, and retry until this succeeds."""

@@ -420,7 +420,7 @@ def end_at_statfs() -> None:
     async def statfs(*_: object) -> NoReturn:
         raise SystemExit("the end")
 
-    replace(attributes.Attributes, "statfs", statfs)
+    replace(attributes.AttributeOperations, "statfs", statfs)
 
 
 def fail_at_readlink(error: type[Exception], *arguments: object) -> None:
@@ -429,7 +429,7 @@ def fail_at_readlink(error: type[Exception], *arguments: object) -> None:
     async def readlink(self: Any, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext) -> bytes:
         raise error(*arguments)
 
-    replace(attributes.Attributes, "readlink", answers(readlink))
+    replace(attributes.AttributeOperations, "readlink", answers(readlink))
 
 
 def fail_to_name_callers() -> None:

@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from cloakfs import linux
-from cloakfs.filesystem.attributes import NOW, OMIT, Attributes, Change, Time
+from cloakfs.filesystem.attributes import NOW, OMIT, AttributeOperations, Change, Time
 from cloakfs.identity import Caller, ServerId
 from cloakfs.tree.actor import actor
 from cloakfs.tree.request import Request
@@ -167,7 +167,7 @@ def truncate_as_somebody_else(path: str) -> tuple[int, int]:
 # -- several parts at once: the kernel's NFS server sends them -------------------------------------
 
 
-class Changer(Attributes):
+class Changer(AttributeOperations):
     """Only what makes the system calls of a SETATTR, on a real file."""
 
     def __init__(self) -> None:

@@ -42,7 +42,7 @@ class Task:
 
 
 def run(task: Task) -> None:
-    trio.run(tasks.keep, "the task", task, clock=trio.testing.MockClock(autojump_threshold=0))
+    trio.run(tasks.supervise, "the task", task, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 def test_a_task_that_returns_is_done() -> None:
@@ -74,16 +74,16 @@ def test_a_task_that_fails_begins_anew(failure: Exception, caplog: pytest.LogCap
     assert record.getMessage().startswith("the task failed")
 
 
-def test_pauses_grow_to_a_bound() -> None:
+def test_the_backoff_grows_to_a_bound() -> None:
     task = Task(*[OSError(24, "") for _ in range(12)])
     run(task)
-    pauses = [round(later - earlier, 6) for earlier, later in zip(task.begun, task.begun[1:], strict=False)]
-    assert pauses[:3] == [0.1, 0.2, 0.4]
-    assert pauses == sorted(pauses)
-    assert pauses[-1] == tasks.LONGEST_PAUSE_SECONDS
+    backoffs = [round(later - earlier, 6) for earlier, later in zip(task.begun, task.begun[1:], strict=False)]
+    assert backoffs[:3] == [0.1, 0.2, 0.4]
+    assert backoffs == sorted(backoffs)
+    assert backoffs[-1] == tasks.LONGEST_BACKOFF_SECONDS
 
 
-def test_the_same_failure_is_told_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_same_failure_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     run(Task(*[OSError(24, "") for _ in range(20)]))  # about 80 seconds
     assert len(caplog.records) == 2
 
@@ -92,7 +92,7 @@ def test_the_end_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
     async def end() -> None:
         async with trio.open_nursery() as nursery:
             started = tasks.Tasks(nursery)
-            started.keep("sleeping", trio.sleep_forever)
+            started.supervise("sleeping", trio.sleep_forever)
             started.once("sleeping, too", trio.sleep_forever)
             await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
