@@ -16,16 +16,16 @@ import trio
 
 log = logging.getLogger(__name__)
 
-FIRST_PAUSE_SECONDS = 0.1
-"""How long a task that failed waits before it starts again; the pause doubles after each further failure."""
+FIRST_BACKOFF_SECONDS = 0.1
+"""How long a task that failed waits before it starts again; this doubles after each further failure."""
 
-LONGEST_PAUSE_SECONDS = 5.0
+LONGEST_BACKOFF_SECONDS = 5.0
 
-# The pause of a task that ran for longer than this before it failed begins at FIRST_PAUSE_SECONDS again.
+# The backoff of a task that ran for longer than this before it failed begins at FIRST_BACKOFF_SECONDS again.
 _WELL_SECONDS = 30.0
 
 # The same failure is logged again only after this time.
-_TELL_AGAIN_SECONDS = 60.0
+_LOG_AGAIN_SECONDS = 60.0
 
 _P = ParamSpec("_P")
 
@@ -39,8 +39,8 @@ async def supervise(what: str, work: Callable[_P, Awaitable[object]], *args: _P.
         args: its arguments.
         kwargs: its keyword arguments.
     """
-    pause = FIRST_PAUSE_SECONDS
-    told: dict[str, float] = {}  # cause -> when
+    backoff = FIRST_BACKOFF_SECONDS
+    logged: dict[str, float] = {}  # cause -> when
     while True:
         began = trio.current_time()
         try:
@@ -48,15 +48,15 @@ async def supervise(what: str, work: Callable[_P, Awaitable[object]], *args: _P.
         except Exception as exc:
             now = trio.current_time()
             if now - began > _WELL_SECONDS:
-                pause = FIRST_PAUSE_SECONDS
+                backoff = FIRST_BACKOFF_SECONDS
             why = cause(exc)
-            if now >= told.get(why, now):
-                told = {why: now + _TELL_AGAIN_SECONDS}
+            if now >= logged.get(why, now):
+                logged = {why: now + _LOG_AGAIN_SECONDS}
                 log.error("%s failed and is started again: %s", what, why)  # noqa: TRY400  (one line)
         else:
             return
-        await trio.sleep(pause)
-        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+        await trio.sleep(backoff)
+        backoff = min(2 * backoff, LONGEST_BACKOFF_SECONDS)
 
 
 async def attempt(what: str, work: Callable[_P, Awaitable[object]], *args: _P.args, **kwargs: _P.kwargs) -> None:
@@ -78,7 +78,7 @@ class Tasks:
         self._nursery = nursery
 
     def supervise(self, what: str, work: Callable[_P, Awaitable[object]], *args: _P.args, **kwargs: _P.kwargs) -> None:
-        """Start a task that `supervise` keeps running."""
+        """Start a task that is started again whenever it fails."""
 
         async def run() -> None:
             await supervise(what, work, *args, **kwargs)

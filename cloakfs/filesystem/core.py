@@ -307,7 +307,7 @@ class Core(pyfuse3.Operations):
         _, view, who = await self.callers.served(inode, ctx, for_attributes=for_attributes)
         near = Near(view, who.uid, {}, tries)
         for one in self.visibility.approach(obj, near.known):
-            await self.turns.pause(ctx.uid)
+            await self.turns.wait_for_turn(ctx.uid)
             _, view, who = await self.callers.served(inode, ctx, for_attributes=for_attributes)
             if near.view is not view or near.uid != who.uid:
                 break

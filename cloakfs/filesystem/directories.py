@@ -157,7 +157,7 @@ class DirectoryOperations(NameOperations):
                 if reply.must_wait():
                     if reply.has_entries:
                         break
-                    reply.until = await self.turns.pause(ctx.uid)
+                    reply.until = await self.turns.wait_for_turn(ctx.uid)
                 # An entry is reported when it is known what comes next.
                 directory.at_end = len(directory.pending) <= 1 and not await self._read_on(fh, directory)
                 try:
@@ -517,7 +517,7 @@ class DirectoryOperations(NameOperations):
             if reply.must_wait():
                 if reply.has_entries:
                     return
-                reply.until = await self.turns.pause(ctx.uid)
+                reply.until = await self.turns.wait_for_turn(ctx.uid)
 
     @answers
     async def releasedir(self, fh: FileHandleT) -> None:

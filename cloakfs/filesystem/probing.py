@@ -62,7 +62,7 @@ class Probing:
         self._mountpoint = mountpoint
         self._exported = exported
         self._seconds = seconds
-        self._pause = 0.0  # in seconds; 0 for none
+        self._delay = 0.0  # how long a caller above the rate gets EAGAIN, in seconds; 0 for never
         self._notes: list[_Note] = []
         self._logged_since = -_LOGGED_SECONDS
         self._logged = self._not_logged = 0
@@ -70,7 +70,7 @@ class Probing:
     def use(self, options: Options) -> None:
         """Apply the options from now on."""
         self.probes.use(options.probe_alarm)
-        self._pause = options.probe_delay / 1000
+        self._delay = options.probe_delay / 1000
 
     # -- while a request is served -----------------------------------------------------------------
 
@@ -85,9 +85,9 @@ class Probing:
             return
         uid = ClientId(ctx.uid)
         self._note(("lookups" if is_hidden else _ABSENT, uid, at.number, at.obj.number, name))
-        if self._pause:
+        if self._delay:
             what = (at.obj.number, name)
-            if not self.probes.may_tell(Identity(uid, at.number), what, time.monotonic(), self._pause):
+            if not self.probes.may_tell(Identity(uid, at.number), what, time.monotonic(), self._delay):
                 self.probes.counts["refused"] += 1
                 raise FUSEError(errno.EAGAIN)
 
@@ -112,7 +112,7 @@ class Probing:
 
     # -- later -------------------------------------------------------------------------------------
 
-    async def keep_counting(self) -> None:
+    async def run(self) -> None:
         """Count what was noted, for ever."""
         while True:
             await trio.sleep(self._seconds)
@@ -140,7 +140,7 @@ class Probing:
                 "creations": alarm.counts.get("creations", 0),
                 "handles": alarm.counts.get("handles", 0),
                 "path": path,
-                "delay": round(self._pause * 1000) if uid is not None else 0,
+                "delay": round(self._delay * 1000) if uid is not None else 0,
             }
         )
         whose = "an unknown caller of the NFS server" if uid is None else f"client uid {uid}"

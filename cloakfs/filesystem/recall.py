@@ -25,14 +25,14 @@ from .selfprobe import SelfProbe
 
 log = logging.getLogger(__name__)
 
-_PAUSE_SECONDS = 0.1
+_INTERVAL_SECONDS = 0.1
 """How long to wait before the next files: some change all the time.
 
 After a recall, knfsd grants no new delegation of the file for at least half a minute."""
 
 _QUICK_SECONDS = 3.0
-_SLOW_PAUSE_SECONDS = 1.0
-"""How long to wait between looks when delegations have not been returned for longer: the client may be gone."""
+_SLOW_INTERVAL_SECONDS = 1.0
+"""How long to wait between attempts when delegations have not been returned for longer: the client may be gone."""
 
 # The type, the upper and the lower half of the nodeid, and the generation (fs/fuse/inode.c: fuse_encode_fh).
 _FUSE_HANDLE = struct.Struct("=iIII")
@@ -63,7 +63,7 @@ class Recalls:
         self._files = files
         self._probe = probe
         self._forget_attributes = forget_attributes
-        self._recalled: dict[Object, float] = {}  # what was not returned when last looked at, and since when
+        self._recalled: dict[Object, float] = {}  # what was not returned at the last attempt, and since when
         self._wanted: dict[Object, None] = {}
         self._is_wanted = trio.Event()
         self._has_failed = False
@@ -77,8 +77,8 @@ class Recalls:
         if self._wanted:
             self._is_wanted.set()
 
-    async def keep_recalling(self) -> None:
-        """Run for ever, doing that."""
+    async def run(self) -> None:
+        """Recall delegations of what has changed, for ever."""
         while True:
             if not self._recalled:
                 await self._is_wanted.wait()
@@ -91,8 +91,8 @@ class Recalls:
                 self._cannot(exc)
                 delegated = set()
             self._note({objects[handle] for handle in delegated})
-            with trio.move_on_after(self._pause()):
-                await trio.sleep(_PAUSE_SECONDS)
+            with trio.move_on_after(self._interval()):
+                await trio.sleep(_INTERVAL_SECONDS)
                 await self._is_wanted.wait()
 
     def _note(self, delegated: Collection[Object]) -> None:
@@ -105,11 +105,11 @@ class Recalls:
         if self._recalled:
             log.debug("delegations of %d files that have changed are not returned yet", len(self._recalled))
 
-    def _pause(self) -> float:
+    def _interval(self) -> float:
         quick_since = trio.current_time() - _QUICK_SECONDS
         if not self._recalled or any(since > quick_since for since in self._recalled.values()):
-            return _PAUSE_SECONDS
-        return _SLOW_PAUSE_SECONDS
+            return _INTERVAL_SECONDS
+        return _SLOW_INTERVAL_SECONDS
 
     def _cannot(self, exc: OSError) -> None:
         if not self._has_failed:

@@ -51,8 +51,8 @@ class References:
         if self._left or self._has_unused:
             self._wanted.set()
 
-    async def keep_dropping(self) -> None:
-        """Run for ever, dealing with what is left."""
+    async def run(self) -> None:
+        """Deal with what is left, for ever."""
         while True:
             if not (self._left or self._has_unused):
                 self._wanted = trio.Event()

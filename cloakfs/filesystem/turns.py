@@ -32,7 +32,7 @@ class Turns:
             if not lock.locked():
                 self._alone.pop(caller, None)
 
-    async def pause(self, caller: int) -> float:
+    async def wait_for_turn(self, caller: int) -> float:
         """Let others run, and wait for the caller's turn.
 
         Returns:

@@ -44,7 +44,7 @@ from ..tree.index import MEMORY, Index, Unstored
 from ..tree.nodes import Nodes
 from ..tree.views import ViewError, Views
 from ..tuning import STANDARD, Tuning
-from . import garbage
+from . import gctuning
 from .control import Control
 from .reaper import ENDED, FAILED, READY, Again, CleanUp
 from .reread import as_json, read_apart
@@ -616,9 +616,9 @@ class _Daemon:
                 cache, views = filesystem.cache, filesystem.views
                 tasks.supervise("watching the user database", views.keep_fresh, cache.reset, self._tuning.view_seconds)
                 cache.run(tasks)
-                tasks.supervise("dropping what the kernel forgot", filesystem.references.keep_dropping)
-                tasks.supervise("recalling delegations", filesystem.recalls.keep_recalling)
-                tasks.supervise("counting probes", filesystem.probing.keep_counting)
+                tasks.supervise("dropping what the kernel forgot", filesystem.references.run)
+                tasks.supervise("recalling delegations", filesystem.recalls.run)
+                tasks.supervise("counting probes", filesystem.probing.run)
                 tasks.supervise("answering commands", self._control.serve, tasks)
                 if self._supervisor.watchdog_seconds is not None:
                     tasks.supervise(
@@ -667,13 +667,13 @@ class _Daemon:
                     await trio.sleep(0)
 
     async def _keep_house(self) -> None:
-        garbage.spare_survivors()
+        gctuning.freeze_survivors()
         requests, answered, trouble = self._filesystem.requests, -1, ""
         while True:
             await trio.sleep(self._tuning.housekeeping_seconds)
             before, answered = answered, sum(requests.counts().values())
             if before == answered and not requests.waiting.total + requests.writes.total:
-                garbage.collect_now_and_then()
+                gctuning.collect_if_due()
             nodes = self._filesystem.nodes
             for _ in nodes.descriptors.close_idle():
                 await trio.sleep(0)

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 
-from ..background.backoff import pause
+from ..background.backoff import backoff_seconds
 from ..fuse import connection
 from ..fuse.detach import KINDS, detach_dead
 from ..linux import mountinfo, ownfiles, process
@@ -19,7 +19,7 @@ NAME = "cloakfs-cleanup"
 """The name that `ps` shows, with the mount point and the daemon; the kernel keeps 15 bytes of it."""
 
 
-# A mount that lasted this long was well; only the time before counts for the pause before the next attempt.
+# A mount that lasted this long was well; only the time before counts for the backoff before the next attempt.
 _WELL_SECONDS = 60.0
 
 _MOST_SAID = 4096
@@ -102,7 +102,7 @@ def _mount_again(
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         while True:
-            time.sleep(pause(failures))
+            time.sleep(backoff_seconds(failures))
             # Whoever wants an end to this waits for the end of an attempt.
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
             if _top(target) != below:

@@ -20,7 +20,7 @@ from typing import Any
 import trio
 
 from ..background import tasks
-from ..background.backoff import pause
+from ..background.backoff import backoff_seconds
 from ..background.logfile import follow_rotation
 from ..config.options import Export
 from ..config.render import format_exports, format_options
@@ -359,7 +359,7 @@ class Guard:
                 log.warning("%s: %s", watched.mount.path, watched.complaint)
             failures = itertools.count()
             while watched.complaint:
-                await trio.sleep(pause(next(failures)))
+                await trio.sleep(backoff_seconds(next(failures)))
                 async with self._change:
                     if watched.complaint:  # not mounted meanwhile, together with another one
                         await self._mount_again(watched)

@@ -38,7 +38,7 @@ def test_others_get_their_turn_while_many_are_dropped() -> None:
         references = References(forgotten.forget, forgotten.is_news)
         wanted = [(number, 1) for number in range(100 * AT_ONCE)]
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(references.keep_dropping)
+            nursery.start_soon(references.run)
             await trio.testing.wait_all_tasks_blocked()
             references.dropped(wanted)
             turns = 0

@@ -12,7 +12,7 @@ def test_the_slices_of_one_caller_take_turns() -> None:
 
     async def work(turns: Turns, caller: int) -> None:
         for _ in range(20):
-            await turns.pause(caller)
+            await turns.wait_for_turn(caller)
             worked.append(caller)
 
     async def main() -> None:
@@ -33,9 +33,9 @@ def test_whoever_gives_up_leaves_the_turn_to_others() -> None:
         turns = Turns()
         with trio.CancelScope() as scope:
             scope.cancel()
-            await turns.pause(1)
+            await turns.wait_for_turn(1)
         assert scope.cancelled_caught
         with trio.fail_after(5):
-            await turns.pause(1)
+            await turns.wait_for_turn(1)
 
     trio.run(main)

@@ -1,4 +1,4 @@
-"""The garbage collector looks at what is known for long only when nobody waits."""
+"""The garbage collector looks at what has been known for long only while no request waits."""
 
 import gc
 import math
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cloakfs.mount import garbage
+from cloakfs.mount import gctuning
 
 
 class _Circle:
@@ -19,9 +19,9 @@ class _Circle:
 
 @pytest.fixture(autouse=True)
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(garbage, "_last", -math.inf)
+    monkeypatch.setattr(gctuning, "_last", -math.inf)
     before, often = list(gc.callbacks), gc.get_threshold()
-    garbage.spare_survivors()
+    gctuning.freeze_survivors()
     yield
     gc.callbacks[:] = before
     gc.set_threshold(*often)
@@ -66,15 +66,15 @@ def test_old_circles_are_found_when_nobody_waits(monkeypatch: pytest.MonkeyPatch
     del circle
     gc.collect()
     assert gone() is not None, "it was set aside"
-    garbage.collect_now_and_then()
+    gctuning.collect_if_due()
     assert gone() is None
     assert gc.get_freeze_count() > 0, "what has survived is set aside again"
     again = _Circle()
     gc.collect()
     gone = weakref.ref(again)
     del again
-    garbage.collect_now_and_then()
+    gctuning.collect_if_due()
     assert gone() is not None, "not again so soon"
-    monkeypatch.setattr(garbage, "_EVERY_SECONDS", 0.0)
-    garbage.collect_now_and_then()
+    monkeypatch.setattr(gctuning, "_EVERY_SECONDS", 0.0)
+    gctuning.collect_if_due()
     assert gone() is None
