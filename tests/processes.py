@@ -1,4 +1,4 @@
-"""Ends processes that are not children of ours (waitpid(2)): daemons, guards, clean-up processes."""
+"""Ends processes that are not children of ours (waitpid(2)): daemons, guards, reapers."""
 
 import os
 import signal

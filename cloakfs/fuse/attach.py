@@ -73,7 +73,7 @@ class MountOptions:
         client: the entry in that file, as with `--client`.
         remount: change a mount that is there (`remount`).
         restart: mount again if the daemon dies.
-        restarts: how many times that has happened (`restarted=N`, which nobody but the clean-up process gives).
+        restarts: how many times that has happened (`restarted=N`, which nobody but the reaper gives).
         log: where the log of a mount in the background goes: a file, or `syslog`.
         given: the single words, as they were given; also those that belong to an export.
     """

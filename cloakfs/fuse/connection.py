@@ -1,6 +1,6 @@
 """Aborts a FUSE connection, and says how much the kernel may ask of it at a time.
 
-(The clean-up process uses this module, so it imports next to nothing.)
+(The reaper uses this module, so it imports next to nothing.)
 
 A connection ends when nobody has its session open any more. A thread that waits in the kernel still has it open: when
 it makes the kernel forget a name, it waits for the directory's lock, which a user can hold indefinitely, and neither a

@@ -1,4 +1,4 @@
-"""Detaches cloakfs mounts. (The clean-up process uses this module, so it imports next to nothing.)"""
+"""Detaches cloakfs mounts. (The reaper uses this module, so it imports next to nothing.)"""
 
 import contextlib
 import errno

@@ -1,7 +1,7 @@
 """The mount table, as this process sees it.
 
 The table is read as bytes: users choose the names of mount points, types (`fusermount3 -o subtype=…`) and sources
-freely, and nothing they write may prevent the rest from being read. (The clean-up process uses this module, so it
+freely, and nothing they write may prevent the rest from being read. (The reaper uses this module, so it
 imports next to nothing.)
 """
 

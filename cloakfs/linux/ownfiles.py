@@ -4,10 +4,10 @@ configuration, and mount points. (`linux.database`, `linux.programs` and `linux.
 A thread that serves callers keeps the credentials of the one for whom it made its last call on the real tree
 (`tree.calls`). Whatever else it opened would be opened as that caller. So each function here acts as the daemon first;
 that costs no more than a test if the thread does so already. In a process that acts for nobody (a command, the guard of
-a service, the clean-up process), nothing is switched.
+a service, the reaper), nothing is switched.
 
 Most functions are those of the standard library, with its names; `open` returns a file object, and `open_fd` is
-os.open. (The clean-up process uses this module, so it imports next to nothing.)
+os.open. (The reaper uses this module, so it imports next to nothing.)
 """
 
 import builtins
@@ -89,7 +89,7 @@ def is_locked(path: str) -> bool:
 @as_daemon
 def rmtree(path: str) -> None:
     """Remove a directory and what is below it; see shutil.rmtree."""
-    import shutil  # noqa: PLC0415  (the clean-up process needs none of it)
+    import shutil  # noqa: PLC0415  (the reaper needs none of it)
 
     shutil.rmtree(path)
 

@@ -1,7 +1,7 @@
 """Other processes and their threads: when they began, what /proc tells about them, and when they end.
 
 Process ids are reused. What identifies a process for ever is its id together with the time at which it began, or a
-descriptor of it (a pidfd, pidfd_open(2)). (The clean-up process uses this module, so it imports next to nothing.)
+descriptor of it (a pidfd, pidfd_open(2)). (The reaper uses this module, so it imports next to nothing.)
 
 All is read as the daemon: /proc may be mounted with hidepid, and only who may trace a process is told some of it.
 """

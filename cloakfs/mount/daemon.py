@@ -46,7 +46,7 @@ from ..tree.views import ViewError, Views
 from ..tuning import STANDARD, Tuning
 from . import gctuning
 from .control import Control
-from .reaper import ENDED, FAILED, READY, Again, CleanUp
+from .reaper import ENDED, FAILED, READY, Again, Reaper
 from .reread import as_json, read_apart
 
 log = logging.getLogger(__name__)
@@ -121,22 +121,22 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         threads = ThreadStatus()
         filesystem = _filesystem(settings, nodes, views, threads, stack, most)
         _watch(filesystem)
-        clean_up = _clean_up(settings, key)
-        if clean_up is not None:
-            stack.callback(clean_up.close)
+        reaper = _reaper(settings, key)
+        if reaper is not None:
+            stack.callback(reaper.close)
         _keep_record(settings, state)
-        attached, published, control = _attach(settings, key, state, filesystem, index, clean_up, stack)
+        attached, published, control = _attach(settings, key, state, filesystem, index, reaper, stack)
         stack.enter_context(_late_answers_untold(attached.session))
         abort = _open_abort(attached, stack)
         published.lacking(_lacking(attached.device))
         _give_up_privileges()
-        say = clean_up.say if clean_up is not None else lambda _: None
+        report = reaper.report if reaper is not None else lambda _: None
         try:
-            _run(_Daemon(settings, filesystem, index, published, control, attached, ready, say, supervisor, threads))
-            say(ENDED)
+            _run(_Daemon(settings, filesystem, index, published, control, attached, ready, report, supervisor, threads))
+            report(ENDED)
         finally:
             supervisor.stopping()
-            say(FAILED)  # unless it has ended
+            report(FAILED)  # unless it has ended
             if abort is not None:
                 connection.abort(abort)  # a thread may still hold the session, and wait in the kernel
             # The session is closed first, because the last one to release a mount with a block device waits for an
@@ -228,13 +228,13 @@ def _filesystem(
     return filesystem
 
 
-def _clean_up(settings: Settings, key: str) -> CleanUp | None:
+def _reaper(settings: Settings, key: str) -> Reaper | None:
     """Return the process that unmounts the mount when its daemon dies; None if the mount has to stay then."""
     # Once such a mount is gone, a server would export what lies below it; where that is the tree itself, everybody
     # would see all of it.
     must_stay = settings.mount_options.export.is_exported or _lies_over_the_tree(settings)
     if not must_stay:
-        return CleanUp(key, settings.target, settings.again)
+        return Reaper(key, settings.target, settings.again)
     if settings.again is not None:
         log.warning(
             "%s: restart has no effect: the guard of an export mounts again, and a mount over its own source "
@@ -264,7 +264,7 @@ def _attach(
     state: str,
     filesystem: Filesystem,
     index: Index,
-    clean_up: CleanUp | None,
+    reaper: Reaper | None,
     stack: contextlib.ExitStack,
 ) -> tuple[Attached, PublishedState, Control]:
     """Mount, and return the mount, what it publishes and what it answers. If anything fails, nothing stays mounted.
@@ -290,8 +290,8 @@ def _attach(
             stack.enter_context(control)
         except OSError as exc:
             raise MountError(f"{exc.filename or socket_of(key)}: {exc.strerror}") from exc
-        if clean_up is not None:
-            clean_up.take_charge(attached)
+        if reaper is not None:
+            reaper.assign(attached)
     except BaseException:
         attached.detach()
         raise
@@ -582,13 +582,13 @@ class _Daemon:
         control: Control,
         attached: Attached,
         ready: Callable[[], None],
-        say: Callable[[str], None],
+        report: Callable[[str], None],
         supervisor: Supervisor,
         threads: ThreadStatus,
     ) -> None:
         self._supervisor = supervisor
         self._threads = threads
-        self._say = say
+        self._report = report
         self._settings = settings
         self._filesystem = filesystem
         self._index = index
@@ -610,7 +610,7 @@ class _Daemon:
             with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
                 tasks.supervise("handling signals", self._obey, signals, tasks)
                 tasks.supervise("reloading", self._keep_reloading)
-                nursery.start_soon(self._say_ready)  # not a kept task: a mount that fails here was not made
+                nursery.start_soon(self._report_ready)  # not a kept task: a mount that fails here was not made
                 tasks.supervise("regular maintenance", self._keep_house)
                 tasks.supervise("making nodeids durable", self._keep_index)
                 cache, views = filesystem.cache, filesystem.views
@@ -635,7 +635,7 @@ class _Daemon:
             # only ENODEV as the end. There is nobody left to answer.
             log.debug("%s: the session ended in the middle of a request", self._settings.target)
 
-    async def _say_ready(self) -> None:
+    async def _report_ready(self) -> None:
         await trio.to_thread.run_sync(linux.apart, self._filesystem.self_probe.check, abandon_on_cancel=True)
         self._publish_rules()
         log.info("%s: serving %s", self._settings.target, self._settings.source)
@@ -644,7 +644,7 @@ class _Daemon:
         restarts = self._settings.mount_options.restarts
         if restarts:
             log.warning("%s: mounted again, as its daemon had died (restart %d)", self._settings.target, restarts)
-        self._say(READY)  # first: whoever sees the mount may rely on its being mounted again
+        self._report(READY)  # first: whoever sees the mount may rely on its being mounted again
         self._ready()
         self._supervisor.ready(f"serving {self._settings.source} at {self._settings.target}")
 
@@ -703,7 +703,7 @@ class _Daemon:
                 pyfuse3.terminate()
             else:
                 self._asked_to_stop = True
-                self._say(ENDED)
+                self._report(ENDED)
                 self._supervisor.stopping()
                 log.info("%s: asked to stop", self._settings.target)
                 tasks.supervise("stopping", self._stop)

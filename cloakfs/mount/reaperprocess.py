@@ -1,4 +1,4 @@
-"""The clean-up process of a mount: waits for the end of the daemon, removes what it leaves behind, and mounts again.
+"""The reaper of a mount: waits for the end of the daemon, removes what it leaves behind, and mounts again.
 
 It imports everything before it begins to wait, so that the package may be replaced meanwhile. It imports no more than
 it needs, because there may be many mounts.
@@ -22,18 +22,18 @@ NAME = "cloakfs-cleanup"
 # A mount that lasted this long was well; only the time before counts for the backoff before the next attempt.
 _WELL_SECONDS = 60.0
 
-_MOST_SAID = 4096
+_MOST_OUTPUT = 4096
 
 
 def main() -> None:
-    """Run the clean-up process.
+    """Reap one mount.
 
-    Its arguments are the mount point, the daemon (a pidfd), the directory that the daemon has locked, the files that it
+    The arguments are the mount point, the daemon (a pidfd), the directory that the daemon has locked, the files that it
     leaves, `--`, and what `_mount_again` takes, if the mount is to be made again. The id and the device of the mount
-    arrive on standard input once it is made, and later what `cleanup.CleanUp.say` has to say.
+    arrive on standard input once it is made, and later the words of `reaper.Reaper.report`.
     """
     target, daemon, state, *words = sys.argv[1:]
-    told, again = words[: words.index("--")], words[words.index("--") + 1 :]
+    leftovers, again = words[: words.index("--")], words[words.index("--") + 1 :]
     # A signal to all processes of a terminal or a service ends the daemon as well, and with it this process.
     for ignored in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
@@ -41,37 +41,37 @@ def main() -> None:
     process.call_this_process(NAME, target, str(pid))
     if os.fork():
         os._exit(0)
-    said = ownfiles.read(0, 100).split()
+    reported = ownfiles.read(0, 100).split()
     since = time.monotonic()
     # Once the mount is gone, the next one may get its id and its device, and the daemon may take long to end.
-    abort = _open_abort(said[1].decode()) if said else -1
+    abort = _open_abort(reported[1].decode()) if reported else -1
     if not again:
         os.dup2(1, 0)
-    if not said:
+    if not reported:
         return
-    number, device = int(said[0]), said[1].decode()
+    number, device = int(reported[0]), reported[1].decode()
     process.dies(int(daemon), pid)
-    said += _rest() if again else ()
+    reported += _reported_since() if again else ()
     was_there = _place(number, device) is not None
     if abort >= 0:
         if not process.ends(int(daemon), 0):
             connection.abort(abort)  # a thread may still hold the session, and wait in the kernel
         os.close(abort)
-    _take_off(number, device)
+    _detach(number, device)
     process.ends(int(daemon))
     os.close(int(daemon))
-    _forget(state, told)
-    if b"ready" in said and b"ended" not in said and (b"failed" in said or was_there):
+    _remove_leftovers(state, leftovers)
+    if b"ready" in reported and b"ended" not in reported and (b"failed" in reported or was_there):
         os.dup2(1, 0)
         left = _place(number, device)
         if left is not None and left.path == target:
-            _tell(again[1], f"{target}: not mounted again: something else is mounted on top of the dead mount")
+            _log(again[1], f"{target}: not mounted again: something else is mounted on top of the dead mount")
             return
         _mount_again(target, state, time.monotonic() - since, *again)
 
 
-def _rest() -> list[bytes]:
-    """Return what else the daemon had to say. (If a thread of it cannot end, it still has the other end open.)"""
+def _reported_since() -> list[bytes]:
+    """Return what else the daemon has reported. (If a thread of it cannot end, it still has the other end open.)"""
     os.set_blocking(0, False)
     with contextlib.suppress(BlockingIOError):
         return ownfiles.read(0, 100).split()
@@ -81,43 +81,43 @@ def _rest() -> list[bytes]:
 def _mount_again(
     target: str, state: str, lasted: float, waiting: str, log: str, directory: str, restarts: str, *command: str
 ) -> None:
-    """Mount until it succeeds; give up when somebody else has mounted something there, or sends SIGTERM.
+    """Mount until it succeeds; give up when something else was mounted there, or at SIGTERM.
 
     Args:
         target: the mount point.
         state: the directory that a daemon locks.
         lasted: how long the mount lasted, in seconds.
-        waiting: the file to write while this goes on, for `mounted.waiting`.
-        log: the file that is told of it.
+        waiting: the file to write while this goes on, for `state.runtime.waiting`.
+        log: the log file in which this is noted.
         directory: the working directory of the command.
         restarts: how many times it was mounted again so far.
         command: the command that mounts in the background.
     """
-    below = _top(target)
-    said = ""
+    bottom = _top(target)
+    logged = ""
     failures = 0 if lasted >= _WELL_SECONDS else int(restarts)
-    _tell(log, f"{target}: its daemon died; mounting it again")
+    _log(log, f"{target}: its daemon died; mounting it again")
     mine = f"{os.getpid()} {process.start_time(os.getpid())} {target}"
     _write(waiting, mine, os.O_TRUNC)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         while True:
             time.sleep(backoff_seconds(failures))
-            # Whoever wants an end to this waits for the end of an attempt.
+            # A signal that is to end this has effect after the attempt.
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-            if _top(target) != below:
-                _tell(log, f"{target}: not mounted again: meanwhile, something else was mounted or unmounted there")
+            if _top(target) != bottom:
+                _log(log, f"{target}: not mounted again: meanwhile, something else was mounted or unmounted there")
                 return
             failure = _run(directory, (*command, "-o", f"restarted={int(restarts) + 1}"))
             if failure is None or _is_locked(state):
                 return
-            if failure != said:
-                said = failure
-                _tell(log, f"{target}: not mounted again yet: {said}")
+            if failure != logged:
+                logged = failure
+                _log(log, f"{target}: not mounted again yet: {logged}")
             failures += 1
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     finally:
-        # The new daemon may have died already, and its own clean-up process wait.
+        # The new daemon may have died already, and its own reaper wait.
         if _read(waiting) == os.fsencode(mine):
             ownfiles.unlink(waiting)
 
@@ -143,14 +143,14 @@ def _run(directory: str, command: tuple[str, ...]) -> str | None:
         finally:
             os._exit(127)
     os.close(writer)
-    said = b""
-    while more := ownfiles.read(reader, _MOST_SAID):
-        said = (said + more)[-_MOST_SAID:]
+    output = b""
+    while more := ownfiles.read(reader, _MOST_OUTPUT):
+        output = (output + more)[-_MOST_OUTPUT:]
     os.close(reader)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status == 0:
         return None
-    lines = said.decode("utf-8", "replace").strip().splitlines()
+    lines = output.decode("utf-8", "replace").strip().splitlines()
     return lines[-1] if lines else f"the command ended with {status}"
 
 
@@ -161,7 +161,7 @@ def _is_locked(state: str) -> bool:
     return False
 
 
-def _tell(log: str, text: str) -> None:
+def _log(log: str, text: str) -> None:
     _write(log, f"{time.strftime('%Y-%m-%d %H:%M:%S')} WARNING cloakfs.mount.reaperprocess: {text}\n", os.O_APPEND)
 
 
@@ -182,13 +182,13 @@ def _write(path: str, text: str, how: int) -> None:
 
 
 def _open_abort(device: str) -> int:
-    """Return a descriptor that aborts this connection and no later one (`fuseconnection.open_abort`), or -1."""
+    """Return a descriptor that aborts this connection and no later one (`fuse.connection.open_abort`), or -1."""
     with contextlib.suppress(OSError):
         return connection.open_abort(device)
     return -1
 
 
-def _take_off(number: int, device: str) -> None:
+def _detach(number: int, device: str) -> None:
     """Detach the mount, unless something is mounted on top of it."""
     place = _place(number, device)
     if place is not None:
@@ -200,12 +200,12 @@ def _place(number: int, device: str) -> mountinfo.Place | None:
     return place if place is not None and place.device == device and place.kind in KINDS else None
 
 
-def _forget(state: str, told: list[str]) -> None:
+def _remove_leftovers(state: str, leftovers: list[str]) -> None:
     """Remove what the daemon published, unless a new daemon has locked the directory by now."""
     with contextlib.suppress(OSError):
         lock = ownfiles.open_fd(state, os.O_RDONLY)
         try:
-            for path in told if ownfiles.lock(lock) else ():
+            for path in leftovers if ownfiles.lock(lock) else ():
                 with contextlib.suppress(FileNotFoundError):
                     ownfiles.unlink(path)
         finally:

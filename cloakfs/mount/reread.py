@@ -22,7 +22,7 @@ from ..fuse.attach import MountError
 from ..linux import programs
 from ..policy import Policy
 
-# As in `cleanup`: nothing is imported from the working directory.
+# As in `reaper`: nothing is imported from the working directory.
 _PROGRAM = (sys.executable, "-P", "-c", "from cloakfs.mount.reread import main; main()")
 
 

@@ -97,7 +97,7 @@ def state_path(key: str) -> str:
 
 
 def waiting_path(key: str) -> str:
-    """The file in which the clean-up process of a mount whose daemon died says that it mounts again.
+    """The file in which the reaper of a mount whose daemon died says that it mounts again.
 
     Its form is the same in every version: pid, start time (`process.start_time`) and mount point, separated by blanks.
     """

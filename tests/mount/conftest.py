@@ -68,8 +68,8 @@ class Mount:
             return file.read()
 
     @property
-    def clean_up(self) -> int:
-        """The pid of the clean-up process; 0 if there is none."""
+    def reaper(self) -> int:
+        """The pid of the reaper; 0 if there is none."""
         called = [NAME.encode(), os.fsencode(self.path), b"%d" % self.pid]
         for words in glob.glob("/proc/[0-9]*/cmdline"):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -77,11 +77,11 @@ class Mount:
                     return int(words.split("/")[2])
         return 0
 
-    def without_clean_up(self) -> int:
-        """End the clean-up process, so that the mount stays when its daemon is killed; return the pid of the daemon."""
-        clean_up = self.clean_up
-        assert clean_up, "there is no clean-up process"
-        kill(clean_up)
+    def without_reaper(self) -> int:
+        """End the reaper, so that the mount stays when its daemon is killed; return the pid of the daemon."""
+        reaper = self.reaper
+        assert reaper, "there is no reaper"
+        kill(reaper)
         return self.pid
 
     def at(self, *names: str) -> str:
@@ -169,7 +169,7 @@ def _has_work(pid: int) -> bool:
 
 
 def unmount(path: str) -> None:
-    """Run umount(8), again if it finds the mount busy: a daemon or a clean-up process may look at it just then."""
+    """Run umount(8), again if it finds the mount busy: a daemon or a reaper may look at it just then."""
     deadline = time.monotonic() + 60
     while (done := subprocess.run(["umount", path], check=False, capture_output=True, text=True)).returncode:
         assert "busy" in done.stderr, done.stderr

@@ -162,7 +162,7 @@ def test_a_mount_whose_daemon_died_is_told_and_taken_off_by_the_next(mount: Make
     Path(tree, "file").write_text("")
     m = mount("-o", "views=0:0,default_permissions")  # the kernel remembers its top, dead or not
     assert os.listdir(m.path) == ["file"]
-    kill(m.without_clean_up())
+    kill(m.without_reaper())
     assert f"{m.path}: its daemon has died" in run("status", check=False).stdout
     assert [
         told["pid"] for told in json.loads(run("status", "--json", check=False).stdout) if told["target"] == m.path

@@ -327,13 +327,13 @@ def test_a_daemon_that_hangs(mount: MakeMount, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_daemon_that_was_killed(base: str, tree: str) -> None:
-    """Without a clean-up process it leaves its socket behind; the next one takes it away and listens there."""
+    """Without a reaper it leaves its socket behind; the next one takes it away and listens there."""
     Path(tree, "bomb").touch()
     path = os.path.join(base, "mnt")
     os.mkdir(path)
     code = "import os\nclass P:\n    def visible(self, caller, attrs):\n        {}\n"
     with mounted(tree, path, "--policy", plugin(base, code.format("os.kill(os.getpid(), 9)"))) as m:
-        pid = m.without_clean_up()
+        pid = m.without_reaper()
         done = run("explain", m.at("bomb"), "--as", "5:5", check=False)
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr.startswith(f"cloakfs: {m.path}: its daemon (process {pid}) does not answer: ")

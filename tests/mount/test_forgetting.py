@@ -281,7 +281,7 @@ def test_a_daemon_ends_although_a_thread_of_it_waits_for_a_lock(
     try:
         attacker.start(chmod_all, 0o600)
         assert attacker.finish_within(SECONDS)
-        pid, clean_up = m.pid, m.clean_up
+        pid, reaper = m.pid, m.reaper
         if how == "SIGKILL":
             os.kill(pid, signal.SIGKILL)
         else:
@@ -296,4 +296,4 @@ def test_a_daemon_ends_although_a_thread_of_it_waits_for_a_lock(
     finally:
         Path(base, "flag").touch()
     wait_until(lambda: not os.path.exists(f"/proc/{pid}"), SECONDS)
-    wait_until(lambda: not os.path.exists(f"/proc/{clean_up}"), SECONDS)
+    wait_until(lambda: not os.path.exists(f"/proc/{reaper}"), SECONDS)

@@ -146,7 +146,7 @@ def test_a_fixed_view_is_called_one(tree: str, mount: MakeMount) -> None:
 def hung_and_dead(mount: MakeMount) -> Iterator[tuple[Mount, Mount, Mount]]:
     """A mount that is well, one whose daemon hangs, and one whose daemon has died."""
     well, hung, dead = (mount("-o", CLOAKED) for _ in range(3))
-    kill(dead.without_clean_up())
+    kill(dead.without_reaper())
     os.kill(hung.pid, signal.SIGSTOP)
     try:
         yield well, hung, dead

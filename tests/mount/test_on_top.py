@@ -77,10 +77,10 @@ def test_the_one_below_ends_and_the_one_above_stays(
     if number == signal.SIGTERM:
         stop(below)
     else:
-        pid, clean_up = below.pid, below.clean_up
+        pid, reaper = below.pid, below.reaper
         os.kill(pid, number)
         assert ended(pid)
-        assert ended(clean_up)
+        assert ended(reaper)
     assert kinds_at(above.path) == ["fuse.cloakfs", "fuse.cloakfs"]
     someone = user(2001)
     someone.do_within(SECONDS, names, above.path)
@@ -120,7 +120,7 @@ def test_another_file_system_on_top_stays(base: str, mount: Callable[..., Mount]
         assert "tmpfs is mounted on top and stays" in m.log
     finally:
         unmount(m.path)
-        # The clean-up process does this itself if it comes to it only now.
+        # The reaper does this itself if it comes to it only now.
         wait_until(
             lambda: not subprocess.run(["umount", "-q", m.path], check=False).returncode or not is_mounted(m.path)
         )

@@ -152,7 +152,7 @@ def test_what_is_mounted_is_kept(base: str) -> None:
 def test_what_is_mounted_but_dead_is_kept(base: str) -> None:
     mount = was_mounted(base)
     with mounted(mount.source, mount.path):
-        kill(mount.without_clean_up())
+        kill(mount.without_reaper())
         os.rmdir(mount.source)
         assert pruned()[mount.path]["reason"] == "its daemon has died, but the mount is still there"
         assert has_state(mount)

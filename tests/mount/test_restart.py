@@ -71,13 +71,13 @@ def test_it_is_mounted_again_each_time_and_handles_stay_valid(again: Mount) -> N
     wait_until(lambda: numbered(m) > 0)  # on disk, within a second
     try:
         for restart in (1, 2):
-            pid, clean_up = m.pid, m.clean_up
-            assert clean_up
+            pid, reaper = m.pid, m.reaper
+            assert reaper
             kill(m)
             wait_until(lambda pid=pid: is_served_anew(m, pid))  # type: ignore[misc]
             assert f"{m.path}: its daemon died; mounting it again\n" in m.log
             wait_until(lambda r=restart: f"mounted again, as its daemon had died (restart {r})\n" in m.log)  # type: ignore[misc]
-            assert ended(clean_up)
+            assert ended(reaper)
             assert Path(m.at("file")).read_text() == "text"
         fd = os.open(m.at("file"), os.O_RDONLY)
         assert linux.name_to_handle(fd)[0] == handle
@@ -88,16 +88,16 @@ def test_it_is_mounted_again_each_time_and_handles_stay_valid(again: Mount) -> N
     finally:
         with contextlib.suppress(OSError):  # close(2) reports it, too
             os.close(there)
-    clean_up = m.clean_up
+    reaper = m.reaper
     run("umount", m.path)
-    assert ended(clean_up)
+    assert ended(reaper)
     assert not is_mounted(m.path)
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", "lazy"])
 def test_who_ends_it_in_an_orderly_way_ends_it_for_good(again: Mount, how: str) -> None:
     m = again
-    pid, clean_up = m.pid, m.clean_up
+    pid, reaper = m.pid, m.reaper
     there = os.open(m.path, os.O_RDONLY) if how == "lazy" else None
     if how == "SIGTERM":
         os.kill(pid, signal.SIGTERM)
@@ -105,7 +105,7 @@ def test_who_ends_it_in_an_orderly_way_ends_it_for_good(again: Mount, how: str) 
         run("umount", "--lazy", m.path)
         os.kill(pid, signal.SIGKILL)
     assert ended(pid)
-    assert ended(clean_up)
+    assert ended(reaper)
     assert not is_mounted(m.path)
     assert not os.path.exists(state_path(m.key))
     if there is not None:
@@ -137,24 +137,24 @@ def test_it_is_tried_again_until_it_succeeds_or_somebody_gives_up(again: Mount, 
 
 def test_what_is_mounted_on_top_or_meanwhile_stays_alone(again: Mount, tree: str) -> None:
     m = again
-    clean_up = m.clean_up
+    reaper = m.reaper
     subprocess.run(["mount", "-t", "tmpfs", "none", m.path], check=True)
     try:
         kill(m)
-        assert ended(clean_up)
+        assert ended(reaper)
         assert f"{m.path}: not mounted again: something else is mounted on top of the dead mount\n" in m.log
         assert os.listdir(m.path) == []
     finally:
         subprocess.run(["umount", m.path], check=True)
     run("mount", tree, m.path, "-o", WORDS)
-    clean_up = m.clean_up
+    reaper = m.reaper
     os.rename(tree, f"{tree}-away")
     kill(m)
     wait_until(lambda: "not mounted again yet" in m.log)
     subprocess.run(["mount", "-t", "tmpfs", "none", m.path], check=True)
     try:
         os.rename(f"{tree}-away", tree)
-        assert ended(clean_up)
+        assert ended(reaper)
         assert "not mounted again: meanwhile, something else was mounted or unmounted there\n" in m.log
         assert os.listdir(m.path) == []
     finally:
@@ -204,5 +204,5 @@ def test_a_mount_over_its_own_source_stays_dead(tree: str) -> None:
     run("mount", tree, tree, "-o", WORDS)
     m = Mount(tree, tree)
     assert f"{tree}: restart has no effect: " in m.log
-    assert not m.clean_up
+    assert not m.reaper
     run("umount", tree)

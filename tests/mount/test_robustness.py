@@ -315,7 +315,7 @@ def test_sigkill(tree: str, mount: Callable[..., Mount], user: Callable[..., Use
         client.start(write_on_and_on, m.at(str(client.uid)))
     wait_until(lambda: all(len(os.listdir(m.real(str(client.uid)))) > 5 for client in users))
     # Callers get an error some milliseconds before the daemon lets go of what tells that it lives.
-    kill(m.without_clean_up())
+    kill(m.without_reaper())
     for client in users:
         done, code = client.answer_within(60)
         assert code in (errno.ENOTCONN, errno.ECONNABORTED)

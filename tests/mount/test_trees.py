@@ -162,7 +162,7 @@ def content_or_error(path: str, handle: bytes) -> bytes | int | None:
 
 def die(m: Mount) -> None:
     """SIGKILL the daemon, and take its mount off."""
-    kill(m.without_clean_up())
+    kill(m.without_reaper())
     run("umount", m.path)
 
 

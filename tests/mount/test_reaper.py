@@ -44,11 +44,11 @@ def killable(base: str, tree: str) -> Mount:
 
 def kill(mount: Mount) -> None:
     """SIGKILL the daemon, and wait until everything has ended that belongs to it."""
-    pid, clean_up = mount.pid, mount.clean_up
-    assert clean_up
+    pid, reaper = mount.pid, mount.reaper
+    assert reaper
     os.kill(pid, signal.SIGKILL)
     assert ended(pid)
-    assert ended(clean_up)
+    assert ended(reaper)
 
 
 def facts(pid: int) -> dict[str, str]:
@@ -60,10 +60,10 @@ def facts(pid: int) -> dict[str, str]:
 def test_a_daemon_that_dies_leaves_nothing(killable: Mount, tree: str, number: signal.Signals) -> None:
     m = killable
     assert not os.path.exists(m.at("below"))
-    pid, clean_up = m.pid, m.clean_up
+    pid, reaper = m.pid, m.reaper
     os.kill(pid, number)
     assert ended(pid)
-    assert ended(clean_up)
+    assert ended(reaper)
     assert not is_mounted(m.path)
     assert not os.path.exists(state_path(m.key))
     assert not os.path.exists(socket_of(m.key))
@@ -89,10 +89,10 @@ def test_who_is_in_it_when_the_daemon_dies_gets_errors_and_keeps_nobody(killable
 
 
 def test_an_orderly_end_leaves_no_process(killable: Mount) -> None:
-    clean_up = killable.clean_up
-    assert clean_up
+    reaper = killable.reaper
+    assert reaper
     run("umount", killable.path)
-    assert ended(clean_up)
+    assert ended(reaper)
     assert os.listdir(killable.path) == ["below"]
 
 
@@ -127,17 +127,17 @@ def test_it_holds_nothing_and_is_small(base: str, tree: str, mount: Callable[...
     assert done.returncode == 0
     m = Mount(tree, path)
     try:
-        clean_up = m.clean_up
+        reaper = m.reaper
         _, device = identity_of(path)
         only = [f"/{device.removeprefix('0:')}/abort", *[os.devnull] * 3, "anon_inode:[pidfd]"]
-        wait_until(lambda: opened_by(clean_up) == only)
-        assert os.readlink(f"/proc/{clean_up}/cwd") == "/"
-        it, daemon = facts(clean_up), facts(m.pid)
+        wait_until(lambda: opened_by(reaper) == only)
+        assert os.readlink(f"/proc/{reaper}/cwd") == "/"
+        it, daemon = facts(reaper), facts(m.pid)
         assert it["Name"] == NAME
         assert it["PPid"] != daemon["Pid"]
         assert it["NSsid"] != daemon["NSsid"]
         assert int(it["Threads"]) == 1
-        assert own_memory(clean_up) < 12 * 1024 < own_memory(m.pid)
+        assert own_memory(reaper) < 12 * 1024 < own_memory(m.pid)
         assert not zombies_of(m.pid)
     finally:
         run("umount", path)
@@ -169,17 +169,17 @@ def test_it_is_no_second_daemon(killable: Mount) -> None:
 
 def test_what_ends_the_daemon_in_an_orderly_way_does_not_end_it(killable: Mount) -> None:
     m = killable
-    clean_up = m.clean_up
-    assert clean_up
+    reaper = m.reaper
+    assert reaper
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        os.kill(clean_up, number)
+        os.kill(reaper, number)
     kill(m)
     assert not is_mounted(m.path)
 
 
 def test_without_it_the_dead_mount_stays_and_the_next_takes_it_off(killable: Mount, tree: str) -> None:
     m = killable
-    pid = m.without_clean_up()
+    pid = m.without_reaper()
     os.kill(pid, signal.SIGKILL)
     assert ended(pid)
     assert is_mounted(m.path)
@@ -191,7 +191,7 @@ def test_without_it_the_dead_mount_stays_and_the_next_takes_it_off(killable: Mou
 
 def test_its_end_does_nothing_to_the_mount(killable: Mount) -> None:
     m = killable
-    m.without_clean_up()
+    m.without_reaper()
     assert os.listdir(m.path) == []
     run("umount", m.path)
     assert not is_mounted(m.path)
@@ -238,9 +238,9 @@ def test_what_is_mounted_there_instead_stays(base: str, tree: str, killable: Mou
 
 
 def test_a_new_daemon_of_the_same_mount_keeps_its_state(killable: Mount, tree: str) -> None:
-    """The clean-up process comes late: by then the dead mount was taken off, and made again."""
+    """The reaper comes late: by then the dead mount was taken off, and made again."""
     m = killable
-    pid, late = m.pid, m.clean_up
+    pid, late = m.pid, m.reaper
     os.kill(late, signal.SIGSTOP)
     try:
         os.kill(pid, signal.SIGKILL)
@@ -257,15 +257,15 @@ def test_a_new_daemon_of_the_same_mount_keeps_its_state(killable: Mount, tree: s
         run("umount", m.path)
 
 
-# Has a clean-up process for the mount that it is told of; is then a zombie, of which a thread lives on for a while.
+# Has a reaper for the mount that it is told of; is then a zombie, of which a thread lives on for a while.
 _DYING = """
 import ctypes, os, sys, threading, time
-from cloakfs.mount.reaper import CleanUp
+from cloakfs.mount.reaper import Reaper
 from cloakfs.linux.mountinfo import Place
 from cloakfs.fuse.attach import Attached
 number, device = input().split()
-clean_up = CleanUp("test-dying", sys.argv[1])
-clean_up.take_charge(Attached(-1, sys.argv[1], int(number), device))
+reaper = Reaper("test-dying", sys.argv[1])
+reaper.assign(Attached(-1, sys.argv[1], int(number), device))
 input()
 threading.Thread(target=time.sleep, args=(1000,)).start()
 ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)  # exit(2): of this thread alone
@@ -278,7 +278,7 @@ def identity_of(path: str) -> tuple[int, str]:
     return number, device
 
 
-def clean_up_of(path: str, daemon: int) -> int:
+def reaper_of(path: str, daemon: int) -> int:
     found = subprocess.run(["pgrep", "-f", f"^{NAME} {path} {daemon}"], capture_output=True, text=True, check=False)
     return int(found.stdout or 0)
 
@@ -296,9 +296,9 @@ def test_a_mount_that_gets_the_numbers_of_one_that_is_gone_lives_on(base: str, t
                     gone = identity_of(path)
                     dying.stdin.write(f"{gone[0]} {gone[1]}\n")
                     dying.stdin.flush()
-                    wait_until(lambda dying=dying: clean_up_of(path, dying.pid) > 0)  # type: ignore[misc]
-                    clean_up = clean_up_of(path, dying.pid)
-                    stdin = f"/proc/{clean_up}/fd/0"
+                    wait_until(lambda dying=dying: reaper_of(path, dying.pid) > 0)  # type: ignore[misc]
+                    reaper = reaper_of(path, dying.pid)
+                    stdin = f"/proc/{reaper}/fd/0"
                     wait_until(lambda stdin=stdin: os.readlink(stdin) == os.devnull)  # type: ignore[misc]  # it was told
                 with mounted(tree, path):
                     is_same = identity_of(path) == gone
@@ -307,7 +307,7 @@ def test_a_mount_that_gets_the_numbers_of_one_that_is_gone_lives_on(base: str, t
                         dying.stdin.flush()
                         time.sleep(3)  # it looks once a second, and nobody can see that it does nothing
                     dying.kill()
-                    assert ended(clean_up)
+                    assert ended(reaper)
                     assert os.listdir(path) == ["file"]
             finally:
                 dying.kill()
@@ -342,7 +342,7 @@ def test_a_mount_over_its_own_source_stays_dead(base: str, tree: str, place: str
     run("mount", source, path, "-o", NULL)
     m = Mount(source, path)
     pid = m.pid
-    assert not m.clean_up
+    assert not m.reaper
     os.kill(pid, signal.SIGKILL)
     assert ended(pid)
     with pytest.raises(OSError) as raised:  # noqa: PT011
@@ -353,7 +353,7 @@ def test_a_mount_over_its_own_source_stays_dead(base: str, tree: str, place: str
 
 def test_what_a_server_exports_has_none(tree: str, mount: Callable[..., Mount]) -> None:
     """Its guard mounts again; and the server would export what lies below."""
-    assert not mount("-o", "knfsd").clean_up
+    assert not mount("-o", "knfsd").reaper
 
 
 # -- in the foreground -----------------------------------------------------------------------------
@@ -366,8 +366,8 @@ def test_in_the_foreground_it_is_the_same(base: str, tree: str) -> None:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         assert process.stderr.readline() == f"cloakfs: {path}: serving {tree}\n"
-        clean_up = Mount(tree, path).clean_up
+        reaper = Mount(tree, path).reaper
         process.kill()
         process.stderr.read()  # ends with the daemon: nobody else has it
-    assert ended(clean_up)
+    assert ended(reaper)
     assert not is_mounted(path)
