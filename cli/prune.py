@@ -65,8 +65,8 @@ def prune(mountpoints: tuple[str, ...], *, dry_run: bool, as_json: bool) -> None
 class _Pruned:
     """What became of the state of one mount."""
 
-    state: persistent.State
-    verdict: persistent.Verdict
+    state: persistent.PersistentState
+    verdict: persistent.Removability
     removed: bool
 
     def line(self) -> str:
@@ -85,7 +85,7 @@ class _Pruned:
         }
 
 
-def _all_states() -> list[persistent.State]:
+def _all_states() -> list[persistent.PersistentState]:
     """Return the states of all mounts, or end the command."""
     try:
         return persistent.all_states()
@@ -93,16 +93,16 @@ def _all_states() -> list[persistent.State]:
         fail(f"{STATE_DIR}: {exc.strerror}", FAILED)
 
 
-def _prune(state: persistent.State, named: frozenset[str], *, dry_run: bool) -> _Pruned:
+def _prune(state: persistent.PersistentState, named: frozenset[str], *, dry_run: bool) -> _Pruned:
     """Remove the state of one mount, if it may go.
 
     Raises:
         OSError: it cannot be read or removed.
     """
-    verdict = persistent.judge(state, named)
+    verdict = persistent.removability(state, named)
     return _Pruned(state, verdict, verdict.removable and not dry_run and persistent.remove(state))
 
 
-def _target(state: persistent.State) -> str | None:
+def _target(state: persistent.PersistentState) -> str | None:
     """Return the mount point, if the state says which it is."""
     return state.record.target if state.record else None

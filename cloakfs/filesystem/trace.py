@@ -44,7 +44,7 @@ class _Caller(NamedTuple):
     command: str | None
 
 
-class _Place(NamedTuple):
+class _Target(NamedTuple):
     """What a request is about: an object, and perhaps a name in it, in the view with this number."""
 
     number: int
@@ -62,7 +62,7 @@ class _Begun:
     time: float
     began: int
     caller: _Caller | None
-    place: _Place | None
+    target: _Target | None
     paths: list[str | None]
 
 
@@ -135,8 +135,8 @@ class Trace:
     def _begin(self, operation: str, given: Mapping[str, Any], notes: Notes) -> _Begun:
         """Note what can only be found out before the request is answered."""
         caller = self._caller(operation, given)
-        place, paths = self._place(given), self._paths(given)
-        return _Begun(operation, given, notes, time.time(), time.perf_counter_ns(), caller, place, paths)
+        target, paths = self._target(given), self._paths(given)
+        return _Begun(operation, given, notes, time.time(), time.perf_counter_ns(), caller, target, paths)
 
     def _end(self, begun: _Begun | None, result: object, exc: FUSEError | None) -> None:
         if begun is None:
@@ -147,7 +147,7 @@ class Trace:
         self._follow_handles(operation, given, result, begun.caller)
         paths = [path or later for path, later in zip(begun.paths, self._paths(given), strict=True)]
         is_daemon = begun.caller is not None and self._is_daemon(begun.caller)
-        place = begun.place or self._place(given)
+        target = begun.target or self._target(given)
         # A successful request hid nothing from its caller, except from a listing.
         hidden = begun.notes.hidden if (code or operation == "readdir") and not is_daemon else []
         self._tell(
@@ -160,14 +160,14 @@ class Trace:
                 "pid": begun.caller.pid if begun.caller else None,
                 "command": begun.caller.command if begun.caller else None,
                 "client": {"uid": begun.caller.uid, "gid": begun.caller.gid} if begun.caller else None,
-                "server": None if is_daemon else self._server(place, begun),
+                "server": None if is_daemon else self._server(target, begun),
                 "inside": is_daemon,
                 "error": errno.errorcode.get(code, str(code)) if code else None,
                 "answer": None if code else _answered(operation, result),
                 "remembers": _remembered(operation, result),
-                "hidden": [{"path": self._path_of(one, begun, place), "reason": one.reason} for one in hidden],
+                "hidden": [{"path": self._path_of(one, begun, target), "reason": one.reason} for one in hidden],
                 "more_hidden": begun.notes.more if hidden else 0,
-                "refused": None if hidden or exc is None else self._refusal(exc, begun, place),
+                "refused": None if hidden or exc is None else self._refusal(exc, begun, target),
                 "microseconds": took,
             }
         )
@@ -196,10 +196,10 @@ class Trace:
         """Whether this daemon, or one above, asks on its own behalf."""
         return caller.pid in self._probe.threads or (caller.uid, caller.gid) == INSIDE[:2]
 
-    def _server(self, place: _Place | None, begun: _Begun) -> dict[str, int] | None:
+    def _server(self, target: _Target | None, begun: _Begun) -> dict[str, int] | None:
         """Return the identity that the request was served as; None if it has none."""
         who: tuple[int, int] | None = None
-        view = self._view(place)
+        view = self._view(target)
         file = self._files.by_fd.get(begun.given.get("fh", -1)) if "ctx" not in begun.given else None
         if begun.notes.who is not None:
             who = begun.notes.who.uid, begun.notes.who.gid
@@ -213,25 +213,25 @@ class Trace:
             return {"uid": file.uid}
         return None if who is None else {"uid": who[0], "gid": who[1]}
 
-    def _view(self, place: _Place | None) -> View | None:
-        is_top = place is None or (self._views.top and not place.number)
-        return None if is_top or place is None else self._views.get(place.number)
+    def _view(self, target: _Target | None) -> View | None:
+        is_top = target is None or (self._views.top and not target.number)
+        return None if is_top or target is None else self._views.get(target.number)
 
     # -- what ----------------------------------------------------------------------------------------
 
-    def _place(self, given: Mapping[str, Any]) -> _Place | None:
+    def _target(self, given: Mapping[str, Any]) -> _Target | None:
         """Return what the request is about; None if it is not known."""
         file = self._files.by_fd.get(given["fh"]) if given.get("fh") is not None else None
         if file is not None:
-            return _Place(file.number, file.obj)
+            return _Target(file.number, file.obj)
         for parent, name in (("parent_inode", "name"), ("parent_inode_old", "name_old"), ("inode", "")):
             if parent in given:
                 return self._known(given[parent], given.get(name))
         return None
 
-    def _known(self, inode: InodeT, name: bytes | None) -> _Place | None:
+    def _known(self, inode: InodeT, name: bytes | None) -> _Target | None:
         obj = self._nodes.known_as(inode)
-        return None if obj is None else _Place(self._nodes.view_of(inode), obj, name)
+        return None if obj is None else _Target(self._nodes.view_of(inode), obj, name)
 
     def _paths(self, given: Mapping[str, Any]) -> list[str | None]:
         """Return the path that the request is about, and the second one if there are two (link, rename)."""
@@ -241,29 +241,29 @@ class Trace:
             other = self._known(given[second], given["new_name" if second == "new_parent_inode" else "name_new"])
         if given.keys() <= {"ctx"}:  # statfs
             return [self._probe.mountpoint, None]
-        return [self._path(self._place(given)), self._path(other)]
+        return [self._path(self._target(given)), self._path(other)]
 
-    def _path(self, place: _Place | None) -> str | None:
-        """Return the last known path of a place, which is below the mount point; None if that is not known."""
-        if place is None:
+    def _path(self, target: _Target | None) -> str | None:
+        """Return the last known path of a target, which is below the mount point; None if that is not known."""
+        if target is None:
             return None
         mountpoint = self._probe.mountpoint
-        return known_path(self._nodes, self._views, mountpoint, place.number, place.obj, place.name)
+        return known_path(self._nodes, self._views, mountpoint, target.number, target.obj, target.name)
 
-    def _path_of(self, hidden: Hidden, begun: _Begun, place: _Place | None) -> str | None:
-        if place is None:
+    def _path_of(self, hidden: Hidden, begun: _Begun, target: _Target | None) -> str | None:
+        if target is None:
             return None
         if hidden.obj is not None:
-            return self._path(_Place(place.number, hidden.obj))
+            return self._path(_Target(target.number, hidden.obj))
         if hidden.name in (begun.given.get("name_new"), begun.given.get("new_name")):
             return begun.paths[1]
-        return self._path(place._replace(name=hidden.name))
+        return self._path(target._replace(name=hidden.name))
 
     # -- why -----------------------------------------------------------------------------------------
 
-    def _refusal(self, exc: FUSEError, begun: _Begun, place: _Place | None) -> str | None:
+    def _refusal(self, exc: FUSEError, begun: _Begun, target: _Target | None) -> str | None:
         """Return why the request was refused, in words; None if the error says it all."""
-        caller, view = begun.caller, self._view(place)
+        caller, view = begun.caller, self._view(target)
         if exc.errno == errno.EIO and not isinstance(exc.__context__, OSError):
             return "the daemon failed; see its log"
         if exc.errno == errno.EAGAIN:
@@ -274,16 +274,16 @@ class Trace:
             return None
         if view is not None and caller is not None and not view.admits(ClientId(caller.uid)):
             return "the view does not let this caller in"
-        if place is not None and place.name is not None and self._views.top and not place.number:
+        if target is not None and target.name is not None and self._views.top and not target.number:
             return "there is no such view, or it does not let this caller in"
-        if place is None or not isinstance(exc.__context__, PermissionError):
+        if target is None or not isinstance(exc.__context__, PermissionError):
             return None
         why = "the real tree refuses it"
         with contextlib.suppress(OSError):  # it is gone by now
-            if not self._nodes.waits(place.obj):
-                info = place.obj.filesystem.stat(self._nodes.fd(place.obj))
+            if not self._nodes.waits(target.obj):
+                info = target.obj.filesystem.stat(self._nodes.fd(target.obj))
                 mode = f"{stat.filemode(info.st_mode)} {info.st_uid}:{info.st_gid}"
-                why += f" ({self._path(place._replace(name=None))} is {mode} there)"
+                why += f" ({self._path(target._replace(name=None))} is {mode} there)"
         return why
 
 

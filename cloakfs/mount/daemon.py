@@ -124,7 +124,7 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         reaper = _reaper(settings, key)
         if reaper is not None:
             stack.callback(reaper.close)
-        _keep_record(settings, state)
+        _write_record(settings, state)
         attached, published, control = _attach(settings, key, state, filesystem, index, reaper, stack)
         stack.enter_context(_late_answers_untold(attached.session))
         abort = _open_abort(attached, stack)
@@ -132,7 +132,11 @@ def serve(settings: Settings, ready: Callable[[], None]) -> None:
         _give_up_privileges()
         report = reaper.report if reaper is not None else lambda _: None
         try:
-            _run(_Daemon(settings, filesystem, index, published, control, attached, ready, report, supervisor, threads))
+            _run(
+                MountDaemon(
+                    settings, filesystem, index, published, control, attached, ready, report, supervisor, threads
+                )
+            )
             report(ENDED)
         finally:
             supervisor.stopping()
@@ -153,7 +157,7 @@ def _lock(settings: Settings, key: str, state: str) -> int:
         MountError: another daemon has it, or it cannot be made.
     """
     try:
-        lock = persistent.take(key)
+        lock = persistent.lock(key)
     except OSError as exc:
         raise MountError(f"{exc.filename}: {exc.strerror}; {_way_out(exc, state)}") from exc
     if lock is None:
@@ -244,14 +248,14 @@ def _reaper(settings: Settings, key: str) -> Reaper | None:
     return None
 
 
-def _keep_record(settings: Settings, state: str) -> None:
+def _write_record(settings: Settings, state: str) -> None:
     """Write down which mount the state belongs to.
 
     Raises:
         MountError: it cannot be written, and a server exports the mount.
     """
     try:
-        persistent.keep_record(settings.source, settings.target, exported=settings.mount_options.export.is_exported)
+        persistent.write_record(settings.source, settings.target, exported=settings.mount_options.export.is_exported)
     except OSError as exc:
         if settings.mount_options.export.is_exported:
             raise MountError(f"{exc.filename or state}: {exc.strerror}") from exc
@@ -345,7 +349,7 @@ def _give_up_privileges() -> None:
     linux.set_effective_capabilities(linux.effective_capabilities() & ~given_up)
 
 
-def _run(daemon: "_Daemon") -> None:
+def _run(daemon: "MountDaemon") -> None:
     """Serve until the end.
 
     Raises:
@@ -572,7 +576,9 @@ def _warn_of_handles(nodes: Nodes) -> None:
             )
 
 
-class _Daemon:
+class MountDaemon:
+    """Serves one mount until it is unmounted, or a signal ends it."""
+
     def __init__(
         self,
         settings: Settings,
@@ -601,6 +607,11 @@ class _Daemon:
         self._attached = attached
 
     async def run(self) -> None:
+        """Answer requests until the end, with all background tasks beside.
+
+        Raises:
+            MountError: the mount does not answer.
+        """
         async with trio.open_nursery() as nursery:
             filesystem = self._filesystem
             tasks = filesystem.tasks = filesystem.relookup.tasks = filesystem.reader.tasks = Tasks(nursery)
@@ -609,7 +620,7 @@ class _Daemon:
                 signal.signal(number, signal.SIG_IGN)
             with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
                 tasks.supervise("handling signals", self._obey, signals, tasks)
-                tasks.supervise("reloading", self._keep_reloading)
+                tasks.supervise("reloading", self._reload_when_wanted)
                 nursery.start_soon(self._report_ready)  # not a kept task: a mount that fails here was not made
                 tasks.supervise("regular maintenance", self._keep_house)
                 tasks.supervise("making nodeids durable", self._keep_index)
@@ -708,7 +719,7 @@ class _Daemon:
                 log.info("%s: asked to stop", self._settings.target)
                 tasks.supervise("stopping", self._stop)
 
-    async def _keep_reloading(self) -> None:
+    async def _reload_when_wanted(self) -> None:
         while True:
             await self._reload_wanted.wait()
             self._reload_wanted = trio.Event()

@@ -33,7 +33,7 @@ _PATIENCE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class MountRecord:
     """The record of a mount, in the directory of its state.
 
     Attributes:
@@ -54,7 +54,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class PersistentState:
     """The state of one mount.
 
     Attributes:
@@ -65,7 +65,7 @@ class State:
     """
 
     key: str
-    record: Record | None
+    record: MountRecord | None
     unknown: str | None
     size: int
 
@@ -76,14 +76,14 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Removability:
     """Whether a state can be removed, and in a few words why, or why not."""
 
     removable: bool
     reason: str
 
 
-def take(key: str) -> int | None:
+def lock(key: str) -> int | None:
     """Return a descriptor of the directory of a mount's state, made if need be, with the lock that its daemon holds.
 
     None means that a daemon serves the mount. Other commands, which look for one, have the lock for a moment only.
@@ -104,13 +104,13 @@ def take(key: str) -> int | None:
     return None
 
 
-def keep_record(source: str, target: str, *, exported: bool) -> None:
+def write_record(source: str, target: str, *, exported: bool) -> None:
     """Record of which mount the state is. This comes before the mount itself is made.
 
     Raises:
         OSError: the record cannot be written.
     """
-    record = Record(source, target, _file_system_at(source), _file_system_at(target), exported)
+    record = MountRecord(source, target, _file_system_at(source), _file_system_at(target), exported)
     ownfiles.replace(
         os.path.join(STATE_DIR, mount_key(source, target), _RECORD), json.dumps(asdict(record)).encode(), mode=0o600
     )
@@ -141,7 +141,7 @@ def _file_system(fd: int) -> list[str]:
     return [place.path, place.kind, number]
 
 
-def all_states() -> list[State]:
+def all_states() -> list[PersistentState]:
     """Return the states of mounts on this machine, whether they are mounted or not, by name.
 
     Raises:
@@ -162,7 +162,7 @@ def _has_nothing_else(key: str) -> bool:
         return False
 
 
-def _read(key: str) -> State:
+def _read(key: str) -> PersistentState:
     size = 0
     for name in _FILES:
         with contextlib.suppress(FileNotFoundError):
@@ -170,18 +170,20 @@ def _read(key: str) -> State:
     path = os.path.join(STATE_DIR, key, _RECORD)
     try:
         with ownfiles.open(path, encoding="utf-8") as file:
-            told = json.load(file)
-        if not is_known(told["version"], VERSION):
-            return State(key, None, refusal(path, told["version"], VERSION, "use the cloakfs that wrote it"), size)
-        record = Record(**told)
+            written = json.load(file)
+        if not is_known(written["version"], VERSION):
+            return PersistentState(
+                key, None, refusal(path, written["version"], VERSION, "use the cloakfs that wrote it"), size
+            )
+        record = MountRecord(**written)
         if mount_key(record.source, record.target) == key:
-            return State(key, record, None, size)
+            return PersistentState(key, record, None, size)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         pass
-    return State(key, None, "it has no record of its mount; a mount by this version writes one", size)
+    return PersistentState(key, None, "it has no record of its mount; a mount by this version writes one", size)
 
 
-def judge(state: State, named: frozenset[str] = frozenset()) -> Verdict:
+def removability(state: PersistentState, named: frozenset[str] = frozenset()) -> Removability:
     """Return whether no mount can use this state any more; in doubt, one can.
 
     What an NFS server exports is kept as long as the real tree exists, because the mount points of exports come and go.
@@ -192,25 +194,25 @@ def judge(state: State, named: frozenset[str] = frozenset()) -> Verdict:
         named: mount points whose states are to be removed if only they are not mounted.
     """
     if ownfiles.is_locked(state.path):
-        return Verdict(removable=False, reason="mounted")
+        return Removability(removable=False, reason="mounted")
     record = state.record
     if record is None:
-        return Verdict(removable=False, reason=state.unknown or "")
+        return Removability(removable=False, reason=state.unknown or "")
     if any(place.path == record.target and place.kind in KINDS for place in mountinfo.by_id().values()):
-        return Verdict(removable=False, reason="its daemon has died, but the mount is still there")
+        return Removability(removable=False, reason="its daemon has died, but the mount is still there")
     if record.target in named:
-        return Verdict(removable=True, reason="not mounted")
+        return Removability(removable=True, reason="not mounted")
     source = _is_gone(record.source, record.source_on)
     if source is None:
-        return Verdict(removable=False, reason=f"{record.source} cannot be reached")
+        return Removability(removable=False, reason=f"{record.source} cannot be reached")
     if source:
-        return Verdict(removable=True, reason=f"{record.source} is gone")
+        return Removability(removable=True, reason=f"{record.source} is gone")
     if not record.exported and _is_gone(record.target, record.target_on):
-        return Verdict(removable=True, reason=f"{record.target} is gone")
-    return Verdict(removable=False, reason="not mounted, but it can be mounted again")
+        return Removability(removable=True, reason=f"{record.target} is gone")
+    return Removability(removable=False, reason="not mounted, but it can be mounted again")
 
 
-def remove(state: State) -> bool:
+def remove(state: PersistentState) -> bool:
     """Remove a state and the log of its mount; return False if it is in use after all.
 
     Raises:
@@ -238,25 +240,25 @@ def _is_gone(path: str, on: list[str]) -> bool | None:
     """Whether a directory has been removed; None if that cannot be found out, also because nobody answers."""
     answers: list[bool | None] = []
     # A thread that waits for a file system that hangs does not keep the process from ending.
-    thread = threading.Thread(target=lambda: answers.append(_look(path, on)), daemon=True)
+    thread = threading.Thread(target=lambda: answers.append(_has_gone(path, on)), daemon=True)
     thread.start()
     thread.join(_PATIENCE_SECONDS)
     return answers[0] if answers else None
 
 
-def _look(path: str, on: list[str]) -> bool | None:
-    """Look for a directory. It is gone if the nearest one above lies on the file system on which it was itself."""
-    above = path
+def _has_gone(path: str, on: list[str]) -> bool | None:
+    """Whether a directory is gone: whether the nearest one above lies on the file system on which it was itself."""
+    ancestor = path
     while True:
         try:
-            fd = ownfiles.open_fd(above, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            fd = ownfiles.open_fd(ancestor, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as exc:
             if exc.errno not in (errno.ENOENT, errno.ENOTDIR):
                 return None
-            above = os.path.dirname(above)
+            ancestor = os.path.dirname(ancestor)
             continue
         try:
-            if above == path:
+            if ancestor == path:
                 # A file system that reports errors only when it is used, such as one whose daemon has died.
                 ownfiles.fstat(fd)
                 return False

@@ -176,7 +176,7 @@ class _Measured(trio.abc.Instrument):
 def measure_reloads(path: str) -> None:
     """Write to a file, after each reload, what `_Measured` has found since the daemon was ready."""
     measured = _Measured(path)
-    keep = daemon._Daemon._keep_reloading
+    keep = daemon.MountDaemon._reload_when_wanted
 
     def counted(check: Callable[[Any], None]) -> Callable[[Any], None]:
         def count(definition: Any) -> None:
@@ -185,7 +185,7 @@ def measure_reloads(path: str) -> None:
 
         return count
 
-    async def keep_reloading(self: daemon._Daemon) -> None:
+    async def keep_reloading(self: daemon.MountDaemon) -> None:
         trio.lowlevel.add_instrument(measured)
         await trio.sleep(0)
         measured.longest, measured.made = 0.0, 0
@@ -193,7 +193,7 @@ def measure_reloads(path: str) -> None:
 
     for kind in (RangeDef, CloakDef):
         replace(kind, "__post_init__", counted(kind.__post_init__))
-    replace(daemon._Daemon, "_keep_reloading", keep_reloading)
+    replace(daemon.MountDaemon, "_reload_when_wanted", keep_reloading)
 
 
 class _Looked(trio.abc.Instrument):
@@ -216,18 +216,18 @@ class _Looked(trio.abc.Instrument):
 def count_views_looked_at(path: str) -> None:
     """Write to a file how many views were looked at in one turn of the loop, at most."""
     looked = _Looked(path)
-    admits, run = View.admits, daemon._Daemon.run
+    admits, run = View.admits, daemon.MountDaemon.run
 
     def counted(self: View, uid: Any) -> bool:
         looked.looked += 1
         return admits(self, uid)
 
-    async def run_counted(self: daemon._Daemon) -> None:
+    async def run_counted(self: daemon.MountDaemon) -> None:
         trio.lowlevel.add_instrument(looked)
         await run(self)
 
     replace(View, "admits", counted)
-    replace(daemon._Daemon, "run", run_counted)
+    replace(daemon.MountDaemon, "run", run_counted)
 
 
 # -- what takes long -------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ POINTS: dict[str, tuple[object, str]] = {
     "forget below": (invalidation.Invalidation, "_unfinished"),
     "mounts": (mounts.KnownMounts, "mounts_below"),
     "changes": (watch.Watch, "read"),
-    "signals": (daemon._Daemon, "_reload"),
+    "signals": (daemon.MountDaemon, "_reload"),
     "stop": (attach.Attached, "detach"),
     "look up again": (selfprobe.SelfProbe, "stat"),
     "ahead": (reader, "_advise"),

@@ -274,11 +274,11 @@ def test_a_mount_that_starts_meanwhile_gets_a_directory_of_its_own(
         return lock(state)
 
     monkeypatch.setattr(ownfiles, "lock", after_removal)
-    state = persistent.take(key)
+    state = persistent.lock(key)
     assert state is not None
     try:
         assert tries == 2
         assert os.path.samestat(os.fstat(state), os.stat(os.path.join(own_state, key)))
-        assert persistent.take(key) is None
+        assert persistent.lock(key) is None
     finally:
         os.close(state)
