@@ -8,7 +8,7 @@ the directory, attributes for the audience of the object.
 
 An audience grows before the answer that tells: what the kernel remembers for the former audience is forgotten first.
 Local root and whoever is handed a descriptor, a working directory or a mount are not told by the daemon; they get at
-what is remembered for the one who handed it over (docs/design.md).
+what is remembered for the one who handed it over (docs/limits.md).
 """
 
 import os

@@ -407,7 +407,8 @@ def test_an_owner_without_search(scene: str, mount: MakeMount, user: MakeUser) -
     told()
     owner.do(look, m.at("homes/owner"))
     owner.do(os.chmod, "work", 0o600)
-    # The names in it that somebody has open are invalidated a moment after the answer, as docs/design.md says.
+    # The names in it that somebody has open are invalidated a moment after the answer:
+    # docs/decisions/invalidation.md.
     wait_until(lambda: owner.error(os.stat, "work/secret") == errno.EACCES)
     os.chmod(m.real("homes/owner/work"), 0o700)
     told()

@@ -57,7 +57,7 @@ def lock(thief: User, directory: str, hidden: list[str], page: str, flag: str) -
 def test_who_keeps_the_lock_of_a_directory_is_named(
     tree: str, base: str, mount: MakeMount, user: MakeUser, stalled: Far
 ) -> None:
-    """While it is kept, nobody else gets at a directory in it that is hidden from that one (see design.md)."""
+    """While it is kept, nobody else gets at a directory in it that is hidden from that one (docs/limits.md)."""
     os.mkdir(f"{tree}/home")
     for uid in (ANN, BEN):
         os.mkdir(f"{tree}/home/{uid}", 0o700)

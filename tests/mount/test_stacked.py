@@ -159,7 +159,7 @@ def test_what_lies_on_top_of_the_one_below_is_hidden_with_what_is_above_it(
 ) -> None:
     lower = mount("-o", "rw,cloak_list=uid +007 2000 2999")
     os.makedirs(lower.real("a/b"))
-    told()  # what is mounted on a name is detached when the name is forgotten (design.md)
+    told()  # what is mounted on a name is detached when the name is forgotten (docs/limits.md)
     place = lower.at("a/b")
     subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=777", "none", place], check=True, timeout=SECONDS)
     with contextlib.ExitStack() as stack:

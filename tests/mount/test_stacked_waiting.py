@@ -76,7 +76,7 @@ def lower(database: Database, mount: Callable[..., Mount]) -> Mount:
     for name in ("on-top", "shared"):
         os.mkdir(below.real(name))
         os.chmod(below.real(name), 0o777)
-    told()  # what is mounted on a name is detached when the name is forgotten (design.md)
+    told()  # what is mounted on a name is detached when the name is forgotten (docs/limits.md)
     return below
 
 

@@ -259,7 +259,7 @@ ATTACKS: list[Attack] = [
 ]
 
 MOST: dict[Attack, float] = {hidden_files_in_the_way_of_an_exchange: 0.01}
-"""Of what the attacker does, the part that may succeed on cloakfs: such a race cannot be closed (docs/design.md)."""
+"""Of what the attacker does, the part that may succeed on cloakfs: such a race cannot be closed (docs/limits.md)."""
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

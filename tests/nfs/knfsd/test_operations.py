@@ -248,7 +248,8 @@ def test_acls(site: Site) -> None:
         ann.do(run_in, site.at(), "nfs4_setfacl", "-a", f"A::{BOB}:r", "file")
     assert f"user:{20000 + BOB - 1000}:r--" in sh("getfacl", "-n", "-p", site.real("file"))
     # The daemon makes the kernel forget the attributes twice. If the second time crosses a GETATTR, it seems that the
-    # kernel discards the answer, and checks the former mode: one open is refused, the next is not (docs/design.md).
+    # kernel discards the answer, and checks the former mode: one open is refused, the next is not:
+    # docs/decisions/kernel-checks-exports.md.
     time.sleep(2 * AGAIN_SECONDS)
     conftest.told()
     assert bob.do(read, site.at("file")) == b"content"
