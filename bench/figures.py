@@ -35,9 +35,9 @@ class Run:
             ValueError: it is not a run.
         """
         with open(path, encoding="utf-8") as file:
-            told = json.load(file)
+            fields = json.load(file)
         try:
-            return cls(**told)
+            return cls(**fields)
         except TypeError as exc:
             raise ValueError(f"not a run: {exc}") from exc
 

@@ -12,7 +12,7 @@ PINNED, UNPINNED = "pinned", "unpinned"
 """Client and daemon on one CPU; all CPUs for both."""
 
 
-class Ground(NamedTuple):
+class JobInputs(NamedTuple):
     """What there is to work on.
 
     Attributes:
@@ -44,7 +44,7 @@ class Job(NamedTuple):
     warm: bool = True
 
 
-Make = Callable[[Ground], Job]
+Make = Callable[[JobInputs], Job]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Piece:
     Attributes:
         name: with the kind.
         kind: of files.
-        table: which one tells of it.
+        table: the table of the report that it is in.
         unit: what is counted.
         settings: pinned, unpinned, or both.
         rounds: at most so many; None: all.

@@ -53,21 +53,21 @@ _CLIENT = ("nosharecache", "acregmin=60", "acdirmin=60")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listing(Piece):
+class NfsListing(Piece):
     """One `ls -l`, by this version of NFS, of a server that is cold or warm."""
 
     version: str
     cold: bool
 
 
-def all_listings(heavy_rounds: int) -> dict[str, Listing]:
+def all_listings(heavy_rounds: int) -> dict[str, NfsListing]:
     """Return all by name, those of one kind of files together; cold ones are done in no more than `heavy_rounds`."""
     found = {}
     for kind in PLACES:
         for version in VERSIONS:
             for cold in (False, True):
                 name = f"ls -l over NFSv{version}{' cold' if cold else ''} {kind}"
-                found[name] = Listing(
+                found[name] = NfsListing(
                     name, kind, f"ls -l over NFS, {kind}", "listings", (PINNED,), heavy_rounds if cold else None,
                     version=version, cold=cold,
                 )  # fmt: skip
@@ -106,7 +106,7 @@ class Listed(NamedTuple):
     requests: Counter[str]
 
 
-class Site:
+class ExportedTree:
     """Exports of a tree with files of one kind, in the laboratory's guest, whose server has to run.
 
     Args:
@@ -151,7 +151,7 @@ class Site:
 
 
 @contextlib.contextmanager
-def site(kind: str, files: int, chosen: Sequence[str] = tuple(EXPORTS)) -> Iterator[Site]:
+def site(kind: str, files: int, chosen: Sequence[str] = tuple(EXPORTS)) -> Iterator[ExportedTree]:
     """Make a tree in memory and the chosen exports of it, for as long as they are needed."""
     os.makedirs(_TREE, exist_ok=True)
     sh("mount", "-t", "tmpfs", "-o", "mode=755", "over-nfs", _TREE)
@@ -159,7 +159,7 @@ def site(kind: str, files: int, chosen: Sequence[str] = tuple(EXPORTS)) -> Itera
         prepare(_TREE, kind, files)
         exports = NfsExports(_BASE, "over-nfs")
         with exports.serve(_TREE, [EXPORTS[name] for name in chosen]) as paths:
-            yield Site(exports, dict(zip(chosen, paths, strict=True)), kind, files)
+            yield ExportedTree(exports, dict(zip(chosen, paths, strict=True)), kind, files)
     finally:
         sh("umount", "-l", _TREE)
 

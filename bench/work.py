@@ -9,7 +9,7 @@ from typing import Any
 
 from . import work_in_homes
 from .homes import HOME, USERS, rights_of
-from .job import UNPINNED, Ground, Job, Make, Work, create_one, list_one, mix, nothing, read_one
+from .job import UNPINNED, Job, JobInputs, Make, Work, create_one, list_one, mix, nothing, read_one
 from .tree import BLOCK, KINDS, PACKAGE
 
 CLIENTS = 4
@@ -18,16 +18,16 @@ _CHUNK = 1 << 20
 _PAGE = 4096
 
 
-def _stat(ground: Ground) -> Job:
+def _stat(inputs: JobInputs) -> Job:
     def batch() -> int:
-        for _ in range(ground.sizes.batch):
+        for _ in range(inputs.sizes.batch):
             os.stat("file")
-        return ground.sizes.batch
+        return inputs.sizes.batch
 
     return Job(batch)
 
 
-def _lookup(ground: Ground) -> Job:
+def _lookup(inputs: JobInputs) -> Job:
     os.chdir("listed")
     names = sorted(os.listdir())
 
@@ -39,8 +39,8 @@ def _lookup(ground: Ground) -> Job:
     return Job(batch)
 
 
-def _absent(ground: Ground) -> Job:
-    names = [f"absent-{i}" for i in range(ground.sizes.batch)]
+def _absent(inputs: JobInputs) -> Job:
+    names = [f"absent-{i}" for i in range(inputs.sizes.batch)]
 
     def batch() -> int:
         return sum(not os.access(name, os.F_OK) for name in names)
@@ -48,39 +48,39 @@ def _absent(ground: Ground) -> Job:
     return Job(batch)
 
 
-def _list_and_stat(_: Ground) -> Job:
+def _list_and_stat(_: JobInputs) -> Job:
     os.chdir("listed")
     return Job(partial(list_one, "."))
 
 
-def _open_read_close(ground: Ground) -> Job:
+def _open_read_close(inputs: JobInputs) -> Job:
     def batch() -> int:
-        for _ in range(ground.sizes.batch):
+        for _ in range(inputs.sizes.batch):
             read_one("file")
-        return ground.sizes.batch
+        return inputs.sizes.batch
 
     return Job(batch)
 
 
-def _create_write_unlink(ground: Ground) -> Job:
-    mode = rights_of(ground.kind).file
+def _create_write_unlink(inputs: JobInputs) -> Job:
+    mode = rights_of(inputs.kind).file
     os.chdir("own")
     os.umask(0)
 
     def batch() -> int:
-        for _ in range(ground.sizes.batch):
+        for _ in range(inputs.sizes.batch):
             create_one("new", mode, BLOCK)
             os.unlink("new")
-        return ground.sizes.batch
+        return inputs.sizes.batch
 
     return Job(batch)
 
 
-def _create(ground: Ground) -> Job:
-    mode = rights_of(ground.kind).file
+def _create(inputs: JobInputs) -> Job:
+    mode = rights_of(inputs.kind).file
     os.chdir("own")
     os.umask(0)
-    names = [f"new-{i}" for i in range(ground.sizes.batch)]
+    names = [f"new-{i}" for i in range(inputs.sizes.batch)]
 
     def batch() -> int:
         for name in names:
@@ -94,9 +94,9 @@ def _create(ground: Ground) -> Job:
     return Job(batch, after=remove)
 
 
-def _mix(ground: Ground) -> Job:
+def _mix(inputs: JobInputs) -> Job:
     os.chdir("listed")
-    return mix(sorted(os.listdir()), ground.sizes.batch)
+    return mix(sorted(os.listdir()), inputs.sizes.batch)
 
 
 def _all_chunks(fd: int, chunk: bytearray) -> int:
@@ -110,26 +110,26 @@ def _forget_pages(fd: int) -> None:
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _sequential(how: str, ground: Ground) -> Job:
-    fd = os.open(ground.data, os.O_RDONLY)
+def _sequential(how: str, inputs: JobInputs) -> Job:
+    fd = os.open(inputs.data, os.O_RDONLY)
     chunk = bytearray(_CHUNK)
 
     def open_again() -> None:
         os.close(fd)
-        if os.open(ground.data, os.O_RDONLY) != fd:
+        if os.open(inputs.data, os.O_RDONLY) != fd:
             raise OSError("the descriptor has changed")
 
     befores: dict[str, Callable[[], object]] = {"cold": partial(_forget_pages, fd), "again": open_again}
     return Job(partial(_all_chunks, fd, chunk), befores.get(how, nothing))
 
 
-def _sequential_write(ground: Ground, writers: int = 1) -> Job:
-    mode = rights_of(ground.kind).file
+def _sequential_write(inputs: JobInputs, writers: int = 1) -> Job:
+    mode = rights_of(inputs.kind).file
     os.chdir("own")
     os.umask(0)
     chunk = b"x" * _CHUNK
-    chunks = max(ground.sizes.mib // writers, 1)
-    name = f"data-{ground.client}"
+    chunks = max(inputs.sizes.mib // writers, 1)
+    name = f"data-{inputs.client}"
 
     def batch() -> int:
         fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -140,13 +140,13 @@ def _sequential_write(ground: Ground, writers: int = 1) -> Job:
     return Job(batch, after=partial(os.unlink, name))
 
 
-def _random(how: str, ground: Ground) -> Job:
-    fd = os.open(ground.data, os.O_RDONLY)
-    pages = ground.sizes.mib * _CHUNK // _PAGE
+def _random(how: str, inputs: JobInputs) -> Job:
+    fd = os.open(inputs.data, os.O_RDONLY)
+    pages = inputs.sizes.mib * _CHUNK // _PAGE
     # The same pseudo-random order for all; each page once before any comes again (the factor is odd, the count even).
     places = count()
     page = bytearray(_PAGE)
-    number = ground.sizes.batch * (4 if how == "cold" else 40)
+    number = inputs.sizes.batch * (4 if how == "cold" else 40)
 
     def batch() -> int:
         for _ in range(number):
@@ -170,16 +170,16 @@ def _run(script: str, directory: str) -> None:
         raise OSError(f"exit status {done.returncode}: {done.stderr[-1000:]}")
 
 
-def _ls(ground: Ground) -> Job:
+def _ls(inputs: JobInputs) -> Job:
     def batch() -> int:
         _run("exec ls -lR many >/dev/null", ".")
-        return ground.sizes.directories * ground.sizes.per_directory
+        return inputs.sizes.directories * inputs.sizes.per_directory
 
     return Job(batch)
 
 
-def _build(ground: Ground) -> Job:
-    os.umask(0o777 & ~rights_of(ground.kind).directory)
+def _build(inputs: JobInputs) -> Job:
+    os.umask(0o777 & ~rights_of(inputs.kind).directory)
     script = (
         f"rm -rf src; mkdir src; tar -xzf ../{PACKAGE} -C src --strip-components=1; "
         "make -C src CC=gcc >/dev/null; rm -r src"

@@ -6,27 +6,27 @@ from functools import partial
 from itertools import count
 
 from .homes import DIRECTORIES, HOME, USERS, names, place_of
-from .job import Ground, Job, Make, list_one, mix, read_one
+from .job import Job, JobInputs, Make, list_one, mix, read_one
 from .tree import BLOCK
 
 
-def read_many(ground: Ground) -> Job:
+def read_many(inputs: JobInputs) -> Job:
     """Stat and read one file after the other."""
-    return mix(names(ground.sizes.own), ground.sizes.batch)
+    return mix(names(inputs.sizes.own), inputs.sizes.batch)
 
 
-def users(ground: Ground) -> Job:
+def users(inputs: JobInputs) -> Job:
     """One user of a login host, at work at home; or, as the first of them, one who polls what the others have there."""
-    return _at_work(ground) if ground.client else _polling(ground)
+    return _at_work(inputs) if inputs.client else _polling(inputs)
 
 
 def _lookup(path: str) -> None:
     os.close(os.open(path, os.O_PATH))
 
 
-def _each(do: Callable[[str], object], ground: Ground, *, absolute: bool = False) -> Job:
+def _each(do: Callable[[str], object], inputs: JobInputs, *, absolute: bool = False) -> Job:
     top = os.getcwd() if absolute else ""
-    paths = [os.path.join(top, name) for name in names(ground.sizes.own)]
+    paths = [os.path.join(top, name) for name in names(inputs.sizes.own)]
 
     def batch() -> int:
         for path in paths:
@@ -36,7 +36,7 @@ def _each(do: Callable[[str], object], ground: Ground, *, absolute: bool = False
     return Job(batch)
 
 
-def _list_and_stat(_: Ground) -> Job:
+def _list_and_stat(_: JobInputs) -> Job:
     def batch() -> int:
         return sum(list_one(directory) for directory in DIRECTORIES)
 
@@ -54,8 +54,8 @@ BY_FILE: dict[str, Make] = {
 """What is done file by file."""
 
 
-def _at_work(ground: Ground) -> Job:
-    paths, at = names(ground.sizes.others), count()
+def _at_work(inputs: JobInputs) -> Job:
+    paths, at = names(inputs.sizes.others), count()
 
     def one() -> None:
         path = paths[next(at) % len(paths)]
@@ -75,13 +75,13 @@ def _at_work(ground: Ground) -> Job:
     return Job(batch)
 
 
-def _polling(ground: Ground) -> Job:
+def _polling(inputs: JobInputs) -> Job:
     """It counts for nothing: what matters is what the others still get done."""
-    top, files = os.getcwd().removesuffix(place_of(HOME)), names(ground.sizes.others)
+    top, files = os.getcwd().removesuffix(place_of(HOME)), names(inputs.sizes.others)
     paths, at = [os.path.join(top, place_of(HOME, user), name) for user in range(1, USERS) for name in files], count()
 
     def batch() -> int:
-        for _ in range(ground.sizes.batch):
+        for _ in range(inputs.sizes.batch):
             path = paths[next(at) % len(paths)]
             try:
                 os.stat(path)

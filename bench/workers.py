@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self, TypeVar, cast
 
 from .homes import place_of
-from .job import Ground, Work
+from .job import JobInputs, Work
 from .peers import Peer
 from .tree import Sizes
 
@@ -29,7 +29,7 @@ class WorkError(Exception):
     """Work failed, or took too long; standard error has more."""
 
 
-class Workers:
+class ClientProcesses:
     """The clients of one piece of work with one peer; as a context manager, ends them on exit.
 
     Args:
@@ -139,12 +139,12 @@ def done_as(uid: int, directory: str, do: Callable[[], T], groups: Sequence[int]
                 os.umask(0o022)
                 become(uid, groups)
                 os.chdir(directory)
-                told: tuple[bool, object] = True, do()
+                result: tuple[bool, object] = True, do()
             except Exception as exc:
                 *_, last = traceback.extract_tb(exc.__traceback__)
-                told = False, f"{type(exc).__name__}: {exc} ({os.path.basename(last.filename)}:{last.lineno})"
+                result = False, f"{type(exc).__name__}: {exc} ({os.path.basename(last.filename)}:{last.lineno})"
             with open(writer, "wb") as file:
-                pickle.dump(told, file)
+                pickle.dump(result, file)
         finally:
             os._exit(0)
     os.close(writer)
@@ -178,7 +178,7 @@ def _live(
         user = client if work.users else 0
         become(peer.uid + user)
         os.chdir(os.path.join(peer.path, place_of(work.kind, user)))
-        batch, before, after, warm = work.make(Ground(sizes, work.kind, data, client))
+        batch, before, after, warm = work.make(JobInputs(sizes, work.kind, data, client))
         if warm:
             batch()
             after()

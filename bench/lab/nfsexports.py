@@ -106,7 +106,7 @@ class NfsExports:
             yield at
         finally:
             deadline = time.monotonic() + _PATIENCE
-            # Without the helper, which would tell mountd and wait for its answer.
+            # Without the helper, which would notify mountd and wait for its answer.
             while subprocess.run(["umount", "-i", at], check=False, capture_output=True).returncode:
                 if time.monotonic() > deadline:
                     sh("umount", "-l", at)
@@ -124,7 +124,7 @@ def requests(served: str) -> Counter[str]:
     """How many requests the daemon of an export has answered, by operation.
 
     Raises:
-        DaemonError: it does not tell.
+        DaemonError: it does not publish its counts.
     """
     with Conversation(mounted()[served]) as daemon:
         figures = daemon.ask({"method": "metrics"})["metrics"]

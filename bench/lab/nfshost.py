@@ -52,7 +52,7 @@ class NfsHost:
         return subprocess.Popen(["rpc.mountd", "-F"], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def restart_mountd(self, *, manage_gids: bool = False) -> None:
-        """Start mountd anew, which forgets what it has told the kernel."""
+        """Start mountd anew, which forgets what it has written into the kernel's caches."""
         self.close()
         self.mountd = self._start_mountd(manage_gids=manage_gids)
         time.sleep(1)

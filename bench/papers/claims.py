@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from .experiment import Checked, Grade, Measured, Verdict
+from .experiment import Checked, Grade, Judgement, MeasuredSeries
 
 SIGNIFICANT = 0.01
 """Spadavecchia & Zadok, §4.1: smaller differences between two measurements may not be significant."""
@@ -56,7 +56,7 @@ class Claim:
     sense: Sense = Sense.NO_MORE
     bound: bool = False
 
-    def check(self, measured: Measured) -> Checked:
+    def check(self, measured: MeasuredSeries) -> Checked:
         """Return whether it holds, and ours beside the printed ratio.
 
         Our ratio is the mean over the runs. It has to be on the right side by no less than its uncertainty (two
@@ -90,7 +90,7 @@ class Claim:
             return checked.to_wanted
         return 1 / checked.to_wanted if checked.to_wanted > 0 else math.inf
 
-    def _ratios(self, measured: Measured) -> list[float]:
+    def _ratios(self, measured: MeasuredSeries) -> list[float]:
         of = measured.at(*self.of)
         to = measured.at(*self.to) if self.to else None
         if of is None or (self.to and to is None):
@@ -106,7 +106,7 @@ def _ratio(value: float) -> str:
     return f"{value:.6g}" if abs(value - 1) < SIGNIFICANT else f"{value:.4g}"
 
 
-def judge(claims: Iterable[Claim], measured: Measured) -> Verdict:
+def judge(claims: Iterable[Claim], measured: MeasuredSeries) -> Judgement:
     """Return the verdict on the claims of a figure that were measured; the sentence names those that were not.
 
     Raises:
@@ -129,7 +129,7 @@ def judge(claims: Iterable[Claim], measured: Measured) -> Verdict:
     if missing:
         few = len(missing) < 3
         told += f"; not measured: {', '.join(missing) if few else f'{len(missing)} others'}"
-    return Verdict(Grade.of([one.held for one in checked]), f"{told}.", checked)
+    return Judgement(Grade.of([one.held for one in checked]), f"{told}.", checked)
 
 
 def criterion(claims: Iterable[Claim]) -> str:

@@ -73,13 +73,13 @@ def papers(keys: tuple[str, ...], out: str, runs: int | None, *, quick: bool, sh
             if os.geteuid() != 0:
                 fail("only root can measure: this mounts file systems, and acts as other users", FAILED)
             _measure(chosen, records, quick=quick, runs=runs)
-        told = report.tell(chosen if keys else EXPERIMENTS, records)
-        _write(out, told, records)
+        reports = report.figure_reports(chosen if keys else EXPERIMENTS, records)
+        _write(out, reports, records)
     except RecordsError as exc:
         fail(f"bench papers: {exc}", WRONG)
     except OSError as exc:
         fail(f"bench papers: {exc.filename or out}: {exc.strerror or exc}", FAILED)
-    _summary(told)
+    _summary(reports)
     note(f"bench: papers: {os.path.join(out, PAGE)} and {os.path.join(out, MARKDOWN)} are written")
     wanted = {experiment.key for experiment in chosen}
     incomplete = wanted & (set(records.skipped) | {one.experiment for one in records.failures()})
@@ -120,15 +120,15 @@ def _measure(chosen: list[Experiment], records: Records, *, quick: bool, runs: i
         measure(steps, records, quick=quick, advance=advance)
 
 
-def _write(out: str, told: list[report.Told], records: Records) -> None:
-    pictures = {one.figure.key: svg(one.figure, one.found) for one in told if one.found.series}
+def _write(out: str, reports: list[report.FigureReport], records: Records) -> None:
+    pictures = {one.figure.key: svg(one.figure, one.found) for one in reports if one.found.series}
     files = {key: f"papers-{key}.svg" for key in pictures}
     for key, picture in pictures.items():
         replace(os.path.join(out, files[key]), picture.encode())
-    replace(os.path.join(out, MARKDOWN), report.markdown(told, records, files).encode())
-    replace(os.path.join(out, PAGE), report.page(told, records, pictures).encode())
+    replace(os.path.join(out, MARKDOWN), report.markdown(reports, records, files).encode())
+    replace(os.path.join(out, PAGE), report.page(reports, records, pictures).encode())
 
 
-def _summary(told: list[report.Told]) -> None:
-    for one in told:
+def _summary(reports: list[report.FigureReport]) -> None:
+    for one in reports:
         click.echo(f"{one.figure.key}: {one.grade}. {one.verdict.sentence if one.verdict else one.why_not}")

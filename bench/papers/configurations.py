@@ -25,7 +25,7 @@ NULL = "root_squash"
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class Configuration:
     """What is measured in one configuration.
 
     Attributes:
@@ -69,13 +69,13 @@ def cloaking(count: int, users: int) -> str:
 UNCACHED = "no_client_cache"
 
 
-def worst(count: int) -> tuple[Case, ...]:
+def worst(count: int) -> tuple[Configuration, ...]:
     """Return the cases of Figure 5: all files are seen, whatever is configured, with `count` definitions."""
     place, everything = "by-1000", 1000
     maps, cloaks = mapping(count, 1), cloaking(count, 0)
 
-    def case(name: str, options: str, uid: int = USER, groups: tuple[int, ...] = GROUPS) -> Case:
-        return Case(name, options, uid, place, groups, everything)
+    def case(name: str, options: str, uid: int = USER, groups: tuple[int, ...] = GROUPS) -> Configuration:
+        return Configuration(name, options, uid, place, groups, everything)
 
     return (
         case("VAN", BARE),
@@ -90,37 +90,37 @@ def worst(count: int) -> tuple[Case, ...]:
     )
 
 
-def scaling(counts: tuple[int, ...]) -> tuple[Case, ...]:
+def scaling(counts: tuple[int, ...]) -> tuple[Configuration, ...]:
     """Return the cases of Figure 6, with so many users, who own all files together, and as many definitions."""
-    cases = [Case("VAN-0", BARE, USER, "empty", visible=0)]
+    cases = [Configuration("VAN-0", BARE, USER, "empty", visible=0)]
     for n in counts:
         maps, cloaks, place = mapping(n, n), f"{cloaking(n, n)},{UNCACHED}", f"by-{n}"
         cases += [
-            Case(f"RMAP-{n}", maps, USER + SHIFT, place, visible=1000),
-            Case(f"CLK-{n}", cloaks, STRANGER, place, visible=0),
-            Case(f"RMAPCLK-{n}", f"{maps},{cloaks}", USER + SHIFT, place, visible=1000 // n),
+            Configuration(f"RMAP-{n}", maps, USER + SHIFT, place, visible=1000),
+            Configuration(f"CLK-{n}", cloaks, STRANGER, place, visible=0),
+            Configuration(f"RMAPCLK-{n}", f"{maps},{cloaks}", USER + SHIFT, place, visible=1000 // n),
         ]
     return tuple(cases)
 
 
-def general(*more: int) -> tuple[Case, ...]:
+def general(*more: int) -> tuple[Configuration, ...]:
     """Return the cases of Figures 3 and 4: ten definitions, and a user who may do everything; RMAPCLK with `more`."""
     cases = [
-        Case("VAN", BARE),
-        Case("MNU", NULL),
-        Case("RMAP", mapping(10, 10), USER + SHIFT),
-        Case("CLK", cloaking(10, 0)),
-        Case("RMAPCLK", f"{mapping(10, 10)},{cloaking(10, 10)}", USER + SHIFT),
+        Configuration("VAN", BARE),
+        Configuration("MNU", NULL),
+        Configuration("RMAP", mapping(10, 10), USER + SHIFT),
+        Configuration("CLK", cloaking(10, 0)),
+        Configuration("RMAPCLK", f"{mapping(10, 10)},{cloaking(10, 10)}", USER + SHIFT),
     ]
     both = {n: f"{mapping(n, 10)},{cloaking(n, 10)}" for n in more}
-    return (*cases, *(Case(f"RMAPCLK {n}", options, USER + SHIFT) for n, options in both.items()))
+    return (*cases, *(Configuration(f"RMAPCLK {n}", options, USER + SHIFT) for n, options in both.items()))
 
 
-def relays(*, bindfs: bool) -> tuple[Case, ...]:
+def relays(*, bindfs: bool) -> tuple[Configuration, ...]:
     """Return the tree itself, null relays, and a relay that maps and cloaks, but hides nothing."""
     cases = [
-        Case("VAN", BARE),
-        Case("MNU", NULL),
-        Case("RMAPCLK", f"{mapping(10, 10)},{cloaking(10, 0)}", USER + SHIFT),
+        Configuration("VAN", BARE),
+        Configuration("MNU", NULL),
+        Configuration("RMAPCLK", f"{mapping(10, 10)},{cloaking(10, 0)}", USER + SHIFT),
     ]
-    return (*cases, Case(BINDFS, BINDFS)) if bindfs else tuple(cases)
+    return (*cases, Configuration(BINDFS, BINDFS)) if bindfs else tuple(cases)

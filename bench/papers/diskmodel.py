@@ -34,7 +34,7 @@ CLUSTER = 64 << 10
 """Bytes of a request: what FFS puts into one."""
 
 
-class Request(NamedTuple):
+class DiskRequest(NamedTuple):
     """A request to the disk: from `start` (bytes) so many bytes; `done` is called with the time when it is complete."""
 
     start: int
@@ -46,10 +46,10 @@ class Request(NamedTuple):
 class Queue(Protocol):
     """A scheduler: requests are added as they come, and taken in the order in which they are served."""
 
-    def add(self, request: Request) -> None:
+    def add(self, request: DiskRequest) -> None:
         """Add a request."""
 
-    def take(self, head: int) -> Request:
+    def take(self, head: int) -> DiskRequest:
         """Remove the request that is served next, with the head at this byte."""
 
     def __len__(self) -> int: ...
@@ -59,13 +59,13 @@ class Elevator:
     """One way over the disk: the next request that is not behind the head, from the beginning when there is none."""
 
     def __init__(self) -> None:
-        self._sorted: list[Request] = []
+        self._sorted: list[DiskRequest] = []
 
-    def add(self, request: Request) -> None:
+    def add(self, request: DiskRequest) -> None:
         """Add a request, also in front of the head, so that a fast sequential reader is always served next."""
         insort(self._sorted, request, key=lambda one: (one.start, one.number))
 
-    def take(self, head: int) -> Request:
+    def take(self, head: int) -> DiskRequest:
         """Return the next one on the way."""
         at = bisect_left(self._sorted, head, key=lambda one: one.start)
         return self._sorted.pop(at if at < len(self._sorted) else 0)
@@ -78,14 +78,14 @@ class FairElevator:
     """N-step CSCAN: what comes during a way over the disk is served on the next one."""
 
     def __init__(self) -> None:
-        self._now: deque[Request] = deque()
-        self._next: list[Request] = []
+        self._now: deque[DiskRequest] = deque()
+        self._next: list[DiskRequest] = []
 
-    def add(self, request: Request) -> None:
+    def add(self, request: DiskRequest) -> None:
         """Add a request to the next way."""
         self._next.append(request)
 
-    def take(self, head: int) -> Request:
+    def take(self, head: int) -> DiskRequest:
         """Return the next one on this way."""
         if not self._now:
             self._now = deque(sorted(self._next, key=lambda one: (one.start, one.number)))
@@ -100,13 +100,13 @@ class TaggedQueue:
     """The disk's own queue, which nobody outside knows: here, those that came first are served first."""
 
     def __init__(self) -> None:
-        self._requests: deque[Request] = deque()
+        self._requests: deque[DiskRequest] = deque()
 
-    def add(self, request: Request) -> None:
+    def add(self, request: DiskRequest) -> None:
         """Add a request at the end."""
         self._requests.append(request)
 
-    def take(self, head: int) -> Request:
+    def take(self, head: int) -> DiskRequest:
         """Return the oldest."""
         return self._requests.popleft()
 
@@ -147,7 +147,7 @@ class Simulation:
 
     def read(self, start: int, length: int, done: Callable[[float], None]) -> None:
         """Ask the disk for data; `done` is called with the time when it is there."""
-        self._queue.add(Request(start, length, next(self._numbers), done))
+        self._queue.add(DiskRequest(start, length, next(self._numbers), done))
         if not self._busy:
             self._serve()
 

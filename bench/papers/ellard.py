@@ -23,12 +23,12 @@ from ..prefetch.experiments import (
     SMALL_DEFAULT,
     SMALL_SLOWDOWN,
     STRIDE,
-    Case,
+    ReadWorkload,
     Scale,
 )
 from ..prefetch.replay import replay
 from ..prefetch.streams import Read, generate, merged, reordered
-from .experiment import Experiment, Figure, Judge, Measured, Outcome, RunOnce, Sample, Verdict
+from .experiment import Experiment, Figure, Judge, Judgement, MeasuredSeries, Measurement, RunOnce, Sample
 from .figures import definitions
 from .laboratory import BPS, IOPS, Meddlers, infinite_loops, laboratory, pin
 
@@ -93,10 +93,10 @@ def _reader_points(quick: bool) -> list[str]:
     return [f"{client} {number}" for client in _CLIENTS for number in numbers]
 
 
-def _reader_case(point: str, *, quick: bool) -> Case:
+def _reader_case(point: str, *, quick: bool) -> ReadWorkload:
     client, number = point.split()
     streams = partial(_streams, "sequential", _size(quick=quick), readers=int(number), percent=_PERCENT[client])
-    return Case(READERS, point, SLOW, _CLIENTS[client], 1, streams)
+    return ReadWorkload(READERS, point, SLOW, _CLIENTS[client], 1, streams)
 
 
 @contextlib.contextmanager
@@ -104,7 +104,7 @@ def _reader_site(quick: bool) -> Iterator[RunOnce]:
     cases = {point: _reader_case(point, quick=quick) for point in _reader_points(quick)}
     with laboratory(list(cases.values()), _scale(quick=quick)) as lab, pin(lab.site):
 
-        def run_once(point: str, run: int) -> Outcome:
+        def run_once(point: str, run: int) -> Measurement:
             client, number = point.split()
             with infinite_loops(_LOOPS if client == _BUSY else 0):
                 rates, proof = lab.rates(cases[point], run)
@@ -114,7 +114,7 @@ def _reader_site(quick: bool) -> Iterator[RunOnce]:
             ]
             if client == _IDLE:
                 samples += [Sample("ellard-7", _NAMES[name], number, value) for name, value in rates.items()]
-            return Outcome(tuple(samples), proof)
+            return Measurement(tuple(samples), proof)
 
         yield run_once
 
@@ -127,7 +127,7 @@ def _reader_seconds(point: str, quick: bool) -> float:
     return 1 + one * (len(_CLIENTS[client]) - small + small * crowded)
 
 
-def _many(found: Measured) -> list[str]:
+def _many(found: MeasuredSeries) -> list[str]:
     """Return the numbers of readers that the old table has no room for."""
     many = [x for x in found.xs if int(x) > SMALL]
     if not many:
@@ -135,17 +135,17 @@ def _many(found: Measured) -> list[str]:
     return many
 
 
-def _mean_ratio(found: Measured, name: str, to: str, xs: list[str]) -> float:
+def _mean_ratio(found: MeasuredSeries, name: str, to: str, xs: list[str]) -> float:
     return statistics.fmean(found.ratio(name, to, x) for x in xs)
 
 
-def _judge_6(found: Measured) -> Verdict:
+def _judge_6(found: MeasuredSeries) -> Judgement:
     many = _many(found)
     few = [x for x in found.xs if int(x) <= SMALL]
     idle = _mean_ratio(found, f"{DEFAULT} ({_IDLE})", f"{ALWAYS} ({_IDLE})", many)
     before = _mean_ratio(found, f"{DEFAULT} ({_IDLE})", f"{ALWAYS} ({_IDLE})", few)
     busy = _mean_ratio(found, f"{DEFAULT} ({_BUSY})", f"{ALWAYS} ({_BUSY})", many)
-    return Verdict.of(
+    return Judgement.of(
         {
             "many readers fall behind": idle < 0.9,
             "few readers do not fall behind as much": before > idle,
@@ -156,14 +156,14 @@ def _judge_6(found: Measured) -> Verdict:
     )
 
 
-def _judge_7(found: Measured) -> Verdict:
+def _judge_7(found: MeasuredSeries) -> Judgement:
     many = _many(found)
     every = found.xs
     old = _mean_ratio(found, _NAMES[SMALL_DEFAULT], ALWAYS, many)
     new = min(found.ratio(_NAMES[DEFAULT], ALWAYS, x) for x in every)
     slow = min(found.ratio(_NAMES[SLOWDOWN], ALWAYS, x) for x in every)
     further = _mean_ratio(found, _NAMES[SLOWDOWN], _NAMES[DEFAULT], every)
-    return Verdict.of(
+    return Judgement.of(
         {
             "a large table gains much for many readers": old < 0.9 * new,
             "SlowDown with a large table is as fast as always": slow >= 0.95,
@@ -200,7 +200,7 @@ def _stride_points(quick: bool) -> list[str]:
 @contextlib.contextmanager
 def _stride_site(quick: bool) -> Iterator[RunOnce]:
     cases = {
-        point: Case(
+        point: ReadWorkload(
             STRIDE,
             point,
             SLOW,
@@ -212,17 +212,19 @@ def _stride_site(quick: bool) -> Iterator[RunOnce]:
     }
     with laboratory(list(cases.values()), _scale(quick=quick)) as lab:
 
-        def run_once(point: str, run: int) -> Outcome:
+        def run_once(point: str, run: int) -> Measurement:
             rates, proof = lab.rates(cases[point], run)
-            return Outcome(tuple(Sample("ellard-table1", name, point, value) for name, value in rates.items()), proof)
+            return Measurement(
+                tuple(Sample("ellard-table1", name, point, value) for name, value in rates.items()), proof
+            )
 
         yield run_once
 
 
-def _judge_strides(found: Measured) -> Verdict:
+def _judge_strides(found: MeasuredSeries) -> Judgement:
     ratios = {x: found.ratio(CURSORS, DEFAULT, x) for x in found.xs}
     told = ", ".join(f"{ratio:.2f} with {x} strides" for x, ratio in ratios.items())
-    return Verdict.of(
+    return Judgement.of(
         {f"half as fast again with {x} strides": ratio >= 1.5 for x, ratio in ratios.items()},
         f"cursors / default is {told}; the paper has 1.5 to 2.4.",
     )
@@ -251,10 +253,10 @@ def _mix_points(quick: bool) -> list[str]:
 @contextlib.contextmanager
 def _mix_site(quick: bool) -> Iterator[RunOnce]:
     streams = partial(_streams, "sequential", _size(quick=quick), readers=_MIX_READERS, percent=_PERCENT[_IDLE])
-    cases = {point: Case(READERS, point, SLOW, _MIX_PEERS, 1, streams) for point in _mix_points(quick)}
+    cases = {point: ReadWorkload(READERS, point, SLOW, _MIX_PEERS, 1, streams) for point in _mix_points(quick)}
     with laboratory(list(cases.values()), _scale(quick=quick)) as lab:
 
-        def run_once(point: str, run: int) -> Outcome:
+        def run_once(point: str, run: int) -> Measurement:
             case = cases[point]
             meddlers = Meddlers(int(point))
             beside: Callable[[str], contextlib.AbstractContextManager[object]] = (
@@ -268,16 +270,16 @@ def _mix_site(quick: bool) -> Iterator[RunOnce]:
                 Sample("ellard-mix-changes", name, point, value)
                 for name, value in zip(order, meddlers.rates, strict=bool(meddlers.number))
             ]
-            return Outcome(tuple(samples), proof)
+            return Measurement(tuple(samples), proof)
 
         yield run_once
 
 
-def _judge_mix(found: Measured) -> Verdict:
+def _judge_mix(found: MeasuredSeries) -> Judgement:
     busy = [x for x in found.xs if x != "0"]
     against = {name: min(found.ratio(name, ALWAYS, x) for x in busy) for name in (CURSORS, SLOWDOWN, DEFAULT)}
     gain = min(found.ratio(CURSORS, OFF, x) for x in busy)
-    return Verdict.of(
+    return Judgement.of(
         {
             "cursors are as fast as always": against[CURSORS] >= 0.95,
             "so is SlowDown": against[SLOWDOWN] >= 0.95,
@@ -289,10 +291,10 @@ def _judge_mix(found: Measured) -> Verdict:
     )
 
 
-def _judge_changes(found: Measured) -> Verdict:
+def _judge_changes(found: MeasuredSeries) -> Judgement:
     least = {name: min(found.ratio(name, OFF, x) for x in found.xs) for name in (CURSORS, SLOWDOWN, DEFAULT)}
     told = ", ".join(f"{name} {ratio:.2f}" for name, ratio in least.items())
-    return Verdict.of(
+    return Judgement.of(
         {f"{name} costs others less than a tenth": ratio >= 0.9 for name, ratio in least.items()},
         f"Operations per second beside those without any reading ahead, at least: {told}.",
     )
@@ -325,7 +327,7 @@ def _table_points(quick: bool) -> list[str]:
 def _table_site(quick: bool) -> Iterator[RunOnce]:
     files = _QUICK_TABLE if quick else _TABLE
 
-    def run_once(point: str, _run: int) -> Outcome:
+    def run_once(point: str, _run: int) -> Measurement:
         number = int(point)
         streams = generate("sequential", number * _TURNS * _BLOCK, _BLOCK, readers=number)
         in_turn = merged(streams)
@@ -334,18 +336,18 @@ def _table_site(quick: bool) -> Iterator[RunOnce]:
             found = replay(in_turn, HEURISTICS[name], Limits(files=files, cursors=files))
             hits = 100 * (1 - found.misses / found.requests)
             samples.append(Sample("ellard-nfsheur", name, point, hits))
-        return Outcome(tuple(samples), {"files that the table has room for": files})
+        return Measurement(tuple(samples), {"files that the table has room for": files})
 
     yield run_once
 
 
-def _judge_table(found: Measured) -> Verdict:
+def _judge_table(found: MeasuredSeries) -> Judgement:
     size = _TABLE if str(_TABLE) in found.xs else _QUICK_TABLE
     fits, over = str(size), str(size + 1)
     paper = found.mean(DEFAULT, over)
     ours = {x: found.mean(CURSORS, x) for x in found.xs}
     told = ", ".join(f"{share:.0f} % with {x} files" for x, share in ours.items())
-    return Verdict.of(
+    return Judgement.of(
         {
             "the table of the paper fails with one file too many": paper < 0.1 * found.mean(DEFAULT, fits),
             "that of cloakfs does not": ours[over] > 0.9 * ours[fits],

@@ -11,7 +11,7 @@ from cloakfs.prefetch import HEURISTICS, Limits
 
 from ..prefetch.streams import generate, reordered
 from .diskmodel import BLOCK, Elevator, FairElevator, Queue, TaggedQueue, files, local_readers, remote_readers
-from .experiment import Experiment, Measured, Outcome, RunOnce, Sample, Verdict
+from .experiment import Experiment, Judgement, MeasuredSeries, Measurement, RunOnce, Sample
 from .figures import definitions
 
 _M = 1 << 20
@@ -52,7 +52,7 @@ def _local_rate(number: int, size: int, zone: str, queue: str, run: int) -> floa
 def _local_site(quick: bool) -> Iterator[RunOnce]:
     size = _QUICK_SIZE if quick else _SIZE
 
-    def run_once(point: str, run: int) -> Outcome:
+    def run_once(point: str, run: int) -> Measurement:
         samples = []
         if point == _SPREAD:
             for name, queue in _QUEUES.items():
@@ -67,14 +67,14 @@ def _local_site(quick: bool) -> Iterator[RunOnce]:
                 samples.append(Sample("ellard-2", f"{_ELEVATOR} ({zone})", point, rate))
                 tagged = _local_rate(number, size, zone, _TAGGED, run)
                 samples.append(Sample("ellard-2", f"{_TAGGED} ({zone})", point, tagged))
-        return Outcome(tuple(samples), {"what was measured": "simulated time; nothing was read"})
+        return Measurement(tuple(samples), {"what was measured": "simulated time; nothing was read"})
 
     yield run_once
 
 
-def _judge_1(found: Measured) -> Verdict:
+def _judge_1(found: MeasuredSeries) -> Judgement:
     ratios = [found.ratio(_INNER, _OUTER, x) for x in found.xs]
-    return Verdict.of(
+    return Judgement.of(
         {
             "the innermost quarter has 0.55 to 0.85 of the rate of the outermost": 0.55
             < min(ratios)
@@ -86,12 +86,12 @@ def _judge_1(found: Measured) -> Verdict:
     )
 
 
-def _judge_2(found: Measured) -> Verdict:
+def _judge_2(found: MeasuredSeries) -> Judgement:
     tagged, elevator = f"{_TAGGED} ({_OUTER})", f"{_ELEVATOR} ({_OUTER})"
     alone = found.ratio(tagged, elevator, "1")
     others = max(found.ratio(tagged, elevator, x) for x in found.xs if x != "1")
     kept = min(found.mean(elevator, x) for x in found.xs) / found.mean(elevator, "1")
-    return Verdict.of(
+    return Judgement.of(
         {
             "alone, a reader has as much with tagged queues": alone > 0.9,
             "several readers have less": others < 0.7,
@@ -102,11 +102,11 @@ def _judge_2(found: Measured) -> Verdict:
     )
 
 
-def _judge_3(found: Measured) -> Verdict:
+def _judge_3(found: MeasuredSeries) -> Judgement:
     last = str(_PROCESSES)
     spread = {name: found.mean(name, last) / found.mean(name, "1") for name in _QUEUES}
     slowest, fastest = found.mean(_ELEVATOR, last), found.mean(_FAIR, "1")
-    return Verdict.of(
+    return Judgement.of(
         {
             "with the elevator, the last takes more than five times as long as the first": spread[_ELEVATOR] > 5,
             "with N-CSCAN, less than 1.2 times": spread[_FAIR] < 1.2,
@@ -145,7 +145,7 @@ _TRANSPORTS = {"ellard-4": 6, "ellard-5": 2}
 def _remote_site(quick: bool) -> Iterator[RunOnce]:
     size = _QUICK_REMOTE_SIZE if quick else _REMOTE_SIZE
 
-    def run_once(point: str, run: int) -> Outcome:
+    def run_once(point: str, run: int) -> Measurement:
         samples = []
         for figure, percent in _TRANSPORTS.items():
             for zone, quarter in _QUARTERS.items():
@@ -156,16 +156,16 @@ def _remote_site(quick: bool) -> Iterator[RunOnce]:
                     streams = [reordered(stream, percent / 100, run) for stream in in_order]
                     ends = remote_readers(read, _QUEUES[name](), streams, HEURISTICS["default"], _OLD, seed=run)
                     samples.append(Sample(figure, f"{name} ({zone})", point, total / max(ends) / 1e6))
-        return Outcome(tuple(samples), {"what was measured": "simulated time; nothing was read"})
+        return Measurement(tuple(samples), {"what was measured": "simulated time; nothing was read"})
 
     yield run_once
 
 
-def _zones(found: Measured, x: str) -> float:
+def _zones(found: MeasuredSeries, x: str) -> float:
     return found.ratio(f"{_ELEVATOR} ({_INNER})", f"{_ELEVATOR} ({_OUTER})", x)
 
 
-def _judge_4(found: Measured) -> Verdict:
+def _judge_4(found: MeasuredSeries) -> Judgement:
     name = f"{_ELEVATOR} ({_OUTER})"
     most = found.xs[-1]
     kept = found.mean(name, most) / found.mean(name, "1")
@@ -173,7 +173,7 @@ def _judge_4(found: Measured) -> Verdict:
     fits = found.mean(name, few[-1]) / found.mean(name, "1")
     zones = min(_zones(found, x) for x in few)
     tags = min(found.ratio(f"{_TAGGED} ({_OUTER})", name, x) for x in few)
-    return Verdict.of(
+    return Judgement.of(
         {
             "many readers have much less than one": kept < 0.7,
             "the zones are still visible": zones < 0.95,
@@ -184,12 +184,12 @@ def _judge_4(found: Measured) -> Verdict:
     )
 
 
-def _judge_5(found: Measured) -> Verdict:
+def _judge_5(found: MeasuredSeries) -> Judgement:
     name = f"{_ELEVATOR} ({_OUTER})"
     fits = [x for x in found.xs if int(x) <= _OLD.files]
     kept = {x: found.mean(name, x) / found.mean(name, "1") for x in found.xs}
     zones = min(_zones(found, x) for x in fits)
-    return Verdict.of(
+    return Judgement.of(
         {
             "as long as the table has room, the rate is nearly constant": min(kept[x] for x in fits) > 0.7,
             "with more readers than it has room for, too": min(kept.values()) > 0.7,

@@ -56,7 +56,7 @@ class Checked(NamedTuple):
     held: bool
 
 
-class Verdict(NamedTuple):
+class Judgement(NamedTuple):
     """What the numbers say of a claim, and a sentence that gives the numbers that decided.
 
     Attributes:
@@ -138,7 +138,7 @@ def printed(name: str, values: Mapping[str, float | tuple[float, float]]) -> Ser
     return Series(name, tuple(points))
 
 
-class Measured:
+class MeasuredSeries:
     """The series of one figure that were measured, for tables and for judging.
 
     Attributes:
@@ -194,7 +194,7 @@ class Form(StrEnum):
     BARS = "bars"
 
 
-Judge = Callable[[Measured], Verdict]
+Judge = Callable[[MeasuredSeries], Judgement]
 """Judges a claim by the numbers. It may raise LookupError where a number is missing; nothing is judged then."""
 
 
@@ -256,7 +256,7 @@ class Sample(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Measurement:
     """What one measurement gave.
 
     Attributes:
@@ -268,7 +268,7 @@ class Outcome:
     proof: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
 
 
-RunOnce = Callable[[str, int], Outcome]
+RunOnce = Callable[[str, int], Measurement]
 """Measures a point (its name) once, in the run of this number, which also seeds whatever is random.
 
 It measures all that is compared, so that ratios within a run mean something, and changes the order with the run. It

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from functools import partial
 
 from ..peers import mounting
-from ..prefetch.experiments import ALWAYS, CURSORS, DEVICE, DISK, OFF, OPTIONS, Case, Site
+from ..prefetch.experiments import ALWAYS, CURSORS, DEVICE, DISK, OFF, OPTIONS, MountedPlace, ReadWorkload
 from ..prefetch.slowdisk import SlowDiskError, fast_disk
 from ..prefetch.streams import Read, generate, reordered
 from ..workers import undisturbed
 from . import claims
 from .claims import At, Claim, Sense
-from .experiment import Experiment, Measured, Outcome, RunOnce, Sample, Unavailable, Verdict
+from .experiment import Experiment, Judgement, MeasuredSeries, Measurement, RunOnce, Sample, Unavailable
 from .fastreads import (
     BLOCK,
     CASES,
@@ -32,8 +32,8 @@ from .fastreads import (
     value,
 )
 from .figures import definitions
-from .ground import VERSIONS
 from .laboratory import Laboratory
+from .testbed import VERSIONS
 from .trial import Values
 
 _M = 1 << 20
@@ -64,7 +64,7 @@ def _laboratory(base: str, read_ahead_kb: int, mib: int) -> Iterator[Laboratory]
             disk = stack.enter_context(fast_disk(mib, read_ahead_kb=read_ahead_kb))
         except SlowDiskError as exc:
             raise Unavailable(str(exc)) from exc
-        site = Site(disk.path, {}, None)
+        site = MountedPlace(disk.path, {}, None)
         for name in _PEERS[read_ahead_kb]:
             at = os.path.join(base, f"{read_ahead_kb}-{name}")
             with undisturbed():
@@ -83,27 +83,27 @@ def _site(quick: bool) -> Iterator[RunOnce]:
             stack.callback(shutil.rmtree, base)
         labs = {kb: stack.enter_context(_laboratory(base, kb, 2 * (size >> 20) + 64)) for kb in _PEERS}
 
-        def run_once(point: str, run: int) -> Outcome:
+        def run_once(point: str, run: int) -> Measurement:
             rates: dict[str, float] = {}
             proof: dict[str, object] = {}
             for kb in (SMALL_KB, LARGE_KB)[:: 1 if run % 2 else -1]:
-                case = Case(DEVICE, point, DISK, _PEERS[kb], 1, partial(_streams, point, size))
+                case = ReadWorkload(DEVICE, point, DISK, _PEERS[kb], 1, partial(_streams, point, size))
                 found, said = labs[kb].rates(case, run)
                 rates |= found if kb == SMALL_KB else {_TUNED: found[OFF]}
                 proof |= {name if kb == SMALL_KB else f"{name}, {kb} KiB": value for name, value in said.items()}
             names = (OFF, _TUNED, CURSORS, ALWAYS)
-            return Outcome(tuple(Sample("ellard-fast", name, point, rates[name]) for name in names), proof)
+            return Measurement(tuple(Sample("ellard-fast", name, point, rates[name]) for name in names), proof)
 
         yield run_once
 
 
-def _judge(found: Measured) -> Verdict:
+def _judge(found: MeasuredSeries) -> Judgement:
     streams = [x for x in found.xs if x != _RANDOM]
     gains = {x: found.ratio(ALWAYS, OFF, x) for x in streams}
     tuned = {x: found.ratio(_TUNED, OFF, x) for x in streams}
     costs = min(found.ratio(CURSORS, OFF, x) for x in found.xs)
     told = ", ".join(f"{gains[x]:.2f} ({tuned[x]:.2f}) {x}" for x in streams)
-    return Verdict.of(
+    return Judgement.of(
         {
             "the mount loses nothing where it does not read ahead": costs >= 0.95,
             "nor would it gain by reading ahead": max(gains.values()) < 1.1,
@@ -136,7 +136,7 @@ _CLAIMS = [
 ]
 
 
-def _judge_behind(found: Measured) -> Verdict:
+def _judge_behind(found: MeasuredSeries) -> Judgement:
     verdict = claims.judge(_CLAIMS, found)
     told = []
     for series, whose in ((_KNFSD, "the server alone"), (OFF, f"cloakfs ({OFF})")):

@@ -8,9 +8,9 @@ from ..prefetch import content
 from ..prefetch.experiments import ALWAYS, CURSORS, OFF, OPTIONS
 from ..prefetch.live import Files, read_all
 from ..prefetch.streams import Read, generate, reordered
-from .configurations import BARE, NULL, Case
-from .doing import done_as
-from .ground import drop_caches, kib_read
+from .configurations import BARE, NULL, Configuration
+from .processes import done_as
+from .testbed import drop_caches, kib_read
 from .trial import Spot
 from .workloads import COLD_KIB
 
@@ -29,7 +29,10 @@ PATTERNS = (BUFFERED, IN_ORDER, REORDERED, STRIDES)
 _READERS = 4
 """How many READs of a reader the server has at any time."""
 
-CASES = (Case("knfsd", BARE), *(Case(name, f"{NULL},{OPTIONS[name]}") for name in (OFF, CURSORS, ALWAYS)))
+CASES = (
+    Configuration("knfsd", BARE),
+    *(Configuration(name, f"{NULL},{OPTIONS[name]}") for name in (OFF, CURSORS, ALWAYS)),
+)
 _TUNED = (BARE, CASES[1].options)
 """Those that are measured with LARGE_KB, too."""
 

@@ -1,12 +1,12 @@
-"""Trials behind NFS: the host asks, and the laboratory's guest, whose kernel has NFS, measures."""
+"""Trials behind NFS: the host requests, and the laboratory's guest, whose kernel has NFS, measures."""
 
 import contextlib
 import sys
 from collections.abc import Iterator
 from typing import Any
 
-from ..lab.asking import answer, asking
 from ..lab.guest import missing
+from ..lab.guestrequests import guest_requests, serve_requests
 from .experiment import Unavailable
 from .trial import Gather, Trial, Values, gathering
 
@@ -22,10 +22,10 @@ def behind_nfs(trial: Trial, *, quick: bool) -> Iterator[Gather]:
         raise Unavailable(why)
     if not quick:
         trial.fetch()
-    with asking("bench.papers.guest", trial.key, *(["quick"] if quick else [])) as ask:
+    with guest_requests("bench.papers.guest", trial.key, *(["quick"] if quick else [])) as request:
 
         def gather(setting: str, run: int) -> Values:
-            values: Values = ask({"setting": setting, "run": run})
+            values: Values = request({"setting": setting, "run": run})
             return values
 
         yield gather
@@ -34,17 +34,17 @@ def behind_nfs(trial: Trial, *, quick: bool) -> Iterator[Gather]:
 def _serve(key: str, *, quick: bool) -> None:
     """In the guest."""
     from ..lab.nfshost import NfsHost  # noqa: PLC0415  (for the guest alone)
-    from .nfsground import nfs  # noqa: PLC0415  (for the guest alone)
+    from .nfstestbed import nfs  # noqa: PLC0415  (for the guest alone)
     from .trials import TRIALS  # noqa: PLC0415  (these import what they measure)
 
     trial = TRIALS[key]
     NfsHost()
-    with nfs(trial.mib, trial.microseconds) as ground, gathering(trial, ground, quick=quick) as gather:
+    with nfs(trial.mib, trial.microseconds) as testbed, gathering(trial, testbed, quick=quick) as gather:
 
-        def measure(asked: dict[str, Any]) -> Values:
-            return gather(asked["setting"], asked["run"])
+        def measure(request: dict[str, Any]) -> Values:
+            return gather(request["setting"], request["run"])
 
-        answer(measure)
+        serve_requests(measure)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 
 from ..figures import Run
 from ..prefetch import content
-from ..prefetch.experiments import SLOW, Case, Scale, Site, files_of, rate, set_up
+from ..prefetch.experiments import SLOW, MountedPlace, ReadWorkload, Scale, files_of, rate, set_up
 from ..prefetch.slowdisk import Disk, SlowDiskError
 from ..workers import end, fork, running_on
 from .experiment import Unavailable
@@ -32,7 +32,7 @@ class Laboratory:
         about: what the disk is.
     """
 
-    def __init__(self, site: Site, disk: Disk, about: str) -> None:
+    def __init__(self, site: MountedPlace, disk: Disk, about: str) -> None:
         self.site = site
         self.disk = disk
         self.about = about
@@ -41,7 +41,7 @@ class Laboratory:
 
     def rates(
         self,
-        case: Case,
+        case: ReadWorkload,
         run: int,
         beside: Callable[[str], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> tuple[dict[str, float], dict[str, object]]:
@@ -75,7 +75,7 @@ class Laboratory:
 
 
 @contextlib.contextmanager
-def laboratory(cases: Sequence[Case], scale: Scale) -> Iterator[Laboratory]:
+def laboratory(cases: Sequence[ReadWorkload], scale: Scale) -> Iterator[Laboratory]:
     """Make a slow disk, and mount what the cases need.
 
     Raises:
@@ -95,7 +95,7 @@ def laboratory(cases: Sequence[Case], scale: Scale) -> Iterator[Laboratory]:
 # -- a busy client -------------------------------------------------------------------------------------
 
 
-def pin(site: Site) -> contextlib.AbstractContextManager[None]:
+def pin(site: MountedPlace) -> contextlib.AbstractContextManager[None]:
     """Give the clients (this process, and those that it starts) one processor, and the daemons the others.
 
     Where there is only one, nothing is pinned.

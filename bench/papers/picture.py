@@ -4,13 +4,13 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from .experiment import Figure, Form, Measured, Series
+from .experiment import Figure, Form, MeasuredSeries, Series
 
 _MOST_BESIDE = 6
 """So many labels of bars have room beside each other."""
 
 
-def svg(figure: Figure, measured: Measured) -> str:
+def svg(figure: Figure, measured: MeasuredSeries) -> str:
     """Return the picture as an SVG element, which can stand by itself or in a page beside others."""
     import matplotlib  # noqa: PLC0415  (an extra: `bench`)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-from .experiment import Measured, Outcome, Point, Sample, Series
+from .experiment import MeasuredSeries, Measurement, Point, Sample, Series
 
 FORMAT = 1
 
@@ -16,7 +16,7 @@ class RecordsError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RunRecord:
     """One measurement.
 
     Attributes:
@@ -38,9 +38,9 @@ class Record:
     failed: str = ""
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> Self:
+    def of(cls, fields: Mapping[str, Any]) -> Self:
         """Return the record that a line of the file is."""
-        return cls(**{**told, "samples": tuple(Sample(*sample) for sample in told["samples"])})
+        return cls(**{**fields, "samples": tuple(Sample(*sample) for sample in fields["samples"])})
 
 
 class Records:
@@ -67,7 +67,7 @@ class Records:
         self.path = path
         self.common: dict[str, Any] = {}
         self.sessions: list[dict[str, Any]] = []
-        self.records: list[Record] = []
+        self.records: list[RunRecord] = []
         self.skipped: dict[str, str] = {}
         self._complete = 0  # bytes of whole lines
         try:
@@ -82,17 +82,17 @@ class Records:
                 raise RecordsError(f"{path}:{number}: not a line of raw runs: {exc}") from exc
         self._complete = content.rfind(b"\n") + 1
 
-    def _take(self, told: dict[str, Any], *, first: bool) -> None:
+    def _take(self, fields: dict[str, Any], *, first: bool) -> None:
         if first:
-            if told["format"] != FORMAT:
-                raise ValueError(f"format {told['format']}, expected {FORMAT}")
-            self.common = told
-        elif "session" in told:
-            self.sessions.append(told["session"])
-        elif "skipped" in told:
-            self.skipped[told["skipped"]] = told["why"]
+            if fields["format"] != FORMAT:
+                raise ValueError(f"format {fields['format']}, expected {FORMAT}")
+            self.common = fields
+        elif "session" in fields:
+            self.sessions.append(fields["session"])
+        elif "skipped" in fields:
+            self.skipped[fields["skipped"]] = fields["why"]
         else:
-            record = Record.of(told)
+            record = RunRecord.of(fields)
             self.records.append(record)
             self.skipped.pop(record.experiment, None)
 
@@ -120,7 +120,7 @@ class Records:
         self._append({"session": dict(session)})
         self.sessions.append(dict(session))
 
-    def add(self, record: Record) -> None:
+    def add(self, record: RunRecord) -> None:
         """Add a measurement."""
         self._append(asdict(record))
         self.records.append(record)
@@ -141,19 +141,19 @@ class Records:
         """Return what has been measured: experiment, point and run."""
         return {(record.experiment, record.point, record.run) for record in self.records if not record.failed}
 
-    def failures(self) -> list[Record]:
+    def failures(self) -> list[RunRecord]:
         """Return what has failed, and has not been measured since."""
         done = self.done()
         last = {(record.experiment, record.point, record.run): record for record in self.records if record.failed}
         return [record for key, record in last.items() if key not in done]
 
-    def of(self, experiments: Iterable[str]) -> list[Record]:
+    def of(self, experiments: Iterable[str]) -> list[RunRecord]:
         """Return the measurements of these experiments that did not fail."""
         wanted = set(experiments)
         return [record for record in self.records if record.experiment in wanted and not record.failed]
 
 
-def measured(records: Iterable[Record], figure: str) -> Measured:
+def measured(records: Iterable[RunRecord], figure: str) -> MeasuredSeries:
     """Return the series of a figure."""
     found: dict[str, dict[str, dict[int, float]]] = {}
     for record in records:
@@ -161,7 +161,7 @@ def measured(records: Iterable[Record], figure: str) -> Measured:
             if sample.figure == figure:
                 found.setdefault(sample.series, {}).setdefault(sample.x, {})[record.run] = sample.value
     xs = in_order(x for points in found.values() for x in points)
-    return Measured(
+    return MeasuredSeries(
         {
             name: Series(name, tuple(Point(x, dict(sorted(points[x].items()))) for x in xs if x in points))
             for name, points in found.items()
@@ -178,7 +178,7 @@ def in_order(xs: Iterable[str]) -> list[str]:
         return once
 
 
-def result(outcome: Outcome) -> dict[str, Any]:
+def result(outcome: Measurement) -> dict[str, Any]:
     """Return what an outcome contributes to a record.
 
     Raises:

@@ -8,8 +8,8 @@ from html import escape
 
 from ..figures import number
 from ..sheet import Sheet
-from .experiment import Experiment, Figure, Grade, Measured, Point, Series, Verdict
-from .records import Record, Records, in_order, measured
+from .experiment import Experiment, Figure, Grade, Judgement, MeasuredSeries, Point, Series
+from .records import Records, RunRecord, in_order, measured
 
 _STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; margin: 2rem auto; padding: 0 1rem; color: #1c1c1c; max-width: 72rem; }
@@ -27,7 +27,7 @@ NOT_JUDGED = "not judged"
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class FigureReport:
     """What is reported of a figure.
 
     Attributes:
@@ -41,8 +41,8 @@ class Told:
     """
 
     figure: Figure
-    found: Measured
-    verdict: Verdict | None
+    found: MeasuredSeries
+    verdict: Judgement | None
     why_not: str
     proof: tuple[str, ...]
     command: str
@@ -54,9 +54,9 @@ class Told:
         return self.verdict.grade.value if self.verdict else NOT_JUDGED
 
 
-def tell(experiments: Iterable[Experiment], records: Records) -> list[Told]:
+def figure_reports(experiments: Iterable[Experiment], records: Records) -> list[FigureReport]:
     """Return what is to be reported of each figure of these experiments."""
-    told = []
+    reports = []
     for experiment in experiments:
         runs = records.of([experiment.key])
         for figure in experiment.figures:
@@ -71,11 +71,11 @@ def tell(experiments: Iterable[Experiment], records: Records) -> list[Told]:
             quick = " --quick" if records.common.get("quick") else ""
             minutes = sum(run.seconds for run in runs) / 60
             command = f"{figure.command}{other}{quick}"
-            told.append(Told(figure, found, verdict, why_not, proof_of(runs), command, minutes))
-    return told
+            reports.append(FigureReport(figure, found, verdict, why_not, proof_of(runs), command, minutes))
+    return reports
 
 
-def proof_of(runs: list[Record]) -> tuple[str, ...]:
+def proof_of(runs: list[RunRecord]) -> tuple[str, ...]:
     """Return what the measurements say of themselves, each kind of statement once."""
     said: dict[str, list[object]] = {}
     for record in runs:
@@ -95,9 +95,9 @@ def _range(values: list[object]) -> str:
 # -- tables --------------------------------------------------------------------------------------------
 
 
-def sheet(told: Told) -> Sheet:
+def sheet(report: FigureReport) -> Sheet:
     """Return the values of a figure: the paper's, ours, and the ratios of both."""
-    figure, found = told.figure, told.found
+    figure, found = report.figure, report.found
     xs = in_order([*found.xs, *(point.x for series in figure.paper_values for point in series.points)])
     table = Sheet(f"{figure.unit}, by {figure.x_label}; mean (standard deviation)", ["", *xs])
     paper = {series.name: series for series in figure.paper_values}
@@ -116,7 +116,7 @@ def sheet(told: Told) -> Sheet:
     return table
 
 
-def checks(verdict: Verdict) -> Sheet:
+def checks(verdict: Judgement) -> Sheet:
     """Return the parts of a claim that are ratios: as they should be, as they are, and whether they are as claimed."""
     table = Sheet("What the verdict is made of", ["ratio", "claimed", "ours", "spread", "ours / claimed", "as claimed"])
     for one in verdict.checked:
@@ -126,12 +126,12 @@ def checks(verdict: Verdict) -> Sheet:
     return table
 
 
-def _tables(told: Told) -> Iterator[Sheet]:
+def _tables(report: FigureReport) -> Iterator[Sheet]:
     """Return the tables of a figure."""
-    if told.verdict and len(told.verdict.checked) > 1:
-        yield checks(told.verdict)
-    if told.found.series or told.figure.paper_values:
-        yield sheet(told)
+    if report.verdict and len(report.verdict.checked) > 1:
+        yield checks(report.verdict)
+    if report.found.series or report.figure.paper_values:
+        yield sheet(report)
 
 
 def _base_of(name: str, baseline: str, known: Mapping[str, Series]) -> str:
@@ -173,30 +173,30 @@ def _against(ours: Series, theirs: Series, xs: list[str]) -> list[str]:
 def about(records: Records) -> list[str]:
     """Return the circumstances of the runs: what all sessions have in common, and what differs."""
     sessions = records.sessions
-    told = [f"{name}: {value}" for name, value in records.common.items() if name not in ("format", "quick")]
+    lines = [f"{name}: {value}" for name, value in records.common.items() if name not in ("format", "quick")]
     for name in dict.fromkeys(name for session in sessions for name in session):
         values = list(dict.fromkeys(str(session.get(name, "unknown")) for session in sessions))
-        told.append(f"{name}: {' / '.join(values) if len(values) < 4 else f'{values[0]} … {values[-1]}'}")
+        lines.append(f"{name}: {' / '.join(values) if len(values) < 4 else f'{values[0]} … {values[-1]}'}")
     if records.common.get("quick"):
-        told.append("**These are quick runs, which only show that everything works: their numbers mean little**")
-    return told
+        lines.append("**These are quick runs, which only show that everything works: their numbers mean little**")
+    return lines
 
 
-def _details(told: Told) -> dict[str, str]:
+def _details(report: FigureReport) -> dict[str, str]:
     """Return what is said of a figure beside its numbers, by heading."""
-    figure = told.figure
-    failed = told.verdict is not None and told.verdict.grade is not Grade.HOLDS
+    figure = report.figure
+    failed = report.verdict is not None and report.verdict.grade is not Grade.HOLDS
     said = {
         "The paper": figure.claim,
         "Why": figure.why if failed else "",
         "Criterion": figure.criterion,
         "Printed values": figure.paper_note,
         "What differs": figure.differs,
-        "Shown by the runs themselves": "; ".join(told.proof),
-        "Runs": f"{told.found.runs} of each point; all of the experiment took {told.minutes:.1f} minutes"
-        if told.found.series
+        "Shown by the runs themselves": "; ".join(report.proof),
+        "Runs": f"{report.found.runs} of each point; all of the experiment took {report.minutes:.1f} minutes"
+        if report.found.series
         else "",
-        "Command": f"`{told.command}`",
+        "Command": f"`{report.command}`",
     }
     return {name: text for name, text in said.items() if text}
 
@@ -209,18 +209,18 @@ _MANY = {
 }
 
 
-def _tally(told: list[Told]) -> str:
+def _tally(reports: list[FigureReport]) -> str:
     """Return how many claims hold."""
-    grades = Counter(one.grade for one in told)
+    grades = Counter(one.grade for one in reports)
     said = ", ".join(f"{grades[grade]} {word}" for grade, word in _MANY.items() if grades[grade])
-    return f"Of {len(told)} claims, {said}."
+    return f"Of {len(reports)} claims, {said}."
 
 
-def _sentence(told: Told) -> str:
-    return told.verdict.sentence if told.verdict else told.why_not
+def _sentence(report: FigureReport) -> str:
+    return report.verdict.sentence if report.verdict else report.why_not
 
 
-def markdown(told: list[Told], records: Records, pictures: Mapping[str, str]) -> str:
+def markdown(reports: list[FigureReport], records: Records, pictures: Mapping[str, str]) -> str:
     """Return the report in Markdown.
 
     Args:
@@ -235,18 +235,18 @@ def markdown(told: list[Told], records: Records, pictures: Mapping[str, str]) ->
         "",
         *(f"- {one}" for one in about(records)),
         "",
-        _tally(told),
+        _tally(reports),
         "",
         "| figure | | what it shows | the claim | what decided |",
         "| --- | --- | --- | --- | --- |",
         *(
             f"| [{one.figure.key}](#{one.figure.key}) | {one.figure.paper}, {one.figure.place} | {one.figure.title} "
             f"| **{one.grade}** | {_sentence(one)} |"
-            for one in told
+            for one in reports
         ),
         "",
     ]
-    for one in told:
+    for one in reports:
         figure = one.figure
         lines += [f'<a id="{figure.key}"></a>', "", f"## {figure.paper}, {figure.place}: {figure.title}", ""]
         lines += [f"**{one.grade.capitalize()}.** {_sentence(one)}", ""]
@@ -261,7 +261,7 @@ def markdown(told: list[Told], records: Records, pictures: Mapping[str, str]) ->
     return "\n".join(lines).rstrip() + "\n"
 
 
-def page(told: list[Told], records: Records, pictures: Mapping[str, str]) -> str:
+def page(reports: list[FigureReport], records: Records, pictures: Mapping[str, str]) -> str:
     """Return the report as one page, with everything in it, that needs neither a network nor scripts.
 
     Args:
@@ -272,7 +272,7 @@ def page(told: list[Told], records: Records, pictures: Mapping[str, str]) -> str
     contents = "".join(
         f'<tr><td><a href="#{escape(one.figure.key)}">{escape(one.figure.paper)}, {escape(one.figure.place)}</a>'
         f"<td>{_text(one.figure.title)}<td>{_grade(one)}<td>{_text(_sentence(one))}</tr>"
-        for one in told
+        for one in reports
     )
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>The papers\' evaluations</title>'
@@ -280,27 +280,27 @@ def page(told: list[Told], records: Records, pictures: Mapping[str, str]) -> str
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         f"<style>{_STYLE}</style></head><body>\n<h1>The papers' evaluations, repeated</h1>\n"
         f"<ul>{''.join(f'<li>{_text(one)}</li>' for one in about(records))}</ul>\n"
-        f"<p>{_tally(told)}</p>\n"
+        f"<p>{_tally(reports)}</p>\n"
         f"<table><thead><tr><th>figure<th>what it shows<th>the claim<th>what decided</tr></thead>"
         f"<tbody>{contents}</tbody></table>"
-        + "".join(_section(one, pictures.get(one.figure.key, "")) for one in told)
+        + "".join(_section(one, pictures.get(one.figure.key, "")) for one in reports)
         + _rest(records)
         + "</body></html>\n"
     )
 
 
-def _section(told: Told, picture: str) -> str:
-    figure = told.figure
-    details = "".join(f"<dt>{escape(name)}<dd>{_text(text)}" for name, text in _details(told).items())
-    table = "".join(_table(table) for table in _tables(told))
+def _section(report: FigureReport, picture: str) -> str:
+    figure = report.figure
+    details = "".join(f"<dt>{escape(name)}<dd>{_text(text)}" for name, text in _details(report).items())
+    table = "".join(_table(table) for table in _tables(report))
     return (
         f'\n<h2 id="{escape(figure.key)}">{escape(figure.paper)}, {escape(figure.place)}: {_text(figure.title)}</h2>\n'
-        f"<p>{_grade(told)}. {_text(_sentence(told))}</p>\n{picture}\n{table}\n<dl>{details}</dl>"
+        f"<p>{_grade(report)}. {_text(_sentence(report))}</p>\n{picture}\n{table}\n<dl>{details}</dl>"
     )
 
 
-def _grade(told: Told) -> str:
-    return f'<b class="{_CLASSES.get(told.grade, "open")}">{escape(told.grade)}</b>'
+def _grade(report: FigureReport) -> str:
+    return f'<b class="{_CLASSES.get(report.grade, "open")}">{escape(report.grade)}</b>'
 
 
 def _rest(records: Records) -> str:

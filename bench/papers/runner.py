@@ -18,13 +18,13 @@ from cli.common import console, note
 from ..lab.guest import kernel_version as guest_kernel
 from ..workers import undisturbed
 from .experiment import Experiment, RunOnce, Unavailable
-from .records import Record, Records, result
+from .records import Records, RunRecord, result
 
 _MOST_FAILURES = 3
 """After so many failures in a row, an experiment is given up: what it stands on is broken."""
 
 
-class Step(NamedTuple):
+class PlannedRun(NamedTuple):
     """A measurement that is to be made, and how long it may take."""
 
     experiment: Experiment
@@ -33,7 +33,9 @@ class Step(NamedTuple):
     seconds: float
 
 
-def plan(experiments: Iterable[Experiment], records: Records, *, quick: bool, runs: int | None = None) -> list[Step]:
+def plan(
+    experiments: Iterable[Experiment], records: Records, *, quick: bool, runs: int | None = None
+) -> list[PlannedRun]:
     """Return what is left to measure: run by run, so that an interrupted experiment has as many runs everywhere.
 
     Args:
@@ -48,7 +50,7 @@ def plan(experiments: Iterable[Experiment], records: Records, *, quick: bool, ru
         count = experiment.count(runs, quick=quick)
         points = experiment.points(quick)
         steps += [
-            Step(experiment, point, run, experiment.seconds(point, quick))
+            PlannedRun(experiment, point, run, experiment.seconds(point, quick))
             for run in range(count)
             for point in points
             if (experiment.key, point, run) not in done
@@ -56,7 +58,9 @@ def plan(experiments: Iterable[Experiment], records: Records, *, quick: bool, ru
     return steps
 
 
-def measure(steps: list[Step], records: Records, *, quick: bool, advance: Callable[[Step | None, str], None]) -> None:
+def measure(
+    steps: list[PlannedRun], records: Records, *, quick: bool, advance: Callable[[PlannedRun | None, str], None]
+) -> None:
     """Measure, and note each result before the next measurement begins.
 
     Args:
@@ -85,7 +89,7 @@ def measure(steps: list[Step], records: Records, *, quick: bool, advance: Callab
 
 
 def _measure(
-    todo: list[Step], run_once: RunOnce, records: Records, advance: Callable[[Step | None, str], None]
+    todo: list[PlannedRun], run_once: RunOnce, records: Records, advance: Callable[[PlannedRun | None, str], None]
 ) -> None:
     failures = 0
     for step in todo:
@@ -99,7 +103,7 @@ def _measure(
             told = {"failed": _line(exc)}
             failures += 1
         records.add(
-            Record(
+            RunRecord(
                 step.experiment.key,
                 step.point,
                 step.run,
@@ -163,7 +167,7 @@ def _processor() -> str:
 
 
 @contextlib.contextmanager
-def progress(steps: list[Step]) -> Iterator[Callable[[Step | None, str], None]]:
+def progress(steps: list[PlannedRun]) -> Iterator[Callable[[PlannedRun | None, str], None]]:
     """Show how much is left: a bar on a terminal, otherwise a line each minute."""
     total = sum(step.seconds for step in steps)
     if not sys.stderr.isatty():
@@ -182,7 +186,7 @@ def progress(steps: list[Step]) -> Iterator[Callable[[Step | None, str], None]]:
     with Progress(*columns, console=console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total, left=left.told())
 
-        def advance(step: Step | None, what: str) -> None:
+        def advance(step: PlannedRun | None, what: str) -> None:
             left.passed(step)
             bar.update(task, advance=step.seconds if step else 0, left=left.told())
             if what:
@@ -199,7 +203,7 @@ class _Left:
         self._done = 0.0
         self._began = time.monotonic()
 
-    def passed(self, step: Step | None) -> None:
+    def passed(self, step: PlannedRun | None) -> None:
         if step is not None:
             self._left -= step.seconds
             self._done += step.seconds
@@ -214,10 +218,10 @@ class _Left:
         return f"{hours}:{minutes:02}:{seconds:02}"
 
 
-def _lines(total: float) -> Callable[[Step | None, str], None]:
+def _lines(total: float) -> Callable[[PlannedRun | None, str], None]:
     left, last = _Left(total), [time.monotonic()]
 
-    def advance(step: Step | None, what: str) -> None:
+    def advance(step: PlannedRun | None, what: str) -> None:
         left.passed(step)
         if what and time.monotonic() > last[0] + 60:
             last[0] = time.monotonic()

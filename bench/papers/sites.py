@@ -3,9 +3,9 @@
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from .experiment import Experiment, Figure, Outcome, RunOnce, Sample
-from .ground import LOCAL, VERSIONS, local
+from .experiment import Experiment, Figure, Measurement, RunOnce, Sample
 from .guest import behind_nfs
+from .testbed import LOCAL, VERSIONS, local
 from .trial import Gather, Trial, Values, gathering
 from .workloads import COLD_KIB, HOT_KIB
 
@@ -45,9 +45,9 @@ def experiment(
     def site(few: bool) -> Iterator[RunOnce]:
         with _gathering(trial, suffix, quick=few) as gather:
 
-            def run_once(setting: str, run: int) -> Outcome:
+            def run_once(setting: str, run: int) -> Measurement:
                 values = gather(setting, run)
-                return Outcome(tuple(samples(setting, values)), _proof(values))
+                return Measurement(tuple(samples(setting, values)), _proof(values))
 
             yield run_once
 
@@ -67,7 +67,7 @@ def _gathering(trial: Trial, suffix: str, *, quick: bool) -> Iterator[Gather]:
         with behind_nfs(trial, quick=quick) as gather:
             yield gather
     else:
-        with local(trial.mib) as ground, gathering(trial, ground, quick=quick) as gather:
+        with local(trial.mib) as testbed, gathering(trial, testbed, quick=quick) as gather:
             yield gather
 
 

@@ -4,8 +4,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from .configurations import Case
-from .ground import Ground
+from .configurations import Configuration
+from .testbed import Testbed
 
 Values = dict[str, dict[str, float]]
 """case -> what -> value."""
@@ -28,7 +28,7 @@ class Spot:
 
     path: str
     real: str
-    case: Case
+    case: Configuration
     run: int
     quick: bool
 
@@ -51,7 +51,7 @@ class Trial:
     """
 
     key: str
-    cases: Callable[[bool], tuple[Case, ...]]
+    cases: Callable[[bool], tuple[Configuration, ...]]
     prepare: Callable[[str, bool], None]
     measure: Callable[[Spot], dict[str, float]]
     alone: bool = True
@@ -62,16 +62,16 @@ class Trial:
 
 
 @contextlib.contextmanager
-def gathering(trial: Trial, ground: Ground, *, quick: bool) -> Iterator[Gather]:
+def gathering(trial: Trial, testbed: Testbed, *, quick: bool) -> Iterator[Gather]:
     """Prepare the tree, and serve it; give what measures all cases, beginning with another one in each run."""
-    trial.prepare(ground.tree, quick)
+    trial.prepare(testbed.tree, quick)
     with contextlib.ExitStack() as stack:
         served: dict[str, str] = {}
 
-        def measure(case: Case, served_as: str, setting: str, run: int) -> dict[str, float]:
-            with ground.reach(served_as, setting) as path:
+        def measure(case: Configuration, served_as: str, setting: str, run: int) -> dict[str, float]:
+            with testbed.reach(served_as, setting) as path:
                 below = f"/{case.place}" if case.place else ""
-                return trial.measure(Spot(path + below, ground.tree + below, case, run, quick))
+                return trial.measure(Spot(path + below, testbed.tree + below, case, run, quick))
 
         rehearsing = trial.rehearsed
 
@@ -84,11 +84,11 @@ def gathering(trial: Trial, ground: Ground, *, quick: bool) -> Iterator[Gather]:
             values = {}
             for case in cases[run % len(cases) :] + cases[: run % len(cases)]:
                 if trial.alone:
-                    with ground.serve(case.options) as served_as:
+                    with testbed.serve(case.options) as served_as:
                         values[case.name] = measure(case, served_as, setting, run)
                     continue
                 if case.options not in served:
-                    served[case.options] = stack.enter_context(ground.serve(case.options))
+                    served[case.options] = stack.enter_context(testbed.serve(case.options))
                 values[case.name] = measure(case, served[case.options], setting, run)
             return values
 

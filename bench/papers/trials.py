@@ -3,7 +3,7 @@
 import shutil
 
 from ..lab.guest import inside
-from .configurations import Case, general, relays, scaling, worst
+from .configurations import Configuration, general, relays, scaling, worst
 from .fastreads import CASES, MICROSECONDS, fast_reads, prepare_fast_reads
 from .package import package
 from .trial import Trial
@@ -24,21 +24,21 @@ from .workloads import (
 DEFINITIONS = 1000
 
 
-def _worst(quick: bool) -> tuple[Case, ...]:
+def _worst(quick: bool) -> tuple[Configuration, ...]:
     cases = worst(100 if quick else DEFINITIONS)
     return cases[:7] if quick else cases
 
 
-def _scaling(_: bool) -> tuple[Case, ...]:
+def _scaling(_: bool) -> tuple[Configuration, ...]:
     return scaling(OWNERS)
 
 
-def _general(quick: bool) -> tuple[Case, ...]:
+def _general(quick: bool) -> tuple[Configuration, ...]:
     # Behind NFS a build takes minutes; the listings there have as many definitions.
     return general() if quick or inside() else general(1000)
 
 
-def _relays(quick: bool) -> tuple[Case, ...]:
+def _relays(quick: bool) -> tuple[Configuration, ...]:
     # The kernel's server cannot export bindfs without being told an id for it.
     return relays(bindfs=not quick and not inside() and shutil.which("bindfs") is not None)
 

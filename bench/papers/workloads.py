@@ -17,9 +17,9 @@ from cloakfs.linux.libc import AT_EMPTY_PATH, libc
 from ..lab.guest import inside
 from ..tree import generated_package
 from .configurations import USER
-from .doing import ENVIRONMENT, Times, done_as, timed
-from .ground import drop_caches, kib_read
 from .package import package, tiny_package
+from .processes import ENVIRONMENT, ProgramTimes, done_as, timed
+from .testbed import drop_caches, kib_read
 from .trial import Spot
 
 # -- listing -------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def build(spot: Spot) -> dict[str, float]:
         before = kib_read(spot.real)
         times = {name: timed(command, where, spot.case) for name, (command, where) in steps.items()}
         cold = kib_read(spot.real) - before
-    total = sum((times[name] for name in BUILT), Times(0, 0, 0))
+    total = sum((times[name] for name in BUILT), ProgramTimes(0, 0, 0))
     return {
         **{name: one.elapsed for name, one in times.items()},
         "elapsed": total.elapsed,

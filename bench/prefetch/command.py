@@ -166,8 +166,8 @@ def _limits(words: str) -> Limits:
 def _offline(stream: list[Read], names: tuple[str, ...], limits: Limits, *, as_json: bool) -> None:
     outcomes = {name: feed(stream, HEURISTICS[name], limits) for name in names}
     if as_json:
-        told = {name: asdict(outcome) | {"wasted": outcome.wasted} for name, outcome in outcomes.items()}
-        click.echo(json.dumps({"limits": asdict(limits), "heuristics": told}, indent=2))
+        results = {name: asdict(outcome) | {"wasted": outcome.wasted} for name, outcome in outcomes.items()}
+        click.echo(json.dumps({"limits": asdict(limits), "heuristics": results}, indent=2))
         return
     columns = ("heuristic", "requests", "misses", "asks", "asked, KiB", "used", "wasted", "peak ahead", "mean seqCount")
     table = Table(*columns[:1])
@@ -201,7 +201,7 @@ def _live(
         with Files(directory, needed, direct=not buffered) as files:
             found = read_all([stream], files, outstanding=outstanding, verified=create, paced=paced)
             direct = files.direct
-    told: dict[str, object] = {
+    facts: dict[str, object] = {
         "requests": len(stream),
         "bytes": found.bytes,
         "seconds": round(found.seconds, 3),
@@ -211,9 +211,9 @@ def _live(
         "pages in memory before": None if None in left else sum(pages or 0 for pages in left),
     }
     if as_json:
-        click.echo(json.dumps(told, indent=2))
+        click.echo(json.dumps(facts, indent=2))
     else:
-        click.echo("\n".join(f"{name}: {value}" for name, value in told.items()))
+        click.echo("\n".join(f"{name}: {value}" for name, value in facts.items()))
 
 
 # -- figures -------------------------------------------------------------------------------------------
@@ -291,12 +291,12 @@ def figures(
         scale = QUICK_SCALE if quick else Scale(iops=iops, bps=rate)
         scale = replace(scale, block=block, outstanding=outstanding, read_ahead_kb=read_ahead_kb)
         scale = _scaled(scale, runs, size)
-        told = about(chosen, scale)
+        facts = about(chosen, scale)
         for reduction in scale.reductions(chosen):
             click.echo(f"cloakfs: prefetch: reduced: {reduction}", err=True)
         with interruptible("prefetch"):
             run = _measured(chosen, scale)
-        run.about = told | run.about
+        run.about = facts | run.about
         if json_path:
             run.write(json_path)
     if plot:
@@ -342,7 +342,7 @@ def hung(rounds: int, seconds: float, *, as_json: bool) -> None:
             found = latencies(rounds, seconds, advance)
     except (RuntimeError, OSError) as exc:
         fail(f"prefetch: {exc}", FAILED)
-    click.echo(json.dumps(found.as_json()) if as_json else found.told())
+    click.echo(json.dumps(found.as_json()) if as_json else found.summary())
 
 
 def _measured(chosen: list[str], scale: Scale) -> Run:

@@ -63,14 +63,14 @@ class _CacheStat(ctypes.Structure):
 
 
 def cached_pages(fd: int) -> int | None:
-    """Return how many pages of the file are in memory, or being read; None if the kernel cannot tell."""
-    told = _CacheStat()
-    failed = _libc.syscall(_CACHESTAT, fd, ctypes.byref(_Range(0, 0)), ctypes.byref(told), 0)
-    return None if failed else int(told.cached)
+    """Return how many pages of the file are in memory, or being read; None if the kernel does not report that."""
+    stat = _CacheStat()
+    failed = _libc.syscall(_CACHESTAT, fd, ctypes.byref(_Range(0, 0)), ctypes.byref(stat), 0)
+    return None if failed else int(stat.cached)
 
 
 def can_tell() -> bool:
-    """Whether the kernel can tell what is in memory."""
+    """Whether the kernel can report what is in memory."""
     fd = os.open(__file__, os.O_RDONLY)
     try:
         return cached_pages(fd) is not None

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..figures import Run
-from ..job import Ground, Job, Work
+from ..job import Job, JobInputs, Work
 from ..peers import BARE, Peer, mounting, place
 from ..tree import QUICK
-from ..workers import WorkError, Workers, undisturbed
+from ..workers import ClientProcesses, WorkError, undisturbed
 from . import content
 from .live import Files, read_all
 from .slowdisk import BPS, IOPS, READ_AHEAD_KB, SlowDisk, device_of, require_disk, slow_disk
@@ -92,7 +92,7 @@ class Scale:
 
     def reductions(self, figures: list[str]) -> list[str]:
         """Return what is smaller than in the paper."""
-        told = []
+        reductions = []
         chosen = {FIGURES[figure][0] for figure in figures}
         for setting, size, runs in (
             (STRIDE, self.size, self.runs),
@@ -100,10 +100,10 @@ class Scale:
             (TABLE, self.table_size, self.reader_runs),
         ):
             if setting in chosen and size < PAPER_SIZE:
-                told.append(f"{setting}: {size / (1 << 20):g} MiB instead of 256 MiB")
+                reductions.append(f"{setting}: {size / (1 << 20):g} MiB instead of 256 MiB")
             if setting in chosen and runs < PAPER_RUNS:
-                told.append(f"{setting}: {runs} {'run' if runs == 1 else 'runs'} instead of {PAPER_RUNS}")
-        return told
+                reductions.append(f"{setting}: {runs} {'run' if runs == 1 else 'runs'} instead of {PAPER_RUNS}")
+        return reductions
 
 
 QUICK_SCALE = Scale(
@@ -122,7 +122,7 @@ QUICK_SCALE = Scale(
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class ReadWorkload:
     """One column of a table.
 
     Attributes:
@@ -144,7 +144,7 @@ class Case:
     outstanding: int = 1
 
 
-def cases(figures: list[str], scale: Scale) -> list[Case]:
+def cases(figures: list[str], scale: Scale) -> list[ReadWorkload]:
     """Return the cases that these figures need, each once."""
     peers: dict[str, list[str]] = {}
     for figure in figures:
@@ -158,9 +158,9 @@ def cases(figures: list[str], scale: Scale) -> list[Case]:
     return found
 
 
-def _strides(peers: tuple[str, ...], scale: Scale) -> Iterator[Case]:
+def _strides(peers: tuple[str, ...], scale: Scale) -> Iterator[ReadWorkload]:
     for parts in scale.strides:
-        yield Case(
+        yield ReadWorkload(
             STRIDE,
             stride_case(parts),
             SLOW,
@@ -170,29 +170,33 @@ def _strides(peers: tuple[str, ...], scale: Scale) -> Iterator[Case]:
         )
 
 
-def _readers(peers: tuple[str, ...], scale: Scale) -> Iterator[Case]:
+def _readers(peers: tuple[str, ...], scale: Scale) -> Iterator[ReadWorkload]:
     for percent in scale.percent:
         for readers in scale.readers:
             yield _concurrent(READERS, peers, scale, scale.reader_size, readers, percent)
 
 
-def _tables(peers: tuple[str, ...], scale: Scale) -> Iterator[Case]:
+def _tables(peers: tuple[str, ...], scale: Scale) -> Iterator[ReadWorkload]:
     for readers in scale.readers:
         yield _concurrent(TABLE, peers, scale, scale.table_size, readers, scale.table_percent)
 
 
-def _concurrent(setting: str, peers: tuple[str, ...], scale: Scale, size: int, readers: int, percent: int) -> Case:
+def _concurrent(
+    setting: str, peers: tuple[str, ...], scale: Scale, size: int, readers: int, percent: int
+) -> ReadWorkload:
     streams = partial(_pattern, "sequential", size, scale.block, readers=readers, percent=percent)
-    return Case(setting, reader_case(readers, percent), SLOW, peers, scale.reader_runs, streams, scale.outstanding)
+    return ReadWorkload(
+        setting, reader_case(readers, percent), SLOW, peers, scale.reader_runs, streams, scale.outstanding
+    )
 
 
-def _devices(peers: tuple[str, ...], scale: Scale) -> Iterator[Case]:
+def _devices(peers: tuple[str, ...], scale: Scale) -> Iterator[ReadWorkload]:
     for where in (SLOW, DISK, MEMORY):
         reads = scale.random // 10 if where == SLOW else scale.random
         random = partial(_random, scale.size, reads)
-        yield Case(DEVICE, f"{where}, random 4K", where, peers, scale.runs, random)
+        yield ReadWorkload(DEVICE, f"{where}, random 4K", where, peers, scale.runs, random)
         in_order = partial(_pattern, "sequential", scale.size, scale.block)
-        yield Case(DEVICE, f"{where}, sequential", where, peers, scale.runs, in_order)
+        yield ReadWorkload(DEVICE, f"{where}, sequential", where, peers, scale.runs, in_order)
 
 
 def stride_case(parts: int) -> str:
@@ -221,7 +225,7 @@ def _random(size: int, reads: int, seed: int, prefix: str) -> list[list[Read]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class MountedPlace:
     """A place with its mounts.
 
     Attributes:
@@ -235,14 +239,16 @@ class Site:
     disk: SlowDisk | None
 
 
-def measure(todo: list[Case], scale: Scale, advance: Callable[[str], None], tell: Callable[[str], None]) -> Run:
+def measure(
+    todo: list[ReadWorkload], scale: Scale, advance: Callable[[str], None], report: Callable[[str], None]
+) -> Run:
     """Mount, measure, and leave nothing behind, even when interrupted. The rates are MB/s.
 
     Args:
         todo: the cases to measure.
         scale: the sizes.
         advance: called with the name of the next step, `length(todo)` times at most.
-        tell: called with each failure.
+        report: called with each failure.
 
     Raises:
         SlowDiskError: no slow disk can be made here.
@@ -256,21 +262,21 @@ def measure(todo: list[Case], scale: Scale, advance: Callable[[str], None], tell
             for at in range(max(case.rounds for case in todo)):
                 for case in todo:
                     if at < case.rounds:
-                        _measure_case(case, at, f"{next(numbers)}-", sites[case.place], run, advance, tell)
+                        _measure_case(case, at, f"{next(numbers)}-", sites[case.place], run, advance, report)
         finally:
             with undisturbed():
                 stack.close()
     return run
 
 
-def length(todo: list[Case]) -> int:
+def length(todo: list[ReadWorkload]) -> int:
     """Return the number of steps."""
     return 1 + sum(case.rounds * len(case.peers) for case in todo)
 
 
 def set_up(
-    stack: contextlib.ExitStack, todo: list[Case], scale: Scale, run: Run, advance: Callable[[str], None]
-) -> dict[str, Site]:
+    stack: contextlib.ExitStack, todo: list[ReadWorkload], scale: Scale, run: Run, advance: Callable[[str], None]
+) -> dict[str, MountedPlace]:
     """Mount all that the cases need, until the stack is closed; `run.about` says what each place is.
 
     Raises:
@@ -282,7 +288,7 @@ def set_up(
     with undisturbed():
         base = os.path.realpath(tempfile.mkdtemp(prefix="cloakfs-prefetch-"))
         stack.callback(os.rmdir, base)
-    sites: dict[str, Site] = {}
+    sites: dict[str, MountedPlace] = {}
     waiting = []
     for where in dict.fromkeys(case.place for case in todo):
         disk = None
@@ -299,7 +305,7 @@ def set_up(
             with undisturbed():
                 tree, _ = place(stack, base, where)
         run.about[where] = disk.about if disk else device_of(tree)
-        sites[where] = Site(tree, {}, disk)
+        sites[where] = MountedPlace(tree, {}, disk)
         for name in dict.fromkeys(peer for case in todo if case.place == where for peer in case.peers):
             if name == BARE:
                 sites[where].peers[name] = Peer(name, tree, tree, 0)
@@ -326,13 +332,13 @@ def _directory(stack: contextlib.ExitStack, base: str, name: str) -> str:
 
 
 def _measure_case(
-    case: Case,
+    case: ReadWorkload,
     at: int,
     prefix: str,
-    site: Site,
+    site: MountedPlace,
     run: Run,
     advance: Callable[[str], None],
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> None:
     rates = run.rates.setdefault(case.setting, {}).setdefault(case.name, {name: [] for name in case.peers})
     streams = case.streams(at, prefix)
@@ -345,7 +351,7 @@ def _measure_case(
                 rates[name].append(rate(case, site, name, streams, names))
             except (WorkError, OSError) as exc:
                 run.failed.append(f"{case.name}, {name}: {exc}")
-                tell(run.failed[-1])
+                report(run.failed[-1])
                 del rates[name]  # its rounds would not match those of the others
 
 
@@ -368,7 +374,7 @@ def files_of(tree: str, streams: list[list[Read]]) -> Iterator[list[str]]:
                     os.unlink(path)
 
 
-def rate(case: Case, site: Site, name: str, streams: list[list[Read]], files: list[str]) -> float:
+def rate(case: ReadWorkload, site: MountedPlace, name: str, streams: list[list[Read]], files: list[str]) -> float:
     """Return the rate in MB/s until the last reader is done, beginning with nothing in memory."""
     for file in files if case.place != MEMORY else ():
         if left := content.forget(os.path.join(site.tree, file)):
@@ -376,12 +382,12 @@ def rate(case: Case, site: Site, name: str, streams: list[list[Read]], files: li
     disk = site.disk if name == BARE else None
     job = partial(_job, streams, files, case.outstanding, disk, name != BARE)
     work = Work(case.name, ".", "", "bytes", make=job)
-    with Workers(work, site.peers[name], QUICK, "", None, os.sched_getaffinity(0)) as workers:
+    with ClientProcesses(work, site.peers[name], QUICK, "", None, os.sched_getaffinity(0)) as workers:
         return workers.go()[1] / 1e6
 
 
 def _job(
-    streams: list[list[Read]], names: list[str], outstanding: int, disk: SlowDisk | None, direct: bool, _: Ground
+    streams: list[list[Read]], names: list[str], outstanding: int, disk: SlowDisk | None, direct: bool, _: JobInputs
 ) -> Job:
     """Return the job of a process of its own; for the bare tree, the disk is slow for this process."""
     if disk is not None:

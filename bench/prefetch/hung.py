@@ -44,7 +44,7 @@ class Latencies:
         """The ratio of `while_waiting` to `before` in each round."""
         return [more / less for more, less in zip(self.while_waiting, self.before, strict=True)]
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """Return the result in one line."""
         ratios = self.ratios
         return (

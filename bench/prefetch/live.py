@@ -13,7 +13,7 @@ from .streams import Read
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class ReadTimes:
     """The bytes that were read, the seconds until the last of them, and the seconds that each read took."""
 
     bytes: int
@@ -76,7 +76,7 @@ class Files:
 
 def read_all(
     queues: Sequence[Iterable[Read]], files: Files, *, outstanding: int = 1, verified: bool = False, paced: bool = False
-) -> Measured:
+) -> ReadTimes:
     """Read everything in the streams.
 
     Args:
@@ -136,4 +136,4 @@ def read_all(
     seconds = time.perf_counter() - began
     if failed:
         raise failed[0]
-    return Measured(sum(total), seconds, waits)
+    return ReadTimes(sum(total), seconds, waits)

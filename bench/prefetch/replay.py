@@ -13,7 +13,7 @@ PAGE = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ReplayResult:
     """The result of a replay.
 
     Attributes:
@@ -40,7 +40,7 @@ class Outcome:
         return self.asked - self.used
 
 
-def replay(stream: Sequence[Read], heuristic: Heuristic, limits: Limits) -> Outcome:
+def replay(stream: Sequence[Read], heuristic: Heuristic, limits: Limits) -> ReplayResult:
     """Feed a stream to a heuristic. Whatever it requests is in the cache at once.
 
     Args:
@@ -71,7 +71,7 @@ def replay(stream: Sequence[Read], heuristic: Heuristic, limits: Limits) -> Outc
             unread |= fetched
         peak = max(peak, prefetcher.ahead)
         counts.append(fmean(prefetcher.seq_counts(read.file)))
-    return Outcome(len(stream), misses, asks, asked * PAGE, used * PAGE, peak, fmean(counts))
+    return ReplayResult(len(stream), misses, asks, asked * PAGE, used * PAGE, peak, fmean(counts))
 
 
 def _pages(start: int, end: int) -> range:

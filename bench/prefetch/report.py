@@ -60,7 +60,7 @@ def _ratio(run: Run, setting: str, case: str, peer: str, to: str) -> Spread | No
     return Spread.of(run.ratios(setting, case, peer, to))
 
 
-def _told(spread: Spread | None) -> str:
+def _cell(spread: Spread | None) -> str:
     return f"**{spread.middle:.2f}** ({spread.low:.2f}–{spread.high:.2f})" if spread else "–"
 
 
@@ -73,7 +73,7 @@ def _rows(run: Run, setting: str, columns: list[str]) -> list[list[str]]:
     for peer, to in _RATIOS[setting]:
         spreads = [_ratio(run, setting, case, peer, to) for case in columns]
         if any(spreads):
-            rows.append([f"{peer} / {to}", *map(_told, spreads)])
+            rows.append([f"{peer} / {to}", *map(_cell, spreads)])
     return rows
 
 
@@ -122,7 +122,7 @@ def device_sheet(run: Run) -> Sheet:
     sheet = Sheet("devices: MB/s, mean (standard deviation)", ["", OFF, CURSORS, f"{CURSORS} / {OFF}"])
     for case, rates in run.rates.get(DEVICE, {}).items():
         cells = (mean(rates[peer]) if rates.get(peer) else "–" for peer in (OFF, CURSORS))
-        sheet.rows.append([case, *cells, _told(_ratio(run, DEVICE, case, CURSORS, OFF))])
+        sheet.rows.append([case, *cells, _cell(_ratio(run, DEVICE, case, CURSORS, OFF))])
     return sheet
 
 

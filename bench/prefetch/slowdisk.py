@@ -188,8 +188,8 @@ def device_of(directory: str) -> str:
         return kind_of(directory)
     if os.path.exists(os.path.join(block, "partition")):
         block = os.path.dirname(block)
-    told = [f"{setting} {_setting(block, setting)}" for setting in ("read_ahead_kb", "rotational", "scheduler")]
-    return f"{kind_of(directory)} on {os.path.basename(block)}; {', '.join(told)}"
+    settings = [f"{setting} {_setting(block, setting)}" for setting in ("read_ahead_kb", "rotational", "scheduler")]
+    return f"{kind_of(directory)} on {os.path.basename(block)}; {', '.join(settings)}"
 
 
 def _setting(block: str, name: str) -> str:

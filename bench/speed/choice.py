@@ -19,12 +19,12 @@ from cli.exits import FAILED, WRONG
 from ..figures import Run
 from ..job import PINNED, UNPINNED, Piece, Work
 from ..lab import guest
-from ..over_nfs import EXPORTS, Listing
+from ..over_nfs import EXPORTS, NfsListing
 from ..peers import PEERS
 from ..tree import QUICK, Sizes, generated_package
 from ..work import CLIENTS
 from .measure import can_build, find_package, measure, versions
-from .plan import GROWTH, IDLE, REQUESTS, Plan
+from .plan import GROWTH, IDLE, REQUESTS, Schedule
 
 _EXTRAS = (REQUESTS, IDLE, GROWTH)
 
@@ -41,14 +41,14 @@ class Choice:
     package: str | None
     quick: bool
 
-    def plan(self, every: Mapping[str, Piece]) -> Plan:
+    def plan(self, every: Mapping[str, Piece]) -> Schedule:
         """What is to be measured; ends the command if that is nothing."""
         peers = chosen([*PEERS, *EXPORTS], self.peers, "--peer")
         names = chosen([*every, *_EXTRAS], self.works, "--work")
         pieces = [every[name] for name in names if name in every]
         works = [piece for piece in pieces if isinstance(piece, Work)]
         settings = [PINNED, UNPINNED] if self.cpus == "both" else [self.cpus]
-        listings = [piece for piece in pieces if isinstance(piece, Listing) and {*piece.settings} & {*settings}]
+        listings = [piece for piece in pieces if isinstance(piece, NfsListing) and {*piece.settings} & {*settings}]
         if self.quick:
             works = [replace(work, clients=min(work.clients, CLIENTS)) for work in works]
             listings = [listing for listing in listings if listing.kind == listings[0].kind]  # each kind takes seconds
@@ -61,7 +61,7 @@ class Choice:
                 works = [work for work in works if "make" not in work.name]
             else:
                 package = generated_package(2) if self.quick else self._package()[0]
-        return Plan(
+        return Schedule(
             [name for name in peers if name in PEERS],
             works,
             [name for name in names if name in _EXTRAS],
@@ -101,8 +101,8 @@ def listing(every: Mapping[str, Piece]) -> str:
     return f"peers (--peer):\n{peers}\nworks (--work):\n{works}"
 
 
-def measured(plan: Plan) -> Run:
-    """Measure, with a bar that tells how far it is; ends the command if a peer cannot be mounted."""
+def measured(plan: Schedule) -> Run:
+    """Measure, with a bar that shows how far it is; ends the command if a peer cannot be mounted."""
     columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     to = console(stderr=True)
     # Not redirected: workers report failures to standard error, too. Not refreshed by a thread: it would disturb.
@@ -132,11 +132,11 @@ def measured(plan: Plan) -> Run:
             fail(f"bench: {exc}", FAILED)
 
 
-def about(plan: Plan, choice: Choice) -> dict[str, object]:
+def about(plan: Schedule, choice: Choice) -> dict[str, object]:
     """What the figures depend on."""
     with open("/proc/cpuinfo", encoding="utf-8") as info:
         models = [line.partition(":")[2].strip() for line in info if line.startswith("model name")]
-    told: dict[str, object] = {
+    facts: dict[str, object] = {
         "date": time.strftime("%Y-%m-%d %H:%M %z"),
         "kernel": platform.release(),
         "CPUs": f"{len(os.sched_getaffinity(0))} × {models[0] if models else platform.machine()}",
@@ -153,13 +153,13 @@ def about(plan: Plan, choice: Choice) -> dict[str, object]:
         "seconds": plan.seconds,
     }
     if plan.package is not None:
-        told["package"] = choice.package_name
+        facts["package"] = choice.package_name
     if plan.exports and plan.listings and not guest.missing():
-        told["guest"] = f"Linux {guest.kernel_version()} in user mode, on one processor"
+        facts["guest"] = f"Linux {guest.kernel_version()} in user mode, on one processor"
     if plan.sizes != Sizes():
-        told["sizes"] = asdict(plan.sizes)
-    told["load before"] = round(os.getloadavg()[0], 2)
-    return told
+        facts["sizes"] = asdict(plan.sizes)
+    facts["load before"] = round(os.getloadavg()[0], 2)
+    return facts
 
 
 def _revision() -> str:

@@ -16,9 +16,9 @@ from ..homes import HOME, prepare_homes
 from ..job import PINNED, UNPINNED, Work
 from ..peers import FIXED, MANY, NULL, PEERS, PLAIN, UNCACHED, Peer, Skipped, does, place
 from ..tree import Sizes
-from ..workers import WorkError, Workers, done_as, undisturbed
+from ..workers import ClientProcesses, WorkError, done_as, undisturbed
 from .overnfs import measure_over_nfs
-from .plan import GROWTH, IDLE, REQUESTS, Plan
+from .plan import GROWTH, IDLE, REQUESTS, Schedule
 
 _COUNTED = (NULL, MANY, FIXED, PLAIN)
 _GROWN = (UNCACHED, NULL, MANY, FIXED)
@@ -26,25 +26,25 @@ _GROWN = (UNCACHED, NULL, MANY, FIXED)
 _PATIENCE = 30.0
 
 
-def measure(plan: Plan, advance: Callable[[str], None], tell: Callable[[str], None]) -> Run:
+def measure(plan: Schedule, advance: Callable[[str], None], report: Callable[[str], None]) -> Run:
     """Mount all peers, measure, and leave nothing behind, even when interrupted.
 
     Args:
         plan: what.
         advance: called with what is next, `plan.length()` times at most.
-        tell: called with what was left out, and why.
+        report: called with what was left out, and why.
     """
     run = Run()
     if plan.is_local():
-        _measure_mounts(plan, run, advance, tell)
-    measure_over_nfs(plan, run, advance, tell)  # when nothing is mounted any more
+        _measure_mounts(plan, run, advance, report)
+    measure_over_nfs(plan, run, advance, report)  # when nothing is mounted any more
     return run
 
 
-def _measure_mounts(plan: Plan, run: Run, advance: Callable[[str], None], tell: Callable[[str], None]) -> None:
+def _measure_mounts(plan: Schedule, run: Run, advance: Callable[[str], None], report: Callable[[str], None]) -> None:
     with contextlib.ExitStack() as stack:
         try:
-            peers = _set_up(stack, plan, run, advance, tell)
+            peers = _set_up(stack, plan, run, advance, report)
             if not peers:
                 return
             if IDLE in plan.extras:
@@ -53,15 +53,15 @@ def _measure_mounts(plan: Plan, run: Run, advance: Callable[[str], None], tell: 
                 for peer in peers:
                     if peer.daemon:
                         run.memory[peer.name] = {f"idle {what}": mib for what, mib in memory(peer.daemon).items()}
-            _measure_rates(plan, peers, run, advance, tell)
+            _measure_rates(plan, peers, run, advance, report)
             if REQUESTS in plan.extras:
                 advance(REQUESTS)
-                _count_requests(plan, peers, run, advance, tell)
+                _count_requests(plan, peers, run, advance, report)
             if GROWTH in plan.extras:
                 advance(GROWTH)
                 for peer in peers:
                     if peer.name in _GROWN:
-                        with _failing(f"{GROWTH} with {peer.name}", run, tell):
+                        with _failing(f"{GROWTH} with {peer.name}", run, report):
                             _measure_growth(plan, peer, run)
         finally:
             with undisturbed():
@@ -69,7 +69,7 @@ def _measure_mounts(plan: Plan, run: Run, advance: Callable[[str], None], tell: 
 
 
 def _set_up(
-    stack: contextlib.ExitStack, plan: Plan, run: Run, advance: Callable[[str], None], tell: Callable[[str], None]
+    stack: contextlib.ExitStack, plan: Schedule, run: Run, advance: Callable[[str], None], report: Callable[[str], None]
 ) -> list[Peer]:
     with undisturbed():
         base = os.path.realpath(tempfile.mkdtemp(prefix="cloakfs-bench-"))
@@ -85,32 +85,32 @@ def _set_up(
         tree.prepare(top, plan.sizes, plan.package, many=bool(many & set(tree.KINDS)))
         if HOME in kinds:
             prepare_homes(top, plan.sizes, many=HOME in many)
-        with undisturbed(), _skipping(name, run, tell):
+        with undisturbed(), _skipping(name, run, report):
             waiting.append((name, PEERS[name](stack, name, top, at)))
     peers = []
     for name, wait in waiting:
-        with undisturbed(), _skipping(name, run, tell):
+        with undisturbed(), _skipping(name, run, report):
             peers.append(wait())
     return peers
 
 
 @contextlib.contextmanager
-def _skipping(name: str, run: Run, tell: Callable[[str], None]) -> Iterator[None]:
+def _skipping(name: str, run: Run, report: Callable[[str], None]) -> Iterator[None]:
     try:
         yield
     except Skipped as exc:
         run.skipped[name] = str(exc)
-        tell(f"skipped {name}: {exc}")
+        report(f"skipped {name}: {exc}")
 
 
 @contextlib.contextmanager
-def _failing(what: str, run: Run, tell: Callable[[str], None]) -> Iterator[None]:
-    """What fails is told, and the rest goes on."""
+def _failing(what: str, run: Run, report: Callable[[str], None]) -> Iterator[None]:
+    """Report a failure, and go on with the rest."""
     try:
         yield
     except (WorkError, OSError) as exc:
         run.failed.append(f"{what}: {exc}")
-        tell(run.failed[-1])
+        report(run.failed[-1])
 
 
 def _cpus(setting: str) -> set[int]:
@@ -119,7 +119,7 @@ def _cpus(setting: str) -> set[int]:
 
 
 def _measure_rates(
-    plan: Plan, peers: list[Peer], run: Run, advance: Callable[[str], None], tell: Callable[[str], None]
+    plan: Schedule, peers: list[Peer], run: Run, advance: Callable[[str], None], report: Callable[[str], None]
 ) -> None:
     now = None
     for setting, at, work in plan.steps():
@@ -137,9 +137,9 @@ def _measure_rates(
             if peer.name not in rates:
                 continue
             with (
-                _failing(f"{setting}, {work.name} with {peer.name}", run, tell),
+                _failing(f"{setting}, {work.name} with {peer.name}", run, report),
                 _data(work, peer, plan.sizes) as data,
-                Workers(work, peer, plan.sizes, data, plan.seconds, cpus) as workers,
+                ClientProcesses(work, peer, plan.sizes, data, plan.seconds, cpus) as workers,
             ):
                 rates[peer.name].append(workers.go()[1])
                 continue
@@ -147,7 +147,7 @@ def _measure_rates(
 
 
 def _pin(peer: Peer, cpus: set[int]) -> None:
-    with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # it died; what fails will tell
+    with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # it died; the next step fails
         for thread in os.listdir(f"/proc/{peer.daemon}/task") if peer.daemon else ():
             os.sched_setaffinity(int(thread), cpus)
 
@@ -159,7 +159,7 @@ def _data(work: Work, peer: Peer, sizes: Sizes) -> Iterator[str]:
         yield ""
         return
     with tree.data_file(peer.tree, work.kind, sizes.mib) as name:
-        time.sleep(sizes.settle / 5)  # what was just made may not be remembered yet, and daemons are told of it
+        time.sleep(sizes.settle / 5)  # what was just made may not be cached yet, and daemons get events of it
         yield name
 
 
@@ -167,17 +167,17 @@ def _data(work: Work, peer: Peer, sizes: Sizes) -> Iterator[str]:
 
 
 def _count_requests(
-    plan: Plan, peers: list[Peer], run: Run, advance: Callable[[str], None], tell: Callable[[str], None]
+    plan: Schedule, peers: list[Peer], run: Run, advance: Callable[[str], None], report: Callable[[str], None]
 ) -> None:
     """How many requests of each kind a batch of warm work is."""
     asked = [peer for peer in peers if peer.name in _COUNTED]
     for work in plan.counted():
         advance(f"{REQUESTS}, {work.name}")
-        with _failing(f"{REQUESTS}, {work.name}", run, tell), contextlib.ExitStack() as stack:
+        with _failing(f"{REQUESTS}, {work.name}", run, report), contextlib.ExitStack() as stack:
             ready = []
             for peer in asked:
                 data = stack.enter_context(_data(work, peer, plan.sizes))
-                workers = Workers(work, peer, plan.sizes, data, None, _cpus(UNPINNED))
+                workers = ClientProcesses(work, peer, plan.sizes, data, None, _cpus(UNPINNED))
                 ready.append((peer, stack.enter_context(workers)))
             before = counts_now(asked)
             done = {peer.name: workers.go()[0] for peer, workers in ready}
@@ -197,30 +197,31 @@ def per_unit(before: dict[str, int], after: dict[str, int], units: float) -> dic
 
 
 def counts_now(peers: list[Peer]) -> dict[str, dict[str, int]]:
-    """What each daemon was asked until now.
+    """Return how many requests of each operation each daemon has answered until now.
 
-    It tells every few seconds, if there is news. There is: each is asked one thing that the kernel never remembers.
+    A daemon publishes counts every few seconds, if there are new ones. So that there are, each gets a
+    request that the kernel never answers itself.
 
     Raises:
-        WorkError: it does not tell.
+        WorkError: a daemon does not publish its counts.
     """
-    seen = {peer.name: _told(peer).get("statfs", 0) for peer in peers}
+    seen = {peer.name: _published_counts(peer).get("statfs", 0) for peer in peers}
     for peer in peers:
         os.statvfs(peer.path)
     deadline = time.monotonic() + _PATIENCE
     counts: dict[str, dict[str, int]] = {}
     while len(counts) < len(peers):
         for peer in peers:
-            told = _told(peer)
-            if told.get("statfs", 0) > seen[peer.name]:
-                counts[peer.name] = told
+            counted = _published_counts(peer)
+            if counted.get("statfs", 0) > seen[peer.name]:
+                counts[peer.name] = counted
         if time.monotonic() > deadline:
-            raise WorkError("a daemon does not tell how many requests it has answered")
+            raise WorkError("a daemon does not report how many requests it has answered")
         time.sleep(0.02)
     return counts
 
 
-def _told(peer: Peer) -> dict[str, int]:
+def _published_counts(peer: Peer) -> dict[str, int]:
     assert peer.status is not None
     with open(peer.status, encoding="utf-8") as file:
         requests: dict[str, int] = json.load(file)["requests"]
@@ -250,7 +251,7 @@ def _fuse_inodes() -> int:
     return 0
 
 
-def _measure_growth(plan: Plan, peer: Peer, run: Run) -> None:
+def _measure_growth(plan: Schedule, peer: Peer, run: Run) -> None:
     """By how much a daemon grows while the kernel gets to know many more files, scaled to 100,000."""
     assert peer.daemon is not None
     known = tree.known_tree(peer.tree, plan.sizes.known)

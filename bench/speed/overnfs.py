@@ -1,4 +1,4 @@
-"""Listings over NFS: the host asks for one after the other, and the laboratory's guest, whose kernel has NFS, lists."""
+"""Listings over NFS: the host requests one after the other, and the laboratory's guest, whose kernel has NFS, lists."""
 
 import contextlib
 import subprocess
@@ -9,16 +9,16 @@ from typing import Any
 
 from ..figures import Run
 from ..job import PINNED
-from ..lab.asking import answer, asking
 from ..lab.guest import GuestEnded, missing
-from ..over_nfs import EXPORTS, Site, site
-from .plan import Plan
+from ..lab.guestrequests import guest_requests, serve_requests
+from ..over_nfs import EXPORTS, ExportedTree, site
+from .plan import Schedule
 
 LISTINGS = "ls -l over NFS"
 """What is skipped without the laboratory."""
 
 
-def measure_over_nfs(plan: Plan, run: Run, advance: Callable[[str], None], tell: Callable[[str], None]) -> None:
+def measure_over_nfs(plan: Schedule, run: Run, advance: Callable[[str], None], report: Callable[[str], None]) -> None:
     """Add the rates and the requests of all listings to a run.
 
     The guest has a processor of its own, and a kernel, but memory and caches in common with whatever else runs.
@@ -27,19 +27,19 @@ def measure_over_nfs(plan: Plan, run: Run, advance: Callable[[str], None], tell:
         plan: what.
         run: what is added to.
         advance: called with what is next.
-        tell: called with what was left out, and why.
+        report: called with what was left out, and why.
     """
     if not plan.listings or not plan.exports:
         return
     if why := missing():
         run.skipped[LISTINGS] = why
-        tell(f"skipped {LISTINGS}: {why}")
+        report(f"skipped {LISTINGS}: {why}")
         return
     rates = {listing.name: {name: list[float]() for name in plan.exports} for listing in plan.listings}
-    asked = {listing.name: {name: Counter[str]() for name in plan.exports} for listing in plan.listings}
+    requests = {listing.name: {name: Counter[str]() for name in plan.exports} for listing in plan.listings}
     run.rates.setdefault(PINNED, {}).update(rates)
     try:
-        with asking("bench.speed.overnfs", str(plan.sizes.listed), *plan.exports) as ask:
+        with guest_requests("bench.speed.overnfs", str(plan.sizes.listed), *plan.exports) as request:
             for at, listing in plan.listing_steps():
                 ours = rates[listing.name]
                 # Another one is first in each round.
@@ -49,18 +49,18 @@ def measure_over_nfs(plan: Plan, run: Run, advance: Callable[[str], None], tell:
                     if name not in ours:
                         continue
                     try:
-                        told = ask([listing.kind, name, listing.version, listing.cold])
+                        listed = request([listing.kind, name, listing.version, listing.cold])
                     except GuestEnded:
                         raise
                     except RuntimeError as exc:
-                        _fail(f"{listing.name} with {name}: {exc}", run, tell)
+                        _fail(f"{listing.name} with {name}: {exc}", run, report)
                         del ours[name]  # rounds would not match any more
                         continue
-                    ours[name].append(1 / told["seconds"])
-                    asked[listing.name][name].update(told["requests"])
+                    ours[name].append(1 / listed["seconds"])
+                    requests[listing.name][name].update(listed["requests"])
     except (GuestEnded, OSError, subprocess.SubprocessError) as exc:
-        _fail(f"{LISTINGS}: {exc}", run, tell)
-    for work, by_name in asked.items():
+        _fail(f"{LISTINGS}: {exc}", run, report)
+    for work, by_name in requests.items():
         run.requests[work] = {
             name: {operation: number / len(rates[work][name]) for operation, number in sorted(counts.items())}
             for name, counts in by_name.items()
@@ -68,9 +68,9 @@ def measure_over_nfs(plan: Plan, run: Run, advance: Callable[[str], None], tell:
         }
 
 
-def _fail(what: str, run: Run, tell: Callable[[str], None]) -> None:
+def _fail(what: str, run: Run, report: Callable[[str], None]) -> None:
     run.failed.append(what)
-    tell(what)
+    report(what)
 
 
 def _serve(files: int, exports: Sequence[str]) -> None:
@@ -79,10 +79,10 @@ def _serve(files: int, exports: Sequence[str]) -> None:
 
     NfsHost()
     with contextlib.ExitStack() as stack:
-        sites: dict[str, Site] = {}
+        sites: dict[str, ExportedTree] = {}
 
-        def listed(asked: list[Any]) -> dict[str, object]:
-            kind, export, version, cold = asked
+        def listed(request: list[Any]) -> dict[str, object]:
+            kind, export, version, cold = request
             if kind not in sites:
                 sites.clear()
                 stack.close()
@@ -90,7 +90,7 @@ def _serve(files: int, exports: Sequence[str]) -> None:
             one = sites[kind].list_once(export, version, cold=cold)
             return {"seconds": one.seconds, "requests": one.requests}
 
-        answer(listed)
+        serve_requests(listed)
 
 
 if __name__ == "__main__":

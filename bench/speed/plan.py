@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..job import Work
-from ..over_nfs import Listing
+from ..over_nfs import NfsListing
 from ..tree import QUICK, Sizes
 
 REQUESTS, IDLE, GROWTH = "requests", "memory idle", "memory growth"
@@ -12,7 +12,7 @@ REQUESTS, IDLE, GROWTH = "requests", "memory idle", "memory growth"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Schedule:
     """What to measure.
 
     Attributes:
@@ -37,7 +37,7 @@ class Plan:
     sizes: Sizes
     package: bytes | None
     exports: list[str]
-    listings: list[Listing]
+    listings: list[NfsListing]
 
     def steps(self) -> Iterator[tuple[str, int, Work]]:
         """Setting, round and work, in order."""
@@ -47,7 +47,7 @@ class Plan:
                     if setting in work.settings and at < (work.rounds or self.rounds):
                         yield setting, at, work
 
-    def listing_steps(self) -> Iterator[tuple[int, Listing]]:
+    def listing_steps(self) -> Iterator[tuple[int, NfsListing]]:
         """Round and listing, in order: one kind of files after the other, of each first what is warm."""
         for kind in dict.fromkeys(listing.kind for listing in self.listings):
             for cold in (False, True):

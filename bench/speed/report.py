@@ -108,8 +108,8 @@ def request_sheet(run: Run, works: Mapping[str, Piece]) -> Sheet:
         cells = []
         for peer in peers:
             counts = sorted(by_peer.get(peer, {}).items(), key=lambda item: -item[1])
-            told = [f"{operation} {number(count)}" for operation, count in counts if count >= 0.005]
-            cells.append((", ".join(told) or "none") if peer in by_peer else "–")
+            parts = [f"{operation} {number(count)}" for operation, count in counts if count >= 0.005]
+            cells.append((", ".join(parts) or "none") if peer in by_peer else "–")
         sheet.rows.append([f"{name}, for 1 {unit.removesuffix('s')}", *cells])
     return sheet
 

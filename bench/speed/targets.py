@@ -102,7 +102,7 @@ NFS_TARGETS = tuple(
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class JudgedValue:
     """A spread, or a single number, and whether it is good enough; None: nobody asked that."""
 
     value: Spread | float
@@ -119,7 +119,7 @@ class Judged:
 
     target: str
     wanted: str
-    figures: dict[str, Figure]
+    figures: dict[str, JudgedValue]
 
 
 def judge(run: Run) -> list[Judged]:
@@ -142,7 +142,7 @@ def judge_nfs(run: Run) -> list[Judged]:
 def _judge_requests(work: str, peer: str, run: Run, kinds: tuple[str, ...]) -> Judged:
     found = {kind: run.requests.get(f"{work} {kind}", {}).get(peer) for kind in kinds}
     totals = {kind: sum(counts.values()) for kind, counts in found.items() if counts is not None}
-    figures = {kind: Figure(total, total <= MOST_REQUESTS) for kind, total in totals.items()}
+    figures = {kind: JudgedValue(total, total <= MOST_REQUESTS) for kind, total in totals.items()}
     return Judged(f"{work}, requests: {peer}", f"≤ {number(MOST_REQUESTS)}", figures)
 
 
@@ -155,7 +155,7 @@ def _judge(target: Target, run: Run, kinds: tuple[str, ...]) -> Judged:
         if target.time:
             spread = spread.inverse()
         reached = spread.middle <= target.bound if target.time else spread.middle >= target.bound
-        figures[kind] = Figure(spread, reached if kind in target.judged else None)
+        figures[kind] = JudgedValue(spread, reached if kind in target.judged else None)
     return Judged(str(target), target.wanted, figures)
 
 
@@ -167,6 +167,6 @@ def _judge_memory(run: Run) -> list[Judged]:
         ("growth RSS", "MiB more per 100,000 known files (RSS, the largest)", MOST_GROWTH),
     ):
         values = [figures[what] for figures in ours.values() if what in figures]
-        figure = {"": Figure(max(values), max(values) <= most)} if values else {}
+        figure = {"": JudgedValue(max(values), max(values) <= most)} if values else {}
         judged.append(Judged(name, f"≤ {number(most)}", figure))
     return judged

@@ -11,7 +11,7 @@ from bench.homes import HOME, USERS, names, place_of, prepare_homes
 from bench.peers import BARE, MANY, PEERS, Peer, place
 from bench.tree import QUICK, WORKER
 from bench.work import all_work
-from bench.workers import WorkError, Workers
+from bench.workers import ClientProcesses, WorkError
 from tests.agents import User
 
 LOGIN_HOST = all_work(1)["20 users home"]
@@ -47,12 +47,12 @@ def test_each_user_sees_one_home(peer: Callable[[str], Peer], user: Callable[...
 @pytest.mark.parametrize("name", [BARE, MANY])
 def test_the_one_who_polls_counts_for_nothing(peer: Callable[[str], Peer], name: str) -> None:
     mounted = peer(name)
-    with Workers(LOGIN_HOST, mounted, QUICK, "", 0.001, os.sched_getaffinity(0)) as workers:
+    with ClientProcesses(LOGIN_HOST, mounted, QUICK, "", 0.001, os.sched_getaffinity(0)) as workers:
         units, rate = workers.go()
     assert units >= 5 * (USERS - 1)
     assert rate > 0
     # A single batch is that of the first client, which polls.
-    with Workers(LOGIN_HOST, mounted, QUICK, "", None, os.sched_getaffinity(0)) as workers:
+    with ClientProcesses(LOGIN_HOST, mounted, QUICK, "", None, os.sched_getaffinity(0)) as workers:
         assert workers.go()[0] == 0
 
 
@@ -60,7 +60,7 @@ def test_each_client_of_the_login_host_works_in_a_home_of_its_own(peer: Callable
     mounted = peer(BARE)
     files = [Path(mounted.tree, place_of(HOME, user), name) for user in range(USERS) for name in names(QUICK.others)]
     before = {path: path.stat().st_mtime_ns for path in files}
-    with Workers(LOGIN_HOST, mounted, QUICK, "", 0.001, os.sched_getaffinity(0)) as workers:
+    with ClientProcesses(LOGIN_HOST, mounted, QUICK, "", 0.001, os.sched_getaffinity(0)) as workers:
         workers.go()
     written = {path for path in files if path.stat().st_mtime_ns > before[path]}
     assert written == {path for path in files if "/user-00/" not in str(path)}
@@ -71,7 +71,10 @@ def test_a_name_that_is_not_refused_fails_the_work(peer: Callable[[str], Peer]) 
     home = Path(mounted.tree, "home", "user-05")
     for directory in (home, home / "project", home / "project" / "src", home / "project" / "src" / "part-0"):
         directory.chmod(0o711)
-    with pytest.raises(WorkError), Workers(LOGIN_HOST, mounted, QUICK, "", 0.05, os.sched_getaffinity(0)) as workers:
+    with (
+        pytest.raises(WorkError),
+        ClientProcesses(LOGIN_HOST, mounted, QUICK, "", 0.05, os.sched_getaffinity(0)) as workers,
+    ):
         workers.go()
 
 
@@ -79,7 +82,7 @@ def test_what_is_created_is_removed_again(peer: Callable[[str], Peer]) -> None:
     mounted = peer(BARE)
     own = Path(mounted.tree, place_of(HOME), "own")
     for name in ("create home", "create+write+unlink home", "sequential write home"):
-        with Workers(all_work(1)[name], mounted, QUICK, "", 0.001, os.sched_getaffinity(0)) as workers:
+        with ClientProcesses(all_work(1)[name], mounted, QUICK, "", 0.001, os.sched_getaffinity(0)) as workers:
             assert workers.go()[0] > 0
         assert list(own.iterdir()) == []
         assert own.stat().st_uid == WORKER

@@ -14,9 +14,9 @@ import pytest
 
 from bench.clone import module_command
 from bench.papers import workloads
-from bench.papers.configurations import BARE, USER, Case
-from bench.papers.doing import done_as, timed
-from bench.papers.ground import LOCAL, local
+from bench.papers.configurations import BARE, USER, Configuration
+from bench.papers.processes import done_as, timed
+from bench.papers.testbed import LOCAL, local
 from bench.papers.trial import Spot, Trial, Values, gathering
 from bench.papers.trials import TRIALS
 from cloakfs.linux import mountinfo
@@ -47,7 +47,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def once(trial: Trial) -> Values:
-    with local(trial.mib) as ground, gathering(trial, ground, quick=True) as gather:
+    with local(trial.mib) as testbed, gathering(trial, testbed, quick=True) as gather:
         return gather(LOCAL, 1)
 
 
@@ -76,8 +76,8 @@ def test_what_is_rehearsed_does_not_count() -> None:
         measured.append(spot.path)
         return {"measured": len(measured)}
 
-    trial = Trial("any", lambda _: (Case("VAN", BARE),), lambda *_: None, measure, rehearsed=True)
-    with local(trial.mib) as ground, gathering(trial, ground, quick=True) as gather:
+    trial = Trial("any", lambda _: (Configuration("VAN", BARE),), lambda *_: None, measure, rehearsed=True)
+    with local(trial.mib) as testbed, gathering(trial, testbed, quick=True) as gather:
         assert [gather(LOCAL, run) for run in range(2)] == [{"VAN": {"measured": number}} for number in (2, 3)]
 
 
@@ -120,13 +120,13 @@ def test_an_interrupted_build_leaves_nothing(place: Path, out: Path) -> None:
 
 
 def test_a_configuration_that_hides_nothing_is_no_measurement_of_cloaking() -> None:
-    case = Case("CLK", BARE, USER, "by-10", visible=0)
+    case = Configuration("CLK", BARE, USER, "by-10", visible=0)
     with pytest.raises(RuntimeError, match="CLK shows 100 files, not 0"):
         once(replace(TRIALS["scaling"], cases=lambda _: (case,)))
 
 
 def test_what_fails_says_why() -> None:
-    case = Case("VAN", groups=(31000,))
+    case = Configuration("VAN", groups=(31000,))
     with pytest.raises(RuntimeError, match=r"VAN: sh: exit status 3: why"):
         timed(["sh", "-c", "echo why >&2; exit 3"], "/", case)
     with pytest.raises(RuntimeError, match=r"VAN: ZeroDivisionError: .* \(test_papers_trials.py:"):

@@ -12,7 +12,7 @@ from bench.job import PINNED, UNPINNED
 from bench.peers import BARE, FEW, FIXED, FLOOR, MANY, PEERS, PLAIN, UNCACHED, VARIANTS, definitions, does
 from bench.speed.choice import chosen
 from bench.speed.measure import find_package, per_unit
-from bench.speed.plan import Plan
+from bench.speed.plan import Schedule
 from bench.speed.report import (
     against_sheets,
     home_target_sheet,
@@ -197,7 +197,7 @@ def test_choosing(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_plan_is_as_long_as_it_says() -> None:
     works = [WORKS["stat public"], WORKS["ls -lR public"], WORKS["4 clients public"]]
-    plan = Plan([BARE, MANY], works, ["requests"], [PINNED, UNPINNED], 3, 0.1, QUICK, None, [], [])
+    plan = Schedule([BARE, MANY], works, ["requests"], [PINNED, UNPINNED], 3, 0.1, QUICK, None, [], [])
     steps = list(plan.steps())
     assert [(setting, at) for setting, at, work in steps if work is works[0]] == [
         (setting, at) for setting in (PINNED, UNPINNED) for at in range(3)

@@ -26,7 +26,7 @@ from bench.over_nfs import (
 from bench.peers import BARE, MANY
 from bench.speed.choice import Choice, listing
 from bench.speed.overnfs import LISTINGS, measure_over_nfs
-from bench.speed.plan import Plan
+from bench.speed.plan import Schedule
 from bench.speed.report import against_sheets, nfs_target_sheet, ratio_sheets, request_sheet
 from bench.speed.targets import NFS_TARGETS, judge_nfs
 from bench.tree import QUICK, WORKER
@@ -37,7 +37,7 @@ EVERY = {**all_work(1), **all_listings(1)}
 HOME_3 = "ls -l over NFSv3 home"
 
 
-def plan_of(*works: str, peers: tuple[str, ...] = (), cpus: str = "both", quick: bool = False) -> Plan:
+def plan_of(*works: str, peers: tuple[str, ...] = (), cpus: str = "both", quick: bool = False) -> Schedule:
     return Choice(peers, works, cpus, 3, 0.1, None, quick=quick).plan(EVERY)
 
 
@@ -173,7 +173,9 @@ def test_without_a_laboratory_it_is_left_out(monkeypatch: pytest.MonkeyPatch, tm
     why = guest.missing()
     assert why is not None
     run, told = Run(), list[str]()
-    plan = Plan([], [], [], [PINNED], 1, 0.1, QUICK, None, [BARE_EXPORT, CALLER_CHECKED], [*all_listings(1).values()])
+    plan = Schedule(
+        [], [], [], [PINNED], 1, 0.1, QUICK, None, [BARE_EXPORT, CALLER_CHECKED], [*all_listings(1).values()]
+    )
     measure_over_nfs(plan, run, lambda _: None, told.append)
     assert (run.skipped, told, run.rates) == ({LISTINGS: why}, [f"skipped {LISTINGS}: {why}"], {})
 

@@ -19,19 +19,19 @@ from bench.papers.experiment import (
     Experiment,
     Figure,
     Grade,
-    Measured,
-    Outcome,
+    Judgement,
+    MeasuredSeries,
+    Measurement,
     Point,
     RunOnce,
     Sample,
     Series,
     Unavailable,
-    Verdict,
     printed,
 )
-from bench.papers.records import Record, Records, RecordsError, in_order, measured
+from bench.papers.records import Records, RecordsError, RunRecord, in_order, measured
 from bench.papers.registry import EXPERIMENTS
-from bench.papers.runner import Step, common, measure, plan
+from bench.papers.runner import PlannedRun, common, measure, plan
 from bench.speed.command import bench
 from bench.workers import running_on
 
@@ -53,9 +53,9 @@ def test_a_quick_run_measures_less() -> None:
 # -- verdicts ----------------------------------------------------------------------------------------------
 
 
-def figures(**series: dict[str, float]) -> Measured:
+def figures(**series: dict[str, float]) -> MeasuredSeries:
     """Measured series; names have `_` for what a keyword cannot have."""
-    return Measured(
+    return MeasuredSeries(
         {
             name: Series(name, tuple(Point(x, {0: value}) for x, value in values.items()))
             for name, values in series.items()
@@ -63,7 +63,7 @@ def figures(**series: dict[str, float]) -> Measured:
     )
 
 
-def flat(key: str) -> Measured:
+def flat(key: str) -> MeasuredSeries:
     """Every series of a figure, the same everywhere."""
     names = {
         "ellard-1": ["outer", "inner"],
@@ -110,21 +110,21 @@ def test_numbers_that_are_all_the_same_show_no_effect(key: str) -> None:
 def test_what_was_not_measured_is_not_judged(key: str) -> None:
     name, *_ = flat(key).series.values()
     with pytest.raises(LookupError):
-        FIGURES[key].judge(Measured({name.name: name}))
+        FIGURES[key].judge(MeasuredSeries({name.name: name}))
 
 
 def test_the_papers_own_numbers_hold() -> None:
     """For the one table that is printed whole."""
     table = FIGURES["ellard-table1"]
-    assert table.judge(Measured({series.name: series for series in table.paper_values})).grade is Grade.HOLDS
+    assert table.judge(MeasuredSeries({series.name: series for series in table.paper_values})).grade is Grade.HOLDS
     slow = figures(default={"2": 7.66, "4": 7.83, "8": 5.26}, cursors={"2": 11.49, "4": 8.0, "8": 5.3})
     assert table.judge(slow).grade is Grade.PART
 
 
 def test_a_verdict_names_what_is_not_so() -> None:
-    assert Verdict.of({"a": True, "b": True}, "1.") == Verdict(Grade.HOLDS, "1.")
-    assert Verdict.of({"a": True, "b": False}, "1.") == Verdict(Grade.PART, "1. Not so: b.")
-    assert Verdict.of({"a": False, "b": False}, "1.") == Verdict(Grade.FAILS, "1. Not so: a; b.")
+    assert Judgement.of({"a": True, "b": True}, "1.") == Judgement(Grade.HOLDS, "1.")
+    assert Judgement.of({"a": True, "b": False}, "1.") == Judgement(Grade.PART, "1. Not so: b.")
+    assert Judgement.of({"a": False, "b": False}, "1.") == Judgement(Grade.FAILS, "1. Not so: a; b.")
 
 
 def test_ratios_are_taken_within_a_run() -> None:
@@ -136,8 +136,8 @@ def test_ratios_are_taken_within_a_run() -> None:
 # -- raw runs ----------------------------------------------------------------------------------------------
 
 
-def judge(found: Measured) -> Verdict:
-    return Verdict.of({"b is twice as much": found.ratio("b", "a", "1") > 1.9}, f"{found.mean('b', '1'):.1f}.")
+def judge(found: MeasuredSeries) -> Judgement:
+    return Judgement.of({"b is twice as much": found.ratio("b", "a", "1") > 1.9}, f"{found.mean('b', '1'):.1f}.")
 
 
 FIGURE = Figure("fig", "Somebody 2001", "Figure 1", "a <title>", "b is more", "MB/s", "x", "all", "twice", judge,
@@ -152,11 +152,11 @@ def experiment(run_once: RunOnce, *, key: str = "exp") -> Experiment:
     return Experiment(key, (FIGURE,), 3, lambda _: ["1", "2"], site, lambda _point, _quick: 1.0)
 
 
-def values(point: str, run: int) -> Outcome:
-    return Outcome((Sample("fig", "a", point, 1.0 + run), Sample("fig", "b", point, 2.0 + 2 * run)), {"pages": 0})
+def values(point: str, run: int) -> Measurement:
+    return Measurement((Sample("fig", "a", point, 1.0 + run), Sample("fig", "b", point, 2.0 + 2 * run)), {"pages": 0})
 
 
-def silent(_step: Step | None, _what: str) -> None:
+def silent(_step: PlannedRun | None, _what: str) -> None:
     pass
 
 
@@ -170,7 +170,7 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     path = tmp_path / "runs"
     seen: list[tuple[str, int]] = []
 
-    def run_once(point: str, run: int) -> Outcome:
+    def run_once(point: str, run: int) -> Measurement:
         seen.append((point, run))
         if len(seen) == 4:
             raise KeyboardInterrupt
@@ -200,7 +200,7 @@ def test_what_gives_the_same_again_is_measured_once(tmp_path: Path) -> None:
 def test_a_failure_is_noted_and_measured_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken = [True]
 
-    def run_once(point: str, run: int) -> Outcome:
+    def run_once(point: str, run: int) -> Measurement:
         if broken[0] and point == "2":
             raise OSError("the disk is gone")
         return values(point, run)
@@ -219,7 +219,7 @@ def test_a_failure_is_noted_and_measured_again(tmp_path: Path, capsys: pytest.Ca
 def test_what_is_broken_is_given_up_and_others_go_on(tmp_path: Path) -> None:
     seen = []
 
-    def fails(point: str, run: int) -> Outcome:
+    def fails(point: str, run: int) -> Measurement:
         seen.append(point)
         raise OSError("no")
 
@@ -238,8 +238,8 @@ def test_what_is_broken_is_given_up_and_others_go_on(tmp_path: Path) -> None:
 
 
 def test_a_value_that_is_no_number_is_a_failure(tmp_path: Path) -> None:
-    def run_once(point: str, run: int) -> Outcome:
-        return Outcome((Sample("fig", "a", point, float("nan")),))
+    def run_once(point: str, run: int) -> Measurement:
+        return Measurement((Sample("fig", "a", point, float("nan")),))
 
     records = begun(tmp_path / "runs")
     measure(plan([experiment(run_once)], records, quick=False), records, quick=False, advance=silent)
@@ -270,13 +270,13 @@ def records(tmp_path: Path) -> Records:
     found = begun(tmp_path / "runs")
     for run in range(2):
         for x in ("1", "10", "2"):
-            found.add(Record("exp", x, run, 1.0, "today", values(x, run).samples, {"pages": 0, "ratio": 1 + run}))
+            found.add(RunRecord("exp", x, run, 1.0, "today", values(x, run).samples, {"pages": 0, "ratio": 1 + run}))
     return found
 
 
 def test_the_report_says_what_the_runs_say(records: Records) -> None:
-    (told,) = report.tell([experiment(values)], records)
-    rows = {row[0]: row[1:] for row in [report.sheet(told).head, *report.sheet(told).rows]}
+    (one,) = report.figure_reports([experiment(values)], records)
+    rows = {row[0]: row[1:] for row in [report.sheet(one).head, *report.sheet(one).rows]}
     assert rows == {
         "": ["1", "2", "10"],
         "paper: a": ["1.00", "–", "–"],
@@ -288,9 +288,9 @@ def test_the_report_says_what_the_runs_say(records: Records) -> None:
         "a: cloakfs / paper": ["1.50", "–", "–"],
         "b: cloakfs / paper": ["1.50", "–", "–"],
     }
-    assert told.proof == ("pages: 0 (6 measurements)", "ratio: 1 to 2 (6 measurements)")
-    text = report.markdown([told], records, {"fig": "fig.svg"})
-    page = report.page([told], records, {"fig": "<svg></svg>"})
+    assert one.proof == ("pages: 0 (6 measurements)", "ratio: 1 to 2 (6 measurements)")
+    text = report.markdown([one], records, {"fig": "fig.svg"})
+    page = report.page([one], records, {"fig": "<svg></svg>"})
     for said in ("1.50 (0.71)", "3.00 (1.41)", "python -m bench papers --only fig", "2 of each point", "kernel: 6"):
         assert said in text
         assert said in page
@@ -309,15 +309,15 @@ def test_parts_of_a_claim_are_a_table(records: Records) -> None:
         Claim("ours", At("a", "1"), None, 3.0, bound=True),
     ]
     figure = replace(FIGURE, judge=partial(claims_judge, claims))
-    (told,) = report.tell([replace(experiment(values), figures=(figure,))], records)
-    assert told.verdict
-    assert report.checks(told.verdict).rows == [
+    (one,) = report.figure_reports([replace(experiment(values), figures=(figure,))], records)
+    assert one.verdict
+    assert report.checks(one.verdict).rows == [
         ["a cost", "printed: 1.6", "2", "± 0", "1.25", "**no**"],
         ["a gain", "printed: 0.4, that is below 1", "0.50", "± 0", "1.25", "yes"],
         ["ours", "bound: 3", "1.50", "± 0.71", "0.50", "yes"],
     ]
     sentence = "As claimed: 2 of 3 ratios; farthest from it is a cost: 2 (printed: 1.6)."
-    text, page = report.markdown([told], records, {}), report.page([told], records, {})
+    text, page = report.markdown([one], records, {}), report.page([one], records, {})
     assert f"| **holds in part** | {sentence} |" in text
     assert "| a cost | printed: 1.6 | 2 | ± 0 | 1.25 | **no** |" in text
     assert "<td>a cost<td>printed: 1.6<td>2<td>± 0<td>1.25<td><b>no</b>" in page
@@ -330,27 +330,27 @@ def test_the_reason_is_given_only_where_a_claim_fails(records: Records) -> None:
     for wanted, shown in ((2.0, False), (1.0, True)):
         claims = [Claim("a cost", At("b", "1"), At("a", "1"), wanted)]
         figure = replace(FIGURE, judge=partial(claims_judge, claims), why="The reason.")
-        told = report.tell([replace(experiment(values), figures=(figure,))], records)
-        assert ("- *Why*: The reason." in report.markdown(told, records, {})) is shown
-        assert ("<dt>Why<dd>The reason." in report.page(told, records, {})) is shown
+        reports = report.figure_reports([replace(experiment(values), figures=(figure,))], records)
+        assert ("- *Why*: The reason." in report.markdown(reports, records, {})) is shown
+        assert ("<dt>Why<dd>The reason." in report.page(reports, records, {})) is shown
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     records = begun(tmp_path / "runs")
-    (told,) = report.tell([experiment(values)], records)
-    assert (told.grade, told.why_not) == ("not judged", "not measured yet")
+    (one,) = report.figure_reports([experiment(values)], records)
+    assert (one.grade, one.why_not) == ("not judged", "not measured yet")
     records.skip("exp", "no disk")
-    records.add(Record("exp", "1", 0, 1.0, "today", failed="it broke"))
+    records.add(RunRecord("exp", "1", 0, 1.0, "today", failed="it broke"))
     records.skip("exp", "no disk")
-    (told,) = report.tell([experiment(values)], records)
-    assert told.why_not == "no disk"
-    text, page = report.markdown([told], records, {}), report.page([told], records, {})
+    (one,) = report.figure_reports([experiment(values)], records)
+    assert one.why_not == "no disk"
+    text, page = report.markdown([one], records, {}), report.page([one], records, {})
     for said in ("no disk", "failed: exp, 1, run 1: it broke"):
         assert said in text
         assert said in page
-    records.add(Record("exp", "1", 1, 1.0, "today", (Sample("fig", "a", "1", 1.0),)))
-    (told,) = report.tell([experiment(values)], records)
-    assert told.why_not == "too little was measured: b / a at 1 was not measured"
+    records.add(RunRecord("exp", "1", 1, 1.0, "today", (Sample("fig", "a", "1", 1.0),)))
+    (one,) = report.figure_reports([experiment(values)], records)
+    assert one.why_not == "too little was measured: b / a at 1 was not measured"
 
 
 def test_series_are_made_of_single_runs(records: Records) -> None:

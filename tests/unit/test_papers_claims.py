@@ -17,8 +17,8 @@ from bench.papers.configurations import (
     scaling,
     worst,
 )
-from bench.papers.experiment import Experiment, Grade, Measured, Point, Series
-from bench.papers.records import Record
+from bench.papers.experiment import Experiment, Grade, MeasuredSeries, Point, Series
+from bench.papers.records import RunRecord
 from bench.papers.records import measured as gathered
 from bench.papers.sites import relative
 from bench.papers.trials import TRIALS
@@ -26,11 +26,13 @@ from cloakfs.config.options import Options
 from cloakfs.config.parse import parse_options
 
 
-def measured(**series: list[float]) -> Measured:
-    return Measured({name: Series(name, (Point("x", dict(enumerate(values))),)) for name, values in series.items()})
+def measured(**series: list[float]) -> MeasuredSeries:
+    return MeasuredSeries(
+        {name: Series(name, (Point("x", dict(enumerate(values))),)) for name, values in series.items()}
+    )
 
 
-def held(claim: Claim, found: Measured) -> bool:
+def held(claim: Claim, found: MeasuredSeries) -> bool:
     return claim.check(found).held
 
 
@@ -159,7 +161,7 @@ def test_samples_are_what_the_claims_are_about(experiment: Experiment) -> None:
     values = {case.name: Anything() for case in TRIALS[trial].cases(False)}
     suffix = experiment.key.removeprefix(name)
     records = [
-        Record(experiment.key, point, run, 1.0, "today", tuple(samples(suffix, point, dict(values))))
+        RunRecord(experiment.key, point, run, 1.0, "today", tuple(samples(suffix, point, dict(values))))
         for point in experiment.points(False)
         for run in range(2)
     ]

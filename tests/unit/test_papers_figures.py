@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.papers.claims import At, Claim, Sense
-from bench.papers.experiment import FiguresError, Measured, Verdict
+from bench.papers.experiment import FiguresError, Judgement, MeasuredSeries
 from bench.papers.figures import FILE, PLACES, Definitions
 from bench.papers.registry import EXPERIMENTS
 
@@ -62,7 +62,7 @@ def test_texts_claims_and_values() -> None:
     assert "A / B, local (3)" in local.criterion
 
 
-def judged(_: Measured) -> Verdict:
+def judged(_: MeasuredSeries) -> Judgement:
     raise AssertionError
 
 

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from bench.prefetch.replay import Outcome, replay
+from bench.prefetch.replay import ReplayResult, replay
 from bench.prefetch.streams import Read, generate, merged
 from cloakfs.prefetch import HEURISTICS, LEAST, MOST, NEAR_BYTES, Ask, Cursor, Limits, Prefetcher
 
@@ -34,7 +34,7 @@ class Real(Remembering):
     _share = Prefetcher._share
 
 
-def replayed(streams: Iterable[Iterable[Read]]) -> Outcome:
+def replayed(streams: Iterable[Iterable[Read]]) -> ReplayResult:
     return replay(merged(streams), HEURISTICS["cursors"], Limits())
 
 

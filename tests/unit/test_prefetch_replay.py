@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 from bench.figures import Run
 from bench.prefetch.command import prefetch
 from bench.prefetch.experiments import CURSORS, DEFAULT, FIGURES, OFF, QUICK_SCALE, Scale, cases, length
-from bench.prefetch.replay import Outcome, replay
+from bench.prefetch.replay import ReplayResult, replay
 from bench.prefetch.report import device_sheet, reader_sheets, stride_sheet, targets
 from bench.prefetch.streams import generate, merged, reordered
 from cloakfs.prefetch import HEURISTICS, MOST, Limits
@@ -18,7 +18,9 @@ M = 1 << 20
 BLOCK = 8 << 10
 
 
-def outcomes(pattern: str, percent: int = 0, *, readers: int = 1, limits: Limits | None = None) -> dict[str, Outcome]:
+def outcomes(
+    pattern: str, percent: int = 0, *, readers: int = 1, limits: Limits | None = None
+) -> dict[str, ReplayResult]:
     stream = merged(generate(pattern, 8 * M, BLOCK, stride=4, readers=readers))
     arrived = reordered(stream, percent / 100, 0)
     return {name: replay(arrived, heuristic, limits or Limits()) for name, heuristic in HEURISTICS.items()}

@@ -1,4 +1,4 @@
-"""The ground of the papers' trials behind NFS, in the guest that all tests share."""
+"""The testbed of the papers' trials behind NFS, in the guest that all tests share."""
 
 import mmap
 import os
@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from bench.papers.doing import done_as
 from bench.papers.fastreads import LARGE_KB, PATTERNS, SMALL_KB, value
-from bench.papers.ground import VERSIONS
-from bench.papers.nfsground import nfs
+from bench.papers.nfstestbed import nfs
+from bench.papers.processes import done_as
+from bench.papers.testbed import VERSIONS
 from bench.papers.trial import Spot, gathering
 from bench.papers.trials import TRIALS
 from bench.papers.workloads import COLD_KIB
@@ -27,7 +27,7 @@ def test_trials_behind_nfs(nfs_host: NfsHost) -> None:
     trial = TRIALS["scaling"]
     cases = tuple(case for case in trial.cases(True) if case.name in ("VAN-0", "RMAPCLK-10"))
     trial = replace(trial, cases=lambda _: cases, measure=seen)
-    with nfs(trial.mib) as ground, gathering(trial, ground, quick=True) as gather:
+    with nfs(trial.mib) as testbed, gathering(trial, testbed, quick=True) as gather:
         for run, setting in enumerate(VERSIONS):
             assert gather(setting, run) == {"VAN-0": {"files": 0}, "RMAPCLK-10": {"files": 10}}
     assert "/papers" not in sh("exportfs", "-v")
@@ -39,8 +39,8 @@ def test_a_fast_disk_behind_nfs(nfs_host: NfsHost) -> None:
     trial = TRIALS["fast"]
     without_prefetch = trial.cases(True)[1:2]
     trial = replace(trial, cases=lambda _: without_prefetch, rehearsed=False)
-    with nfs(trial.mib, trial.microseconds) as ground, gathering(trial, ground, quick=True) as gather:
-        fd = os.open(os.path.join(ground.tree, "content"), os.O_RDONLY | os.O_DIRECT)
+    with nfs(trial.mib, trial.microseconds) as testbed, gathering(trial, testbed, quick=True) as gather:
+        fd = os.open(os.path.join(testbed.tree, "content"), os.O_RDONLY | os.O_DIRECT)
         with mmap.mmap(-1, 4096) as page:
             began = time.monotonic()
             for _ in range(20):

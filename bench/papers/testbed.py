@@ -23,7 +23,7 @@ VERSIONS = {"NFSv3": "3", "NFSv4.2": "4.2"}
 """Settings behind NFS, and what mount(8) calls them."""
 
 
-class Ground(Protocol):
+class Testbed(Protocol):
     """A tree, and ways to it."""
 
     tree: str
@@ -120,7 +120,7 @@ class Local:
 
     @contextlib.contextmanager
     def serve(self, options: str) -> Iterator[str]:
-        """See Ground."""
+        """Mount cloakfs with these options, a bind mount (BARE) or bindfs, on a directory of its own."""
         at = os.path.join(self._base, f"mount-{next(self._numbers)}")
         os.mkdir(at)
         peer = {BARE: PEERS["bind mount"], BINDFS: PEERS[BINDFS_PEER]}.get(options) or mounting(options)
@@ -140,13 +140,13 @@ class Local:
 
     @contextlib.contextmanager
     def reach(self, served: str, setting: str) -> Iterator[str]:
-        """See Ground."""
+        """Work on the mount itself."""
         assert setting == LOCAL
         yield served
 
 
 @contextlib.contextmanager
-def local(mib: int) -> Iterator[Ground]:
+def local(mib: int) -> Iterator[Testbed]:
     """Make a tree below $TMPDIR, and remove it, and whatever serves it, at the end."""
     with contextlib.ExitStack() as stack:
         try:

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 from .. import workers
 from ..workers import T, WorkError
-from .configurations import Case
+from .configurations import Configuration
 
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "HOME": "/nonexistent"}
 """Of every program that is started."""
 
 
-class Times(NamedTuple):
+class ProgramTimes(NamedTuple):
     """How long a program took, in seconds, with all that it started: elapsed, in user mode, in the kernel."""
 
     elapsed: float
@@ -29,12 +29,12 @@ class Times(NamedTuple):
         """The time in which neither it nor the kernel on its behalf computed: the paper's estimate of I/O."""
         return self.elapsed - self.user - self.system
 
-    def __add__(self, other: object) -> "Times":
-        assert isinstance(other, Times)
-        return Times(self.elapsed + other.elapsed, self.user + other.user, self.system + other.system)
+    def __add__(self, other: object) -> "ProgramTimes":
+        assert isinstance(other, ProgramTimes)
+        return ProgramTimes(self.elapsed + other.elapsed, self.user + other.user, self.system + other.system)
 
 
-def timed(command: Sequence[str], directory: str, case: Case) -> Times:
+def timed(command: Sequence[str], directory: str, case: Configuration) -> ProgramTimes:
     """Run a program as the caller of a case, and return its times.
 
     Raises:
@@ -62,10 +62,10 @@ def timed(command: Sequence[str], directory: str, case: Case) -> Times:
             errors.seek(0)
             said = " ".join(errors.read()[-500:].decode("utf-8", "replace").split())
             raise RuntimeError(f"{case.name}: {command[0]}: exit status {process.returncode}: {said}")
-    return Times(elapsed, usage.ru_utime, usage.ru_stime)
+    return ProgramTimes(elapsed, usage.ru_utime, usage.ru_stime)
 
 
-def done_as(case: Case, directory: str, do: Callable[[], T]) -> T:
+def done_as(case: Configuration, directory: str, do: Callable[[], T]) -> T:
     """Call a function in a process of its own, as the caller of a case, in a directory; return what it returns.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The ground behind the kernel's NFS server and client, in the laboratory's guest."""
+"""The testbed behind the kernel's NFS server and client, in the laboratory's guest."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ from ..lab.nfsexports import NfsExports
 from ..peers import unmount
 from .configurations import BARE, BINDFS
 from .experiment import Unavailable
-from .ground import VERSIONS, Ground, image, new_tree
+from .testbed import VERSIONS, Testbed, image, new_tree
 
 _BASE = "/papers"
 
@@ -23,19 +23,19 @@ class Nfs:
 
     @contextlib.contextmanager
     def serve(self, options: str) -> Iterator[str]:
-        """See Ground."""
+        """Serve the tree, or the tree itself (BARE); there is no bindfs here."""
         if options == BINDFS:
             raise Unavailable("the kernel's server needs an fsid of bindfs")
         with self._exports.serve(self.tree, [None if options == BARE else options]) as (served,):
             yield served
 
     def reach(self, served: str, setting: str) -> contextlib.AbstractContextManager[str]:
-        """See Ground."""
+        """Mount it by the NFS version that the setting names."""
         return self._exports.reach(served, VERSIONS[setting])
 
 
 @contextlib.contextmanager
-def nfs(mib: int, microseconds: int = 0) -> Iterator[Ground]:
+def nfs(mib: int, microseconds: int = 0) -> Iterator[Testbed]:
     """Make a tree behind the server, which has to run. The guest's end may save the removing.
 
     Args:
