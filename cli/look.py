@@ -21,7 +21,7 @@ from cloakfs.policy import Policy
 from cloakfs.stacking.lower import find_below
 from cloakfs.state.client import Daemon, DaemonError
 from cloakfs.state.runtime import Mounted, dead, mounted
-from cloakfs.tree.views import Identity, ViewError, resolve, user_identity
+from cloakfs.tree.views import ViewError, ViewIdentity, resolve, user_identity
 from cloakfs.view import View
 
 from .common import entry_for, fail, note, working_directory
@@ -267,13 +267,13 @@ def _mount_of(path: str, mounts: dict[str, Mounted]) -> Mounted | None:
 def _view(path: str, options: Options, names: list[str]) -> Caller:
     """Return the identity of the fixed view that the path leads through, and remove its name from `names`."""
     items = [resolve(item) for item in options.views]
-    if len(items) == 1 and isinstance(items[0], Identity):
+    if len(items) == 1 and isinstance(items[0], ViewIdentity):
         return items[0].who
     if not names or not names[0].startswith("@"):
         fail(f"{path}: not below one of the mount's views (@NAME)", WRONG)
     label = names.pop(0)[1:]
     for item in items:
-        if isinstance(item, Identity):
+        if isinstance(item, ViewIdentity):
             if item.label == label:
                 return item.who
             continue
@@ -298,6 +298,6 @@ def parse_caller(option: str, text: str) -> Caller:
         who = resolve(item) if item is not None else None
     except ViewError as exc:
         fail(f"{option} {str(exc).removeprefix('view ')}", WRONG)
-    if not isinstance(who, Identity):
+    if not isinstance(who, ViewIdentity):
         fail(f"{option} {text}: expected USER or UID:GID[:GID,GID…]", WRONG)
     return who.who

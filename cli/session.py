@@ -21,7 +21,7 @@ from cloakfs.config.views import Range
 from cloakfs.linux import mountinfo, ownfiles
 from cloakfs.messages import printable
 from cloakfs.state.runtime import mounted
-from cloakfs.tree.views import Identity, accounts_of, resolve
+from cloakfs.tree.views import ViewIdentity, accounts_of, resolve
 
 from .common import fail, note
 from .completion import a_directory, a_mount_point
@@ -108,7 +108,7 @@ def setup(
         _show(lines)
 
 
-def _identities(mountpoint: str, exempt: tuple[str, ...]) -> list[Identity]:
+def _identities(mountpoint: str, exempt: tuple[str, ...]) -> list[ViewIdentity]:
     """Return the identities of the mount's views, without those who are exempt."""
     mount = mounted().get(mountpoint)
     if mount is None:
@@ -119,7 +119,7 @@ def _identities(mountpoint: str, exempt: tuple[str, ...]) -> list[Identity]:
     if not _has_directories(options):
         fail(f"{mountpoint}: has no views in directories @NAME; mount it with several views or a range of them", FAILED)
     resolved = [resolve(account) for item in options.views for account in accounts_of(item)]
-    identities = [identity for identity in resolved if isinstance(identity, Identity)]
+    identities = [identity for identity in resolved if isinstance(identity, ViewIdentity)]
     labels = {identity.label for identity in identities}
     for user in exempt:
         if user not in labels and user != "root":
@@ -177,7 +177,7 @@ def _refuse_reachable(mountpoint: str) -> None:
         above = os.path.dirname(above)
 
 
-def _pam(mountpoint: str, path: str, all_: list[Identity], services: tuple[str, ...]) -> dict[str, list[str]]:
+def _pam(mountpoint: str, path: str, all_: list[ViewIdentity], services: tuple[str, ...]) -> dict[str, list[str]]:
     """Return the lines that PAM needs, by file."""
     modules = {os.path.basename(found) for where in _MODULE_DIRS for found in glob.glob(f"{where}/pam_*.so")}
     for module in _MODULES:
@@ -220,7 +220,7 @@ def _refuse_namespace_line(path: str) -> None:
         fail(f"{path}:{line}: runs pam_namespace already; remove that, or choose other services (--service)", FAILED)
 
 
-def _systemd(mountpoint: str, path: str, all_: list[Identity]) -> dict[str, list[str]]:
+def _systemd(mountpoint: str, path: str, all_: list[ViewIdentity]) -> dict[str, list[str]]:
     """Return the lines that systemd needs, by file: a drop-in for each user manager, which is called by its uid."""
     lines: dict[str, list[str]] = {}
     for identity in all_:

@@ -17,7 +17,7 @@ from ..policy import Policy
 from ..state.client import Daemon
 from ..state.runtime import Mounted
 from ..tree import calls
-from ..tree.views import Identity, ViewError, accounts_of, resolve
+from ..tree.views import ViewError, ViewIdentity, accounts_of, resolve
 from ..view import View
 from .entry import Entry
 from .identities import claims, effective_groups, fixed_claims
@@ -110,7 +110,7 @@ def _add(found: Entries, export: Export, server: ServerKind | None, mounted_at: 
         except ViewError as exc:
             found.refused.append((name, str(exc)))
             continue
-        assert isinstance(identity, Identity)
+        assert isinstance(identity, ViewIdentity)
         view = View(policy, identity.who, frozenset(options.view_access), for_all=server == "ganesha")
         found.entries.append(entry(f"@{identity.label}", view))
 

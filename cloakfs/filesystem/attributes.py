@@ -198,7 +198,7 @@ class AttributeOperations(NameOperations, Core):
                 self._set_times(at, atime, mtime, has_size=size is not None)
             undo.pop_all()
         if at.in_thread:
-            self.nodes.ask(at.credentials, at.fd)
+            self.nodes.fetch_attributes(at.credentials, at.fd)
 
     def _mode_to_set(self, at: Request, change: Change, mode: int) -> int | None:
         """Return the mode to set; None if the other parts of the change bring it about."""

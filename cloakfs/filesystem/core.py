@@ -263,7 +263,7 @@ class Core(pyfuse3.Operations):
                 self.requests.counters.hidden_handles += 1
                 raise Stale
         if (
-            (self.nodes.astray or not obj.filesystem.watched)
+            (self.nodes.disconnected or not obj.filesystem.watched)
             and self._is_outside(view, who, obj)
             and not has_open
             and not (or_open and self.files.has_open(who, obj))
@@ -370,13 +370,13 @@ class Core(pyfuse3.Operations):
                     break
             if asking is not None:
                 served = number, view, Asked(who, asking.answers)
-        self.nodes.recall(seen)
+        self.nodes.use_prefaulted(seen)
         return served
 
     async def _look(
         self, obj: Object, name: bytes | None = None, asking: Asking | None = None, uid: int = -1
     ) -> Mapping[tuple[int, bytes], tuple[int, int]]:
-        """Wait until looking at the object, and at `name` in it, takes no time; return what `Nodes.recall` needs.
+        """Prefault the object, and `name` in it; return what `Nodes.use_prefaulted` needs.
 
         With `asking`, the same thread asks the mount below about it. What is deep in the tree is looked at in parts,
         for one request of each caller (`uid`, or the daemon) at a time.
@@ -385,24 +385,24 @@ class Core(pyfuse3.Operations):
             Stale: directories are moved faster than they can be looked at.
         """
         for _ in range(_MOST_LOOKS):
-            *above, near = self.nodes.parts(obj)
+            *above, near = self.nodes.prefault_parts(obj)
             there: dict[tuple[int, bytes], tuple[int, int]] = {}
             has_moved = False
             if above:
                 async with self.turns.alone(uid):  # a part takes many descriptors
                     for part in above:
-                        look = self.nodes.with_descriptor(self.nodes.look, obj, None, part)
+                        look = self.nodes.with_descriptor(self.nodes.prefault, obj, None, part)
                         found = await trio.to_thread.run_sync(look, abandon_on_cancel=True)
-                        has_moved |= self.nodes.looked(found)
-                        there |= found.there
-            look = self.nodes.with_descriptor(self.nodes.look, obj, name, near)
+                        has_moved |= self.nodes.prefaulted(found)
+                        there |= found.inodes
+            look = self.nodes.with_descriptor(self.nodes.prefault, obj, name, near)
             if asking is not None:
                 look = asking.after(look, obj, self.nodes.root)
             found = await trio.to_thread.run_sync(look, abandon_on_cancel=True)
-            has_moved |= self.nodes.looked(found)
+            has_moved |= self.nodes.prefaulted(found)
             if not has_moved:
-                there |= found.there
-                self.nodes.recall(there)
+                there |= found.inodes
+                self.nodes.use_prefaulted(there)
                 return there
         raise Stale
 
@@ -501,7 +501,7 @@ class Core(pyfuse3.Operations):
             how to go on (`_again`), the descriptor, and its stat; None if it is hidden, and the descriptor closed.
 
         Raises:
-            OSError: there is no such entry, or it must not be looked into (`Nodes.stat`).
+            OSError: there is no such entry, or the name leads to an excluded mount (`Nodes.stat`).
         """
         fd, answers = await self._do(at, partial(self._open_and_ask, name=name))
         if not self.nodes.is_name_remote(at.obj, name):
@@ -510,13 +510,13 @@ class Core(pyfuse3.Operations):
             calls.close(fd)
             at = await self._again(at, inode, ctx)
             fd = self._open_named(at, name)
-            return at, fd, self.finder.judge(at, name, fd)
+            return at, fd, self.finder.check(at, name, fd)
         try:
             at = await self._again_asked(at, fd, inode, ctx, answers)
         except BaseException:
             calls.close(fd)
             raise
-        return at._replace(has_searched=True), fd, self.finder.judge(at, name, fd)
+        return at._replace(has_searched=True), fd, self.finder.check(at, name, fd)
 
     async def _open_seen(
         self, at: Request, name: bytes, inode: InodeT, ctx: RequestContext
@@ -525,7 +525,7 @@ class Core(pyfuse3.Operations):
 
         Raises:
             FileNotFoundError: there is no such entry, or it is hidden.
-            OSError: it must not be looked into (`Nodes.stat`).
+            OSError: it is on an excluded mount (`Nodes.stat`).
         """
         if not at.waits:
             found = self.find(at, name)

@@ -73,7 +73,7 @@ def _read_names(nodes: Nodes, fd: int, far: Set[bytes], *, all_of_them: bool) ->
 def _look_at_all(nodes: Nodes, fd: int, names: list[bytes]) -> None:
     for name in names:
         with contextlib.suppress(OSError):
-            nodes.look_at(linux.ROOT, fd, name)
+            nodes.prefault_name(linux.ROOT, fd, name)
 
 
 class Reply:
@@ -317,7 +317,11 @@ class DirectoryOperations(NameOperations):
         except Far:
             near = await self._approach(obj, self._nodeid(directory), ctx, near)
             return await self._tell(fh, directory, reply, ctx, near)
-        if not is_hidden and (self.nodes.astray or not obj.filesystem.watched) and self._is_outside(view, who, obj):
+        if (
+            not is_hidden
+            and (self.nodes.disconnected or not obj.filesystem.watched)
+            and self._is_outside(view, who, obj)
+        ):
             self.requests.counters.hidden_handles += 1
             raise Stale
         if is_hidden:

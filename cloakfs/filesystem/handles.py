@@ -12,9 +12,9 @@ from .. import linux
 from ..shares import Shares
 from ..tree import calls
 from ..tree.actor import Actor, credentials
-from ..tree.filesystems import Filesystem
+from ..tree.filesystems import MountedFilesystem
 from ..tree.nodes import Nodes
-from ..tree.objects import Listing, Object
+from ..tree.objects import CompleteDirectory, Object
 from ..tree.request import SET_ID, Request
 
 MOST_ENTRIES = 20_000
@@ -91,7 +91,7 @@ class OpenDirectory(OpenFile):
         self.end = 0  # the end, as clients see it
         # The names that were not told after all, although this was noted.
         self.left_out: tuple[bytes, ...] = ()
-        self.listing: Listing | None = None  # what it proves if nothing is in its way
+        self.listing: CompleteDirectory | None = None  # what it proves if nothing is in its way
         self.is_kept = False  # whether the kernel keeps what is answered
         # If it is remote: what names lead to (O_PATH), while a request is being served.
         self.found: dict[bytes, int] = {}
@@ -151,7 +151,7 @@ class OpenFiles:
         self.by_fd: dict[int, OpenFile] = {}
         self.shares: Shares[int] = Shares(most)
         self.era = 0
-        self._closing: dict[Filesystem, trio.CapacityLimiter] = {}
+        self._closing: dict[MountedFilesystem, trio.CapacityLimiter] = {}
 
     def opened(
         self,

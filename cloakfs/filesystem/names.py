@@ -219,7 +219,7 @@ class NameOperations(Core):
         number, view = await self.callers.view(inode)
         if (
             name == b"."
-            and (self.nodes.astray or not obj.filesystem.watched)
+            and (self.nodes.disconnected or not obj.filesystem.watched)
             and not view.judges
             and not self.nodes.is_in_tree(obj)
         ):
@@ -404,7 +404,7 @@ class NameOperations(Core):
             if at.obj.filesystem.remote:
                 with contextlib.suppress(OSError):  # as in `_make_named`
                     path_fd = calls.find_again(linux.ROOT, fd)
-                    self.nodes.ask(at.credentials, path_fd)
+                    self.nodes.fetch_attributes(at.credentials, path_fd)
                     is_there = atomic.leads_to(at.credentials, at.fd, name, calls.fstat(path_fd))
             # While a thread makes it, other requests may find it.
             return fd, None if at.in_thread else maker, maker is None, path_fd, is_there
@@ -455,7 +455,7 @@ class NameOperations(Core):
             if self._is_hidden(at, name):
                 raise FUSEError(errno.EACCES) from None
             path_fd = self._open_named(at, name)
-            info = self.finder.judge(at, name, path_fd)
+            info = self.finder.check(at, name, path_fd)
             if info is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from None
             try:
@@ -487,7 +487,7 @@ class NameOperations(Core):
             if not at.obj.filesystem.remote:
                 return False
             with contextlib.suppress(OSError):  # the link has been made
-                self.nodes.ask(at.credentials, source)
+                self.nodes.fetch_attributes(at.credentials, source)
                 return atomic.leads_to(at.credentials, at.fd, new_name, calls.fstat(source))
             return False
 

@@ -23,7 +23,7 @@ from ..linux import ownfiles
 from ..prefetch import HEURISTICS, Ask, Limits, Prefetcher
 from ..shares import Shares
 from ..tree import calls
-from ..tree.filesystems import Filesystem
+from ..tree.filesystems import MountedFilesystem
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Storage:
         readers: the threads that read ahead.
     """
 
-    def __init__(self, filesystem: Filesystem) -> None:
+    def __init__(self, filesystem: MountedFilesystem) -> None:
         self.path = filesystem.path
         self.chunk = _chunk(filesystem.device)
         self.writes_at_once = not filesystem.remote
@@ -123,7 +123,7 @@ class Reader:
         self._wasted = 0
         self.use(heuristic, limits)
         self._record = record
-        self._storages: dict[Filesystem, Storage] = {}
+        self._storages: dict[MountedFilesystem, Storage] = {}
         self._writers: dict[int, trio.CapacityLimiter] = {}  # by server uid
         self.unwritten: Shares[int] = Shares(MOST_UNWRITTEN)
         self.tasks: Tasks | None = None
@@ -138,7 +138,9 @@ class Reader:
         self._name = heuristic
         self._prefetcher = Prefetcher(HEURISTICS[heuristic], limits) if heuristic in HEURISTICS else None
 
-    async def read(self, fd: int, key: Hashable, filesystem: Filesystem, offset: int, size: int) -> bytearray | bytes:
+    async def read(
+        self, fd: int, key: Hashable, filesystem: MountedFilesystem, offset: int, size: int
+    ) -> bytearray | bytes:
         """Return up to `size` bytes from `offset`: at once if they are in memory, otherwise from a thread.
 
         Args:
@@ -178,7 +180,7 @@ class Reader:
         self,
         fd: int,
         who: linux.Credentials,
-        filesystem: Filesystem,
+        filesystem: MountedFilesystem,
         offset: int,
         data: bytes | memoryview,
         *,
@@ -243,7 +245,7 @@ class Reader:
         self._wasted = max(self._wasted, asked - useful - ahead)
         return asked, useful, self._wasted
 
-    def _storage(self, filesystem: Filesystem) -> Storage:
+    def _storage(self, filesystem: MountedFilesystem) -> Storage:
         storage = self._storages.get(filesystem)
         if storage is None:
             storage = self._storages[filesystem] = Storage(filesystem)

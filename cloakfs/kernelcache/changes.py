@@ -26,10 +26,10 @@ from ..linux.fanotify import (
 )
 from ..tree import calls
 from ..tree.actor import actor
-from ..tree.filesystems import Filesystem
+from ..tree.filesystems import MountedFilesystem
 from ..tree.nodes import Nodes
 from ..tree.objects import Object
-from ..tree.registry import Told
+from ..tree.registry import ReportedPlace
 from ..tree.views import Views
 from ..tree.visibility import AccessPaths, is_entry_visible, world_may
 from ..view import View
@@ -90,7 +90,7 @@ class Changes:
         self._audiences = audiences
         self._timeouts = timeouts
         self._listings = listings
-        self._watched: dict[int, list[Filesystem]] = {}  # by the id that events carry
+        self._watched: dict[int, list[MountedFilesystem]] = {}  # by the id that events carry
         self._to_look_up = 0  # how many more names may be looked up for this batch of events
         # Objects to be found unless somebody asks first: those that were moved, and all of them if reports were lost.
         self._moved: set[Object] = set()
@@ -109,7 +109,7 @@ class Changes:
         watch.on_own = self._heed_own
         self._access_paths.is_up_to_date = partial(self._is_all_heeded, watch)
 
-    def _add(self, watch: Watch, filesystem: Filesystem) -> None:
+    def _add(self, watch: Watch, filesystem: MountedFilesystem) -> None:
         try:
             if filesystem.remote:
                 raise OSError(errno.EOPNOTSUPP, "changes made on other machines are not reported")
@@ -177,14 +177,14 @@ class Changes:
         for filesystem in self._watched.get(event.fsid, ()):
             self._heed_passages(event, filesystem)
 
-    def _heed_passages(self, event: Event, filesystem: Filesystem) -> None:
+    def _heed_passages(self, event: Event, filesystem: MountedFilesystem) -> None:
         if event.mask & FAN_ONDIR and event.mask & OF_ITSELF:
             if not event.target:  # before Linux 5.17
                 self._access_paths.forget()
             elif (directory := self._nodes.by_handle(filesystem, event.target)) is not None:
                 self._access_paths.changed(directory)
 
-    def _heed(self, event: Event, filesystem: Filesystem) -> bool:
+    def _heed(self, event: Event, filesystem: MountedFilesystem) -> bool:
         """Handle an event on this file system; return whether everything has to be forgotten because of it."""
         self._heed_passages(event, filesystem)
         parent = self._nodes.by_handle(filesystem, event.directory)
@@ -218,7 +218,7 @@ class Changes:
             self._invalidation.forget_content(target)
         return False
 
-    def _heed_move(self, event: Event, filesystem: Filesystem) -> None:
+    def _heed_move(self, event: Event, filesystem: MountedFilesystem) -> None:
         """Note where an object is that was renamed, after what the kernel knew of its former place was forgotten."""
         if event.target:
             target = self._nodes.by_handle(filesystem, event.target)
@@ -230,8 +230,8 @@ class Changes:
         if event.mask & FAN_MOVED_FROM:
             self._nodes.locator.left(target)
         if event.mask & FAN_MOVED_TO:
-            self._nodes.locator.came(target, Told(filesystem, event.directory, event.name))
-        if target in self._nodes.astray:
+            self._nodes.locator.came(target, ReportedPlace(filesystem, event.directory, event.name))
+        if target in self._nodes.disconnected:
             self._moved.add(target)
             self._any_moved.set()
 
@@ -247,7 +247,7 @@ class Changes:
                     with contextlib.suppress(OSError):
                         self._nodes.is_in_tree(obj)
             if not self._moved and not self._lost:
-                self._nodes.astray.pop(self._nodes.root, None)
+                self._nodes.disconnected.pop(self._nodes.root, None)
                 self._any_moved = trio.Event()
             await trio.sleep(_SHARE_OF_STEPS * (trio.current_time() - began))
 
@@ -262,7 +262,7 @@ class Changes:
         if event.mask & _NAMES:
             self._nodes.unlist(parent, event.name)
 
-    def _heed_listings(self, event: Event, filesystem: Filesystem, target: Object | None) -> None:
+    def _heed_listings(self, event: Event, filesystem: MountedFilesystem, target: Object | None) -> None:
         """Forget the listings that have an entry which has changed, if the event does not name their directory.
 
         The kernel may have forgotten the entry itself, so that nothing is known of it here.
@@ -283,7 +283,7 @@ class Changes:
                     self._invalidation.forget_listing(directory)
 
     @staticmethod
-    def _is_linked(filesystem: Filesystem, handle: bytes) -> bool:
+    def _is_linked(filesystem: MountedFilesystem, handle: bytes) -> bool:
         """Whether the file with this handle, which was changed without a name, still has a name: any. True in doubt.
 
         That is so if it was changed by handle, or got another hard link, or lost one.
@@ -297,7 +297,7 @@ class Changes:
         finally:
             calls.close(fd)
 
-    def _forget_absence(self, filesystem: Filesystem, handle: bytes) -> None:
+    def _forget_absence(self, filesystem: MountedFilesystem, handle: bytes) -> None:
         """Forget the absence of a directory that nobody was shown and that has changed. The event does not name it."""
         own = self._views.get(0)
         if self._to_look_up and (own is None or own.fixed is not None):  # a caller view that hides remembers none
@@ -340,7 +340,7 @@ class Changes:
             async for _ in changes:
                 began = trio.current_time()
                 # Also where there was such a mount before: meanwhile, it may have been gone, and another got its id.
-                for path in self._nodes.mounts.shunned_places():
+                for path in self._nodes.mounts.excluded_places():
                     self._forget_shunned(path)
                 now = self._nodes.mounts.mounts_below()
                 if now != self._mounts:

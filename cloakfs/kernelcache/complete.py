@@ -24,7 +24,7 @@ from .. import linux
 from ..identity import ClientId
 from ..tree import calls
 from ..tree.nodes import Nodes
-from ..tree.objects import Listing, Object, as_directory
+from ..tree.objects import CompleteDirectory, Object, as_directory
 from ..tree.request import Request
 from ..tree.visibility import uid_may
 from ..view import View
@@ -61,7 +61,7 @@ class Listings:
 
     # -- the proof ---------------------------------------------------------------------------------
 
-    def begin(self, at: Request) -> Listing | None:
+    def begin(self, at: Request) -> CompleteDirectory | None:
         """Return what a listing that begins with the first entry may prove, or has proven; None if nothing."""
         directory = at.obj
         if not self._can_prove(at):
@@ -69,7 +69,7 @@ class Listings:
         listing = directory.listing
         if listing is None or not listing.is_proven or listing.audience != at.viewer:
             self._invalidation.forget_listing(directory)
-            listing = as_directory(directory).listing = Listing(at.viewer)
+            listing = as_directory(directory).listing = CompleteDirectory(at.viewer)
             self._invalidation.listed.add(directory)
         return listing
 
@@ -86,7 +86,7 @@ class Listings:
             and sum(other.device == directory.filesystem.device for other in self._nodes.mounts.filesystems) == 1
         )
 
-    def check_entry(self, at: Request, listing: Listing, name: bytes) -> None:
+    def check_entry(self, at: Request, listing: CompleteDirectory, name: bytes) -> None:
         """Let a listing prove nothing if this entry is not shown to its audience, whatever the groups."""
         if listing.is_proven or at.obj.listing is not listing or name in (b".", b".."):
             return
@@ -102,12 +102,12 @@ class Listings:
             self._invalidation.forget_listing(at.obj)
 
     @staticmethod
-    def end(directory: Object, listing: Listing) -> None:
+    def end(directory: Object, listing: CompleteDirectory) -> None:
         """Note that the listing has come to the last entry. If it was dropped meanwhile, this proves nothing."""
         if directory.listing is listing:
             listing.is_proven = True
 
-    def _shows(self, view: View, listing: Listing, info: linux.Stat) -> bool:
+    def _shows(self, view: View, listing: CompleteDirectory, info: linux.Stat) -> bool:
         is_single = info.st_nlink <= 1 or stat.S_ISDIR(info.st_mode)
         return is_single and self._audiences.sees(view, view.server_uid(ClientId(listing.audience)), info)
 

@@ -14,7 +14,7 @@ from ..identity import Caller
 from ..monitoring import Counters
 from ..tree import calls
 from ..tree.actor import DAEMON, actor, credentials
-from ..tree.filesystems import Filesystem
+from ..tree.filesystems import MountedFilesystem
 from ..tree.locate import is_settled
 from ..tree.nodes import Nodes
 from ..tree.objects import ALL, NOBODY, Directory, Object, as_directory
@@ -75,7 +75,7 @@ class Timeouts:
         self.of_complete: Callable[[Request, bytes], float] = lambda at, name: 0.0
         self._passes_handles = terms.mode.passes_handles
         self._checks_above = terms.mode.subtree_check
-        self._times: dict[tuple[View, Filesystem, bool], Times] = {}  # with whether changes are reported
+        self._times: dict[tuple[View, MountedFilesystem, bool], Times] = {}  # with whether changes are reported
         self._sets: dict[frozenset[int], frozenset[int]] = {}  # one instance of each, for `Object.kept`
 
     # -- the answers -------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ class Timeouts:
 
     # -- for how long ------------------------------------------------------------------------------
 
-    def times(self, view: View, filesystem: Filesystem) -> Times:
+    def times(self, view: View, filesystem: MountedFilesystem) -> Times:
         """Return what the table of rules says about a view of what is on a file system."""
         key = (view, filesystem, filesystem.watched)
         found = self._times.get(key)

@@ -208,7 +208,7 @@ async def mounts_changed() -> AsyncGenerator[None, None]:
     says whether there was a change; that one is also polled every now and then.
     """
     with (
-        contextlib.closing(mountinfo.Changes()) as changes,
+        contextlib.closing(mountinfo.MountTableChanges()) as changes,
         ownfiles.open(mountinfo.TABLE, "rb") as table,
         select.epoll() as poll,
     ):

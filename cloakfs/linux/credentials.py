@@ -56,11 +56,11 @@ def act_for_nobody_as(who: Credentials) -> None:
     assume(ROOT)
 
 
-class _Thread(threading.local):
+class _ThreadCredentials(threading.local):
     who: Credentials | None = None  # not known: a new thread begins with the credentials of the one that made it
 
 
-_thread = _Thread()
+_thread = _ThreadCredentials()
 
 
 class _Limits:

@@ -81,7 +81,7 @@ def by_path() -> dict[str, str]:
     return {place.path: place.kind for place in by_id().values()}
 
 
-class Changes:
+class MountTableChanges:
     """Tells, without waiting, whether something was mounted or unmounted since it was last asked."""
 
     def __init__(self) -> None:

@@ -17,14 +17,14 @@ _CLOSE_RANGE_UNSHARE = 2
 _CLONE_FS = 0x200
 
 
-class _Thread(threading.local):
+class _ThreadState(threading.local):
     has_own_umask = False
 
     def __init__(self) -> None:
         self.is_main = threading.get_ident() == threading.main_thread().ident
 
 
-_thread = _Thread()
+_thread = _ThreadState()
 
 
 def in_main_thread() -> bool:

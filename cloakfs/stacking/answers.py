@@ -11,7 +11,7 @@ from .. import linux
 from ..tree import calls
 from ..tree.actor import Actor
 from ..tree.objects import Object
-from ..tree.prefault import Looked
+from ..tree.prefault import Prefaulted
 from ..view import LowerTree
 
 
@@ -59,7 +59,7 @@ def ask(below: LowerTree, who: linux.Credentials, fds: Iterable[int]) -> Answers
 
 
 class Asking:
-    """The questions that a thread asks when it looks at an object (`Nodes.look`).
+    """The questions that a thread asks when it looks at an object (`Nodes.prefault`).
 
     Args:
         below: the mount below.
@@ -73,11 +73,11 @@ class Asking:
         self._listed = listed
         self.answers = Answers(self._who, {})
 
-    def after(self, look: Callable[[], Looked], obj: Object, root: Object) -> Callable[[], Looked]:
+    def after(self, look: Callable[[], Prefaulted], obj: Object, root: Object) -> Callable[[], Prefaulted]:
         """Return a function that calls `look`, and then asks about all objects that decide whether `obj` is visible."""
         numbers = _asked_about(obj, root)
 
-        def work() -> Looked:
+        def work() -> Prefaulted:
             found = look()
             opened = [found.opened[number][1] for number in numbers if number in found.opened]
             self.answers = ask(self._below, self._who, [*opened, *self._listed])

@@ -121,7 +121,7 @@ def _make_actor(who: Caller) -> Actor:
 _actor = lru_cache(_MOST_IDENTITIES)(_make_actor)
 
 
-class _Daemon(Actor):
+class _DaemonActor(Actor):
     __slots__ = ()
 
     @property
@@ -134,5 +134,5 @@ class _Daemon(Actor):
 
 _ROOT = Caller(ServerId(0), ServerId(0), frozenset({ServerId(0)}))
 
-DAEMON = _Daemon(_ROOT.uid, _ROOT.gid, lambda: _ROOT)
+DAEMON = _DaemonActor(_ROOT.uid, _ROOT.gid, lambda: _ROOT)
 """The daemon itself, looking through its own mount, or one above. It is recognized by identity (`is`), not by ids."""

@@ -98,7 +98,7 @@ def statx(who: Credentials, at: int, name: bytes) -> tuple[Stat, int]:
 
 
 def statx_if_there(who: Credentials, at: int, name: bytes) -> tuple[Stat, int] | None:
-    """Do the same, or return None if there is no such entry."""
+    """Return what `statx` does, or None if there is no such entry."""
     if who is not ANYBODY:
         assume(who)
     return linux.statx_if_there(at, name)
@@ -110,8 +110,8 @@ def stat_path(path: bytes) -> os.stat_result:
     return os.stat(path)
 
 
-def ask(who: Credentials, fd: int) -> Stat:
-    """Call fstat(2) on a file system whose daemon may want to know who asks."""
+def fstat_as(who: Credentials, fd: int) -> Stat:
+    """Call fstat(2) as `who`, on a file system whose daemon may answer each caller differently."""
     assume(who)
     return fstat(fd)
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from .. import linux
 from ..linux import Stat
 from . import calls
-from .mounts import KnownMounts
+from .mounts import TreeMounts
 from .objects import ROOT, Descriptor, Directory, Object, Stale, dev_ino, unused_descriptors
 
 _T = TypeVar("_T")
@@ -35,7 +35,7 @@ class Descriptors:
         max_fds: see above.
     """
 
-    def __init__(self, mounts: KnownMounts, max_fds: int) -> None:
+    def __init__(self, mounts: TreeMounts, max_fds: int) -> None:
         self._mounts = mounts
         self.max_fds = max_fds
         self._open: dict[int, Object] = {}
@@ -94,7 +94,7 @@ class Descriptors:
                 if self._mounts.identify(fd, parent)[0] == obj.handle:
                     return fd
             except PermissionError:
-                pass  # see `KnownMounts.stat`
+                pass  # see `TreeMounts.stat`
             calls.close(fd)
         raise Stale
 

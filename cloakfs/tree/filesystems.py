@@ -66,7 +66,7 @@ _SLOW_FOR_SECONDS = 10.0
 
 
 @dataclass(eq=False)
-class Filesystem:
+class MountedFilesystem:
     """One mount of the tree, which decodes the handles of its objects.
 
     Attributes:
@@ -136,7 +136,7 @@ class Filesystem:
 
     def describe(self, fd: int) -> None:
         """Find out what kind of file handles it has. `fd` refers to the place at which it is mounted."""
-        self.device = calls.ask(linux.ROOT, fd).st_dev
+        self.device = calls.fstat_as(linux.ROOT, fd).st_dev
         try:
             self.fd = calls.open(linux.ROOT, fd, os.O_RDONLY | os.O_NONBLOCK)
         except OSError:
@@ -157,7 +157,7 @@ class Filesystem:
 
     def describe_remote(self, fd: int, seconds: float) -> None:
         """Do the same for a file system that may never answer: the session loop waits for so long, and no longer."""
-        answer = Filesystem(self.number, self.kind, self.path, -1)
+        answer = MountedFilesystem(self.number, self.kind, self.path, -1)
         own = calls.dup(fd)
 
         def ask() -> None:

@@ -2,7 +2,7 @@
 
 A caller must not be able to tell a hidden name from an absent one, by the time that it takes either. So both take the
 same steps, as far as the real tree lets them. Where the cloak list alone decides, which goes by the stat, an absent
-name is judged, too, and the caller's groups are found out even if they do not matter.
+name is checked, too, and the caller's groups are found out even if they do not matter.
 """
 
 import os
@@ -27,7 +27,7 @@ class Missing(Enum):
     HIDDEN = True
 
 
-ABSENT, HIDDEN = Missing  # by these names they are found in no time (enum.EnumType looks for `Missing.ABSENT`)
+ABSENT, HIDDEN = Missing  # global names: faster than `Missing.ABSENT`
 
 
 class Found(NamedTuple):
@@ -47,7 +47,7 @@ class Finder:
 
     Args:
         nodes: the objects.
-        on_hidden: is called with each hidden name that was asked for: with its stat, and the object if it is known.
+        on_hidden: is called for each hidden name in a request: with its stat, and the object if it is known.
     """
 
     def __init__(self, nodes: Nodes, on_hidden: Callable[[linux.Stat, Object | None], None]) -> None:
@@ -56,18 +56,18 @@ class Finder:
         self._on_hidden = on_hidden
 
     def find(self, at: Request, name: bytes) -> Found | Missing:
-        """Return what the entry `name` of the directory leads to. It must not have to be waited for (`Nodes.waits`).
+        """Return what the entry `name` of the directory leads to, which must not take long (`Nodes.waits`).
 
         Raises:
-            PermissionError: the caller may not search the directory, or it must not be looked into (`Nodes.stat`).
-            TooSoon: see `Nodes.stat`.
+            PermissionError: the caller may not search the directory, or the name leads to an excluded mount.
+            TooSoon: it is not known yet whether the name leads to an excluded mount.
             Unstored: it cannot get a number.
         """
         view, who, directory = at.view, at.who, at.obj
         to_search = at.credentials_for(os.X_OK)
         there = directory.filesystem.timed(calls.statx_if_there, to_search, at.fd, name)
         if there is not None and there[1] not in self._known_mounts:
-            return self._meet(at, name, to_search)  # perhaps a mount that must not be looked into
+            return self._find_unknown(at, name, to_search)  # perhaps an excluded mount
         info = at.info if there is None else there[0]
         obj = self._nodes.at_place(directory, name, info)
         cloak = view.cloak
@@ -88,32 +88,32 @@ class Finder:
             if is_entry_visible(view, who, name, info, obj.fd):
                 return Found(obj, info)
             return self._hidden(at, name, info, obj, is_noted=True)
-        return self._meet(at, name, to_search)
+        return self._find_unknown(at, name, to_search)
 
-    def _meet(self, at: Request, name: bytes, to_search: linux.Credentials) -> Found | Missing:
-        """Do what `find` does, for what the kernel may not know yet, or what lies on a mount that is not known yet."""
+    def _find_unknown(self, at: Request, name: bytes, to_search: linux.Credentials) -> Found | Missing:
+        """Find what the kernel may not know yet, or what lies on a mount that is not known yet, by opening it."""
         try:
             fd = self.open(to_search, at.fd, name)
         except FileNotFoundError:
             return ABSENT
         try:
-            info = self.judge(at, name, fd)
+            info = self.check(at, name, fd)
         except PermissionError:
-            self._nodes.unlist(at.obj, name)  # a mount that must not be looked into covers what was known there
+            self._nodes.unlist(at.obj, name)  # an excluded mount covers what was known there
             raise
         return HIDDEN if info is None else Found(self._nodes.resolve(fd, at.obj, name, info), info)
 
     def open(self, who: linux.Credentials, directory: int, name: bytes) -> int:
-        """Open (O_PATH) the entry `name` of a directory, as `who`; it has yet to be judged."""
+        """Open (O_PATH) the entry `name` of a directory, as `who`; its visibility has yet to be checked (`check`)."""
         fd = self._nodes.with_descriptor(calls.find, who, directory, name)
         try:
-            self._nodes.ask(who, fd)
+            self._nodes.fetch_attributes(who, fd)
         except BaseException:
             calls.close(fd)
             raise
         return fd
 
-    def judge(self, at: Request, name: bytes, fd: int) -> linux.Stat | None:
+    def check(self, at: Request, name: bytes, fd: int) -> linux.Stat | None:
         """Return the stat of the entry `name`, which `fd` refers to; None if the caller may not see it.
 
         In that case, and on any error, `fd` is closed.

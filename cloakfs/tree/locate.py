@@ -1,4 +1,4 @@
-"""Where an object is at this moment: what is known of its place is verified before anybody relies on it."""
+"""Where an object is at this moment: its last known place is verified before it is used."""
 
 import contextlib
 import errno
@@ -11,19 +11,19 @@ from .. import linux
 from ..linux import Credentials, Stat
 from . import calls
 from .descriptors import Descriptors
-from .filesystems import Filesystem
-from .mounts import KnownMounts
+from .filesystems import MountedFilesystem
+from .mounts import TreeMounts
 from .objects import Object, Stale, dev_ino
-from .registry import Registry, Told, drop_name, entry
+from .registry import Registry, ReportedPlace, drop_name, entry
 
-# How many entries of a directory are looked through for a name that the kernel cannot tell (in a millisecond).
+# How many entries of a directory are searched for a name that the kernel cannot report (in a millisecond).
 _MOST_ENTRIES = 2048
 
 # For how many seconds a directory that was found below the root is assumed to be there still.
 _MOMENT = 0.02
 
 # For how many seconds an object is assumed to be in its place still where the kernel reports no changes.
-_UNTOLD_SECONDS = 1.0
+_UNREPORTED_SECONDS = 1.0
 
 # A change within the clock tick (at most 10 ms) in which a place was checked would not show in the ctime.
 _TICK_NS = 20_000_000
@@ -51,14 +51,14 @@ class Locator:
     """
 
     def __init__(
-        self, source: str, mounts: KnownMounts, descriptors: Descriptors, registry: Registry, most_levels: int
+        self, source: str, mounts: TreeMounts, descriptors: Descriptors, registry: Registry, most_levels: int
     ) -> None:
         self._most_levels = most_levels
         self._source = source
         self._mounts = mounts
         self._descriptors = descriptors
         self._registry = registry
-        self._there: Mapping[tuple[int, bytes], tuple[int, int]] = {}
+        self._prefaulted: Mapping[tuple[int, bytes], tuple[int, int]] = {}
         self._inside: set[tuple[int, int]] = set()  # directories seen below the root, valid for a moment
         self._inside_until = 0.0
         self._certain: set[Object] = set()  # objects found in their places where no changes are reported
@@ -78,7 +78,7 @@ class Locator:
             at = below
         return at, name
 
-    def place_of(self, filesystem: Filesystem, handle: bytes) -> tuple[Object, bytes] | None:
+    def place_of(self, filesystem: MountedFilesystem, handle: bytes) -> tuple[Object, bytes] | None:
         """Return where the directory with this handle on a local file system is, if the kernel knows its parent."""
         try:
             fd = calls.find_handle(filesystem.fd, handle, os.O_DIRECTORY)
@@ -124,10 +124,10 @@ class Locator:
     def is_at(self, info: Stat, parent: Object, name: bytes, who: Credentials = linux.ROOT) -> bool:
         """Whether `name` in the directory leads to the object with this stat, as far as `who` may find out.
 
-        For a remote name, the answer is what a thread has just found: see `look`.
+        For a remote name, the answer is what a thread has just found (`prefault`).
         """
         if self._mounts.is_name_remote(parent, name):
-            return self._there.get((parent.number, name)) == dev_ino(info)
+            return self._prefaulted.get((parent.number, name)) == dev_ino(info)
         try:
             there, _ = calls.statx(who, self._descriptors.fd(parent), name)
         except OSError:
@@ -139,9 +139,9 @@ class Locator:
     def is_in_tree(self, obj: Object) -> bool:
         """Whether an object is below the root, by at least one of its known names, as far as changes were reported.
 
-        Where they are not, it was so less than a second ago. It need be asked only if some objects are astray
-        (`Registry.astray`), or changes are not reported. On a file system by threads, the answer is what one has just
-        found (`look`).
+        Where they are not reported, it was so less than a second ago. The check is needed only if some objects are
+        disconnected (`Registry.disconnected`), or changes are not reported. On a file system by threads, the answer is
+        what a thread has just found (`prefault`).
 
         Raises:
             OSError: it cannot be found out.
@@ -149,7 +149,7 @@ class Locator:
         now = time.monotonic()
         if now >= self._certain_until:
             self._certain.clear()
-            self._certain_until = now + _UNTOLD_SECONDS
+            self._certain_until = now + _UNREPORTED_SECONDS
         if self._leads_to_root(obj):
             return True
         if not obj.others:
@@ -158,16 +158,19 @@ class Locator:
         return any(self.is_at(info, parent, name) and self._leads_to_root(parent) for parent, name in [*obj.others])
 
     def _leads_to_root(self, obj: Object) -> bool:
-        astray, root = self._registry.astray, self._registry.root
-        is_told = root not in astray
+        disconnected, root = self._registry.disconnected, self._registry.root
+        are_reports_complete = root not in disconnected
         at: Object | None = obj
         while at is not root:
             if at is None:
                 return False
             if (
                 at.parent is None
-                or at in astray
-                or not ((is_told and at.filesystem.watched) or (at in self._certain and not at.filesystem.by_threads))
+                or at in disconnected
+                or not (
+                    (are_reports_complete and at.filesystem.watched)
+                    or (at in self._certain and not at.filesystem.by_threads)
+                )
             ) and not self.settle(at):
                 return False
             at = at.parent
@@ -188,8 +191,8 @@ class Locator:
             return False
         if obj.parent is None:
             return False
-        self._registry.astray.pop(obj, None)
-        if not obj.filesystem.watched or self._registry.root in self._registry.astray:
+        self._registry.disconnected.pop(obj, None)
+        if not obj.filesystem.watched or self._registry.root in self._registry.disconnected:
             self._certain.add(obj)
         return True
 
@@ -204,38 +207,41 @@ class Locator:
                 place = directory, name
                 break
         if place is None and not obj.filesystem.by_threads:
-            place = self._find_as_told(obj, info) or self._find_nearby(obj, info) or self._find_in_memory(obj, info)
+            place = (
+                self._find_where_reported(obj, info) or self._find_nearby(obj, info) or self._find_in_memory(obj, info)
+            )
         if place is None:
-            if obj not in self._registry.astray:
-                self._registry.astray[obj] = None
+            if obj not in self._registry.disconnected:
+                self._registry.disconnected[obj] = None
                 self._registry.on_moved(obj)
-            if self._registry.astray[obj] is None:
-                self._registry.astray[obj] = Told(obj.filesystem, b"", b"")  # it is not looked for again
+            if self._registry.disconnected[obj] is None:
+                # It is not searched for again.
+                self._registry.disconnected[obj] = ReportedPlace(obj.filesystem, b"", b"")
             return False
         self._registry.move(obj, *place)
         return True
 
-    def _find_as_told(self, obj: Object, info: Stat) -> tuple[Object, bytes] | None:
-        told = self._registry.astray.get(obj)
-        if told is None or not told.directory:
+    def _find_where_reported(self, obj: Object, info: Stat) -> tuple[Object, bytes] | None:
+        reported = self._registry.disconnected.get(obj)
+        if reported is None or not reported.directory:
             return None
-        parent = self._registry.by_handle(told.filesystem, told.directory)
+        parent = self._registry.by_handle(reported.filesystem, reported.directory)
         if parent is None:
             try:
-                fd = calls.find_handle(told.filesystem.fd, told.directory, os.O_DIRECTORY)
+                fd = calls.find_handle(reported.filesystem.fd, reported.directory, os.O_DIRECTORY)
             except OSError:
                 return None
             if not self._is_below_root(calls.dup(fd)):
                 calls.close(fd)
                 return None
             parent = self._registry.resolve(fd, None, b"")
-        if self.is_at(info, parent, told.name):
-            return parent, told.name
+        if self.is_at(info, parent, reported.name):
+            return parent, reported.name
         self._registry.drop_if_unused(parent)
         return None
 
     def _find_nearby(self, obj: Object, info: Stat) -> tuple[Object, bytes] | None:
-        if obj.parent is None or self._registry.astray.get(obj) is not None:
+        if obj.parent is None or self._registry.disconnected.get(obj) is not None:
             return None
         try:
             name = calls.name_in(linux.ROOT, self._descriptors.fd(obj.parent), info.st_ino, _MOST_ENTRIES)
@@ -244,9 +250,9 @@ class Locator:
         return (obj.parent, name) if name is not None and self.is_at(info, obj.parent, name) else None
 
     def _find_in_memory(self, obj: Object, info: Stat) -> tuple[Object, bytes] | None:
-        """Look where the kernel says that a file is, which it knows of names in its memory (on tmpfs: of all).
+        """Return where the kernel says that a file is, which it knows of names in its memory (on tmpfs: of all).
 
-        Only a directory that is known already is looked at.
+        Only a directory that is known already is searched.
         """
         try:
             top = calls.path_of(self._descriptors.fd(self._registry.root)).rstrip(b"/") + b"/"
@@ -259,26 +265,26 @@ class Locator:
     def lose_track(self) -> None:
         """Note that reports were lost, so that any object may have been moved."""
         self._certain.clear()
-        self._registry.astray[self._registry.root] = None
+        self._registry.disconnected[self._registry.root] = None
 
     def left(self, obj: Object) -> None:
         """Note a report that the object was renamed; where it is now has yet to be found out, or reported."""
         if obj is not self._registry.root:
-            self._registry.astray.setdefault(obj)
+            self._registry.disconnected.setdefault(obj)
 
-    def came(self, obj: Object, told: Told) -> None:
+    def came(self, obj: Object, reported: ReportedPlace) -> None:
         """Note a report that the object was renamed, and to where, which may be outdated by now."""
         if obj is self._registry.root:
             return
-        parent = self._registry.by_handle(told.filesystem, told.directory)
+        parent = self._registry.by_handle(reported.filesystem, reported.directory)
         try:
             info = obj.filesystem.stat(self._descriptors.fd(obj))
         except OSError:
             return
-        if parent is not None and self.is_at(info, parent, told.name):
-            self._registry.found_again(obj, parent, told.name, info)
+        if parent is not None and self.is_at(info, parent, reported.name):
+            self._registry.found_again(obj, parent, reported.name, info)
         else:
-            self._registry.astray[obj] = told
+            self._registry.disconnected[obj] = reported
 
     def is_deepest(self, directory: Object) -> bool:
         """Whether nothing may be made below this directory that would be a directory itself (`Tuning.most_levels`)."""
@@ -293,18 +299,18 @@ class Locator:
         """Whether the directory `obj` is (still) in the directory `parent`."""
         fd = self._descriptors.fd(obj)
         if obj.filesystem.remote or parent.filesystem.remote:
-            return self._there.get((parent.number, obj.name)) == self._descriptors.inode_of(obj)
+            return self._prefaulted.get((parent.number, obj.name)) == self._descriptors.inode_of(obj)
         above, _ = calls.statx(linux.ROOT, fd, b"..")
         return dev_ino(above) == self._descriptors.inode_of(parent)
 
-    def recall(self, there: Mapping[tuple[int, bytes], tuple[int, int]]) -> None:
-        """Rely on what `Looked.there` says, for the request that is being served."""
-        self._there = there
+    def use_prefaulted(self, inodes: Mapping[tuple[int, bytes], tuple[int, int]]) -> None:
+        """Rely on `Prefaulted.inodes` for the request that is being served."""
+        self._prefaulted = inodes
 
     def _find_directory(self, obj: Object, info: Stat) -> None:
         """Find a directory's place by following "..", and asking the kernel for the name.
 
-        Other entries are never looked at: outside the tree, one may be the daemon's own mount.
+        Other entries are never opened: outside the tree, one may be the daemon's own mount.
         """
         parent: Object | None = obj.parent
         if parent is None or not self.is_child(obj, parent):
@@ -324,8 +330,8 @@ class Locator:
     def _name_of(fd: int, above: int, before: bytes) -> bytes:
         """Return the name of the directory `fd` in the directory `above`, which has to be verified.
 
-        The kernel tells no path that is longer than PATH_MAX. Then it is the name that it had before, or one that is
-        found among the first entries: otherwise, the directory is found again when somebody looks up its name.
+        The kernel reports no path that is longer than PATH_MAX. Then it is the name that it had before, or one that is
+        found among the first entries: otherwise, the directory is found again at the next LOOKUP of its name.
         """
         try:
             return os.path.basename(calls.path_of(fd))

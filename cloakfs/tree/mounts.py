@@ -1,7 +1,7 @@
 """Which mounts of the tree a name may lead to: the administrator's, but neither those of users nor any cloakfs.
 
-A mount becomes known when the daemon starts, or when somebody first reaches it. From then on it is held open, so that
-its id is not given to another mount.
+A mount becomes known when the daemon starts, or when a request first reaches it. From then on it is held open, so that
+its id is not given to another mount. Other mounts are *excluded*: a name at which one is mounted leads nowhere.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from ..linux import Stat
 from ..linux import mountinfo as mounts
 from ..tuning import STANDARD, Tuning
 from . import calls, filesystems
-from .filesystems import Filesystem
+from .filesystems import MountedFilesystem
 from .index import Index
 from .objects import Object, Stale, dev_ino
 
@@ -40,7 +40,7 @@ class TooSoon(PermissionError):
         self.seconds = seconds
 
 
-class KnownMounts:
+class TreeMounts:
     """The mounts of one tree.
 
     Args:
@@ -64,14 +64,16 @@ class KnownMounts:
         self._source = source
         self._tuning = tuning
         self._index = index
-        self.by_mount: dict[int, Filesystem] = {}
+        self.by_mount: dict[int, MountedFilesystem] = {}
         self.is_one = False
-        self.by_number: dict[int, Filesystem] = {}
-        self._beside: dict[tuple[int, int], set[bytes]] = {}  # directory's `dev_ino` -> names of remote mounts
-        self.on_new_filesystem: Callable[[Filesystem], None] | None = None
-        self._changes = mounts.Changes()
-        self._again = 0.0  # until then, the mount table is not read for a request
-        self._shunned: set[int] = set()  # ids of mounts that must not be looked into; cleared when the table changes
+        self.by_number: dict[int, MountedFilesystem] = {}
+        self._remote_mountpoints: dict[
+            tuple[int, int], set[bytes]
+        ] = {}  # directory's `dev_ino` -> names of remote mounts
+        self.on_new_filesystem: Callable[[MountedFilesystem], None] | None = None
+        self._changes = mounts.MountTableChanges()
+        self._not_before = 0.0  # until then, the mount table is not read for a request
+        self._excluded: set[int] = set()  # ids of excluded mounts; cleared when the table changes
         self._own_device: str | None = None
         self._copied: dict[int, mounts.Place] | None = None
         if covered:
@@ -83,10 +85,10 @@ class KnownMounts:
         self.root = self._new_filesystem(top, self.top, self._table().get(top))
         for mount_id, path in self.mounts_below().items():
             if mount_id not in self.by_mount:
-                self._meet_mount_at(path)
+                self._admit_mount_at(path)
 
     @property
-    def filesystems(self) -> list[Filesystem]:
+    def filesystems(self) -> list[MountedFilesystem]:
         """The mounts known so far, the root's first."""
         return list(self.by_mount.values())
 
@@ -135,70 +137,70 @@ class KnownMounts:
         }
 
     def served_at(self, device: str) -> None:
-        """Note the device (`mounts.Place`) of the file system that serves the tree, which must never be looked into.
+        """Note the device (`mounts.Place`) of the file system that serves the tree, which must always be excluded.
 
         Where it shows up inside the tree (a bind mount), the name leads nowhere: the daemon would wait for itself.
         """
         self._own_device = device
 
-    def shunned_places(self) -> set[str]:
-        """Return the mount points of the mounts inside the tree that must not be looked into."""
-        return {place.path for _, place in self._mounted_inside() if self._leads_nowhere(place)}
+    def excluded_places(self) -> set[str]:
+        """Return the mount points of the excluded mounts inside the tree."""
+        return {place.path for _, place in self._mounted_inside() if self._is_excluded(place)}
 
-    def _leads_nowhere(self, place: mounts.Place) -> bool:
-        """Whether this mount inside the tree must not be looked into.
+    def _is_excluded(self, place: mounts.Place) -> bool:
+        """Whether this mount inside the tree is excluded.
 
-        This holds for FUSE file systems of users, whose daemons may answer late or never, and for any cloakfs: this one
-        would wait for itself; another one may hide from root what callers make there, and what is meant for a server
-        alone would be open to them.
+        That are FUSE file systems of users, whose daemons may answer late or never, and every cloakfs: this daemon
+        would wait for itself; another cloakfs may hide from root what callers make there, and what is meant for a
+        server alone would be open to them.
         """
         return place.mounter != 0 or place.kind in KINDS or place.device == self._own_device
 
     def stat(self, fd: int) -> Stat:
         """Return the stat of what was just found by its name, before anything else is done with it.
 
-        `fd` (O_PATH) refers to it. A name leads nowhere if the mount that was found there must not be looked into.
+        `fd` (O_PATH) refers to it.
 
         Raises:
-            PermissionError: the mount must not be looked into.
-            TooSoon: it is not known yet whether it may be looked into.
+            PermissionError: the mount is excluded.
+            TooSoon: it is not known yet whether the mount is excluded.
         """
         info, mount_id = calls.statx_fd(fd)
         if mount_id not in self.by_mount:
-            self._meet(mount_id, fd)
+            self._admit(mount_id, fd)
         return info
 
-    def _meet(self, mount_id: int, fd: int) -> Filesystem:
+    def _admit(self, mount_id: int, fd: int) -> MountedFilesystem:
         """Make the mount known that `fd` (O_PATH) was found on. Known mounts are held, so that ids stay theirs.
 
         Raises:
-            PermissionError: it must not be looked into, or this is not the session loop.
+            PermissionError: it is excluded, or this is not the session loop.
             TooSoon: the mount table was read just now; a user who keeps mounting must not make others wait.
         """
         if not linux.in_main_thread():
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         if self._changes.seen():
-            self._shunned.clear()
-        if mount_id not in self._shunned:
+            self._excluded.clear()
+        if mount_id not in self._excluded:
             now = time.monotonic()
-            if now < self._again:
-                raise TooSoon(self._again - now)
+            if now < self._not_before:
+                raise TooSoon(self._not_before - now)
             table = self._changes.table() if self._copied is None else self._copied
-            self._again = time.monotonic() + _SHARE_OF_MOUNTS * (time.monotonic() - now)
+            self._not_before = time.monotonic() + _SHARE_OF_MOUNTS * (time.monotonic() - now)
             place = table.get(mount_id)
             if place is None:
                 raise TooSoon(0.0)  # it has just been unmounted
-            if not self._leads_nowhere(place):
+            if not self._is_excluded(place):
                 return self._new_filesystem(mount_id, fd, place)
-            self._shunned.add(mount_id)
+            self._excluded.add(mount_id)
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     def waits(self, obj: Object) -> bool:
-        """Whether it is better to ask about this object, or a name in it, from a thread."""
+        """Whether a thread should prefault this object, or a name in it."""
         filesystem = obj.filesystem
         if filesystem.by_threads or (filesystem.slow_until > 0 and filesystem.waits):  # in one call if it is quick
             return True
-        return len(self._beside) > 0 and len(self.remote_names(obj)) > 0
+        return len(self._remote_mountpoints) > 0 and len(self.remote_names(obj)) > 0
 
     def is_name_remote(self, parent: Object, name: bytes) -> bool:
         """Whether a lookup of this name may have to wait for another machine or process."""
@@ -206,12 +208,12 @@ class KnownMounts:
 
     def remote_names(self, obj: Object) -> Set[bytes]:
         """Return the names in this directory at which a remote file system is mounted."""
-        if not self._beside or obj.inode is None:
+        if not self._remote_mountpoints or obj.inode is None:
             return frozenset()
-        return self._beside.get(obj.inode, frozenset())
+        return self._remote_mountpoints.get(obj.inode, frozenset())
 
-    def _meet_mount_at(self, path: str) -> None:
-        """Make the mount at `path` known before anybody crosses it, so that old handles on it can be decoded."""
+    def _admit_mount_at(self, path: str) -> None:
+        """Make the mount at `path` known before a request crosses it, so that old handles on it can be decoded."""
         try:
             inside = os.path.relpath(path, self._source)
             fd = calls.find(linux.ROOT, self.top, inside)
@@ -221,12 +223,12 @@ class KnownMounts:
         try:
             mount_id = mounts.id_of(fd)
             place = self._table().get(mount_id)
-            if mount_id not in self.by_mount and place is not None and not self._leads_nowhere(place):
+            if mount_id not in self.by_mount and place is not None and not self._is_excluded(place):
                 self._new_filesystem(mount_id, fd, place)
         finally:
             calls.close(fd)
 
-    def _new_filesystem(self, mount_id: int, fd: int, place: mounts.Place | None) -> Filesystem:
+    def _new_filesystem(self, mount_id: int, fd: int, place: mounts.Place | None) -> MountedFilesystem:
         path, kind = (place.path, place.kind) if place else (os.fsdecode(calls.path_of(fd)), "unknown")
         inside = os.path.relpath(path, self._source) if path.startswith(self._source.rstrip("/") + "/") else "."
         identity = filesystems.identity(fd, kind)
@@ -237,12 +239,12 @@ class KnownMounts:
             # The mount under it may have been covered before it became known; then the root's stands in for it.
             above_it = self.by_mount.get(place.parent) or next(iter(self.by_mount.values()))
             below_remote = above_it.by_threads
-        filesystem = Filesystem(number, kind, path, -1, below_remote=below_remote, is_certain=identity != 0)
+        filesystem = MountedFilesystem(number, kind, path, -1, below_remote=below_remote, is_certain=identity != 0)
         if filesystem.remote:
             filesystem.describe_remote(fd, self._tuning.filesystem_seconds)
             with contextlib.suppress(OSError):
                 above, name = os.path.split(os.fsencode(path))
-                self._beside.setdefault(dev_ino(calls.stat_path(above)), set()).add(name)
+                self._remote_mountpoints.setdefault(dev_ino(calls.stat_path(above)), set()).add(name)
         else:
             filesystem.describe(fd)
         if filesystem.fd < 0:
@@ -254,7 +256,7 @@ class KnownMounts:
             self.on_new_filesystem(filesystem)
         return filesystem
 
-    def identify(self, fd: int, parent: Object | None) -> tuple[bytes, Filesystem]:
+    def identify(self, fd: int, parent: Object | None) -> tuple[bytes, MountedFilesystem]:
         """Return the handle, prefixed with its mount's number, of what was found in `parent` as `fd`, and the mount.
 
         Raises:
@@ -266,7 +268,7 @@ class KnownMounts:
             handle, mount_id = calls.name_to_handle(fd, flags)
         except OSError:
             handle, mount_id = b"", mounts.id_of(fd)
-        filesystem = self.by_mount.get(mount_id) or self._meet(mount_id, fd)
+        filesystem = self.by_mount.get(mount_id) or self._admit(mount_id, fd)
         if not filesystem.has_handles:
             # Valid while a descriptor is kept open, since the inode number is not reused until it is closed.
             info, _ = calls.statx_fd(fd)
@@ -289,7 +291,7 @@ class KnownMounts:
         return above, dev_ino(info)
 
     def is_remote(self, mount_id: int) -> bool:
-        """Whether this is a known mount of a remote file system. (An unknown one must not be looked into.)"""
+        """Whether this is a known mount of a remote file system. (An unknown one may be excluded.)"""
         filesystem = self.by_mount.get(mount_id)
         return filesystem is not None and filesystem.remote
 

@@ -21,10 +21,10 @@ from . import calls, filesystems
 from .descriptors import Descriptors
 from .index import Index
 from .locate import Locator
-from .mounts import KnownMounts
+from .mounts import TreeMounts
 from .objects import ROOT, TRANSIENT, Object
 from .positions import Positions
-from .prefault import Lookout
+from .prefault import Prefaulter
 from .registry import Registry, entry, unlist, within
 
 log = logging.getLogger(__name__)
@@ -67,14 +67,14 @@ class Nodes:
         self, source: str, index: Index, max_fds: int = 1024, *, covered: bool = False, tuning: Tuning = STANDARD
     ) -> None:
         self._index = index
-        self.mounts = mounts = KnownMounts(source, index, covered=covered, tuning=tuning)
+        self.mounts = mounts = TreeMounts(source, index, covered=covered, tuning=tuning)
         self.descriptors = descriptors = Descriptors(mounts, max_fds)
         self.registry = registry = Registry(index, mounts, descriptors, tuning.most_levels)
         if registry.is_replaced:
             log.warning("%s is not the directory that it was before: old file handles are stale", source)
         self.locator = locator = Locator(source, mounts, descriptors, registry, tuning.most_levels)
         self.sweeper = Sweeper(index, mounts, registry)
-        lookout = Lookout(mounts, descriptors, registry, locator)
+        prefaulter = Prefaulter(mounts, descriptors, registry, locator)
         self.positions = Positions(index.secret)
         self.root = registry.root
         self._by_number = registry.by_number
@@ -93,7 +93,7 @@ class Nodes:
         self.known = registry.known
         self.moved = registry.moved
         self.moved_at_once = registry.moved_at_once
-        self.astray = registry.astray
+        self.disconnected = registry.disconnected
         self.opened = registry.opened
         self.closed = registry.closed
         self.objects = registry.objects
@@ -114,13 +114,13 @@ class Nodes:
         self.is_in_tree = locator.is_in_tree
         self.at_path = locator.at_path
         self.place_of = locator.place_of
-        self.recall = locator.recall
+        self.use_prefaulted = locator.use_prefaulted
 
-        self.look = lookout.look
-        self.parts = lookout.parts
-        self.looked = lookout.looked
-        self.look_at = lookout.look_at
-        self.ask = lookout.ask
+        self.prefault = prefaulter.prefault
+        self.prefault_parts = prefaulter.parts
+        self.prefaulted = prefaulter.prefaulted
+        self.prefault_name = prefaulter.prefault_name
+        self.fetch_attributes = prefaulter.fetch_attributes
 
         self.batch = index.batch
         self.require_room = index.require_room
@@ -189,7 +189,7 @@ class Nodes:
 class Sweeper:
     """Goes through the index of one tree, a few objects at a time."""
 
-    def __init__(self, index: Index, mounts: KnownMounts, registry: Registry) -> None:
+    def __init__(self, index: Index, mounts: TreeMounts, registry: Registry) -> None:
         self._index = index
         self._mounts = mounts
         self._registry = registry

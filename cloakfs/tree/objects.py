@@ -10,7 +10,7 @@ from .. import linux
 from ..cloak import Condition
 from . import calls
 from .accesspath import AccessPath
-from .filesystems import Filesystem
+from .filesystems import MountedFilesystem
 
 ROOT = 1
 """The number of the root of the tree."""
@@ -49,7 +49,7 @@ class AbsentXattrs(NamedTuple):
     names: frozenset[bytes]
 
 
-class Listing:
+class CompleteDirectory:
     """What is known of all entries of a directory: each is shown to its audience, whatever the caller's groups are.
 
     Attributes:
@@ -138,11 +138,11 @@ class Object:
     access_path: "AccessPath | None" = None
     no_acl_since = NEVER
     remembers_names = False
-    listing: Listing | None = None
+    listing: CompleteDirectory | None = None
     public = _NO_VIEWS
     blocking_ancestor: "Directory | None" = None
 
-    def __init__(self, number: int, handle: bytes, filesystem: Filesystem) -> None:
+    def __init__(self, number: int, handle: bytes, filesystem: MountedFilesystem) -> None:
         # Its identity.
         self.number = number
         self.handle = handle  # the number of its mount (4 bytes), then the handle that its file system gives it
@@ -252,7 +252,7 @@ class Directory(Object):
         "no_acl_since", "pins", "public", "remembers_names", "strays", "verified_epoch",
     )  # fmt: skip
 
-    def __init__(self, number: int, handle: bytes, filesystem: Filesystem) -> None:
+    def __init__(self, number: int, handle: bytes, filesystem: MountedFilesystem) -> None:
         super().__init__(number, handle, filesystem)
 
         # What is in it: see `links`.

@@ -1,7 +1,7 @@
-"""A thread looks first at whatever may keep its caller waiting: after that, the kernel has it in memory.
+"""Prefaults what may take long: a thread stats it first, so that the session loop then finds it in memory.
 
 This applies to remote file systems, and to disks that were slow lately. Only the session loop's thread touches objects:
-another thread gets descriptors of its own, and brings back what it found.
+the other thread gets descriptors of its own, and returns what it found.
 """
 
 import contextlib
@@ -15,47 +15,47 @@ from ..linux import Credentials
 from . import calls
 from .descriptors import Descriptors
 from .locate import Locator
-from .mounts import KnownMounts
+from .mounts import TreeMounts
 from .objects import ROOT, Object, Stale, dev_ino
 from .registry import Registry
 
 AT_ONCE = 128
-"""How many objects a thread looks at in one go. Each takes a descriptor meanwhile."""
+"""How many objects a thread prefaults in one go. Each takes a descriptor meanwhile."""
 
 
 class _Link(NamedTuple):
-    """An object to look at: its descriptor, or -1, and where it may be, as (number of the directory, name in it)."""
+    """An object to prefault: its descriptor, or -1, and where it may be, as (number of the directory, name in it)."""
 
     obj: Object
     fd: int
     places: list[tuple[int, bytes]]
 
 
-class Looked(NamedTuple):
+class Prefaulted(NamedTuple):
     """What a thread found.
 
     Attributes:
         opened: objects and their descriptors, by number.
         moved: directories that are no longer where they were, each with a descriptor of its parent and its name there.
-        there: st_dev and st_ino of what was found, by number of the directory, and name.
+        inodes: st_dev and st_ino of what was found, by number of the directory, and name.
     """
 
     opened: dict[int, tuple[Object, int]]
     moved: list[tuple[Object, int, bytes]]
-    there: dict[tuple[int, bytes], tuple[int, int]]
+    inodes: dict[tuple[int, bytes], tuple[int, int]]
 
 
-class Lookout:
-    """Looks at objects of one tree from threads."""
+class Prefaulter:
+    """Prefaults objects of one tree in threads."""
 
-    def __init__(self, mounts: KnownMounts, descriptors: Descriptors, registry: Registry, locator: Locator) -> None:
+    def __init__(self, mounts: TreeMounts, descriptors: Descriptors, registry: Registry, locator: Locator) -> None:
         self._mounts = mounts
         self._descriptors = descriptors
         self._registry = registry
         self._locator = locator
 
     def parts(self, obj: Object) -> list[list[Object]]:
-        """Return what has to be looked at before `obj` can be judged, in parts for `look`; the last one has `obj`.
+        """Return what to prefault before `obj` can be checked, in parts for `prefault`; the last one has `obj`.
 
         Each takes no more than some hundred descriptors.
         """
@@ -63,7 +63,7 @@ class Lookout:
         todo = [obj]
         while todo:
             at = todo.pop()
-            # A verified directory need not be looked at, nor, mostly, what is above it (see `visibility.AccessPaths`).
+            # A verified directory need not be prefaulted, nor, mostly, what is above it (see `visibility.AccessPaths`).
             is_verified = at is not obj and at.verified_epoch == self._registry.epoch and not at.filesystem.by_threads
             if at in found or is_verified or not self._mounts.waits(at):
                 continue
@@ -75,21 +75,21 @@ class Lookout:
         if len(objects) <= AT_ONCE:
             return [objects]
         parts = [objects[first : first + AT_ONCE] for first in range(0, len(objects), AT_ONCE)][::-1]
-        # What is opened by its name, or looked for there, needs the directory that the name is in.
+        # What is opened by its name, or looked up by it, needs the directory that the name is in.
         return [
             list(dict.fromkeys([*part, *(at.parent for at in part if at.parent is not None and at.parent in found)]))
             for part in parts
         ]
 
-    def look(
+    def prefault(
         self, obj: Object, name: bytes | None = None, part: Sequence[Object] | None = None
-    ) -> Callable[[], Looked]:
-        """Prepare the work of a thread, after which looking at `obj`, its places, and `name` in it takes no time.
+    ) -> Callable[[], Prefaulted]:
+        """Prepare the work of a thread, after which a stat of `obj`, its places, and `name` in it takes no time.
 
-        `part` is one of `parts`; they are looked at one after the other.
+        `part` is one of `parts`; they are prefaulted one after the other.
 
         Returns:
-            to be called in a thread; its result is for `looked`.
+            a function to be called in a thread; its result is for `prefaulted`.
 
         Raises:
             OSError: there are too many descriptors.
@@ -107,37 +107,39 @@ class Lookout:
                     calls.close(link.fd)
             raise
 
-        def work() -> Looked:
-            found = Looked({}, [], {})
+        def work() -> Prefaulted:
+            found = Prefaulted({}, [], {})
             for link in reversed(links.values()):
                 with contextlib.suppress(OSError):
-                    self._look_at_link(link, found)
+                    self._prefault_link(link, found)
             if name is not None and obj.number in found.opened:
                 with contextlib.suppress(OSError):
-                    self.look_at(linux.ROOT, found.opened[obj.number][1], name)
+                    self.prefault_name(linux.ROOT, found.opened[obj.number][1], name)
             return found
 
         return work
 
-    def _look_at_link(self, link: _Link, found: Looked) -> None:
-        """In a thread: look at an object, and look up its names in the directories above."""
+    def _prefault_link(self, link: _Link, found: Prefaulted) -> None:
+        """In a thread: stat an object, and look up its names in the directories above."""
         obj = link.obj
-        fd = link.fd if link.fd >= 0 else self._open_late(link, found)
+        fd = link.fd if link.fd >= 0 else self._open(link, found)
         found.opened[obj.number] = obj, fd
-        info = calls.ask(linux.ROOT, fd)
+        info = calls.fstat_as(linux.ROOT, fd)
         for number, name in link.places:
             if number in found.opened:
                 with contextlib.suppress(OSError):
-                    found.there[number, name] = dev_ino(calls.statx(linux.ROOT, found.opened[number][1], name)[0])
+                    found.inodes[number, name] = dev_ino(calls.statx(linux.ROOT, found.opened[number][1], name)[0])
         if obj.number == ROOT or not stat.S_ISDIR(info.st_mode) or not obj.filesystem.by_threads:
             return
-        if any(found.there.get(place) == dev_ino(info) for place in link.places):
+        if any(found.inodes.get(place) == dev_ino(info) for place in link.places):
             return
         name = os.path.basename(calls.path_of(fd))
-        above, here = self._mounts.open_above(fd)
+        above, above_inode = self._mounts.open_above(fd)
         try:
             # The top of a mount that was detached is its own parent, and has no name.
-            is_there = here != dev_ino(info) and dev_ino(calls.statx(linux.ROOT, above, name)[0]) == dev_ino(info)
+            is_there = above_inode != dev_ino(info) and dev_ino(calls.statx(linux.ROOT, above, name)[0]) == dev_ino(
+                info
+            )
         except OSError:
             is_there = False
         if is_there:
@@ -146,7 +148,7 @@ class Lookout:
             calls.close(above)
 
     @staticmethod
-    def _open_late(link: _Link, found: Looked) -> int:
+    def _open(link: _Link, found: Prefaulted) -> int:
         obj = link.obj
         if obj.filesystem.decodable:
             return calls.find_handle(obj.filesystem.fd, obj.handle[4:])
@@ -160,11 +162,11 @@ class Lookout:
                 calls.close(fd)
         raise Stale
 
-    def looked(self, found: Looked) -> bool:
-        """Keep the descriptors that a thread had to open, and what it found (see `Locator.recall`).
+    def prefaulted(self, found: Prefaulted) -> bool:
+        """Keep the descriptors that a thread had to open, and what it found (`Locator.use_prefaulted`).
 
         Returns:
-            True if a directory has moved: then what is above it now has to be looked at, too.
+            True if a directory has moved: then what is above it now has to be prefaulted, too.
         """
         for obj, fd in found.opened.values():
             if obj.fd < 0 and self._registry.by_number.get(obj.number) is obj:
@@ -181,11 +183,11 @@ class Lookout:
                 self._registry.drop_if_unused(parent)
                 continue
             self._registry.move(obj, parent, name)
-        self._locator.recall(found.there)
+        self._locator.use_prefaulted(found.inodes)
         return bool(found.moved)
 
-    def look_at(self, who: Credentials, directory: int, name: bytes) -> None:
-        """In a thread: have the kernel find out what `name` leads to, unless that must not be looked into.
+    def prefault_name(self, who: Credentials, directory: int, name: bytes) -> None:
+        """In a thread: have the kernel look up `name`, unless that leads to an excluded mount.
 
         Raises:
             OSError: for example, there is no such entry.
@@ -193,14 +195,14 @@ class Lookout:
         if self._mounts.is_remote(calls.statx(who, directory, name)[1]):
             fd = calls.find(who, directory, name)
             try:
-                self.ask(who, fd)
+                self.fetch_attributes(who, fd)
             finally:
                 calls.close(fd)
 
-    def ask(self, who: Credentials, fd: int) -> None:
-        """Unless this is the session loop, have the kernel ask for the attributes of what was found as `fd`.
+    def fetch_attributes(self, who: Credentials, fd: int) -> None:
+        """In a thread: have the kernel fetch the attributes of what was found as `fd`.
 
-        Nothing is asked if the object is local, or must not be looked into.
+        Nothing is done in the session loop, nor if the object is local, or on an excluded mount.
         """
         if not linux.in_main_thread() and self._mounts.is_remote(calls.statx_fd(fd)[1]):
-            calls.ask(who, fd)
+            calls.fstat_as(who, fd)

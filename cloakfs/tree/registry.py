@@ -1,4 +1,4 @@
-"""The objects that the kernel knows: found by number, handle or name, and kept for as long as anything refers to them.
+"""The objects that the kernel knows: found by number, handle or name, and held for as long as anything refers to them.
 
 The kernel refers to an object by lookups that it has not forgotten yet; known names in it, and open files, pin it.
 An object that is dropped here can be restored from the index.
@@ -18,9 +18,9 @@ from typing import NamedTuple
 from ..linux import Credentials, Stat
 from . import calls
 from .descriptors import Descriptors
-from .filesystems import Filesystem
+from .filesystems import MountedFilesystem
 from .index import Index
-from .mounts import KnownMounts
+from .mounts import TreeMounts
 from .objects import ALL, NEVER, NOBODY, ROOT, TRANSIENT, Directory, Object, Stale, as_directory
 
 # How many further names of a file to remember; one with more may have to be looked up again to be used by handle.
@@ -68,7 +68,7 @@ def is_entry(obj: Object, parent: Object, name: bytes) -> bool:
 def unlist(parent: Object, name: bytes) -> None:
     """Record that something happened to this name: it leads nowhere, or to an object that has yet to be found there.
 
-    What was found there keeps this as its last known place, which is verified before anybody relies on it.
+    What was found there keeps this as its last known place, which is verified before it is used.
     """
     children = parent.children
     if children is not None and name in children:
@@ -146,7 +146,7 @@ def drop_name(obj: Object, parent: Directory, name: bytes) -> None:
         end_name(obj, *ended)
 
 
-# How many levels of directories that nobody uses any more are dropped at once.
+# How many levels of unused directories are dropped at once.
 _LEVELS_AT_ONCE = 64
 
 
@@ -154,13 +154,13 @@ def _ignore(_: Object) -> None:
     pass
 
 
-class Told(NamedTuple):
+class ReportedPlace(NamedTuple):
     """Where the kernel has reported an object to be: the handle of the directory on a file system, and the name in it.
 
-    Without a handle, no such report has come, and the object was looked for in vain.
+    An empty handle says that there was no such report, and that the object was searched for in vain.
     """
 
-    filesystem: Filesystem
+    filesystem: MountedFilesystem
     directory: bytes
     name: bytes
 
@@ -179,15 +179,15 @@ class Registry:
         root: the root of the tree, which is never dropped.
         is_replaced: whether the tree had another root when the index was last used.
         epoch: increased when all that was verified is void; a `Directory.verified_epoch` with another value is void.
-        audience_of_restored: who may have been told of an object that somebody asks for by a handle.
-        astray: objects of whose last known place it is not certain that they are there, or that have none: most of them
-            were moved out of the tree. What is below them is not noted. For a file, where a report says that it is, if
-            one does. The root stands for all objects: reports were lost.
-        on_moved: is called with each object that turns out to be in another directory, or nowhere, before anybody is
-            told so.
+        audience_of_restored: who may know of an object that is restored because a request has its handle.
+        disconnected: objects that may not be in their last known place, or that have none: most of them were moved out
+            of the tree. What is below them is not noted. The value says, for a file, where a report places it, if one
+            does. The root stands for all objects: reports were lost.
+        on_moved: is called with each object that turns out to be in another directory, or nowhere, before any reply
+            says so.
     """
 
-    def __init__(self, index: Index, mounts: KnownMounts, descriptors: Descriptors, most_levels: int) -> None:
+    def __init__(self, index: Index, mounts: TreeMounts, descriptors: Descriptors, most_levels: int) -> None:
         self._most_levels = most_levels
         self._index = index
         self._mounts = mounts
@@ -198,8 +198,8 @@ class Registry:
         self._unused: list[Object] = []
         self._transient = TRANSIENT | int.from_bytes(os.urandom(5), "little")
         self.epoch = 0
-        self.audience_of_restored = ALL  # anybody may have the handle
-        self.astray: dict[Object, Told | None] = {}
+        self.audience_of_restored = ALL  # any caller may have the handle
+        self.disconnected: dict[Object, ReportedPlace | None] = {}
         self.on_moved: Callable[[Object], None] = _ignore
         handle, filesystem = mounts.identify(mounts.top, None)
         self.is_replaced = not index.claim(ROOT, handle)
@@ -218,7 +218,7 @@ class Registry:
         Raises:
             Stale: its number was never given, or it is too deep in the tree (`Tuning.most_levels`).
         """
-        rows: dict[int, tuple[bytes, bytes, Filesystem]] = {}
+        rows: dict[int, tuple[bytes, bytes, MountedFilesystem]] = {}
         # No recursion, since a path may have more levels than Python allows.
         while number and number not in self.by_number and number not in rows:
             if len(rows) > self._most_levels:
@@ -241,7 +241,7 @@ class Registry:
             if parent is not None:
                 self._place(obj, parent, name)
             self._remember(obj)
-            self.astray[obj] = None  # nobody has noted since what became of it
+            self.disconnected[obj] = None  # what became of it since was not noted
             parent = obj
         assert parent is not None
         return parent
@@ -271,7 +271,7 @@ class Registry:
                 if parent is not None:
                     self._place(obj, parent, name)
                 else:
-                    self.astray[obj] = None
+                    self.disconnected[obj] = None
             elif parent is not None and not is_entry(obj, parent, name):
                 self.found_again(obj, parent, name, obj.filesystem.stat(fd))
         except BaseException:
@@ -301,7 +301,7 @@ class Registry:
         try:
             obj = self.resolve(fd, parent, name)
         except OSError:
-            return None  # it is looked for when somebody asks about it
+            return None  # it is searched for at the next request for it
         self.drop_if_unused(obj)
         return obj
 
@@ -322,7 +322,7 @@ class Registry:
         self.drop_if_unused(obj)
         return obj
 
-    def by_handle(self, filesystem: Filesystem, handle: bytes) -> Object | None:
+    def by_handle(self, filesystem: MountedFilesystem, handle: bytes) -> Object | None:
         """Return the object that a file system knows by this handle, if the kernel knows it."""
         return self._by_handle.get(filesystem.number.to_bytes(4, "little") + handle)
 
@@ -352,11 +352,11 @@ class Registry:
         if obj.pins:
             parted = part(obj, directory)
             if parted is not None:
-                self.astray[parted] = None
+                self.disconnected[parted] = None
                 self.on_moved(parted)
         before = place(obj, directory, name)
-        if self.astray:
-            self.astray.pop(obj, None)
+        if self.disconnected:
+            self.disconnected.pop(obj, None)
         if obj.ever_kept:
             self.hold(parent, obj.ever_kept)
         if before is not parent and (before is not None or obj.audience != NOBODY):
@@ -366,7 +366,7 @@ class Registry:
 
     def displace(self, obj: Object) -> None:
         """Record that `obj` is nowhere in the tree."""
-        self.astray.setdefault(obj)
+        self.disconnected.setdefault(obj)
         self.on_moved(obj)
         parent = leave(obj)
         if parent is not None:
@@ -420,7 +420,7 @@ class Registry:
             if self.by_number.pop(obj.number, None) is None:
                 return
             self._by_handle.pop(obj.handle, None)
-            self.astray.pop(obj, None)
+            self.disconnected.pop(obj, None)
             if (
                 obj.fd >= 0
                 and obj.number < TRANSIENT
@@ -438,7 +438,7 @@ class Registry:
             obj = leave(obj)
 
     def discard(self, numbers: Iterable[int]) -> None:
-        """Drop objects whose numbers are void (`Unstored`), and of which the kernel has not been told after all."""
+        """Drop objects whose numbers are void (`Unstored`), and that were not in a reply to the kernel after all."""
         for number in numbers:
             obj = self.by_number.get(number)
             if obj is not None:

@@ -41,7 +41,7 @@ class DatabaseError(ViewError):
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ViewIdentity:
     """The identity of one requested view: its label and its server ids, and how to ask the user database for it."""
 
     label: str
@@ -51,7 +51,7 @@ class Identity:
     of_range: bool = False
 
 
-def user_identity(user: str) -> Identity:
+def user_identity(user: str) -> ViewIdentity:
     """Return the identity that the server's user database gives a user name or uid.
 
     Raises:
@@ -68,10 +68,10 @@ def user_identity(user: str) -> Identity:
         raise ViewError(f"view {user}: no such user in the user database (UID:GID[:GID,GID…] needs none)") from None
     groups = frozenset(map(ServerId, userdatabase.getgrouplist(entry.pw_name, entry.pw_gid)))
     who = Caller(ServerId(entry.pw_uid), ServerId(entry.pw_gid), groups)
-    return Identity(entry.pw_name, who, by_user=True, user=user)
+    return ViewIdentity(entry.pw_name, who, by_user=True, user=user)
 
 
-def resolve(item: ViewItem) -> Identity | Range:
+def resolve(item: ViewItem) -> ViewIdentity | Range:
     """Return the identity that an item of `views=` means here; a range of uids is returned as it is.
 
     The identities of a range are made on demand.
@@ -83,7 +83,7 @@ def resolve(item: ViewItem) -> Identity | Range:
         case User(name):
             return user_identity(name)
         case Ids(uid, gid, groups):
-            return Identity(item.label, Caller(uid, gid, frozenset([gid, *groups])), by_user=False)
+            return ViewIdentity(item.label, Caller(uid, gid, frozenset([gid, *groups])), by_user=False)
         case Range():
             return item
 
@@ -144,7 +144,7 @@ class Views:
         self._index = index
         resolved = [resolve(item) for item in items]
         self._ranges = [item for item in resolved if isinstance(item, Range)]
-        identities = [item for item in resolved if isinstance(item, Identity)]
+        identities = [item for item in resolved if isinstance(item, ViewIdentity)]
         self.top = bool(self._ranges) or len(identities) > 1
         self.fixed = bool(items)
         self._numbers: dict[str, int] = {}
@@ -152,7 +152,7 @@ class Views:
         self._order: list[int] = []  # the numbers, sorted
         self._views: dict[int, View] = {}
         self.get = self._views.get
-        self._by_user: dict[int, Identity] = {}  # by the number of the view
+        self._by_user: dict[int, ViewIdentity] = {}  # by the number of the view
         self._withdrawn: dict[int, View] = {}  # those whose account is gone, likewise
         self._unsure: set[int] = set()  # those of whose account the database fails to tell
         self._asking: set[trio.CancelScope] = set()  # the questions to the database that wait for an answer
@@ -164,7 +164,7 @@ class Views:
                 raise ViewError(f"two views are called @{identity.label}")
             self._add(identity)
 
-    def _add(self, identity: Identity) -> int:
+    def _add(self, identity: ViewIdentity) -> int:
         number = self._index.view(identity.label) if self.top else 0
         if number > MAX_VIEWS:
             raise ViewError(f"more than {MAX_VIEWS} views on one mount")
@@ -299,12 +299,12 @@ class Views:
                     question.cancel()
 
     async def _refresh(
-        self, number: int, identity: Identity, threads: "trio.CapacityLimiter", changed: Callable[[], None]
+        self, number: int, identity: ViewIdentity, threads: "trio.CapacityLimiter", changed: Callable[[], None]
     ) -> None:
         import trio  # noqa: PLC0415  (as above)
 
         before = self._views.get(number)
-        now: Identity | None = None
+        now: ViewIdentity | None = None
         failure: str | None = "in time"
         with trio.CancelScope() as question:
             self._asking.add(question)
@@ -342,13 +342,13 @@ class Views:
             self._open(number, identity.label, view)
             changed()
 
-    def _is_still(self, asked: Identity, found: Identity) -> bool:
+    def _is_still(self, asked: ViewIdentity, found: ViewIdentity) -> bool:
         """Whether what the database says of a user is about the one that the view was made for."""
         if self.top and found.label != asked.label:
             return False
         return not asked.of_range or any(found.who.uid in uids for uids in self._ranges)
 
-    def _withdraw(self, number: int, identity: Identity, changed: Callable[[], None]) -> None:
+    def _withdraw(self, number: int, identity: ViewIdentity, changed: Callable[[], None]) -> None:
         self._withdrawn[number] = self._views.pop(number)
         self._numbers.pop(identity.label, None)
         if self._labels.pop(number, None) is not None:

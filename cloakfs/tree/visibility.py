@@ -355,7 +355,7 @@ class Visibility:
                     return _VISIBLE if sight is _VISIBLE_WITHOUT_ACL and obj is not checked else sight
                 is_known = False
             steps += 1
-            # What the mount below said, and what a thread found (`Locator.recall`), is known for this moment alone.
+            # What the lower mount answered, and what a thread has prefaulted, is valid for this request alone.
             if steps > self._at_once and view.below is None and not obj.filesystem.by_threads:
                 raise Far
             above = self._visible_in(view, who, obj, info)

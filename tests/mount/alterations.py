@@ -249,9 +249,9 @@ def make_late(flag: str) -> None:
 
 def find_slowly(late: bytes, flag: str) -> None:
     """Have a slow disk, which finds this name only when the file `flag` exists; `flag` + ".asked" tells of that."""
-    prepare, find = filesystems.Filesystem.__post_init__, core.Core._open_and_ask
+    prepare, find = filesystems.MountedFilesystem.__post_init__, core.Core._open_and_ask
 
-    def slow(self: filesystems.Filesystem, below_remote: bool) -> None:
+    def slow(self: filesystems.MountedFilesystem, below_remote: bool) -> None:
         prepare(self, below_remote)
         self.in_memory, self.slow_until = False, float("inf")
 
@@ -263,7 +263,7 @@ def find_slowly(late: bytes, flag: str) -> None:
             _wait_for(flag)
         return found
 
-    replace(filesystems.Filesystem, "__post_init__", slow)
+    replace(filesystems.MountedFilesystem, "__post_init__", slow)
     replace(core.Core, "_open_and_ask", find_late)
 
 

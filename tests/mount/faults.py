@@ -36,7 +36,7 @@ POINTS: dict[str, tuple[object, str]] = {
     "forget pages": (notifier, "forget_pages"),
     "forget everything": (invalidation.Invalidation, "_sweep"),
     "forget below": (invalidation.Invalidation, "_unfinished"),
-    "mounts": (mounts.KnownMounts, "mounts_below"),
+    "mounts": (mounts.TreeMounts, "mounts_below"),
     "changes": (watch.Watch, "read"),
     "signals": (daemon.MountDaemon, "_reload"),
     "stop": (attach.Attached, "detach"),

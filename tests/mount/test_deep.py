@@ -196,13 +196,13 @@ def test_a_deep_place_on_a_slow_disk_takes_few_descriptors(nodes: Nodes) -> None
     before, most = open_descriptors(), 0
     looked: set[tuple[int, bytes]] = set()
     nodes.descriptors.max_fds = 100
-    for part in nodes.parts(at):
-        look = nodes.look(at, None, part)
+    for part in nodes.prefault_parts(at):
+        look = nodes.prefault(at, None, part)
         most = max(most, open_descriptors())
         found = look()
         most = max(most, open_descriptors())
-        assert not nodes.looked(found)
-        looked |= found.there.keys()
+        assert not nodes.prefaulted(found)
+        looked |= found.inodes.keys()
     assert len(looked) == 1000
     assert most - before < 500
 

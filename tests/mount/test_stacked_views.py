@@ -22,7 +22,7 @@ from cloakfs.fuse.attach import split_mount_options
 from cloakfs.identity import Caller
 from cloakfs.plugin.loader import load_policy
 from cloakfs.policy import Attrs
-from cloakfs.tree.views import Identity, resolve
+from cloakfs.tree.views import ViewIdentity, resolve
 from cloakfs.view import View
 from tests.agents import User, names, read, write
 
@@ -93,7 +93,7 @@ def side(base: str, text: str) -> Side:
     options = parse_options(rest)[0]
     policy = load_policy(options.policy, options)
     items = [resolve(item) for item in options.views]
-    fixed = items[0].who if items and isinstance(items[0], Identity) else None
+    fixed = items[0].who if items and isinstance(items[0], ViewIdentity) else None
     entrants = frozenset(options.view_access)
     return Side(f"rw,suid,{text}", View(policy, fixed, entrants, checked=words.default_permissions))
 

@@ -26,7 +26,7 @@ from cloakfs.linux.libc import libc
 from cloakfs.policy import Policy
 from cloakfs.tree import views as views_module
 from cloakfs.tree.index import Index
-from cloakfs.tree.views import DatabaseError, Identity, Views, user_identity
+from cloakfs.tree.views import DatabaseError, ViewIdentity, Views, user_identity
 from cloakfs.tuning import STANDARD, Tuning
 from tests.agents import User, names, read, write
 from tests.mount import alterations
@@ -246,10 +246,10 @@ def test_a_database_has_its_time_for_each_of_very_many_users(base: str, monkeypa
     """Views keep their groups while it answers, however long it takes for all, and lose them if it stops answering."""
     hangs, over = threading.Event(), threading.Event()
 
-    def user_identity(user: str) -> Identity:
+    def user_identity(user: str) -> ViewIdentity:
         if hangs.is_set():
             over.wait(60)
-        return Identity(
+        return ViewIdentity(
             user, Caller(ServerId(5), ServerId(6), frozenset(map(ServerId, (6, 7)))), by_user=True, user=user
         )
 
@@ -261,7 +261,7 @@ def test_a_database_has_its_time_for_each_of_very_many_users(base: str, monkeypa
     fixed = [view for _, _, view in views.after(0)]
     assert len(fixed) == len(users)
 
-    def slow(user: str) -> Identity:
+    def slow(user: str) -> ViewIdentity:
         time.sleep(0.05)
         return user_identity(user)
 

@@ -15,7 +15,7 @@ from cloakfs import linux
 from cloakfs.identity import Caller
 from cloakfs.tree import calls
 from cloakfs.tree.actor import Actor, credentials
-from cloakfs.tree.filesystems import Filesystem
+from cloakfs.tree.filesystems import MountedFilesystem
 from cloakfs.tree.locate import is_settled
 from cloakfs.tree.objects import Descriptor, Object
 from cloakfs.tree.visibility import may_without_groups, uid_may, world_may
@@ -42,7 +42,7 @@ def directory(tmp_path: os.PathLike[str]) -> Iterator[int]:
 
 def known_as(kind: str) -> Object:
     """An object of a file system of this kind with a cached descriptor, of which nothing was found out yet."""
-    obj = Object(2, b"", Filesystem(1, kind, "", -1))
+    obj = Object(2, b"", MountedFilesystem(1, kind, "", -1))
     obj.descriptor = Descriptor(-1, (0, 0), 0)
     return obj
 

@@ -24,7 +24,7 @@ from cloakfs.kernelcache.policy import (
     tree_mount,
 )
 from cloakfs.policy import Policy
-from cloakfs.tree.filesystems import Filesystem
+from cloakfs.tree.filesystems import MountedFilesystem
 from cloakfs.view import View
 
 
@@ -274,10 +274,10 @@ def test_why_a_fixed_view_is_asked_for_at_its_top(entrants: tuple[int, ...], rea
 
 @pytest.mark.parametrize("kind", ["nfs4", "ext4"])
 def test_what_lies_below_a_file_system_depends_on_it(kind: str) -> None:
-    root = Filesystem(1, "ext4", "/srv", -1, watched=True)
-    middle = Filesystem(2, kind, "/srv/a", -1, watched=kind == "ext4")
-    inner = Filesystem(3, "tmpfs", "/srv/a/b", -1, watched=True)
-    beside = Filesystem(4, "tmpfs", "/srv/ab", -1, watched=True)
+    root = MountedFilesystem(1, "ext4", "/srv", -1, watched=True)
+    middle = MountedFilesystem(2, kind, "/srv/a", -1, watched=kind == "ext4")
+    inner = MountedFilesystem(3, "tmpfs", "/srv/a/b", -1, watched=True)
+    beside = MountedFilesystem(4, "tmpfs", "/srv/ab", -1, watched=True)
     tree = [root, middle, inner, beside]
     told = {it.path: (it.watched_above, it.posix_above) for it in (tree_mount(it, tree) for it in tree)}
     plain = kind == "ext4"

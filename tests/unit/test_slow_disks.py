@@ -2,14 +2,14 @@
 
 import time
 
-from cloakfs.tree.filesystems import Filesystem
+from cloakfs.tree.filesystems import MountedFilesystem
 
 
-def wait(filesystem: Filesystem) -> None:
+def wait(filesystem: MountedFilesystem) -> None:
     filesystem.timed(time.sleep, 0.01)
 
 
-def compute(filesystem: Filesystem) -> None:
+def compute(filesystem: MountedFilesystem) -> None:
     until = time.thread_time() + 0.01
 
     def work() -> None:
@@ -20,7 +20,7 @@ def compute(filesystem: Filesystem) -> None:
 
 
 def test_waiting_twice_makes_it_slow() -> None:
-    disk = Filesystem(1, "ext4", "/", -1)
+    disk = MountedFilesystem(1, "ext4", "/", -1)
     wait(disk)
     assert not disk.waits
     wait(disk)
@@ -30,7 +30,7 @@ def test_waiting_twice_makes_it_slow() -> None:
 def test_want_of_a_processor_does_not() -> None:
     slow = 0
     for _ in range(20):  # preempted or not: nothing is waited for, but now and then for memory, or another thread
-        disk = Filesystem(1, "ext4", "/", -1)
+        disk = MountedFilesystem(1, "ext4", "/", -1)
         compute(disk)
         compute(disk)
         slow += disk.waits
@@ -38,7 +38,7 @@ def test_want_of_a_processor_does_not() -> None:
 
 
 def test_quick_answers_do_not() -> None:
-    disk = Filesystem(1, "ext4", "/", -1)
+    disk = MountedFilesystem(1, "ext4", "/", -1)
     wait(disk)
     for _ in range(100):
         disk.timed(int)
@@ -46,7 +46,7 @@ def test_quick_answers_do_not() -> None:
 
 
 def test_memory_is_never_slow() -> None:
-    memory = Filesystem(1, "tmpfs", "/", -1)
+    memory = MountedFilesystem(1, "tmpfs", "/", -1)
     for _ in range(3):
         wait(memory)
     assert not memory.waits
