@@ -35,7 +35,7 @@ _TRIAL_WINDOW = 128 << 10
 # Two reads in a row may be an accident, unless they are the first of a file.
 _LEAST_ELSEWHERE = LEAST + 1
 
-# Bytes asked for on trust restore that much trust when they are read. Of all other bytes that were worth reading ahead,
+# Bytes requested on trust restore that much trust when they are read. Of all other bytes that were worth reading ahead,
 # one in this many adds to the trust.
 _EARNING = 16
 
@@ -47,13 +47,13 @@ _FORGIVING = 64
 _PATIENCE = 4
 
 # All cursors are examined again only after this many reads.
-_LOOK_EVERY = 64
+_CHECK_EVERY = 64
 
-# How many ranges that were asked for, and that their reader has abandoned, are remembered per file.
+# How many ranges that were requested, and that their reader has abandoned, are noted per file.
 _GIVEN_UP = 32
 
 
-class Ask(NamedTuple):
+class ReadAhead(NamedTuple):
     """The range to read ahead: bytes `start` to `end`, the latter not included."""
 
     start: int
@@ -62,13 +62,13 @@ class Ask(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much may be read ahead, and how much is remembered.
+    """How much may be read ahead, and of how many files and streams there are notes.
 
     Attributes:
         window: the maximum of bytes ahead of one cursor.
-        file: the maximum of bytes asked for and not read yet, for one file.
+        file: the maximum of bytes requested and not read yet, for one file.
         total: the same for all files together.
-        files: how many files are remembered; if there are more, `FileTable` says which are forgotten.
+        files: of how many files there are notes; if there are more, `FileTable` chooses which are dropped.
         cursors: how many streams are followed, which all files share fairly; at least as many as files.
     """
 
@@ -164,26 +164,36 @@ class Cursor:
 
     Attributes:
         used: when it was last read, by the count of all reads.
-        proof: bytes that were asked for and then read, or asked for on trust; while it is 0, asking is a trial.
-        waits: how many reads in a row had to wait for data that was asked for.
+        proof: bytes that were requested and then read, or requested on trust; while it is 0, a request is a trial.
+        waits: how many reads in a row had to wait for data that was requested.
         expected: the offset where the next read should begin, which is where the last one ended.
         furthest: the end of the furthest read of this stream.
-        asked: everything ahead was asked for up to this offset; not before `furthest`.
+        requested: everything ahead was requested up to this offset; not before `furthest`.
         cold: reads of this stream have to wait for their data.
         begins: its first read was at the beginning of the file, or near it.
-        trusted: it may, once, ask for as much as if it had proven to be a stream.
-        debt: bytes that it asked for on trust and that were not read yet.
+        trusted: it may, once, request as much as if it had proven to be a stream.
+        debt: bytes that it requested on trust and that were not read yet.
     """
 
     __slots__ = (
-        "asked", "begins", "cold", "debt", "expected", "file", "furthest", "proof", "seq_count", "trusted", "used",
+        "begins",
+        "cold",
+        "debt",
+        "expected",
+        "file",
+        "furthest",
+        "proof",
+        "requested",
+        "seq_count",
+        "trusted",
+        "used",
         "waits",
     )  # fmt: skip
 
     def __init__(self, file: "_File", seq_count: int, end: int) -> None:
         self.file = file
         self.seq_count = seq_count
-        self.expected = self.furthest = self.asked = end
+        self.expected = self.furthest = self.requested = end
         self.cold = self.begins = self.trusted = False
         self.used = self.waits = self.proof = self.debt = 0
 
@@ -197,11 +207,11 @@ class _File:
         self.cursors: list[Cursor] = []
         self.used = 0  # when it was last read, by the count of all reads
         self.going_on = 0  # how many of the cursors have proven to be streams, and are being read
-        self.ahead = 0  # bytes asked for and not read yet
+        self.ahead = 0  # bytes requested and not read yet
         self.trial = 0  # the part of `ahead` that belongs to unproven streams
-        self.worth = 0  # bytes asked for that were then read, as far as they count
-        self.waste = 0  # bytes asked for that are not expected to be read any more
-        self.given_up: deque[Ask] = deque(maxlen=_GIVEN_UP)
+        self.worth = 0  # bytes requested that were then read, as far as they count
+        self.waste = 0  # bytes requested that are not expected to be read any more
+        self.given_up: deque[ReadAhead] = deque(maxlen=_GIVEN_UP)
 
 
 def _expected(cursor: Cursor) -> int:
@@ -220,17 +230,17 @@ class Prefetcher:
         self.heuristic = heuristic
         self.limits = limits or Limits()
         self.ahead = 0
-        """Bytes asked for and not read yet, for all files together."""
+        """Bytes requested and not read yet, for all files together."""
         self.useful = 0
-        """Bytes asked for that were then read, for all files together."""
-        self._trust = self._most_trust = self.limits.total // 2  # bytes that may be asked for on trust
+        """Bytes requested that were then read, for all files together."""
+        self._trust = self._most_trust = self.limits.total // 2  # bytes that may be requested on trust
         self._reads = 0
-        self._next_look = 0  # the read at which to look for idle cursors again
+        self._next_check = 0  # the read at which idle cursors are searched for again
         self._files: FileTable[_File] = FileTable(self.limits.files)
         self._pool: CursorPool[Cursor] = CursorPool(max(self.limits.cursors, self.limits.files))
         self._going_on: OrderedDict[Cursor, None] = OrderedDict()  # the most recently read is the last
 
-    def read(self, key: Hashable, offset: int, length: int, size: int, *, missed: bool = True) -> Ask | None:
+    def read(self, key: Hashable, offset: int, length: int, size: int, *, missed: bool = True) -> ReadAhead | None:
         """Note a read, and return what to read ahead now, if anything.
 
         Nothing is read ahead while reads find data in memory that was not read ahead here, because then something else
@@ -262,10 +272,10 @@ class Prefetcher:
         if len(file.cursors) > 1:
             self._take_over(file, cursor, offset, end, missed=missed)
         least = LEAST if cursor.begins or cursor.proof else _LEAST_ELSEWHERE
-        ask = self._ask(cursor, length, size) if cursor.cold and cursor.seq_count >= least else None
+        piece = self._next_piece(cursor, length, size) if cursor.cold and cursor.seq_count >= least else None
         if cursor.proof:
             self._note_going_on(cursor)
-        return ask
+        return piece
 
     def seq_counts(self, key: Hashable) -> list[int]:
         """Return the seqCounts of the file's cursors, in the order of their offsets."""
@@ -278,7 +288,7 @@ class Prefetcher:
         file = self._files.use(key)
         if file is None:
             file = _File()
-            before = self._reads - self._turns()
+            before = self._reads - self._idle_after()
             old = self._files.add(key, file, lambda other: self.heuristic.loyal and other.used > before)
             if old is not None:
                 self._drop(old)
@@ -289,7 +299,7 @@ class Prefetcher:
         self.ahead -= file.ahead
         self._pool.drop(file)
         for cursor in file.cursors:
-            self._forget_going_on(cursor)
+            self._drop_going_on(cursor)
 
     def _cursor(self, file: _File, offset: int) -> Cursor | None:
         """Return the cursor whose expected offset is nearest, if it is near enough or the only one allowed."""
@@ -303,39 +313,39 @@ class Prefetcher:
         return nearest if abs(nearest.expected - offset) <= NEAR_BYTES else None
 
     def _new_cursor(self, file: _File, end: int) -> Cursor:
-        before = self._reads - self._turns()
+        before = self._reads - self._idle_after()
         old = self._pool.make_room(file, lambda stream: stream.used < before)
         if old is not None:
-            self._give_up(old, old.asked)
-            self._forget_going_on(old)
+            self._give_up(old, old.requested)
+            self._drop_going_on(old)
             old.file.cursors.remove(old)
         cursor = Cursor(file, self.heuristic.first, end)
         insort(file.cursors, cursor, key=_expected)
         return cursor
 
     def _move(self, cursor: Cursor, offset: int, end: int, missed: bool) -> None:
-        cursor.waits = cursor.waits + 1 if missed and cursor.furthest <= offset and end <= cursor.asked else 0
+        cursor.waits = cursor.waits + 1 if missed and cursor.furthest <= offset and end <= cursor.requested else 0
         if cursor.waits == _PATIENCE:
-            self._spend(cursor, cursor.asked - cursor.furthest)
-            cursor.asked = cursor.furthest
+            self._spend(cursor, cursor.requested - cursor.furthest)
+            cursor.requested = cursor.furthest
         distance = offset - cursor.expected
         cursor.seq_count = self.heuristic.count(cursor.seq_count, distance)
         # A reader that goes backwards in small steps gets as far away as by one jump.
         same = abs(distance) <= NEAR_BYTES and cursor.furthest - end <= NEAR_BYTES
         cursor.trusted = cursor.trusted and same and self._trust >= _TRIAL_WINDOW
         # The kernel itself reads ahead at the beginning of a file, which does not mean that all of it is in memory.
-        cursor.cold = missed or (same and cursor.cold and (end <= cursor.asked or cursor.trusted))
+        cursor.cold = missed or (same and cursor.cold and (end <= cursor.requested or cursor.trusted))
         if not same:
-            self._give_up(cursor, cursor.asked)
-            cursor.furthest = cursor.asked = end
+            self._give_up(cursor, cursor.requested)
+            cursor.furthest = cursor.requested = end
         elif end > cursor.furthest:
-            self._give_up(cursor, min(offset, cursor.asked))  # this part was skipped; it may still be read
-            read = min(end, cursor.asked) - cursor.furthest
+            self._give_up(cursor, min(offset, cursor.requested))  # this part was skipped; it may still be read
+            read = min(end, cursor.requested) - cursor.furthest
             self._spend(cursor, read)
             self._pay(cursor.file, read)
             self._pay_back(cursor, read)
             cursor.furthest = end
-            cursor.asked = max(cursor.asked, end)
+            cursor.requested = max(cursor.requested, end)
             self._prove(cursor, read)
         cursor.expected = end
         cursors = cursor.file.cursors
@@ -344,8 +354,8 @@ class Prefetcher:
 
     # -- reading ahead -----------------------------------------------------------------------------
 
-    def _ask(self, cursor: Cursor, length: int, size: int) -> Ask | None:
-        file, start = cursor.file, cursor.asked
+    def _next_piece(self, cursor: Cursor, length: int, size: int) -> ReadAhead | None:
+        file, start = cursor.file, cursor.requested
         window = self._window(cursor, length)
         if start - cursor.furthest > window // 2:
             return None  # fewer, larger requests cost less
@@ -361,13 +371,13 @@ class Prefetcher:
         room = self._room(file)
         if 2 * room < end - start:
             return None
-        ask = self._unasked(cursor, start, min(end, start + room))
-        if ask is None or (ask.end < min(end, start + room) and self._can_wait(cursor, ask)):
+        piece = self._unrequested(cursor, start, min(end, start + room))
+        if piece is None or (piece.end < min(end, start + room) and self._can_wait(cursor, piece)):
             return None
         if cursor.trusted:
-            self._borrow(cursor, ask.end - ask.start)
-        self._extend(cursor, ask.end)
-        return ask
+            self._borrow(cursor, piece.end - piece.start)
+        self._extend(cursor, piece.end)
+        return piece
 
     def _window(self, cursor: Cursor, length: int) -> int:
         """Return how much should be ahead of a stream: 2 MiB after 17 reads of 8 KiB in order, or five of 128 KiB.
@@ -380,15 +390,15 @@ class Prefetcher:
         return min(max((cursor.seq_count - 1) ** 2 * length, trial), self.limits.window)
 
     @staticmethod
-    def _can_wait(cursor: Cursor, ask: Ask) -> bool:
-        """Whether this is a small, distant gap before what another stream has asked for. It may grow, or be filled."""
-        return ask.end - ask.start < _TRIAL_WINDOW < ask.start - cursor.furthest
+    def _can_wait(cursor: Cursor, piece: ReadAhead) -> bool:
+        """Whether this is a small, distant gap before what another stream has requested. It may grow, or be filled."""
+        return piece.end - piece.start < _TRIAL_WINDOW < piece.start - cursor.furthest
 
     def _share(self, cursor: Cursor) -> int:
         """Return how much a stream may have ahead so that there is room for all active streams."""
-        before = self._reads - self._turns()
+        before = self._reads - self._idle_after()
         while self._going_on and (oldest := next(iter(self._going_on))).used < before:
-            self._forget_going_on(oldest)
+            self._drop_going_on(oldest)
         more = cursor not in self._going_on
         here, everywhere = cursor.file.going_on + more, len(self._going_on) + more
         return min(self.limits.file // here, self.limits.total // everywhere) // _PAGE * _PAGE
@@ -400,7 +410,7 @@ class Prefetcher:
         self._going_on[cursor] = None
         self._going_on.move_to_end(cursor)
 
-    def _forget_going_on(self, cursor: Cursor) -> None:
+    def _drop_going_on(self, cursor: Cursor) -> None:
         if cursor in self._going_on:
             cursor.file.going_on -= 1
             del self._going_on[cursor]
@@ -413,30 +423,30 @@ class Prefetcher:
         return min(self.limits.file - file.ahead, self.limits.total - self.ahead)
 
     def _take_over(self, file: _File, cursor: Cursor, offset: int, end: int, *, missed: bool) -> None:
-        """Let a stream that reaches what another one has asked for take this over, if it is (still) in memory."""
+        """Let a stream that reaches what another one has requested take this over, if it is (still) in memory."""
         at = bisect_left(file.cursors, cursor.expected, key=_expected)
         other = file.cursors[max(at - 1, 0)]
-        if other is cursor or not other.furthest <= offset < other.asked or end < cursor.furthest:
+        if other is cursor or not other.furthest <= offset < other.requested or end < cursor.furthest:
             return
-        self._spend(other, other.asked - offset)
-        other.asked, asked = offset, other.asked
-        if not missed or end > asked:
-            self._extend(cursor, asked)
+        self._spend(other, other.requested - offset)
+        other.requested, requested = offset, other.requested
+        if not missed or end > requested:
+            self._extend(cursor, requested)
 
     def _extend(self, cursor: Cursor, end: int) -> None:
-        """Note that everything ahead of this stream was asked for, up to `end`."""
-        if end > cursor.asked:
-            self._spend(cursor, cursor.asked - end)
-            cursor.asked = end
+        """Note that everything ahead of this stream was requested, up to `end`."""
+        if end > cursor.requested:
+            self._spend(cursor, cursor.requested - end)
+            cursor.requested = end
 
-    def _unasked(self, cursor: Cursor, start: int, end: int) -> Ask | None:
-        """Return the part of the range before the first byte that was already asked for."""
+    def _unrequested(self, cursor: Cursor, start: int, end: int) -> ReadAhead | None:
+        """Return the part of the range before the first byte that was already requested."""
         file = cursor.file
-        asked = [(other.furthest, other.asked) for other in file.cursors if other is not cursor]
-        for low, high in [*asked, *file.given_up]:
+        requested = [(other.furthest, other.requested) for other in file.cursors if other is not cursor]
+        for low, high in [*requested, *file.given_up]:
             if low < end and start < high:
                 end = low
-        return Ask(start, end) if start < end else None
+        return ReadAhead(start, end) if start < end else None
 
     def _spend(self, cursor: Cursor, amount: int) -> None:
         """Note that `amount` fewer bytes are ahead of this stream."""
@@ -449,49 +459,49 @@ class Prefetcher:
     def _prove(cursor: Cursor, amount: int) -> None:
         """Count `amount` bytes as proof of this stream; what is ahead of it is then no longer a trial."""
         if amount and not cursor.proof:
-            cursor.file.trial -= cursor.asked - cursor.furthest
+            cursor.file.trial -= cursor.requested - cursor.furthest
         cursor.proof += amount
 
     def _pay(self, file: _File, amount: int) -> None:
-        """Note that `amount` bytes were read that had been asked for."""
+        """Note that `amount` bytes were read that had been requested."""
         self.useful += amount
         file.worth = min(file.worth + amount, self.limits.file)
         self._trust = min(self._trust + amount // _EARNING, self._most_trust)
 
     def _borrow(self, cursor: Cursor, amount: int) -> None:
-        """Note that this stream asks for `amount` bytes on trust."""
+        """Note that this stream requests `amount` bytes on trust."""
         cursor.trusted = False
         cursor.debt = amount
         self._trust -= amount
         self._prove(cursor, amount)
 
     def _pay_back(self, cursor: Cursor, amount: int) -> None:
-        """Note that up to `amount` of the bytes asked for on trust were read."""
+        """Note that up to `amount` of the bytes requested on trust were read."""
         back = min(amount, cursor.debt)
         cursor.debt -= back
         self._trust = min(self._trust + back, self._most_trust)
 
-    def _turns(self) -> int:
-        """Return the number of reads after which every active stream has had its turn several times."""
+    def _idle_after(self) -> int:
+        """Return after how many reads, of all files, a stream that was not read is idle: active ones are read several times."""
         return 8 * len(self._pool) + 64
 
     def _give_up_idle(self) -> None:
-        """Give up what idle streams have asked for, so that it does not keep others from reading ahead."""
-        if self._reads < self._next_look:
+        """Give up what idle streams have requested, so that it does not keep others from reading ahead."""
+        if self._reads < self._next_check:
             return
-        self._next_look = self._reads + _LOOK_EVERY
-        before = self._reads - self._turns()
+        self._next_check = self._reads + _CHECK_EVERY
+        before = self._reads - self._idle_after()
         for cursor in takewhile(lambda cursor: cursor.used < before, self._pool):
-            self._give_up(cursor, cursor.asked)
+            self._give_up(cursor, cursor.requested)
 
     def _give_up(self, cursor: Cursor, end: int) -> None:
-        """Note that what this stream has asked for, up to `end`, is not expected to be read."""
+        """Note that what this stream has requested, up to `end`, is not expected to be read."""
         if end > cursor.furthest:
             amount = end - cursor.furthest
             on_trust = min(amount, cursor.debt)  # other streams of the file must not suffer for this part
             cursor.debt -= on_trust
             self._spend(cursor, amount)
-            cursor.file.given_up.append(Ask(cursor.furthest, end))
+            cursor.file.given_up.append(ReadAhead(cursor.furthest, end))
             cursor.file.waste += amount - on_trust
             cursor.furthest = end
 
@@ -510,13 +520,13 @@ class Prefetcher:
                 continue
             back += read
             if missed and read == end - start:
-                continue  # the read missed, and all of it had been asked for, so the data is gone
+                continue  # the read missed, and all of it had been requested, so the data is gone
             if old.start < start:
-                kept.append(Ask(old.start, start))
+                kept.append(ReadAhead(old.start, start))
             if old.end > end and cursor.furthest == end:
                 self._extend(cursor, old.end)
             elif old.end > end:
-                kept.append(Ask(end, old.end))
+                kept.append(ReadAhead(end, old.end))
         file.given_up = deque(kept, maxlen=_GIVEN_UP)
         file.waste = max(0, file.waste - back)
         return back

@@ -62,9 +62,9 @@ def replay(stream: Sequence[Read], heuristic: Heuristic, limits: Limits) -> Repl
         used += len(unread & pages)
         unread -= pages
         known |= pages
-        ask = prefetcher.read(read.file, read.offset, read.length, size[read.file], missed=missed)
-        if ask is not None:
-            fetched = set(_pages(ask.start, ask.end)) - known
+        piece = prefetcher.read(read.file, read.offset, read.length, size[read.file], missed=missed)
+        if piece is not None:
+            fetched = set(_pages(piece.start, piece.end)) - known
             asks += 1
             asked += len(fetched)
             known |= fetched

@@ -18,13 +18,13 @@ def refused(mount: Core) -> dict[str, int]:
 
 
 def figures(mount: Core, index: Index) -> dict[str, Any]:
-    """Return the figures, ready for JSON. They tell of no single caller, and have no names of files.
+    """Return the figures, ready for JSON. They concern no single caller, and have no names of files.
 
     Returns:
         "view" is the kind of the views: "caller" or "fixed". "refused" is what `refused` returns. "counters" and
         "gauges" have plain numbers, and the remaining fields are those of `Counters.plain`.
     """
-    asked, useful, wasted = mount.reader.read_ahead()
+    requested, useful, wasted = mount.reader.read_ahead()
     return {
         **mount.requests.counters.plain(),
         "refused": refused(mount),
@@ -33,7 +33,7 @@ def figures(mount: Core, index: Index) -> dict[str, Any]:
             "cpu_seconds": time.process_time(),
             "reads_in_memory": mount.reader.counts["hits"],
             "reads_waited": mount.reader.counts["misses"],
-            "prefetch_asked_bytes": asked,
+            "prefetch_asked_bytes": requested,
             "prefetch_useful_bytes": useful,
             "prefetch_wasted_bytes": wasted,
             "probes": sum(mount.probing.probes.counts[kind] for kind in get_args(Kind)),

@@ -1,7 +1,7 @@
 """Reads and writes real files without ever blocking the session loop, and reads ahead.
 
 Data in memory is copied at once (RWF_NOWAIT, preadv2(2)); for anything else, a thread waits. Threads also read ahead
-what a `Prefetcher` asks for, into the page cache of the real file, where the next READ finds it.
+what a `Prefetcher` requests, into the page cache of the real file, where the next READ finds it.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ import trio
 from .. import linux
 from ..background.tasks import Tasks
 from ..linux import ownfiles
-from ..prefetch import HEURISTICS, Ask, Limits, Prefetcher
+from ..prefetch import HEURISTICS, Limits, Prefetcher, ReadAhead
 from ..shares import Shares
 from ..tree import calls
 from ..tree.filesystems import MountedFilesystem
@@ -39,7 +39,7 @@ _FEWEST = 4
 # The maximum number of threads that do nothing but read ahead from one file system, and how many times something may
 # be waiting for them; each of those has a descriptor.
 _THREADS = 16
-_MOST_ASKED = 64
+_MOST_PENDING = 64
 
 # The maximum number of threads that write for one caller. What waits for them cannot be refused without loss.
 _WRITERS = 64
@@ -55,11 +55,11 @@ class Storage:
 
     Attributes:
         path: where it is mounted.
-        chunk: the bytes that one read-ahead request may ask for; the kernel drops the excess (mm/readahead.c).
+        chunk: the bytes of one read-ahead request; the kernel drops the excess (mm/readahead.c).
         writes_at_once: whether RWF_NOWAIT works for writing.
         wait: the mean time of the last misses, in seconds; None until there were enough.
         pays: whether it is slow enough for reading ahead.
-        asked: how many times reading ahead has been asked for and is not done.
+        pending: how many requests to read ahead are not done yet.
         readers: the threads that read ahead.
     """
 
@@ -70,7 +70,7 @@ class Storage:
         self._waits: deque[float] = deque(maxlen=_MISSES)
         self.wait: float | None = None
         self.pays = False
-        self.asked = 0
+        self.pending = 0
         self.readers = trio.CapacityLimiter(_THREADS)
 
     def missed(self, seconds: float) -> None:
@@ -128,8 +128,8 @@ class Reader:
         self.unwritten: Shares[int] = Shares(MOST_UNWRITTEN)
         self.tasks: Tasks | None = None
         self.counts: Counter[str] = Counter()
-        """The number of reads that found their data in memory (`hits`) or did not (`misses`), and the bytes `asked` for
-        by read-ahead."""
+        """The number of reads that found their data in memory (`hits`) or did not (`misses`), and the bytes
+        `requested` by read-ahead."""
 
     def use(self, heuristic: str, limits: Limits) -> None:
         """Use this heuristic from now on; it starts without any history."""
@@ -166,12 +166,12 @@ class Reader:
         self.counts["misses" if missed else "hits"] += 1
         storage = self._storage(filesystem)
         if not filesystem.remote:
-            self._look_ahead(fd, key, storage, offset, size, missed=missed)
+            self._prefetch(fd, key, storage, offset, size, missed=missed)
         if missed:
             data, took, end = await trio.to_thread.run_sync(_pread, fd, size, offset, abandon_on_cancel=True)
             storage.missed(took)
             if filesystem.remote:
-                self._look_ahead(fd, key, storage, offset, size, missed=True, end=end)
+                self._prefetch(fd, key, storage, offset, size, missed=True, end=end)
             return data
         del buffer[count:]
         return buffer
@@ -228,22 +228,24 @@ class Reader:
         """Return what `cloakfs status` shows."""
         return {
             "heuristic": self._name,
-            **{name: self.counts[name] for name in ("hits", "misses", "asked")},
+            "hits": self.counts["hits"],
+            "misses": self.counts["misses"],
+            "asked": self.counts["requested"],
             "devices": [str(storage) for storage in self._storages.values()],
         }
 
     def read_ahead(self) -> tuple[int, int, int]:
-        """Return how many bytes were asked for by read-ahead, were then read, and are not expected to be read any more.
+        """Return how many bytes were requested by read-ahead, were then read, and are not expected to be read any more.
 
         The remaining ones are still ahead of a reader.
         """
-        asked, useful, ahead = self.counts["asked"], self._useful_before, 0
+        requested, useful, ahead = self.counts["requested"], self._useful_before, 0
         if self._prefetcher is not None:
             useful += self._prefetcher.useful
             ahead = self._prefetcher.ahead
         # What was given up may be read after all; a counter never falls.
-        self._wasted = max(self._wasted, asked - useful - ahead)
-        return asked, useful, self._wasted
+        self._wasted = max(self._wasted, requested - useful - ahead)
+        return requested, useful, self._wasted
 
     def _storage(self, filesystem: MountedFilesystem) -> Storage:
         storage = self._storages.get(filesystem)
@@ -251,7 +253,7 @@ class Reader:
             storage = self._storages[filesystem] = Storage(filesystem)
         return storage
 
-    def _look_ahead(
+    def _prefetch(
         self, fd: int, key: Hashable, storage: Storage, offset: int, size: int, *, missed: bool, end: int | None = None
     ) -> None:
         """Read ahead of this read, if that is worth it; `end` is the size of the file."""
@@ -263,27 +265,27 @@ class Reader:
         length = min(size, end - offset)
         if length <= 0:
             return
-        ask = prefetcher.read(key, offset, length, end, missed=missed)
-        if ask is None or storage.asked >= _MOST_ASKED:
+        piece = prefetcher.read(key, offset, length, end, missed=missed)
+        if piece is None or storage.pending >= _MOST_PENDING:
             return
         try:
             own = calls.dup(fd)  # the client may close its file meanwhile
         except OSError:
             return  # too many descriptors are open
-        self.counts["asked"] += ask.end - ask.start
-        storage.asked += 1
-        self.tasks.once("reading ahead", self._fetch, own, ask, storage)
+        self.counts["requested"] += piece.end - piece.start
+        storage.pending += 1
+        self.tasks.once("reading ahead", self._fetch, own, piece, storage)
 
-    async def _fetch(self, fd: int, ask: Ask, storage: Storage) -> None:
+    async def _fetch(self, fd: int, piece: ReadAhead, storage: Storage) -> None:
         # Any read-ahead that is left when the daemon ends is abandoned.
-        advise = partial(_advise, fd, ask, storage.chunk)
+        advise = partial(_advise, fd, piece, storage.chunk)
         try:
             await trio.to_thread.run_sync(advise, limiter=storage.readers, abandon_on_cancel=True)
         except RuntimeError as exc:  # no more threads can start; read-ahead is optional
             calls.close(fd)
             log.debug("read-ahead: %s", exc)
         finally:
-            storage.asked -= 1
+            storage.pending -= 1
 
 
 def _pread(fd: int, size: int, offset: int) -> tuple[bytes, float, int]:
@@ -293,10 +295,10 @@ def _pread(fd: int, size: int, offset: int) -> tuple[bytes, float, int]:
     return data, time.monotonic() - began, calls.fstat(fd).st_size
 
 
-def _advise(fd: int, ask: Ask, chunk: int) -> None:
+def _advise(fd: int, piece: ReadAhead, chunk: int) -> None:
     try:
-        for start in range(ask.start, ask.end, chunk):
-            calls.fadvise(fd, start, min(chunk, ask.end - start), os.POSIX_FADV_WILLNEED)
+        for start in range(piece.start, piece.end, chunk):
+            calls.fadvise(fd, start, min(chunk, piece.end - start), os.POSIX_FADV_WILLNEED)
     except OSError as exc:
         log.debug("read-ahead: %s", exc)  # a read at that place gets the error
     finally:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloakfs.prefetch import HEURISTICS, LEAST, MOST, NEAR_BYTES, Ask, Limits, Prefetcher
+from cloakfs.prefetch import HEURISTICS, LEAST, MOST, NEAR_BYTES, Limits, Prefetcher, ReadAhead
 
 TRIAL = 512 << 10
 BLOCK = 4 << 10
@@ -44,7 +44,7 @@ class Books:
     def read(self, key: str, first: int, end: int, size: int) -> None:
         missed = not self.memory[key].issuperset(range(first, end))
         self.memory[key] |= {*range(first, end)}
-        ask = self.prefetcher.read(key, first * BLOCK, (end - first) * BLOCK, size * BLOCK, missed=missed)
+        piece = self.prefetcher.read(key, first * BLOCK, (end - first) * BLOCK, size * BLOCK, missed=missed)
         self.known = [*(other for other in self.known if other != key), key]
         kept = {name for name, _ in self.prefetcher._files.items()}
         lost = [name for name in self.known if name not in kept] if self.loyal else self.known[: -self.limits.files]
@@ -53,12 +53,12 @@ class Books:
         for ejected in lost:
             self.lose(ejected)
         self.unread[key] -= {*range(first, end)}
-        if ask is not None:
-            assert ask.start % BLOCK == ask.end % BLOCK == 0
-            assert 0 < ask.end - ask.start <= self.limits.window
-            assert ask.end <= size * BLOCK
-            assert self.prefetcher.ahead >= ask.end - ask.start
-            blocks = {*range(ask.start // BLOCK, ask.end // BLOCK)}
+        if piece is not None:
+            assert piece.start % BLOCK == piece.end % BLOCK == 0
+            assert 0 < piece.end - piece.start <= self.limits.window
+            assert piece.end <= size * BLOCK
+            assert self.prefetcher.ahead >= piece.end - piece.start
+            blocks = {*range(piece.start // BLOCK, piece.end // BLOCK)}
             assert key in self.evicted or not blocks & self.unread[key], "asked for before"
             self.unread[key] |= blocks
             self.memory[key] |= blocks
@@ -79,8 +79,8 @@ class Books:
             assert all(cursor.file is file for cursor in file.cursors)
             assert file.going_on == sum(cursor in self.prefetcher._going_on for cursor in file.cursors)
             assert [cursor.expected for cursor in file.cursors] == sorted(cursor.expected for cursor in file.cursors)
-            assert file.ahead == sum(cursor.asked - cursor.furthest for cursor in file.cursors) <= self.limits.file
-            assert file.trial == sum(cursor.asked - cursor.furthest for cursor in file.cursors if not cursor.proof)
+            assert file.ahead == sum(cursor.requested - cursor.furthest for cursor in file.cursors) <= self.limits.file
+            assert file.trial == sum(cursor.requested - cursor.furthest for cursor in file.cursors if not cursor.proof)
             assert all(0 <= count <= MOST for count in self.prefetcher.seq_counts(key))
         assert self.prefetcher.ahead == sum(file.ahead for file in files.values()) <= self.limits.total
         assert 0 <= self.prefetcher._trust <= self.prefetcher._most_trust
@@ -140,8 +140,8 @@ def test_whatever_is_read(
 def test_any_byte_of_files_that_change(heuristic: str, reads: list[tuple[int, int, int]]) -> None:
     prefetcher = Prefetcher(HEURISTICS[heuristic])
     for offset, length, size in reads:
-        ask = prefetcher.read("file", offset, length, size)
-        assert ask is None or offset + length <= ask.start < ask.end <= size
+        piece = prefetcher.read("file", offset, length, size)
+        assert piece is None or offset + length <= piece.start < piece.end <= size
         assert all(0 <= count <= MOST for count in prefetcher.seq_counts("file"))
 
 
@@ -193,11 +193,11 @@ def test_a_sequential_reader_finds_all_but_the_first_reads_in_memory(
     for number, offset in enumerate(range(0, size, length), 1):
         end = min(offset + length, size)
         for key in range(files):
-            ask = prefetcher.read(key, offset, end - offset, size, missed=offset < alone)
-            if ask is not None:
-                assert ask.start == asked[key]  # one piece after the other
-                assert 0 < ask.end - ask.start <= limits.window
-                asked[key] = ask.end
+            piece = prefetcher.read(key, offset, end - offset, size, missed=offset < alone)
+            if piece is not None:
+                assert piece.start == asked[key]  # one piece after the other
+                assert 0 < piece.end - piece.start <= limits.window
+                asked[key] = piece.end
             if heuristic != "always":
                 assert prefetcher.seq_counts(key) == [min(number, MOST)]
             assert asked[key] - end <= max(limits.window, alone - end)
@@ -216,10 +216,10 @@ def test_trust_is_lost_but_never_beyond_what_was_earned(files: list[tuple[bool, 
         memory = 8 * BLOCK  # the kernel reads so much at the beginning by itself
         asked = 0
         for offset in range(0, size if whole else 4 * BLOCK, 2 * BLOCK):
-            ask = prefetcher.read(key, offset, 2 * BLOCK, size, missed=offset == 0 or offset >= memory)
-            if ask is not None:
-                asked += ask.end - ask.start
-                memory = ask.end
+            piece = prefetcher.read(key, offset, 2 * BLOCK, size, missed=offset == 0 or offset >= memory)
+            if piece is not None:
+                asked += piece.end - piece.start
+                memory = piece.end
         if whole:
             used += asked
         else:
@@ -241,13 +241,13 @@ class Reader:
             self.offsets += piece
 
 
-def ask_of(prefetcher: Prefetcher, reader: Reader, offset: int, memory: set[int]) -> Ask | None:
+def ask_of(prefetcher: Prefetcher, reader: Reader, offset: int, memory: set[int]) -> ReadAhead | None:
     """A read; in memory is what was asked for."""
     missed = not memory.issuperset(range(offset // BLOCK, (offset + reader.length) // BLOCK))
-    ask = prefetcher.read("file", offset, reader.length, 1 << 40, missed=missed)
-    if ask is not None:
-        memory |= {*range(ask.start // BLOCK, ask.end // BLOCK)}
-    return ask
+    piece = prefetcher.read("file", offset, reader.length, 1 << 40, missed=missed)
+    if piece is not None:
+        memory |= {*range(piece.start // BLOCK, piece.end // BLOCK)}
+    return piece
 
 
 @st.composite
@@ -273,19 +273,19 @@ def test_each_of_many_readers_is_treated_as_if_it_were_alone(case: tuple[list[Re
     alone = [Prefetcher(HEURISTICS["cursors"], limits) for _ in readers]
     memory: set[int] = set()
     memories: list[set[int]] = [set() for _ in readers]
-    asked: list[Ask] = []
+    asked: list[ReadAhead] = []
     todo = [iter(reader.offsets) for reader in readers]
     met: set[int] = set()
     for which in turns:
         reader, offset = readers[which], next(todo[which])
         met.add(which)
         before = alone[which].seq_counts("file")
-        ask = ask_of(alone[which], reader, offset, memories[which])
+        piece = ask_of(alone[which], reader, offset, memories[which])
         assert alone[which].seq_counts("file") >= before  # its score never falls
-        assert ask_of(together, reader, offset, memory) == ask
+        assert ask_of(together, reader, offset, memory) == piece
         in_order = sorted(met, key=lambda one: readers[one].offsets[0])
         assert together.seq_counts("file") == [count for one in in_order for count in alone[one].seq_counts("file")]
-        asked += [ask] if ask is not None else []
+        asked += [piece] if piece is not None else []
     assert len(together.seq_counts("file")) == len(readers)
     asked.sort()
     assert all(one.end <= other.start for one, other in pairwise(asked)), "asked for twice"
@@ -361,8 +361,8 @@ def extra(heuristic: str, seed: int, size: int, length: int, reads: int) -> floa
     random, prefetcher = Random(seed), Prefetcher(HEURISTICS[heuristic])
     asked = 0
     for _ in range(reads):
-        ask = prefetcher.read("file", random.randrange(size // length) * length, length, size)
-        asked += ask.end - ask.start if ask is not None else 0
+        piece = prefetcher.read("file", random.randrange(size // length) * length, length, size)
+        asked += piece.end - piece.start if piece is not None else 0
     return asked / (reads * length)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from bench.prefetch.replay import ReplayResult, replay
 from bench.prefetch.streams import Read, generate, merged
-from cloakfs.prefetch import HEURISTICS, LEAST, MOST, NEAR_BYTES, Ask, Cursor, Limits, Prefetcher
+from cloakfs.prefetch import HEURISTICS, LEAST, MOST, NEAR_BYTES, Cursor, Limits, Prefetcher, ReadAhead
 
 BLOCK = 32 << 10
 HUGE = 1 << 40
@@ -54,12 +54,12 @@ def walk(
     asks: list[tuple[int, int] | None] = []
     for block in blocks:
         waited = (key, block) not in prefetcher.memory if missed is None else missed
-        ask = prefetcher.read(key, block * BLOCK, BLOCK, size, missed=waited)
-        if ask is None:
+        piece = prefetcher.read(key, block * BLOCK, BLOCK, size, missed=waited)
+        if piece is None:
             asks.append(None)
         else:
-            asks.append((ask.start // BLOCK, ask.end // BLOCK))
-            prefetcher.memory |= {(key, number) for number in range(ask.start // BLOCK, ask.end // BLOCK)}
+            asks.append((piece.start // BLOCK, piece.end // BLOCK))
+            prefetcher.memory |= {(key, number) for number in range(piece.start // BLOCK, piece.end // BLOCK)}
     return asks
 
 
@@ -171,7 +171,7 @@ def test_always_asks_at_once() -> None:
 def test_nothing_past_the_end() -> None:
     prefetcher, size = made(), 4 * BLOCK - 100
     assert walk(prefetcher, [0, 1], size=size) == [None, (2, 3)]
-    assert prefetcher.read("file", 2 * BLOCK, BLOCK, size) == Ask(3 * BLOCK, size)
+    assert prefetcher.read("file", 2 * BLOCK, BLOCK, size) == ReadAhead(3 * BLOCK, size)
     assert prefetcher.read("file", 3 * BLOCK, BLOCK - 100, size) is None
     assert prefetcher.ahead == 0
 
@@ -198,7 +198,7 @@ def beginnings(prefetcher: Prefetcher, files: Iterable[Hashable], reads: int = 2
     asked = []
     for file in files:
         asks = [prefetcher.read(file, at * SMALL, SMALL, 4 << 20, missed=at == 0) for at in range(reads)]
-        asked.append(sum(ask.end - ask.start for ask in asks if ask is not None))
+        asked.append(sum(piece.end - piece.start for piece in asks if piece is not None))
     return asked
 
 
@@ -240,7 +240,7 @@ def test_streams_that_begin_together_share_trust() -> None:
     for file in range(3):
         assert prefetcher.read(file, 0, SMALL, 4 << 20) is None
     asks = [prefetcher.read(file, SMALL, SMALL, 4 << 20, missed=False) for file in range(3)]
-    assert [ask.end - ask.start if ask is not None else 0 for ask in asks] == [2 << 20, 1 << 20, 0]
+    assert [piece.end - piece.start if piece is not None else 0 for piece in asks] == [2 << 20, 1 << 20, 0]
 
 
 # -- what nobody needs to ask for -----------------------------------------------------------------------
@@ -353,8 +353,8 @@ def test_what_was_not_worth_it_is_not_gone_on_with(name: str) -> None:
     spoilt = 0
     for number in range(2000):
         first = number * 100  # three in a row, and then somewhere else
-        for ask in walk(prefetcher, range(first, first + 3)):
-            spoilt += ask is not None
+        for piece in walk(prefetcher, range(first, first + 3)):
+            spoilt += piece is not None
     assert spoilt < 400
     tail = walk(prefetcher, range(500_000, 502_000))
     assert tail[-1] is not None or tail[-2] is not None or prefetcher.ahead > 0  # it has earned it again
@@ -432,9 +432,9 @@ def test_64_streams_beside_random_readers(one_file: bool) -> None:
         for read in merged(streams):
             missed = (read.file, read.offset) not in memory
             found += missed and read.file.startswith("film")
-            ask = prefetcher.read(read.file, read.offset, SMALL, HUGE, missed=missed)
-            if ask is not None:
-                memory |= {(read.file, at) for at in range(ask.start, ask.end, SMALL)}
+            piece = prefetcher.read(read.file, read.offset, SMALL, HUGE, missed=missed)
+            if piece is not None:
+                memory |= {(read.file, at) for at in range(piece.start, piece.end, SMALL)}
         return found
 
     assert misses([*films, *noise]) <= misses(films)
@@ -458,8 +458,8 @@ def test_streams_share_what_a_file_may_have_ahead() -> None:
     pieces: dict[int, list[int]] = {1: [], 2: []}
     for number in range(200):
         for stream in pieces:
-            ask = prefetcher.read("file", (stream << 30) + number * 8192, 8192, HUGE, missed=number < 3)
-            pieces[stream] += [ask.end - ask.start] if ask is not None else []
+            piece = prefetcher.read("file", (stream << 30) + number * 8192, 8192, HUGE, missed=number < 3)
+            pieces[stream] += [piece.end - piece.start] if piece is not None else []
     assert [max(sizes) <= 1 << 19 for sizes in pieces.values()] == [True, True]
     assert all(sum(sizes) > 190 * 8192 for sizes in pieces.values())
 
@@ -469,4 +469,4 @@ def test_random_reads_leave_streams_their_share() -> None:
     for number in range(500):
         prefetcher.read("random", number * 7_919 * BLOCK, BLOCK, HUGE)
     asks = [prefetcher.read("stream", at * BLOCK, BLOCK, HUGE, missed=at < 2) for at in range(100)]
-    assert max(ask.end - ask.start for ask in asks if ask is not None) >= 1 << 20
+    assert max(piece.end - piece.start for piece in asks if piece is not None) >= 1 << 20

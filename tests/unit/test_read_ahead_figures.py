@@ -12,8 +12,8 @@ def test_bytes_are_useful_wasted_or_ahead() -> None:
 
     def read(offset: int) -> None:
         assert reader._prefetcher is not None
-        ask = reader._prefetcher.read("file", offset, BLOCK, SIZE)
-        reader.counts["asked"] += ask.end - ask.start if ask is not None else 0
+        piece = reader._prefetcher.read("file", offset, BLOCK, SIZE)
+        reader.counts["requested"] += piece.end - piece.start if piece is not None else 0
 
     def ahead() -> int:
         return reader._prefetcher.ahead if reader._prefetcher is not None else 0
@@ -45,14 +45,14 @@ def test_bytes_are_useful_wasted_or_ahead() -> None:
 def test_what_was_given_up_may_be_read_after_all() -> None:
     reader = Reader("always", Limits())
     assert reader._prefetcher is not None
-    ask = reader._prefetcher.read("file", 0, BLOCK, SIZE)
-    assert ask is not None
-    reader.counts["asked"] += ask.end - ask.start
+    piece = reader._prefetcher.read("file", 0, BLOCK, SIZE)
+    assert piece is not None
+    reader.counts["requested"] += piece.end - piece.start
     other = reader._prefetcher.read("file", SIZE // 2, BLOCK, SIZE)
     assert other is not None
-    reader.counts["asked"] += other.end - other.start
+    reader.counts["requested"] += other.end - other.start
     _, _, wasted = reader.read_ahead()
-    assert wasted == ask.end - ask.start
+    assert wasted == piece.end - piece.start
     reader._prefetcher.read("file", BLOCK, BLOCK, SIZE, missed=False)
     _, useful, still = reader.read_ahead()
     assert useful == BLOCK
