@@ -1,12 +1,10 @@
-"""What is said to people: the base class of errors that are reported in one line, and names as they can be printed."""
+"""Messages to users: the base class of errors that are reported in one line, and names as they can be printed."""
 
 import shlex
 
-"""The base class of errors that a user is told of in one line."""
-
 
 class UserError(Exception):
-    """Something that a user can mend; the text is one line that says what is wrong and, if there is one, the way out.
+    """Something that a user can mend; the text is one line that says the problem and, if there is one, a hint.
 
     A command that does not deal with it prints this line, without a traceback, and ends with status 1.
     """

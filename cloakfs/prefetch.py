@@ -482,7 +482,7 @@ class Prefetcher:
         self._trust = min(self._trust + back, self._most_trust)
 
     def _idle_after(self) -> int:
-        """Return after how many reads, of all files, a stream that was not read is idle: active ones are read several times."""
+        """Return after how many reads of all files a stream is idle; an active one is read several times meanwhile."""
         return 8 * len(self._pool) + 64
 
     def _give_up_idle(self) -> None:

@@ -2,7 +2,8 @@
 
 A caller may hold as much as is left for others: one that is alone half of all, two that want as much as they get a
 third each, and so on (the dynamic thresholds of Choudhury & Hahne, "Dynamic queue length thresholds for shared-memory
-packet switches", 1998). So something is always left for whoever holds less, and what nobody else wants is not wasted.
+packet switches", 1998). So something is always left for callers that hold less,
+and what no other caller wants is not wasted.
 """
 
 from collections.abc import Hashable

@@ -39,14 +39,14 @@ class Wanted:
     hidden: bool = False
 
     @classmethod
-    def parse(cls, told: dict[str, Any]) -> Self:
-        """Return what the JSON object `told` stands for.
+    def parse(cls, fields: dict[str, Any]) -> Self:
+        """Return what the JSON object `fields` stands for.
 
         Raises:
             TypeError: it has other fields, or a field is of another type.
         """
         conditions: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in told.items()
+            name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
         }
         wanted = cls(**conditions)
         lists = (wanted.users, int), (wanted.paths, str), (wanted.operations, str)
@@ -86,13 +86,13 @@ def described(record: Record, error: Callable[[str], str] = str, hidden: Callabl
     path = record["path"] or "?"
     if record["new_path"]:
         path += f" → {record['new_path']}"
-    asked = f" ({record['request']})" if record["request"] else ""
-    done = f"{_who(record)} {record['operation']} {path}{asked} = "
+    arguments = f" ({record['request']})" if record["request"] else ""
+    done = f"{_who(record)} {record['operation']} {path}{arguments} = "
     answer = record["error"] or record["answer"]
     text = printable(done) + (error if record["error"] else str)(printable(answer))
     text += f" {record['microseconds']} µs"
-    if kept := _kept(record["remembers"]):
-        text += f"; kept: {kept}"
+    if cached := _cached(record["remembers"]):
+        text += f"; kept: {cached}"
     if record["refused"]:
         text += "; refused: " + printable(record["refused"])
     if record["hidden"]:
@@ -119,7 +119,7 @@ def ids(pair: dict[str, int] | None) -> str:
     return "-" if pair is None else ":".join(map(str, pair.values()))
 
 
-def _kept(remembers: dict[str, float] | None) -> str:
-    """Return what the kernel may keep, in words; "" if there is nothing."""
-    kept = {name: seconds for name, seconds in (remembers or {}).items() if seconds}
-    return ", ".join(name if name == "content" else f"{name} {seconds:g} s" for name, seconds in kept.items())
+def _cached(remembers: dict[str, float] | None) -> str:
+    """Return what the kernel may cache, in words; "" if there is nothing."""
+    cached = {name: seconds for name, seconds in (remembers or {}).items() if seconds}
+    return ", ".join(name if name == "content" else f"{name} {seconds:g} s" for name, seconds in cached.items())

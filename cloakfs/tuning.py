@@ -1,4 +1,4 @@
-"""Times, bounds and such that nobody configures. Tests and the benchmark hand in others."""
+"""Times, bounds and such that no option configures. Tests and the benchmark hand in others."""
 
 from dataclasses import dataclass
 
@@ -8,13 +8,13 @@ class Tuning:
     """Times in seconds, bounds, and one choice. They may differ in the next version.
 
     Attributes:
-        housekeeping_seconds: how often a daemon publishes what it counts, and closes descriptors that nobody uses.
+        housekeeping_seconds: how often a daemon publishes what it counts, and closes unused descriptors.
         stop_seconds: how long processes with open files may go on after SIGTERM to a daemon; a second SIGTERM ends the
             session at once.
-        view_seconds: how often the user database is asked whether a fixed view of a user has changed; it takes as long
+        view_seconds: how often the user database is queried for changes of the users of fixed views; it takes as long
             again at most until the change is seen.
         probe_seconds: how often probes are counted.
-        groups_again_seconds: how old an answer of the user database is when it is asked again.
+        groups_again_seconds: how old an answer of the user database is when it is queried again.
         groups_seconds: how long its answer holds at most.
         groups_patience_seconds: how long a request waits for its answer.
         filesystem_seconds: how long a file system may take to answer when it becomes known.

@@ -127,5 +127,5 @@ def requests(served: str) -> Counter[str]:
         DaemonError: it does not publish its counts.
     """
     with Conversation(mounted()[served]) as daemon:
-        figures = daemon.ask({"method": "metrics"})["metrics"]
+        figures = daemon.query({"method": "metrics"})["metrics"]
     return Counter({name: sum(number for _, number in rows) for name, (_, rows) in figures["durations"].items()})

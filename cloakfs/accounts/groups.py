@@ -13,12 +13,12 @@ from .threadstatus import ThreadStatus
 
 log = logging.getLogger(__name__)
 
-# A wait without an answer is remembered for this long.
+# After a wait without an answer, no query is made for this long.
 _FAILURE_SECONDS = 1.0
 _THREADS = 4
-# Clients choose uids, so the number of remembered answers must be bounded.
+# Clients choose uids, so the number of cached answers must be bounded.
 _MOST_KNOWN = 10_000
-_TELL_AGAIN_SECONDS = 60.0
+_LOG_AGAIN_SECONDS = 60.0
 
 
 class GroupSource(Protocol):
@@ -46,11 +46,11 @@ class ProcessGroups:
         self._threads = threads
 
     def of_request(self, pid: int) -> frozenset[ClientId]:
-        """See `GroupSource`."""
+        """Return the client gids of the thread that made the request."""
         return self._threads.groups(pid)
 
     async def of_user(self, server_uid: ServerId) -> frozenset[ServerId]:
-        """No groups from here."""
+        """Return no groups: this source has none of this kind."""
         return frozenset()
 
 
@@ -63,16 +63,16 @@ class FixedGroups:
         self._gids = gids
 
     def of_request(self, pid: int) -> frozenset[ClientId]:
-        """See `GroupSource`."""
+        """Return the fixed client gids."""
         return self._gids
 
     async def of_user(self, server_uid: ServerId) -> frozenset[ServerId]:
-        """No groups from here."""
+        """Return no groups: this source has none of this kind."""
         return frozenset()
 
 
 class _Answer(NamedTuple):
-    """The groups of a user, when to ask again, and until when they may be used; times are on trio's clock."""
+    """The groups of a user, when to query again, and until when they may be used; times are on trio's clock."""
 
     groups: frozenset[ServerId]
     again: float
@@ -86,7 +86,7 @@ class DatabaseGroups:
     """The groups that the server's user database gives the mapped uid (getgrouplist(3)).
 
     A change there comes into force within `Tuning.groups_seconds`. A directory service may be slow, or hang. It is
-    therefore asked in a few dedicated threads, once for all requests that wait for the same uid. After
+    therefore queried in a few dedicated threads, once for all requests that wait for the same uid. After
     `Tuning.groups_patience_seconds`, these requests go on without groups: in doubt, a caller gets fewer. A uid that the
     database does not know has none.
     """
@@ -96,68 +96,68 @@ class DatabaseGroups:
     def __init__(self, tuning: Tuning = STANDARD) -> None:
         self._tuning = tuning
         self._known: dict[ServerId, _Answer] = {}
-        self._asked: dict[ServerId, trio.Event] = {}  # uid -> set when there is an answer, or none is expected
+        self._queries: dict[ServerId, trio.Event] = {}  # uid -> set when there is an answer, or none is expected
         self._threads = trio.CapacityLimiter(_THREADS)
         self._silent_until = -math.inf
 
     def of_request(self, pid: int) -> frozenset[ClientId]:
-        """No groups from here."""
+        """Return no groups: this source has none of this kind."""
         return frozenset()
 
     async def of_user(self, server_uid: ServerId) -> frozenset[ServerId]:
-        """See `GroupSource`."""
+        """Return the server gids of the mapped user; none if there is no answer in time."""
         now = trio.current_time()
         answer = self._known.get(server_uid, _NONE)
-        if now >= answer.again and server_uid not in self._asked:
-            self._asked[server_uid] = trio.Event()
+        if now >= answer.again and server_uid not in self._queries:
+            self._queries[server_uid] = trio.Event()
             # This does not run in the task of the request, which may stop waiting while others still need the answer.
-            trio.lowlevel.spawn_system_task(self._ask, server_uid)
+            trio.lowlevel.spawn_system_task(self._query, server_uid)
         if now < answer.until:
             return answer.groups
         with trio.move_on_after(self._tuning.groups_patience_seconds) as waiting:
-            await self._asked[server_uid].wait()
+            await self._queries[server_uid].wait()
         if waiting.cancelled_caught:
             self._fail(server_uid, f"no answer within {self._tuning.groups_patience_seconds:g} s")
         answer = self._known.get(server_uid, _NONE)
         # An answer that took very long has already expired.
         return answer.groups if trio.current_time() < answer.until else frozenset()
 
-    async def _ask(self, uid: ServerId) -> None:
+    async def _query(self, uid: ServerId) -> None:
         try:
             with trio.move_on_after(self._tuning.groups_patience_seconds) as queueing:
                 async with self._threads:
                     # From here on there is no time limit: a thread that hangs cannot be reclaimed, and must be counted.
                     queueing.deadline = math.inf
-                    asked = trio.current_time()
+                    began = trio.current_time()
                     groups = await trio.to_thread.run_sync(
                         database_groups, uid, limiter=trio.CapacityLimiter(1), abandon_on_cancel=True
                     )
-                    again, until = asked + self._tuning.groups_again_seconds, asked + self._tuning.groups_seconds
-                    self._remember(uid, _Answer(groups, again, until))
+                    again, until = began + self._tuning.groups_again_seconds, began + self._tuning.groups_seconds
+                    self._store(uid, _Answer(groups, again, until))
         except Exception as exc:  # an exception that leaves this task would end the daemon
             self._fail(uid, repr(exc))
         finally:
-            self._asked.pop(uid).set()
+            self._queries.pop(uid).set()
 
     def _fail(self, uid: ServerId, why: str) -> None:
-        """Note a failure, so as not to ask again at once. A known answer is used while fresh; after that, no groups."""
+        """Note a failure, so that no query follows at once. A known answer is used as long as before."""
         now = trio.current_time()
         known = self._known.get(uid, _NONE)
         if now >= known.until:
             known = _NONE._replace(until=now + _FAILURE_SECONDS)
-        self._remember(uid, known._replace(again=min(now + _FAILURE_SECONDS, known.until)))
+        self._store(uid, known._replace(again=min(now + _FAILURE_SECONDS, known.until)))
         if now >= self._silent_until:
-            self._silent_until = now + _TELL_AGAIN_SECONDS
+            self._silent_until = now + _LOG_AGAIN_SECONDS
             log.warning("the groups of uid %d cannot be read from the user database: %s", uid, why)
 
-    def _remember(self, uid: ServerId, answer: _Answer) -> None:
+    def _store(self, uid: ServerId, answer: _Answer) -> None:
         if len(self._known) >= _MOST_KNOWN and uid not in self._known:
             self._known.clear()
         self._known[uid] = answer
 
 
 def database_groups(uid: ServerId) -> frozenset[ServerId]:
-    """Ask the user database for the groups of a user, in a thread, since it may take long; none if it has no such."""
+    """Query the user database for the groups of a user, in a thread, since it may take long; none if it has no such."""
     try:
         entry = userdatabase.getpwuid(uid)
     except KeyError:

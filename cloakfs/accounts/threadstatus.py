@@ -1,10 +1,10 @@
 """What /proc says of the threads that make requests: their groups, and which of root's capabilities they lack.
 
 A FUSE request carries neither (proc_pid_status(5)). The thread waits for its answer, so its id cannot be reused
-meanwhile, and nothing is remembered from one request to the next: it may have dropped both in between.
+meanwhile, and nothing is cached from one request to the next: it may have dropped both in between.
 
 A thread is not always what its process is. An io_uring worker, for instance, keeps the groups and capabilities that its
-process had when it was started. So what counts is what both have. (Threads of a daemon that lies over the mount are
+process had when it was started. So what counts is what both have. (Threads of the daemon of an upper mount are
 excepted: each acts as another caller.)
 """
 
@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-# The maximum number of threads whose descriptors are kept, and of lists of groups.
-_MOST_KEPT = 64
+# The maximum number of threads whose descriptors are kept open, and of lists of groups.
+_MOST_DESCRIPTORS = 64
 # The maximum total size of these lists, as they stand in /proc. Any user can be in 65,536 groups (user_namespaces(7)).
 _MOST_BYTES = 1 << 20
 
@@ -37,14 +37,14 @@ class ThreadStatus:
     Descriptors of the last threads are kept, because reading one again costs half as much as opening it again.
 
     Attributes:
-        daemons: the process ids of daemons that lie over the mount.
+        daemons: the process ids of daemons of upper mounts.
         has_unseen: whether there was a caller that this process cannot see: one in a pid namespace that is not below
             its own.
     """
 
     def __init__(self) -> None:
         self.daemons: Collection[int] = ()
-        self._kept: dict[int, int] = {}  # thread id -> descriptor
+        self._descriptors: dict[int, int] = {}  # thread id -> descriptor
         self._parsed: dict[bytes, frozenset[ClientId]] = {}
         self._bytes = 0  # of the keys
         self._reserve = os.eventfd(0)  # used when no other descriptor is available
@@ -52,7 +52,7 @@ class ThreadStatus:
         self.has_unseen = False
         if not process.is_proc_ours():
             self._is_blind = True
-            self._tell("/proc belongs to another pid namespace, so nothing is known of any caller")
+            self._warn("/proc belongs to another pid namespace, so nothing is known of any caller")
 
     def groups(self, tid: int) -> frozenset[ClientId]:
         """Return the supplementary groups of a thread that its process has, too; none if it cannot be seen."""
@@ -86,7 +86,7 @@ class ThreadStatus:
         """Whether this process cannot see the caller."""
         return tid == 0 or self._is_blind
 
-    def _tell(self, why: str) -> None:
+    def _warn(self, why: str) -> None:
         self.has_unseen = True
         log.warning("%s: it has its primary group alone, and as root no capabilities", why)
 
@@ -94,14 +94,14 @@ class ThreadStatus:
         """Return what `read` finds in the status of a thread; None if it cannot be seen, or has ended."""
         if self.is_unseen(tid):
             if not self.has_unseen:
-                self._tell("a caller belongs to another pid namespace, and this daemon cannot see it")
+                self._warn("a caller belongs to another pid namespace, and this daemon cannot see it")
             return None
         try:
-            return read(self._kept[tid])
+            return read(self._descriptors[tid])
         except KeyError:
             pass
         except ProcessLookupError:
-            os.close(self._kept.pop(tid))
+            os.close(self._descriptors.pop(tid))
         try:
             return self._read_anew(read, tid)
         except (FileNotFoundError, ProcessLookupError):
@@ -111,7 +111,7 @@ class ThreadStatus:
         groups = self._parsed.get(line)
         if groups is None:
             self._bytes += len(line)
-            if len(self._parsed) >= _MOST_KEPT or self._bytes > _MOST_BYTES:
+            if len(self._parsed) >= _MOST_DESCRIPTORS or self._bytes > _MOST_BYTES:
                 self._parsed.clear()
                 self._bytes = len(line)
             # This takes half the time of int(), and a caller may be in 65,536 groups.
@@ -125,22 +125,22 @@ class ThreadStatus:
             if exc.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
         # Others have taken all descriptors, but this caller must not suffer from that.
-        while self._kept:
-            os.close(self._kept.popitem()[1])
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])
         if self._reserve >= 0:
             os.close(self._reserve)
             self._reserve = -1
         try:
             return read(self._open(tid))
         finally:
-            if tid in self._kept:
-                os.close(self._kept.pop(tid))
+            if tid in self._descriptors:
+                os.close(self._descriptors.pop(tid))
             with contextlib.suppress(OSError):
                 self._reserve = os.eventfd(0)
 
     def _open(self, tid: int) -> int:
         fd = process.open_status(tid)
-        if len(self._kept) >= _MOST_KEPT:
-            os.close(self._kept.pop(next(iter(self._kept))))
-        self._kept[tid] = fd
+        if len(self._descriptors) >= _MOST_DESCRIPTORS:
+            os.close(self._descriptors.pop(next(iter(self._descriptors))))
+        self._descriptors[tid] = fd
         return fd

@@ -1,4 +1,4 @@
-"""What a service manager is told of a daemon that it started (sd_notify(3)); nobody is told if there is none."""
+"""Notifies the service manager that started a daemon (sd_notify(3)), if there is one."""
 
 import os
 import time
@@ -7,7 +7,9 @@ from sdnotify import SystemdNotifier
 
 
 class Supervisor:
-    """Tells systemd how the daemon is. To be made before the process acts as others, who could not reach the socket.
+    """Notifies systemd of the state of the daemon.
+
+    It is made before the process acts as others, who could not reach the socket.
 
     Nothing here waits: a message that systemd has no room for is lost.
 
@@ -22,7 +24,7 @@ class Supervisor:
 
     @property
     def watchdog_seconds(self) -> float | None:
-        """How often the manager wants to hear that the daemon is `alive`, at least; None if it does not want to.
+        """How often the manager wants to be notified that the daemon is `alive`, at least; None if it does not.
 
         It is half of what it waits for, as sd_watchdog_enabled(3) recommends.
         """
@@ -32,28 +34,28 @@ class Supervisor:
         return int(wanted) / 2 / 1_000_000
 
     def alive(self) -> None:
-        """Tell that the daemon answers."""
-        self._tell("WATCHDOG=1")
+        """Notify that the daemon answers."""
+        self._notify("WATCHDOG=1")
 
     def reloading(self) -> None:
-        """Tell that a reload begins; `ready` is its end. (The time is what `Type=notify-reload` goes by.)"""
-        self._tell(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
+        """Notify that a reload begins; `ready` is its end. (The time is what `Type=notify-reload` goes by.)"""
+        self._notify(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
     def ready(self, status: str) -> None:
-        """Tell that the daemon answers, or has reloaded, and in one line how it is."""
-        self._tell(f"READY=1\n{_status(status)}")
+        """Notify that the daemon answers, or has reloaded, with a status of one line."""
+        self._notify(f"READY=1\n{_status(status)}")
 
     def stopping(self) -> None:
-        """Tell that the daemon ends."""
-        self._tell("STOPPING=1")
+        """Notify that the daemon ends."""
+        self._notify("STOPPING=1")
 
     def close(self) -> None:
-        """Tell nothing any more."""
+        """Send no more notifications."""
         if self._notifier is not None and self._notifier.socket is not None:
             self._notifier.socket.close()
         self._notifier = None
 
-    def _tell(self, text: str) -> None:
+    def _notify(self, text: str) -> None:
         if self._notifier is not None:
             self._notifier.notify(text)
 

@@ -48,7 +48,7 @@ def find_below(source: str) -> "LowerMount | None":
 def _lie_over(mount: Mounted, source: int) -> "LowerMount":
     lower = Conversation(mount)
     try:
-        if not lower.ask({"method": "lie over"})["xattrs"]:
+        if not lower.query({"method": "lie over"})["xattrs"]:
             raise MountError(
                 f"{mount.target} has noxattr, but cloakfs asks a lower mount through extended attributes; "
                 f"mount {mount.source} instead"

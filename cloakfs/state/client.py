@@ -1,4 +1,4 @@
-"""The client of a running daemon: asks it for `cloakfs explain`, `table`, `trace`, `events` and `metrics`.
+"""The client of a running daemon: queries it for `cloakfs explain`, `table`, `trace`, `events` and `metrics`.
 
 The options and the plug-in on disk may have changed since the mount. Each daemon therefore listens on a unix stream
 socket, to which only root has access, and answers each line of JSON with another. The first line is about the version,
@@ -16,8 +16,8 @@ Then:
     {"method": "fetch"}                          {"records": […], "dropped": COUNT}, at once, or within a second
     {"method": "events", "after": NUMBER}        {"events": […]}: those with a larger number that are kept (`events`)
 
-"access" is a question back: a plug-in needs to know what the kernel grants, and only the client has the object. The
-client repeats its request, with all questions that came back and their answers as "access".
+With "access", the daemon queries its client: a plug-in needs to know what the kernel grants, and only the client has
+the object. The client repeats its request, with all such queries and their answers as "access".
 """
 
 import json
@@ -47,7 +47,7 @@ LONGEST_REQUEST = 1 << 20
 PATIENCE_SECONDS = 10.0
 """How long a client waits for an answer."""
 
-_MOST_QUESTIONS_BACK = 100
+_MOST_ACCESS_QUERIES = 100
 
 _ATTRS = ("name", "mode", "uid", "gid", "size", "nlink", "mtime_ns")
 
@@ -135,7 +135,7 @@ class Conversation:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    def query(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the daemon's answer.
 
         Raises:
@@ -172,13 +172,13 @@ class Daemon(Conversation):
     def __init__(self, mount: Mounted) -> None:
         super().__init__(mount)
         try:
-            told = self.ask({})
+            answer = self.query({})
         except DaemonError:
             self.close()
             raise
-        self.options = replace(parse_options(told["options"])[0], groups=told["groups"])
+        self.options = replace(parse_options(answer["options"])[0], groups=answer["groups"])
         self.policy = Policy(self.options)
-        plugin = told["plugin"]
+        plugin = answer["plugin"]
         if plugin is not None:
             self.policy = Policy(parse_options(plugin["options"])[0])
             for method in plugin["methods"]:
@@ -188,14 +188,14 @@ class Daemon(Conversation):
     def _call(self, method: str, *arguments: Any) -> Any:
         access: list[list[Any]] = []
         request = {"method": method, "arguments": list(map(plain, arguments)), "access": access}
-        answer = self.ask(request)
+        answer = self.query(request)
         while "access" in answer:
-            if len(access) >= _MOST_QUESTIONS_BACK:
+            if len(access) >= _MOST_ACCESS_QUERIES:
                 raise PluginError(f"{method} asks what is accessible again and again")
             who, mode = answer["access"]
             attrs = next(argument for argument in arguments if isinstance(argument, Attrs))
             access.append([who, mode, attrs.accessible(restored(who), mode)])
-            answer = self.ask(request)
+            answer = self.query(request)
         if "failed" in answer:
             raise PluginError(answer["failed"])
         return restored(answer["answer"])
@@ -208,9 +208,9 @@ def traced(mount: Mounted, wanted: Wanted) -> Generator[tuple[list[Record], int]
         DaemonError: the daemon cannot be asked, or ends.
     """
     with Conversation(mount) as conversation:
-        conversation.ask({"method": "trace", "wanted": wanted.plain()})
+        conversation.query({"method": "trace", "wanted": wanted.plain()})
         while True:
-            answer = conversation.ask({"method": "fetch"})
+            answer = conversation.query({"method": "fetch"})
             yield answer["records"], answer["dropped"]
 
 
@@ -231,7 +231,7 @@ class Watcher(Conversation):
         Raises:
             DaemonError: the daemon does not answer.
         """
-        events: list[Event] = self.ask({"method": "events", "after": self.last})["events"]
+        events: list[Event] = self.query({"method": "events", "after": self.last})["events"]
         if events:
             self.last = events[-1]["number"]
         return events

@@ -224,8 +224,8 @@ def all_mounted() -> list[Mounted]:
     for path in ownfiles.glob(RUN_DIR, "*.json"):
         try:
             with ownfiles.open(path, encoding="utf-8") as file:
-                told = json.load(file)
-            mount = _restored(told)
+                published = json.load(file)
+            mount = _restored(published)
         except (ValueError, TypeError, AttributeError, KeyError):
             continue  # the daemon has just ended
         except OSError as exc:
@@ -236,10 +236,10 @@ def all_mounted() -> list[Mounted]:
     return found
 
 
-def _restored(told: dict[str, Any]) -> Mounted:
-    if is_known(told.get("version"), VERSION):
-        return Mounted(**{name: told[name] for name in Mounted.__dataclass_fields__ if name in told})
-    sure = {name: told[name] for name in _IN_EVERY_VERSION}
+def _restored(published: dict[str, Any]) -> Mounted:
+    if is_known(published.get("version"), VERSION):
+        return Mounted(**{name: published[name] for name in Mounted.__dataclass_fields__ if name in published})
+    sure = {name: published[name] for name in _IN_EVERY_VERSION}
     if any(type(sure[name]) is not kind for name, kind in _IN_EVERY_VERSION.items()):
         raise TypeError
     return Mounted(**sure, options="", policy_dir="")

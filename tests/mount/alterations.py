@@ -145,15 +145,15 @@ def log_waiting_threads() -> None:
 
 def tell_when_traced(pipe: int) -> None:
     """Close a pipe once the daemon keeps records for the command."""
-    ask = client.Conversation.ask
+    query = client.Conversation.query
 
     def asked(self: client.Conversation, request: dict[str, Any]) -> Any:
-        answer = ask(self, request)
+        answer = query(self, request)
         if request.get("method") == "trace":
             os.close(pipe)
         return answer
 
-    replace(client.Conversation, "ask", asked)
+    replace(client.Conversation, "query", asked)
 
 
 class _Measured(trio.abc.Instrument):

@@ -74,7 +74,7 @@ until = functools.partial(wait_in_loop, every=0)  # the clock does not go on by 
 
 def is_quiet(source: DatabaseGroups) -> bool:
     """Has every question been answered, or given up?"""
-    return not source._asked
+    return not source._queries
 
 
 def test_an_answer_is_used_until_it_is_30_s_old(database: Database) -> None:
@@ -259,7 +259,7 @@ def test_a_hung_database_holds_few_threads_and_nobody_else_up(database: Database
             clock.jump(1.1)
         assert answers == [NOTHING] * 270
         assert len(database.asked) == 1 + 4
-        assert len(source._asked) == 4  # no question waits for ever
+        assert len(source._queries) == 4  # no question waits for ever
         database.members[6000] = frozenset({8})
         database.answers.set()
         await until(lambda: is_quiet(source))
@@ -335,7 +335,7 @@ def test_what_clients_choose_does_not_fill_the_memory(database: Database, monkey
         for uid in range(100):
             await source.of_user(uid)
             assert len(source._known) <= 20
-        assert not source._asked
+        assert not source._queries
 
     run(test)
 

@@ -129,7 +129,7 @@ def test_there_are_no_other_background_tasks() -> None:
             of = ast.unparse(node.func.value)
             if node.func.attr != "start" or "nursery" in of:
                 found[name] = found.get(name, 0) + 1
-    # accounts/groups.py: `DatabaseGroups._ask` outlives the request that began it; it catches everything by itself.
+    # accounts/groups.py: `DatabaseGroups._query` outlives the request that began it; it catches everything by itself.
     assert found == {**WAITED_FOR, "accounts/groups.py": 1}
 
 
