@@ -60,7 +60,7 @@ class Counters:
 
 Event = dict[str, Any]
 
-MOST_EVENTS = 1000
+MAX_EVENTS = 1000
 """How many events are kept. Clients can cause any number of them."""
 
 
@@ -68,15 +68,15 @@ class Events:
     """The events of one mount, numbered from 1 since the mount began; only the last ones are kept."""
 
     def __init__(self) -> None:
-        self._kept: deque[Event] = deque(maxlen=MOST_EVENTS)
+        self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self._last = 0
 
-    def tell(self, event: Event) -> None:
+    def add(self, event: Event) -> None:
         """Add an event (values for JSON)."""
         self._last += 1
-        self._kept.append({"number": self._last, **event})
+        self._events.append({"number": self._last, **event})
 
     def after(self, number: int) -> list[Event]:
         """Return the events with larger numbers that are still kept, in order."""
-        newer = min(self._last - number, len(self._kept))
-        return [self._kept[at] for at in range(len(self._kept) - newer, len(self._kept))]
+        newer = min(self._last - number, len(self._events))
+        return [self._events[at] for at in range(len(self._events) - newer, len(self._events))]

@@ -16,7 +16,7 @@ from ..stacking.upper import INSIDE, Above
 from ..tree.actor import DAEMON, Actor, RootActor, actor, with_group
 from ..tree.nodes import OBJECT_BITS, Nodes
 from ..tree.notes import noting
-from ..tree.objects import ALL, NOBODY, Stale
+from ..tree.objects import ALL_VIEWERS, NO_VIEWER, Stale
 from ..tree.views import Views
 from ..view import KernelCheckedCaller, View
 from .selfprobe import SelfProbe
@@ -168,8 +168,8 @@ class Callers:
         not end what is cached for the one caller.
         """
         if who is not DAEMON:
-            return NOBODY if self._all_squash and not view.is_squashed_caller(ClientId(ctx.uid)) else ctx.uid
-        return NOBODY if ctx.pid in self._probe.threads else ALL
+            return NO_VIEWER if self._all_squash and not view.is_squashed_caller(ClientId(ctx.uid)) else ctx.uid
+        return NO_VIEWER if ctx.pid in self._probe.threads else ALL_VIEWERS
 
     def checked_caller(self, view: View, who: Actor, ctx: RequestContext) -> KernelCheckedCaller | None:
         """Return the caller if the kernel checks permissions against the attributes that are shown; otherwise None."""

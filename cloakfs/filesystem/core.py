@@ -21,7 +21,7 @@ from ..exportmode import ExportMode
 from ..fuse.compatibility import keeps_listings
 from ..identity import ServerId
 from ..kernelcache.cache import KernelCache
-from ..kernelcache.policy import Terms
+from ..kernelcache.policy import MountTraits
 from ..linux import process
 from ..stacking.answers import Answers, Asked, Asking, ask
 from ..stacking.upper import Above
@@ -31,7 +31,7 @@ from ..tree.actor import DAEMON, Actor
 from ..tree.find import Finder, Missing
 from ..tree.nodes import Nodes
 from ..tree.notes import noting
-from ..tree.objects import ALL, NOBODY, ROOT, Descriptor, Object, Stale, dev_ino
+from ..tree.objects import ALL_VIEWERS, NO_VIEWER, ROOT, Descriptor, Object, Stale, dev_ino
 from ..tree.request import Request
 from ..tree.views import Views
 from ..tree.visibility import AT_ONCE, Far, Sight, Visibility, is_entry_visible
@@ -156,7 +156,7 @@ class Core(pyfuse3.Operations):
             mode,
         )
         self.relookup = DentryRelookup(nodes, views, self.self_probe)
-        self.recalls = Recalls(nodes, self.files, self.self_probe, self._forget_attributes)
+        self.recalls = Recalls(nodes, self.files, self.self_probe, self._invalidate_attributes)
         self.probing = Probing(nodes, views, mountpoint, exported=self.exported, seconds=tuning.probe_seconds)
         self.tracers = Tracers(self._switch_trace, tuning.trace_bytes)
         self._switch_trace(False)
@@ -164,7 +164,7 @@ class Core(pyfuse3.Operations):
             nodes,
             views,
             self.visibility.access_paths,
-            Terms(views.fixed, views.top, mode, xattrs, acls=self.enable_acl, keeps_listings=keeps_listings),
+            MountTraits(views.fixed, views.top, mode, xattrs, acls=self.enable_acl, keeps_listings=keeps_listings),
             self.requests.counters,
             on_attributes=self.files.may_have_set_id,
             on_change=self.recalls.changed if mode.knfsd else lambda _: None,
@@ -176,8 +176,8 @@ class Core(pyfuse3.Operations):
         # Remote mounts that were asked and have not answered yet.
         self._asking: dict[tuple[int, bytes], trio.Event] = {}
 
-    def _forget_attributes(self, obj: Object) -> None:
-        self.cache.forget(obj)
+    def _invalidate_attributes(self, obj: Object) -> None:
+        self.cache.invalidate(obj)
 
     def _note_hidden_name(self, info: linux.Stat, obj: Object | None) -> None:
         """Note that a caller asked for a name that is hidden from it, with the stat, and the object if it is known."""
@@ -235,7 +235,7 @@ class Core(pyfuse3.Operations):
             served = self.callers.served_at_once(inode, ctx, for_attributes=for_attributes)
             number, view, who = served or await self.callers.served(inode, ctx, for_attributes=for_attributes)
         viewer = self.callers.viewer(view, who, ctx)
-        if obj.audience != ALL and not self.cache.checks_above:
+        if obj.audience != ALL_VIEWERS and not self.cache.subtree_check:
             self.cache.note_viewer(number, obj, viewer)  # who asks evidently was told, or was handed it
         fd, pin = self.nodes.fd(obj), obj.descriptor
         info = obj.filesystem.stat(fd)
@@ -244,7 +244,7 @@ class Core(pyfuse3.Operations):
             try:
                 # While no change is reported, all above is as it was when the kernel was told: `audience`.
                 is_as_told = (
-                    obj.private
+                    obj.cached_for_one
                     and self.visibility.access_paths.is_up_to_date()
                     and self.cache.is_known_to(number, obj, viewer)
                     and is_entry_visible(view, who, obj.name, info, fd)
@@ -270,7 +270,7 @@ class Core(pyfuse3.Operations):
         ):
             self.requests.counters.hidden_handles += 1
             raise Stale
-        if self.cache.checks_above and (pending := self.cache.note_viewer(number, obj, viewer)) is not None:
+        if self.cache.subtree_check and (pending := self.cache.note_viewer(number, obj, viewer)) is not None:
             await pending
             return await self._enter(inode, ctx, or_open=or_open, has_open=has_open, for_attributes=for_attributes)
         checked_caller = self.callers.checked_caller(view, who, ctx) if self.knfsd else None
@@ -472,7 +472,7 @@ class Core(pyfuse3.Operations):
             await self._look(obj)
         fd = self.nodes.fd(obj)
         info = obj.filesystem.stat(fd)
-        return Request(number, view, DAEMON, obj, fd, info, NOBODY, pin=obj.descriptor, waits=waits)
+        return Request(number, view, DAEMON, obj, fd, info, NO_VIEWER, pin=obj.descriptor, waits=waits)
 
     async def _maker(
         self, at: Request, inode: InodeT, ctx: RequestContext

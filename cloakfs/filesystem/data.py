@@ -151,7 +151,7 @@ class DataOperations(Core):
         if self.files.may_lose_set_id(file):
             await self._may_have_lost_set_id(fh)
         if appends and not obj.filesystem.remote and calls.fstat(fh).st_size != off + done:
-            self.cache.forget(obj, pages_in=file.number)  # what others wrote is at `off`
+            self.cache.invalidate(obj, pages_in=file.number)  # what others wrote is at `off`
         return done
 
     async def _may_have_lost_set_id(self, fh: FileHandleT) -> None:
@@ -178,7 +178,7 @@ class DataOperations(Core):
         try:
             await trio.to_thread.run_sync(calls.fallocate, opener, fh, mode, off, length, abandon_on_cancel=True)
         except OSError:
-            self.cache.forget(obj)  # ext4 keeps what it allocated before the disk was full
+            self.cache.invalidate(obj)  # ext4 keeps what it allocated before the disk was full
             raise
         if self.files.may_lose_set_id(file):
             await self._may_have_lost_set_id(fh)

@@ -119,7 +119,7 @@ class DirectoryOperations(NameOperations):
         directory = self.files.opened_directory(fd, at)
         directory.sought = sought
         if keeps_listings and self.visibility.access_paths.is_up_to_date():
-            directory.is_kept, has_entries = self.cache.listings.keeps(at)
+            directory.is_kept, has_entries = self.cache.complete_directories.keeps(at)
             if directory.is_kept:
                 return opened(fh, keep_cache=has_entries)
         return fh
@@ -162,8 +162,8 @@ class DirectoryOperations(NameOperations):
                 directory.at_end = len(directory.pending) <= 1 and not await self._read_on(fh, directory)
                 try:
                     has_room = await self._tell(fh, directory, reply, ctx)
-                    if has_room and directory.at_end and directory.listing is not None:
-                        self.cache.listings.end(directory.obj, directory.listing)
+                    if has_room and directory.at_end and directory.proof is not None:
+                        self.cache.complete_directories.end(directory.obj, directory.proof)
                     if not has_room or directory.at_end:
                         break
                 except TooSoon as exc:
@@ -192,7 +192,7 @@ class DirectoryOperations(NameOperations):
         calls.lseek(fh, position, os.SEEK_SET)
         directory.cookie, directory.shown = position, start_id
         directory.pending = []
-        directory.listing = None
+        directory.proof = None
         directory.begins = not start_id
         return True
 
@@ -309,7 +309,7 @@ class DirectoryOperations(NameOperations):
         else:
             number, view, who = await self.callers.served(self._nodeid(directory), ctx)
         viewer = self.callers.viewer(view, who, ctx)
-        if not self.cache.checks_above:
+        if not self.cache.subtree_check:
             self.cache.note_viewer(number, obj, viewer)
         info = obj.filesystem.stat(fh)
         try:
@@ -328,12 +328,12 @@ class DirectoryOperations(NameOperations):
             self.visibility.note_hidden(view, who, obj)
             self.requests.counters.hidden_handles += 1
             raise Stale
-        if self.cache.checks_above:
+        if self.cache.subtree_check:
             self.cache.note_viewer(number, obj, viewer)
         at = Request(number, view, who, obj, fh, info, viewer, self.callers.checked_caller(view, who, ctx))
         if directory.is_kept:
             self.visibility.access_paths.is_up_to_date()
-            self.cache.listings.check_reader(at)
+            self.cache.complete_directories.check_reader(at)
         with self.nodes.batch():
             return self._fill(at, directory, reply, most)
 
@@ -364,9 +364,9 @@ class DirectoryOperations(NameOperations):
         """
         if directory.begins:
             directory.begins = False
-            directory.listing = self.cache.listings.begin(at)
+            directory.proof = self.cache.complete_directories.begin(at)
         # What the kernel already knows takes as little as possible: directories may have very many names.
-        listing, number, viewer, left_out = directory.listing, at.number, at.viewer, directory.left_out
+        proof, number, viewer, left_out = directory.proof, at.number, at.viewer, directory.left_out
         is_known_to, nodeid = self.cache.is_known_to, self.nodes.nodeid
         # It must be what the name leads to now: every change made until now has to have been reported.
         known = (at.obj.children or {}) if at.who is not DAEMON and self.visibility.access_paths.is_up_to_date() else {}
@@ -383,8 +383,8 @@ class DirectoryOperations(NameOperations):
                 name = it[0]
                 obj = known.get(name)
                 shown: EntryAttributes | int | None
-                if listing is not None:
-                    self.cache.listings.check_entry(at, listing, name)
+                if proof is not None:
+                    self.cache.complete_directories.check_entry(at, proof, name)
                 if (
                     obj is not None
                     and name not in left_out
@@ -395,7 +395,7 @@ class DirectoryOperations(NameOperations):
                 else:
                     shown = self._entry_of(at, directory, name)
                     if shown is None:
-                        self.cache.listings.forget(at.obj)
+                        self.cache.complete_directories.invalidate(at.obj)
                         self._drop_found(directory, name)
                         if last is None:
                             _, directory.cookie, _, directory.shown = it

@@ -14,7 +14,7 @@ from ..tree import calls
 from ..tree.actor import Actor, credentials
 from ..tree.filesystems import MountedFilesystem
 from ..tree.nodes import Nodes
-from ..tree.objects import CompleteDirectory, Object
+from ..tree.objects import CompletenessProof, Object
 from ..tree.request import SET_ID, Request
 
 MOST_ENTRIES = 20_000
@@ -74,7 +74,7 @@ class OpenDirectory(OpenFile):
     """A directory that a client has open."""
 
     __slots__ = (
-        "at_end", "begins", "cookie", "end", "found", "is_kept", "left_out", "listing", "pending", "shown", "sought",
+        "at_end", "begins", "cookie", "end", "found", "is_kept", "left_out", "pending", "proof", "shown", "sought",
         "tweak",
     )  # fmt: skip
 
@@ -91,7 +91,7 @@ class OpenDirectory(OpenFile):
         self.end = 0  # the end, as clients see it
         # The names that were not told after all, although this was noted.
         self.left_out: tuple[bytes, ...] = ()
-        self.listing: CompleteDirectory | None = None  # what it proves if nothing is in its way
+        self.proof: CompletenessProof | None = None  # what it proves if nothing is in its way
         self.is_kept = False  # whether the kernel keeps what is answered
         # If it is remote: what names lead to (O_PATH), while a request is being served.
         self.found: dict[bytes, int] = {}

@@ -154,7 +154,7 @@ class NameOperations(Core):
         if at.who is DAEMON:
             return _ABSENT
         is_hidden = missing is HIDDEN
-        seconds = self.cache.absent(at, name, partial(self._handle_of, at, name, missing), is_hidden=is_hidden)
+        seconds = self.cache.negative(at, name, partial(self._handle_of, at, name, missing), is_hidden=is_hidden)
         return _absent_for(seconds) if seconds else _ABSENT
 
     def _handle_of(self, at: Request, name: bytes, missing: Missing) -> bytes | None:
@@ -498,7 +498,7 @@ class NameOperations(Core):
             raise
         finally:
             calls.close(source)
-            self.cache.listings.forget(at.obj)
+            self.cache.complete_directories.invalidate(at.obj)
         self.cache.linked(obj)
         at = await self._again(at, new_parent_inode, ctx)
         again = self.nodes.with_descriptor(calls.dup, self.nodes.fd(obj))
@@ -587,8 +587,8 @@ class NameOperations(Core):
             if moved is None or isinstance(moved, Directory):
                 raise FUSEError(errno.ENAMETOOLONG)
         with contextlib.ExitStack() as stack:
-            stack.callback(self.cache.listings.forget, new.obj)
-            stack.callback(self.cache.listings.forget, old_obj)
+            stack.callback(self.cache.complete_directories.invalidate, new.obj)
+            stack.callback(self.cache.complete_directories.invalidate, old_obj)
             removed = None
             if not new.view.judges or new.who is DAEMON:
                 await self._do(new, partial(self._rename, old, name_old, name_new=name_new, flags=flags))

@@ -129,7 +129,7 @@ class Probing:
         obj = None if place is None else self._nodes.known_as(place)
         path = None if obj is None else known_path(self._nodes, self._views, self._mountpoint, view, obj, name)
         label = self._views.label(view) if view else None
-        self.events.tell(
+        self.events.add(
             {
                 "time": time.time(),
                 "event": "probing",

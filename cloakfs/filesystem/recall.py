@@ -57,12 +57,12 @@ class Recalls:
     """
 
     def __init__(
-        self, nodes: Nodes, files: OpenFiles, probe: SelfProbe, forget_attributes: Callable[[Object], None]
+        self, nodes: Nodes, files: OpenFiles, probe: SelfProbe, invalidate_attributes: Callable[[Object], None]
     ) -> None:
         self._nodes = nodes
         self._files = files
         self._probe = probe
-        self._forget_attributes = forget_attributes
+        self._invalidate_attributes = invalidate_attributes
         self._recalled: dict[Object, float] = {}  # what was not returned at the last attempt, and since when
         self._wanted: dict[Object, None] = {}
         self._is_wanted = trio.Event()
@@ -101,7 +101,7 @@ class Recalls:
         self._recalled = {obj: before.get(obj, now) for obj in delegated}
         for obj in {**before, **self._recalled}:
             obj.rarely().ctime_ahead += 1
-            self._forget_attributes(obj)
+            self._invalidate_attributes(obj)
         if self._recalled:
             log.debug("delegations of %d files that have changed are not returned yet", len(self._recalled))
 

@@ -144,7 +144,7 @@ class XattrOperations(Core):
             await self._do(at, lambda at: calls.setxattr(at.credentials, at.fd, name, value))
         finally:
             for obj in (at.obj, *self.nodes.twins(at.obj)):
-                self.cache.forget_absent_xattrs(obj)
+                self.cache.clear_absent_xattrs(obj)
         await self._changed(at)
 
     @answers
@@ -172,7 +172,7 @@ class XattrOperations(Core):
 
     async def _changed(self, at: Request) -> None:
         """Note that attributes have changed: an ACL changes the mode, too."""
-        self.cache.forget(at.obj)
+        self.cache.invalidate(at.obj)
         await self.cache.changed(at.number, at.view, at.obj)
 
 

@@ -1,1 +1,1 @@
-"""What the kernel remembers of a mount."""
+"""What the kernel may cache of a mount, for how long, and how it is invalidated."""

@@ -1,10 +1,9 @@
-"""What the kernel may remember of a mount, and how it is made to forget what is no longer true: all that others use.
+"""What the kernel may cache of a mount, and how it is invalidated: the interface of this package.
 
-An answer is made in this order: whoever asks is noted as a viewer of the object (`note_viewer`), and let in on a
-directory (`admit`); then the answer says how long the kernel may remember it (`entry`, `attributes`, `absent`, `acl`,
-`opening`). A request that has changed something says so (`changed`, `linked`, `removed`, `moved`), and waits for that
-before it is answered. In which order the kernel forgets names, attributes and what is below them is nobody else's
-concern.
+A reply is made in this order. The caller is noted as a viewer of the object (`note_viewer`), and admitted to a
+directory (`admit`). Then the reply gets its timeouts (`entry`, `attributes`, `negative`, `acl`, `opening`). A request
+that has changed something reports it (`changed`, `linked`, `removed`, `moved`), and waits for the invalidation before
+the reply. The order in which names, attributes and subtrees are invalidated is decided inside this package.
 """
 
 from collections.abc import Callable, Generator
@@ -13,24 +12,24 @@ from typing import Any
 from ..background.tasks import Tasks
 from ..monitoring import Counters
 from ..tree.nodes import Nodes
-from ..tree.objects import NOBODY, Object
+from ..tree.objects import NO_VIEWER, Object
 from ..tree.views import Views
 from ..tree.visibility import AccessPaths
 from ..tuning import STANDARD, Tuning
 from .audience import Audiences
 from .changes import Changes
-from .complete import Listings
+from .complete import CompleteDirectories
 from .invalidation import Invalidation
-from .policy import Fact, Terms, facts, tree_mount
+from .policy import Fact, MountTraits, facts, tree_mount
 from .timeouts import Timeouts
 from .watch import Watch
 
 
 class Pending:
-    """Something that the kernel has to forget before an answer may tell anybody anything. It is to be awaited.
+    """An invalidation that has to be complete before the reply is sent. It is to be awaited.
 
     Raises:
-        Stale: from the await: somebody keeps a lock, so that the kernel could not be made to forget a name yet.
+        Stale: from the await: a process holds the lock of a directory, so that a name could not be invalidated yet.
     """
 
     def __init__(self, wait: Callable[..., Any], *args: object) -> None:
@@ -42,27 +41,27 @@ class Pending:
 
 
 class KernelCache:
-    """What the kernel remembers of one mount.
+    """What the kernel caches of one mount.
 
     Args:
         nodes: the objects.
         views: the views that the mount offers.
         access_paths: is informed of directories that change.
-        terms: what the rules about what may be remembered depend on.
-        counters: count for how many answers anything may be remembered.
+        terms: what the rules about timeouts depend on.
+        counters: count how many replies may be cached.
         on_attributes, on_change: see `Invalidation`.
         tuning: times and bounds.
 
     Attributes:
-        checks_above: see `ExportMode.subtree_check`.
-        listings: the directories of which the kernel may keep all entries; for READDIR: see `Listings`.
-        invalidation: makes the kernel forget. Only the parts of the cache, and tests, use it directly.
-        entry, attributes, absent, acl, opening: how long an answer may be remembered, and whether pages may: see the
-            methods of `Timeouts`.
-        is_known_to: whether the kernel may tell a caller of an object without asking (`Timeouts.is_known_to`).
-        may_list: whether a listing may tell a caller more than a name (`Audiences.may_list`).
-        changed, removed, moved: are to be awaited after a change, before the answer: see the methods of `Changes`.
-        lacks_xattr, note_absent_xattr, forget_absent_xattrs: see `Invalidation`.
+        subtree_check: of the `ExportMode`.
+        complete_directories: those of which the kernel may cache all entries, for READDIR.
+        invalidation: invalidates what the kernel caches. Only this package, and tests, use it directly.
+        entry, attributes, negative, acl, opening: the timeouts of a reply, and whether pages may be cached: methods of
+            `Timeouts`.
+        is_known_to: whether the kernel may answer a caller about an object from its cache (`Timeouts.is_known_to`).
+        may_list: whether a listing may show a caller more than a name (`Audiences.may_list`).
+        changed, removed, moved: are to be awaited after a change, before the reply: methods of `Changes`.
+        lacks_xattr, note_absent_xattr, clear_absent_xattrs: methods of `Invalidation`.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class KernelCache:
         nodes: Nodes,
         views: Views,
         access_paths: AccessPaths,
-        terms: Terms,
+        terms: MountTraits,
         counters: Counters | None = None,
         *,
         on_attributes: Callable[[Object | None], None] = lambda _: None,
@@ -80,60 +79,62 @@ class KernelCache:
         mode = terms.mode
         self._nodes, self._views, self._terms = nodes, views, terms
         self._watch: Watch | None = None
-        self.checks_above = mode.subtree_check
+        self.subtree_check = mode.subtree_check
         self.invalidation = invalidation = Invalidation(nodes, access_paths, mode, tuning)
         invalidation.on_attributes, invalidation.on_change = on_attributes, on_change
         self._audiences = audiences = Audiences(nodes, invalidation, mode)
         self._timeouts = timeouts = Timeouts(nodes, invalidation, audiences, terms, counters or Counters())
-        self.listings = listings = Listings(nodes, invalidation, audiences, timeouts)
-        self._changes = changes = Changes(nodes, views, access_paths, invalidation, audiences, timeouts, listings)
+        self.complete_directories = complete_directories = CompleteDirectories(nodes, invalidation, audiences, timeouts)
+        self._changes = changes = Changes(
+            nodes, views, access_paths, invalidation, audiences, timeouts, complete_directories
+        )
         if mode.subtree_check:
-            nodes.registry.on_moved = audiences.strayed
-            nodes.registry.audience_of_restored = NOBODY  # what counts is whom the kernel has let through since
-        timeouts.of_complete = listings.of_absence
-        # Requests ask for these often, and one call takes less time than two.
+            nodes.registry.on_moved = audiences.relocated
+            nodes.registry.audience_of_restored = NO_VIEWER  # what counts is who has passed it since
+        timeouts.of_complete_directory = complete_directories.of_negative
+        # Requests call these often, and one call takes less time than two.
         self.entry = timeouts.entry
         self.attributes = timeouts.attributes
-        self.absent = timeouts.absent
+        self.negative = timeouts.negative
         self.acl = timeouts.acl
         self.opening = timeouts.opening
         self.is_known_to = timeouts.is_known_to
         self.may_list = audiences.may_list
         self.changed, self.removed, self.moved = changes.changed, changes.removed, changes.moved
-        # What objects were seen not to have, until a change is reported. It is known here, and not in the kernel.
+        # What objects were seen not to have, until a change is reported: cached by the daemon, not by the kernel.
         self.lacks_xattr = invalidation.lacks_xattr
         self.note_absent_xattr = invalidation.note_absent_xattr
-        self.forget_absent_xattrs = invalidation.forget_absent_xattrs
+        self.clear_absent_xattrs = invalidation.clear_absent_xattrs
 
-    # -- who is told -------------------------------------------------------------------------------
+    # -- who knows of an object --------------------------------------------------------------------
 
     def note_viewer(self, number: int, obj: Object, viewer: int) -> Pending | None:
-        """Note that a caller evidently was told of the object, since it asks by nodeid, or is about to be told.
+        """Note that a caller knows of the object, since its request names the nodeid, or is about to learn of it.
 
-        To be called before it is found out whether the caller may see the object; where the kernel checks the
-        directories above (`checks_above`), after that. Attributes that are remembered for others are forgotten at once.
+        To be called before it is found out whether the caller may see the object; with `subtree_check`, after that.
+        Attributes that are cached for another viewer are invalidated at once.
 
         Args:
             number: of the view.
             obj: the object.
-            viewer: the client uid, `NOBODY` (the daemon itself) or `ALL` (a daemon above).
+            viewer: the client uid, `NO_VIEWER` (the daemon itself) or `ALL_VIEWERS` (a daemon above).
 
         Returns:
-            with `checks_above`: what has to be forgotten before the caller is let through the directory. The request is
+            with `subtree_check`: what has to be invalidated before the caller may pass the directory. The request is
             then to begin once more.
         """
-        if not self.checks_above:
-            self._audiences.tell(number, obj, viewer)
+        if not self.subtree_check:
+            self._audiences.record(number, obj, viewer)
             return None
-        below = self._audiences.tell_passer(number, obj, viewer)
-        return None if below is None else Pending(self.invalidation.forgotten, below)
+        subtree = self._audiences.record_passing(number, obj, viewer)
+        return None if subtree is None else Pending(self.invalidation.invalidated, subtree)
 
     def admit(self, number: int, obj: Object, viewer: int) -> Pending | None:
-        """Let a caller in on the directory `obj`, which it has looked up by name.
+        """Admit a caller to the directory `obj`, which it has looked up by name.
 
         Returns:
-            what has to be forgotten before the caller is told of it; the name is then to be looked up once more. It
-            must not be awaited while the kernel holds the lock of that directory for this request.
+            what has to be invalidated before the reply; the name is then to be looked up once more. It must not be
+            awaited while the kernel holds the lock of that directory for this request.
         """
         if self._audiences.is_ready(number, obj, viewer):
             return None
@@ -143,22 +144,22 @@ class KernelCache:
 
     def linked(self, obj: Object) -> None:
         """Note that a request has made another name of `obj`. A policy may hide that, and not the old one."""
-        self.invalidation.forget(obj)
+        self.invalidation.invalidate(obj)
 
-    def forget(self, obj: Object, *, pages_in: int | None = None) -> None:
-        """Have the kernel forget the attributes of an object; with `pages_in`, in that view alone, but its pages, too.
+    def invalidate(self, obj: Object, *, pages_in: int | None = None) -> None:
+        """Invalidate the attributes of an object; with `pages_in`, its pages as well, in that view alone.
 
-        (Those that the kernel has because it wrote them, although the file now contains something else.)
+        (Pages that the kernel has because it wrote them, although the file now contains something else.)
         """
         if pages_in is None:
-            self.invalidation.forget_attributes(obj)
+            self.invalidation.invalidate_attributes(obj)
         else:
-            self.invalidation.forget_pages(pages_in, obj)
+            self.invalidation.invalidate_pages(pages_in, obj)
 
     # -- for as long as the mount is there ---------------------------------------------------------
 
     def attach(self, session: int) -> None:
-        """Note the descriptor of the FUSE session, by which the kernel is told to ask for names again."""
+        """Note the descriptor of the FUSE session, to which notifications are written."""
         self.invalidation.notifier.session = self.invalidation.notifier.device = session
 
     def watch(self, watch: Watch) -> None:
@@ -168,19 +169,19 @@ class KernelCache:
 
     def run(self, tasks: Tasks) -> None:
         """Start what goes on in the background."""
-        tasks.supervise("invalidating what the kernel caches", self.invalidation.keep_forgetting)
+        tasks.supervise("invalidating what the kernel caches", self.invalidation.run)
         tasks.supervise("watching mounts", self._changes.follow_mounts)
         tasks.supervise("finding what was moved", self._changes.find_moved)
         if self._watch is not None:
             tasks.supervise("watching changes", self._changes.follow, self._watch)
 
     def reset(self) -> None:
-        """Have everything forgotten: the policy has changed, for example."""
-        self._timeouts.forget_views()
-        self.invalidation.forget_everything()
+        """Invalidate everything: the policy has changed, for example."""
+        self._timeouts.clear()
+        self.invalidation.invalidate_everything()
 
     def report(self) -> list[Fact]:
-        """Return what the kernel may remember at present, for people."""
+        """Return what the kernel may cache at present, for `cloakfs status`."""
         filesystems = self._nodes.mounts.filesystems
         tree = [tree_mount(mounted, filesystems) for mounted in filesystems]
         return facts(self._terms, self._views.any(), tree)

@@ -34,8 +34,8 @@ from ..tree.views import Views
 from ..tree.visibility import AccessPaths, is_entry_visible, world_may
 from ..view import View
 from .audience import Audiences
-from .complete import Listings
-from .invalidation import Below, Invalidation, Names
+from .complete import CompleteDirectories
+from .invalidation import Invalidation, PendingNames, SubtreeInvalidation
 from .policy import SHORT_SECONDS
 from .timeouts import Timeouts, may_search
 from .watch import Watch, mounts_changed
@@ -44,13 +44,13 @@ log = logging.getLogger(__name__)
 
 # For one batch of events, the names of at most this many hidden directories are looked up (in half a millisecond),
 # since anybody can change directories all the time. The absence of others is remembered for ABSENT_SECONDS at most.
-_MOST_LOOKED_UP = 16
+_MAX_LOOKUPS = 16
 
 # After the mounts have been looked at, this many times as long passes before they are looked at again.
 _SHARE_OF_MOUNTS = 20
 
 # Of an object that more views than this may know, it is not found out for each whether its identity may know it still.
-_MOST_VIEWS = 16
+_MAX_VIEWS = 16
 
 # Where the objects are that were reported as moved is found out in steps of so many seconds, unless somebody asks
 # first. After each, this many times as long passes.
@@ -81,7 +81,7 @@ class Changes:
         invalidation: Invalidation,
         audiences: Audiences,
         timeouts: Timeouts,
-        listings: Listings,
+        complete_directories: CompleteDirectories,
     ) -> None:
         self._nodes = nodes
         self._views = views
@@ -89,9 +89,9 @@ class Changes:
         self._invalidation = invalidation
         self._audiences = audiences
         self._timeouts = timeouts
-        self._listings = listings
+        self._complete = complete_directories
         self._watched: dict[int, list[MountedFilesystem]] = {}  # by the id that events carry
-        self._to_look_up = 0  # how many more names may be looked up for this batch of events
+        self._lookups_left = 0  # how many more names may be looked up for this batch of events
         # Objects to be found unless somebody asks first: those that were moved, and all of them if reports were lost.
         self._moved: set[Object] = set()
         self._lost: list[Object] = []
@@ -106,8 +106,8 @@ class Changes:
         for filesystem in sorted(self._nodes.mounts.filesystems, key=lambda it: len(it.path)):  # what is above first
             self._add(watch, filesystem)
         self._nodes.mounts.on_new_filesystem = partial(self._add, watch)
-        watch.on_own = self._heed_own
-        self._access_paths.is_up_to_date = partial(self._is_all_heeded, watch)
+        watch.on_own = self._handle_own
+        self._access_paths.is_up_to_date = partial(self._is_up_to_date, watch)
 
     def _add(self, watch: Watch, filesystem: MountedFilesystem) -> None:
         try:
@@ -134,59 +134,59 @@ class Changes:
     async def follow(self, watch: Watch) -> None:
         """Run for ever, making the kernel forget what others change."""
         if self._has_followed:
-            self._lose_track()
+            self._handle_overflow()
         self._has_followed = True
         while True:
-            self._heed_all(await watch.changes())
+            self._handle_events(await watch.changes())
 
-    def _is_all_heeded(self, watch: Watch) -> bool:
+    def _is_up_to_date(self, watch: Watch) -> bool:
         """Whether every change made until now has been handled, after handling what can be handled at once."""
         if watch.is_silent():
             return True
         try:
             events = watch.read()
             if events:  # of others
-                self._heed_all(events)
+                self._handle_events(events)
         except BaseException:
-            self._lose_track()
+            self._handle_overflow()
             raise
         return watch.has_read_all()
 
-    def _lose_track(self) -> None:
+    def _handle_overflow(self) -> None:
         """Forget everything, since reports were lost: anything may have changed, and be anywhere."""
-        self._invalidation.forget_everything()
+        self._invalidation.invalidate_everything()
         self._nodes.locator.lose_track()
         self._lost = self._nodes.objects()
         self._any_moved.set()
 
-    def _heed_all(self, events: list[Event]) -> None:
-        forgotten = False
-        self._to_look_up = _MOST_LOOKED_UP
+    def _handle_events(self, events: list[Event]) -> None:
+        invalidated = False
+        self._lookups_left = _MAX_LOOKUPS
         for event in events:
             if event.mask & FAN_Q_OVERFLOW:
-                self._lose_track()
+                self._handle_overflow()
             for filesystem in self._watched.get(event.fsid, ()):
-                forgotten |= self._heed(event, filesystem)
+                invalidated |= self._handle_event(event, filesystem)
                 if event.mask & (FAN_MOVED_FROM | FAN_MOVED_TO):
-                    self._heed_move(event, filesystem)
-        if forgotten:
-            self._invalidation.begin_era()
+                    self._handle_move(event, filesystem)
+        if invalidated:
+            self._invalidation.begin_epoch()
 
-    def _heed_own(self, event: Event) -> None:
+    def _handle_own(self, event: Event) -> None:
         """Handle a change to a directory itself that this process has made, on behalf of any caller."""
         for filesystem in self._watched.get(event.fsid, ()):
-            self._heed_passages(event, filesystem)
+            self._handle_access_paths(event, filesystem)
 
-    def _heed_passages(self, event: Event, filesystem: MountedFilesystem) -> None:
+    def _handle_access_paths(self, event: Event, filesystem: MountedFilesystem) -> None:
         if event.mask & FAN_ONDIR and event.mask & OF_ITSELF:
             if not event.target:  # before Linux 5.17
                 self._access_paths.forget()
             elif (directory := self._nodes.by_handle(filesystem, event.target)) is not None:
                 self._access_paths.changed(directory)
 
-    def _heed(self, event: Event, filesystem: MountedFilesystem) -> bool:
+    def _handle_event(self, event: Event, filesystem: MountedFilesystem) -> bool:
         """Handle an event on this file system; return whether everything has to be forgotten because of it."""
-        self._heed_passages(event, filesystem)
+        self._handle_access_paths(event, filesystem)
         parent = self._nodes.by_handle(filesystem, event.directory)
         is_name = bool(event.mask & _NAMES)
         if event.target:
@@ -194,31 +194,31 @@ class Changes:
         else:  # before Linux 5.17
             target = (parent.children or {}).get(event.name) if parent is not None else None
         if parent is not None and event.mask & (_NAMES | FAN_ATTRIB):
-            self._invalidation.forget_attributes(parent)
+            self._invalidation.invalidate_attributes(parent)
             if event.name != b".":
-                self._heed_name(event, parent, target)
-        self._heed_listings(event, filesystem, target)
+                self._handle_name(event, parent, target)
+        self._handle_listings(event, filesystem, target)
         if event.mask & FAN_ATTRIB and event.target:
-            self._invalidation.forget_hidden(filesystem.number.to_bytes(4, "little") + event.target)
+            self._invalidation.invalidate_hidden(filesystem.number.to_bytes(4, "little") + event.target)
         if target is None:
             if event.mask & FAN_ONDIR and event.mask & OF_ITSELF and event.name == b".":
-                self._forget_absence(filesystem, event.target)
+                self._invalidate_negative_by_handle(filesystem, event.target)
             return not event.target and bool(event.mask & FAN_ONDIR) and is_name
         self._invalidation.on_change(target)
         if event.mask & FAN_ATTRIB:
-            self._invalidation.forget_absent_xattrs(target)
+            self._invalidation.clear_absent_xattrs(target)
         if event.mask & FAN_ONDIR and event.mask & OF_ITSELF:
-            if is_name or self._tells_anybody_less(target):
-                self._invalidation.forget(target)  # everything below may be for others now, too
-            self._forget_absence_of(target)
+            if is_name or self._hides_from_any_viewer(target):
+                self._invalidation.invalidate(target)  # everything below may be for others now, too
+            self._invalidate_negative_of(target)
             return not event.target  # if the kernel does not report the target, it may have been another directory
         if event.mask & (_NAMES | FAN_ATTRIB):
-            self._invalidation.forget(target)
+            self._invalidation.invalidate(target)
         if event.mask & (FAN_MODIFY | FAN_CLOSE_WRITE):
-            self._invalidation.forget_content(target)
+            self._invalidation.invalidate_content(target)
         return False
 
-    def _heed_move(self, event: Event, filesystem: MountedFilesystem) -> None:
+    def _handle_move(self, event: Event, filesystem: MountedFilesystem) -> None:
         """Note where an object is that was renamed, after what the kernel knew of its former place was forgotten."""
         if event.target:
             target = self._nodes.by_handle(filesystem, event.target)
@@ -251,36 +251,36 @@ class Changes:
                 self._any_moved = trio.Event()
             await trio.sleep(_SHARE_OF_STEPS * (trio.current_time() - began))
 
-    def _heed_name(self, event: Event, parent: Object, target: Object | None) -> None:
+    def _handle_name(self, event: Event, parent: Object, target: Object | None) -> None:
         """Forget a name that has changed, or leads to something that has."""
         named = (parent.children or {}).get(event.name)
         if named is not None and named is target and named.children:
-            # `_heed` forgets the name after what is below, or nobody is told less by it than before.
+            # `_handle_event` forgets the name after what is below, or nobody is told less by it than before.
             self._invalidation.expire_name(parent, event.name)
         else:
-            self._invalidation.forget_name(parent, event.name, parent.ever_kept)
+            self._invalidation.invalidate_name(parent, event.name, parent.ever_cached_in)
         if event.mask & _NAMES:
             self._nodes.unlist(parent, event.name)
 
-    def _heed_listings(self, event: Event, filesystem: MountedFilesystem, target: Object | None) -> None:
+    def _handle_listings(self, event: Event, filesystem: MountedFilesystem, target: Object | None) -> None:
         """Forget the listings that have an entry which has changed, if the event does not name their directory.
 
         The kernel may have forgotten the entry itself, so that nothing is known of it here.
         """
-        if not event.mask & FAN_ATTRIB or not self._invalidation.listed:
+        if not event.mask & FAN_ATTRIB or not self._invalidation.proven:
             return
         if target is not None:
             for parent, _ in self._invalidation.names_of(target):
-                self._invalidation.forget_listing(parent)
-        elif event.mask & FAN_ONDIR and self._to_look_up:
-            self._to_look_up -= 1
+                self._invalidation.invalidate_listing(parent)
+        elif event.mask & FAN_ONDIR and self._lookups_left:
+            self._lookups_left -= 1
             place = self._nodes.place_of(filesystem, event.target)
             if place is not None:
-                self._invalidation.forget_listing(place[0])
+                self._invalidation.invalidate_listing(place[0])
         elif event.mask & FAN_ONDIR or (not event.name and self._is_linked(filesystem, event.target)):
-            for directory in list(self._invalidation.listed):
+            for directory in list(self._invalidation.proven):
                 if directory.filesystem is filesystem:
-                    self._invalidation.forget_listing(directory)
+                    self._invalidation.invalidate_listing(directory)
 
     @staticmethod
     def _is_linked(filesystem: MountedFilesystem, handle: bytes) -> bool:
@@ -297,38 +297,38 @@ class Changes:
         finally:
             calls.close(fd)
 
-    def _forget_absence(self, filesystem: MountedFilesystem, handle: bytes) -> None:
+    def _invalidate_negative_by_handle(self, filesystem: MountedFilesystem, handle: bytes) -> None:
         """Forget the absence of a directory that nobody was shown and that has changed. The event does not name it."""
         own = self._views.get(0)
-        if self._to_look_up and (own is None or own.fixed is not None):  # a caller view that hides remembers none
-            self._to_look_up -= 1
+        if self._lookups_left and (own is None or own.fixed is not None):  # a caller view that hides remembers none
+            self._lookups_left -= 1
             place = self._nodes.place_of(filesystem, handle)
             if place is not None:
                 parent, name = place
-                self._invalidation.forget_name(parent, name, parent.ever_kept)
+                self._invalidation.invalidate_name(parent, name, parent.ever_cached_in)
 
-    def _forget_absence_of(self, directory: Object) -> None:
+    def _invalidate_negative_of(self, directory: Object) -> None:
         """Forget the absence of a directory that has changed: it may be visible now.
 
         A caller view that hides anything remembers no absence.
         """
         for parent, name in self._invalidation.names_of(directory):
-            for number in parent.ever_kept - directory.kept:
+            for number in parent.ever_cached_in - directory.cached_in:
                 view = self._views.get(number)
                 if view is None or view.fixed is not None:
-                    self._invalidation.forget_name(parent, name, (number,))
+                    self._invalidation.invalidate_name(parent, name, (number,))
 
-    def _tells_anybody_less(self, obj: Object) -> bool:
-        """Whether `_tells_less` holds for an object in any view, as it is now: later changes are reported as well."""
+    def _hides_from_any_viewer(self, obj: Object) -> bool:
+        """Whether any caller to whom the object was shown, in any view, may not know it as it is now."""
         try:
             fd = self._nodes.fd(obj)
             info = obj.filesystem.stat(fd)
-            if len(obj.ever_kept) > _MOST_VIEWS:
+            if len(obj.ever_cached_in) > _MAX_VIEWS:
                 view = self._views.any()
-                return view.below is not None or not self._is_for_all(view, obj, fd, info)
-            for number in obj.ever_kept:
+                return view.below is not None or not self._is_shown_to_all(view, obj, fd, info)
+            for number in obj.ever_cached_in:
                 view_ = self._views.get(number)
-                if view_ is None or self._tells_less(view_, obj, fd, info):
+                if view_ is None or self._hides_from_viewer(view_, obj, fd, info):
                     return True
         except OSError:
             return True
@@ -341,24 +341,24 @@ class Changes:
                 began = trio.current_time()
                 # Also where there was such a mount before: meanwhile, it may have been gone, and another got its id.
                 for path in self._nodes.mounts.excluded_places():
-                    self._forget_shunned(path)
+                    self._invalidate_excluded(path)
                 now = self._nodes.mounts.mounts_below()
                 if now != self._mounts:
-                    self._invalidation.forget_everything()
+                    self._invalidation.invalidate_everything()
                     self._mounts = now
                 # A user who mounts and unmounts all the time must not keep others waiting.
                 await trio.sleep(_SHARE_OF_MOUNTS * (trio.current_time() - began))
 
-    def _forget_shunned(self, path: str) -> None:
+    def _invalidate_excluded(self, path: str) -> None:
         """Forget a place where a user has mounted something: what was seen below it must not remain visible."""
         place = self._nodes.at_path(path)
         if place is None:
             return
         parent, name = place
-        self._invalidation.forget_name(parent, name, parent.ever_kept)
+        self._invalidation.invalidate_name(parent, name, parent.ever_cached_in)
         child = self._nodes.entry(parent, name)
         if child is not None:
-            self._invalidation.forget(child)
+            self._invalidation.invalidate(child)
 
     # -- made through the mount --------------------------------------------------------------------
 
@@ -379,36 +379,36 @@ class Changes:
             await self._emptied(number, emptied_in, obj)
             return
         # For this request, the kernel holds the lock of a directory whose mode, owner or ACL changes.
-        with self._invalidation.notifier.holding(self._nodes.nodeid(number, obj)):
-            await self._forget_what_was_told(number, view, obj)
+        with self._invalidation.notifier.suspended(self._nodes.nodeid(number, obj)):
+            await self._invalidate_what_is_hidden(number, view, obj)
 
-    async def _forget_what_was_told(self, number: int, view: View, obj: Object) -> None:
+    async def _invalidate_what_is_hidden(self, number: int, view: View, obj: Object) -> None:
         waits: set[trio.Event] = set()
-        forgotten: list[tuple[Below, Names]] = []
+        invalidated: list[tuple[SubtreeInvalidation, PendingNames]] = []
         for one in (obj, *self._nodes.twins(obj)):
             for parent, _ in self._invalidation.names_of(one):
-                if not self._listings.still_shows(view, parent, one.filesystem.stat(self._nodes.fd(one))):
-                    wait = self._invalidation.forget_listing(parent)
+                if not self._complete.still_shows(view, parent, one.filesystem.stat(self._nodes.fd(one))):
+                    wait = self._invalidation.invalidate_listing(parent)
                     if wait is not None:
                         waits.add(wait)
-            if not one.ever_kept:
+            if not one.ever_cached_in:
                 continue
-            if self._tells_anybody_less(one):
-                forgotten.append(self._invalidation.forget(one))
+            if self._hides_from_any_viewer(one):
+                invalidated.append(self._invalidation.invalidate(one))
             else:  # the kernel knows those of `obj` from the answer
-                self._invalidation.forget_attributes(one, but=number if one is obj else None)
-        for below, _ in forgotten:
-            await below.done.wait()
-            waits |= below.names
+                self._invalidation.invalidate_attributes(one, but=number if one is obj else None)
+        for subtree, _ in invalidated:
+            await subtree.done.wait()
+            waits |= subtree.names
         for wait in waits:
             await wait.wait()
-        for below, names in forgotten:
+        for subtree, names in invalidated:
             await names.wait()
             # The kernel does not drop names in the directory that are in use, and the next LOOKUP of the directory
             # makes them valid again. So they are waited for, too, except where requests hold the lock that this needs.
-            await self._wait_elsewhere(below.own_names)
+            await self._wait_unless_suspended(subtree.own_names)
 
-    def _tells_less(self, view: View, obj: Object, fd: int, info: linux.Stat) -> bool:
+    def _hides_from_viewer(self, view: View, obj: Object, fd: int, info: linux.Stat) -> bool:
         """Whether some caller may not know (any more) what the kernel remembers of `obj`, or of what is below it."""
         if view.below is not None:
             return True  # the mount below does not tell; nothing is remembered for long in such a view
@@ -416,11 +416,11 @@ class Changes:
             if not is_entry_visible(view, actor(view.fixed), obj.name, info, fd):
                 return True
             return stat.S_ISDIR(info.st_mode) and not may_search(view.fixed, obj, fd, info)
-        if obj.private:
-            return not self._audiences.still_holds(view, obj, fd, info)
-        return not self._is_for_all(view, obj, fd, info)
+        if obj.cached_for_one:
+            return not self._audiences.is_still_visible(view, obj, fd, info)
+        return not self._is_shown_to_all(view, obj, fd, info)
 
-    def _is_for_all(self, view: View, obj: Object, fd: int, info: linux.Stat) -> bool:
+    def _is_shown_to_all(self, view: View, obj: Object, fd: int, info: linux.Stat) -> bool:
         """Whether everybody may know of the object and, if it is a directory, search it."""
         if obj is not self._nodes.root and not self._timeouts.same_for_all(view, obj.name, info, fd):
             return False
@@ -432,19 +432,19 @@ class Changes:
         It lost its set-id bits, and others may know it because of them. For this request, the kernel holds the lock of
         the directory `parent`.
         """
-        with self._invalidation.notifier.holding(self._nodes.nodeid(number, parent)):
+        with self._invalidation.notifier.suspended(self._nodes.nodeid(number, parent)):
             waits: set[trio.Event] = set()
             for one in (obj, *self._nodes.twins(obj)):
-                waits |= self._invalidation.forget(one)[1].forgotten
-            await self._wait_elsewhere(waits)
+                waits |= self._invalidation.invalidate(one)[1].invalidated
+            await self._wait_unless_suspended(waits)
 
-    async def _wait_elsewhere(self, waits: set[trio.Event]) -> None:
+    async def _wait_unless_suspended(self, waits: set[trio.Event]) -> None:
         """Wait for these events, except those about directories whose locks are held by requests that wait like this.
 
         Two of them that change the same directory, each through a view of its own, would wait for one another.
         """
         for wait in waits:
-            if not self._invalidation.notifier.is_held_back(wait):
+            if not self._invalidation.notifier.is_suspended(wait):
                 await wait.wait()
 
     async def removed(self, number: int, names: Collection[tuple[Object, bytes]], obj: Object | None = None) -> None:
@@ -458,25 +458,25 @@ class Changes:
             names: each with its directory.
             obj: what was removed or replaced, if it is known. It may have been the only name that all knew.
         """
-        if obj is not None and obj.kept:
+        if obj is not None and obj.cached_in:
             if obj.filesystem.stat(self._nodes.fd(obj)).st_nlink > 0:
-                self._invalidation.forget(obj)
+                self._invalidation.invalidate(obj)
             else:
-                self._invalidation.forget_attributes(obj, but=number)
+                self._invalidation.invalidate_attributes(obj, but=number)
         with contextlib.ExitStack() as stack:
             for parent, _ in names:
-                stack.enter_context(self._invalidation.notifier.holding(self._nodes.nodeid(number, parent)))
+                stack.enter_context(self._invalidation.notifier.suspended(self._nodes.nodeid(number, parent)))
             waits: set[trio.Event] = set()
             for parent, name in names:
                 for directory in (parent, *self._nodes.twins(parent)):
                     there = (directory.children or {}).get(name)
-                    numbers = (directory if there is None else there).ever_kept
+                    numbers = (directory if there is None else there).ever_cached_in
                     if directory is parent:
                         numbers -= {number}
                     if numbers:
-                        waits |= self._invalidation.forget_name(directory, name, numbers)
+                        waits |= self._invalidation.invalidate_name(directory, name, numbers)
                     self._nodes.unlist(directory, name)
-            await self._wait_elsewhere(waits)
+            await self._wait_unless_suspended(waits)
 
     async def moved(self, number: int, view: View, obj: Object, before: Object, parent: Object) -> None:
         """Handle a rename of `obj` from `before` into `parent` by a request that has not been answered yet.
@@ -484,17 +484,17 @@ class Changes:
         What has become of the names, `removed` is told.
         """
         for twin in self._nodes.twins(obj):
-            self._invalidation.forget(twin)  # nothing says where it is now
-        await self._audiences.settle(obj)
+            self._invalidation.invalidate(twin)  # nothing says where it is now
+        await self._audiences.wait_for_subtree(obj)
         if stat.S_ISDIR(obj.filesystem.stat(self._nodes.fd(obj)).st_mode):
-            await self._audiences.carry(number, obj)
+            await self._audiences.extend_to_ancestors(number, obj)
         # The kernel moves the name with the object, for as long as it was to be remembered.
-        is_named_for_one = obj.private and before.remembers_names
+        is_named_for_one = obj.cached_for_one and before.has_names_for_one
         if self._invalidation.notifier.is_busy(self._nodes.nodeid(number, before)):
             # So it does with a name that was to be forgotten, because of an earlier move for example.
             for directory, name in self._invalidation.names_of(obj):
-                self._invalidation.forget_name(directory, name, (number,))
-        if obj.ever_kept <= {number} and (
+                self._invalidation.invalidate_name(directory, name, (number,))
+        if obj.ever_cached_in <= {number} and (
             view.fixed is not None
             or (
                 not is_named_for_one
@@ -503,7 +503,7 @@ class Changes:
             )
         ):
             return
-        below, _ = self._invalidation.forget(obj)
-        for one in [below, *map(self._invalidation.forget_below, self._nodes.twins(obj))]:
+        subtree, _ = self._invalidation.invalidate(obj)
+        for one in [subtree, *map(self._invalidation.invalidate_subtree, self._nodes.twins(obj))]:
             # It does not wait for names, which the kernel can forget only after the answer.
             await one.done.wait()

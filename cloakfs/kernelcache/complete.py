@@ -1,19 +1,19 @@
-"""Of which directories all entries are known to be shown to the one caller that was told of them.
+"""Complete directories: all their entries are shown to the only caller in their audience.
 
-A listing from the first entry to the last proves it: each entry is one that this caller sees whatever its groups are,
-and a file has no second name, by which it could become hidden without a word about this one. Whatever changes an entry
-or adds one ends the proof (`Invalidation.forget_listing`), unless the entry is still shown in this way. What the caller
-itself makes there belongs to it, so the proof holds for that, too.
+A listing from the first entry to the last proves it: this caller sees each entry whatever its groups are, and no file
+has a second name, by which it could become hidden without an event about this one. The proof ends when an entry changes
+or is added (`Invalidation.invalidate_listing`), unless that entry is shown in the same way. What the caller itself
+makes there belongs to it, so the proof holds for that, too.
 
-While there is a proof, the kernel may remember two things of the directory for this caller:
+While there is a proof, the kernel may cache two things of the directory for this caller:
 
-- *Absent names*: the directory has no hidden name from which the time of an answer could distinguish them.
-- *The entries*, where pyfuse3 can say so (contrib/pyfuse3). The kernel keeps them with the directory. It gives them to
-  whoever reads a descriptor that OPENDIR returned with a flag for this (FOPEN_CACHE_DIR), and adds to them what it is
-  answered there. So the daemon decides at each OPENDIR who gets at them, and checks permission each time. If it has to
-  answer on such a descriptor without a proof, or to somebody else, it makes the kernel forget the entries again.
+- *Negative dentries*: there is no hidden name from which the time of a reply could distinguish an absent one.
+- *The entries*, where pyfuse3 supports it (contrib/pyfuse3). The kernel caches them with the directory, returns them on
+  descriptors that OPENDIR has opened with FOPEN_CACHE_DIR, and adds to them what READDIR returns there. So the daemon
+  decides at each OPENDIR who gets at them, and checks permission each time. If it has to reply on such a descriptor
+  without a proof, or to another caller, it invalidates the entries again.
 
-In directories that more callers know, none of this is done: an entry that one of them sees could then be given to
+None of this is done for directories that several callers know: an entry that one of them sees could then be shown to
 another one for a moment.
 """
 
@@ -24,7 +24,7 @@ from .. import linux
 from ..identity import ClientId
 from ..tree import calls
 from ..tree.nodes import Nodes
-from ..tree.objects import CompleteDirectory, Object, as_directory
+from ..tree.objects import CompletenessProof, Object, as_directory
 from ..tree.request import Request
 from ..tree.visibility import uid_may
 from ..view import View
@@ -33,17 +33,17 @@ from .invalidation import Invalidation
 from .timeouts import Timeouts
 
 
-class Listings:
-    """Knows of which directories of one mount all entries are shown to their audience.
+class CompleteDirectories:
+    """The complete directories of one mount.
 
     Args:
         nodes: the objects.
-        invalidation: makes the kernel forget.
+        invalidation: invalidates what the kernel caches.
         audiences: knows what is shown to a caller whatever its groups.
-        timeouts: knows what the kernel remembers, and for how long it may.
+        timeouts: knows what the kernel caches, and for how long it may.
 
     Attributes:
-        forget: see `Invalidation.forget_listing`.
+        invalidate: ends the proof of a directory (`Invalidation.invalidate_listing`).
     """
 
     def __init__(
@@ -55,40 +55,40 @@ class Listings:
     ) -> None:
         self._nodes = nodes
         self._invalidation = invalidation
-        self.forget = invalidation.forget_listing
+        self.invalidate = invalidation.invalidate_listing
         self._audiences = audiences
         self._timeouts = timeouts
 
     # -- the proof ---------------------------------------------------------------------------------
 
-    def begin(self, at: Request) -> CompleteDirectory | None:
+    def begin(self, at: Request) -> CompletenessProof | None:
         """Return what a listing that begins with the first entry may prove, or has proven; None if nothing."""
         directory = at.obj
         if not self._can_prove(at):
             return None
-        listing = directory.listing
-        if listing is None or not listing.is_proven or listing.audience != at.viewer:
-            self._invalidation.forget_listing(directory)
-            listing = as_directory(directory).listing = CompleteDirectory(at.viewer)
-            self._invalidation.listed.add(directory)
-        return listing
+        proof = directory.proof
+        if proof is None or not proof.is_proven or proof.audience != at.viewer:
+            self._invalidation.invalidate_listing(directory)
+            proof = as_directory(directory).proof = CompletenessProof(at.viewer)
+            self._invalidation.proven.add(directory)
+        return proof
 
     def _can_prove(self, at: Request) -> bool:
         directory = at.obj
-        times = self._timeouts.times(at.view, directory.filesystem)
+        rules = self._timeouts.rules_for(at.view, directory.filesystem)
         return (
-            (times.listings or times.absent_if_complete > 0)
+            (rules.listings or rules.negative_if_complete > 0)
             and at.number == 0
             and directory.audience == at.viewer >= 0
             and self._timeouts.is_known_to(0, directory, at.viewer)
-            and self._timeouts.reaches(at, directory)
-            # What is done in a directory by its other path is not reported.
+            and self._timeouts.is_reached_by_viewer(at, directory)
+            # Changes in a directory that are made by another path to it are not reported.
             and sum(other.device == directory.filesystem.device for other in self._nodes.mounts.filesystems) == 1
         )
 
-    def check_entry(self, at: Request, listing: CompleteDirectory, name: bytes) -> None:
+    def check_entry(self, at: Request, proof: CompletenessProof, name: bytes) -> None:
         """Let a listing prove nothing if this entry is not shown to its audience, whatever the groups."""
-        if listing.is_proven or at.obj.listing is not listing or name in (b".", b".."):
+        if proof.is_proven or at.obj.proof is not proof or name in (b".", b".."):
             return
         try:
             info, _ = calls.statx(linux.ROOT, at.fd, name)
@@ -97,67 +97,67 @@ class Listings:
         else:
             # Changes of a file system that is mounted there are not reported as changes in this directory, if at all.
             is_here = info.st_dev == at.info.st_dev
-            is_shown = is_here and listing.audience == at.viewer and self._shows(at.view, listing, info)
+            is_shown = is_here and proof.audience == at.viewer and self._shows(at.view, proof, info)
         if not is_shown:
-            self._invalidation.forget_listing(at.obj)
+            self._invalidation.invalidate_listing(at.obj)
 
     @staticmethod
-    def end(directory: Object, listing: CompleteDirectory) -> None:
+    def end(directory: Object, proof: CompletenessProof) -> None:
         """Note that the listing has come to the last entry. If it was dropped meanwhile, this proves nothing."""
-        if directory.listing is listing:
-            listing.is_proven = True
+        if directory.proof is proof:
+            proof.is_proven = True
 
-    def _shows(self, view: View, listing: CompleteDirectory, info: linux.Stat) -> bool:
+    def _shows(self, view: View, proof: CompletenessProof, info: linux.Stat) -> bool:
         is_single = info.st_nlink <= 1 or stat.S_ISDIR(info.st_mode)
-        return is_single and self._audiences.sees(view, view.server_uid(ClientId(listing.audience)), info)
+        return is_single and self._audiences.is_visible_to_uid(view, view.server_uid(ClientId(proof.audience)), info)
 
     def still_shows(self, view: View, directory: Object, info: linux.Stat) -> bool:
-        """Whether what is known of all entries of `directory` holds for one that now has this stat."""
-        return directory.listing is None or self._shows(view, directory.listing, info)
+        """Whether the proof of `directory` still holds if one entry now has this stat."""
+        return directory.proof is None or self._shows(view, directory.proof, info)
 
     # -- what rests on it --------------------------------------------------------------------------
 
     def _is_proven(self, at: Request) -> bool:
-        listing = at.obj.listing
+        proof = at.obj.proof
         return (
-            listing is not None
-            and listing.is_proven
-            and listing.audience == at.viewer == at.obj.audience
+            proof is not None
+            and proof.is_proven
+            and proof.audience == at.viewer == at.obj.audience
             and self._timeouts.is_known_to(at.number, at.obj, at.viewer)
         )
 
     def _is_busy(self, directory: Object) -> bool:
         return self._invalidation.notifier.is_busy(self._nodes.nodeid(0, directory))
 
-    def of_absence(self, at: Request, name: bytes) -> float:
-        """Return how long to remember, for the audience of a directory, that nothing in it has this name."""
+    def of_negative(self, at: Request, name: bytes) -> float:
+        """Return the timeout of a negative dentry in a directory, for its audience."""
         directory = at.obj
-        seconds = self._timeouts.times(at.view, directory.filesystem).absent_if_complete
+        seconds = self._timeouts.rules_for(at.view, directory.filesystem).negative_if_complete
         if (
             not seconds
             or not self._is_proven(at)
             or self._is_busy(directory)
             or not uid_may(at.who.uid, os.X_OK, directory, at.fd, at.info)
-            or not self._invalidation.note_absence(0, directory, name, at.viewer)
+            or not self._invalidation.note_negative(0, directory, name, at.viewer)
         ):
             return 0.0
-        as_directory(directory).remembers_names = True
+        as_directory(directory).has_names_for_one = True
         return seconds
 
     def keeps(self, at: Request) -> tuple[bool, bool]:
-        """Return whether the kernel may keep the entries of a directory that is being opened, for whoever opens it.
+        """Return whether the kernel may cache the entries of a directory that is being opened, for its caller.
 
-        The second value is whether it may use those that it has. The first time, it is made to forget them instead.
+        The second value is whether it may use those that it has. The first time, they are invalidated instead.
         """
         directory = at.obj
-        may = self._timeouts.times(at.view, directory.filesystem).listings
+        may = self._timeouts.rules_for(at.view, directory.filesystem).listings
         if not may or not self._is_proven(at) or self._is_busy(directory):
             return False, False
-        assert directory.listing is not None
-        had, directory.listing.is_in_kernel = directory.listing.is_in_kernel, True
+        assert directory.proof is not None
+        had, directory.proof.is_in_kernel = directory.proof.is_in_kernel, True
         return True, had
 
     def check_reader(self, at: Request) -> None:
-        """To be called before an answer of which the kernel keeps the entries: it is made to forget them if need be."""
+        """Invalidate the cached entries if need be; to be called before a reply that the kernel adds to them."""
         if not self._is_proven(at):
-            self._invalidation.notifier.listing(self._nodes.nodeid(at.number, at.obj))
+            self._invalidation.notifier.invalidate_listing(self._nodes.nodeid(at.number, at.obj))

@@ -17,7 +17,7 @@ from ..tree.nodes import Nodes
 from ..tree.objects import AbsentXattrs, Directory, Object
 from ..tree.visibility import AccessPaths
 from ..tuning import STANDARD, Tuning
-from .negative import Absences
+from .negative import NegativeDentries
 from .notifier import Notifier
 from .policy import ABSENT_SECONDS
 
@@ -28,12 +28,12 @@ _MOST_ABSENT = 10_000
 # millisecond, perhaps.
 _EXAMINED_AT_ONCE = 4096
 
-_NOBODY: frozenset[int] = frozenset()
+_NO_VIEWS: frozenset[int] = frozenset()
 _NO_NAMES: frozenset[bytes] = frozenset()
 
 
-class _Sweep:
-    """One pass that forgets everything that was remembered before; see `Invalidation.forget_everything`."""
+class _FullInvalidation:
+    """One pass that forgets everything that was remembered before; see `Invalidation.invalidate_everything`."""
 
     def __init__(self) -> None:
         self.by_name = False  # whether each name has to be forgotten, too
@@ -42,7 +42,7 @@ class _Sweep:
         self.names = trio.Event()  # set when all names are forgotten
 
 
-class Names:
+class PendingNames:
     """The names of an object, with the directories that they are in, and the nodeids of directory and object.
 
     Attributes:
@@ -53,23 +53,23 @@ class Names:
         forgotten: each is set when a name is forgotten.
     """
 
-    __slots__ = ("expired", "forgotten", "given", "is_noted", "names")
+    __slots__ = ("expired", "given", "invalidated", "is_noted", "names")
 
     def __init__(self, names: list[tuple[Object, bytes, int, int]]) -> None:
         self.names = names
         self.is_noted = False
         self.given = trio.Event()
         self.expired: set[trio.Event] = set()
-        self.forgotten: set[trio.Event] = set()
+        self.invalidated: set[trio.Event] = set()
 
     async def wait(self) -> None:
         """Wait until all are forgotten."""
         await self.given.wait()
-        for name in self.forgotten:
+        for name in self.invalidated:
             await name.wait()
 
 
-class Below:
+class SubtreeInvalidation:
     """The work of forgetting what was remembered below a directory.
 
     Attributes:
@@ -81,14 +81,14 @@ class Below:
         last: names of the directory itself, which are forgotten after those below it.
     """
 
-    def __init__(self, directory: Object, todo: list[Object | Names]) -> None:
+    def __init__(self, directory: Object, todo: list[Object | PendingNames]) -> None:
         self.directory = directory
         self.todo = todo
         self.again = False
         self.names: set[trio.Event] = set()
         self.own_names: set[trio.Event] = set()
         self.done = trio.Event()
-        self.last: list[Names] = []
+        self.last: list[PendingNames] = []
 
 
 class Invalidation:
@@ -113,21 +113,23 @@ class Invalidation:
     def __init__(self, nodes: Nodes, access_paths: AccessPaths, mode: ExportMode, tuning: Tuning = STANDARD) -> None:
         self._nodes = nodes
         self._access_paths = access_paths
-        self._checks_above = mode.subtree_check
+        self._subtree_check = mode.subtree_check
         self._at_once = tuning.names_at_once
         self.notifier = Notifier(tuning)
-        self.era = 0
-        self._sweeps: list[_Sweep] = []
-        self._sweep_wanted = trio.Event()
-        self.below: dict[Object, Below] = {}
-        self._below_wanted = trio.Event()
-        self._ending: list[tuple[set[trio.Event], list[Names]]] = []  # what comes first, and the names that come last
+        self.epoch = 0
+        self._full_invalidations: list[_FullInvalidation] = []
+        self._full_invalidation_wanted = trio.Event()
+        self.subtrees: dict[Object, SubtreeInvalidation] = {}
+        self._subtrees_wanted = trio.Event()
+        self._ending: list[
+            tuple[set[trio.Event], list[PendingNames]]
+        ] = []  # what comes first, and the names that come last
         self._tasks: Tasks | None = None
         # Names that are remembered to lead nowhere, each with the number of a view.
-        self._absent: Absences[Object, tuple[int, bytes]] = Absences(_MOST_ABSENT)
+        self._negative: NegativeDentries[Object, tuple[int, bytes]] = NegativeDentries(_MOST_ABSENT)
         # Of these, the hidden files, by handle: each with the number of a view, the directory and the name.
-        self._hidden: Absences[bytes, tuple[int, Object, bytes]] = Absences(_MOST_ABSENT)
-        self.listed: WeakSet[Object] = WeakSet()  # the directories that have a `listing`
+        self._hidden: NegativeDentries[bytes, tuple[int, Object, bytes]] = NegativeDentries(_MOST_ABSENT)
+        self.proven: WeakSet[Object] = WeakSet()  # the directories that have a `listing`
         # What is noted of an object in the present era: by the names noted before, and the one that is added.
         self._absent_xattrs: dict[tuple[frozenset[bytes], bytes], AbsentXattrs] = {}
         self.on_attributes: Callable[[Object | None], None] = lambda _: None
@@ -135,71 +137,77 @@ class Invalidation:
 
     # -- an object, its names, and what is below ---------------------------------------------------
 
-    def forget_attributes(self, obj: Object, *, but: int | None = None) -> None:
+    def invalidate_attributes(self, obj: Object, *, but: int | None = None) -> None:
         """Forget the attributes of an object, without waiting, in all views `but` the one with this number."""
-        for number in obj.kept:
+        for number in obj.cached_in:
             if number == but:
                 continue
             parent = None if obj.parent is None else self._nodes.nodeid(number, obj.parent)
-            self.notifier.attributes(self._nodes.nodeid(number, obj), parent)
+            self.notifier.invalidate_attributes(self._nodes.nodeid(number, obj), parent)
 
-    def forget_name(self, parent: Object, name: bytes, numbers: Iterable[int]) -> set[trio.Event]:
+    def invalidate_name(self, parent: Object, name: bytes, numbers: Iterable[int]) -> set[trio.Event]:
         """Forget a name in these views: it leads to something else now, or nowhere, or not everybody may know it.
 
         Returns:
             events, each set when the kernel asks about the name again in one of the views.
         """
-        self.forget_listing(parent)
+        self.invalidate_listing(parent)
         nodeid, notifier = self._nodes.nodeid, self.notifier
         child = (parent.children or {}).get(name)
         if child is not None and child.children:
-            names = Names([(parent, name, nodeid(number, parent), nodeid(number, child)) for number in numbers])
-            self.forget_below(child, names)
-            return names.forgotten | names.expired
+            names = PendingNames([(parent, name, nodeid(number, parent), nodeid(number, child)) for number in numbers])
+            self.invalidate_subtree(child, names)
+            return names.invalidated | names.expired
         waits: set[trio.Event | None] = set()
         for number in numbers:
             directory = nodeid(number, parent)
             # Of what had the name before, much may be known below, which is being forgotten first.
-            waits.add((notifier.expire if notifier.comes_later(directory, name) else notifier.name)(directory, name))
+            waits.add(
+                (notifier.expire_entry if notifier.is_deferred(directory, name) else notifier.invalidate_entry)(
+                    directory, name
+                )
+            )
         return {wait for wait in waits if wait is not None}
 
     def expire_name(self, parent: Object, name: bytes) -> None:
         """Make the kernel ask about a name each time, in all views; where it leads elsewhere, it is forgotten later."""
-        self.forget_listing(parent)
-        for number in parent.ever_kept:
-            self.notifier.expire(self._nodes.nodeid(number, parent), name)
+        self.invalidate_listing(parent)
+        for number in parent.ever_cached_in:
+            self.notifier.expire_entry(self._nodes.nodeid(number, parent), name)
 
-    def forget_content(self, obj: Object) -> None:
+    def invalidate_content(self, obj: Object) -> None:
         """Forget the content of a file, and its attributes."""
         obj.content = None
-        self.forget_attributes(obj)
-        for number in obj.kept:
-            self.notifier.pages(self._nodes.nodeid(number, obj))
+        self.invalidate_attributes(obj)
+        for number in obj.cached_in:
+            self.notifier.invalidate_pages(self._nodes.nodeid(number, obj))
 
-    def forget_pages(self, number: int, obj: Object) -> None:
+    def invalidate_pages(self, number: int, obj: Object) -> None:
         """Forget pages that the kernel has because it wrote them, although the file now contains something else."""
         obj.content = None
         nodeid = self._nodes.nodeid(number, obj)
-        self.notifier.attributes(nodeid, None if obj.parent is None else self._nodes.nodeid(number, obj.parent))
-        self.notifier.pages(nodeid)
+        self.notifier.invalidate_attributes(
+            nodeid, None if obj.parent is None else self._nodes.nodeid(number, obj.parent)
+        )
+        self.notifier.invalidate_pages(nodeid)
 
-    def forget(self, obj: Object) -> tuple[Below, Names]:
+    def invalidate(self, obj: Object) -> tuple[SubtreeInvalidation, PendingNames]:
         """Forget the names and attributes of an object, and of everything below it.
 
         Returns:
             the work that is left below, and the names of the object, which come last.
         """
-        waits, names = self._forget_itself(obj)
-        names.forgotten |= waits.keys()
-        return self.forget_below(obj, names), names
+        waits, names = self._invalidate_itself(obj)
+        names.invalidated |= waits.keys()
+        return self.invalidate_subtree(obj, names), names
 
-    def forget_one(self, obj: Object) -> set[trio.Event]:
+    def invalidate_object(self, obj: Object) -> set[trio.Event]:
         """Forget the object alone; return events, each set when one of its names is forgotten."""
-        waits, names = self._forget_itself(obj)
-        self._forget_names(names)
-        return names.forgotten | waits.keys()
+        waits, names = self._invalidate_itself(obj)
+        self._invalidate_names(names)
+        return names.invalidated | waits.keys()
 
-    def _forget_itself(self, obj: Object) -> tuple[dict[trio.Event, Object], Names]:
+    def _invalidate_itself(self, obj: Object) -> tuple[dict[trio.Event, Object], PendingNames]:
         """Forget everything of the object but its names, which are returned.
 
         Among them are those that an earlier change has had forgotten, and that the kernel may still have: whoever waits
@@ -209,155 +217,159 @@ class Invalidation:
             events, each set when a listing that has the object is forgotten, with its directory; and the names.
         """
         waits: dict[trio.Event, Object] = {}
-        self.forget_listing(obj)
+        self.invalidate_listing(obj)
         for parent, _ in self.names_of(obj):
-            listing = self.forget_listing(parent)
+            listing = self.invalidate_listing(parent)
             if listing is not None:
                 waits[listing] = parent
-        is_idle, kept, nodeid = self.notifier.is_idle(), obj.kept, self._nodes.nodeid
+        is_idle, kept, nodeid = self.notifier.is_idle(), obj.cached_in, self._nodes.nodeid
         if not kept and is_idle:
-            return waits, Names([])
+            return waits, PendingNames([])
         names = [
             (parent, name, nodeid(number, parent), nodeid(number, obj))
             for parent, name in self.names_of(obj)
-            for number in (kept if is_idle else obj.ever_kept)
-            if number in kept or self.notifier.is_forgetting(nodeid(number, parent), name)
+            for number in (kept if is_idle else obj.ever_cached_in)
+            if number in kept or self.notifier.is_pending(nodeid(number, parent), name)
         ]
         if kept:
-            self.forget_attributes(obj)
-            self._keep_nothing(obj)
-        return waits, Names(names)
+            self.invalidate_attributes(obj)
+            self._note_nothing_cached(obj)
+        return waits, PendingNames(names)
 
-    def _note(self, names: Names) -> None:
+    def _note(self, names: PendingNames) -> None:
         """Have these names count as names that have yet to be forgotten."""
         for _, name, directory, _ in names.names:
-            self.notifier.later(directory, name)
+            self.notifier.defer(directory, name)
         names.is_noted = True
 
-    def _forget_names(self, names: Names, *, first: bool = False) -> dict[trio.Event, Object]:
+    def _invalidate_names(self, names: PendingNames, *, first: bool = False) -> dict[trio.Event, Object]:
         """Forget these names; return events, each set when one is forgotten, with its directory."""
         waits: dict[trio.Event, Object] = {}
-        forget = partial(self.notifier.now, first=first) if names.is_noted else self.notifier.name
+        invalidate = (
+            partial(self.notifier.invalidate_deferred, first=first)
+            if names.is_noted
+            else self.notifier.invalidate_entry
+        )
         while names.names:
             parent, name, directory, nodeid = names.names[-1]
-            wait = forget(directory, name, nodeid)
+            wait = invalidate(directory, name, nodeid)
             names.names.pop()
             if wait is not None:
                 waits[wait] = parent
-        names.forgotten |= waits.keys()
+        names.invalidated |= waits.keys()
         names.given.set()
         return waits
 
     @staticmethod
-    def _keep_nothing(obj: Object) -> None:
-        obj.kept = _NOBODY
+    def _note_nothing_cached(obj: Object) -> None:
+        obj.cached_in = _NO_VIEWS
         if isinstance(obj, Directory):
-            obj.public = _NOBODY
+            obj.public_in = _NO_VIEWS
 
-    def forget_below(self, directory: Object, names: Names | None = None) -> Below:
+    def invalidate_subtree(self, directory: Object, names: PendingNames | None = None) -> SubtreeInvalidation:
         """Forget what is below a directory, and then `names` of it; what takes long goes on in the background.
 
         Nobody can make others wait for this: whoever has it done again must first make the kernel remember it again.
         """
         if directory is self._nodes.root:
-            self._forget_absences(directory)
-        below = self.below.get(directory)
-        is_new = below is None
-        if below is None:
-            below = Below(directory, [*self._nodes.within(directory)])
-            if not below.todo:  # a file, mostly
-                below.done.set()
+            self._invalidate_negative(directory)
+        subtree = self.subtrees.get(directory)
+        is_new = subtree is None
+        if subtree is None:
+            subtree = SubtreeInvalidation(directory, [*self._nodes.within(directory)])
+            if not subtree.todo:  # a file, mostly
+                subtree.done.set()
                 if names is not None:
-                    self._forget_names(names)
-                return below
+                    self._invalidate_names(names)
+                return subtree
             # This is noted first: if the part done here fails, the background task goes on with it.
-            self.below[directory] = below
-            self._below_wanted.set()
+            self.subtrees[directory] = subtree
+            self._subtrees_wanted.set()
         else:
-            below.again = True
+            subtree.again = True
         if names is not None:
             self._note(names)
-            below.last.append(names)
+            subtree.last.append(names)
         if is_new:
-            self._go_on_below(below, at_once=True)
+            self._continue_subtree(subtree, at_once=True)
         if names is not None and not names.given.is_set():
             for _, name, parent, _ in names.names:
-                expired = self.notifier.expire(parent, name)
+                expired = self.notifier.expire_entry(parent, name)
                 if expired is not None:
                     names.expired.add(expired)
-        return below
+        return subtree
 
     @staticmethod
-    async def forgotten(below: Below) -> None:
+    async def invalidated(subtree: SubtreeInvalidation) -> None:
         """Wait until what is below the directory is forgotten, without names in the directory itself."""
-        await below.done.wait()
-        for name in list(below.names):
+        await subtree.done.wait()
+        for name in list(subtree.names):
             await name.wait()
 
-    def _forget_some(self, below: Below) -> bool:
+    def _invalidate_some(self, subtree: SubtreeInvalidation) -> bool:
         """Forget a part of it; return whether nothing is left."""
         for _ in range(self._at_once):
-            if not below.todo:
+            if not subtree.todo:
                 break
-            it = below.todo[-1]
+            it = subtree.todo[-1]
             waits: dict[trio.Event, Object] = {}
-            inside: list[Object | Names] = []
-            if isinstance(it, Names):
-                waits = self._forget_names(it)
-            elif it.ever_kept:
-                it.strayed = self._checks_above  # a request may have passed it already
+            inside: list[Object | PendingNames] = []
+            if isinstance(it, PendingNames):
+                waits = self._invalidate_names(it)
+            elif it.ever_cached_in:
+                it.relocated = self._subtree_check  # a request may have passed it already
                 inside += self._nodes.within(it)
-                waits, names = self._forget_itself(it)
+                waits, names = self._invalidate_itself(it)
                 if inside and names.names:
                     self._note(names)
                     inside.insert(0, names)
                 else:
-                    waits |= self._forget_names(names)
+                    waits |= self._invalidate_names(names)
             for wait, parent in waits.items():
-                (below.own_names if parent is below.directory else below.names).add(wait)
-            below.todo.pop()
-            below.todo += inside
-        return not below.todo
+                (subtree.own_names if parent is subtree.directory else subtree.names).add(wait)
+            subtree.todo.pop()
+            subtree.todo += inside
+        return not subtree.todo
 
-    def _unfinished(self) -> list[Below]:
-        return list(self.below.values())
+    def _unfinished(self) -> list[SubtreeInvalidation]:
+        return list(self.subtrees.values())
 
-    def _go_on_below(self, below: Below, *, at_once: bool = False) -> None:
+    def _continue_subtree(self, subtree: SubtreeInvalidation, *, at_once: bool = False) -> None:
         """Forget a part of it. `at_once`: it is the first part; if nothing is left, hardly anything was there."""
-        if not self._forget_some(below):
+        if not self._invalidate_some(subtree):
             return
-        last, below.last = below.last, []
+        last, subtree.last = subtree.last, []
         if at_once:
             # The kernel drops so little in no time, and until then, it uses the name without asking.
             for names in last:
-                self._forget_names(names, first=True)
+                self._invalidate_names(names, first=True)
         elif last:
-            self._ending.append((set(below.names), last))
+            self._ending.append((set(subtree.names), last))
             self._end(*self._ending[-1])
-        if below.again:
-            below.again = False
-            below.todo = [*self._nodes.within(below.directory)]
+        if subtree.again:
+            subtree.again = False
+            subtree.todo = [*self._nodes.within(subtree.directory)]
         else:
-            del self.below[below.directory]
-            below.done.set()
+            del self.subtrees[subtree.directory]
+            subtree.done.set()
 
-    def _end(self, first: set[trio.Event], last: list[Names]) -> None:
+    def _end(self, first: set[trio.Event], last: list[PendingNames]) -> None:
         if self._tasks is not None:
-            self._tasks.supervise("invalidating names in the kernel", self._forget_last, first, last)
+            self._tasks.supervise("invalidating names in the kernel", self._invalidate_last, first, last)
 
-    async def _forget_last(self, first: set[trio.Event], last: list[Names]) -> None:
+    async def _invalidate_last(self, first: set[trio.Event], last: list[PendingNames]) -> None:
         for wait in first:
             await wait.wait()
         for names in last:
-            self._forget_names(names)
+            self._invalidate_names(names)
         self._ending.remove((first, last))
 
-    def is_being_forgotten(self, obj: Object) -> bool:
+    def is_being_invalidated(self, obj: Object) -> bool:
         """Whether the object is below a directory below which not everything has been forgotten yet."""
         for parent, _ in self.names_of(obj):
             at: Object | None = parent
             while at is not None:
-                if at in self.below:
+                if at in self.subtrees:
                     return True
                 at = at.parent
         return False
@@ -372,13 +384,13 @@ class Invalidation:
     def note_absent_xattr(self, obj: Object, name: bytes) -> None:
         """Note that the object has no extended attribute of this name, until a change of it is reported."""
         known = obj.absent_xattrs
-        names = known.names if known is not None and known.era == self.era else _NO_NAMES
+        names = known.names if known is not None and known.epoch == self.epoch else _NO_NAMES
         absent = self._absent_xattrs.get((names, name))
         if absent is None:
-            absent = self._absent_xattrs[names, name] = AbsentXattrs(self.era, names | {name})
+            absent = self._absent_xattrs[names, name] = AbsentXattrs(self.epoch, names | {name})
         obj.absent_xattrs = absent
 
-    def forget_absent_xattrs(self, obj: Object) -> None:
+    def clear_absent_xattrs(self, obj: Object) -> None:
         """Note that the object may have any extended attribute now, and any mode."""
         obj.absent_xattrs = None
         self.on_attributes(obj)
@@ -386,41 +398,41 @@ class Invalidation:
     def lacks_xattr(self, obj: Object, name: bytes) -> bool:
         """Whether it is known, as far as changes are reported, that the object has no such extended attribute."""
         known = obj.absent_xattrs
-        return known is not None and known.era == self.era and name in known.names
+        return known is not None and known.epoch == self.epoch and name in known.names
 
     # -- all entries of a directory, and names that lead nowhere -----------------------------------
 
-    def forget_listing(self, directory: Object) -> trio.Event | None:
+    def invalidate_listing(self, directory: Object) -> trio.Event | None:
         """Forget what is known of all entries of a directory, and what the kernel remembers because of it.
 
         Returns:
             an event like that of `Notifier.name`; None if the kernel has no listing.
         """
-        listing = directory.listing
+        listing = directory.proof
         if listing is None or not isinstance(directory, Directory):
             return None
-        directory.listing = None
-        self.listed.discard(directory)
-        self._forget_absences(directory)
-        return self.notifier.listing(self._nodes.nodeid(0, directory)) if listing.is_in_kernel else None
+        directory.proof = None
+        self.proven.discard(directory)
+        self._invalidate_negative(directory)
+        return self.notifier.invalidate_listing(self._nodes.nodeid(0, directory)) if listing.is_in_kernel else None
 
-    def note_absence(self, number: int, directory: Object, name: bytes, viewer: int) -> bool:
+    def note_negative(self, number: int, directory: Object, name: bytes, viewer: int) -> bool:
         """Note that the kernel will remember that `name` leads nowhere; False if `viewer` has its share of all these.
 
         Most absences are forgotten with the directory's own name. The top has no name to forget, and of a listing the
         name of the directory says nothing.
         """
-        absent = self._absent
+        absent = self._negative
         if not absent.admits(viewer, directory, (number, name)):
             return False
         given_up = absent.note(viewer, directory, (number, name), trio.current_time())
         if given_up is not None:
             other, (number, name) = given_up
-            self.notifier.name(self._nodes.nodeid(number, other), name)
+            self.notifier.invalidate_entry(self._nodes.nodeid(number, other), name)
         return True
 
     def note_hidden(self, number: int, directory: Object, name: bytes, viewer: int, handle: bytes) -> bool:
-        """Note that the kernel will remember that a file is absent which is hidden; False as with `note_absence`.
+        """Note that the kernel will remember that a file is absent which is hidden; False as with `note_negative`.
 
         Another of its names may be reported when it becomes visible, or, if it is changed by handle, none.
 
@@ -437,107 +449,107 @@ class Invalidation:
         given_up = self._hidden.note(viewer, handle, place, trio.current_time())
         if given_up is not None:
             _, (number, directory, name) = given_up
-            self.notifier.name(self._nodes.nodeid(number, directory), name)
+            self.notifier.invalidate_entry(self._nodes.nodeid(number, directory), name)
         return True
 
-    def forget_hidden(self, handle: bytes) -> None:
+    def invalidate_hidden(self, handle: bytes) -> None:
         """Forget the absence of a file that was hidden, by all names: it has changed."""
         for number, directory, name in self._hidden.take(handle):
-            self.forget_name(directory, name, (number,))
+            self.invalidate_name(directory, name, (number,))
 
-    def _forget_absences(self, directory: Object) -> None:
+    def _invalidate_negative(self, directory: Object) -> None:
         """Forget absences in a directory one by one."""
-        for number, name in self._absent.take(directory):
-            self.forget_name(directory, name, (number,))
+        for number, name in self._negative.take(directory):
+            self.invalidate_name(directory, name, (number,))
 
     # -- everything --------------------------------------------------------------------------------
 
-    def forget_everything(self) -> None:
+    def invalidate_everything(self) -> None:
         """Forget everything: the policy has changed, or what is mounted, or it is not known what has changed."""
         self._access_paths.forget()
-        self.begin_era()
+        self.begin_epoch()
 
-    def begin_era(self) -> _Sweep:
+    def begin_epoch(self) -> _FullInvalidation:
         """Stop relying on anything that was remembered before; the kernel is soon told name by name."""
-        self.era += 1
+        self.epoch += 1
         self._absent_xattrs.clear()
         self.on_attributes(None)
         self.on_change(None)
-        if not self._sweeps or self._sweeps[-1].begun:
-            self._sweeps.append(_Sweep())
-            self._sweep_wanted.set()
-        sweep = self._sweeps[-1]
-        if self.notifier.every_name():
-            self._absent.clear()
+        if not self._full_invalidations or self._full_invalidations[-1].begun:
+            self._full_invalidations.append(_FullInvalidation())
+            self._full_invalidation_wanted.set()
+        full = self._full_invalidations[-1]
+        if self.notifier.increment_epoch():
+            self._negative.clear()
             self._hidden.clear()
         else:
-            sweep.by_name = True
-            for directory in self._absent.directories():
-                self._forget_absences(directory)
-        return sweep
+            full.by_name = True
+            for directory in self._negative.directories():
+                self._invalidate_negative(directory)
+        return full
 
-    def forget_era(self, obj: Object, *, by_name: bool) -> set[trio.Event]:
+    def invalidate_earlier_epochs(self, obj: Object, *, by_name: bool) -> set[trio.Event]:
         """Forget what was remembered of an object before this era; return the events of its names."""
         if by_name:
-            return self.forget_one(obj)
-        self.forget_listing(obj)
-        self.forget_attributes(obj)
-        self._keep_nothing(obj)
+            return self.invalidate_object(obj)
+        self.invalidate_listing(obj)
+        self.invalidate_attributes(obj)
+        self._note_nothing_cached(obj)
         return set()
 
     # -- in the background -------------------------------------------------------------------------
 
-    async def _keep_forgetting_below(self) -> None:
+    async def _invalidate_subtrees(self) -> None:
         while True:
-            if not self.below:
-                self._below_wanted = trio.Event()
-                await self._below_wanted.wait()
-            for below in self._unfinished():
-                self._go_on_below(below)
+            if not self.subtrees:
+                self._subtrees_wanted = trio.Event()
+                await self._subtrees_wanted.wait()
+            for subtree in self._unfinished():
+                self._continue_subtree(subtree)
                 await trio.sleep(0)
 
-    async def _keep_sweeping(self) -> None:
+    async def _run_full_invalidations(self) -> None:
         while True:
-            if not self._sweeps:
-                self._sweep_wanted = trio.Event()
-                await self._sweep_wanted.wait()
-            await self._sweep(list(self._sweeps))
+            if not self._full_invalidations:
+                self._full_invalidation_wanted = trio.Event()
+                await self._full_invalidation_wanted.wait()
+            await self._invalidate_all(list(self._full_invalidations))
 
-    async def _sweep(self, sweeps: list[_Sweep]) -> None:
-        for sweep in sweeps:
-            sweep.begun = True
-        by_name = any(sweep.by_name for sweep in sweeps)
+    async def _invalidate_all(self, all_full: list[_FullInvalidation]) -> None:
+        for full in all_full:
+            full.begun = True
+        by_name = any(full.by_name for full in all_full)
         waits: set[trio.Event] = set()
         count = 0
         for examined, obj in enumerate(self._nodes.objects(), 1):
             if examined % _EXAMINED_AT_ONCE == 0:
                 await trio.sleep(0)
-            if obj.kept and obj.era != self.era:
-                waits |= self.forget_era(obj, by_name=by_name)
+            if obj.cached_in and obj.cache_epoch != self.epoch:
+                waits |= self.invalidate_earlier_epochs(obj, by_name=by_name)
                 count += 1
                 if count % self._at_once == 0:
                     await trio.sleep(0)
-        for sweep in sweeps:
-            sweep.attributes.set()
+        for full in all_full:
+            full.attributes.set()
         for wait in waits:
             await wait.wait()
-        for sweep in sweeps:
-            sweep.names.set()
-        del self._sweeps[: len(sweeps)]
+        for full in all_full:
+            full.names.set()
+        del self._full_invalidations[: len(all_full)]
 
-    async def keep_forgetting(self) -> None:
+    async def run(self) -> None:
         """Run for ever, doing what may have to wait for the kernel."""
         async with trio.open_nursery() as nursery:
             self._tasks = tasks = Tasks(nursery)
             for first, last in self._ending:
                 self._end(first, last)
             tasks.supervise("invalidating names in the kernel", self.notifier.run)
-            tasks.supervise("invalidating everything in the kernel", self._keep_sweeping)
-            tasks.supervise("invalidating what is below in the kernel", self._keep_forgetting_below)
+            tasks.supervise("invalidating everything in the kernel", self._run_full_invalidations)
+            tasks.supervise("invalidating what is below in the kernel", self._invalidate_subtrees)
             while True:
                 await trio.sleep(1)
-                self._absent.drop_until(trio.current_time() - ABSENT_SECONDS)
+                self._negative.drop_until(trio.current_time() - ABSENT_SECONDS)
                 self._hidden.drop_until(trio.current_time() - ABSENT_SECONDS)
                 if self.notifier.overflowed:
                     self.notifier.overflowed = False
-                    self.forget_everything()
+                    self.invalidate_everything()

@@ -11,7 +11,7 @@ D = TypeVar("D", bound=Hashable)  # a directory
 N = TypeVar("N", bound=Hashable)  # a name in it
 
 
-class Absences(Generic[D, N]):
+class NegativeDentries(Generic[D, N]):
     """Absences, by directory, and by the caller for whom they are remembered.
 
     Args:

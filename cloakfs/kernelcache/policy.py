@@ -6,9 +6,9 @@ else what was told to one caller alone, since nobody else has anything to ask ab
 identity. So everything may be remembered, even absent names, behind a gate that is not remembered: the name of the
 view, the kernel's own check of its top directory, or else the first level of names.
 
-`RULES` is the table. It is evaluated once for each view on each file system of the tree (`times`). For each answer, it
-then only has to be found out which row the object falls under (`timeouts`). `facts` says the same in words,
-for `cloakfs status`. Beside the table, nothing is remembered of an object without a name, nor of a name, or below a
+`RULES` is the table. It is evaluated once for each view on each file system of the tree (`evaluate`). For each reply,
+it then only has to be found out which row the object falls under (`timeouts`). `facts` says the same in words, for
+`cloakfs status`. Beside the table, nothing is remembered of an object without a name, nor of a name, or below a
 name, that the kernel has yet to forget (`notifier`).
 """
 
@@ -45,7 +45,7 @@ _MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class MountTraits:
     """What decides about a mount for as long as it is there.
 
     Attributes:
@@ -65,7 +65,7 @@ class Terms:
     keeps_listings: bool = False
 
 
-class Mounted(Protocol):
+class FilesystemTraits(Protocol):
     """A mounted file system of a tree, as far as it matters here."""
 
     kind: str
@@ -95,7 +95,7 @@ class TreeMount:
     posix_above: bool = True
 
 
-def tree_mount(mounted: Mounted, filesystems: Sequence[Mounted]) -> TreeMount:
+def tree_mount(mounted: FilesystemTraits, filesystems: Sequence[FilesystemTraits]) -> TreeMount:
     """Return what matters here of a file system of a tree.
 
     Args:
@@ -115,10 +115,10 @@ def tree_mount(mounted: Mounted, filesystems: Sequence[Mounted]) -> TreeMount:
     )
 
 
-class Case(NamedTuple):
+class CacheCase(NamedTuple):
     """What the table is evaluated for: a view of a mount, on a file system of the tree."""
 
-    terms: Terms
+    terms: MountTraits
     view: View
     mounted: TreeMount
 
@@ -183,35 +183,35 @@ class Rule(NamedTuple):
 
     what: What
     of: Of
-    when: Callable[[Case], bool]
-    seconds: Callable[[Case], float | None]
-    why: Callable[[Case], Why]
+    when: Callable[[CacheCase], bool]
+    seconds: Callable[[CacheCase], float | None]
+    why: Callable[[CacheCase], Why]
 
 
 # -- for how long ----------------------------------------------------------------------------------
 
 
-def _never(_: Case) -> float:
+def _never(_: CacheCase) -> float:
     return 0.0
 
 
-def _no_limit(_: Case) -> None:
+def _no_limit(_: CacheCase) -> None:
     return None
 
 
-def _lasting(case: Case) -> float:
+def _lasting(case: CacheCase) -> float:
     return LONG_SECONDS if case.mounted.watched else SHORT_SECONDS
 
 
-def _briefly(case: Case) -> float:
+def _briefly(case: CacheCase) -> float:
     return 0.0 if case.terms.mode.knfsd or case.terms.mode.no_client_cache else BRIEF_SECONDS
 
 
-def _absent(case: Case) -> float:
+def _negative_seconds(case: CacheCase) -> float:
     return min(ABSENT_SECONDS, _lasting(case))
 
 
-def _with_attributes(case: Case) -> float:
+def _with_attributes(case: CacheCase) -> float:
     """ACLs: for as long as any attributes, but those of the top."""
     attributes = (rule for rule in _holding(case, What.ATTRIBUTES) if rule.of is not Of.TOP)
     longest = max(rule.seconds(case) or 0.0 for rule in attributes)
@@ -221,86 +221,86 @@ def _with_attributes(case: Case) -> float:
 # -- when ------------------------------------------------------------------------------------------
 
 
-def _always(_: Case) -> bool:
+def _always(_: CacheCase) -> bool:
     return True
 
 
-def _fixed(case: Case) -> bool:
+def _fixed(case: CacheCase) -> bool:
     """Whether what the identity of a fixed view is shown changes only with the tree."""
     return case.terms.fixed and case.view.is_steady
 
 
-def _unsteady(case: Case) -> bool:
+def _unsteady(case: CacheCase) -> bool:
     """Whether what the identity of a fixed view is shown may change at any time."""
     return case.terms.fixed and not case.view.is_steady
 
 
-def _per_caller(case: Case) -> bool:
+def _per_caller(case: CacheCase) -> bool:
     return not case.terms.fixed
 
 
-def _by_cloak(case: Case) -> bool:
+def _by_cloak(case: CacheCase) -> bool:
     """Whether a caller sees what the cloak_list says, and each of its ids is mapped by itself."""
     view = case.view
     return _per_caller(case) and view.cloak is not None and view.forwards_by_mapping and view.below is None
 
 
-def _by_plugin(case: Case) -> bool:
+def _by_plugin(case: CacheCase) -> bool:
     """Whether a plug-in says what it shows to all callers."""
     says_so = case.view.below is None and not is_built_in(case.view.policy, "same_for_all")
     return _per_caller(case) and says_so and not _by_cloak(case)
 
 
-def _tells_what_all_see(case: Case) -> bool:
+def _tells_what_all_see(case: CacheCase) -> bool:
     return _by_cloak(case) or _by_plugin(case)
 
 
-def _posix(case: Case) -> bool:
+def _posix(case: CacheCase) -> bool:
     """Whether mode bits and ACLs alone say which directories all callers can search."""
     return case.mounted.has_posix_rules and case.mounted.posix_above
 
 
-def _for_all(case: Case) -> bool:
+def _for_all(case: CacheCase) -> bool:
     return _tells_what_all_see(case) and _posix(case)
 
 
-def _for_one(case: Case) -> bool:
+def _for_one(case: CacheCase) -> bool:
     """Whether the kernel asks about each object that only one caller was told of as this caller."""
     mode = case.terms.mode
     return _by_cloak(case) and (mode.subtree_check or not mode.passes_handles) and case.mounted.watched
 
 
-def _complete(case: Case) -> bool:
+def _complete(case: CacheCase) -> bool:
     """Whether a listing may prove that nothing in a directory is hidden from its only reader."""
     return _by_cloak(case) and not case.terms.mode.knfsd and case.mounted.watched
 
 
-def _lists(case: Case) -> bool:
+def _lists(case: CacheCase) -> bool:
     return _complete(case) and case.terms.keeps_listings and not case.terms.mode.no_client_cache
 
 
-def _shown_alike(case: Case) -> bool:
+def _shown_alike(case: CacheCase) -> bool:
     """Whether all callers can be shown the same owner. (The kernel's server has each shown its own id.)"""
     return not case.terms.mode.passes_handles or (case.view.forwards_by_mapping and case.view.shows_by_mapping)
 
 
-def _guarded(case: Case) -> bool:
+def _guarded(case: CacheCase) -> bool:
     """Whether others are kept out of a fixed view by nothing but the daemon, at the first level of names."""
     return case.terms.fixed and not (case.terms.several or case.terms.mode.gated)
 
 
-def _by_handle(case: Case) -> bool:
+def _by_handle(case: CacheCase) -> bool:
     """Whether others may come into a fixed view by handle, so that the daemon has to be asked each time."""
     return case.terms.fixed and case.terms.mode.knfsd and not case.terms.mode.subtree_check
 
 
-def _guarded_top(case: Case) -> bool:
+def _guarded_top(case: CacheCase) -> bool:
     """Whether the daemon has to be asked each time who wants the attributes of the top of a fixed view."""
     mode = case.terms.mode
     return case.terms.fixed and not mode.gated if mode.knfsd else _guarded(case)
 
 
-def _top_alone(case: Case) -> bool:
+def _top_alone(case: CacheCase) -> bool:
     """Whether nothing but the top is known to be shown to all alike."""
     if case.view.below is not None or case.terms.mode.no_client_cache:
         return False
@@ -312,11 +312,11 @@ def _top_alone(case: Case) -> bool:
 # -- why not for longer ----------------------------------------------------------------------------
 
 
-def _because(reason: str, way_out: str = "") -> Callable[[Case], Why]:
+def _because(reason: str, way_out: str = "") -> Callable[[CacheCase], Why]:
     return lambda _: Why(reason, way_out)
 
 
-def _unreported(case: Case) -> Why:
+def _unreported(case: CacheCase) -> Why:
     """Why changes on the file system go unnoticed for a moment."""
     if case.mounted.watched:
         return Why()
@@ -327,34 +327,34 @@ def _unreported(case: Case) -> Why:
     return Why(f"changes on {case.mounted.kind} are not reported", way_out)
 
 
-def _unnamed(case: Case) -> Why:
+def _unnamed(case: CacheCase) -> Why:
     if case.mounted.watched:
         return Why("a change made by file handle need not report the name")
     return _unreported(case)
 
 
-def _may_change(case: Case) -> Why:
+def _may_change(case: CacheCase) -> Why:
     below = case.view.below is not None
     return Why("the mount below reports no changes" if below else "the plug-in may change its mind at any time")
 
 
-def _enters(case: Case) -> Why:
+def _enters(case: CacheCase) -> Why:
     if case.view.entrants:
         return Why("view_access lets others enter, too", "default_permissions without view_access")
     return Why("the daemon checks there who may enter", "default_permissions")
 
 
-def _enters_by_handle(case: Case) -> Why:
+def _enters_by_handle(case: CacheCase) -> Why:
     if case.terms.mode.knfsd:
         return Why("the daemon checks there each time whose handle it is")
     return _enters(case)
 
 
-def _views(case: Case) -> str:
+def _views(case: CacheCase) -> str:
     return "a view for each user with views=" if case.view.is_steady else ""
 
 
-def _differs(case: Case) -> Why:
+def _differs(case: CacheCase) -> Why:
     """Why callers may be told different things in a caller view."""
     mode = case.terms.mode
     if case.view.below is not None:
@@ -374,24 +374,24 @@ def _differs(case: Case) -> Why:
     return Why("the kernel would give every caller the same answer", _views(case))
 
 
-def _may_be_hidden(case: Case) -> Why:
+def _may_be_hidden(case: CacheCase) -> Why:
     if case.view.hides and case.view.below is None:
         return Why("the time of an answer must not tell hidden from absent names", _views(case))
     return _differs(case)
 
 
-def _checked(case: Case) -> Why:
+def _checked(case: CacheCase) -> Why:
     """Why the daemon is asked for listings."""
     if _complete(case) and not case.terms.keeps_listings:
         return Why("pyfuse3 has no way to allow it", "the patches in contrib/pyfuse3")
     return Why("the daemon checks each time who sees what")
 
 
-def _may_not_show(case: Case) -> Why:
+def _may_not_show(case: CacheCase) -> Why:
     return Why(f"{case.mounted.kind} need not show every change in the times of a file")
 
 
-def _no_need(case: Case) -> Why:
+def _no_need(case: CacheCase) -> Why:
     return Why("FUSE caches none", "" if case.terms.mode.knfsd else "noxattr, if nobody needs any")
 
 
@@ -433,7 +433,7 @@ RULES: tuple[Rule, ...] = (
         _never,
         _JUST_NOW,
     ),
-    Rule(What.ABSENT, Of.ALL, _fixed, _absent, _unnamed),
+    Rule(What.ABSENT, Of.ALL, _fixed, _negative_seconds, _unnamed),
     Rule(What.ABSENT, Of.TOP, lambda case: _fixed(case) and _guarded(case), _never, _enters),
     Rule(What.ABSENT, Of.ELSE, _unsteady, _never, _may_change),
     # In a view for each caller.
@@ -451,13 +451,19 @@ RULES: tuple[Rule, ...] = (
         _never,
         _JUST_NOW,
     ),
-    Rule(What.ABSENT, Of.COMPLETE, lambda case: _complete(case) and case.mounted.has_posix_rules, _absent, _unnamed),
-    Rule(What.ABSENT, Of.ALL, lambda case: _for_all(case) and not case.view.hides, _absent, _unnamed),
+    Rule(
+        What.ABSENT,
+        Of.COMPLETE,
+        lambda case: _complete(case) and case.mounted.has_posix_rules,
+        _negative_seconds,
+        _unnamed,
+    ),
+    Rule(What.ABSENT, Of.ALL, lambda case: _for_all(case) and not case.view.hides, _negative_seconds, _unnamed),
     Rule(
         What.ABSENT,
         Of.TOP,
         lambda case: _per_caller(case) and _posix(case) and not _tells_what_all_see(case) and not case.view.hides,
-        _absent,
+        _negative_seconds,
         _unnamed,
     ),
     Rule(What.ABSENT, Of.ELSE, _per_caller, _never, _may_be_hidden),
@@ -494,7 +500,7 @@ RULES: tuple[Rule, ...] = (
 """What is remembered of which objects, in the order in which users are told of it."""
 
 
-def _holding(case: Case, what: What) -> list[Rule]:
+def _holding(case: CacheCase, what: What) -> list[Rule]:
     """Return the rows about this that count in a case, in the order of the table."""
     found: dict[Of, Rule] = {}
     for rule in RULES:
@@ -506,13 +512,13 @@ def _holding(case: Case, what: What) -> list[Rule]:
 # -- evaluated, for the answers --------------------------------------------------------------------
 
 
-class Times(NamedTuple):
+class RuleTimeouts(NamedTuple):
     """The table in one case: for how many seconds; 0 means not at all.
 
     Attributes:
         lasting: the longest that may be, on this file system.
         briefly: attributes of anything else.
-        names, names_for_one, names_at_top: names of what the rows `Of.ALL`, `Of.ONE` and `Of.TOP` are about.
+        names, names_for_one, names_at_top: names of what the rows `Of.ALL_VIEWERS`, `Of.ONE` and `Of.TOP` are about.
         attributes, attributes_for_one, attributes_of_top: the same of attributes.
         of_directories: whether attributes of directories may be remembered at all.
         absent, absent_at_top, absent_if_complete: the same of absent names.
@@ -529,21 +535,21 @@ class Times(NamedTuple):
     attributes_for_one: float
     attributes_of_top: float
     of_directories: bool
-    absent: float
-    absent_at_top: float
-    absent_if_complete: float
+    negative: float
+    negative_at_top: float
+    negative_if_complete: float
     listings: bool
     content: bool
 
 
-def times(case: Case) -> Times:
+def evaluate(case: CacheCase) -> RuleTimeouts:
     """Return what the table says in a case."""
     rows = {what: {rule.of: rule.seconds(case) for rule in _holding(case, what)} for what in What}
 
     def of(what: What, *which: Of) -> float:
         return next((rows[what][one] or 0.0 for one in which if one in rows[what]), 0.0)
 
-    return Times(
+    return RuleTimeouts(
         lasting=_lasting(case),
         briefly=_briefly(case),
         names=of(What.NAMES, Of.ALL),
@@ -553,9 +559,9 @@ def times(case: Case) -> Times:
         attributes_for_one=of(What.ATTRIBUTES, Of.ONE),
         attributes_of_top=of(What.ATTRIBUTES, Of.TOP, Of.ALL),
         of_directories=Of.DIRECTORIES not in rows[What.ATTRIBUTES],
-        absent=of(What.ABSENT, Of.ALL),
-        absent_at_top=of(What.ABSENT, Of.TOP, Of.ALL),
-        absent_if_complete=of(What.ABSENT, Of.COMPLETE),
+        negative=of(What.ABSENT, Of.ALL),
+        negative_at_top=of(What.ABSENT, Of.TOP, Of.ALL),
+        negative_if_complete=of(What.ABSENT, Of.COMPLETE),
         listings=Of.COMPLETE in rows[What.LISTINGS],
         content=Of.ALL in rows[What.CONTENT],
     )
@@ -604,7 +610,7 @@ _WORDS: Mapping[tuple[What, Of], str] = {
 }
 
 
-def _words(case: Case, rule: Rule, others: Sequence[Rule]) -> str:
+def _words(case: CacheCase, rule: Rule, others: Sequence[Rule]) -> str:
     """Return of which objects a row is, beside other rows about the same."""
     words = _WORDS.get((rule.what, rule.of), "")
     if rule.of is Of.ELSE:
@@ -626,7 +632,7 @@ def _words(case: Case, rule: Rule, others: Sequence[Rule]) -> str:
     return words
 
 
-def _words_of_all(case: Case, what: What) -> str:
+def _words_of_all(case: CacheCase, what: What) -> str:
     """Return what is the same for all callers in a caller view."""
     if what not in (What.NAMES, What.ATTRIBUTES, What.ABSENT):
         return ""
@@ -637,7 +643,7 @@ def _words_of_all(case: Case, what: What) -> str:
     return "in directories that all callers can reach"
 
 
-def facts(terms: Terms, view: View, tree: Sequence[TreeMount]) -> list[Fact]:
+def facts(terms: MountTraits, view: View, tree: Sequence[TreeMount]) -> list[Fact]:
     """Return what the kernel remembers of a mount.
 
     Args:
@@ -645,10 +651,10 @@ def facts(terms: Terms, view: View, tree: Sequence[TreeMount]) -> list[Fact]:
         view: any of its views; the policy is the same in all.
         tree: the file systems of the tree, the one of its root first.
     """
-    found = list(_on(Case(terms, view, tree[0])))
+    found = list(_on(CacheCase(terms, view, tree[0])))
     alike: dict[tuple[Fact, ...], list[TreeMount]] = {}
     for mounted in tree[1:]:
-        others = tuple(fact for fact in _on(Case(terms, view, mounted), is_inside=True) if fact not in found)
+        others = tuple(fact for fact in _on(CacheCase(terms, view, mounted), is_inside=True) if fact not in found)
         if others:
             alike.setdefault(others, []).append(mounted)
     for others, there in alike.items():
@@ -656,7 +662,7 @@ def facts(terms: Terms, view: View, tree: Sequence[TreeMount]) -> list[Fact]:
     return found
 
 
-def _on(case: Case, *, is_inside: bool = False) -> Iterator[Fact]:
+def _on(case: CacheCase, *, is_inside: bool = False) -> Iterator[Fact]:
     """Return what is said of a file system, which may be one inside the tree."""
     for what in What:
         rules = _holding(case, what)

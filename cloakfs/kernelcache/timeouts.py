@@ -17,16 +17,16 @@ from ..tree.actor import DAEMON, actor, credentials
 from ..tree.filesystems import MountedFilesystem
 from ..tree.locate import is_settled
 from ..tree.nodes import Nodes
-from ..tree.objects import ALL, NOBODY, Directory, Object, as_directory
+from ..tree.objects import ALL_VIEWERS, NO_VIEWER, Directory, Object, as_directory
 from ..tree.request import Request
 from ..tree.visibility import attrs_of, is_entry_visible, uid_may, world_may
 from ..view import View
 from .audience import Audiences
 from .invalidation import Invalidation
-from .policy import BRIEF_SECONDS, Case, Terms, Times, times, tree_mount
+from .policy import BRIEF_SECONDS, CacheCase, MountTraits, RuleTimeouts, evaluate, tree_mount
 
 # Where this many directories above would have to be looked at, nothing is remembered.
-_MOST_LOOKED_AT = 64
+_MAX_ANCESTORS = 64
 
 # For how many views and file systems the table is kept evaluated.
 _MOST_EVALUATED = 1000
@@ -55,7 +55,7 @@ class Timeouts:
         counters: count for how many answers anything is remembered.
 
     Attributes:
-        of_complete: see `Listings.of_absence`.
+        of_complete: see `CompleteDirectories.of_negative`.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Timeouts:
         nodes: Nodes,
         invalidation: Invalidation,
         audiences: Audiences,
-        terms: Terms,
+        terms: MountTraits,
         counters: Counters,
     ) -> None:
         self._nodes = nodes
@@ -72,10 +72,10 @@ class Timeouts:
         self._notifier = invalidation.notifier
         self._counters = counters
         self._terms = terms
-        self.of_complete: Callable[[Request, bytes], float] = lambda at, name: 0.0
+        self.of_complete_directory: Callable[[Request, bytes], float] = lambda at, name: 0.0
         self._passes_handles = terms.mode.passes_handles
-        self._checks_above = terms.mode.subtree_check
-        self._times: dict[tuple[View, MountedFilesystem, bool], Times] = {}  # with whether changes are reported
+        self._subtree_check = terms.mode.subtree_check
+        self._rules: dict[tuple[View, MountedFilesystem, bool], RuleTimeouts] = {}  # with whether changes are reported
         self._sets: dict[frozenset[int], frozenset[int]] = {}  # one instance of each, for `Object.kept`
 
     # -- the answers -------------------------------------------------------------------------------
@@ -90,10 +90,10 @@ class Timeouts:
             fd: refers (O_PATH) to it.
             info: its stat.
         """
-        if obj.audience == NOBODY and not at.number:
+        if obj.audience == NO_VIEWER and not at.number:
             obj.audience = at.viewer  # as `note_viewer` does it, without a call
-        elif obj.audience != ALL:
-            self._audiences.tell(at.number, obj, at.viewer)
+        elif obj.audience != ALL_VIEWERS:
+            self._audiences.record(at.number, obj, at.viewer)
         if at.who is DAEMON:
             return 0.0, 0.0
         seconds = self.of_name(at, obj, name, fd, info)
@@ -114,7 +114,7 @@ class Timeouts:
         self._counters.attributes[seconds > BRIEF_SECONDS] += 1
         return seconds
 
-    def absent(self, at: Request, name: bytes, handle_of: Callable[[], bytes | None], *, is_hidden: bool) -> float:
+    def negative(self, at: Request, name: bytes, handle_of: Callable[[], bytes | None], *, is_hidden: bool) -> float:
         """Return how many seconds to remember that `name` leads nowhere in a directory.
 
         Args:
@@ -125,12 +125,12 @@ class Timeouts:
             is_hidden: whether something has that name which is hidden.
         """
         directory = at.obj
-        seconds = self.of_absence(at.number, at.view, directory, name, at.viewer)
-        if directory.listing is not None:
+        seconds = self.of_negative(at.number, at.view, directory, name, at.viewer)
+        if directory.proof is not None:
             if is_hidden:
-                self._invalidation.forget_listing(directory)
+                self._invalidation.invalidate_listing(directory)
             elif not seconds:
-                seconds = self.of_complete(at, name)
+                seconds = self.of_complete_directory(at, name)
         if seconds and at.view.hides and directory.filesystem.watched:
             # The kernel has to be made to forget this when the hidden file becomes visible.
             note_hidden = self._invalidation.note_hidden
@@ -153,7 +153,7 @@ class Timeouts:
         ACLs, but from Linux 6.2 on it does (CVE-2026-68149), until 6.6.148, 6.12.101, 6.18.42 and 7.1.6.
         """
         if at.who is DAEMON or not may_be_kept or self.of_object(at, at.info) <= BRIEF_SECONDS:
-            self._notifier.acl(self._nodes.nodeid(at.number, at.obj))
+            self._notifier.invalidate_acl(self._nodes.nodeid(at.number, at.obj))
 
     def opening(self, at: Request) -> bool:
         """Whether the kernel may go on using the pages that it has of a file which is being opened.
@@ -162,7 +162,7 @@ class Timeouts:
         """
         obj, info = at.obj, at.info
         stamp = (at.number, info.st_mtime_ns, info.st_ctime_ns, info.st_size)
-        rare, may_be_kept = obj.rare or obj.rarely(), self.times(at.view, obj.filesystem).content
+        rare, may_be_kept = obj.rare or obj.rarely(), self.rules_for(at.view, obj.filesystem).content
         same = rare.content == stamp
         if not (same and may_be_kept):  # otherwise, it had settled when it was noted
             rare.content = stamp if may_be_kept and is_settled(info) else None
@@ -170,40 +170,40 @@ class Timeouts:
 
     # -- for how long ------------------------------------------------------------------------------
 
-    def times(self, view: View, filesystem: MountedFilesystem) -> Times:
+    def rules_for(self, view: View, filesystem: MountedFilesystem) -> RuleTimeouts:
         """Return what the table of rules says about a view of what is on a file system."""
         key = (view, filesystem, filesystem.watched)
-        found = self._times.get(key)
+        found = self._rules.get(key)
         if found is None:
-            if len(self._times) >= _MOST_EVALUATED:
-                self._times.clear()
+            if len(self._rules) >= _MOST_EVALUATED:
+                self._rules.clear()
             terms = replace(self._terms, fixed=view.fixed is not None)
             mounted = tree_mount(filesystem, self._nodes.mounts.filesystems)
-            found = self._times[key] = times(Case(terms, view, mounted))
+            found = self._rules[key] = evaluate(CacheCase(terms, view, mounted))
         return found
 
-    def forget_views(self) -> None:
+    def clear(self) -> None:
         """Let go of views that may not be in force any more, whose policies may be large."""
-        self._times.clear()
+        self._rules.clear()
 
-    def _brief(self, number: int, obj: Object, times: Times) -> float:
+    def _brief(self, number: int, obj: Object, rules: RuleTimeouts) -> float:
         """Return how long to remember attributes that not everybody may know, for the system call that asks for them.
 
         By a name that the kernel has yet to forget, others could get at them in that time without asking for the name.
         """
-        seconds = times.briefly
-        if seconds and not self._notifier.is_idle() and self._is_by_old_names(number, obj):
+        seconds = rules.briefly
+        if seconds and not self._notifier.is_idle() and self._has_pending_name(number, obj):
             return 0.0
         return seconds
 
-    def _is_by_old_names(self, number: int, obj: Object) -> bool:
+    def _has_pending_name(self, number: int, obj: Object) -> bool:
         """Whether a name of the object, or of a directory above, has yet to be forgotten, or cannot be."""
         nodes, notifier = self._nodes, self._notifier
         above = self._invalidation.names_of(obj)
-        for _ in range(_MOST_LOOKED_AT):
+        for _ in range(_MAX_ANCESTORS):
             for parent, name in above:
                 nodeid = nodes.nodeid(number, parent)
-                if notifier.is_late(nodeid) or notifier.is_forgetting(nodeid, name):
+                if notifier.is_stalled(nodeid) or notifier.is_pending(nodeid, name):
                     return True
             above = [(parent.parent, parent.name) for parent, _ in above if parent.parent is not None]
             if not above:
@@ -216,35 +216,35 @@ class Timeouts:
         It must be called only for an answer to somebody who is not the daemon itself.
         """
         view, parent = at.view, at.obj
-        if self._notifier.is_late(self._nodes.nodeid(at.number, parent)) or info.st_nlink == 0:
+        if self._notifier.is_stalled(self._nodes.nodeid(at.number, parent)) or info.st_nlink == 0:
             return 0.0, 0.0
         place = parent.filesystem
-        times = self._times.get((view, place, place.watched)) or self.times(view, place)  # mostly without a call
+        rules = self._rules.get((view, place, place.watched)) or self.rules_for(view, place)  # mostly without a call
         if view.fixed is None:
             is_public = (
-                times.names > 0
+                rules.names > 0
                 and at.info.st_mode & stat.S_IXOTH > 0  # the cheapest check, and false in most homes
                 and self.same_for_all(view, name, info, fd)
                 and self.is_public(at.number, view, parent)
             )
-            if not is_public or obj.remembers_names:
-                return self._of_private_name(at, obj, info, times)
-            seconds = times.names
+            if not is_public or obj.has_names_for_one:
+                return self._of_private_name(at, obj, info, rules)
+            seconds = rules.names
         else:
-            seconds = times.names_at_top if parent is self._nodes.root else times.names
+            seconds = rules.names_at_top if parent is self._nodes.root else rules.names
             if not seconds:
-                return 0.0, self._brief(at.number, obj, times)
+                return 0.0, self._brief(at.number, obj, rules)
             if not ((at.has_searched and view.fixed.uid) or may_search(view.fixed, parent, at.fd, at.info)):
                 return 0.0, 0.0  # a listing tells names and no more
         if obj.filesystem is not parent.filesystem:  # something is mounted there
-            times = self.times(view, obj.filesystem)
-            seconds = min(seconds, times.lasting)
-        self._keep(at.number, parent)
-        self._keep(at.number, obj)
-        obj.audience = ALL  # what is remembered tells everybody, without a word to the daemon
-        return seconds, self._of_attributes(at, obj, info, times, times.attributes)
+            rules = self.rules_for(view, obj.filesystem)
+            seconds = min(seconds, rules.lasting)
+        self._note_cached(at.number, parent)
+        self._note_cached(at.number, obj)
+        obj.audience = ALL_VIEWERS  # what is remembered tells everybody, without a word to the daemon
+        return seconds, self._of_attributes(at, obj, info, rules, rules.attributes)
 
-    def _of_private_name(self, at: Request, obj: Object, info: linux.Stat, times: Times) -> tuple[float, float]:
+    def _of_private_name(self, at: Request, obj: Object, info: linux.Stat, rules: RuleTimeouts) -> tuple[float, float]:
         """Return the same as `of_name` for a name in a caller view that not everybody may know.
 
         So it does for a directory whose names are remembered for those who were told of it: a name that is remembered
@@ -252,20 +252,20 @@ class Timeouts:
         """
         parent = at.obj
         if (
-            not times.attributes_for_one
-            or not self._is_steady_for(at, info)
-            or not self.reaches(at, parent)
-            or not self._rests_on(at, parent, obj)
+            not rules.attributes_for_one
+            or not self._is_visible_to_viewer(at, info)
+            or not self.is_reached_by_viewer(at, parent)
+            or not self._is_for_viewer_only(at, parent, obj)
         ):
-            return 0.0, self._brief(at.number, obj, times)
-        theirs, seconds = self.times(at.view, obj.filesystem), 0.0
+            return 0.0, self._brief(at.number, obj, rules)
+        theirs, seconds = self.rules_for(at.view, obj.filesystem), 0.0
         if parent.audience == at.viewer and uid_may(at.who.uid, os.X_OK, parent, at.fd, at.info):
-            seconds = min(times.names_for_one, theirs.lasting)
-            as_directory(parent).remembers_names = True  # `reaches` has noted that it is kept
-            self._keep(at.number, obj, private=True)
+            seconds = min(rules.names_for_one, theirs.lasting)
+            as_directory(parent).has_names_for_one = True  # `is_reached_by_viewer` has noted that it is kept
+            self._note_cached(at.number, obj, cached_for_one=True)
         return seconds, self._of_private_attributes(at, obj, info, theirs)
 
-    def of_absence(self, number: int, view: View, parent: Object, name: bytes, viewer: int) -> float:
+    def of_negative(self, number: int, view: View, parent: Object, name: bytes, viewer: int) -> float:
         """Return how long to remember that `name` leads nowhere in `parent`.
 
         In a caller view that hides anything, it is never remembered: names that are hidden from some must not be, and
@@ -274,14 +274,14 @@ class Timeouts:
         """
         top = self._nodes.root
         place = parent.filesystem
-        times = self._times.get((view, place, place.watched)) or self.times(view, place)  # mostly without a call
-        seconds = times.absent_at_top if parent is top else times.absent
+        rules = self._rules.get((view, place, place.watched)) or self.rules_for(view, place)  # mostly without a call
+        seconds = rules.negative_at_top if parent is top else rules.negative
         if not seconds or (view.fixed is None and not self.is_public(number, view, parent)):
             return 0.0
-        if self._notifier.is_late(self._nodes.nodeid(number, parent)):
+        if self._notifier.is_stalled(self._nodes.nodeid(number, parent)):
             return 0.0
-        self._keep(number, parent)
-        if parent is top and not self._invalidation.note_absence(number, parent, name, viewer):
+        self._note_cached(number, parent)
+        if parent is top and not self._invalidation.note_negative(number, parent, name, viewer):
             return 0.0
         return seconds
 
@@ -297,12 +297,12 @@ class Timeouts:
         """
         number, view, obj, fd = at.number, at.view, at.obj, at.fd
         place = obj.filesystem
-        times = self._times.get((view, place, place.watched)) or self.times(view, place)  # mostly without a call
-        seconds = times.attributes
+        rules = self._rules.get((view, place, place.watched)) or self.rules_for(view, place)  # mostly without a call
+        seconds = rules.attributes
         if info.st_nlink == 0:
-            return self._brief(number, obj, times)
+            return self._brief(number, obj, rules)
         if obj is self._nodes.root:
-            seconds = times.attributes_of_top
+            seconds = rules.attributes_of_top
             if not seconds:
                 return 0.0
         elif view.fixed is None:
@@ -311,63 +311,67 @@ class Timeouts:
                 and self.same_for_all(view, obj.name, info, fd)
                 and self._is_public_place(number, view, obj, info)
             )
-            if not is_public or (self._checks_above and obj.remembers_names):
-                return self._of_private_object(at, info, times)
+            if not is_public or (self._subtree_check and obj.has_names_for_one):
+                return self._of_private_object(at, info, rules)
         elif not view.is_steady or not is_entry_visible(view, actor(view.fixed), obj.name, info, fd):
-            return self._brief(number, obj, times)  # a change that is just being answered may have hidden it
-        if obj.parent is not None and self._notifier.is_late(self._nodes.nodeid(number, obj.parent)):
+            return self._brief(number, obj, rules)  # a change that is just being answered may have hidden it
+        if obj.parent is not None and self._notifier.is_stalled(self._nodes.nodeid(number, obj.parent)):
             return 0.0
-        self._keep(number, obj)
-        if self._checks_above:
-            obj.audience = ALL  # the kernel lets others pass it without a word to the daemon
-        return self._of_attributes(at, obj, info, times, seconds)
+        self._note_cached(number, obj)
+        if self._subtree_check:
+            obj.audience = ALL_VIEWERS  # the kernel lets others pass it without a word to the daemon
+        return self._of_attributes(at, obj, info, rules, seconds)
 
-    def _of_private_object(self, at: Request, info: linux.Stat, times: Times) -> float:
+    def _of_private_object(self, at: Request, info: linux.Stat, rules: RuleTimeouts) -> float:
         obj = at.obj
-        if not times.attributes_for_one or obj.audience != at.viewer or not self._is_steady_for(at, info):
-            return self._brief(at.number, obj, times)
+        if not rules.attributes_for_one or obj.audience != at.viewer or not self._is_visible_to_viewer(at, info):
+            return self._brief(at.number, obj, rules)
         places = list(self._nodes.places(obj, info))
-        if len(places) != 1 or not self.reaches(at, places[0][0]) or not self._rests_on(at, places[0][0], obj):
-            return self._brief(at.number, obj, times)
+        if (
+            len(places) != 1
+            or not self.is_reached_by_viewer(at, places[0][0])
+            or not self._is_for_viewer_only(at, places[0][0], obj)
+        ):
+            return self._brief(at.number, obj, rules)
         parent, name = self._nodes.nodeid(at.number, places[0][0]), places[0][1]
-        if self._notifier.is_late(parent) or self._notifier.is_forgetting(parent, name):
+        if self._notifier.is_stalled(parent) or self._notifier.is_pending(parent, name):
             return 0.0  # who is not to know the name could get at them by it
-        return self._of_private_attributes(at, obj, info, times)
+        return self._of_private_attributes(at, obj, info, rules)
 
-    def _of_private_attributes(self, at: Request, obj: Object, info: linux.Stat, times: Times) -> float:
+    def _of_private_attributes(self, at: Request, obj: Object, info: linux.Stat, rules: RuleTimeouts) -> float:
         """Return how long to remember attributes that the viewer surely may know, wherever the object is found."""
         is_directory = stat.S_ISDIR(info.st_mode)
-        if is_directory and not times.of_directories:
+        if is_directory and not rules.of_directories:
             return 0.0
         if obj.audience != at.viewer or (info.st_nlink > 1 and not is_directory):
-            return self._brief(at.number, obj, times)
-        if not times.attributes_for_one:  # something is mounted there whose changes are not reported
-            return self._brief(at.number, obj, times)
-        self._keep(at.number, obj, private=True)
-        return times.attributes_for_one
+            return self._brief(at.number, obj, rules)
+        if not rules.attributes_for_one:  # something is mounted there whose changes are not reported
+            return self._brief(at.number, obj, rules)
+        self._note_cached(at.number, obj, cached_for_one=True)
+        return rules.attributes_for_one
 
-    def _of_attributes(self, at: Request, obj: Object, info: linux.Stat, times: Times, seconds: float) -> float:
+    def _of_attributes(self, at: Request, obj: Object, info: linux.Stat, rules: RuleTimeouts, seconds: float) -> float:
         view = at.view
         is_directory = stat.S_ISDIR(info.st_mode)
-        if is_directory and not times.of_directories:
+        if is_directory and not rules.of_directories:
             return 0.0
         if view.fixed is not None:
             return seconds
         # Another name of a hard link may be hidden, and be the one that is left.
         if info.st_nlink > 1 and not is_directory:
-            return self._brief(at.number, obj, times)
+            return self._brief(at.number, obj, rules)
         is_alike = at.viewer >= 0 and not self._passes_handles  # there is but one caller to show it to
         if not is_alike and not view.is_shown_alike(info.st_uid, info.st_gid):
             return 0.0
-        return seconds or self._brief(at.number, obj, times)
+        return seconds or self._brief(at.number, obj, rules)
 
     # -- what one caller would be told ---------------------------------------------------------------
 
-    def _is_steady_for(self, at: Request, info: linux.Stat) -> bool:
+    def _is_visible_to_viewer(self, at: Request, info: linux.Stat) -> bool:
         """Whether who asks is a single caller, and sees the object whatever its groups are."""
-        return at.viewer >= 0 and self._audiences.sees(at.view, at.who.uid, info)
+        return at.viewer >= 0 and self._audiences.is_visible_to_uid(at.view, at.who.uid, info)
 
-    def reaches(self, at: Request, directory: Object) -> bool:
+    def is_reached_by_viewer(self, at: Request, directory: Object) -> bool:
         """Whether who asks sees this directory and all above it, whatever its groups are.
 
         No name of them is one that has yet to be forgotten. Where the kernel remembers something of a directory for
@@ -375,7 +379,7 @@ class Timeouts:
         """
         nodes, number, notifier = self._nodes, at.number, self._notifier
         here, is_proven = directory, False
-        for _ in range(_MOST_LOOKED_AT):
+        for _ in range(_MAX_ANCESTORS):
             if here is nodes.root:
                 break
             is_proven = is_proven or self.is_known_to(number, here, at.viewer)
@@ -385,22 +389,22 @@ class Timeouts:
             if not is_proven:
                 fd = nodes.fd(here)
                 info = here.filesystem.stat(fd)
-                if not here.filesystem.watched or not self._audiences.sees(at.view, at.who.uid, info):
+                if not here.filesystem.watched or not self._audiences.is_visible_to_uid(at.view, at.who.uid, info):
                     return False
                 if parent is None or (here.checked != info.st_ctime_ns and not nodes.is_child(here, parent)):
                     return False
             # By a name that the kernel has yet to forget, whoever must not know it could get at what is below: after a
             # rename, also by one that leads to what everybody may know.
-            if parent is None or notifier.is_forgetting(nodes.nodeid(number, parent), here.name):
+            if parent is None or notifier.is_pending(nodes.nodeid(number, parent), here.name):
                 return False
             here = parent
         else:
             return False
         if directory.audience == at.viewer:
-            self._keep(number, directory, private=True)
+            self._note_cached(number, directory, cached_for_one=True)
         return True
 
-    def _rests_on(self, at: Request, parent: Object, obj: Object) -> bool:
+    def _is_for_viewer_only(self, at: Request, parent: Object, obj: Object) -> bool:
         """Whether the kernel lets nobody but who asks get at `obj` in the directory `parent`, not even by handle.
 
         Where it checks the directories above, it asks the daemon, as the caller, about each that it does not remember.
@@ -408,11 +412,11 @@ class Timeouts:
         uppermost one of which only this caller was told is asked about each time. If the daemon is about to let
         somebody else pass there, all below is forgotten first.
         """
-        if not self._checks_above:
+        if not self._subtree_check:
             return True
-        if parent.audience != at.viewer or parent.strayed or obj.strayed:
+        if parent.audience != at.viewer or parent.relocated or obj.relocated:
             return False
-        as_directory(parent).remembers_names = True
+        as_directory(parent).has_names_for_one = True
         return True
 
     # -- what everybody would be told --------------------------------------------------------------
@@ -438,12 +442,12 @@ class Timeouts:
         """
         nodes = self._nodes
         above: list[Directory] = []
-        while not (number in obj.public and self.is_known_to(number, obj)):
-            if len(above) >= _MOST_LOOKED_AT:
+        while not (number in obj.public_in and self.is_known_to(number, obj)):
+            if len(above) >= _MAX_ANCESTORS:
                 return False
             here = as_directory(obj)
             above.append(here)
-            if here.blocking_ancestor is not None and self._is_stopped(view, here):
+            if here.blocking_ancestor is not None and self._is_still_blocked(view, here):
                 for directory in above:
                     directory.blocking_ancestor = here.blocking_ancestor
                 return False
@@ -462,9 +466,9 @@ class Timeouts:
                 return False
             obj = parent
         for directory in reversed(above):
-            self._keep(number, directory)
-            public = directory.public | {number}
-            directory.public = self._sets.setdefault(public, public)
+            self._note_cached(number, directory)
+            public = directory.public_in | {number}
+            directory.public_in = self._sets.setdefault(public, public)
         return True
 
     def _lets_all_through(self, view: View, obj: Object, fd: int, info: linux.Stat) -> bool:
@@ -472,7 +476,7 @@ class Timeouts:
             return False
         return obj is self._nodes.root or self.same_for_all(view, obj.name, info, fd)
 
-    def _is_stopped(self, view: View, obj: Directory) -> bool:
+    def _is_still_blocked(self, view: View, obj: Directory) -> bool:
         """Whether the directory that did not let everybody through last time still does not.
 
         This takes one look, however deep the tree is.
@@ -497,26 +501,26 @@ class Timeouts:
 
     # -- what is remembered ------------------------------------------------------------------------
 
-    def is_known_to(self, number: int, obj: Object, viewer: int = NOBODY) -> bool:
+    def is_known_to(self, number: int, obj: Object, viewer: int = NO_VIEWER) -> bool:
         """Whether the kernel may tell this caller of the object without asking the daemon.
 
         Without `viewer`: everybody, so that it need not be found out who may know of it.
         """
-        if number not in obj.kept or (obj.private and obj.audience != viewer):
+        if number not in obj.cached_in or (obj.cached_for_one and obj.audience != viewer):
             return False
         invalidation = self._invalidation
-        if obj.era != invalidation.era or not obj.filesystem.watched:
+        if obj.cache_epoch != invalidation.epoch or not obj.filesystem.watched:
             return False
-        return not (invalidation.below and invalidation.is_being_forgotten(obj))
+        return not (invalidation.subtrees and invalidation.is_being_invalidated(obj))
 
-    def _keep(self, number: int, obj: Object, *, private: bool = False) -> None:
+    def _note_cached(self, number: int, obj: Object, *, cached_for_one: bool = False) -> None:
         """Note that the kernel remembers something of the object, for everybody or for its audience alone."""
-        if obj.era != self._invalidation.era:
-            self._invalidation.forget_era(obj, by_name=self._notifier.session < 0)
-            obj.era = self._invalidation.era
-        if number not in obj.kept or obj.private:  # what rests on its being public still does
-            obj.private = private
-        if number not in obj.kept:
-            kept = obj.kept | {number}
-            obj.kept = self._sets.setdefault(kept, kept)
-            self._nodes.hold(obj, obj.kept)
+        if obj.cache_epoch != self._invalidation.epoch:
+            self._invalidation.invalidate_earlier_epochs(obj, by_name=self._notifier.session < 0)
+            obj.cache_epoch = self._invalidation.epoch
+        if number not in obj.cached_in or obj.cached_for_one:  # what rests on its being public still does
+            obj.cached_for_one = cached_for_one
+        if number not in obj.cached_in:
+            kept = obj.cached_in | {number}
+            obj.cached_in = self._sets.setdefault(kept, kept)
+            self._nodes.hold(obj, obj.cached_in)

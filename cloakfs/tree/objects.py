@@ -21,8 +21,8 @@ TRANSIENT = 1 << 47
 NEVER = -(1 << 80)
 """A value that no ctime has; 0 will not do, since file systems without a ctime may report it."""
 
-NOBODY, ALL = -1, -2
-"""Audiences that are not one client uid: nobody was told of an object; more than one uid was, or it is not known."""
+NO_VIEWER, ALL_VIEWERS = -1, -2
+"""Audiences that are not one client uid: no caller knows of an object; several do, or it is not known who does."""
 
 _NO_VIEWS: frozenset[int] = frozenset()
 
@@ -40,22 +40,22 @@ def dev_ino(info: os.stat_result) -> tuple[int, int]:
 
 
 class AbsentXattrs(NamedTuple):
-    """Extended attributes that objects were seen not to have, in an era of the kernel's cache.
+    """Extended attributes that objects were seen not to have, in an epoch of the kernel's cache.
 
-    See `kernelcache.invalidation`. Objects share them, so that each needs no more than a reference.
+    Objects share them, so that each needs no more than a reference.
     """
 
-    era: int
+    epoch: int
     names: frozenset[bytes]
 
 
-class CompleteDirectory:
+class CompletenessProof:
     """What is known of all entries of a directory: each is shown to its audience, whatever the caller's groups are.
 
     Attributes:
         audience: the client uid.
-        is_proven: whether a listing from the first entry to the last has found that.
-        is_in_kernel: whether the kernel may have the entries.
+        is_proven: whether a listing has come from the first entry to the last.
+        is_in_kernel: whether the kernel may have cached the entries.
     """
 
     __slots__ = ("audience", "is_in_kernel", "is_proven")
@@ -106,7 +106,7 @@ class Rare:
         reported_sizes: like `Object.reported_size`, in the views with other numbers.
     """
 
-    __slots__ = ("content", "ctime_ahead", "open_files", "others", "reported_sizes", "strayed")
+    __slots__ = ("content", "ctime_ahead", "open_files", "others", "relocated", "reported_sizes")
 
     def __init__(self) -> None:
         self.ctime_ahead = 0
@@ -114,7 +114,7 @@ class Rare:
         self.open_files: list[int] | None = None
         self.others: list[tuple[Directory, bytes]] | None = None
         self.reported_sizes: dict[int, int] | None = None
-        self.strayed = False
+        self.relocated = False
 
 
 class Object:
@@ -125,8 +125,8 @@ class Object:
     """
 
     __slots__ = (
-        "absent_xattrs", "audience", "checked", "descriptor", "era", "ever_kept", "filesystem", "handle",
-        "kept", "lookups", "name", "number", "parent", "private", "rare", "reported_size",
+        "absent_xattrs", "audience", "cache_epoch", "cached_for_one", "cached_in", "checked", "descriptor",
+        "ever_cached_in", "filesystem", "handle", "lookups", "name", "number", "parent", "rare", "reported_size",
     )  # fmt: skip
 
     pins = 0
@@ -137,9 +137,9 @@ class Object:
     condition: "Condition | None" = None
     access_path: "AccessPath | None" = None
     no_acl_since = NEVER
-    remembers_names = False
-    listing: CompleteDirectory | None = None
-    public = _NO_VIEWS
+    has_names_for_one = False
+    proof: CompletenessProof | None = None
+    public_in = _NO_VIEWS
     blocking_ancestor: "Directory | None" = None
 
     def __init__(self, number: int, handle: bytes, filesystem: MountedFilesystem) -> None:
@@ -158,16 +158,16 @@ class Object:
 
         self.descriptor: Descriptor | None = None
 
-        # Who was told of it: see `kernelcache.audience`.
-        self.audience = NOBODY
-        self.private = False  # `kept` holds for the audience alone
+        # Who knows of it: see `kernelcache.audience`.
+        self.audience = NO_VIEWER
+        self.cached_for_one = False  # `cached_in` holds for the audience alone
 
-        # What the kernel remembers of it: see `kernelcache.timeouts`.
-        self.kept = _NO_VIEWS  # numbers of the views in which the kernel remembers more than it asked for
+        # What the kernel caches of it: see `kernelcache.timeouts`.
+        self.cached_in = _NO_VIEWS  # numbers of the views in which the kernel caches more than it asked for
         self.absent_xattrs: AbsentXattrs | None = None  # see `kernelcache.invalidation`
-        self.era = 0  # the era of the kernel's cache that `kept` and `public` belong to
-        # Like `kept`, but never reset, and including what is below: see `Registry.hold`.
-        self.ever_kept = _NO_VIEWS
+        self.cache_epoch = 0  # the epoch of the kernel's cache that `cached_in` and `public_in` belong to
+        # Like `cached_in`, but never reset, and including what is below: see `Registry.hold`.
+        self.ever_cached_in = _NO_VIEWS
         self.reported_size = 0  # the size that the kernel believes a file to have in the view with number 0
 
         self.rare: Rare | None = None  # most objects have none; read by the properties below
@@ -204,17 +204,17 @@ class Object:
             self.rarely().others = others or None
 
     @property
-    def strayed(self) -> bool:
+    def relocated(self) -> bool:
         """With subtree_check: whether it was moved, or may have been reached by others, while the kernel knew it.
 
-        Nothing is remembered because of its place until the kernel knows it no more.
+        What is cached does not rest on its place until the kernel has forgotten it.
         """
-        return self.rare is not None and self.rare.strayed
+        return self.rare is not None and self.rare.relocated
 
-    @strayed.setter
-    def strayed(self, strayed: bool) -> None:
-        if strayed or self.rare is not None:
-            self.rarely().strayed = strayed
+    @relocated.setter
+    def relocated(self, relocated: bool) -> None:
+        if relocated or self.rare is not None:
+            self.rarely().relocated = relocated
 
     @property
     def content(self) -> tuple[int, ...] | None:
@@ -248,8 +248,8 @@ class Directory(Object):
     """A directory. An object that is restored from the index is one, too: the index does not say what it is."""
 
     __slots__ = (
-        "__weakref__", "access_path", "blocking_ancestor", "children", "condition", "further", "listing",
-        "no_acl_since", "pins", "public", "remembers_names", "strays", "verified_epoch",
+        "__weakref__", "access_path", "blocking_ancestor", "children", "condition", "further", "has_names_for_one",
+        "no_acl_since", "pins", "proof", "public_in", "strays", "verified_epoch",
     )  # fmt: skip
 
     def __init__(self, number: int, handle: bytes, filesystem: MountedFilesystem) -> None:
@@ -267,10 +267,10 @@ class Directory(Object):
         self.access_path = None  # who may search all directories down to it
         self.no_acl_since = NEVER  # `verified_epoch` when it had no ACL. It has none as long as both are the same.
 
-        # What the kernel remembers of it: see `kernelcache.audience`, `kernelcache.complete`, `kernelcache.timeouts`.
-        self.remembers_names = False  # the kernel may remember names in it that its audience alone may know
-        self.listing = None
-        self.public = _NO_VIEWS  # of `kept`, the views in which everybody may search it, and all directories above
+        # What the kernel caches of it: see `kernelcache.audience`, `kernelcache.complete`, `kernelcache.timeouts`.
+        self.has_names_for_one = False  # the kernel may cache names in it that its audience alone may know
+        self.proof = None
+        self.public_in = _NO_VIEWS  # of `cached_in`, the views in which all may search it, and all directories above
         self.blocking_ancestor = None  # the directory, this one or above, that not all callers could search last time
 
 

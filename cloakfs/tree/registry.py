@@ -21,7 +21,7 @@ from .descriptors import Descriptors
 from .filesystems import MountedFilesystem
 from .index import Index
 from .mounts import TreeMounts
-from .objects import ALL, NEVER, NOBODY, ROOT, TRANSIENT, Directory, Object, Stale, as_directory
+from .objects import ALL_VIEWERS, NEVER, NO_VIEWER, ROOT, TRANSIENT, Directory, Object, Stale, as_directory
 
 # How many further names of a file to remember; one with more may have to be looked up again to be used by handle.
 _MAX_OTHER_NAMES = 16
@@ -194,17 +194,17 @@ class Registry:
         self._descriptors = descriptors
         self.by_number: dict[int, Object] = {}
         self._by_handle: dict[bytes, Object] = {}
-        self._held: dict[frozenset[int], frozenset[int]] = {}  # one set of each value, for `Object.ever_kept`
+        self._held: dict[frozenset[int], frozenset[int]] = {}  # one set of each value, for `Object.ever_cached_in`
         self._unused: list[Object] = []
         self._transient = TRANSIENT | int.from_bytes(os.urandom(5), "little")
         self.epoch = 0
-        self.audience_of_restored = ALL  # any caller may have the handle
+        self.audience_of_restored = ALL_VIEWERS  # any caller may have the handle
         self.disconnected: dict[Object, ReportedPlace | None] = {}
         self.on_moved: Callable[[Object], None] = _ignore
         handle, filesystem = mounts.identify(mounts.top, None)
         self.is_replaced = not index.claim(ROOT, handle)
         self.root: Object = Directory(ROOT, handle, filesystem)
-        self.root.audience = ALL
+        self.root.audience = ALL_VIEWERS
         self._remember(self.root)
         descriptors.keep(self.root, mounts.top)
 
@@ -357,9 +357,9 @@ class Registry:
         before = place(obj, directory, name)
         if self.disconnected:
             self.disconnected.pop(obj, None)
-        if obj.ever_kept:
-            self.hold(parent, obj.ever_kept)
-        if before is not parent and (before is not None or obj.audience != NOBODY):
+        if obj.ever_cached_in:
+            self.hold(parent, obj.ever_cached_in)
+        if before is not parent and (before is not None or obj.audience != NO_VIEWER):
             self.on_moved(obj)
         if before is not None and before is not parent:
             self.drop_if_unused(before)
@@ -375,13 +375,13 @@ class Registry:
     def hold(self, obj: Object, numbers: frozenset[int]) -> None:
         """Note that the kernel may have something of `obj` in its cache, in the views with these numbers.
 
-        That is noted for everything above, too (`Object.ever_kept`): where nothing is noted, nothing below needs to be
-        invalidated.
+        That is noted for everything above, too (`Object.ever_cached_in`): where nothing is noted, nothing below
+        needs to be invalidated.
         """
         at: Object | None = obj
-        while at is not None and not numbers <= at.ever_kept:
-            ever = at.ever_kept | numbers
-            at.ever_kept = self._held.setdefault(ever, ever)
+        while at is not None and not numbers <= at.ever_cached_in:
+            ever = at.ever_cached_in | numbers
+            at.ever_cached_in = self._held.setdefault(ever, ever)
             at = at.parent
 
     def forget(self, number: int, count: int) -> bool:

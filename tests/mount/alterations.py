@@ -84,7 +84,7 @@ def note_xattrs_read(path: str) -> None:
 
 def count_places(path: str) -> None:
     """Append to a file, for each batch of events, how many there were and how many objects were looked for."""
-    place_of, heed_all = locate.Locator.place_of, changes.Changes._heed_all
+    place_of, heed_all = locate.Locator.place_of, changes.Changes._handle_events
     asked: list[int] = []
 
     def counted(*args: Any) -> Any:
@@ -97,7 +97,7 @@ def count_places(path: str) -> None:
         _append(path, f"{len(events)} {len(asked)}")
 
     replace(locate.Locator, "place_of", counted)
-    replace(changes.Changes, "_heed_all", heed)
+    replace(changes.Changes, "_handle_events", heed)
 
 
 def count_looks(path: str) -> None:
@@ -282,26 +282,26 @@ def close_slowly(begun: str, go: str) -> None:
 
 def never_forget(name: bytes) -> None:
     """Have the kernel forget all names but one, of which it takes for ever."""
-    forget_names = notifier.forget_names
+    invalidate_names = notifier.invalidate_names
 
     def forget_others(parent: int, batch: Any, session: int) -> None:
         if name in batch.names:
             threading.Event().wait()
-        forget_names(parent, batch, session)
+        invalidate_names(parent, batch, session)
 
-    replace(notifier, "forget_names", forget_others)
+    replace(notifier, "invalidate_names", forget_others)
 
 
 def forget_slowly(name: bytes) -> None:
     """Have the kernel take long to forget names in directories that have this one."""
-    forget_names = notifier.forget_names
+    invalidate_names = notifier.invalidate_names
 
     def slowly(parent: int, batch: Any, session: int) -> None:
         if name in batch.names:
             time.sleep(0.3)
-        forget_names(parent, batch, session)
+        invalidate_names(parent, batch, session)
 
-    replace(notifier, "forget_names", slowly)
+    replace(notifier, "invalidate_names", slowly)
 
 
 def never_forget_below() -> None:
@@ -310,7 +310,7 @@ def never_forget_below() -> None:
     async def never(_: invalidation.Invalidation) -> None:
         await trio.sleep_forever()
 
-    replace(invalidation.Invalidation, "_keep_forgetting_below", never)
+    replace(invalidation.Invalidation, "_invalidate_subtrees", never)
 
 
 def ask_database_slowly(uid: int, flag: str) -> None:

@@ -8,7 +8,7 @@ from cloakfs.filesystem import directories
 from cloakfs.kernelcache import timeouts
 from cloakfs.kernelcache.audience import Audiences
 from cloakfs.kernelcache.changes import Changes
-from cloakfs.kernelcache.complete import Listings
+from cloakfs.kernelcache.complete import CompleteDirectories
 from cloakfs.kernelcache.invalidation import Invalidation
 from cloakfs.kernelcache.notifier import Notifier
 from cloakfs.kernelcache.timeouts import Timeouts
@@ -35,22 +35,22 @@ def listings_show_all() -> None:
 
 
 WEAKENED: dict[str, tuple[Alteration, str]] = {
-    "who is told is in the audience": (broken(Audiences, "tell", None), "is told of"),
+    "who is told is in the audience": (broken(Audiences, "record", None), "is told of"),
     "what was private is forgotten first": (broken(Audiences, "is_ready"), "hidden from"),
-    "everybody with a uid gets there": (broken(Timeouts, "reaches"), "hidden from"),
-    "audiences are carried upwards": (broken(Audiences, "_carries", False), "hidden from"),
+    "everybody with a uid gets there": (broken(Timeouts, "is_reached_by_viewer"), "hidden from"),
+    "audiences are carried upwards": (broken(Audiences, "_exceeds_parent", False), "hidden from"),
     "everybody sees it": (broken(Timeouts, "same_for_all"), "hidden from"),
     "everybody may search it": (everybody_may_search, "may not search"),
-    "nothing is hidden": (broken(Timeouts, "of_absence", 10.0), "a view that hides something"),
+    "nothing is hidden": (broken(Timeouts, "of_negative", 10.0), "a view that hides something"),
     "what is moved is forgotten": (partial(alterations.do_nothing, Changes, "moved"), "hidden from"),
     "changes through the mount": (partial(alterations.do_nothing, Changes, "changed"), "hidden from"),
     "a listing shows what is seen": (listings_show_all, "is listed"),
-    "all entries are shown": (broken(Listings, "_shows"), "a view that hides something"),
+    "all entries are shown": (broken(CompleteDirectories, "_shows"), "a view that hides something"),
     "nothing is remembered below a name that is forgotten late": (below_a_name_that_is_forgotten_late, "hidden from"),
     "an ACL is kept with the attributes": (broken(Timeouts, "acl", None), "the ACL of"),
-    "changes behind the mount": (broken(Changes, "_heed", False), "leads elsewhere"),
+    "changes behind the mount": (broken(Changes, "_handle_event", False), "leads elsewhere"),
 }
 """Rules; what breaks each; and what is to be found then."""
 
 if hasattr(pyfuse3.FileInfo, "cache_readdir"):
-    WEAKENED["entries are forgotten"] = (broken(Invalidation, "forget_listing", None), "the kernel keeps the entry")
+    WEAKENED["entries are forgotten"] = (broken(Invalidation, "invalidate_listing", None), "the kernel keeps the entry")

@@ -65,7 +65,7 @@ from cloakfs.mount import daemon
 from cloakfs.policy import Attrs
 from cloakfs.tree.actor import DAEMON
 from cloakfs.tree.nodes import Nodes
-from cloakfs.tree.objects import ALL, NOBODY, Object
+from cloakfs.tree.objects import ALL_VIEWERS, NO_VIEWER, Object
 from cloakfs.tree.request import Request
 from cloakfs.view import View
 
@@ -208,7 +208,7 @@ class Oracle:
         if view is None or obj is None or view.fixed is not None or ctx.pid in self._filesystem.self_probe.threads:
             return
         self.told[nodeid].add(ctx.uid)
-        if number == 0 and obj.audience not in (ALL, ctx.uid):
+        if number == 0 and obj.audience not in (ALL_VIEWERS, ctx.uid):
             self._report(f"{ctx.uid} is told of {obj.name!r}, and its audience is {obj.audience}")
 
     def tells_attributes(self, entry: EntryAttributes) -> None:
@@ -304,7 +304,9 @@ class Oracle:
         """Whether the kernel has forgotten all that it has to forget, and has got all answers."""
         cache: Any = self._filesystem.cache.invalidation
         names = cache.notifier
-        return not (self.on_its_way[0] or cache.below or cache._sweeps or names._lanes or names._later)
+        return not (
+            self.on_its_way[0] or cache.subtrees or cache._full_invalidations or names._queues or names._deferred
+        )
 
     async def settle(self) -> None:
         """Wait until the daemon knows of every change made until now, and check everything that is remembered."""
@@ -381,7 +383,7 @@ class Oracle:
         of_names = (parent for parent, _ in list(self.names))
         for nodeid in {*self.told, *self.attributes, *of_acls, *of_names, *self.above}:
             obj = self._find(nodeid)[2]
-            who = self.told.get(nodeid, set()) | ({obj.audience} - {NOBODY} if obj is not None else set())
+            who = self.told.get(nodeid, set()) | ({obj.audience} - {NO_VIEWER} if obj is not None else set())
             todo = [nodeid]
             while todo:
                 at = todo.pop()
@@ -431,7 +433,7 @@ class Oracle:
             if not any(self._sees(view, who, tree, place) for place in places):
                 self._report(
                     f"the attributes of {places} are remembered for {hearers}, and hidden from {who} "
-                    f"(references: {obj.lookups}, views: {set(obj.kept)}, {told})"
+                    f"(references: {obj.lookups}, views: {set(obj.cached_in)}, {told})"
                 )
                 break
 
@@ -457,7 +459,7 @@ class Oracle:
     def _shows_all(self, view: View, hearers: set[int], tree: Tree, directory: str) -> bool:
         """Whether these hearers are one uid, and it sees everything in the directory, whatever its groups are."""
         inside = [path for path in tree.infos if path and os.path.dirname(path) == directory]
-        return len(hearers - {ALL}) == len(hearers) == 1 and all(
+        return len(hearers - {ALL_VIEWERS}) == len(hearers) == 1 and all(
             self._sees(view, who, tree, path) for path in inside for who in self._identities(view, hearers, tree, path)
         )
 
@@ -502,7 +504,7 @@ class Oracle:
         infos = [tree.infos[part] for path in paths for part in ["", *tree.chain(path)]]
         gids = {ServerId(info.st_gid) for info in infos}
         uids = {view.policy.ids["uid"].forward(ClientId(uid)) for uid in hearers if uid >= 0}
-        if ALL in hearers:
+        if ALL_VIEWERS in hearers:
             uids |= {STRANGER, *(ServerId(info.st_uid) for info in infos)}
         for uid in uids:
             for groups in (frozenset[ServerId](), *(frozenset({gid}) for gid in gids), frozenset(gids)):
@@ -568,7 +570,7 @@ class CheckedFilesystem(Filesystem):
         _pyfuse3.readdir_reply = noting
 
     def _note_what_is_forgotten(self) -> None:
-        oracle, every_name = self.oracle, self.cache.invalidation.notifier.every_name
+        oracle, increment_epoch = self.oracle, self.cache.invalidation.notifier.increment_epoch
         invalidate_entry, invalidate_inode = pyfuse3.invalidate_entry, pyfuse3.invalidate_inode
 
         def entry(parent: InodeT, name: bytes, *args: Any) -> None:
@@ -589,13 +591,13 @@ class CheckedFilesystem(Filesystem):
             oracle.forgets_attributes(nodeid)
 
         def every() -> bool:
-            done = every_name()
+            done = increment_epoch()
             if done:
                 oracle.names.clear()
             return done
 
         _pyfuse3.invalidate_entry, _pyfuse3.invalidate_inode = entry, inode
-        self.cache.invalidation.notifier.every_name = every  # type: ignore[method-assign]
+        self.cache.invalidation.notifier.increment_epoch = every  # type: ignore[method-assign]
 
     async def _send(self, *nodeids: int) -> None:
         """Check what is about to be answered, and hold it back for a moment if there are to be delays."""
@@ -802,14 +804,14 @@ def forget_late(name: bytes | None, seconds: float, chance: random.Random | None
         seconds: for how long they wait; at most, if `chance` is given.
         chance: selects batches whatever names they contain, and says how long to wait; None to select none.
     """
-    forget_names = notifier.forget_names
+    invalidate_names = notifier.invalidate_names
 
     def late(parent: int, batch: Any, session: int) -> None:
         if name in batch.names or (chance is not None and chance.random() < _HELD_BACK):
             time.sleep(seconds if chance is None else chance.random() * seconds)
-        forget_names(parent, batch, session)
+        invalidate_names(parent, batch, session)
 
-    _notifier.forget_names = late
+    _notifier.invalidate_names = late
 
 
 def install(delays: int | None = None) -> None:

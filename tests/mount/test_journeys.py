@@ -149,7 +149,7 @@ def play(tree: str) -> Iterator[Play]:
         async def main() -> None:
             async with trio.open_nursery() as nursery:
                 served.tasks = served.reader.tasks = Tasks(nursery)
-                served.tasks.supervise("invalidating", served.cache.invalidation.keep_forgetting)
+                served.tasks.supervise("invalidating", served.cache.invalidation.run)
                 await trio.testing.wait_all_tasks_blocked()
                 await act(Scene(served))
                 nursery.cancel_scope.cancel()

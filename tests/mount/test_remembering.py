@@ -23,14 +23,14 @@ from cloakfs.exportmode import LOCAL, ExportMode, Server
 from cloakfs.identity import Caller
 from cloakfs.kernelcache import invalidation, timeouts
 from cloakfs.kernelcache.cache import KernelCache
-from cloakfs.kernelcache.policy import ABSENT_SECONDS, BRIEF_SECONDS, LONG_SECONDS, SHORT_SECONDS, Terms
+from cloakfs.kernelcache.policy import ABSENT_SECONDS, BRIEF_SECONDS, LONG_SECONDS, SHORT_SECONDS, MountTraits
 from cloakfs.kernelcache.watch import Watch
 from cloakfs.policy import Attrs, Policy
 from cloakfs.tree import calls
 from cloakfs.tree.actor import actor
 from cloakfs.tree.index import Index
 from cloakfs.tree.nodes import Nodes
-from cloakfs.tree.objects import ALL, NOBODY, Object, Stale, as_directory
+from cloakfs.tree.objects import ALL_VIEWERS, NO_VIEWER, Object, Stale, as_directory
 from cloakfs.tree.request import Request
 from cloakfs.tree.views import Views
 from cloakfs.tree.visibility import Visibility
@@ -86,7 +86,7 @@ class Scene:
         self.visibility = Visibility(nodes)
         self.access_paths = self.visibility.access_paths
         self.cache = KernelCache(
-            nodes, Views(CLOAKED, (), frozenset(), index), self.access_paths, Terms(mode=mode), tuning=tuning
+            nodes, Views(CLOAKED, (), frozenset(), index), self.access_paths, MountTraits(mode=mode), tuning=tuning
         )
         self.invalidation, self.notifier = self.cache.invalidation, self.cache.invalidation.notifier
         if watch is not None:
@@ -108,7 +108,7 @@ class Scene:
         """Have all changes reported, and all names forgotten that have to be."""
         self.catch_up()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.invalidation.keep_forgetting)
+            nursery.start_soon(self.invalidation.run)
             while not self.notifier.is_idle():
                 await trio.sleep(0)
             nursery.cancel_scope.cancel()
@@ -170,12 +170,12 @@ class Scene:
         with as_itself():
             return self.cache.attributes(at, at.info)
 
-    def of_absence(self, view: View, path: str, viewer: int = STRANGER) -> float:
+    def of_negative(self, view: View, path: str, viewer: int = STRANGER) -> float:
         above, name = os.path.split(path)
         parent = self.look_up(above)
         fd = self.nodes.fd(parent)
         at = Request(0, view, actor(who(OWNER)), parent, fd, os.stat(fd), viewer)
-        return self.cache.absent(at, os.fsencode(name), lambda: None, is_hidden=False)
+        return self.cache.negative(at, os.fsencode(name), lambda: None, is_hidden=False)
 
     def remember_private_file(self) -> View:
         """Have `a/file` remembered for OWNER alone, in the view that is returned."""
@@ -266,7 +266,7 @@ def test_a_caller_view_remembers_exactly_what_everybody_would_be_told(
                 of_attributes = seconds if seconds and is_one else brief
                 assert s.of_name(view, path) == (seconds, of_attributes), path
                 assert s.of_object(view, path) == of_attributes, path
-                assert s.of_absence(view, path) == 0.0  # would it were absent
+                assert s.of_negative(view, path) == 0.0  # would it were absent
                 answers.append(seconds > 0)
             assert s.of_object(view, s.top) == LONG_SECONDS
         assert 0.1 < sum(answers) / len(answers) < 0.9
@@ -293,9 +293,9 @@ def test_where_nothing_is_hidden_names_are_absent_for_all_who_may_search(scene: 
             os.chmod(f"{s.top}/{above}", mode)
         s.catch_up()
         expected = {"": ABSENT_SECONDS, "a": ABSENT_SECONDS, "d": ABSENT_SECONDS, "d/e": 0.0, "d/e/f": 0.0}
-        assert {above: s.of_absence(view, f"{s.top}/{above}/absent") for above in expected} == expected
-        assert s.of_absence(View(Policy(), below=LOWER), f"{s.top}/a/absent") == 0.0
-        assert s.of_absence(View(CLOAKED), f"{s.top}/a/absent") == 0.0
+        assert {above: s.of_negative(view, f"{s.top}/{above}/absent") for above in expected} == expected
+        assert s.of_negative(View(Policy(), below=LOWER), f"{s.top}/a/absent") == 0.0
+        assert s.of_negative(View(CLOAKED), f"{s.top}/a/absent") == 0.0
 
     trio.run(main)
 
@@ -340,7 +340,7 @@ def test_what_may_change_with_whoever_asks_is_not_remembered(what: str, scene: M
         for path in (f"{s.top}/a", f"{s.top}/a/file"):
             assert s.of_name(view, path) == (0.0, BRIEF_SECONDS)
             assert s.of_object(view, path) == BRIEF_SECONDS
-            assert s.of_absence(view, path) == 0.0
+            assert s.of_negative(view, path) == 0.0
         assert s.of_object(view, s.top) == (0.0 if view.below else LONG_SECONDS)
 
     trio.run(main)
@@ -396,8 +396,8 @@ def test_a_caller_view_remembers_for_one_caller_exactly_what_it_would_be_told_wh
         view = View(CLOAKED)
         choice = random.Random(1)
         late: set[int] = set()
-        s.notifier.is_late = lambda parent: parent in late  # type: ignore[method-assign]
-        s.notifier.is_forgetting = lambda *_: False  # type: ignore[method-assign]  # no thread forgets here
+        s.notifier.is_stalled = lambda parent: parent in late  # type: ignore[method-assign]
+        s.notifier.is_pending = lambda *_: False  # type: ignore[method-assign]  # no thread forgets here
         os.link(f"{s.top}/a/file", f"{s.top}/d/e/link")
         answers: set[tuple[bool, float, float]] = set()
 
@@ -424,32 +424,32 @@ def test_a_caller_view_remembers_for_one_caller_exactly_what_it_would_be_told_wh
             parent, obj = s.look_up(above), s.look_up(path)
             if s.nodes.nodeid(0, parent) in late:
                 return 0.0, 0.0
-            if is_told(path) and not obj.remembers_names:
+            if is_told(path) and not obj.has_names_for_one:
                 return most, of_attributes(path, most)
             if not is_for_one or not surely_sees(uid, s.top, path):
                 return 0.0, of_brief(obj)
-            if is_checked and (parent.audience not in (NOBODY, viewer) or parent.strayed or obj.strayed):
+            if is_checked and (parent.audience not in (NO_VIEWER, viewer) or parent.relocated or obj.relocated):
                 return 0.0, of_brief(obj)
-            is_name_for_one = parent.audience in (NOBODY, viewer) and surely_may_search(uid, above)
+            is_name_for_one = parent.audience in (NO_VIEWER, viewer) and surely_may_search(uid, above)
             return LONG_SECONDS * is_name_for_one, of_attributes(
-                path, LONG_SECONDS if obj.audience in (NOBODY, viewer) else of_brief(obj)
+                path, LONG_SECONDS if obj.audience in (NO_VIEWER, viewer) else of_brief(obj)
             )
 
         def of_object(path: str, uid: int) -> float:
             obj = s.look_up(path)
-            if is_told(path) and has_one_name(path) and not (is_checked and obj.remembers_names):
+            if is_told(path) and has_one_name(path) and not (is_checked and obj.has_names_for_one):
                 seconds = most
             elif is_checked and (
-                obj.parent is None or obj.parent.audience != CLIENT_OF[uid] or obj.parent.strayed or obj.strayed
+                obj.parent is None or obj.parent.audience != CLIENT_OF[uid] or obj.parent.relocated or obj.relocated
             ):
                 return of_brief(obj)
-            elif is_for_one and obj.audience in (NOBODY, CLIENT_OF[uid]) and surely_sees(uid, s.top, path):
+            elif is_for_one and obj.audience in (NO_VIEWER, CLIENT_OF[uid]) and surely_sees(uid, s.top, path):
                 seconds = LONG_SECONDS
             else:
                 return of_brief(obj)
             assert obj.parent is not None
-            is_late = s.nodes.nodeid(0, obj.parent) in late
-            return 0.0 if is_late and has_one_name(path) else of_attributes(path, seconds)
+            is_stalled = s.nodes.nodeid(0, obj.parent) in late
+            return 0.0 if is_stalled and has_one_name(path) else of_attributes(path, seconds)
 
         for _ in range(40):
             paths = s.paths()
@@ -459,9 +459,9 @@ def test_a_caller_view_remembers_for_one_caller_exactly_what_it_would_be_told_wh
                 os.chmod(path, choice.choice((0o755, 0o755, 0o750, 0o700, 0o711, 0o600)))
             s.cache.reset()
             for obj in map(s.look_up, paths):
-                obj.audience = choice.choice((NOBODY, NOBODY, CLIENT_OF[OWNER], CLIENT_OF[OTHER], ALL))
-                as_directory(obj).remembers_names = obj.audience != NOBODY and choice.random() < 0.2
-                obj.strayed = is_checked and choice.random() < 0.1
+                obj.audience = choice.choice((NO_VIEWER, NO_VIEWER, CLIENT_OF[OWNER], CLIENT_OF[OTHER], ALL_VIEWERS))
+                as_directory(obj).has_names_for_one = obj.audience != NO_VIEWER and choice.random() < 0.2
+                obj.relocated = is_checked and choice.random() < 0.1
             late.clear()
             late.update(s.nodes.nodeid(0, s.look_up(path)) for path in choice.sample(paths, 2))
             for path in choice.choices(paths, k=30):
@@ -475,7 +475,7 @@ def test_a_caller_view_remembers_for_one_caller_exactly_what_it_would_be_told_wh
                 answers.add((is_told(path), *expected))
                 obj = s.look_up(path)
                 if max(expected) == LONG_SECONDS:
-                    assert s.cache.is_known_to(0, obj) or not is_told(path) or obj.remembers_names, path
+                    assert s.cache.is_known_to(0, obj) or not is_told(path) or obj.has_names_for_one, path
                     is_for = s.cache.is_known_to(0, obj) or obj.audience == CLIENT_OF[uid]
                     assert s.cache.is_known_to(0, obj, CLIENT_OF[uid]) is is_for, path
             for path in filter(has_one_name, paths):
@@ -537,7 +537,7 @@ def test_where_the_kernel_checks_what_is_above_all_below_is_forgotten_before_oth
         assert s.cache.note_viewer(0, directory, CLIENT_OF[OWNER]) is None
         assert s.cache.is_known_to(0, file, CLIENT_OF[OWNER])
         assert s.cache.note_viewer(0, directory, CLIENT_OF[OTHER]) is not None
-        assert directory not in s.invalidation.below
+        assert directory not in s.invalidation.subtrees
         assert not s.cache.is_known_to(0, file, CLIENT_OF[OWNER])
         assert not remembered(s, view, f"{s.top}/d/e/f/file")  # a request of the other may be past that already
 
@@ -568,17 +568,17 @@ def test_a_change_makes_the_kernel_forget_exactly_what_one_caller_would_not_be_t
         view = View(CLOAKED)
         choice = random.Random(1)
         costs = set()
-        monkeypatch.setattr(s.notifier, "is_late", lambda _: False)  # as a busy machine may make it
-        monkeypatch.setattr(s.notifier, "is_forgetting", lambda *_: False)  # likewise
+        monkeypatch.setattr(s.notifier, "is_stalled", lambda _: False)  # as a busy machine may make it
+        monkeypatch.setattr(s.notifier, "is_pending", lambda *_: False)  # likewise
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(s.invalidation.keep_forgetting)
+            nursery.start_soon(s.invalidation.run)
             for _ in range(60):
                 close(s, choice)
                 s.cache.reset()
                 paths = s.paths()
                 for obj in map(s.look_up, paths):
-                    obj.audience = choice.choice((NOBODY, NOBODY, NOBODY, ALL))
-                    as_directory(obj).remembers_names = False
+                    obj.audience = choice.choice((NO_VIEWER, NO_VIEWER, NO_VIEWER, ALL_VIEWERS))
+                    as_directory(obj).has_names_for_one = False
                 remembered = {path for path in paths if max(s.of_name(view, path, OWNER)) == LONG_SECONDS}
                 told = sorted(remembered)
                 changed = choice.choice([p for p in told if is_through_the_mount or os.path.isdir(p)])
@@ -594,7 +594,7 @@ def test_a_change_makes_the_kernel_forget_exactly_what_one_caller_would_not_be_t
                     lost = {path for path in remembered if inside(path, changed)}
                     costs.add(len(lost))
                     remembered -= lost
-                assert {path for path in told if s.look_up(path).kept} == remembered, changed
+                assert {path for path in told if s.look_up(path).cached_in} == remembered, changed
             nursery.cancel_scope.cancel()
         assert len(costs) > 2
 
@@ -722,9 +722,9 @@ def test_names_of_an_earlier_era_are_forgotten_before_anything_is_remembered_ane
         s.catch_up()
         path, notifier = f"{s.top}/a/b/file", s.notifier
         s.of_name(View(CLOAKED), path)
-        monkeypatch.setattr(notifier, "every_name", lambda: session >= 0)
-        monkeypatch.setattr(notifier, "name", lambda parent, name, nodeid: names.append(name))
-        monkeypatch.setattr(notifier, "attributes", lambda nodeid, parent: attributes.append(nodeid))
+        monkeypatch.setattr(notifier, "increment_epoch", lambda: session >= 0)
+        monkeypatch.setattr(notifier, "invalidate_entry", lambda parent, name, nodeid: names.append(name))
+        monkeypatch.setattr(notifier, "invalidate_attributes", lambda nodeid, parent: attributes.append(nodeid))
         notifier.session = session
         s.cache.reset()
         for _ in range(2):
@@ -757,7 +757,7 @@ def test_a_directory_is_not_looked_for_again_where_it_was_until_it_changes(
             return is_child(obj, parent)
 
         monkeypatch.setattr(s.nodes, "is_child", look_for)
-        monkeypatch.setattr(s.notifier, "is_forgetting", lambda *_: False)  # no thread forgets here
+        monkeypatch.setattr(s.notifier, "is_pending", lambda *_: False)  # no thread forgets here
         s.cache.reset()
         assert s.of_name(view, path, uid)[0] == LONG_SECONDS
         assert not looked_for
@@ -791,7 +791,7 @@ def test_nothing_rests_on_a_directory_of_which_it_could_not_be_noted(
                 s.of_name(View(CLOAKED), f"{s.top}/d/e/f/file")
         for path in (f"{s.top}/d/e", f"{s.top}/d/e/f"):
             assert not s.cache.is_known_to(0, s.look_up(path))
-            assert not s.look_up(path).public
+            assert not s.look_up(path).public_in
 
     trio.run(main)
 
@@ -891,7 +891,7 @@ async def is_done(s: Scene, tasks: str, call: Callable[[], Awaitable[None]], *, 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(do)
         if tasks != "nothing":
-            nursery.start_soon(s.notifier.run if tasks == "names" else s.invalidation.keep_forgetting)
+            nursery.start_soon(s.notifier.run if tasks == "names" else s.invalidation.run)
         with trio.move_on_after(10 if expected else 0.2):
             await done.wait()
         nursery.cancel_scope.cancel()
@@ -916,13 +916,13 @@ def test_others_are_told_of_a_directory_when_what_is_in_it_is_forgotten(
         assert s.cache.admit(0, directory, owner) is None
         assert s.cache.admit(0, directory, other) is not None
         assert not s.cache.may_list(0, directory, other, is_directory=False)
-        monkeypatch.setattr(s.notifier, "is_late", lambda _: False)  # as a busy machine may make it
+        monkeypatch.setattr(s.notifier, "is_stalled", lambda _: False)  # as a busy machine may make it
         assert await is_done(s, tasks, lambda: admitted(s, 0, directory, other), expected=is_told) is is_told
         assert (s.cache.admit(0, directory, other) is None) is is_told
         known = [path for path in s.paths() if s.cache.is_known_to(0, s.look_up(path), owner)]
         assert f"{s.top}/a/b/file" in known
         assert not [path for path in known if path.startswith(f"{s.top}/d/")]  # it is not relied on any more
-        remembered = [path for path in s.paths() if s.look_up(path).kept]
+        remembered = [path for path in s.paths() if s.look_up(path).cached_in]
         assert not (is_told and [path for path in remembered if path.startswith(f"{s.top}/d/")])
         assert s.of_name(View(CLOAKED), f"{s.top}/d/file", OWNER)[0] == 0.0  # from the beginning on
 
@@ -939,7 +939,7 @@ def test_others_are_told_of_a_file_when_its_attributes_are_forgotten(
         close(s)
         known, unknown = s.look_up(f"{s.top}/d/file"), s.look_up(f"{s.top}/d/hidden-file")
         assert s.of_name(View(CLOAKED), f"{s.top}/d/file", OWNER) == (LONG_SECONDS, LONG_SECONDS)
-        monkeypatch.setattr(s.notifier, "attributes", lambda nodeid, _: forgotten.append(nodeid))
+        monkeypatch.setattr(s.notifier, "invalidate_attributes", lambda nodeid, _: forgotten.append(nodeid))
         for uid in (OWNER, OTHER, STRANGER):
             for obj in (known, unknown):
                 s.cache.note_viewer(0, obj, CLIENT_OF.get(uid, uid))
@@ -959,8 +959,8 @@ def test_others_are_not_told_while_somebody_keeps_the_lock(
         close(s)
         directory = s.look_up(f"{s.top}/d")
         s.of_name(View(CLOAKED), f"{s.top}/d/file", OWNER)
-        s.notifier.is_late = lambda parent: parent == s.nodes.nodeid(0, directory)  # type: ignore[method-assign]
-        monkeypatch.setattr(s.notifier, "names_so_far", lambda _: None)  # as long as that is so
+        s.notifier.is_stalled = lambda parent: parent == s.nodes.nodeid(0, directory)  # type: ignore[method-assign]
+        monkeypatch.setattr(s.notifier, "pending_names", lambda _: None)  # as long as that is so
         s.notifier.session = session
         is_refused = pytest.RaisesGroup(Stale) if session < 0 else contextlib.nullcontext()
         with is_refused:
@@ -1006,12 +1006,12 @@ def test_a_directory_that_was_moved_has_what_is_beside_it_forgotten(
         assert {directory.audience for directory in above} == {owner}
         assert await is_done(s, tasks, lambda: admitted(s, 0, moved, other), expected=is_told) is is_told
         assert moved.audience == other
-        assert {directory.audience for directory in above} == {ALL}
+        assert {directory.audience for directory in above} == {ALL_VIEWERS}
         assert (s.cache.admit(0, moved, other) is None) is is_told  # nor is anybody who asks meanwhile told sooner
         still_known = [at for at in s.paths() if s.cache.is_known_to(0, s.look_up(at), owner)]
         assert f"{s.top}/a/b/file" in still_known
         assert not [at for at in still_known if at.startswith(f"{s.top}/d/")]  # it is not relied on any more
-        remembered = [at for at in s.paths() if s.look_up(at).kept]
+        remembered = [at for at in s.paths() if s.look_up(at).cached_in]
         assert not (is_told and [at for at in remembered if at.startswith(f"{s.top}/d/")])
 
     trio.run(main)
@@ -1052,12 +1052,12 @@ def test_a_fixed_view_remembers_what_its_identity_finds(
                 assert s.of_object(view, path) == (of_attributes if is_seen else brief), path
                 if above == s.top and not gated:
                     assert s.of_name(view, path, has_searched=True) == (0.0, brief), path
-                    assert s.of_absence(view, path) == 0.0, path
+                    assert s.of_negative(view, path) == 0.0, path
                     continue
                 may = may_search(me, above)
                 assert s.of_name(view, path) == ((LONG_SECONDS, of_attributes) if may else (0.0, 0.0)), path
                 assert s.of_name(view, path, has_searched=True) == (LONG_SECONDS, of_attributes), path
-                assert s.of_absence(view, path) == ABSENT_SECONDS, path
+                assert s.of_negative(view, path) == ABSENT_SECONDS, path
 
     trio.run(main)
 
@@ -1075,7 +1075,7 @@ def test_what_changes_untold_is_remembered_for_a_second(scene: MakeScene) -> Non
             assert s.of_name(view, f"{s.top}/a/file") == (SHORT_SECONDS, SHORT_SECONDS)
             assert s.of_object(view, f"{s.top}/a") == SHORT_SECONDS
             assert not s.cache.is_known_to(0, s.look_up(f"{s.top}/a"))  # it may have changed by now
-        assert s.of_absence(FIXED, f"{s.top}/a/absent") == SHORT_SECONDS
+        assert s.of_negative(FIXED, f"{s.top}/a/absent") == SHORT_SECONDS
 
     trio.run(main)
 
@@ -1164,7 +1164,7 @@ def test_what_one_caller_moves_from_one_public_directory_into_another_remains_re
         os.chown(f"{s.top}/a/file", OWNER, OWNER)
         os.chmod(f"{s.top}/a/file", 0o600)
         s.catch_up()
-        s.look_up(f"{s.top}/a").audience = ALL  # so that the name is not remembered for one caller
+        s.look_up(f"{s.top}/a").audience = ALL_VIEWERS  # so that the name is not remembered for one caller
         assert s.of_name(view, f"{s.top}/a/file", OWNER)[1] == LONG_SECONDS
         assert s.of_name(view, f"{s.top}/d/file", OWNER) == (LONG_SECONDS, LONG_SECONDS)
         os.rename(f"{s.top}/a/file", f"{s.top}/d/new")
@@ -1184,7 +1184,7 @@ def test_what_one_caller_moves_from_one_public_directory_into_another_remains_re
         (EXPORTED, STRANGER, 0.0),
         (SQUASHED, STRANGER, LONG_SECONDS),  # nobody else is shown anything
         (SQUASHED, 0, LONG_SECONDS),
-        (SQUASHED, NOBODY, 0.0),  # local root
+        (SQUASHED, NO_VIEWER, 0.0),  # local root
     ],
 )
 def test_owners_that_are_not_shown_alike_are_not_remembered_in_exports_to_several_callers(
@@ -1232,7 +1232,7 @@ def test_the_root_is_visible_to_all_whatever_its_owner_and_mode(scene: MakeScene
 def test_what_the_daemon_itself_is_told_is_remembered_for_nobody(
     scene: MakeScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(CLIENT_OF, OWNER, NOBODY)
+    monkeypatch.setitem(CLIENT_OF, OWNER, NO_VIEWER)
 
     async def main() -> None:
         s = scene()
@@ -1240,7 +1240,7 @@ def test_what_the_daemon_itself_is_told_is_remembered_for_nobody(
         for path in (f"{s.top}/d", f"{s.top}/d/file"):
             assert s.of_name(View(CLOAKED), path, OWNER) == (0.0, BRIEF_SECONDS)
             assert s.of_object(View(CLOAKED), path, OWNER) == BRIEF_SECONDS
-            assert not s.look_up(path).kept
+            assert not s.look_up(path).cached_in
 
     trio.run(main)
 
@@ -1276,14 +1276,14 @@ def test_nothing_is_remembered_in_a_directory_whose_lock_is_kept(scene: MakeScen
         s = scene(GATED)
         s.catch_up()
         late = s.nodes.nodeid(0, s.look_up(f"{s.top}/a"))
-        s.notifier.is_late = lambda parent: parent == late  # type: ignore[method-assign]
+        s.notifier.is_stalled = lambda parent: parent == late  # type: ignore[method-assign]
         for view in (View(CLOAKED), FIXED):
             assert s.of_name(view, f"{s.top}/a/file") == (0.0, 0.0)
             assert s.of_object(view, f"{s.top}/a/file") == 0.0
             assert s.of_name(view, f"{s.top}/d/file") == (LONG_SECONDS, LONG_SECONDS)
             assert s.of_object(view, f"{s.top}/d/file") == LONG_SECONDS
-        assert s.of_absence(FIXED, f"{s.top}/a/absent") == 0.0
-        assert s.of_absence(FIXED, f"{s.top}/d/absent") == ABSENT_SECONDS
+        assert s.of_negative(FIXED, f"{s.top}/a/absent") == 0.0
+        assert s.of_negative(FIXED, f"{s.top}/d/absent") == ABSENT_SECONDS
 
     trio.run(main)
 
@@ -1301,7 +1301,7 @@ def test_attributes_are_not_even_remembered_briefly_below_a_name_that_is_to_be_f
         assert s.of_name(view, f"{s.top}/a/b", OWNER)[0] == LONG_SECONDS
         for path in (inside, beside):
             assert s.of_object(view, path, OTHER) == BRIEF_SECONDS
-        s.invalidation.forget(s.look_up(f"{s.top}/a/b"))  # no thread does it, as if somebody held the lock
+        s.invalidation.invalidate(s.look_up(f"{s.top}/a/b"))  # no thread does it, as if somebody held the lock
         assert s.of_object(view, inside, OTHER) == 0.0
         assert s.of_name(view, inside, OTHER) == (0.0, 0.0)
         assert s.of_object(view, beside, OTHER) == BRIEF_SECONDS
@@ -1320,7 +1320,7 @@ def test_nothing_private_is_remembered_while_its_name_is_to_be_forgotten(scene: 
         view = View(CLOAKED)
         assert s.of_name(view, f"{s.top}/a/file", OWNER)[1] == LONG_SECONDS
         assert s.of_object(view, f"{s.top}/a/file", OWNER) == LONG_SECONDS
-        s.invalidation.forget(s.look_up(f"{s.top}/a/file"))  # no thread does it, as if somebody held the lock
+        s.invalidation.invalidate(s.look_up(f"{s.top}/a/file"))  # no thread does it, as if somebody held the lock
         assert s.of_object(view, f"{s.top}/a/file", OWNER) == 0.0
 
     trio.run(main)
@@ -1333,11 +1333,11 @@ def test_nothing_private_is_remembered_below_a_name_that_is_to_be_forgotten(is_m
     async def main() -> None:
         s = scene(tuning=replace(STANDARD, names_at_once=0) if is_much else STANDARD)
         view = s.remember_private_file()
-        s.invalidation.forget(s.look_up(f"{s.top}/a"))
-        s.invalidation.forget(s.look_up(f"{s.top}/a/file"))
+        s.invalidation.invalidate(s.look_up(f"{s.top}/a"))
+        s.invalidation.invalidate(s.look_up(f"{s.top}/a/file"))
         names = s.notifier
-        assert names.is_forgetting(s.nodes.nodeid(0, s.nodes.root), b"a")
-        assert (b"a" in next(iter(names._later.values()), ())) == is_much
+        assert names.is_pending(s.nodes.nodeid(0, s.nodes.root), b"a")
+        assert (b"a" in next(iter(names._deferred.values()), ())) == is_much
         assert max(s.of_name(view, f"{s.top}/a/file", OWNER)) <= BRIEF_SECONDS
 
     trio.run(main)
@@ -1348,7 +1348,7 @@ def test_absent_names_are_forgotten_with_a_directory_of_which_nothing_else_is_re
         s = scene(GATED)
         s.catch_up()
         directory = s.look_up(f"{s.top}/a/b")
-        assert s.of_absence(FIXED, f"{s.top}/a/b/absent") == ABSENT_SECONDS
+        assert s.of_negative(FIXED, f"{s.top}/a/b/absent") == ABSENT_SECONDS
         assert s.cache.is_known_to(0, directory)
         s.user.do(os.chmod, f"{s.top}/a/b", 0o600)
         s.catch_up()
@@ -1363,12 +1363,12 @@ def test_no_more_absent_names_at_the_top_than_can_be_noted(scene: MakeScene, mon
     async def main() -> None:
         s = scene(GATED)
         s.catch_up()
-        answers = [s.of_absence(FIXED, f"{s.top}/absent{number}") for number in range(3)]
+        answers = [s.of_negative(FIXED, f"{s.top}/absent{number}") for number in range(3)]
         assert answers == [ABSENT_SECONDS, ABSENT_SECONDS, 0.0]
-        assert s.of_absence(FIXED, f"{s.top}/a/absent") == ABSENT_SECONDS
-        assert s.of_absence(FIXED, f"{s.top}/other", OTHER) == ABSENT_SECONDS  # one of the former is forgotten
+        assert s.of_negative(FIXED, f"{s.top}/a/absent") == ABSENT_SECONDS
+        assert s.of_negative(FIXED, f"{s.top}/other", OTHER) == ABSENT_SECONDS  # one of the former is forgotten
         top = s.nodes.nodeid(0, s.nodes.root)
-        assert [s.notifier.is_forgetting(top, b"absent%d" % number) for number in range(2)] == [
+        assert [s.notifier.is_pending(top, b"absent%d" % number) for number in range(2)] == [
             True,
             False,
         ]

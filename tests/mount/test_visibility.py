@@ -20,7 +20,7 @@ from cloakfs import linux
 from cloakfs.config.parse import parse_options
 from cloakfs.identity import Caller
 from cloakfs.kernelcache.cache import KernelCache
-from cloakfs.kernelcache.policy import Terms
+from cloakfs.kernelcache.policy import MountTraits
 from cloakfs.kernelcache.watch import Watch
 from cloakfs.policy import Attrs, Policy
 from cloakfs.tree import calls
@@ -156,7 +156,7 @@ def make_visibility(nodes: Nodes, index: Index) -> Iterator[Callable[..., Visibi
 
         def make(*words: int) -> Visibility:
             made = Visibility(nodes, *words)
-            cache = KernelCache(nodes, Views(POLICY, (), frozenset(), index), made.access_paths, Terms())
+            cache = KernelCache(nodes, Views(POLICY, (), frozenset(), index), made.access_paths, MountTraits())
             cache.watch(stack.enter_context(contextlib.closing(Watch())))
             return made
 

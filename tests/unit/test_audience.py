@@ -10,14 +10,14 @@ from cloakfs.exportmode import LOCAL
 from cloakfs.identity import ServerId
 from cloakfs.kernelcache.audience import Audiences
 from cloakfs.policy import Policy
-from cloakfs.tree.objects import ALL, NOBODY, Directory
+from cloakfs.tree.objects import ALL_VIEWERS, NO_VIEWER, Directory
 from cloakfs.view import View
 
 NOTHING: Any = None  # these questions are about the objects alone
 AUDIENCES = Audiences(NOTHING, NOTHING, LOCAL)
 
 
-def directory(audience: int, above: int | None = ALL, **what: bool) -> Directory:
+def directory(audience: int, above: int | None = ALL_VIEWERS, **what: bool) -> Directory:
     """Return a directory with this audience, in one with another."""
     obj = Directory(2, b"handle", NOTHING)
     obj.audience = audience
@@ -31,34 +31,41 @@ def directory(audience: int, above: int | None = ALL, **what: bool) -> Directory
 @pytest.mark.parametrize(
     ("audience", "viewer", "now"),
     [
-        (NOBODY, NOBODY, NOBODY),
-        (NOBODY, 5, 5),
-        (NOBODY, ALL, ALL),
-        (5, NOBODY, 5),
+        (NO_VIEWER, NO_VIEWER, NO_VIEWER),
+        (NO_VIEWER, 5, 5),
+        (NO_VIEWER, ALL_VIEWERS, ALL_VIEWERS),
+        (5, NO_VIEWER, 5),
         (5, 5, 5),
-        (5, 6, ALL),
-        (5, ALL, ALL),
-        (ALL, NOBODY, ALL),
-        (ALL, 5, ALL),
-        (ALL, ALL, ALL),
+        (5, 6, ALL_VIEWERS),
+        (5, ALL_VIEWERS, ALL_VIEWERS),
+        (ALL_VIEWERS, NO_VIEWER, ALL_VIEWERS),
+        (ALL_VIEWERS, 5, ALL_VIEWERS),
+        (ALL_VIEWERS, ALL_VIEWERS, ALL_VIEWERS),
     ],
 )
 def test_an_audience_only_grows(audience: int, viewer: int, now: int) -> None:
     obj = directory(audience)
-    assert AUDIENCES.tell(0, obj, viewer) is None  # nothing was remembered for anybody
+    assert AUDIENCES.record(0, obj, viewer) is None  # nothing was remembered for anybody
     assert obj.audience == now
     obj.audience = audience
-    AUDIENCES.tell(1, obj, viewer)  # in another view than the first
+    AUDIENCES.record(1, obj, viewer)  # in another view than the first
     assert obj.audience == audience
 
 
 @pytest.mark.parametrize(
     ("audience", "viewer", "is_ready"),
-    [(5, 5, True), (5, 6, False), (5, ALL, False), (5, NOBODY, True), (ALL, 5, False), (ALL, ALL, False)],
+    [
+        (5, 5, True),
+        (5, 6, False),
+        (5, ALL_VIEWERS, False),
+        (5, NO_VIEWER, True),
+        (ALL_VIEWERS, 5, False),
+        (ALL_VIEWERS, ALL_VIEWERS, False),
+    ],
 )
 def test_only_its_audience_is_told_before_the_names_are_forgotten(audience: int, viewer: int, is_ready: bool) -> None:
     """With an audience of all, they are just being forgotten."""
-    obj = directory(audience, remembers_names=True)
+    obj = directory(audience, has_names_for_one=True)
     assert AUDIENCES.is_ready(0, obj, viewer) is is_ready
     assert AUDIENCES.may_list(0, obj, viewer, is_directory=True) is is_ready
     assert AUDIENCES.is_ready(1, obj, viewer)
@@ -67,13 +74,21 @@ def test_only_its_audience_is_told_before_the_names_are_forgotten(audience: int,
 
 @pytest.mark.parametrize(
     ("audience", "viewer", "is_for_others"),
-    [(5, 5, False), (5, 6, True), (0, 6, True), (5, ALL, True), (5, NOBODY, False), (ALL, 5, False), (ALL, ALL, False)],
+    [
+        (5, 5, False),
+        (5, 6, True),
+        (0, 6, True),
+        (5, ALL_VIEWERS, True),
+        (5, NO_VIEWER, False),
+        (ALL_VIEWERS, 5, False),
+        (ALL_VIEWERS, ALL_VIEWERS, False),
+    ],
 )
 def test_attributes_are_remembered_for_an_audience_of_one(audience: int, viewer: int, is_for_others: bool) -> None:
-    obj = directory(audience, private=True)
+    obj = directory(audience, cached_for_one=True)
     assert AUDIENCES.may_list(0, obj, viewer, is_directory=False) is not is_for_others
     assert AUDIENCES.is_ready(0, obj, viewer)
-    obj.private = False
+    obj.cached_for_one = False
     assert AUDIENCES.may_list(0, obj, viewer, is_directory=False)
 
 
@@ -82,12 +97,12 @@ def test_attributes_are_remembered_for_an_audience_of_one(audience: int, viewer:
     [
         (5, 5, True),
         (5, 6, False),
-        (5, ALL, True),
-        (5, NOBODY, False),
-        (ALL, 5, False),
-        (ALL, ALL, True),
-        (NOBODY, 5, True),
-        (NOBODY, NOBODY, True),
+        (5, ALL_VIEWERS, True),
+        (5, NO_VIEWER, False),
+        (ALL_VIEWERS, 5, False),
+        (ALL_VIEWERS, ALL_VIEWERS, True),
+        (NO_VIEWER, 5, True),
+        (NO_VIEWER, NO_VIEWER, True),
         (5, None, True),
     ],
 )
@@ -97,7 +112,7 @@ def test_nobody_is_told_of_a_directory_that_others_know_and_were_not_told_where_
     """It was moved, and ".." leads them there."""
     obj = directory(audience, above)
     assert AUDIENCES.is_ready(0, obj, 5) is is_ready
-    assert AUDIENCES.is_ready(0, obj, NOBODY) is is_ready  # the daemon tells the kernel where it is
+    assert AUDIENCES.is_ready(0, obj, NO_VIEWER) is is_ready  # the daemon tells the kernel where it is
     assert AUDIENCES.is_ready(1, obj, 5)
 
 
@@ -121,35 +136,39 @@ def test_what_depends_on_groups_or_on_code_is_not_surely_seen() -> None:
 
     own, public, others = stat(0o40700, 4002), stat(0o40705, 4001), stat(0o40700, 4001)
     view = View(Policy(OPTIONS))
-    assert [AUDIENCES.sees(view, ServerId(4002), info) for info in (own, public, others)] == [True, True, False]
+    assert [AUDIENCES.is_visible_to_uid(view, ServerId(4002), info) for info in (own, public, others)] == [
+        True,
+        True,
+        False,
+    ]
     in_group = View(Policy(parse_options("cloak_list=uid +070 4001")[0]))
-    assert not AUDIENCES.sees(in_group, ServerId(4002), stat(0o40770, 4001))
+    assert not AUDIENCES.is_visible_to_uid(in_group, ServerId(4002), stat(0o40770, 4001))
     for other in (View(Forwarding(OPTIONS)), View(Judging(OPTIONS)), View(Policy(OPTIONS), below=BELOW)):
-        assert not AUDIENCES.sees(other, ServerId(4002), own)
+        assert not AUDIENCES.is_visible_to_uid(other, ServerId(4002), own)
 
 
 @pytest.mark.parametrize(
     ("audience", "above", "mode", "holds"),
     [
-        (4002, ALL, 0o100600, True),
+        (4002, ALL_VIEWERS, 0o100600, True),
         (4002, None, 0o100600, True),
         (4001, 4002, 0o100600, False),  # whom its attributes are remembered for, not whom the name is
-        (ALL, 4002, 0o100600, True),
-        (NOBODY, 4002, 0o100600, True),
-        (ALL, 4001, 0o100600, False),
+        (ALL_VIEWERS, 4002, 0o100600, True),
+        (NO_VIEWER, 4002, 0o100600, True),
+        (ALL_VIEWERS, 4001, 0o100600, False),
         (0, 4001, 0o100604, True),  # root is a caller like any other
-        (ALL, 0, 0o100604, True),
-        (0, ALL, 0o100600, False),
+        (ALL_VIEWERS, 0, 0o100604, True),
+        (0, ALL_VIEWERS, 0o100600, False),
         (0, 4002, 0o100600, False),
-        (ALL, ALL, 0o100604, False),
-        (ALL, NOBODY, 0o100604, False),
-        (ALL, None, 0o100604, False),
+        (ALL_VIEWERS, ALL_VIEWERS, 0o100604, False),
+        (ALL_VIEWERS, NO_VIEWER, 0o100604, False),
+        (ALL_VIEWERS, None, 0o100604, False),
     ],
 )
 def test_what_is_remembered_for_one_caller_holds_as_long_as_it_surely_sees_it(
     audience: int, above: int | None, mode: int, holds: bool
 ) -> None:
-    obj = directory(audience, above, private=True)
+    obj = directory(audience, above, cached_for_one=True)
     info = linux.Stat((mode, 2, 3, 1, 4002, 4002, 0, 0, 0, 0))
     view = View(Policy(parse_options("no_root_squash,cloak_list=uid +007 4002")[0]))
-    assert AUDIENCES.still_holds(view, obj, -1, info) is holds
+    assert AUDIENCES.is_still_visible(view, obj, -1, info) is holds

@@ -14,13 +14,13 @@ from cloakfs.kernelcache.policy import (
     BRIEF_SECONDS,
     LONG_SECONDS,
     SHORT_SECONDS,
-    Case,
+    CacheCase,
     Fact,
-    Terms,
-    Times,
+    MountTraits,
+    RuleTimeouts,
     TreeMount,
+    evaluate,
     facts,
-    times,
     tree_mount,
 )
 from cloakfs.policy import Policy
@@ -70,8 +70,8 @@ def view_of(policy: Policy, *, fixed: bool = False, below: bool = False) -> View
 # -- what it says ----------------------------------------------------------------------------------
 
 
-def of(mode: ExportMode, view: View, mounted: TreeMount = TREES[0][0], **terms: bool) -> Times:
-    return times(Case(Terms(view.fixed is not None, mode=mode, **terms), view, mounted))
+def of(mode: ExportMode, view: View, mounted: TreeMount = TREES[0][0], **terms: bool) -> RuleTimeouts:
+    return evaluate(CacheCase(MountTraits(view.fixed is not None, mode=mode, **terms), view, mounted))
 
 
 HOUR, SECOND, BRIEF, ABSENT = LONG_SECONDS, SHORT_SECONDS, BRIEF_SECONDS, ABSENT_SECONDS
@@ -97,8 +97,8 @@ def test_a_view_for_each_caller(
     assert (found.attributes, found.attributes_for_one, found.attributes_of_top) == attributes
     assert found.briefly == briefly
     assert found.of_directories is not mode.no_client_cache
-    assert (found.absent, found.absent_at_top) == (0, 0)
-    assert found.absent_if_complete == (0 if mode.knfsd else ABSENT)
+    assert (found.negative, found.negative_at_top) == (0, 0)
+    assert found.negative_if_complete == (0 if mode.knfsd else ABSENT)
     assert found.content is not mode.ganesha
 
 
@@ -120,34 +120,34 @@ def test_a_fixed_view(mode: ExportMode, several: bool, at_top: float, attributes
     found = of(mode, view_of(CLOAKED, fixed=True), several=several)
     assert (found.names, found.names_at_top, found.names_for_one) == (HOUR, at_top, 0)
     assert (found.attributes, found.attributes_of_top, found.attributes_for_one) == (attributes, of_top, 0)
-    assert (found.absent, found.absent_at_top, found.absent_if_complete) == (ABSENT, min(at_top, ABSENT), 0)
+    assert (found.negative, found.negative_at_top, found.negative_if_complete) == (ABSENT, min(at_top, ABSENT), 0)
 
 
 @pytest.mark.parametrize("fixed", [False, True])
 @pytest.mark.parametrize(
-    ("policy", "below", "of_top", "absent_at_top"),
+    ("policy", "below", "of_top", "negative_at_top"),
     [(Hiding(), False, HOUR, 0), (Forwarding(), False, HOUR, ABSENT), (CLOAKED, True, 0, 0), (Proving(), True, 0, 0)],
 )
 def test_what_may_change_with_whoever_asks(
-    policy: Policy, below: bool, of_top: float, absent_at_top: float, fixed: bool
+    policy: Policy, below: bool, of_top: float, negative_at_top: float, fixed: bool
 ) -> None:
     """Whether a plug-in forwards callers in its own way does not matter to a view that has but one."""
     is_steady = fixed and isinstance(policy, Forwarding)
     found = of(GATED if fixed else LOCAL, view_of(policy, fixed=fixed, below=below))
-    assert (found.names, found.attributes, found.absent) == ((HOUR, HOUR, ABSENT) if is_steady else (0, 0, 0))
-    assert (found.names_for_one, found.attributes_for_one, found.absent_if_complete) == (0, 0, 0)
-    assert (found.attributes_of_top, found.absent_at_top) == (of_top, absent_at_top)
+    assert (found.names, found.attributes, found.negative) == ((HOUR, HOUR, ABSENT) if is_steady else (0, 0, 0))
+    assert (found.names_for_one, found.attributes_for_one, found.negative_if_complete) == (0, 0, 0)
+    assert (found.attributes_of_top, found.negative_at_top) == (of_top, negative_at_top)
 
 
 def test_a_plug_in_that_says_what_all_see() -> None:
     found = of(LOCAL, view_of(Proving()))
-    assert (found.names, found.attributes, found.absent) == (HOUR, HOUR, 0)
+    assert (found.names, found.attributes, found.negative) == (HOUR, HOUR, 0)
     assert (found.names_for_one, found.attributes_for_one) == (0, 0)
 
 
 def test_a_view_that_hides_nothing() -> None:
     found = of(LOCAL, view_of(Policy()))
-    assert (found.names, found.attributes, found.absent, found.absent_at_top) == (HOUR, HOUR, ABSENT, ABSENT)
+    assert (found.names, found.attributes, found.negative, found.negative_at_top) == (HOUR, HOUR, ABSENT, ABSENT)
 
 
 @pytest.mark.parametrize("fixed", [False, True])
@@ -161,8 +161,8 @@ def test_file_systems(watched: bool, posix: bool, posix_above: bool, fixed: bool
     assert found.lasting == lasting
     assert (found.names, found.attributes) == (for_all, for_all)
     assert (found.names_for_one, found.attributes_for_one) == (for_one if posix else 0, for_one)
-    assert found.absent == (min(ABSENT, lasting) if fixed else 0)
-    assert found.absent_if_complete == (ABSENT if for_one and posix else 0)
+    assert found.negative == (min(ABSENT, lasting) if fixed else 0)
+    assert found.negative_if_complete == (ABSENT if for_one and posix else 0)
     assert found.attributes_of_top == lasting
     assert found.content is posix
 
@@ -177,7 +177,7 @@ def test_listings_are_kept_where_nothing_can_be_hidden_in_them() -> None:
 # -- what users are told ---------------------------------------------------------------------------
 
 
-def all_reports() -> list[tuple[Terms, View, list[TreeMount], list[Fact]]]:
+def all_reports() -> list[tuple[MountTraits, View, list[TreeMount], list[Fact]]]:
     found = []
     policies = [*((policy, False) for policy in POLICIES), (CLOAKED, True)]
     for (policy, below), tree, views, server, no_client_cache, xattrs in product(
@@ -185,7 +185,7 @@ def all_reports() -> list[tuple[Terms, View, list[TreeMount], list[Fact]]]:
     ):
         fixed, several, gated = views
         mode = replace(server, no_client_cache=no_client_cache, kernel_gate=gated)
-        terms = Terms(fixed, several, mode, xattrs, acls=xattrs and gated, keeps_listings=xattrs)
+        terms = MountTraits(fixed, several, mode, xattrs, acls=xattrs and gated, keeps_listings=xattrs)
         view = view_of(policy, fixed=fixed, below=below)
         found.append((terms, view, tree, facts(terms, view, tree)))
     return found
@@ -199,13 +199,13 @@ def test_what_is_said_is_what_the_answers_are_given_by() -> None:
     columns = {
         ("names", "in directories that only one"): "names_for_one",
         ("attributes", "of the top"): "attributes_of_top",
-        ("absent names", "in directories that only one"): "absent_if_complete",
+        ("absent names", "in directories that only one"): "negative_if_complete",
         ("names", "at the top"): "names_at_top",
-        ("absent names", "at the top"): "absent_at_top",
+        ("absent names", "at the top"): "negative_at_top",
     }
     seen = set()
     for terms, view, tree, report in REPORTS:
-        found = times(Case(terms, view, tree[0]))
+        found = evaluate(CacheCase(terms, view, tree[0]))
         for fact in report:
             for (what, of_), column in columns.items():
                 if not fact.where and fact.what == what and fact.of.startswith(of_):
@@ -224,10 +224,10 @@ def test_it_is_complete_and_each_object_is_in_one_line() -> None:
 
 
 def test_what_is_not_remembered_for_long_has_a_reason() -> None:
-    times = {0, BRIEF_SECONDS, SHORT_SECONDS, ABSENT_SECONDS, LONG_SECONDS, None}
+    evaluate = {0, BRIEF_SECONDS, SHORT_SECONDS, ABSENT_SECONDS, LONG_SECONDS, None}
     for _, _, _, report in REPORTS:
         for fact in report:
-            assert fact.seconds in times
+            assert fact.seconds in evaluate
             short = fact.seconds in (0, BRIEF_SECONDS, SHORT_SECONDS, ABSENT_SECONDS)
             derived = fact.what == "POSIX ACLs"  # the attributes have the reason
             assert bool(fact.reason) or not short or derived, fact
@@ -244,20 +244,20 @@ def test_ways_out_lead_out() -> None:
     """A fixed view is named only where it remembers names, and where the kernel's server has several callers, none."""
     for _, view, tree, report in REPORTS:
         if any("views=" in fact.way_out for fact in report):
-            fixed = facts(Terms(fixed=True, mode=GATED), view_of(view.policy, fixed=True), tree)
+            fixed = facts(MountTraits(fixed=True, mode=GATED), view_of(view.policy, fixed=True), tree)
             assert any(fact.what == "names" and fact.seconds for fact in fixed)
 
 
 def test_file_systems_that_are_alike_share_their_lines() -> None:
     many = [TreeMount(f"/{number}", "nfs4", watched=False, has_posix_rules=False) for number in range(5)]
-    report = facts(Terms(), View(Policy()), [TreeMount("/", "ext4"), *many, TreeMount("/x", "ext4")])
+    report = facts(MountTraits(), View(Policy()), [TreeMount("/", "ext4"), *many, TreeMount("/x", "ext4")])
     where = {fact.where for fact in report}
     assert where == {"", "/0 (nfs4), /1 (nfs4), /2 (nfs4) and 2 more"}
 
 
 def test_changes_that_are_not_reported_above_are_the_reason_below() -> None:
     inner = TreeMount("/x", "ext4", watched=False, watched_above=False)
-    report = facts(Terms(fixed=True, mode=GATED), view_of(Policy(), fixed=True), [inner])
+    report = facts(MountTraits(fixed=True, mode=GATED), view_of(Policy(), fixed=True), [inner])
     (names,) = [fact for fact in report if fact.what == "names"]
     assert (names.seconds, names.reason) == (SECOND, "changes on a file system above are not reported")
 
@@ -268,7 +268,7 @@ def test_changes_that_are_not_reported_above_are_the_reason_below() -> None:
 )
 def test_why_a_fixed_view_is_asked_for_at_its_top(entrants: tuple[int, ...], reason: str) -> None:
     view = View(CLOAKED, ME, frozenset(map(ClientId, entrants)))
-    report = facts(Terms(fixed=True), view, TREES[0])
+    report = facts(MountTraits(fixed=True), view, TREES[0])
     assert {fact.reason for fact in report if fact.of in ("at the top", "of the top")} == {reason}
 
 

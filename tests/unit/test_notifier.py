@@ -27,7 +27,7 @@ class Kernel:
         self.asked: list[int] = []
         self._allowed = threading.Semaphore(0)
 
-    def forget_names(self, parent: int, *_: object) -> None:
+    def invalidate_names(self, parent: int, *_: object) -> None:
         self.asked.append(parent)
         self._allowed.acquire()
 
@@ -43,7 +43,7 @@ class Kernel:
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
     kernel = Kernel()
-    monkeypatch.setattr(notifier, "forget_names", kernel.forget_names)
+    monkeypatch.setattr(notifier, "invalidate_names", kernel.invalidate_names)
     yield kernel
     kernel.allow(1000)
 
@@ -75,17 +75,17 @@ def test_who_changes_a_name_after_the_directory_is_free_again(kernel: Kernel) ->
     """Those who came while it was held were told not to wait, with names that are not forgotten yet; he waits."""
 
     async def test(names: Notifier) -> None:
-        first = names.name(HELD, b"first")
+        first = names.invalidate_entry(HELD, b"first")
         await kernel.is_asked(HELD)
-        names.name(OTHER, b"a name")
-        second = names.name(HELD, b"second")
+        names.invalidate_entry(OTHER, b"a name")
+        second = names.invalidate_entry(HELD, b"second")
         await settled(first, second)
-        assert names.is_late(HELD)
+        assert names.is_stalled(HELD)
         names._tuning = CALM  # from now on, nobody is late
         kernel.allow(1)
         await kernel.is_asked(HELD, OTHER)
-        assert not names.is_late(HELD)
-        third = names.name(HELD, b"third")
+        assert not names.is_stalled(HELD)
+        third = names.invalidate_entry(HELD, b"third")
         assert third is not None
         assert not third.is_set()
         kernel.allow(2)
@@ -103,7 +103,7 @@ def test_only_a_few_threads_work(waits_seconds: float, kernel: Kernel) -> None:
     """Others begin if these seem to wait for a lock, which somebody may never release."""
 
     async def test(names: Notifier) -> None:
-        events = [names.name(directory, b"name") for directory in DIRECTORIES]
+        events = [names.invalidate_entry(directory, b"name") for directory in DIRECTORIES]
         with trio.fail_after(60):
             while len(kernel.asked) < (2 if waits_seconds else len(DIRECTORIES)):
                 await trio.sleep(0.001)
@@ -121,20 +121,20 @@ def test_a_name_that_comes_later_waits_for_what_waits_by_then(kernel: Kernel) ->
     """And until it is forgotten, it counts as a name that has yet to be."""
 
     async def test(names: Notifier) -> None:
-        names.name(1, b"first")
+        names.invalidate_entry(1, b"first")
         await kernel.is_asked(1)
-        names.later(HELD, b"name")
-        names.later(HELD, b"name")
-        names.name(HELD, b"beside")
-        names.name(OTHER, b"below")
-        assert names.is_forgetting(HELD, b"name")
+        names.defer(HELD, b"name")
+        names.defer(HELD, b"name")
+        names.invalidate_entry(HELD, b"beside")
+        names.invalidate_entry(OTHER, b"below")
+        assert names.is_pending(HELD, b"name")
         assert names.is_busy(HELD)
-        events = [names.now(HELD, b"name") for _ in range(2)]
-        assert names.is_forgetting(HELD, b"name")
+        events = [names.invalidate_deferred(HELD, b"name") for _ in range(2)]
+        assert names.is_pending(HELD, b"name")
         kernel.allow(3)
         await settled(*events)
         assert kernel.asked == [1, OTHER, HELD]
-        assert not names.is_forgetting(HELD, b"name")
+        assert not names.is_pending(HELD, b"name")
         assert not names.is_busy(HELD)
 
     run(test)
@@ -144,17 +144,17 @@ def test_no_thread_begins_in_a_directory_that_a_request_holds(kernel: Kernel) ->
     """The thread would wait for the request, and the request for the thread."""
 
     async def test(names: Notifier) -> None:
-        names.name(1, b"first")
+        names.invalidate_entry(1, b"first")
         await kernel.is_asked(1)
-        before = names.name(HELD, b"before")
-        with names.holding(HELD):
-            meanwhile = names.name(HELD, b"meanwhile")
-            elsewhere = names.name(OTHER, b"elsewhere")
+        before = names.invalidate_entry(HELD, b"before")
+        with names.suspended(HELD):
+            meanwhile = names.invalidate_entry(HELD, b"meanwhile")
+            elsewhere = names.invalidate_entry(OTHER, b"elsewhere")
             kernel.allow(2)
             await settled(elsewhere)
             assert kernel.asked == [1, OTHER]
-            assert names.is_forgetting(HELD, b"before")
-            assert names.is_forgetting(HELD, b"meanwhile")
+            assert names.is_pending(HELD, b"before")
+            assert names.is_pending(HELD, b"meanwhile")
         kernel.allow(1)
         await settled(before, meanwhile)
         assert kernel.asked == [1, OTHER, HELD]
@@ -167,10 +167,10 @@ def test_a_thread_that_waits_for_a_request_is_replaced_at_once(kernel: Kernel, m
     monkeypatch.setattr(notifier, "AGAIN_SECONDS", 1000.0)
 
     async def test(names: Notifier) -> None:
-        before = names.name(HELD, b"before")
+        before = names.invalidate_entry(HELD, b"before")
         await kernel.is_asked(HELD)
-        with names.holding(HELD):
-            elsewhere = names.name(OTHER, b"elsewhere")
+        with names.suspended(HELD):
+            elsewhere = names.invalidate_entry(OTHER, b"elsewhere")
             await kernel.is_asked(HELD, OTHER)
         kernel.allow(2)
         await settled(before, elsewhere)
@@ -197,7 +197,7 @@ def test_a_thread_that_has_many_names_does_not_wait(monkeypatch: pytest.MonkeyPa
 
     async def test(names: Notifier) -> None:
         nonlocal most
-        events = [names.name(directory, b"%d" % name) for directory in (10, 11) for name in range(100)]
+        events = [names.invalidate_entry(directory, b"%d" % name) for directory in (10, 11) for name in range(100)]
         with trio.fail_after(60):
             while len(threads) < 2 or now < 10 * STANDARD.notify_wait_seconds:
                 await trio.sleep(0.001)

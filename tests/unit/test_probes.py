@@ -160,11 +160,11 @@ def test_events_are_numbered_and_the_last_ones_kept() -> None:
     told = Events()
     assert told.after(0) == []
     for number in range(3):
-        told.tell({"what": number})
+        told.add({"what": number})
     assert told.after(0) == [{"number": number + 1, "what": number} for number in range(3)]
     assert told.after(2) == [{"number": 3, "what": 2}]
     assert told.after(3) == told.after(100) == []
-    for number in range(monitoring.MOST_EVENTS):
-        told.tell({"what": number})
-    assert [event["number"] for event in told.after(0)] == list(range(4, monitoring.MOST_EVENTS + 4))
-    assert len(told.after(-5)) == monitoring.MOST_EVENTS
+    for number in range(monitoring.MAX_EVENTS):
+        told.add({"what": number})
+    assert [event["number"] for event in told.after(0)] == list(range(4, monitoring.MAX_EVENTS + 4))
+    assert len(told.after(-5)) == monitoring.MAX_EVENTS

@@ -1,13 +1,13 @@
 """Nobody uses up the absences that others need."""
 
-from cloakfs.kernelcache.negative import Absences
+from cloakfs.kernelcache.negative import NegativeDentries
 
 GREEDY, MODEST, LATE = 1, 2, 3
 
 
-def full(most: int, *callers: int) -> Absences[str, int]:
+def full(most: int, *callers: int) -> NegativeDentries[str, int]:
     """As many as there may be; the directory is named after the caller, and one comes after the other."""
-    absences: Absences[str, int] = Absences(most)
+    absences: NegativeDentries[str, int] = NegativeDentries(most)
     for number in range(most):
         caller = callers[number % len(callers)]
         assert absences.admits(caller, f"of {caller}", number)
@@ -35,7 +35,7 @@ def test_who_has_less_than_its_share_gets_the_oldest_of_who_has_the_most() -> No
 
 
 def test_in_a_directory_that_all_know_each_name_counts_for_whoever_asked_last() -> None:
-    absences: Absences[str, int] = Absences(2)
+    absences: NegativeDentries[str, int] = NegativeDentries(2)
     for number in range(2):
         absences.note(GREEDY, "top", number, 0)
     assert absences.note(MODEST, "top", 0, 1) is None
