@@ -1,4 +1,4 @@
-"""How a mount is exported: who asks then, and what that allows the kernel to remember."""
+"""How a mount is exported: where requests come from then, and what that allows the kernel to cache."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -17,13 +17,13 @@ class ExportMode:
     """How one mount is exported, for as long as it is there.
 
     Attributes:
-        server: what exports it; nothing but that is let in then.
+        server: what exports it; only that is let in then.
         all_squash: the kernel's server makes all callers one (all_squash of exports(5)).
         subtree_check: the kernel's server has the kernel check, at each request, whether the caller may search the
             directories above (subtree_check of exports(5)).
         no_client_cache: every directory is shown as changed just now [SZ §3.2].
-        kernel_gate: the mount is one fixed view, and the kernel itself lets nobody else in: the top directory is shown
-            as the identity's alone.
+        kernel_gate: the mount is one fixed view, and the kernel itself lets no other caller in: the top directory is
+            shown as the identity's alone.
     """
 
     server: Server = Server.NONE
@@ -54,7 +54,7 @@ class ExportMode:
 
     @property
     def gated(self) -> bool:
-        """Whether everybody else is kept out of a fixed view before its first name, by what nothing remembers."""
+        """Whether a check that is not cached keeps all other callers out of a fixed view before its first name."""
         return self.kernel_gate or self.ganesha
 
 

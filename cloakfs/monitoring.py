@@ -22,12 +22,12 @@ class Counters:
 
     Attributes:
         durations: how long answers took, by operation: how many nanoseconds of 0, 1, 2… bits there were, and `SUM`.
-            Who answers adds to both without a call, which would take as long again.
+            `answers` adds to both without a call, which would take as long again.
         errors: answers with an error, by operation and error number.
-        names: answers to names, absent ones included, [that the kernel may not remember, that it may remember].
+        names: replies about names, absent ones included, [that the kernel may not cache, that it may cache].
         attributes: the same for attributes.
-        hidden_names: names that were answered as absent because the caller must not know what they lead to.
-        hidden_handles: handles that were answered as stale for the same reason.
+        hidden_names: names that were reported as absent because the caller must not know what they lead to.
+        hidden_handles: handles that were reported as stale for the same reason.
         hidden_entries: entries that were left out of listings for the same reason.
     """
 
@@ -61,11 +61,11 @@ class Counters:
 Event = dict[str, Any]
 
 MAX_EVENTS = 1000
-"""How many events are kept. Clients can cause any number of them."""
+"""How many events are stored. Clients can cause any number of them."""
 
 
 class Events:
-    """The events of one mount, numbered from 1 since the mount began; only the last ones are kept."""
+    """The events of one mount, numbered from 1 since the mount began; only the last ones are stored."""
 
     def __init__(self) -> None:
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
@@ -77,6 +77,6 @@ class Events:
         self._events.append({"number": self._last, **event})
 
     def after(self, number: int) -> list[Event]:
-        """Return the events with larger numbers that are still kept, in order."""
+        """Return the events with larger numbers that are still stored, in order."""
         newer = min(self._last - number, len(self._events))
         return [self._events[at] for at in range(len(self._events) - newer, len(self._events))]

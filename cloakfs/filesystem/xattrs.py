@@ -79,7 +79,7 @@ class XattrOperations(Core):
         at, view = await self._again(at, inode, ctx), at.view
         may_have_changed = (waits or at.view is not view) and at.obj.filesystem.watched
         is_alike = at.checked_caller is None or absent is not None or at.view.shows_acl_alike(value)
-        self.cache.acl(at, may_be_kept=is_alike and not may_have_changed)
+        self.cache.acl(at, may_be_cached=is_alike and not may_have_changed)
         if absent is not None:
             raise absent
         return at.view.acl_out(value, at.checked_caller)

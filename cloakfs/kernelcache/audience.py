@@ -1,14 +1,14 @@
-"""Who was told of an object, and what may be remembered for a caller that alone was told.
+"""Which callers know of an object, and what may be cached for the only one that does.
 
-The kernel's dentries and attributes are shared by all callers of a mount, but it can answer only those who have reached
-the object: who was never told its nodeid has nothing to ask about. The *audience* of an object is everybody who was
-told, or may have been told by something that the kernel remembers. It only grows. If it is one uid, and this caller is
-told the same whatever its groups are, then the kernel may remember that, too: names in a directory for the audience of
-the directory, attributes for the audience of the object.
+The kernel's dentries and attributes are shared by all callers of a mount, but it can answer only those that have
+reached the object: a caller that never learned a nodeid cannot send a request about it. The *audience* of an object is
+all callers that have learned of it, or may have learned of it from the kernel's cache. It only grows. If it is one uid,
+and this caller sees the same whatever its groups are, then the kernel may cache that, too: names in a directory for the
+audience of the directory, attributes for the audience of the object.
 
-An audience grows before the answer that tells: what the kernel remembers for the former audience is forgotten first.
-Local root and whoever is handed a descriptor, a working directory or a mount are not told by the daemon; they get at
-what is remembered for the one who handed it over (docs/limits.md).
+An audience grows before the reply that reveals the object: what the kernel has cached for the former audience is
+invalidated first. Local root, and a process that is handed a descriptor, a working directory or a mount, do not learn
+of an object from the daemon; they get at what is cached for the process that handed it over (docs/design.md).
 """
 
 import os
@@ -27,11 +27,11 @@ from .invalidation import Invalidation, SubtreeInvalidation
 class Audiences:
     """The audiences of the objects of one mount. Only the view with number 0 has any; for others they are unknown.
 
-    Whoever is told is given by a client uid, or by `NO_VIEWER` (the daemon itself) or `ALL_VIEWERS` (a daemon above).
+    A viewer is a client uid, `NO_VIEWER` (the daemon itself) or `ALL_VIEWERS` (an upper daemon).
 
     Args:
         nodes: the objects.
-        invalidation: makes the kernel forget.
+        invalidation: invalidates what the kernel caches.
         mode: how the mount is exported.
     """
 
@@ -42,13 +42,13 @@ class Audiences:
         # By directory: what `extend_to_ancestors` has yet to invalidate.
         self._being_extended: dict[Object, list[SubtreeInvalidation]] = {}
 
-    # -- who was told ------------------------------------------------------------------------------
+    # -- who knows of an object --------------------------------------------------------------------
 
     def record(self, number: int, obj: Object, viewer: int) -> SubtreeInvalidation | None:
-        """Note that `viewer` is about to be told of the object, or evidently was, since it asks by nodeid.
+        """Add `viewer` to the audience of an object: it is about to learn of it, or its request names the nodeid.
 
-        Attributes that were remembered for others are forgotten at once; names in a directory, and what is below it,
-        a moment later. Where nobody may be told before that, `is_ready` says so.
+        Attributes that were cached for another viewer are invalidated at once; names in a directory, and what is below
+        it, a moment later. `is_ready` says whether the viewer has to wait for that.
         """
         audience = obj.audience
         if viewer in (audience, NO_VIEWER) or audience == ALL_VIEWERS or number:
@@ -64,23 +64,24 @@ class Audiences:
         return self._invalidation.invalidate_subtree(obj) if obj.has_names_for_one else None
 
     def record_passing(self, number: int, obj: Object, viewer: int) -> SubtreeInvalidation | None:
-        """Where the kernel checks the directories above: note that `viewer` is about to be let through a directory.
+        """With subtree_check: add `viewer` to the audience of a directory that it is about to pass.
 
-        Returns what has to be forgotten first, if anything.
+        Returns:
+            what has to be invalidated first, if anything.
         """
         subtree = self.record(number, obj, viewer)
         if subtree is not None or number or not obj.has_names_for_one:
             return subtree
-        return self._invalidation.subtrees.get(obj)  # because of whoever was let through just before
+        return self._invalidation.subtrees.get(obj)  # because of a viewer that has just passed
 
     async def wait_for_subtree(self, obj: Object) -> None:
-        """Where the kernel checks the directories above: wait until nothing rests on the former place of `obj`."""
+        """With subtree_check: wait until nothing rests on the former place of `obj`."""
         subtree = self._invalidation.subtrees.get(obj)
         if self._subtree_check and subtree is not None:
             await subtree.done.wait()
 
     def relocated(self, obj: Object) -> None:
-        """Where the kernel checks the directories above: forget what rests on the place of an object that was moved.
+        """With subtree_check: invalidate what rests on the place of an object that was moved.
 
         The kernel may learn of its new place at any time, or never.
         """
@@ -94,8 +95,8 @@ class Audiences:
     def _exceeds_parent(self, obj: Object) -> bool:
         """Whether a directory has an audience that the directory above does not have.
 
-        ".." leads whoever stands in it there, and does not ask the daemon. Nobody gets a directory as its present
-        parent has it without asking for the parent, so this happens only to directories that were moved.
+        ".." leads a process that stands in it there, without a request. A caller reaches a directory by its present
+        parent only after a request for the parent, so this happens only to directories that were moved.
         """
         return (
             obj.audience != NO_VIEWER
@@ -104,17 +105,17 @@ class Audiences:
         )
 
     def is_ready(self, number: int, obj: Object, viewer: int) -> bool:
-        """Whether `viewer` may be told of the directory `obj` without waiting for anything to be forgotten.
+        """Whether `viewer` may learn of the directory `obj` without waiting for an invalidation.
 
-        If the daemon itself looks it up, nobody is told, but the kernel learns where the directory is now, and where
-        ".." leads those who stand in it.
+        If the daemon itself looks it up, no caller learns of it, but the kernel learns where the directory is now, and
+        where ".." leads the processes that stand in it.
         """
         if number:
             return True
-        is_told = viewer == NO_VIEWER or not obj.has_names_for_one or self._is_audience(obj, viewer)
+        knows = viewer == NO_VIEWER or not obj.has_names_for_one or self._is_audience(obj, viewer)
         if self._subtree_check and obj in self._invalidation.subtrees:
             return False
-        return is_told and obj not in self._being_extended and not self._exceeds_parent(obj)
+        return knows and obj not in self._being_extended and not self._exceeds_parent(obj)
 
     @staticmethod
     def _is_audience(obj: Object, viewer: int) -> bool:
@@ -122,12 +123,12 @@ class Audiences:
         return viewer == obj.audience != ALL_VIEWERS
 
     async def make_ready(self, number: int, obj: Object, viewer: int) -> None:
-        """Forget what has to be forgotten before `viewer` is told of the directory `obj`.
+        """Invalidate what has to be invalidated before `viewer` learns of the directory `obj`.
 
         It must not be called while the kernel holds the lock of that directory for this request.
 
         Raises:
-            Stale: somebody keeps the lock, so that the kernel could not be made to forget a name yet.
+            Stale: a process holds the lock, so that a name could not be invalidated yet.
         """
         await self.extend_to_ancestors(number, obj)
         if self._subtree_check and (subtree := self._invalidation.subtrees.get(obj)) is not None:
@@ -147,8 +148,8 @@ class Audiences:
     async def extend_to_ancestors(self, number: int, obj: Object) -> None:
         """Enlarge the audiences of the directories above a directory by its own.
 
-        The kernel may hold their locks. So this waits only until no attributes are remembered below them: of a name
-        that somebody has open, the kernel then still knows that it exists, for a moment.
+        The kernel may hold their locks. So this waits only until no attributes are cached below them: of a name
+        that a process has open, the kernel then still knows that it exists, for a moment.
         """
         if self._exceeds_parent(obj):
             subtrees = self._being_extended.setdefault(obj, [])
@@ -158,15 +159,15 @@ class Audiences:
                 if subtree is not None:
                     subtrees.append(subtree)
                 above = above.parent
-        # Meanwhile, others may be told or move it again.
+        # Meanwhile, others may learn of it or move it again.
         while subtrees := [subtree for subtree in self._being_extended.get(obj, ()) if not subtree.done.is_set()]:
             await subtrees[0].done.wait()
         self._being_extended.pop(obj, None)
 
     def may_list(self, number: int, obj: Object, viewer: int, *, is_directory: bool) -> bool:
-        """Whether a listing may tell `viewer` more of `obj` than its name.
+        """Whether a listing may show `viewer` more of `obj` than its name.
 
-        It must not enlarge an audience for which something is remembered.
+        It must not enlarge an audience for which something is cached.
         """
         if is_directory and not self.is_ready(number, obj, viewer):
             return False
@@ -174,21 +175,21 @@ class Audiences:
             return True
         return not (obj.has_names_for_one or (obj.cached_for_one and obj.audience >= 0))
 
-    # -- what it is told whatever its groups -------------------------------------------------------
+    # -- what it sees whatever its groups are ------------------------------------------------------
 
     @staticmethod
     def is_visible_to_uid(view: View, uid: ServerId, info: linux.Stat) -> bool:
-        """Whether the view shows an entry like this to everybody with this uid, whatever its groups."""
+        """Whether the view shows an entry like this to all callers with this uid, whatever their groups are."""
         cloak = view.cloak
         if cloak is None or not view.forwards_by_mapping or view.below is not None:
             return False
         return cloak.condition(info.st_mode, info.st_uid, info.st_gid).surely_admits(uid)
 
     def is_still_visible(self, view: View, obj: Object, fd: int, info: linux.Stat) -> bool:
-        """Whether what is remembered of `obj`, and below it, for an audience of one may still be told to it."""
+        """Whether what is cached of `obj`, and below it, for an audience of one may still be shown to it."""
         audience = obj.audience
         if audience < 0 and obj.parent is not None:
-            audience = obj.parent.audience  # the name is remembered for this one
+            audience = obj.parent.audience  # the name is cached for this one
         if audience < 0:
             return False
         uid = view.server_uid(ClientId(audience))

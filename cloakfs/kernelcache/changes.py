@@ -1,4 +1,4 @@
-"""Changes that are made behind the mount or through it, and what the kernel has to forget because of them."""
+"""Changes that are made behind the mount or through it, and what is invalidated because of them."""
 
 import contextlib
 import errno
@@ -43,7 +43,7 @@ from .watch import Watch, mounts_changed
 log = logging.getLogger(__name__)
 
 # For one batch of events, the names of at most this many hidden directories are looked up (in half a millisecond),
-# since anybody can change directories all the time. The absence of others is remembered for ABSENT_SECONDS at most.
+# since any user can change directories all the time. Negative dentries of others last for ABSENT_SECONDS at most.
 _MAX_LOOKUPS = 16
 
 # After the mounts have been looked at, this many times as long passes before they are looked at again.
@@ -52,7 +52,7 @@ _SHARE_OF_MOUNTS = 20
 # Of an object that more views than this may know, it is not found out for each whether its identity may know it still.
 _MAX_VIEWS = 16
 
-# Where the objects are that were reported as moved is found out in steps of so many seconds, unless somebody asks
+# Where the objects are that were reported as moved is found out in steps of so many seconds, unless a request needs it
 # first. After each, this many times as long passes.
 _STEP_SECONDS = 0.001
 _SHARE_OF_STEPS = 20
@@ -61,15 +61,15 @@ _NAMES = FAN_CREATE | FAN_DELETE | FAN_MOVED_FROM | FAN_MOVED_TO
 
 
 class Changes:
-    """Makes the kernel forget what is no longer true.
+    """Has everything invalidated that is no longer true.
 
     Args:
         nodes: the objects.
         views: the views that the mount offers.
         access_paths: is informed of directories that change.
-        invalidation: makes the kernel forget.
-        audiences: knows what holds for an audience of one.
-        timeouts: knows what everybody may be told.
+        invalidation: invalidates what the kernel caches.
+        audiences: knows what may be cached for an audience of one.
+        timeouts: knows what all callers may be shown.
         listings: knows of which directories all entries are shown to their audience.
     """
 
@@ -92,7 +92,7 @@ class Changes:
         self._complete = complete_directories
         self._watched: dict[int, list[MountedFilesystem]] = {}  # by the id that events carry
         self._lookups_left = 0  # how many more names may be looked up for this batch of events
-        # Objects to be found unless somebody asks first: those that were moved, and all of them if reports were lost.
+        # Objects to be found unless a request finds them first: those that were moved, and all if events were lost.
         self._moved: set[Object] = set()
         self._lost: list[Object] = []
         self._any_moved = trio.Event()
@@ -124,7 +124,7 @@ class Changes:
             )
             return
         self._watched.setdefault(fsid, []).append(filesystem)
-        # Who may know of something also depends on the directories above.
+        # Which callers may know of something also depends on the directories above.
         filesystem.watched = all(
             other.watched or other is filesystem
             for other in self._nodes.mounts.filesystems
@@ -132,7 +132,7 @@ class Changes:
         )
 
     async def follow(self, watch: Watch) -> None:
-        """Run for ever, making the kernel forget what others change."""
+        """Run for ever, invalidating what other processes change."""
         if self._has_followed:
             self._handle_overflow()
         self._has_followed = True
@@ -153,7 +153,7 @@ class Changes:
         return watch.has_read_all()
 
     def _handle_overflow(self) -> None:
-        """Forget everything, since reports were lost: anything may have changed, and be anywhere."""
+        """Invalidate everything, since events were lost: anything may have changed, and be anywhere."""
         self._invalidation.invalidate_everything()
         self._nodes.locator.lose_track()
         self._lost = self._nodes.objects()
@@ -185,7 +185,7 @@ class Changes:
                 self._access_paths.changed(directory)
 
     def _handle_event(self, event: Event, filesystem: MountedFilesystem) -> bool:
-        """Handle an event on this file system; return whether everything has to be forgotten because of it."""
+        """Handle an event on this file system; return whether everything has to be invalidated because of it."""
         self._handle_access_paths(event, filesystem)
         parent = self._nodes.by_handle(filesystem, event.directory)
         is_name = bool(event.mask & _NAMES)
@@ -219,7 +219,7 @@ class Changes:
         return False
 
     def _handle_move(self, event: Event, filesystem: MountedFilesystem) -> None:
-        """Note where an object is that was renamed, after what the kernel knew of its former place was forgotten."""
+        """Note where an object is that was renamed, after what was cached of its former place was invalidated."""
         if event.target:
             target = self._nodes.by_handle(filesystem, event.target)
         else:  # before Linux 5.17
@@ -236,7 +236,7 @@ class Changes:
             self._any_moved.set()
 
     async def find_moved(self) -> None:
-        """Run for ever, finding out where objects are that were moved, so that nobody who asks has to wait for it."""
+        """Run for ever, finding out where objects are that were moved, so that no request has to wait for it."""
         while True:
             await self._any_moved.wait()
             began = trio.current_time()
@@ -252,10 +252,10 @@ class Changes:
             await trio.sleep(_SHARE_OF_STEPS * (trio.current_time() - began))
 
     def _handle_name(self, event: Event, parent: Object, target: Object | None) -> None:
-        """Forget a name that has changed, or leads to something that has."""
+        """Invalidate a name that has changed, or leads to something that has."""
         named = (parent.children or {}).get(event.name)
         if named is not None and named is target and named.children:
-            # `_handle_event` forgets the name after what is below, or nobody is told less by it than before.
+            # `_handle_event` invalidates the name after what is below, if the change hides anything.
             self._invalidation.expire_name(parent, event.name)
         else:
             self._invalidation.invalidate_name(parent, event.name, parent.ever_cached_in)
@@ -263,9 +263,9 @@ class Changes:
             self._nodes.unlist(parent, event.name)
 
     def _handle_listings(self, event: Event, filesystem: MountedFilesystem, target: Object | None) -> None:
-        """Forget the listings that have an entry which has changed, if the event does not name their directory.
+        """Invalidate the listings that have an entry which has changed, if the event does not name their directory.
 
-        The kernel may have forgotten the entry itself, so that nothing is known of it here.
+        The kernel may have dropped the entry itself, so that the daemon knows no object for it.
         """
         if not event.mask & FAN_ATTRIB or not self._invalidation.proven:
             return
@@ -298,9 +298,9 @@ class Changes:
             calls.close(fd)
 
     def _invalidate_negative_by_handle(self, filesystem: MountedFilesystem, handle: bytes) -> None:
-        """Forget the absence of a directory that nobody was shown and that has changed. The event does not name it."""
+        """Invalidate the negative dentry of a hidden directory that has changed. The event does not name it."""
         own = self._views.get(0)
-        if self._lookups_left and (own is None or own.fixed is not None):  # a caller view that hides remembers none
+        if self._lookups_left and (own is None or own.fixed is not None):  # a caller view that hides has none
             self._lookups_left -= 1
             place = self._nodes.place_of(filesystem, handle)
             if place is not None:
@@ -308,9 +308,9 @@ class Changes:
                 self._invalidation.invalidate_name(parent, name, parent.ever_cached_in)
 
     def _invalidate_negative_of(self, directory: Object) -> None:
-        """Forget the absence of a directory that has changed: it may be visible now.
+        """Invalidate the negative dentries of a directory that has changed: it may be visible now.
 
-        A caller view that hides anything remembers no absence.
+        In a caller view that hides anything, there are none.
         """
         for parent, name in self._invalidation.names_of(directory):
             for number in parent.ever_cached_in - directory.cached_in:
@@ -335,7 +335,7 @@ class Changes:
         return False
 
     async def follow_mounts(self) -> None:
-        """Run for ever, making the kernel forget what others mount over."""
+        """Run for ever, invalidating what other processes mount something on."""
         async with contextlib.aclosing(mounts_changed()) as changes:
             async for _ in changes:
                 began = trio.current_time()
@@ -350,7 +350,7 @@ class Changes:
                 await trio.sleep(_SHARE_OF_MOUNTS * (trio.current_time() - began))
 
     def _invalidate_excluded(self, path: str) -> None:
-        """Forget a place where a user has mounted something: what was seen below it must not remain visible."""
+        """Invalidate a place where a user has mounted something: what was seen below it must not remain visible."""
         place = self._nodes.at_path(path)
         if place is None:
             return
@@ -365,8 +365,8 @@ class Changes:
     async def changed(self, number: int, view: View, obj: Object, *, emptied_in: Object | None = None) -> None:
         """Handle a change of the mode, owner or ACL of `obj` by a request that has not been answered yet.
 
-        What the change hides is forgotten in all views: whoever was told of it, by whichever view, is told no more when
-        the request is answered.
+        What the change hides is invalidated in all views: no caller can see it any more, by whichever view, when the
+        reply is sent.
 
         Args:
             number: of the view.
@@ -409,9 +409,9 @@ class Changes:
             await self._wait_unless_suspended(subtree.own_names)
 
     def _hides_from_viewer(self, view: View, obj: Object, fd: int, info: linux.Stat) -> bool:
-        """Whether some caller may not know (any more) what the kernel remembers of `obj`, or of what is below it."""
+        """Whether some caller must not see (any more) what is cached of `obj`, or of what is below it."""
         if view.below is not None:
-            return True  # the mount below does not tell; nothing is remembered for long in such a view
+            return True  # the mount below reports no changes; nothing is cached for long in such a view
         if view.fixed is not None:
             if not is_entry_visible(view, actor(view.fixed), obj.name, info, fd):
                 return True
@@ -421,7 +421,7 @@ class Changes:
         return not self._is_shown_to_all(view, obj, fd, info)
 
     def _is_shown_to_all(self, view: View, obj: Object, fd: int, info: linux.Stat) -> bool:
-        """Whether everybody may know of the object and, if it is a directory, search it."""
+        """Whether all callers may know of the object and, if it is a directory, search it."""
         if obj is not self._nodes.root and not self._timeouts.same_for_all(view, obj.name, info, fd):
             return False
         return not stat.S_ISDIR(info.st_mode) or world_may(os.X_OK, obj, fd, info)
@@ -481,17 +481,17 @@ class Changes:
     async def moved(self, number: int, view: View, obj: Object, before: Object, parent: Object) -> None:
         """Handle a rename of `obj` from `before` into `parent` by a request that has not been answered yet.
 
-        What has become of the names, `removed` is told.
+        `removed` handles what has become of the names.
         """
         for twin in self._nodes.twins(obj):
             self._invalidation.invalidate(twin)  # nothing says where it is now
         await self._audiences.wait_for_subtree(obj)
         if stat.S_ISDIR(obj.filesystem.stat(self._nodes.fd(obj)).st_mode):
             await self._audiences.extend_to_ancestors(number, obj)
-        # The kernel moves the name with the object, for as long as it was to be remembered.
+        # The kernel moves the name with the object, with its timeout.
         is_named_for_one = obj.cached_for_one and before.has_names_for_one
         if self._invalidation.notifier.is_busy(self._nodes.nodeid(number, before)):
-            # So it does with a name that was to be forgotten, because of an earlier move for example.
+            # So it does with a pending name, because of an earlier move for example.
             for directory, name in self._invalidation.names_of(obj):
                 self._invalidation.invalidate_name(directory, name, (number,))
         if obj.ever_cached_in <= {number} and (
@@ -505,5 +505,5 @@ class Changes:
             return
         subtree, _ = self._invalidation.invalidate(obj)
         for one in [subtree, *map(self._invalidation.invalidate_subtree, self._nodes.twins(obj))]:
-            # It does not wait for names, which the kernel can forget only after the answer.
+            # It does not wait for names, which the kernel can drop only after the reply.
             await one.done.wait()

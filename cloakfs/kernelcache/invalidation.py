@@ -1,8 +1,8 @@
-"""Makes the kernel forget what it was told to remember about an object, and about everything below it.
+"""Invalidates what the kernel has cached of an object, and of everything below it.
 
-Attributes are forgotten at once, since this never has to wait. A name is forgotten as soon as the lock of its directory
-is free and, where possible, before the request that changed it is answered (see `notifier`). What takes long goes on
-in the background; meanwhile, nothing is relied on that has yet to be forgotten.
+Attributes are invalidated at once, since this never has to wait. A name is invalidated as soon as the lock of its
+directory is free (`notifier`) and, where possible, before the reply to the request that changed it. What takes long is
+done in the background. Until then, what is to be invalidated is not relied on.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,11 +21,11 @@ from .negative import NegativeDentries
 from .notifier import Notifier
 from .policy import ABSENT_SECONDS
 
-# How many names at most are remembered to lead nowhere, of those that are forgotten one by one.
+# How many negative dentries there may be, of those that are invalidated one by one.
 _MOST_ABSENT = 10_000
 
-# How many objects of which the kernel may remember nothing are looked at without giving time to others: half a
-# millisecond, perhaps.
+# How many objects of which the kernel has cached nothing are examined before other tasks may run: half a millisecond,
+# perhaps.
 _EXAMINED_AT_ONCE = 4096
 
 _NO_VIEWS: frozenset[int] = frozenset()
@@ -33,24 +33,24 @@ _NO_NAMES: frozenset[bytes] = frozenset()
 
 
 class _FullInvalidation:
-    """One pass that forgets everything that was remembered before; see `Invalidation.invalidate_everything`."""
+    """One pass over all objects, which invalidates everything that was cached in earlier epochs."""
 
     def __init__(self) -> None:
-        self.by_name = False  # whether each name has to be forgotten, too
+        self.by_name = False  # whether each name has to be invalidated, too
         self.begun = False
-        self.attributes = trio.Event()  # set when all attributes are forgotten
-        self.names = trio.Event()  # set when all names are forgotten
+        self.attributes = trio.Event()  # set when all attributes are invalidated
+        self.names = trio.Event()  # set when all names are invalidated
 
 
 class PendingNames:
-    """The names of an object, with the directories that they are in, and the nodeids of directory and object.
+    """The names of an object that are to be invalidated.
 
     Attributes:
-        names: see above.
-        is_noted: whether they count as names that have yet to be forgotten.
+        names: the directory, the name, and the nodeids of directory and object, of each.
+        is_noted: whether the notifier counts them as pending.
         given: set when they have been given to the notifier.
-        expired: each is set when the kernel asks about a name each time, if that comes first.
-        forgotten: each is set when a name is forgotten.
+        expired: each is set when the kernel revalidates a name at each use, if that comes first.
+        invalidated: each is set when a name is invalidated.
     """
 
     __slots__ = ("expired", "given", "invalidated", "is_noted", "names")
@@ -63,22 +63,23 @@ class PendingNames:
         self.invalidated: set[trio.Event] = set()
 
     async def wait(self) -> None:
-        """Wait until all are forgotten."""
+        """Wait until all are invalidated."""
         await self.given.wait()
         for name in self.invalidated:
             await name.wait()
 
 
 class SubtreeInvalidation:
-    """The work of forgetting what was remembered below a directory.
+    """What is still to be invalidated below a directory.
 
     Attributes:
         todo: the objects to go on with, from the end; names of a directory come before what is below it.
         again: whether to begin once more, because the directory has changed again.
-        names: each is set when a name is forgotten; without names in the directory itself, which the kernel may hold.
+        names: each is set when a name is invalidated; without names in the directory itself, which the kernel may have
+            locked.
         own_names: the same for the names in the directory itself.
-        done: set when no attributes are remembered any more; then nothing is relied on.
-        last: names of the directory itself, which are forgotten after those below it.
+        done: set when all attributes are invalidated; then nothing is relied on.
+        last: names of the directory itself, which are invalidated after those below it.
     """
 
     def __init__(self, directory: Object, todo: list[Object | PendingNames]) -> None:
@@ -92,7 +93,7 @@ class SubtreeInvalidation:
 
 
 class Invalidation:
-    """What the kernel still has to forget, and what cannot be relied on until it has.
+    """What is invalidated, and what cannot be relied on until that is done.
 
     Args:
         nodes: the objects.
@@ -101,10 +102,11 @@ class Invalidation:
         tuning: times and bounds.
 
     Attributes:
-        notifier: tells the kernel what to forget.
-        era: the present one. What was remembered in an earlier one (`Object.era`) is not relied on any more; a sweep
-            tells the kernel.
-        below: the directories below which there is so much to forget that others are given time in between.
+        notifier: sends the notifications to the kernel.
+        epoch: the present one. What was cached in an earlier one (`Object.cache_epoch`) is not relied on any more; a
+            full invalidation notifies the kernel.
+        subtrees: the directories below which there is so much to invalidate that other tasks run in between.
+        proven: the directories that have a proof (`Directory.proof`).
         on_attributes: is called when attributes of an object may have changed behind the mount; with None if it is not
             known of which.
         on_change: is called when anything of an object may have changed behind the mount, likewise.
@@ -121,16 +123,15 @@ class Invalidation:
         self._full_invalidation_wanted = trio.Event()
         self.subtrees: dict[Object, SubtreeInvalidation] = {}
         self._subtrees_wanted = trio.Event()
-        self._ending: list[
-            tuple[set[trio.Event], list[PendingNames]]
-        ] = []  # what comes first, and the names that come last
+        # What comes first, and the names that come last.
+        self._ending: list[tuple[set[trio.Event], list[PendingNames]]] = []
         self._tasks: Tasks | None = None
-        # Names that are remembered to lead nowhere, each with the number of a view.
+        # Negative dentries, each with the number of a view.
         self._negative: NegativeDentries[Object, tuple[int, bytes]] = NegativeDentries(_MOST_ABSENT)
         # Of these, the hidden files, by handle: each with the number of a view, the directory and the name.
         self._hidden: NegativeDentries[bytes, tuple[int, Object, bytes]] = NegativeDentries(_MOST_ABSENT)
-        self.proven: WeakSet[Object] = WeakSet()  # the directories that have a `listing`
-        # What is noted of an object in the present era: by the names noted before, and the one that is added.
+        self.proven: WeakSet[Object] = WeakSet()
+        # What is noted of an object in the present epoch: by the names noted before, and the one that is added.
         self._absent_xattrs: dict[tuple[frozenset[bytes], bytes], AbsentXattrs] = {}
         self.on_attributes: Callable[[Object | None], None] = lambda _: None
         self.on_change: Callable[[Object | None], None] = lambda _: None
@@ -138,7 +139,7 @@ class Invalidation:
     # -- an object, its names, and what is below ---------------------------------------------------
 
     def invalidate_attributes(self, obj: Object, *, but: int | None = None) -> None:
-        """Forget the attributes of an object, without waiting, in all views `but` the one with this number."""
+        """Invalidate the attributes of an object, without waiting, in all views `but` the one with this number."""
         for number in obj.cached_in:
             if number == but:
                 continue
@@ -146,10 +147,10 @@ class Invalidation:
             self.notifier.invalidate_attributes(self._nodes.nodeid(number, obj), parent)
 
     def invalidate_name(self, parent: Object, name: bytes, numbers: Iterable[int]) -> set[trio.Event]:
-        """Forget a name in these views: it leads to something else now, or nowhere, or not everybody may know it.
+        """Invalidate a name in these views: it leads to something else now, or nowhere, or not all callers may know it.
 
         Returns:
-            events, each set when the kernel asks about the name again in one of the views.
+            events, each set when the kernel looks the name up again in one of the views.
         """
         self.invalidate_listing(parent)
         nodeid, notifier = self._nodes.nodeid, self.notifier
@@ -161,7 +162,7 @@ class Invalidation:
         waits: set[trio.Event | None] = set()
         for number in numbers:
             directory = nodeid(number, parent)
-            # Of what had the name before, much may be known below, which is being forgotten first.
+            # Below what had the name before, much may be cached, which is being invalidated first.
             waits.add(
                 (notifier.expire_entry if notifier.is_deferred(directory, name) else notifier.invalidate_entry)(
                     directory, name
@@ -170,20 +171,20 @@ class Invalidation:
         return {wait for wait in waits if wait is not None}
 
     def expire_name(self, parent: Object, name: bytes) -> None:
-        """Make the kernel ask about a name each time, in all views; where it leads elsewhere, it is forgotten later."""
+        """Make a name expire in all views: the kernel revalidates it at each use."""
         self.invalidate_listing(parent)
         for number in parent.ever_cached_in:
             self.notifier.expire_entry(self._nodes.nodeid(number, parent), name)
 
     def invalidate_content(self, obj: Object) -> None:
-        """Forget the content of a file, and its attributes."""
+        """Invalidate the pages of a file, and its attributes."""
         obj.content = None
         self.invalidate_attributes(obj)
         for number in obj.cached_in:
             self.notifier.invalidate_pages(self._nodes.nodeid(number, obj))
 
     def invalidate_pages(self, number: int, obj: Object) -> None:
-        """Forget pages that the kernel has because it wrote them, although the file now contains something else."""
+        """Invalidate pages that the kernel has because it wrote them, although the file now contains something else."""
         obj.content = None
         nodeid = self._nodes.nodeid(number, obj)
         self.notifier.invalidate_attributes(
@@ -192,7 +193,7 @@ class Invalidation:
         self.notifier.invalidate_pages(nodeid)
 
     def invalidate(self, obj: Object) -> tuple[SubtreeInvalidation, PendingNames]:
-        """Forget the names and attributes of an object, and of everything below it.
+        """Invalidate the names and attributes of an object, and of everything below it.
 
         Returns:
             the work that is left below, and the names of the object, which come last.
@@ -202,19 +203,19 @@ class Invalidation:
         return self.invalidate_subtree(obj, names), names
 
     def invalidate_object(self, obj: Object) -> set[trio.Event]:
-        """Forget the object alone; return events, each set when one of its names is forgotten."""
+        """Invalidate the object alone; return events, each set when one of its names is invalidated."""
         waits, names = self._invalidate_itself(obj)
         self._invalidate_names(names)
         return names.invalidated | waits.keys()
 
     def _invalidate_itself(self, obj: Object) -> tuple[dict[trio.Event, Object], PendingNames]:
-        """Forget everything of the object but its names, which are returned.
+        """Invalidate everything of the object but its names, which are returned.
 
-        Among them are those that an earlier change has had forgotten, and that the kernel may still have: whoever waits
-        for this has to wait for these, too.
+        Among them are names that are still pending because of an earlier change: a request that waits for this
+        invalidation has to wait for them, too.
 
         Returns:
-            events, each set when a listing that has the object is forgotten, with its directory; and the names.
+            events, each set when a listing that has the object is invalidated, with its directory; and the names.
         """
         waits: dict[trio.Event, Object] = {}
         self.invalidate_listing(obj)
@@ -237,13 +238,13 @@ class Invalidation:
         return waits, PendingNames(names)
 
     def _note(self, names: PendingNames) -> None:
-        """Have these names count as names that have yet to be forgotten."""
+        """Have the notifier count these names as pending."""
         for _, name, directory, _ in names.names:
             self.notifier.defer(directory, name)
         names.is_noted = True
 
     def _invalidate_names(self, names: PendingNames, *, first: bool = False) -> dict[trio.Event, Object]:
-        """Forget these names; return events, each set when one is forgotten, with its directory."""
+        """Invalidate these names; return events, each set when one is invalidated, with its directory."""
         waits: dict[trio.Event, Object] = {}
         invalidate = (
             partial(self.notifier.invalidate_deferred, first=first)
@@ -267,9 +268,9 @@ class Invalidation:
             obj.public_in = _NO_VIEWS
 
     def invalidate_subtree(self, directory: Object, names: PendingNames | None = None) -> SubtreeInvalidation:
-        """Forget what is below a directory, and then `names` of it; what takes long goes on in the background.
+        """Invalidate what is below a directory, and then `names` of it; what takes long is done in the background.
 
-        Nobody can make others wait for this: whoever has it done again must first make the kernel remember it again.
+        A user cannot make others wait for ever: before it is done again, the kernel must have cached something again.
         """
         if directory is self._nodes.root:
             self._invalidate_negative(directory)
@@ -301,13 +302,13 @@ class Invalidation:
 
     @staticmethod
     async def invalidated(subtree: SubtreeInvalidation) -> None:
-        """Wait until what is below the directory is forgotten, without names in the directory itself."""
+        """Wait until what is below the directory is invalidated, without names in the directory itself."""
         await subtree.done.wait()
         for name in list(subtree.names):
             await name.wait()
 
     def _invalidate_some(self, subtree: SubtreeInvalidation) -> bool:
-        """Forget a part of it; return whether nothing is left."""
+        """Invalidate a part of it; return whether nothing is left."""
         for _ in range(self._at_once):
             if not subtree.todo:
                 break
@@ -335,12 +336,12 @@ class Invalidation:
         return list(self.subtrees.values())
 
     def _continue_subtree(self, subtree: SubtreeInvalidation, *, at_once: bool = False) -> None:
-        """Forget a part of it. `at_once`: it is the first part; if nothing is left, hardly anything was there."""
+        """Invalidate a part of it. `at_once`: it is the first part; if nothing is left, there was little to do."""
         if not self._invalidate_some(subtree):
             return
         last, subtree.last = subtree.last, []
         if at_once:
-            # The kernel drops so little in no time, and until then, it uses the name without asking.
+            # The kernel drops so little in no time, and until then, it uses the name without a request.
             for names in last:
                 self._invalidate_names(names, first=True)
         elif last:
@@ -365,7 +366,7 @@ class Invalidation:
         self._ending.remove((first, last))
 
     def is_being_invalidated(self, obj: Object) -> bool:
-        """Whether the object is below a directory below which not everything has been forgotten yet."""
+        """Whether the object is below a directory whose subtree is still being invalidated."""
         for parent, _ in self.names_of(obj):
             at: Object | None = parent
             while at is not None:
@@ -403,24 +404,24 @@ class Invalidation:
     # -- all entries of a directory, and names that lead nowhere -----------------------------------
 
     def invalidate_listing(self, directory: Object) -> trio.Event | None:
-        """Forget what is known of all entries of a directory, and what the kernel remembers because of it.
+        """End the proof of a directory, and invalidate what the kernel has cached because of it.
 
         Returns:
-            an event like that of `Notifier.name`; None if the kernel has no listing.
+            an event, set when the kernel has dropped the listing; None if it has none.
         """
-        listing = directory.proof
-        if listing is None or not isinstance(directory, Directory):
+        proof = directory.proof
+        if proof is None or not isinstance(directory, Directory):
             return None
         directory.proof = None
         self.proven.discard(directory)
         self._invalidate_negative(directory)
-        return self.notifier.invalidate_listing(self._nodes.nodeid(0, directory)) if listing.is_in_kernel else None
+        return self.notifier.invalidate_listing(self._nodes.nodeid(0, directory)) if proof.is_in_kernel else None
 
     def note_negative(self, number: int, directory: Object, name: bytes, viewer: int) -> bool:
-        """Note that the kernel will remember that `name` leads nowhere; False if `viewer` has its share of all these.
+        """Note that the kernel will have a negative dentry `name`; False if `viewer` has its share of them.
 
-        Most absences are forgotten with the directory's own name. The top has no name to forget, and of a listing the
-        name of the directory says nothing.
+        Most negative dentries go with the name of their directory. These are noted because they have to be invalidated
+        one by one: the top has no name, and when a proof ends, the name of the directory stays.
         """
         absent = self._negative
         if not absent.admits(viewer, directory, (number, name)):
@@ -432,15 +433,15 @@ class Invalidation:
         return True
 
     def note_hidden(self, number: int, directory: Object, name: bytes, viewer: int, handle: bytes) -> bool:
-        """Note that the kernel will remember that a file is absent which is hidden; False as with `note_negative`.
+        """Note that the kernel will have a negative dentry for a hidden file; False if `viewer` has its share of them.
 
-        Another of its names may be reported when it becomes visible, or, if it is changed by handle, none.
+        When the file becomes visible, the event may name another of its names, or none if it is changed by handle.
 
         Args:
             number: of the view.
             directory: in which the file is.
             name: of the file there.
-            viewer: who is told.
+            viewer: the client uid that learns the reply.
             handle: of the file, as objects have it.
         """
         place = number, directory, name
@@ -453,24 +454,24 @@ class Invalidation:
         return True
 
     def invalidate_hidden(self, handle: bytes) -> None:
-        """Forget the absence of a file that was hidden, by all names: it has changed."""
+        """Invalidate the negative dentries of a file that was hidden: it has changed."""
         for number, directory, name in self._hidden.take(handle):
             self.invalidate_name(directory, name, (number,))
 
     def _invalidate_negative(self, directory: Object) -> None:
-        """Forget absences in a directory one by one."""
+        """Invalidate the negative dentries of a directory that have been noted."""
         for number, name in self._negative.take(directory):
             self.invalidate_name(directory, name, (number,))
 
     # -- everything --------------------------------------------------------------------------------
 
     def invalidate_everything(self) -> None:
-        """Forget everything: the policy has changed, or what is mounted, or it is not known what has changed."""
+        """Invalidate everything: the policy has changed, or what is mounted, or it is not known what has changed."""
         self._access_paths.forget()
         self.begin_epoch()
 
     def begin_epoch(self) -> _FullInvalidation:
-        """Stop relying on anything that was remembered before; the kernel is soon told name by name."""
+        """Stop relying on anything that was cached before; the kernel is notified soon, of each object if need be."""
         self.epoch += 1
         self._absent_xattrs.clear()
         self.on_attributes(None)
@@ -489,7 +490,7 @@ class Invalidation:
         return full
 
     def invalidate_earlier_epochs(self, obj: Object, *, by_name: bool) -> set[trio.Event]:
-        """Forget what was remembered of an object before this era; return the events of its names."""
+        """Invalidate what was cached of an object in earlier epochs; return the events of its names."""
         if by_name:
             return self.invalidate_object(obj)
         self.invalidate_listing(obj)

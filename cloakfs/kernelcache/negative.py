@@ -1,6 +1,6 @@
-"""Shares a bounded number of absences, names that the kernel remembers to lead nowhere, among callers.
+"""Shares a bounded number of negative dentries (names that the kernel caches as absent) among callers.
 
-Nobody can use up what others need. When the bound is reached, a caller that has its share gets no more, and for one
+No caller can use up what others need. When the bound is reached, a caller that has its share gets no more, and for one
 that has less, the caller with the most gives up its oldest.
 """
 
@@ -12,7 +12,7 @@ N = TypeVar("N", bound=Hashable)  # a name in it
 
 
 class NegativeDentries(Generic[D, N]):
-    """Absences, by directory, and by the caller for whom they are remembered.
+    """The negative dentries that have been noted, by directory, and by the caller for whom they are cached.
 
     Args:
         most: how many there may be.
@@ -25,7 +25,7 @@ class NegativeDentries(Generic[D, N]):
         self._in: dict[D, dict[N, int]] = {}  # by directory: for which caller
 
     def admits(self, caller: int, directory: D, name: N) -> bool:
-        """Whether an absence may be noted for the caller."""
+        """Whether one more may be noted for the caller."""
         if self._count < self._most or name in self._in.get(directory, ()):
             return True
         own = self._of.get(caller)
@@ -33,7 +33,7 @@ class NegativeDentries(Generic[D, N]):
         return len(own or ()) < self._most // callers
 
     def note(self, caller: int, directory: D, name: N, now: float) -> tuple[D, N] | None:
-        """Note an absence that is admitted; return another one that is to be forgotten for it, if any."""
+        """Note one that is admitted; return another one that is to be invalidated for it, if any."""
         given_up = None
         if name in self._in.get(directory, ()):
             self._drop(directory, name)
@@ -57,7 +57,7 @@ class NegativeDentries(Generic[D, N]):
         self._count -= 1
 
     def take(self, directory: D) -> list[N]:
-        """Drop all absences in a directory, and return them."""
+        """Drop all of a directory, and return their names."""
         names = list(self._in.get(directory, ()))
         for name in names:
             self._drop(directory, name)
@@ -69,9 +69,9 @@ class NegativeDentries(Generic[D, N]):
 
     def drop_until(self, then: float) -> None:
         """Drop those that were noted until then."""
-        for absences in list(self._of.values()):
+        for noted in list(self._of.values()):
             old = []
-            for key, since in absences.items():
+            for key, since in noted.items():
                 if since > then:
                     break
                 old.append(key)

@@ -1,20 +1,20 @@
-"""Makes the kernel forget names, attributes and pages, and never waits for it where others would have to wait, too.
+"""Sends invalidations of names, attributes and pages to the kernel, and never waits for it on the session loop.
 
-To forget a name, the kernel needs the lock of its directory, which a user can hold indefinitely: by a getdents(2) into
-a page of a FUSE file of the user's own, or by a request in the directory that takes long. So names are forgotten by a
-bounded number of threads, and in each directory by one at a time. A directory whose lock is not obtained within some
-patience is *late*. Then, on Linux 6.16 and later, the kernel is told to ask for every name once more
-(FUSE_NOTIFY_INC_EPOCH), for which it needs no lock. In any case, nothing in that directory is remembered until its lock
-has been free.
+To invalidate a name, the kernel needs the lock of its directory, which a user can hold for any time: by a getdents(2)
+into a page of a FUSE file of the user's own, or by a slow request in the directory. So names are invalidated by a
+bounded number of threads, in each directory by one at a time, from a queue per directory. A directory whose lock is not
+obtained within some patience is *stalled*. Then, on Linux 6.16 and later, the kernel has to look up every name once
+more (FUSE_NOTIFY_INC_EPOCH), for which it needs no lock. In any case, nothing in that directory may be cached until its
+lock has been free.
 
-Together with a name, the kernel drops everything that it knows below, and keeps the lock for as long as that takes. So
-where much is known below, that is forgotten first. Meanwhile the kernel asks about the name each time
-(FUSE_EXPIRE_ONLY, Linux 6.2 and later; before, it drops everything at once), and the name counts as one that has yet to
-be forgotten: an answer that is on its way may let the kernel use it once more.
+Together with a name, the kernel drops everything below it, and holds the lock for as long as that takes. So where much
+is cached below, that is invalidated first. Meanwhile the name expires: the kernel revalidates it at each use
+(FUSE_EXPIRE_ONLY, Linux 6.2 and later; before, it drops everything at once). It stays *pending*, since a reply that is
+on its way may let the kernel use it once more.
 
-Attributes are forgotten without any lock, but only those of inodes that the kernel has. An answer that is still on its
-way creates the inode afterwards, with attributes that are outdated by then. Whoever waits for such an answer holds the
-directory's lock, so attributes are forgotten once more after the name, when the lock has been free.
+Attributes are invalidated without any lock, but only those of inodes that the kernel has. A reply that is still on its
+way creates the inode afterwards, with attributes that are outdated by then. The request that waits for such a reply
+holds the lock of the directory, so attributes are invalidated once more after the name, when the lock has been free.
 """
 
 import contextlib
@@ -37,13 +37,13 @@ from ..tuning import STANDARD, Tuning
 
 log = logging.getLogger(__name__)
 
-# How often to look for late directories, and to forget attributes once more.
+# How often to look for stalled directories, and to invalidate attributes once more.
 AGAIN_SECONDS = 0.1
 # Only a few threads work: more would keep the session loop from the processor. (That a thread waits for a lock shows in
 # the time that one name takes it; many names take long as well.)
 _FEW_THREADS = 1 if len(os.sched_getaffinity(0)) <= 2 else 2
 _MOST_THREADS_FOR_PAGES = 8
-# How many names may wait in one directory, if the kernel cannot be told to ask for all of them.
+# How many names may wait in one directory, if the kernel does not support looking up all names again.
 _MAX_NAMES = 10_000
 # If no thread can be started, try again after:
 _NO_THREAD_SECONDS = 0.1
@@ -57,14 +57,14 @@ _EXPIRE = struct.Struct("=IiQQII")
 _INVAL_ENTRY, _EXPIRE_ONLY = 3, 1
 
 _IMPOSSIBLE_NAME = b"/"
-"""A name that cannot exist: forgetting it means waiting until the directory's lock is free."""
+"""A name that cannot exist: to invalidate it means to wait until the lock of the directory is free."""
 
 
 class _Batch:
-    """What is forgotten in one go in a directory: names, each with nodeids whose attributes are forgotten after it.
+    """What a thread invalidates in one go in a directory: names, each with nodeids whose attributes come after it.
 
     Before, the names `expired` are made to expire. With `has_listing`, the entries that the kernel has of the directory
-    are forgotten as well. `progressed_at` is when the thread last went on to another name.
+    are invalidated as well. `progressed_at` is when the thread last went on to another name.
     """
 
     __slots__ = ("expired", "has_listing", "names", "progressed_at", "settled", "since")
@@ -79,7 +79,7 @@ class _Batch:
 
 
 class _Queue:
-    """One directory in which something is to be forgotten: what a thread is doing at this moment, and what waits."""
+    """The queue of one directory: what a thread is invalidating at this moment, and what waits."""
 
     __slots__ = ("running", "stalled", "waiting")
 
@@ -90,7 +90,7 @@ class _Queue:
 
 
 def _invalidate_attributes(nodeid: int) -> bool:
-    """Forget the attributes of an inode; return False if the kernel does not have it (yet)."""
+    """Invalidate the attributes of an inode; return False if the kernel does not have it (yet)."""
     try:
         pyfuse3.invalidate_inode(InodeT(nodeid), attr_only=True)
     except OSError:
@@ -99,7 +99,10 @@ def _invalidate_attributes(nodeid: int) -> bool:
 
 
 def invalidate_names(parent: int, batch: _Batch, session: int) -> None:
-    """Forget what is in a batch. `session` is a descriptor of the session, which is closed; negative if not needed."""
+    """Invalidate what is in a batch.
+
+    `session` is a descriptor of the session, which is closed; negative if it is not needed.
+    """
     if batch.has_listing:
         _invalidate_listing(parent)
     if session >= 0:
@@ -115,7 +118,7 @@ def invalidate_names(parent: int, batch: _Batch, session: int) -> None:
             pyfuse3.invalidate_entry(InodeT(parent), name)
         for nodeid in nodeids:
             _invalidate_attributes(nodeid)
-    if batch.has_listing:  # who has just been answered has held the lock until now, and may have added entries
+    if batch.has_listing:  # a listing that has just ended held the lock until now, and may have added entries
         _invalidate_listing(parent)
 
 
@@ -132,7 +135,7 @@ def _invalidate_listing(directory: int) -> None:
 
 
 def invalidate_pages(nodeids: deque[int]) -> None:
-    """Make the kernel forget what it keeps of the content of these files; they are taken out of the queue."""
+    """Invalidate the pages of these files; they are taken out of the queue."""
     with contextlib.suppress(IndexError):
         while True:
             nodeid = nodeids.popleft()
@@ -141,17 +144,17 @@ def invalidate_pages(nodeids: deque[int]) -> None:
 
 
 class Notifier:
-    """Makes the kernel forget what it was told. Objects are identified by nodeids here.
+    """Sends invalidations to the kernel. Objects are identified by nodeids.
 
     Args:
         tuning: times and bounds.
 
     Attributes:
-        session: the descriptor of the FUSE session, for telling the kernel to ask for every name; negative if it
-            cannot be told.
+        session: the descriptor of the FUSE session, for telling the kernel to look up every name again; negative if
+            the kernel does not support that.
         device: the same descriptor, for making names expire; negative if there is none.
-        overflowed: whether more had to be forgotten in one directory than can be kept for later. Whoever deals with
-            this resets it.
+        overflowed: whether more had to be invalidated in one directory than its queue may hold; `Invalidation` resets
+            it.
     """
 
     def __init__(self, tuning: Tuning = STANDARD) -> None:
@@ -159,14 +162,12 @@ class Notifier:
         self._few_threads = _FEW_THREADS if tuning.notify_threads is None else tuning.notify_threads
         self.session = self.device = -1
         self.overflowed = False
-        self._deferred: dict[int, Counter[bytes]] = {}  # by directory: how often each name is to be forgotten later
+        self._deferred: dict[int, Counter[bytes]] = {}  # by directory: how often each name is deferred
         self._queues: dict[int, _Queue] = {}
-        self._next: OrderedDict[int, None] = OrderedDict()  # the directories whose lanes need a thread
-        self._suspended: set[int] = (
-            set()
-        )  # the directories whose locks are held by requests that wait for what is done here
-        self._stalled: set[int] = set()  # the directories that are late
-        self._recent: set[int] = set()  # nodeids whose attributes are forgotten once more
+        self._next: OrderedDict[int, None] = OrderedDict()  # the directories whose queues need a thread
+        self._suspended: set[int] = set()  # the directories whose locks are held by requests that wait for this
+        self._stalled: set[int] = set()  # the directories that are stalled
+        self._recent: set[int] = set()  # nodeids whose attributes are invalidated once more
         self._pages: set[int] = set()
         self._pages_running: deque[int] = deque()
         self._threads = 0
@@ -176,30 +177,30 @@ class Notifier:
         self._tasks: Tasks | None = None
 
     def is_stalled(self, parent: int) -> bool:
-        """Whether somebody keeps the lock of this directory, so that nothing in it may be remembered for now."""
+        """Whether a process holds the lock of this directory, so that nothing in it may be cached for now."""
         return parent in self._stalled
 
-    # -- what is to be forgotten -------------------------------------------------------------------
+    # -- what is to be invalidated -----------------------------------------------------------------
 
     def invalidate_attributes(self, nodeid: int, parent: int | None) -> None:
-        """Forget attributes at once. `parent` is a directory in which the kernel may just be learning of the inode."""
+        """Invalidate attributes at once. `parent` is a directory in which the kernel may just be creating the inode."""
         self._recent.add(nodeid)
         if not _invalidate_attributes(nodeid) and parent is not None:
             self.invalidate_entry(parent, _IMPOSSIBLE_NAME, nodeid)
 
     def invalidate_acl(self, nodeid: int) -> None:
-        """Forget the ACLs at once, and the attributes, as the kernel does not distinguish them."""
+        """Invalidate the ACLs at once, and the attributes, as the kernel does not distinguish them."""
         _invalidate_attributes(nodeid)
 
     def invalidate_entry(self, parent: int, name: bytes, nodeid: int | None = None) -> trio.Event | None:
-        """Forget the entry `name` of the directory as soon as its lock is free, and then the attributes of `nodeid`.
+        """Invalidate the entry `name` of the directory when its lock is free, and then the attributes of `nodeid`.
 
         Returns:
             an event that is set when this is done, or need not be done any more; None if that is so already.
         """
         queue, waiting = self._waiting(parent)
         if queue.stalled and self.session >= 0:
-            name = _IMPOSSIBLE_NAME  # no name has been remembered since the directory became late
+            name = _IMPOSSIBLE_NAME  # no name has been cached since the directory stalled
         names = waiting.names
         if queue.stalled and (len(names) >= _MAX_NAMES or len(names.get(name, ())) >= _MAX_NAMES):
             self.overflowed = True
@@ -210,7 +211,7 @@ class Notifier:
         return None if queue.stalled else waiting.settled
 
     def _waiting(self, parent: int) -> tuple[_Queue, _Batch]:
-        """Return what waits in this directory, and see that a thread does it."""
+        """Return the queue of this directory and its waiting batch, and see that a thread does it."""
         queue = self._queues.get(parent)
         if queue is None:
             queue = self._queues[parent] = _Queue()
@@ -227,7 +228,7 @@ class Notifier:
 
     @contextlib.contextmanager
     def suspended(self, directory: int) -> Iterator[None]:
-        """Do nothing in this directory meanwhile: the request that is being served holds its lock until the answer.
+        """Do nothing in this directory meanwhile: the request that is being served holds its lock until the reply.
 
         A thread that had to wait for the lock would be missing where that request needs it.
         """
@@ -245,12 +246,12 @@ class Notifier:
                 self._start()
 
     def expire_entry(self, parent: int, name: bytes) -> trio.Event | None:
-        """Make the kernel ask about this name each time, as soon as the lock of the directory is free.
+        """Make this name expire, so that the kernel revalidates it at each use, when the lock of the directory is free.
 
-        Before Linux 6.2, it is forgotten. Where an answer is on its way, the kernel may use the name once more.
+        Before Linux 6.2, it is invalidated. Where a reply is on its way, the kernel may use the name once more.
 
         Returns:
-            an event like that of `name`.
+            an event like that of `invalidate_entry`.
         """
         queue, waiting = self._waiting(parent)
         if not (queue.stalled and self.session >= 0):
@@ -258,17 +259,21 @@ class Notifier:
         return None if queue.stalled else waiting.settled
 
     def defer(self, parent: int, name: bytes) -> None:
-        """Note that `invalidate_deferred` will forget this name: until it is forgotten, it counts as such a name."""
+        """Note that `invalidate_deferred` will be called for this name: from now on, it is pending."""
         self._deferred.setdefault(parent, Counter())[name] += 1
 
     def is_deferred(self, parent: int, name: bytes) -> bool:
-        """Whether `invalidate_deferred` will forget this name (`defer`)."""
+        """Whether `invalidate_deferred` will be called for this name (`defer`)."""
         return name in self._deferred.get(parent, ())
 
     def invalidate_deferred(
         self, parent: int, name: bytes, nodeid: int | None = None, *, first: bool = False
     ) -> trio.Event | None:
-        """Do what `name` does, for a name that was noted by `defer`: after whatever waits for a thread, or `first`."""
+        """Invalidate an entry that was noted by `defer`, after all that waits for a thread, or `first`.
+
+        Returns:
+            an event like that of `invalidate_entry`.
+        """
         event = self.invalidate_entry(parent, name, nodeid)
         if parent in self._next:
             self._next.move_to_end(parent, last=not first)
@@ -281,26 +286,29 @@ class Notifier:
         return event
 
     def pending_names(self, parent: int) -> trio.Event | None:
-        """Return an event like that of `name` for all names that are to be forgotten in this directory by now."""
+        """Return an event like that of `invalidate_entry` for all names that are pending in this directory by now."""
         return self.invalidate_entry(parent, _IMPOSSIBLE_NAME)
 
     def invalidate_listing(self, directory: int) -> trio.Event | None:
-        """Forget the entries that the kernel has of a directory; return an event like that of `name`.
+        """Invalidate the entries that the kernel has of a directory.
 
-        A listing that is being answered holds the lock of the directory, and adds its entries before it releases it.
-        So they are forgotten once more when the lock has been free. Before that, they are forgotten without the lock,
-        since somebody may keep it.
+        A listing in progress holds the lock of the directory, and adds its entries before it releases it. So they are
+        invalidated once more when the lock has been free. Before that, they are invalidated without the lock, since a
+        process may hold it for long.
+
+        Returns:
+            an event like that of `invalidate_entry`.
         """
         settled = self.invalidate_entry(directory, _IMPOSSIBLE_NAME)
         self._waiting(directory)[1].has_listing = True
         return settled
 
     def is_idle(self) -> bool:
-        """Whether nothing has yet to be forgotten anywhere, but attributes and pages."""
+        """Whether no name and no listing is pending anywhere."""
         return not self._queues and not self._deferred
 
     def is_suspended(self, event: trio.Event) -> bool:
-        """Whether this event (of `name`) is about a directory in which nothing is done for now: see `suspended`."""
+        """Whether this event (of `invalidate_entry`) is about a directory that is `suspended`."""
         for directory in self._suspended:
             queue = self._queues.get(directory)
             if queue is not None and any(
@@ -310,11 +318,11 @@ class Notifier:
         return False
 
     def is_busy(self, directory: int) -> bool:
-        """Whether something has yet to be forgotten in this directory."""
+        """Whether something is pending in this directory."""
         return directory in self._queues or directory in self._deferred
 
     def is_pending(self, directory: int, name: bytes) -> bool:
-        """Whether this name in the directory has yet to be forgotten."""
+        """Whether this name in the directory has yet to be invalidated."""
         if name in self._deferred.get(directory, ()):
             return True
         queue = self._queues.get(directory)
@@ -323,11 +331,11 @@ class Notifier:
         )
 
     def invalidate_pages(self, nodeid: int) -> None:
-        """Forget the content soon; the kernel has to wait for a page that is just being read."""
+        """Invalidate the pages soon; the kernel has to wait for a page that is just being read."""
         self._pages.add(nodeid)
 
     def increment_epoch(self) -> bool:
-        """Make the kernel ask for every name once more, at once; return False if it cannot, and nothing was done."""
+        """Make the kernel look up every name once more; return False if it does not support that."""
         if self.session < 0:
             return False
         try:
@@ -341,10 +349,10 @@ class Notifier:
             return False
         return True
 
-    # -- forgetting --------------------------------------------------------------------------------
+    # -- in the background -------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Run for ever, doing what may have to wait for the kernel. Started again, it repeats what was not finished."""
+        """Run for ever, with what may have to wait for the kernel. Started again, it repeats what was not finished."""
         if any(queue.running is not None for queue in self._queues.values()):
             self.increment_epoch()
         for queue in self._queues.values():
@@ -423,7 +431,7 @@ class Notifier:
             if queue.waiting is None:
                 del self._queues[parent]
             else:
-                if queue.waiting.settled.is_set():  # set for those who came while it was late
+                if queue.waiting.settled.is_set():  # set for the requests that came while it was stalled
                     queue.waiting.settled = trio.Event()
                     queue.waiting.since = trio.current_time()
                 self._schedule(parent)
@@ -440,7 +448,7 @@ class Notifier:
                 return
 
     def _find_stalled(self) -> None:
-        """Deal with directories that have waited too long, for the lock or for a thread."""
+        """Mark directories as stalled that have waited too long, for the lock or for a thread."""
         before = trio.current_time() - self._tuning.notify_patience_seconds
         stalled: list[tuple[int, _Queue]] = []
         for parent, queue in self._queues.items():
@@ -457,7 +465,7 @@ class Notifier:
                 if batch is None:
                     continue
                 batch.settled.set()
-                # Only attributes are left. (Where no thread has tried, names are forgotten nevertheless, so that the
+                # Only attributes are left. (Where no thread has tried, names are invalidated nevertheless, so that the
                 # kernel does not have to drop all of them together with the name of the directory.)
                 if is_settled and batch is queue.waiting and queue.running is not None:
                     batch.names = {_IMPOSSIBLE_NAME: set().union(*batch.names.values())}
@@ -478,7 +486,7 @@ class Notifier:
         self._page_threads -= 1
 
     async def _repeat_attributes(self) -> None:
-        """Forget recent attributes once more: an answer that was on its way may have told the kernel the old ones."""
+        """Invalidate recent attributes once more: a reply that was on its way may have contained the old ones."""
         recent, self._recent = self._recent, set()
         for done, nodeid in enumerate(recent, 1):
             _invalidate_attributes(nodeid)

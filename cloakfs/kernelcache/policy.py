@@ -1,15 +1,15 @@
-"""What the kernel may remember of a mount, for how long, and why not for longer: one table for all mounts.
+"""What the kernel may cache of a mount, for how long, and why not for longer: one table for all mounts.
 
-The kernel's dentries and attributes are shared by all callers of a mount. So in a caller view, it may remember only
-what every caller would be told: about an object that all see alike, below directories that all see and may search; or
-else what was told to one caller alone, since nobody else has anything to ask about. In a fixed view there is only one
-identity. So everything may be remembered, even absent names, behind a gate that is not remembered: the name of the
-view, the kernel's own check of its top directory, or else the first level of names.
+The kernel's dentries and attributes are shared by all callers of a mount. So in a caller view, it may cache only what
+is the same for every caller: an object that all see alike, below directories that all see and may search; or else an
+object that only one caller knows of, since no other caller can send a request about it. In a fixed view there is only
+one identity. So everything may be cached, even absent names, behind a gate that is not cached: the name of the view,
+the kernel's own check of its top directory, or else the first level of names.
 
 `RULES` is the table. It is evaluated once for each view on each file system of the tree (`evaluate`). For each reply,
 it then only has to be found out which row the object falls under (`timeouts`). `facts` says the same in words, for
-`cloakfs status`. Beside the table, nothing is remembered of an object without a name, nor of a name, or below a
-name, that the kernel has yet to forget (`notifier`).
+`cloakfs status`. Beside the table, nothing is cached of an object without a name, nor of a name, or below a name, whose
+invalidation is pending (`notifier`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,16 +22,16 @@ from ..policy import is_built_in
 from ..view import View
 
 LONG_SECONDS = 3600.0
-"""How long the kernel remembers what it is told to forget when it changes, even behind the mount (fanotify(7))."""
+"""The timeout of what is invalidated when it changes, even behind the mount (fanotify(7))."""
 
 SHORT_SECONDS = 1.0
-"""How long it remembers what may change behind the mount unreported: for this long, changes may go unnoticed."""
+"""The timeout of what may change behind the mount unreported: for this long, changes may go unnoticed."""
 
 BRIEF_SECONDS = 0.002
-"""How long it remembers attributes of anything else, because the system call that asked for them may ask again."""
+"""The timeout of attributes of anything else, because a system call may need them more than once."""
 
 ABSENT_SECONDS = 10.0
-"""How long the kernel remembers that a name leads nowhere, where it remembers that at all.
+"""The timeout of negative dentries, where there are any.
 
 It is not longer because, when a server changes a hidden file by handle (its mode, for example), the kernel may not
 report the name, and before Linux 5.17 nor the file (`invalidation`).
@@ -46,7 +46,7 @@ _MOST_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class MountTraits:
-    """What decides about a mount for as long as it is there.
+    """What the table depends on that is the same for the whole mount, as long as it lasts.
 
     Attributes:
         fixed: whether its views are fixed; otherwise each caller has a view of its own.
@@ -54,7 +54,7 @@ class MountTraits:
         mode: how it is exported.
         xattrs: whether there are extended attributes.
         acls: whether the kernel is offered POSIX ACLs, to check them itself.
-        keeps_listings: whether pyfuse3 can tell the kernel to keep the entries of a directory.
+        keeps_listings: whether pyfuse3 can have the kernel cache the entries of a directory.
     """
 
     fixed: bool = False
@@ -66,7 +66,7 @@ class MountTraits:
 
 
 class FilesystemTraits(Protocol):
-    """A mounted file system of a tree, as far as it matters here."""
+    """What the table depends on of a mounted file system of the tree."""
 
     kind: str
     path: str
@@ -96,7 +96,7 @@ class TreeMount:
 
 
 def tree_mount(mounted: FilesystemTraits, filesystems: Sequence[FilesystemTraits]) -> TreeMount:
-    """Return what matters here of a file system of a tree.
+    """Return what the table depends on of a file system of a tree.
 
     Args:
         mounted: the file system.
@@ -127,7 +127,7 @@ class CacheCase(NamedTuple):
 
 
 class What(Enum):
-    """What the kernel may remember. The values are what users read."""
+    """What the kernel may cache. The values are what users read."""
 
     NAMES = "names"
     ATTRIBUTES = "attributes"
@@ -143,8 +143,8 @@ class Of(Enum):
 
     Attributes:
         ALL: in a caller view, of what all callers see alike and can reach; in a fixed view, of all that it shows.
-        ONE: of what only one caller was told of, and sees whatever its groups are.
-        COMPLETE: in directories that only one caller was told of, and that show all their entries to it.
+        ONE: of what only one caller knows of, and sees whatever its groups are.
+        COMPLETE: in directories that only one caller knows of, and that show all their entries to it.
         TOP: of the root of the tree, or in it.
         VIEWS: of the directories `@NAME`.
         DIRECTORIES: of any directory, whatever is said in other rows.
@@ -163,18 +163,18 @@ class Of(Enum):
 class Why(NamedTuple):
     """What keeps it from being longer, or from holding for all objects ("" if nothing does).
 
-    `way_out` says which options would change that ("" if there are none).
+    `hint` says which options would change that ("" if there are none).
     """
 
     reason: str = ""
-    way_out: str = ""
+    hint: str = ""
 
 
 class Rule(NamedTuple):
     """A row of the table. Of several about the same, the first one counts.
 
     Attributes:
-        what: what is remembered.
+        what: what is cached.
         of: of which objects.
         when: in which cases there is this rule.
         seconds: for how long, unless a change is reported earlier; 0 means not at all, None without a limit.
@@ -265,7 +265,7 @@ def _for_all(case: CacheCase) -> bool:
 
 
 def _for_one(case: CacheCase) -> bool:
-    """Whether the kernel asks about each object that only one caller was told of as this caller."""
+    """Whether each request about an object that only one caller knows of comes from this caller."""
     mode = case.terms.mode
     return _by_cloak(case) and (mode.subtree_check or not mode.passes_handles) and case.mounted.watched
 
@@ -285,17 +285,17 @@ def _shown_alike(case: CacheCase) -> bool:
 
 
 def _guarded(case: CacheCase) -> bool:
-    """Whether others are kept out of a fixed view by nothing but the daemon, at the first level of names."""
+    """Whether the daemon alone keeps other callers out of a fixed view, at the first level of names."""
     return case.terms.fixed and not (case.terms.several or case.terms.mode.gated)
 
 
 def _by_handle(case: CacheCase) -> bool:
-    """Whether others may come into a fixed view by handle, so that the daemon has to be asked each time."""
+    """Whether other callers may enter a fixed view by handle, so that each needs a request."""
     return case.terms.fixed and case.terms.mode.knfsd and not case.terms.mode.subtree_check
 
 
 def _guarded_top(case: CacheCase) -> bool:
-    """Whether the daemon has to be asked each time who wants the attributes of the top of a fixed view."""
+    """Whether each caller that reads the attributes of the top of a fixed view needs a request."""
     mode = case.terms.mode
     return case.terms.fixed and not mode.gated if mode.knfsd else _guarded(case)
 
@@ -312,8 +312,8 @@ def _top_alone(case: CacheCase) -> bool:
 # -- why not for longer ----------------------------------------------------------------------------
 
 
-def _because(reason: str, way_out: str = "") -> Callable[[CacheCase], Why]:
-    return lambda _: Why(reason, way_out)
+def _because(reason: str, hint: str = "") -> Callable[[CacheCase], Why]:
+    return lambda _: Why(reason, hint)
 
 
 def _unreported(case: CacheCase) -> Why:
@@ -323,8 +323,8 @@ def _unreported(case: CacheCase) -> Why:
     if not case.mounted.watched_above:
         return Why("changes on a file system above are not reported")
     is_overlay = case.mounted.kind == "overlay"
-    way_out = "mount the overlay with nfs_export=on,index=on" if is_overlay else ""
-    return Why(f"changes on {case.mounted.kind} are not reported", way_out)
+    hint = "mount the overlay with nfs_export=on,index=on" if is_overlay else ""
+    return Why(f"changes on {case.mounted.kind} are not reported", hint)
 
 
 def _unnamed(case: CacheCase) -> Why:
@@ -355,7 +355,7 @@ def _views(case: CacheCase) -> str:
 
 
 def _differs(case: CacheCase) -> Why:
-    """Why callers may be told different things in a caller view."""
+    """Why callers may be shown different things in a caller view."""
     mode = case.terms.mode
     if case.view.below is not None:
         return Why("the mount below reports no changes")
@@ -369,8 +369,8 @@ def _differs(case: CacheCase) -> Why:
     if mode.knfsd and mode.subtree_check:
         return Why("others may be told of it, or it depends on groups")
     if mode.knfsd:
-        way_out = "subtree_check, or all_squash without range_map" if _by_cloak(case) else ""
-        return Why("a client may send one user's handle for another", way_out)
+        hint = "subtree_check, or all_squash without range_map" if _by_cloak(case) else ""
+        return Why("a client may send one user's handle for another", hint)
     return Why("the kernel would give every caller the same answer", _views(case))
 
 
@@ -381,7 +381,7 @@ def _may_be_hidden(case: CacheCase) -> Why:
 
 
 def _checked(case: CacheCase) -> Why:
-    """Why the daemon is asked for listings."""
+    """Why listings need requests."""
     if _complete(case) and not case.terms.keeps_listings:
         return Why("pyfuse3 has no way to allow it", "the patches in contrib/pyfuse3")
     return Why("the daemon checks each time who sees what")
@@ -497,7 +497,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(What.XATTRS, Of.ELSE, lambda case: case.terms.xattrs, _never, _no_need),
 )
-"""What is remembered of which objects, in the order in which users are told of it."""
+"""What is cached of which objects, in the order in which `cloakfs status` prints it."""
 
 
 def _holding(case: CacheCase, what: What) -> list[Rule]:
@@ -509,7 +509,7 @@ def _holding(case: CacheCase, what: What) -> list[Rule]:
     return [*found.values()]
 
 
-# -- evaluated, for the answers --------------------------------------------------------------------
+# -- evaluated, for the replies --------------------------------------------------------------------
 
 
 class RuleTimeouts(NamedTuple):
@@ -520,9 +520,9 @@ class RuleTimeouts(NamedTuple):
         briefly: attributes of anything else.
         names, names_for_one, names_at_top: names of what the rows `Of.ALL_VIEWERS`, `Of.ONE` and `Of.TOP` are about.
         attributes, attributes_for_one, attributes_of_top: the same of attributes.
-        of_directories: whether attributes of directories may be remembered at all.
+        of_directories: whether attributes of directories may be cached at all.
         absent, absent_at_top, absent_if_complete: the same of absent names.
-        listings: whether entries of complete directories may be remembered.
+        listings: whether entries of complete directories may be cached.
         content: whether pages may, of files that are the same when they are opened again.
     """
 
@@ -572,7 +572,7 @@ def evaluate(case: CacheCase) -> RuleTimeouts:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """How long the kernel remembers something.
+    """How long the kernel may cache something: a line of `cloakfs status`.
 
     Attributes:
         what: names, attributes, absent names, listings, content, POSIX ACLs or extended attributes.
@@ -644,7 +644,7 @@ def _words_of_all(case: CacheCase, what: What) -> str:
 
 
 def facts(terms: MountTraits, view: View, tree: Sequence[TreeMount]) -> list[Fact]:
-    """Return what the kernel remembers of a mount.
+    """Return what the kernel may cache of a mount.
 
     Args:
         terms: what was decided when it was made.

@@ -1,7 +1,7 @@
-"""For how long the kernel may remember an answer: which row of the table (`policy`) it falls under.
+"""The timeouts of a reply: which row of the table (`policy`) it falls under.
 
-What the rows depend on is found out here: whether everybody would be told the same of an object, and may search the
-directories above it; or whether only one caller was told of it, and sees it whatever its groups are.
+The rows depend on two questions. Would all callers be shown the same of an object, and may they search the directories
+above it? Or does only one caller know of it, and sees it whatever its groups are?
 """
 
 import os
@@ -25,34 +25,34 @@ from .audience import Audiences
 from .invalidation import Invalidation
 from .policy import BRIEF_SECONDS, CacheCase, MountTraits, RuleTimeouts, evaluate, tree_mount
 
-# Where this many directories above would have to be looked at, nothing is remembered.
+# If more directories above would have to be checked, nothing is cached.
 _MAX_ANCESTORS = 64
 
-# For how many views and file systems the table is kept evaluated.
+# For how many views and file systems the evaluated table is stored.
 _MOST_EVALUATED = 1000
 
 
 def may_search(who: Caller, obj: Object, fd: int, info: linux.Stat) -> bool:
-    """Whether everybody who has this identity may search the directory. (Not every root has root's capabilities.)
+    """Whether all callers with this identity may search the directory. (Not every root has root's capabilities.)
 
-    A remote directory counts only if everybody may search it.
+    A remote directory counts only if all may search it.
     """
     if world_may(os.X_OK, obj, fd, info):
         return True
     if obj.filesystem.remote:
-        return False  # only a thread may ask
+        return False  # access(2) would block the loop
     return calls.access(credentials(who, linux.FILE_CAPABILITIES), fd, os.X_OK)
 
 
 class Timeouts:
-    """Decides what the kernel may remember of one mount, and for how long.
+    """Decides what the kernel may cache of one mount, and for how long.
 
     Args:
         nodes: the objects.
         invalidation: knows what has yet to be forgotten, and is not relied on.
-        audiences: knows who was told of an object.
+        audiences: knows which callers know of an object.
         terms: what the table of rules depends on, beside view and file system.
-        counters: count for how many answers anything is remembered.
+        counters: count how many replies may be cached.
 
     Attributes:
         of_complete: see `CompleteDirectories.of_negative`.
@@ -76,17 +76,17 @@ class Timeouts:
         self._passes_handles = terms.mode.passes_handles
         self._subtree_check = terms.mode.subtree_check
         self._rules: dict[tuple[View, MountedFilesystem, bool], RuleTimeouts] = {}  # with whether changes are reported
-        self._sets: dict[frozenset[int], frozenset[int]] = {}  # one instance of each, for `Object.kept`
+        self._sets: dict[frozenset[int], frozenset[int]] = {}  # one instance of each, for `Object.cached_in`
 
     # -- the answers -------------------------------------------------------------------------------
 
     def entry(self, at: Request, name: bytes, obj: Object, fd: int, info: linux.Stat) -> tuple[float, float]:
-        """Return how many seconds to remember that `obj` is called `name` in a directory, and how many its attributes.
+        """Return the timeouts of the name and of the attributes of `obj`, called `name` in a directory, in seconds.
 
         Args:
             at: the request, which names the directory.
             name: the name there.
-            obj: what it leads to. Who asks is about to be told of it.
+            obj: what it leads to. The viewer is about to learn of it.
             fd: refers (O_PATH) to it.
             info: its stat.
         """
@@ -102,7 +102,7 @@ class Timeouts:
         return seconds
 
     def attributes(self, at: Request, info: linux.Stat) -> float:
-        """Return how many seconds to remember the attributes of an object that was asked about by its nodeid.
+        """Return the timeout of the attributes of an object that a request names by its nodeid, in seconds.
 
         Args:
             at: the request; what it says of the object may be outdated by now.
@@ -115,7 +115,7 @@ class Timeouts:
         return seconds
 
     def negative(self, at: Request, name: bytes, handle_of: Callable[[], bytes | None], *, is_hidden: bool) -> float:
-        """Return how many seconds to remember that `name` leads nowhere in a directory.
+        """Return the timeout of a negative dentry, in seconds.
 
         Args:
             at: the request, which names the directory.
@@ -132,7 +132,7 @@ class Timeouts:
             elif not seconds:
                 seconds = self.of_complete_directory(at, name)
         if seconds and at.view.hides and directory.filesystem.watched:
-            # The kernel has to be made to forget this when the hidden file becomes visible.
+            # This has to be invalidated when the hidden file becomes visible.
             note_hidden = self._invalidation.note_hidden
             try:
                 handle = handle_of()
@@ -144,15 +144,15 @@ class Timeouts:
         self._counters.names[seconds > BRIEF_SECONDS] += 1
         return seconds
 
-    def acl(self, at: Request, *, may_be_kept: bool) -> None:
-        """Have the kernel keep the ACL that it asks for, or that there is none, only if it keeps the attributes.
+    def acl(self, at: Request, *, may_be_cached: bool) -> None:
+        """Have the kernel cache the ACL that it reads, or that there is none, only if it caches the attributes.
 
-        Then it drops both when it is made to forget the attributes. Otherwise it would give the ACL to everybody who
-        has the object open, until it asks for the attributes again. What it is made to forget while it asks for it, it
-        does not keep (__get_acl in fs/posix_acl.c). A kernel that does not check permissions was not meant to keep
-        ACLs, but from Linux 6.2 on it does (CVE-2026-68149), until 6.6.148, 6.12.101, 6.18.42 and 7.1.6.
+        Then it drops both when the attributes are invalidated. Otherwise it would show the ACL to all callers that have
+        the object open, until it reads the attributes again. An ACL that is invalidated while the kernel reads it is
+        not cached (__get_acl in fs/posix_acl.c). A kernel that does not check permissions was not meant to cache ACLs,
+        but from Linux 6.2 on it does (CVE-2026-68149), until 6.6.148, 6.12.101, 6.18.42 and 7.1.6.
         """
-        if at.who is DAEMON or not may_be_kept or self.of_object(at, at.info) <= BRIEF_SECONDS:
+        if at.who is DAEMON or not may_be_cached or self.of_object(at, at.info) <= BRIEF_SECONDS:
             self._notifier.invalidate_acl(self._nodes.nodeid(at.number, at.obj))
 
     def opening(self, at: Request) -> bool:
@@ -162,10 +162,10 @@ class Timeouts:
         """
         obj, info = at.obj, at.info
         stamp = (at.number, info.st_mtime_ns, info.st_ctime_ns, info.st_size)
-        rare, may_be_kept = obj.rare or obj.rarely(), self.rules_for(at.view, obj.filesystem).content
+        rare, may_be_cached = obj.rare or obj.rarely(), self.rules_for(at.view, obj.filesystem).content
         same = rare.content == stamp
-        if not (same and may_be_kept):  # otherwise, it had settled when it was noted
-            rare.content = stamp if may_be_kept and is_settled(info) else None
+        if not (same and may_be_cached):  # otherwise, it had settled when it was noted
+            rare.content = stamp if may_be_cached and is_settled(info) else None
         return same
 
     # -- for how long ------------------------------------------------------------------------------
@@ -187,9 +187,9 @@ class Timeouts:
         self._rules.clear()
 
     def _brief(self, number: int, obj: Object, rules: RuleTimeouts) -> float:
-        """Return how long to remember attributes that not everybody may know, for the system call that asks for them.
+        """Return the timeout of attributes that not all callers may know, for the system call that needs them.
 
-        By a name that the kernel has yet to forget, others could get at them in that time without asking for the name.
+        By a name that is pending, other callers could get at them in that time without a LOOKUP.
         """
         seconds = rules.briefly
         if seconds and not self._notifier.is_idle() and self._has_pending_name(number, obj):
@@ -197,7 +197,7 @@ class Timeouts:
         return seconds
 
     def _has_pending_name(self, number: int, obj: Object) -> bool:
-        """Whether a name of the object, or of a directory above, has yet to be forgotten, or cannot be."""
+        """Whether a name of the object, or of a directory above, is pending, or its directory is stalled."""
         nodes, notifier = self._nodes, self._notifier
         above = self._invalidation.names_of(obj)
         for _ in range(_MAX_ANCESTORS):
@@ -211,9 +211,9 @@ class Timeouts:
         return True
 
     def of_name(self, at: Request, obj: Object, name: bytes, fd: int, info: linux.Stat) -> tuple[float, float]:
-        """Return how many seconds to remember that `obj` is called `name` in a directory, and how many its attributes.
+        """Return the timeouts of the name and of the attributes of `obj`, called `name` in a directory, in seconds.
 
-        It must be called only for an answer to somebody who is not the daemon itself.
+        It must not be called for a reply to the daemon itself.
         """
         view, parent = at.view, at.obj
         if self._notifier.is_stalled(self._nodes.nodeid(at.number, parent)) or info.st_nlink == 0:
@@ -235,20 +235,20 @@ class Timeouts:
             if not seconds:
                 return 0.0, self._brief(at.number, obj, rules)
             if not ((at.has_searched and view.fixed.uid) or may_search(view.fixed, parent, at.fd, at.info)):
-                return 0.0, 0.0  # a listing tells names and no more
+                return 0.0, 0.0  # a listing shows names and no more
         if obj.filesystem is not parent.filesystem:  # something is mounted there
             rules = self.rules_for(view, obj.filesystem)
             seconds = min(seconds, rules.lasting)
         self._note_cached(at.number, parent)
         self._note_cached(at.number, obj)
-        obj.audience = ALL_VIEWERS  # what is remembered tells everybody, without a word to the daemon
+        obj.audience = ALL_VIEWERS  # the cached name shows it to all callers, without a request
         return seconds, self._of_attributes(at, obj, info, rules, rules.attributes)
 
     def _of_private_name(self, at: Request, obj: Object, info: linux.Stat, rules: RuleTimeouts) -> tuple[float, float]:
-        """Return the same as `of_name` for a name in a caller view that not everybody may know.
+        """Return both timeouts for a name in a caller view that not all callers may know.
 
-        So it does for a directory whose names are remembered for those who were told of it: a name that is remembered
-        would tell everybody. They are forgotten when somebody else asks (`Audiences.make_ready`).
+        A directory in which names are cached for its audience is treated like this, too: a cached name of it would let
+        all callers in. They are invalidated when another caller looks it up (`Audiences.make_ready`).
         """
         parent = at.obj
         if (
@@ -261,16 +261,16 @@ class Timeouts:
         theirs, seconds = self.rules_for(at.view, obj.filesystem), 0.0
         if parent.audience == at.viewer and uid_may(at.who.uid, os.X_OK, parent, at.fd, at.info):
             seconds = min(rules.names_for_one, theirs.lasting)
-            as_directory(parent).has_names_for_one = True  # `is_reached_by_viewer` has noted that it is kept
+            as_directory(parent).has_names_for_one = True  # `is_reached_by_viewer` has noted that it is cached
             self._note_cached(at.number, obj, cached_for_one=True)
         return seconds, self._of_private_attributes(at, obj, info, theirs)
 
     def of_negative(self, number: int, view: View, parent: Object, name: bytes, viewer: int) -> float:
-        """Return how long to remember that `name` leads nowhere in `parent`.
+        """Return the timeout of a negative dentry `name` in `parent`, whatever is known of its other entries.
 
-        In a caller view that hides anything, it is never remembered: names that are hidden from some must not be, and
-        the time that an answer takes would reveal which ones these are. In one that hides nothing it is remembered
-        where everybody may search.
+        In a caller view that hides anything, it is 0: names that are hidden from some must not be cached, and the time
+        of a reply would reveal which ones these are. In one that hides nothing, negative dentries are cached where all
+        callers may search.
         """
         top = self._nodes.root
         place = parent.filesystem
@@ -286,10 +286,9 @@ class Timeouts:
         return seconds
 
     def of_object(self, at: Request, info: linux.Stat) -> float:
-        """Return how long to remember the attributes of an object that was asked about by its nodeid.
+        """Return the timeout of the attributes of an object that a request names by its nodeid.
 
-        Of one that has no name any more, nothing is remembered: nothing would say that it is to be forgotten when
-        something else gets the name.
+        It is 0 for an object without a name: no event would cause the invalidation when something else gets the name.
 
         Args:
             at: the request; what it says of the object may be outdated by now.
@@ -319,7 +318,7 @@ class Timeouts:
             return 0.0
         self._note_cached(number, obj)
         if self._subtree_check:
-            obj.audience = ALL_VIEWERS  # the kernel lets others pass it without a word to the daemon
+            obj.audience = ALL_VIEWERS  # the kernel lets others pass it without a request
         return self._of_attributes(at, obj, info, rules, seconds)
 
     def _of_private_object(self, at: Request, info: linux.Stat, rules: RuleTimeouts) -> float:
@@ -335,11 +334,11 @@ class Timeouts:
             return self._brief(at.number, obj, rules)
         parent, name = self._nodes.nodeid(at.number, places[0][0]), places[0][1]
         if self._notifier.is_stalled(parent) or self._notifier.is_pending(parent, name):
-            return 0.0  # who is not to know the name could get at them by it
+            return 0.0  # a caller that must not know the name could get at them by it
         return self._of_private_attributes(at, obj, info, rules)
 
     def _of_private_attributes(self, at: Request, obj: Object, info: linux.Stat, rules: RuleTimeouts) -> float:
-        """Return how long to remember attributes that the viewer surely may know, wherever the object is found."""
+        """Return the timeout of attributes that the viewer surely may know, wherever the object is found."""
         is_directory = stat.S_ISDIR(info.st_mode)
         if is_directory and not rules.of_directories:
             return 0.0
@@ -365,17 +364,18 @@ class Timeouts:
             return 0.0
         return seconds or self._brief(at.number, obj, rules)
 
-    # -- what one caller would be told ---------------------------------------------------------------
+    # -- what one caller would be shown ------------------------------------------------------------
 
     def _is_visible_to_viewer(self, at: Request, info: linux.Stat) -> bool:
-        """Whether who asks is a single caller, and sees the object whatever its groups are."""
+        """Whether the viewer is a single uid, and sees the object whatever its groups are."""
         return at.viewer >= 0 and self._audiences.is_visible_to_uid(at.view, at.who.uid, info)
 
     def is_reached_by_viewer(self, at: Request, directory: Object) -> bool:
-        """Whether who asks sees this directory and all above it, whatever its groups are.
+        """Whether the viewer sees this directory and all above it, whatever its groups are, and none of their names is
+        pending.
 
-        No name of them is one that has yet to be forgotten. Where the kernel remembers something of a directory for
-        this caller alone, the rest was proven then, and it would have been forgotten if that had changed.
+        Where the kernel has cached something of a directory for this caller alone, this was proven then, and the cached
+        entry would have been invalidated if it had changed.
         """
         nodes, number, notifier = self._nodes, at.number, self._notifier
         here, is_proven = directory, False
@@ -393,8 +393,8 @@ class Timeouts:
                     return False
                 if parent is None or (here.checked != info.st_ctime_ns and not nodes.is_child(here, parent)):
                     return False
-            # By a name that the kernel has yet to forget, whoever must not know it could get at what is below: after a
-            # rename, also by one that leads to what everybody may know.
+            # By a pending name, a caller that must not know it could get at what is below: after a rename, also by one
+            # that leads to what all callers may know.
             if parent is None or notifier.is_pending(nodes.nodeid(number, parent), here.name):
                 return False
             here = parent
@@ -405,12 +405,12 @@ class Timeouts:
         return True
 
     def _is_for_viewer_only(self, at: Request, parent: Object, obj: Object) -> bool:
-        """Whether the kernel lets nobody but who asks get at `obj` in the directory `parent`, not even by handle.
+        """Whether the kernel lets only the viewer get at `obj` in the directory `parent`, even by handle.
 
-        Where it checks the directories above, it asks the daemon, as the caller, about each that it does not remember.
-        Attributes of a directory are remembered only if nobody else was told of the directory above it, so that the
-        uppermost one of which only this caller was told is asked about each time. If the daemon is about to let
-        somebody else pass there, all below is forgotten first.
+        With subtree_check, the kernel sends a request, as the caller, for each directory above that is not cached.
+        Attributes of a directory are cached only if no other caller knows of its parent, so that a request is sent each
+        time for the uppermost directory of which only this caller knows. Before the daemon lets another caller pass
+        there, everything below is invalidated.
         """
         if not self._subtree_check:
             return True
@@ -419,26 +419,26 @@ class Timeouts:
         as_directory(parent).has_names_for_one = True
         return True
 
-    # -- what everybody would be told --------------------------------------------------------------
+    # -- what all callers would be shown -----------------------------------------------------------
 
     def same_for_all(self, view: View, name: bytes, info: linux.Stat, fd: int) -> bool:
-        """Whether everybody is shown the same of the entry `name`, which `fd` refers to."""
+        """Whether all callers are shown the same of the entry `name`, which `fd` refers to."""
         if view.cloak is not None and view.forwards_by_mapping and view.below is None:
             return view.cloak.same_for_all(info.st_mode, info.st_uid, info.st_gid)
         return view.same_for_all(attrs_of(name, info, fd))
 
     def same_by_name(self, view: View, obj: Object) -> bool:
-        """Whether the name that an object now has changes nothing for anybody."""
+        """Whether the present name of an object changes nothing for any caller."""
         if view.cloak is not None:
             return True
         fd = self._nodes.fd(obj)
         return self.same_for_all(view, obj.name, obj.filesystem.stat(fd), fd)
 
     def is_public(self, number: int, view: View, obj: Object) -> bool:
-        """Whether everybody sees this directory and all above it, and may search them.
+        """Whether all callers see this directory and all above it, and may search them.
 
-        If so, each of them has to be kept: what is remembered below is forgotten when this is no longer so. The answer
-        is kept as well, so that each directory is looked at only once, however deep the tree is.
+        If so, each of them is noted as cached: what is cached below is invalidated when this is no longer so. The
+        result is noted as well, so that each directory is checked only once, however deep the tree is.
         """
         nodes = self._nodes
         above: list[Directory] = []
@@ -477,7 +477,7 @@ class Timeouts:
         return obj is self._nodes.root or self.same_for_all(view, obj.name, info, fd)
 
     def _is_still_blocked(self, view: View, obj: Directory) -> bool:
-        """Whether the directory that did not let everybody through last time still does not.
+        """Whether the directory that not all callers could search last time still blocks the way.
 
         This takes one look, however deep the tree is.
         """
@@ -499,12 +499,12 @@ class Timeouts:
         places = list(self._nodes.places(obj, info))
         return len(places) == 1 and self.is_public(number, view, places[0][0])
 
-    # -- what is remembered ------------------------------------------------------------------------
+    # -- what is cached ----------------------------------------------------------------------------
 
     def is_known_to(self, number: int, obj: Object, viewer: int = NO_VIEWER) -> bool:
-        """Whether the kernel may tell this caller of the object without asking the daemon.
+        """Whether the kernel may answer this caller about the object from its cache.
 
-        Without `viewer`: everybody, so that it need not be found out who may know of it.
+        Without `viewer`: whether it may answer all callers, so that it need not be checked who may know of it.
         """
         if number not in obj.cached_in or (obj.cached_for_one and obj.audience != viewer):
             return False
@@ -514,7 +514,7 @@ class Timeouts:
         return not (invalidation.subtrees and invalidation.is_being_invalidated(obj))
 
     def _note_cached(self, number: int, obj: Object, *, cached_for_one: bool = False) -> None:
-        """Note that the kernel remembers something of the object, for everybody or for its audience alone."""
+        """Note that the kernel has cached something of the object, for all callers or for its audience alone."""
         if obj.cache_epoch != self._invalidation.epoch:
             self._invalidation.invalidate_earlier_epochs(obj, by_name=self._notifier.session < 0)
             obj.cache_epoch = self._invalidation.epoch

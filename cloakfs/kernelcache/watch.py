@@ -3,7 +3,7 @@
 Each event is about one object (`Event.target`) and, mostly, one name (`Event.directory`, `Event.name`). These arrive on
 ext4, xfs, btrfs, tmpfs and overlayfs with nfs_export=on; "target" alone means that directory and name are not reported:
 
-    what somebody did                        events
+    what a process did                       events
     chmod, chown, setfacl, setxattr, utimes  ATTRIB: directory, name, target
     the same of a directory                  ATTRIB|ONDIR: itself, ".", itself; also of the root of an export
     only mtime (touch -m)                    MODIFY instead of ATTRIB, for directories too
@@ -28,7 +28,7 @@ So the target's attributes have to be assumed changed in any case; with CREATE, 
 name and the directory's own attributes as well; with MODIFY and CLOSE_WRITE, the content. The name is the one at the
 time of the change, and need not lead to the target any more.
 
-Events of one process about one name and one target are merged until somebody reads them (CREATE|MODIFY|DELETE), and the
+Events of one process about one name and one target are merged until they are read (CREATE|MODIFY|DELETE), and the
 merged event stays in the first one's place, so their order cannot be relied on. Not reported at all: mount(8) on top of
 something, what other machines do to a shared file system, and ioctls that bypass the kernel's usual way of changing
 files.
@@ -77,7 +77,7 @@ _LOCAL = frozenset(
     }
 )
 
-# How many bytes of events are handled in one step, for which everybody waits: some 200 events, in 3 ms.
+# How many bytes of events are handled in one step, for which all requests wait: some 200 events, in 3 ms.
 _BATCH = 16384
 _LARGEST = 1024  # more than the size of any event
 
@@ -85,7 +85,7 @@ _LARGEST = 1024  # more than the size of any event
 # requests read what is reported, too.
 _PAUSE = 0.004
 
-# How often to check for changed mounts that did not wake anybody.
+# How often to check for changed mounts that woke no task.
 _MOUNTS_SECONDS = 1.0
 
 
@@ -203,9 +203,9 @@ class Watch:
 async def mounts_changed() -> AsyncGenerator[None, None]:
     """Yield each time something was mounted or unmounted anywhere, for ever (proc_pid_mounts(5)), and once at first.
 
-    The kernel reports a change once to each open file, to whoever polls it: trio's epoll does so twice before it tells
-    anybody, and a change that came while nobody waited would be lost. So that file only wakes the task, and another one
-    says whether there was a change; that one is also polled every now and then.
+    The kernel reports a change once to each open file, to the first task that polls it: trio's epoll does so twice
+    before it wakes a task, and a change that came while no task waited would be lost. So that file only wakes the task,
+    and another one says whether there was a change; that one is also polled every now and then.
     """
     with (
         contextlib.closing(mountinfo.MountTableChanges()) as changes,

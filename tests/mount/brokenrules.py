@@ -31,7 +31,7 @@ def everybody_may_search() -> None:
 
 
 def listings_show_all() -> None:
-    alterations.answer_always(directories, "sees", True)
+    alterations.answer_always(directories, "is_entry_visible", True)
 
 
 WEAKENED: dict[str, tuple[Alteration, str]] = {
