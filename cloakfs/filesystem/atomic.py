@@ -2,8 +2,8 @@
 
 System calls that take a name act on whatever has that name when they run. Where something may be hidden from the
 caller, this must be exactly what the caller was found to see before. So the object is first moved aside, by a rename
-that can be undone, to a name that nobody can guess. It is removed only when it has been recognized there. (In a
-directory that nobody but the caller may change, this is not needed: `names`.)
+that can be undone, to a name that cannot be guessed. It is removed only when it has been recognized there. (In a
+directory that only the caller may change, this is not needed: `names`.)
 
 On file systems without RENAME_NOREPLACE or RENAME_EXCHANGE (NFS, for example; ext2 has only the former), the plain
 system calls are made. The same goes for replacing or removing a directory that is not empty: they cannot harm it.
@@ -53,7 +53,7 @@ def leads_to(who: Credentials, directory: int, name: bytes, info: Stat) -> bool:
 
 
 def _put_aside(who: Credentials, directory: int, name: bytes, info: Stat) -> bytes:
-    """Rename the object with this stat from `name` to a name that nobody can guess, and return that name.
+    """Rename the object with this stat from `name` to a name that cannot be guessed, and return that name.
 
     Raises:
         Elsewhere: `name` no longer leads to it.
@@ -104,7 +104,7 @@ def remove(
         Elsewhere: `name` no longer leads to it, and nothing was removed.
         OSError: a system call failed.
     """
-    # What is going to fail has to fail at once, so that nobody misses a directory meanwhile.
+    # What is going to fail has to fail at once, so that no directory is missing meanwhile.
     can_be = not stat.S_ISDIR(info.st_mode) if call is calls.unlink else _is_empty(seen)
     aside = name
     if can_be:

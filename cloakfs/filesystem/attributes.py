@@ -29,7 +29,7 @@ from ..tree.request import SET_ID, Request
 from ..tree.visibility import attrs_of
 from .core import Core
 from .names import NameOperations
-from .request import answers
+from .request import operation
 
 NOW, OMIT = When.NOW, When.OMIT
 
@@ -55,7 +55,7 @@ class Change(NamedTuple):
         return owner + (self.mode is not None) + (self.size is not None) + times
 
     def with_present(self, atime: bool, mtime: bool) -> "Change":
-        """Return the same with the present for one or both of the times. A new size brings that mtime by itself."""
+        """Return this change with the present for one or both of the times. A new size brings that mtime by itself."""
         return self._replace(
             atime=NOW if atime else self.atime,
             mtime=(NOW if self.size is None else OMIT) if mtime else self.mtime,
@@ -85,7 +85,7 @@ def _check_rights(who: Actor, info: linux.Stat, change: Change) -> None:
 
 
 def _restore(fd: int, before: linux.Stat) -> None:
-    """Undo chown(2) and chmod(2); an error is not reported, because it is another one that made this necessary."""
+    """Undo chown(2) and chmod(2); their error is not reported, but the one that made this necessary."""
     with contextlib.suppress(OSError):
         calls.chown(linux.ROOT, fd, before.st_uid, before.st_gid)
         calls.chmod(linux.ROOT, fd, stat.S_IMODE(before.st_mode))
@@ -102,19 +102,19 @@ def _may(at: Request, mode: int) -> bool:
 class AttributeOperations(NameOperations, Core):
     """GETATTR, SETATTR, ACCESS, READLINK, STATFS."""
 
-    @answers
+    @operation
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
         """See stat(2)."""
         if self._is_top(inode):
             return self.replies.top()
         if self.knfsd and self.reconnection.looks_at(ctx.pid, inode):
-            at = await self._let_kernel_in(inode)
+            at = await self._enter_as_kernel(inode)
         else:
-            # read(2) makes the kernel ask, too. nfs-ganesha keeps files open that no client has open.
+            # read(2) makes the kernel send GETATTR, too. nfs-ganesha keeps files open that no client has open.
             at = await self._enter_by_open_file(inode, ctx, or_open=not self.ganesha, for_attributes=True)
         return self.replies.of_object(at, at.info)
 
-    @answers
+    @operation
     async def setattr(
         self,
         inode: InodeT,
@@ -169,9 +169,9 @@ class AttributeOperations(NameOperations, Core):
     def _change(self, at: Request, change: Change, fh: FileHandleT | None) -> None:
         """Make a change as a whole, or not at all.
 
-        The real tree takes a system call for each part, and decides about that part. So whoever may not do all of it is
-        refused first. What then fails nevertheless (a quota that the new owner has used up, a full disk) has the parts
-        before it undone: the size, which cannot be undone, comes after the parts that may fail.
+        The real tree takes a system call for each part, and decides about that part. So a caller that may not do all of
+        it is refused first. What then fails nevertheless (a quota that the new owner has used up, a full disk) has the
+        parts before it undone: the size, which cannot be undone, comes after the parts that may fail.
         """
         uid, gid, mode, size, atime, mtime = change
         if mode is not None:
@@ -260,8 +260,9 @@ class AttributeOperations(NameOperations, Core):
         try:
             calls.chmod(at.credentials_for_mode(mode), at.fd, mode)
         except PermissionError:
-            # A write by anybody but the owner drops the set-id bits. The kernel requests this by SETATTR (including the
-            # sticky bit, see `_change_mode`). A caller that may write could have achieved the same by writing.
+            # A write by a user other than the owner drops the set-id bits. The kernel requests this by SETATTR
+            # (including the sticky bit, see `_change_mode`). A caller that may write could have achieved the same by
+            # writing.
             before = stat.S_IMODE(at.info.st_mode)
             dropped = before & ~mode
             drops_set_id = dropped & SET_ID and not dropped & 0o777 and not mode & ~before
@@ -279,7 +280,7 @@ class AttributeOperations(NameOperations, Core):
             calls.require_access(at.credentials, at.fd, os.W_OK)
             calls.utimens(linux.ROOT, at.fd, atime, mtime)
 
-    @answers
+    @operation
     async def access(self, inode: InodeT, mode: int, ctx: RequestContext) -> bool:
         """See access(2) and chdir(2): the real tree's mode bits and ACLs decide, for the mapped caller."""
         if self._is_top(inode):
@@ -290,17 +291,17 @@ class AttributeOperations(NameOperations, Core):
             self.requests.counters.errors["access", errno.EACCES] += 1
         return is_granted
 
-    @answers
+    @operation
     async def readlink(self, inode: InodeT, ctx: RequestContext) -> bytes:
         """See readlink(2); the text is the real tree's, unchanged."""
         at = await self._enter(inode, ctx)
         return await self._do(at, _target)
 
-    @answers
+    @operation
     async def statfs(self, ctx: RequestContext) -> StatvfsData:
         """Return the statvfs(3) of the file system that the root of the tree is on."""
         if ctx.pid in self.self_probe.threads:
-            return pyfuse3.StatvfsData()  # the daemon asks itself whether it answers, not how the tree is
+            return pyfuse3.StatvfsData()  # of the daemon itself (`SelfProbe.ping`), which waits for no file system
         root = self.nodes.root
         if root.filesystem.remote:
             real = await trio.to_thread.run_sync(calls.fstatvfs, root.fd, abandon_on_cancel=True)

@@ -1,4 +1,4 @@
-"""The caller of a request: the view that it uses, and the identity that it is served as."""
+"""The caller of a request: its view, and the identity as which it is served."""
 
 import errno
 from collections.abc import Callable
@@ -86,12 +86,12 @@ class Callers:
     def served_at_once(
         self, inode: InodeT, ctx: RequestContext, *, for_attributes: bool
     ) -> tuple[int, View, Actor] | None:
-        """Do the same if nothing has to be waited for; otherwise return None."""
+        """Return what `served` returns, if nothing has to be waited for; otherwise None."""
         number = inode >> OBJECT_BITS  # `Nodes.view_of`, without a call
         view = self._views.get(number)
         if view is None:
             return None
-        # `is_daemon` is asked only if there are such daemons at all: every request passes here.
+        # `is_daemon` is called only if there are such daemons at all: every request passes here.
         if (self._probe.threads or self._above.threads) and self.is_daemon(ctx, for_attributes=for_attributes):
             return number, view, DAEMON
         if view.fixed is not None:
@@ -114,7 +114,7 @@ class Callers:
         """Whether the caller may enter the view: for a fixed one, see `View.admits`.
 
         Root may enter those of others if it could become them anyway (CAP_SETUID). A root that this daemon cannot see
-        counts by its uid, or nobody outside its pid namespace could mount a view for somebody.
+        counts by its uid. Otherwise, root outside the pid namespace of the daemon could not mount views for others.
         """
         uid = _client_ids(ctx)[0]
         if not view.admits(uid):
@@ -126,7 +126,7 @@ class Callers:
 
     @staticmethod
     def _checked(view: View, who: Actor) -> Actor:
-        """Return `who`, unless the mount below would take this identity for this daemon.
+        """Return `who`, unless the lower mount would take this identity for this daemon.
 
         Raises:
             FUSEError: EACCES.
@@ -136,7 +136,7 @@ class Callers:
         return who
 
     def is_daemon(self, ctx: RequestContext, *, for_attributes: bool) -> bool:
-        """Whether a daemon, this one or one above, asks on its own behalf."""
+        """Whether a daemon, this one or that of an upper mount, makes the request on its own behalf."""
         if ctx.pid in self._probe.threads:
             return True
         above = self._above
@@ -163,8 +163,8 @@ class Callers:
     def viewer(self, view: View, who: Actor, ctx: RequestContext) -> int:
         """Return who learns the answer to a request that is served as `who`, as `audience.Audiences` has it.
 
-        Where the server makes all callers one, anybody else is local root, such as mountd at the top directory, or a
-        thread of the server that reconnects a handle with the identity of the caller that it served before. They must
+        Where the server makes all callers one, any other caller is local root, such as mountd at the top directory, or
+        a thread of the server that reconnects a handle with the identity of the caller that it served before. They must
         not end what is cached for the one caller.
         """
         if who is not DAEMON:

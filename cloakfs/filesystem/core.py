@@ -1,4 +1,4 @@
-"""What all operations share: who asks about which object, and as whom and in which thread the work is done."""
+"""What all operations share: the caller and the object of a request, and as whom and in which thread it is served."""
 
 import errno
 import logging
@@ -57,14 +57,14 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 # After a rename behind the mount, what is above a remote directory is found level by level.
-_MOST_LOOKS = 100
+_MOST_PREFAULTS = 100
 
 # How often to begin again with a long way on which directories change meanwhile.
-_MOST_APPROACHES = 20
+_MOST_CHECKS = 20
 
 
-class Near(NamedTuple):
-    """What was found of the many directories above an object while a request waits: see `Core._approach`.
+class CheckedAncestors(NamedTuple):
+    """What was found of the many directories above an object while a request waits: see `Core._check_ancestors`.
 
     Attributes:
         view, uid: by which view, and for which server uid. By any other, nothing is known.
@@ -126,7 +126,7 @@ class Core(pyfuse3.Operations):
         only = views.get(0)
         kernel_gate = only is not None and only.fixed is not None and not only.entrants and default_permissions
         self.mode = mode = replace(mode, kernel_gate=kernel_gate)
-        # Each request asks for these.
+        # Attributes of their own, since each request reads them.
         self.knfsd = mode.knfsd
         self.ganesha = mode.ganesha
         self.exported = mode.is_exported
@@ -173,8 +173,8 @@ class Core(pyfuse3.Operations):
         self.finder = Finder(nodes, self._note_hidden_name)
         self.find = self.finder.find
         self.replies = Replies(nodes, self.cache, mode)
-        # Remote mounts that were asked and have not answered yet.
-        self._asking: dict[tuple[int, bytes], trio.Event] = {}
+        # Remote mounts that have not answered a request of the daemon yet.
+        self._unanswered: dict[tuple[int, bytes], trio.Event] = {}
 
     def _invalidate_attributes(self, obj: Object) -> None:
         self.cache.invalidate(obj)
@@ -186,16 +186,16 @@ class Core(pyfuse3.Operations):
             self.relookup.refused(obj)
 
     def _switch_trace(self, on: bool) -> None:
-        """Have each request traced if somebody wants that, or if it is to be logged (`mount --debug`)."""
+        """Have each request traced if there are tracers, or if it is to be logged (`mount --debug`)."""
         if not on and not log.isEnabledFor(logging.DEBUG):
             self.requests.trace = None
         elif self.requests.trace is None:
             self.requests.trace = Trace(
-                self.nodes, self.views, self.files, self.requests, self.self_probe, self._hand_on
+                self.nodes, self.views, self.files, self.requests, self.self_probe, self._publish_record
             )
 
-    def _hand_on(self, record: Record) -> None:
-        self.tracers.tell(record)
+    def _publish_record(self, record: Record) -> None:
+        self.tracers.publish(record)
         if log.isEnabledFor(logging.DEBUG):
             log.debug("%s", described(record))
 
@@ -209,7 +209,7 @@ class Core(pyfuse3.Operations):
         or_open: bool = False,
         has_open: bool = False,
         for_attributes: bool = False,
-        near: Near | None = None,
+        checked: CheckedAncestors | None = None,
     ) -> Request:
         """Let a request by nodeid in.
 
@@ -219,7 +219,7 @@ class Core(pyfuse3.Operations):
             or_open: even to a hidden file, if this identity has it open.
             has_open: even to a hidden file: the request comes with a handle, so that this process has it open.
             for_attributes: the request changes nothing, and reveals nothing but attributes.
-            near: what `_approach` has found.
+            checked: what `_check_ancestors` has found.
 
         Raises:
             Stale: the object is gone, or hidden from this caller: a hidden name is absent, a hidden handle is stale.
@@ -230,34 +230,34 @@ class Core(pyfuse3.Operations):
         obj = self.nodes.get(inode)
         waits = self.nodes.waits(obj)
         if waits:
-            number, view, who = await self._served_late(obj, inode, ctx, for_attributes=for_attributes)
+            number, view, who = await self._served_prefaulted(obj, inode, ctx, for_attributes=for_attributes)
         else:
             served = self.callers.served_at_once(inode, ctx, for_attributes=for_attributes)
             number, view, who = served or await self.callers.served(inode, ctx, for_attributes=for_attributes)
         viewer = self.callers.viewer(view, who, ctx)
         if obj.audience != ALL_VIEWERS and not self.cache.subtree_check:
-            self.cache.note_viewer(number, obj, viewer)  # who asks evidently was told, or was handed it
+            self.cache.note_viewer(number, obj, viewer)  # this caller evidently got the nodeid, or the object itself
         fd, pin = self.nodes.fd(obj), obj.descriptor
         info = obj.filesystem.stat(fd)
         has_acl = None
         if view.hides and not self.cache.is_known_to(number, obj):
             try:
-                # While no change is reported, all above is as it was when the kernel was told: `audience`.
-                is_as_told = (
+                # While no change is reported, all ancestors are as they were when the kernel was answered (`audience`).
+                is_unchanged = (
                     obj.cached_for_one
                     and self.visibility.access_paths.is_up_to_date()
                     and self.cache.is_known_to(number, obj, viewer)
                     and is_entry_visible(view, who, obj.name, info, fd)
                 )
-                sight = Sight.VISIBLE if is_as_told else self._look_at(view, who, obj, info, near)
+                sight = Sight.VISIBLE if is_unchanged else self._check_visibility(view, who, obj, info, checked)
             except Far:
-                near = await self._approach(obj, inode, ctx, near, for_attributes=for_attributes)
+                checked = await self._check_ancestors(obj, inode, ctx, checked, for_attributes=for_attributes)
                 return await self._enter(
-                    inode, ctx, or_open=or_open, has_open=has_open, for_attributes=for_attributes, near=near
+                    inode, ctx, or_open=or_open, has_open=has_open, for_attributes=for_attributes, checked=checked
                 )
             has_acl = False if sight is Sight.VISIBLE_WITHOUT_ACL else None
             if sight is Sight.HIDDEN and not has_open and not (or_open and self.files.has_open(who, obj)):
-                if obj is self.nodes.root:  # this mount's own policy hides it from nobody
+                if obj is self.nodes.root:  # this mount's own policy does not hide it
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
                 self.visibility.note_hidden(view, who, obj)
                 self.requests.counters.hidden_handles += 1
@@ -280,20 +280,28 @@ class Core(pyfuse3.Operations):
         """Whether the object was moved out of the tree, if the check of visibility does not find out where it is."""
         return not view.judges and who is not DAEMON and not self.nodes.is_in_tree(obj)
 
-    def _look_at(self, view: View, who: Actor, obj: Object, info: linux.Stat, near: Near | None) -> Sight:
-        """Check visibility, with what `_approach` has found, if that still holds.
+    def _check_visibility(
+        self, view: View, who: Actor, obj: Object, info: linux.Stat, checked: CheckedAncestors | None
+    ) -> Sight:
+        """Check visibility, with what `_check_ancestors` has found, if that still holds.
 
         Raises:
             Far: see `Visibility.is_visible`.
         """
-        if near is None or near.view is not view or near.uid != who.uid:
+        if checked is None or checked.view is not view or checked.uid != who.uid:
             return self.visibility.check(view, who, obj, info)
-        return self.visibility.check(view, who, obj, info, near.known)
+        return self.visibility.check(view, who, obj, info, checked.known)
 
-    async def _approach(
-        self, obj: Object, inode: InodeT, ctx: RequestContext, before: Near | None, *, for_attributes: bool = False
-    ) -> Near:
-        """Look at the many directories above an object in small steps, between which others have their turn.
+    async def _check_ancestors(
+        self,
+        obj: Object,
+        inode: InodeT,
+        ctx: RequestContext,
+        before: CheckedAncestors | None,
+        *,
+        for_attributes: bool = False,
+    ) -> CheckedAncestors:
+        """Check the many directories above an object in small steps, between which others are served.
 
         Each is judged as it is after the request has come in. That is what the kernel does, too, when it walks along a
         path. `before` is what the last call for this request returned.
@@ -302,30 +310,30 @@ class Core(pyfuse3.Operations):
             FUSEError: EAGAIN: this was called too often.
         """
         tries = 1 if before is None else before.tries + 1
-        if tries > _MOST_APPROACHES:
+        if tries > _MOST_CHECKS:
             raise FUSEError(errno.EAGAIN)
         _, view, who = await self.callers.served(inode, ctx, for_attributes=for_attributes)
-        near = Near(view, who.uid, {}, tries)
-        for one in self.visibility.approach(obj, near.known):
+        checked = CheckedAncestors(view, who.uid, {}, tries)
+        for one in self.visibility.approach(obj, checked.known):
             await self.turns.wait_for_turn(ctx.uid)
             _, view, who = await self.callers.served(inode, ctx, for_attributes=for_attributes)
-            if near.view is not view or near.uid != who.uid:
+            if checked.view is not view or checked.uid != who.uid:
                 break
             try:
                 info = one.filesystem.stat(self.nodes.fd(one))
-                near.known[one] = self.visibility.is_visible(view, who, one, info, near.known)
+                checked.known[one] = self.visibility.is_visible(view, who, one, info, checked.known)
             except Far:
                 break  # these are not the directories above any more
-        return near
+        return checked
 
     async def _enter_by_open_file(
         self, inode: InodeT, ctx: RequestContext, *, or_open: bool = False, for_attributes: bool = False
     ) -> Request:
-        """Do the same. A thread of the kernel itself is also let in to what a client has open; no policy is asked then.
+        """Let a request by nodeid in (`_enter`), or a thread of the kernel that works on a file that a client has open.
 
-        It works on behalf of that open file, but as root (NFSv4.2 COPY of more than a MiB). An open file stays usable
-        when it is hidden, and pyfuse3 does not tell with which one a GETATTR came. A thread that serves clients of NFS
-        is let in like everybody else: there, root is a client.
+        Such a thread comes as root (NFSv4.2 COPY of more than a MiB), and no policy is consulted. An open file stays
+        usable when it is hidden, and pyfuse3 does not pass on the handle of a GETATTR. A thread that serves clients of
+        NFS is let in like all callers: there, root is a client.
         """
         try:
             return await self._enter(inode, ctx, or_open=or_open, for_attributes=for_attributes)
@@ -334,7 +342,7 @@ class Core(pyfuse3.Operations):
                 raise
         if (notes := noting.get()) is not None:
             notes.hidden.clear()
-        return await self._let_kernel_in(inode)
+        return await self._enter_as_kernel(inode)
 
     def _works_on_open_file(self, inode: InodeT, ctx: RequestContext) -> bool:
         """Whether this is a thread of the kernel itself, and a client has the file open in this view."""
@@ -344,7 +352,7 @@ class Core(pyfuse3.Operations):
         name = process.kernel_thread(ctx.pid)
         return name is not None and name not in process.NFS_SERVERS
 
-    async def _served_late(
+    async def _served_prefaulted(
         self,
         obj: Object,
         inode: InodeT,
@@ -353,19 +361,19 @@ class Core(pyfuse3.Operations):
         for_attributes: bool = False,
         listed: Collection[int] = (),
     ) -> tuple[int, View, Actor]:
-        """Do what `Callers.served` does, and wait for what is needed to judge `obj`: it is known until the next await.
+        """Return what `Callers.served` returns, once `obj` is prefaulted: it can be judged until the next await.
 
-        The mount below is also asked about what the descriptors in `listed` (O_PATH) refer to.
+        The lower mount is also queried about what the descriptors in `listed` (O_PATH) refer to.
         """
         below = self.views.below
         if below is None:
-            seen = await self._look(obj, uid=ctx.uid)
+            seen = await self._prefault(obj, uid=ctx.uid)
             served = await self.callers.served(inode, ctx, for_attributes=for_attributes)
         else:
             while True:
                 number, view, who = served = await self.callers.served(inode, ctx, for_attributes=for_attributes)
                 asking = None if who is DAEMON else Asking(below, who, listed)
-                seen = await self._look(obj, asking=asking, uid=ctx.uid)
+                seen = await self._prefault(obj, asking=asking, uid=ctx.uid)
                 if self.views.get(number) is view:
                     break
             if asking is not None:
@@ -373,29 +381,29 @@ class Core(pyfuse3.Operations):
         self.nodes.use_prefaulted(seen)
         return served
 
-    async def _look(
+    async def _prefault(
         self, obj: Object, name: bytes | None = None, asking: Asking | None = None, uid: int = -1
     ) -> Mapping[tuple[int, bytes], tuple[int, int]]:
         """Prefault the object, and `name` in it; return what `Nodes.use_prefaulted` needs.
 
-        With `asking`, the same thread asks the mount below about it. What is deep in the tree is looked at in parts,
-        for one request of each caller (`uid`, or the daemon) at a time.
+        With `asking`, the same thread queries the lower mount about it. What is deep in the tree is prefaulted in
+        parts, for one request of each caller (`uid`, or the daemon) at a time.
 
         Raises:
-            Stale: directories are moved faster than they can be looked at.
+            Stale: directories are moved faster than they can be prefaulted.
         """
-        for _ in range(_MOST_LOOKS):
-            *above, near = self.nodes.prefault_parts(obj)
+        for _ in range(_MOST_PREFAULTS):
+            *ancestors, last = self.nodes.prefault_parts(obj)
             there: dict[tuple[int, bytes], tuple[int, int]] = {}
             has_moved = False
-            if above:
+            if ancestors:
                 async with self.turns.alone(uid):  # a part takes many descriptors
-                    for part in above:
+                    for part in ancestors:
                         look = self.nodes.with_descriptor(self.nodes.prefault, obj, None, part)
                         found = await trio.to_thread.run_sync(look, abandon_on_cancel=True)
                         has_moved |= self.nodes.prefaulted(found)
                         there |= found.inodes
-            look = self.nodes.with_descriptor(self.nodes.prefault, obj, name, near)
+            look = self.nodes.with_descriptor(self.nodes.prefault, obj, name, last)
             if asking is not None:
                 look = asking.after(look, obj, self.nodes.root)
             found = await trio.to_thread.run_sync(look, abandon_on_cancel=True)
@@ -439,12 +447,12 @@ class Core(pyfuse3.Operations):
             return at if at.has_acl is None else at._replace(has_acl=None)
         return await self._enter(inode, ctx)
 
-    async def _again_asked(
+    async def _again_with_answers(
         self, at: Request, fd: int, inode: InodeT, ctx: RequestContext, answers: Answers | None = None
     ) -> Request:
-        """Do the same to judge what `fd` (O_PATH) refers to: afterwards it is known what the mount below says about it.
+        """Return how to go on after an await (`_again`), with the answers of the lower mount about `fd` (O_PATH).
 
-        `answers` is what it has said already, which does not count if a reload has changed the caller's identity.
+        `answers` are those that there are already, which do not count if a reload has changed the caller's identity.
         """
         while True:
             at = await self._again(at, inode, ctx)
@@ -455,21 +463,21 @@ class Core(pyfuse3.Operations):
                 return at._replace(who=Asked(at.who, answers))
             pin = Descriptor(self.nodes.with_descriptor(calls.dup, fd), (0, 0), 0)
             of_it = at._replace(fd=pin.fd, who=at.who.found(), pin=pin)
-            answers = await self._do_in_thread(of_it, self._ask_below)
+            answers = await self._do_in_thread(of_it, self._query_lower)
 
     @staticmethod
-    def _ask_below(at: Request) -> Answers | None:
-        """In a thread: return what the mount below tells the caller about the object that `at.fd` refers to."""
+    def _query_lower(at: Request) -> Answers | None:
+        """In a thread: return the answers of the lower mount to this caller about what `at.fd` refers to."""
         below = at.view.below
         return None if below is None or at.who is DAEMON else ask(below, at.who.credentials, [at.fd])
 
-    async def _let_kernel_in(self, inode: InodeT) -> Request:
-        """Let the kernel itself in, which is reconnecting a handle: no policy is asked."""
+    async def _enter_as_kernel(self, inode: InodeT) -> Request:
+        """Let the kernel itself in, which is reconnecting a handle: no policy is consulted."""
         number, view = await self.callers.view(inode)
         obj = self.nodes.get(inode)
         waits = self.nodes.waits(obj)
         if waits:
-            await self._look(obj)
+            await self._prefault(obj)
         fd = self.nodes.fd(obj)
         info = obj.filesystem.stat(fd)
         return Request(number, view, DAEMON, obj, fd, info, NO_VIEWER, pin=obj.descriptor, waits=waits)
@@ -479,7 +487,7 @@ class Core(pyfuse3.Operations):
     ) -> tuple[Request, tuple[ServerId, ServerId]]:
         """Return how to go on (`_again`), and the owner and group of what the caller would make in the directory.
 
-        A mount below may squash them.
+        A lower mount may squash them.
         """
         while (below := at.view.below) is not None and below.has(at.info):
             made = await self._do(at, partial(self._made_below, below))
@@ -492,7 +500,7 @@ class Core(pyfuse3.Operations):
     def _made_below(below: LowerTree, at: Request) -> tuple[ServerId, ServerId]:
         return below.makes(at.credentials, at.fd)
 
-    async def _open_late(
+    async def _open_in_thread(
         self, at: Request, name: bytes, inode: InodeT, ctx: RequestContext
     ) -> tuple[Request, int, linux.Stat | None]:
         """Open (O_PATH) the entry `name` of the directory, as the caller, in a thread, because it may take long.
@@ -503,22 +511,22 @@ class Core(pyfuse3.Operations):
         Raises:
             OSError: there is no such entry, or the name leads to an excluded mount (`Nodes.stat`).
         """
-        fd, answers = await self._do(at, partial(self._open_and_ask, name=name))
+        fd, answers = await self._do(at, partial(self._open_and_query, name=name))
         if not self.nodes.is_name_remote(at.obj, name):
-            # It is in memory now. Changes may have been reported meanwhile, and what the kernel is to remember must
-            # have been found after them.
+            # It is in memory now. Changes may have been reported meanwhile, and what the kernel is to cache must have
+            # been found after them.
             calls.close(fd)
             at = await self._again(at, inode, ctx)
             fd = self._open_named(at, name)
             return at, fd, self.finder.check(at, name, fd)
         try:
-            at = await self._again_asked(at, fd, inode, ctx, answers)
+            at = await self._again_with_answers(at, fd, inode, ctx, answers)
         except BaseException:
             calls.close(fd)
             raise
         return at._replace(has_searched=True), fd, self.finder.check(at, name, fd)
 
-    async def _open_seen(
+    async def _open_visible(
         self, at: Request, name: bytes, inode: InodeT, ctx: RequestContext
     ) -> tuple[Request, Descriptor, linux.Stat]:
         """Return how to go on (`_again`), a descriptor (O_PATH) for the entry `name` of the directory, and its stat.
@@ -535,7 +543,7 @@ class Core(pyfuse3.Operations):
                 self.nodes.drop_if_unused(found.obj)  # the kernel may not know it (yet)
                 return at, seen, found.info
         else:
-            at, fd, info = await self._open_late(at, name, inode, ctx)
+            at, fd, info = await self._open_in_thread(at, name, inode, ctx)
             if info is not None:
                 return at, Descriptor(fd, dev_ino(info), 0), info
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
@@ -544,11 +552,11 @@ class Core(pyfuse3.Operations):
         """Open (O_PATH) the entry `name` of the directory, as the caller; it has yet to be judged."""
         return self.finder.open(at.credentials_for(os.X_OK), at.fd, name)
 
-    def _open_and_ask(self, at: Request, name: bytes) -> tuple[int, Answers | None]:
-        """In a thread: do the same, and also return what the mount below says about it."""
+    def _open_and_query(self, at: Request, name: bytes) -> tuple[int, Answers | None]:
+        """In a thread: open the entry `name` (`_open_named`), and query the lower mount about it."""
         fd = self._open_named(at, name)
         try:
-            return fd, self._ask_below(at._replace(fd=fd))
+            return fd, self._query_lower(at._replace(fd=fd))
         except BaseException:
             calls.close(fd)
             raise
@@ -571,7 +579,7 @@ class Core(pyfuse3.Operations):
 
         NFS has no descriptors: a caller that created a file as 0444, or removed its own right while it had the file
         open, must be able to go on, and a client that executes a file reads it (RFC 1813 §4.4). The kernel has checked
-        the mode that it was shown; it refuses such an open by a local process before it asks the daemon.
+        the mode that it was shown; it refuses such an open by a local process before it sends it to the daemon.
         """
         if not self.knfsd or not stat.S_ISREG(at.info.st_mode):
             return False
@@ -592,11 +600,11 @@ class Core(pyfuse3.Operations):
         if await trio.to_thread.run_sync(refused, abandon_on_cancel=True) if file.obj.filesystem.remote else refused():
             raise FUSEError(errno.EACCES)
 
-    def _open_to_look(self, at: Request, ctx: RequestContext) -> FileHandleT:
+    def _open_for_attributes(self, at: Request, ctx: RequestContext) -> FileHandleT:
         """Open for nfs-ganesha, which opens everything for reading to get its attributes, and assumes that root can.
 
         Raises:
-            PermissionError: somebody else asks.
+            PermissionError: this is not nfs-ganesha.
         """
         if not self.ganesha or ctx.uid != 0:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -609,7 +617,7 @@ class Core(pyfuse3.Operations):
         return FileHandleT(fd)
 
     def _require_descriptor(self, at: Request) -> None:
-        """To be called before anything is opened for a client.
+        """Refuse to open anything for a caller that has its share open.
 
         Raises:
             OSError: EMFILE: the caller has its share of what may be open. What is left is for others.
@@ -621,11 +629,11 @@ class Core(pyfuse3.Operations):
             raise self.requests.refuse(shares, "files and directories open", uid, f"server uid {uid}", code)
 
     def _close(self, fh: FileHandleT) -> None:
-        """Close what a client had open. Nobody waits for it to be closed where that may take long."""
+        """Close what a client had open. Where that may take long, no request waits for it."""
         file = self.files.close(fh)
         if file is not None:
             assert self.tasks is not None
-            self.tasks.once("closing a file", self.files.close_late, fh, file)
+            self.tasks.once("closing a file", self.files.close_in_thread, fh, file)
 
     def _is_top(self, inode: InodeT) -> bool:
         """Whether this is the list of views at the root of the mount."""

@@ -13,7 +13,7 @@ from .. import linux
 from ..tree import calls
 from ..tree.request import Request
 from .core import Core
-from .request import answers
+from .request import operation
 
 # The kernel has already dealt with these; O_DIRECT would need aligned buffers, which requests do not have.
 _NOT_AGAIN = os.O_CREAT | os.O_EXCL | os.O_NOCTTY | os.O_NOFOLLOW | os.O_DIRECT | linux.FMODE_EXEC
@@ -53,11 +53,11 @@ def _seek(fd: int, offset: int, whence: int, *, without_holes: bool) -> int:
 
 
 def _may_have_more(at: Request, flags: int) -> bool:
-    """Whether a file that says it is empty may have content all the same, which the kernel would not ask for.
+    """Whether a file that says it is empty may have content all the same, which the kernel would not read.
 
-    It asks for what lies beyond the size only with FOPEN_DIRECT_IO, which refuses shared mappings. Who opens an empty
-    file to write to it may be about to make it larger and to map it, so this is for those who read; except where nobody
-    maps anything. File systems with rules of POSIX alone say true sizes.
+    It reads what lies beyond the size only with FOPEN_DIRECT_IO, which refuses shared mappings. Who opens an empty
+    file to write to it may be about to make it larger and to map it, so this is for those who read; except where no
+    process maps anything. File systems with rules of POSIX alone say true sizes.
     """
     filesystem = at.obj.filesystem
     if filesystem.has_posix_rules or at.info.st_size:
@@ -72,7 +72,7 @@ class DataOperations(Core):
     former with EOPNOTSUPP, and treats all of a file as data.
     """
 
-    @answers
+    @operation
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
         """Open the real file as the caller: its permissions and ACLs decide, at this moment."""
         if self.self_probe.threads and self.self_probe.refuses(ctx.pid, flags):
@@ -92,7 +92,7 @@ class DataOperations(Core):
                 raise
             at = await self._again(at, inode, ctx)
             # The pages that the kernel has for others are not for this caller.
-            return FileInfo(fh=self._open_to_look(at, ctx), keep_cache=False, direct_io=True)
+            return FileInfo(fh=self._open_for_attributes(at, ctx), keep_cache=False, direct_io=True)
         as_opener = self.ganesha or flags & os.O_ACCMODE != os.O_RDONLY
         keeps = self.cache.opening(at)
         fh = self.files.opened(fd, at, as_opener=as_opener, flags=flags)
@@ -122,7 +122,7 @@ class DataOperations(Core):
             raise FUSEError(errno.EACCES)
         return self.nodes.with_descriptor(calls.open, linux.ROOT, at.fd, os.O_RDONLY)
 
-    @answers
+    @operation
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
         """Return up to `size` bytes from `off`."""
         self.files.require_readable(fh)
@@ -131,7 +131,7 @@ class DataOperations(Core):
         content = await self.reader.read(fh, obj.number, obj.filesystem, off, size)
         return cast("bytes", content)  # pyfuse3 accepts any buffer; a copy would be wasteful
 
-    @answers
+    @operation
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
         """Write through to the real file, as the caller that opened it (set-id bits are cleared, quotas are charged).
 
@@ -155,17 +155,17 @@ class DataOperations(Core):
         return done
 
     async def _may_have_lost_set_id(self, fh: FileHandleT) -> None:
-        """Make the kernel forget a file if somebody may not know of it any more without its set-id bits.
+        """Invalidate a file in the kernel if it may be hidden from a caller without its set-id bits.
 
         The real tree drops them when the file is written to. Where they are shown, the kernel has them dropped first.
         """
         file = self.files.by_fd[fh]
-        self.files.look_at_set_id(fh)  # first: what is dropped from now on is noticed by whoever does it
+        self.files.check_set_id(fh)  # first: what is dropped from now on is noticed by the request that does it
         view = self.views.get(file.number)
         if view is not None:
             await self.cache.changed(file.number, view, file.obj)
 
-    @answers
+    @operation
     async def fallocate(self, fh: FileHandleT, mode: FlagT, off: int, length: int) -> None:
         """See fallocate(2), which is called as the caller that opened the file (as in `write`).
 
@@ -185,7 +185,7 @@ class DataOperations(Core):
         if not mode & linux.FALLOC_FL_KEEP_SIZE and off + length > obj.size_in_kernel(file.number):
             obj.report_size(file.number, off + length)
 
-    @answers
+    @operation
     async def lseek(self, fh: FileHandleT, off: int, whence: int) -> int:
         """Find the next data (SEEK_DATA) or the next hole (SEEK_HOLE) from `off`.
 
@@ -197,22 +197,23 @@ class DataOperations(Core):
         seek = partial(_seek, fh, off, whence, without_holes=without_holes)
         return await trio.to_thread.run_sync(seek, abandon_on_cancel=True)
 
-    @answers
+    @operation
     async def flush(self, fh: FileHandleT) -> None:
         """Handle close(2) of one of the client's descriptors by passing on what the real file system reports.
 
-        Local file systems have nothing to report. If there are no others, the kernel is told not to ask again.
+        Local file systems have nothing to report. If there are no others, the answer (ENOSYS) makes the kernel send no
+        more FLUSH.
         """
         if all(filesystem.has_posix_rules for filesystem in self.nodes.mounts.filesystems):
             raise FUSEError(errno.ENOSYS)
         await trio.to_thread.run_sync(calls.close, self.nodes.with_descriptor(calls.dup, fh), abandon_on_cancel=True)
 
-    @answers
+    @operation
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
         """See fsync(2) and fdatasync(2)."""
         await trio.to_thread.run_sync(calls.fdatasync if datasync else calls.fsync, fh, abandon_on_cancel=True)
 
-    @answers
+    @operation
     async def release(self, fh: FileHandleT) -> None:
         """Close the file, since the last of the client's descriptors is gone."""
         self._close(fh)

@@ -25,10 +25,10 @@ from ..tree.objects import Object, Stale
 from ..tree.positions import END
 from ..tree.request import Request
 from ..tree.visibility import Far, Sight, is_entry_visible
-from .core import Near
+from .core import CheckedAncestors
 from .handles import Entry, OpenDirectory
 from .names import NameOperations
-from .request import answers
+from .request import operation
 from .turns import SLICE_SECONDS
 
 # stat(2) is timed for up to this many names of a batch. For a name that is in memory, it takes less than this:
@@ -42,9 +42,9 @@ _REMOTE_BATCH = 4096
 # How long a listing waits for a remote file system mounted in the directory, before it leaves that out.
 _ANSWER_SECONDS = 0.5
 
-# How many entries the mount below is asked about at a time: a reply of one page (fs/fuse/readdir.c) has no room for
+# About how many entries the lower mount is queried at a time: a reply of one page (fs/fuse/readdir.c) has no room for
 # more.
-_MOST_ASKED = 32
+_MOST_QUERIED = 32
 
 # An answer that has something is sent after this time, even if it has room for more.
 _REPLY_SECONDS = 0.01
@@ -64,13 +64,13 @@ def _read_names(nodes: Nodes, fd: int, far: Set[bytes], *, all_of_them: bool) ->
     names = [name for name, _, _ in entries if name not in far]
     some = names if all_of_them else names[:: len(names) // _SAMPLES + 1]
     began = time.monotonic()
-    _look_at_all(nodes, fd, some)
+    _prefault_all(nodes, fd, some)
     if not all_of_them and time.monotonic() - began > _WARM_SECONDS * len(some):
-        _look_at_all(nodes, fd, names)
+        _prefault_all(nodes, fd, names)
     return entries
 
 
-def _look_at_all(nodes: Nodes, fd: int, names: list[bytes]) -> None:
+def _prefault_all(nodes: Nodes, fd: int, names: list[bytes]) -> None:
     for name in names:
         with contextlib.suppress(OSError):
             nodes.prefault_name(linux.ROOT, fd, name)
@@ -102,19 +102,19 @@ class Reply:
 class DirectoryOperations(NameOperations):
     """OPENDIR, READDIRPLUS, RELEASEDIR, FSYNCDIR."""
 
-    @answers
+    @operation
     async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
         """Open the real directory as the caller."""
         if self._is_top(inode):
             return _TOP
         sought = self.reconnection.seeks_in(ctx.pid, inode) if self.knfsd else None
-        at = await (self._enter(inode, ctx) if sought is None else self._let_kernel_in(inode))
+        at = await (self._enter(inode, ctx) if sought is None else self._enter_as_kernel(inode))
         if sought is None:
             self._require_descriptor(at)
         try:
             fd = await self._do(at, self._open_directory)
         except PermissionError:
-            return self._open_to_look(await self._again(at, inode, ctx), ctx)
+            return self._open_for_attributes(await self._again(at, inode, ctx), ctx)
         fh = FileHandleT(fd)
         directory = self.files.opened_directory(fd, at)
         directory.sought = sought
@@ -127,7 +127,7 @@ class DirectoryOperations(NameOperations):
     def _open_directory(self, at: Request) -> int:
         return self.nodes.with_descriptor(calls.open, at.credentials_for(os.R_OK), at.fd, os.O_RDONLY | os.O_DIRECTORY)
 
-    @answers
+    @operation
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
         """Report the names after position `start_id` that the caller who reads now may see.
 
@@ -145,8 +145,8 @@ class DirectoryOperations(NameOperations):
         if directory.sought is not None:
             sought = self.nodes.get(directory.sought)
             if self.nodes.waits(sought):
-                await self._look(sought)
-            self._tell_name(directory, directory.sought, start_id, token, ctx)
+                await self._prefault(sought)
+            self._report_sought(directory, directory.sought, start_id, token, ctx)
             return
         self.half_read.take(directory)
         reply = Reply(token)
@@ -161,7 +161,7 @@ class DirectoryOperations(NameOperations):
                 # An entry is reported when it is known what comes next.
                 directory.at_end = len(directory.pending) <= 1 and not await self._read_on(fh, directory)
                 try:
-                    has_room = await self._tell(fh, directory, reply, ctx)
+                    has_room = await self._report(fh, directory, reply, ctx)
                     if has_room and directory.at_end and directory.proof is not None:
                         self.cache.complete_directories.end(directory.obj, directory.proof)
                     if not has_room or directory.at_end:
@@ -169,13 +169,13 @@ class DirectoryOperations(NameOperations):
                 except TooSoon as exc:
                     await trio.sleep(exc.seconds)
                     if directory.obj.filesystem.remote:
-                        told, shown = directory.cookie, directory.shown
-                        self._let_go(directory)
-                        calls.lseek(fh, told, os.SEEK_SET)
-                        directory.cookie, directory.shown = told, shown
+                        position, shown = directory.cookie, directory.shown
+                        self._drop_pending(directory)
+                        calls.lseek(fh, position, os.SEEK_SET)
+                        directory.cookie, directory.shown = position, shown
         finally:
             if directory.obj.filesystem.remote:
-                self._let_go(directory)
+                self._drop_pending(directory)
             self.half_read.put(directory)
 
     def _seek(self, fh: FileHandleT, directory: OpenDirectory, start_id: int) -> bool:
@@ -196,8 +196,8 @@ class DirectoryOperations(NameOperations):
         directory.begins = not start_id
         return True
 
-    def _let_go(self, directory: OpenDirectory) -> None:
-        """Drop remote entries that have not been reported: they are looked at again."""
+    def _drop_pending(self, directory: OpenDirectory) -> None:
+        """Drop remote entries that have not been reported: they are read again."""
         for fd in directory.found.values():
             calls.close(fd)
         directory.found = {}
@@ -217,7 +217,7 @@ class DirectoryOperations(NameOperations):
             far = self.nodes.remote_names(directory.obj)
             read = partial(_read_names, self.nodes, fh, far, all_of_them=filesystem.waits)
             names = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
-            silent = {name for name, _, _ in names if name in far and not await self._answers(directory.obj, name)}
+            silent = {name for name, _, _ in names if name in far and not await self._responds(directory.obj, name)}
         if not names:
             return False
         *shown, directory.end = self.nodes.positions.shown(directory.tweak, [*(after for _, after, _ in names), END])
@@ -229,7 +229,7 @@ class DirectoryOperations(NameOperations):
         return True
 
     async def _read_remote(self, fh: FileHandleT, directory: OpenDirectory) -> list[tuple[bytes, int, int]]:
-        """Return more names where each may have to be asked for, and open what they lead to."""
+        """Return more names of a remote directory, and open what they lead to."""
         far = self.nodes.remote_names(directory.obj)
         read = partial(self._read_some, fh, far)
         try:
@@ -242,7 +242,7 @@ class DirectoryOperations(NameOperations):
             names, found = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
         directory.found |= found
         for name in {name for name, _, _ in names} & far:
-            if await self._answers(directory.obj, name):
+            if await self._responds(directory.obj, name):
                 with contextlib.suppress(OSError):
                     opened = partial(self._open_to_list, fh, name)
                     directory.found[name] = await trio.to_thread.run_sync(opened, abandon_on_cancel=True)
@@ -269,43 +269,43 @@ class DirectoryOperations(NameOperations):
     def _open_to_list(self, fh: int, name: bytes) -> int:
         return self.finder.open(linux.ROOT, fh, name)
 
-    async def _answers(self, obj: Object, name: bytes) -> bool:
+    async def _responds(self, obj: Object, name: bytes) -> bool:
         """Whether what is mounted at `name` answers within a moment: no listing may have to wait for it."""
         key = obj.number, name
-        answered = self._asking.get(key)
+        answered = self._unanswered.get(key)
         if answered is None:
-            answered = self._asking[key] = trio.Event()
+            answered = self._unanswered[key] = trio.Event()
             assert self.tasks is not None
-            self.tasks.once("asking what is mounted", self._ask, obj, name, answered)
+            self.tasks.once("checking what is mounted", self._await_response, obj, name, answered)
         with trio.move_on_after(_ANSWER_SECONDS):
             await answered.wait()
         return answered.is_set()
 
-    async def _ask(self, obj: Object, name: bytes, answered: trio.Event) -> None:
+    async def _await_response(self, obj: Object, name: bytes, answered: trio.Event) -> None:
         try:
-            await self._look(obj, name)
+            await self._prefault(obj, name)
             answered.set()
         except (OSError, RuntimeError) as exc:  # no descriptor, or no thread
-            log.debug("%r: not asked: %s", name, exc)
+            log.debug("%r: not checked: %s", name, exc)
         finally:
-            del self._asking[obj.number, name]
+            del self._unanswered[obj.number, name]
 
-    async def _tell(
+    async def _report(
         self,
         fh: FileHandleT,
         directory: OpenDirectory,
         reply: Reply,
         ctx: RequestContext,
-        near: Near | None = None,
+        checked: CheckedAncestors | None = None,
     ) -> bool:
         """Report the names that were read, as many as there is time for; return False when the reply is full."""
         obj = directory.obj
         most = len(directory.pending)
         if self.nodes.waits(obj):
             if self.views.below is not None and directory.found:
-                most = _MOST_ASKED
+                most = _MOST_QUERIED
             found = [directory.found[name] for name, *_ in directory.pending[:most] if name in directory.found]
-            number, view, who = await self._served_late(obj, self._nodeid(directory), ctx, listed=found)
+            number, view, who = await self._served_prefaulted(obj, self._nodeid(directory), ctx, listed=found)
         else:
             number, view, who = await self.callers.served(self._nodeid(directory), ctx)
         viewer = self.callers.viewer(view, who, ctx)
@@ -313,10 +313,10 @@ class DirectoryOperations(NameOperations):
             self.cache.note_viewer(number, obj, viewer)
         info = obj.filesystem.stat(fh)
         try:
-            is_hidden = view.hides and self._look_at(view, who, obj, info, near) is Sight.HIDDEN
+            is_hidden = view.hides and self._check_visibility(view, who, obj, info, checked) is Sight.HIDDEN
         except Far:
-            near = await self._approach(obj, self._nodeid(directory), ctx, near)
-            return await self._tell(fh, directory, reply, ctx, near)
+            checked = await self._check_ancestors(obj, self._nodeid(directory), ctx, checked)
+            return await self._report(fh, directory, reply, ctx, checked)
         if (
             not is_hidden
             and (self.nodes.disconnected or not obj.filesystem.watched)
@@ -337,7 +337,7 @@ class DirectoryOperations(NameOperations):
         with self.nodes.batch():
             return self._fill(at, directory, reply, most)
 
-    def _tell_name(
+    def _report_sought(
         self, directory: OpenDirectory, sought: int, start_id: int, token: ReaddirToken, ctx: RequestContext
     ) -> None:
         """List only the entry for which the kernel reads this directory."""
@@ -366,7 +366,7 @@ class DirectoryOperations(NameOperations):
             directory.begins = False
             directory.proof = self.cache.complete_directories.begin(at)
         # What the kernel already knows takes as little as possible: directories may have very many names.
-        proof, number, viewer, left_out = directory.proof, at.number, at.viewer, directory.left_out
+        proof, number, viewer, unreported = directory.proof, at.number, at.viewer, directory.unreported
         is_known_to, nodeid = self.cache.is_known_to, self.nodes.nodeid
         # It must be what the name leads to now: every change made until now has to have been reported.
         known = (at.obj.children or {}) if at.who is not DAEMON and self.visibility.access_paths.is_up_to_date() else {}
@@ -375,7 +375,7 @@ class DirectoryOperations(NameOperations):
         last: Entry | None = None
         last_shown: EntryAttributes | int = 0
         done = 0
-        not_told: list[bytes] = []
+        left: list[bytes] = []
         try:
             for done, it in enumerate(pending[:most]):
                 if done % _ENTRIES_AT_ONCE == 0 and done and reply.must_wait():
@@ -387,7 +387,7 @@ class DirectoryOperations(NameOperations):
                     self.cache.complete_directories.check_entry(at, proof, name)
                 if (
                     obj is not None
-                    and name not in left_out
+                    and name not in unreported
                     and (obj.rare is None or not obj.others)  # a policy may hide one of several names of a file
                     and is_known_to(number, obj, viewer)
                 ):
@@ -404,7 +404,7 @@ class DirectoryOperations(NameOperations):
                         continue
                 if last is not None and not self._add(directory, reply, last, last_shown):
                     if not isinstance(shown, int):
-                        not_told.append(name)
+                        left.append(name)
                     return False
                 last, last_shown = it, shown
             done = min(most, len(pending))
@@ -419,8 +419,8 @@ class DirectoryOperations(NameOperations):
             if last is not None:
                 directory.pending.insert(0, last)
                 if not isinstance(last_shown, int):
-                    not_told.append(last[0])
-            directory.left_out = tuple(not_told)
+                    left.append(last[0])
+            directory.unreported = tuple(left)
 
     def _add(self, directory: OpenDirectory, reply: Reply, it: Entry, shown: EntryAttributes | int) -> bool:
         """Report an entry, with these attributes or an inode number alone; return False if there is no room."""
@@ -447,8 +447,8 @@ class DirectoryOperations(NameOperations):
         if name == b".":
             return self.replies.attributes(at.number, at.view, at.obj, at.obj.name, at.fd, at.info, at.checked_caller)
         if name == b"..":
-            return self._above(at)
-        # The right to list is enough for names; before anybody gets attributes, they are asked for again.
+            return self._dot_dot(at)
+        # The right to list is enough for names; before a caller gets attributes, the kernel sends LOOKUP.
         if at.obj.filesystem.remote:
             found = directory.found.get(name, -1)  # which stays until the entry has been reported
             return self._entry_found(at, name, self.nodes.with_descriptor(calls.dup, found)) if found >= 0 else None
@@ -468,7 +468,7 @@ class DirectoryOperations(NameOperations):
         return self._entry_found(at, name, fd)
 
     def _entry_found(self, at: Request, name: bytes, fd: int) -> EntryAttributes | int | None:
-        """Do the same for what `fd` (O_PATH) refers to. Takes ownership of `fd`."""
+        """Return what to report (`_entry_of`) of what `fd` (O_PATH) refers to. Takes ownership of `fd`."""
         try:
             info = self.nodes.stat(fd)
             if not is_entry_visible(at.view, at.who, name, info, fd):
@@ -494,8 +494,8 @@ class DirectoryOperations(NameOperations):
         except Stale:
             return None
 
-    def _above(self, at: Request) -> EntryAttributes:
-        """Return the entry "..", of which only the inode number is of use to anybody."""
+    def _dot_dot(self, at: Request) -> EntryAttributes:
+        """Return the entry "..", of which programs use the inode number alone."""
         obj = at.obj
         if obj is self.nodes.root:
             if self.views.top:
@@ -523,14 +523,14 @@ class DirectoryOperations(NameOperations):
                     return
                 reply.until = await self.turns.wait_for_turn(ctx.uid)
 
-    @answers
+    @operation
     async def releasedir(self, fh: FileHandleT) -> None:
-        """Close the directory, which nobody reads any more."""
+        """Close the directory, since the last of the client's descriptors is gone."""
         if fh != _TOP:
             self.half_read.take(self.files.directory(fh))
             self._close(fh)
 
-    @answers
+    @operation
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
         """See fsync(2)."""
         if fh != _TOP:

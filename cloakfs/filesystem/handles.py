@@ -45,7 +45,7 @@ class OpenFile:
         self.opener = opener  # as whom further calls are made, where that matters
         self.flags = flags  # the client's flags of open(2)
         self.unreadable = False  # opened for its attributes alone
-        # The era of `OpenFiles` in which it has no set-id bits, which the real tree would drop when it is written to.
+        # The epoch of `OpenFiles` in which it has no set-id bits, which the real tree would drop when it is written to.
         self.no_set_id_in = -1
         self.written = 0  # bytes
 
@@ -74,8 +74,8 @@ class OpenDirectory(OpenFile):
     """A directory that a client has open."""
 
     __slots__ = (
-        "at_end", "begins", "cookie", "end", "found", "is_kept", "left_out", "pending", "proof", "shown", "sought",
-        "tweak",
+        "at_end", "begins", "cookie", "end", "found", "is_kept", "pending", "proof", "shown", "sought", "tweak",
+        "unreported",
     )  # fmt: skip
 
     is_directory = True
@@ -89,8 +89,8 @@ class OpenDirectory(OpenFile):
         self.at_end = False  # whether nothing comes after `pending`
         self.tweak = -1  # see `tree.positions`; negative until it is needed
         self.end = 0  # the end, as clients see it
-        # The names that were not told after all, although this was noted.
-        self.left_out: tuple[bytes, ...] = ()
+        # Names whose attributes were noted as known to the viewer, but did not fit into the reply.
+        self.unreported: tuple[bytes, ...] = ()
         self.proof: CompletenessProof | None = None  # what it proves if nothing is in its way
         self.is_kept = False  # whether the kernel keeps what is answered
         # If it is remote: what names lead to (O_PATH), while a request is being served.
@@ -110,7 +110,7 @@ class HalfRead:
         self._totals: Counter[int] = Counter()
 
     def take(self, file: OpenDirectory) -> None:
-        """Exempt the entries of a directory from being dropped, since somebody reads on, or has closed it."""
+        """Exempt the entries of a directory from being dropped, since a request reads on, or has closed it."""
         files = self._of.get(file.uid)
         if files is None or file not in files:
             return
@@ -119,7 +119,7 @@ class HalfRead:
             del self._of[file.uid], self._totals[file.uid]
 
     def put(self, file: OpenDirectory) -> None:
-        """Allow the entries of a directory to be dropped, since nobody reads it for now."""
+        """Allow the entries of a directory to be dropped, since no request reads it for now."""
         self.take(file)
         if not file.pending:
             return
@@ -130,7 +130,7 @@ class HalfRead:
             oldest = next(iter(files))
             self._totals[file.uid] -= files.pop(oldest)
             oldest.pending = []
-            oldest.cookie = oldest.shown = -1  # whichever position is asked for next, the descriptor is not there
+            oldest.cookie = oldest.shown = -1  # whichever position comes next, the descriptor is not there
 
 
 class OpenFiles:
@@ -143,14 +143,14 @@ class OpenFiles:
     Attributes:
         by_fd: all of them, by descriptor.
         shares: how many descriptors each caller has, by its server uid: open ones, and those that are being closed.
-        era: is increased whenever it is not known any more which files have set-id bits.
+        epoch: is increased whenever it is not known any more which files have set-id bits.
     """
 
     def __init__(self, nodes: Nodes, most: int) -> None:
         self._nodes = nodes
         self.by_fd: dict[int, OpenFile] = {}
         self.shares: Shares[int] = Shares(most)
-        self.era = 0
+        self.epoch = 0
         self._closing: dict[MountedFilesystem, trio.CapacityLimiter] = {}
 
     def opened(
@@ -179,7 +179,7 @@ class OpenFiles:
         # Where a thread was waited for, `at.info` may be from before that. (A remote one would be no newer now.)
         is_current = filesystem.remote or not (filesystem.by_threads or filesystem.slow_until > 0)
         if is_current and not at.info.st_mode & SET_ID:
-            file.no_set_id_in = self.era
+            file.no_set_id_in = self.epoch
         if flags & os.O_TRUNC:
             at.obj.report_size(at.number, 0)
         self._nodes.opened(at.obj, fd)
@@ -199,9 +199,9 @@ class OpenFiles:
         return directory
 
     def close(self, fh: FileHandleT) -> OpenFile | None:
-        """Close a client's file; return it if that is left to `close_late`, because it may take long.
+        """Close a client's file; return it if that is left to `close_in_thread`, because it may take long.
 
-        A remote file's server is told.
+        The close of a remote file takes a request to its server.
         """
         file = self.by_fd.pop(fh)
         self._nodes.closed(file.obj, fh)
@@ -213,7 +213,7 @@ class OpenFiles:
         self.shares.give_back(file.uid)
         return None
 
-    async def close_late(self, fh: FileHandleT, file: OpenFile) -> None:
+    async def close_in_thread(self, fh: FileHandleT, file: OpenFile) -> None:
         """Close the descriptor that `close` has left, in a thread.
 
         Each file system has only so many threads for this: one that hangs holds up no other. What is yet to be closed
@@ -235,7 +235,7 @@ class OpenFiles:
         return any(not file.is_directory and file.uid == who.uid for file in opened)
 
     def is_open(self, obj: Object, number: int) -> bool:
-        """Whether anybody has opened this file, in the view of this number, to read or write it."""
+        """Whether a caller has opened this file, in the view of this number, to read or write it."""
         opened = (self.by_fd[fd] for fd in obj.open_files)
         return any(file.number == number and not file.is_directory and not file.unreadable for file in opened)
 
@@ -253,7 +253,7 @@ class OpenFiles:
     def may_have_set_id(self, obj: Object | None) -> None:
         """Note that a file, or any if it is None, may have set-id bits now, which it loses when it is written to."""
         if obj is None:
-            self.era += 1
+            self.epoch += 1
             return
         for fd in obj.open_files:
             self.by_fd[fd].no_set_id_in = -1
@@ -261,7 +261,7 @@ class OpenFiles:
     def act_with_groups(self, obj: Object, who: Actor) -> None:
         """Write to the file, if `who` has opened it, with its groups from now on: it has become S_ISGID.
 
-        A write by somebody who is not in the group of the file drops that bit, also where it says nothing of execution.
+        A write by a user who is not in the group of the file drops that bit, also where it is not about execution.
         """
         for fd in obj.open_files:
             file = self.by_fd[fd]
@@ -270,13 +270,13 @@ class OpenFiles:
 
     def may_lose_set_id(self, file: OpenFile) -> bool:
         """Whether the file may have lost set-id bits by being written to."""
-        return file.no_set_id_in != self.era
+        return file.no_set_id_in != self.epoch
 
-    def look_at_set_id(self, fh: FileHandleT) -> None:
+    def check_set_id(self, fh: FileHandleT) -> None:
         """Note that the file has no set-id bits, if that is so."""
         file = self.by_fd[fh]
         if not file.obj.filesystem.remote and not calls.fstat(fh).st_mode & SET_ID:
-            file.no_set_id_in = self.era
+            file.no_set_id_in = self.epoch
 
     def opener(self, fh: Any) -> int:
         """Return who counts as the caller of a request without one: the opener's server uid, as a number below 0."""
@@ -284,7 +284,7 @@ class OpenFiles:
         return -1 if file is None else -2 - file.uid
 
     def require_readable(self, fh: FileHandleT) -> None:
-        """To be called before anything is read.
+        """Refuse to read what was opened for its attributes alone.
 
         Raises:
             FUSEError: EACCES: the file was opened for its attributes alone.

@@ -25,7 +25,7 @@ from ..tree.visibility import is_entry_visible, is_new_entry_visible, note_not_m
 from . import atomic
 from .core import Core
 from .data import open_again, reopen_flags
-from .request import answers
+from .request import operation
 from .xattrs import CAPABILITY
 
 
@@ -37,7 +37,7 @@ def _absent_for(seconds: float) -> EntryAttributes:
     return entry
 
 
-# The same as ENOENT for the kernel, and cheaper than an exception. Nobody changes it.
+# For the kernel, this is ENOENT, and it is cheaper than an exception. It is never changed.
 _ABSENT = _absent_for(0.0)
 
 log = logging.getLogger(__name__)
@@ -79,10 +79,10 @@ def _mover(old: Request, new: Request, info: linux.Stat) -> linux.Credentials:
 
 
 def _alone_may_change(at: Request) -> bool:
-    """Whether the session loop works for the owner of a directory in which nobody else may change names, save for root.
+    """Whether the session loop works for the owner of a directory in which only this user, and root, may change names.
 
-    (The group bits of a directory with an ACL say the most that the ACL grants to anybody, acl(5).) Whatever else comes
-    in between two system calls is then the doing of those who can do the same to any file in it.
+    (The group bits of a directory with an ACL say the most that the ACL grants to any user, acl(5).) Whatever else
+    comes in between two system calls is then the doing of those who can do the same to any file in it.
     """
     return (
         not at.in_thread
@@ -92,20 +92,20 @@ def _alone_may_change(at: Request) -> bool:
     )
 
 
-def _removed(at: Request, call: _Remove, name: bytes) -> None:
+def _remove_plain(at: Request, call: _Remove, name: bytes) -> None:
     call(at.credentials_for_names(), at.fd, name)  # a sticky directory is about uids alone
 
 
-def _removed_exactly(at: Request, call: _Remove, name: bytes, seen: int, info: linux.Stat) -> None:
+def _remove_exact(at: Request, call: _Remove, name: bytes, seen: int, info: linux.Stat) -> None:
     atomic.remove(at.credentials_for_names(), at.fd, name, seen, info, call)
 
 
 class NameOperations(Core):
     """LOOKUP, CREATE, MKNOD, MKDIR, SYMLINK, LINK, UNLINK, RMDIR, RENAME."""
 
-    @answers
+    @operation
     async def lookup(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> EntryAttributes:
-        """Return what `name` leads to. The kernel asks for "." and ".." when it reconnects a file handle."""
+        """Return what `name` leads to. The kernel looks up "." and ".." when it reconnects a file handle."""
         if parent_inode == ROOT and self.views.top:  # `_is_top`, without a call
             return await self._lookup_view(name, ctx)
         if name in (b".", b".."):
@@ -113,9 +113,9 @@ class NameOperations(Core):
         for_kernel = self.knfsd and self.reconnection.finish(ctx.pid, parent_inode, name)
         for _ in range(_TRIES):
             try:
-                at = await (self._let_kernel_in(parent_inode) if for_kernel else self._enter(parent_inode, ctx))
+                at = await (self._enter_as_kernel(parent_inode) if for_kernel else self._enter(parent_inode, ctx))
                 if at.waits:
-                    at, found = await self._find_late(at, name, parent_inode, ctx)
+                    at, found = await self._find_in_thread(at, name, parent_inode, ctx)
                 else:
                     found = self.find(at, name)
             except TooSoon as exc:
@@ -125,7 +125,7 @@ class NameOperations(Core):
                 self.relookup.name_refused(parent_inode, name)
                 raise
             if isinstance(found, Missing):
-                self.probing.looked_up(at, name, ctx, is_hidden=found is HIDDEN)
+                self.probing.note_lookup(at, name, ctx, is_hidden=found is HIDDEN)
                 return self._absent(at, name, found)
             obj, info = found
             if stat.S_ISDIR(info.st_mode) and (pending := self.cache.admit(at.number, obj, at.viewer)) is not None:
@@ -134,12 +134,12 @@ class NameOperations(Core):
             return self.replies.named(at, name, obj, info)
         raise TooSoon(0.0)
 
-    async def _find_late(
+    async def _find_in_thread(
         self, at: Request, name: bytes, inode: InodeT, ctx: RequestContext
     ) -> tuple[Request, Found | Missing]:
-        """Do what `Finder.find` does, in a thread where that may have to wait; also return how to go on (`_again`)."""
+        """Find what the name leads to in a thread, which may wait; return how to go on (`_again`), and that."""
         try:
-            at, fd, info = await self._open_late(at, name, inode, ctx)
+            at, fd, info = await self._open_in_thread(at, name, inode, ctx)
         except FileNotFoundError:
             return at, ABSENT
         if info is None:
@@ -147,7 +147,7 @@ class NameOperations(Core):
         return at, Found(self.nodes.resolve(fd, at.obj, name, info), info)
 
     def _absent(self, at: Request, name: bytes, missing: Missing) -> EntryAttributes:
-        """Return an answer that nothing has that name, with how long the kernel may remember it."""
+        """Return an answer that nothing has that name, with how long the kernel may cache it."""
         counters = self.requests.counters
         counters.errors["lookup", errno.ENOENT] += 1
         self.nodes.unlist(at.obj, name if missing is ABSENT else _NO_NAME)
@@ -190,7 +190,7 @@ class NameOperations(Core):
             raise FUSEError(errno.EACCES)
         root = self.nodes.root
         if self.nodes.waits(root):
-            await self._look(root)
+            await self._prefault(root)
             view = self.views.get(number)
             if view is None:
                 raise Stale
@@ -209,13 +209,13 @@ class NameOperations(Core):
             return await self._connected(inode, name, ctx)
         except Stale:
             if not self.callers.is_daemon(ctx, for_attributes=False):
-                self.probing.handle_refused(inode, ctx)
+                self.probing.note_stale_handle(inode, ctx)
             raise
 
     async def _connected(self, inode: InodeT, name: bytes, ctx: RequestContext) -> EntryAttributes:
         obj = self.nodes.get(inode)
         if self.nodes.waits(obj):
-            await self._look(obj)
+            await self._prefault(obj)
         number, view = await self.callers.view(inode)
         if (
             name == b"."
@@ -248,8 +248,8 @@ class NameOperations(Core):
     async def _enter_to_make(self, inode: InodeT, name: bytes, mode: int, ctx: RequestContext) -> Request:
         """Let in a request that makes `name`.
 
-        An object that its maker would not be allowed to see is not made at all (EACCES): nobody could remove it. Nor is
-        one that would not get a number.
+        An object that its maker would not be allowed to see is not made at all (EACCES), since its maker could not
+        remove it. Nor is one that would not get a number.
         """
         if inode == ROOT and self.views.top:  # `_is_top`, without a call
             raise FUSEError(errno.EROFS)
@@ -285,7 +285,7 @@ class NameOperations(Core):
         try:
             fd = await self._do(at, partial(self._make_and_open, call=call, name=name))
         except _TAKEN:
-            self.probing.made_in_vain(at, name, ctx)
+            self.probing.note_existing(at, name, ctx)
             raise
         try:
             at = await self._again(at, inode, ctx)
@@ -293,7 +293,7 @@ class NameOperations(Core):
                 fd = self._open_named(at, name)
             info = self.nodes.stat(fd)
             if info.st_uid != at.who.uid:
-                at = await self._again_asked(at, fd, inode, ctx)
+                at = await self._again_with_answers(at, fd, inode, ctx)
                 if not is_entry_visible(at.view, at.who, name, info, fd):
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             # So that it can be recognized (`_unmake`).
@@ -325,7 +325,7 @@ class NameOperations(Core):
         """Remove again what was just made, to which `fd` refers, because it cannot get a number."""
         call: _Remove = calls.rmdir if stat.S_ISDIR(info.st_mode) else calls.unlink
         try:
-            await self._do(at, partial(_removed_exactly, call=call, name=name, seen=fd, info=info))
+            await self._do(at, partial(_remove_exact, call=call, name=name, seen=fd, info=info))
         except OSError as exc:
             log.warning("%r cannot get a number, and cannot be removed again either (%s)", name, exc.strerror)
 
@@ -347,13 +347,13 @@ class NameOperations(Core):
             leads_there = (is_new and _alone_may_change(at)) or self.nodes.is_at(info, at.obj, name, at.credentials)
         if leads_there:
             return obj, info, self.replies.named(at, name, obj, info)
-        # The name already leads to something else, so the kernel is not to remember it.
+        # The name already leads to something else, so the kernel is not to cache it.
         entry = self.replies.attributes(at.number, at.view, obj, name, self.nodes.fd(obj), info, at.checked_caller)
         self.cache.note_viewer(at.number, obj, at.viewer)
         obj.lookups += 1
         return obj, info, entry
 
-    @answers
+    @operation
     async def mkdir(self, parent_inode: InodeT, name: bytes, mode: ModeT, ctx: RequestContext) -> EntryAttributes:
         """See mkdir(2); for a hidden name, the real tree answers EEXIST."""
         at = await self._enter_to_make(parent_inode, name, mode, ctx)
@@ -365,7 +365,7 @@ class NameOperations(Core):
 
         return await self._make_named(at, name, parent_inode, ctx, make)
 
-    @answers
+    @operation
     async def mknod(
         self, parent_inode: InodeT, name: bytes, mode: ModeT, rdev: int, ctx: RequestContext
     ) -> EntryAttributes:
@@ -377,7 +377,7 @@ class NameOperations(Core):
 
         return await self._make_named(at, name, parent_inode, ctx, make)
 
-    @answers
+    @operation
     async def symlink(self, parent_inode: InodeT, name: bytes, target: bytes, ctx: RequestContext) -> EntryAttributes:
         """See symlink(2)."""
         at = await self._enter_to_make(parent_inode, name, stat.S_IFLNK | 0o777, ctx)
@@ -387,7 +387,7 @@ class NameOperations(Core):
 
         return await self._make_named(at, name, parent_inode, ctx, make)
 
-    @answers
+    @operation
     async def create(
         self, parent_inode: InodeT, name: bytes, mode: ModeT, flags: FlagT, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
@@ -412,7 +412,7 @@ class NameOperations(Core):
         try:
             fd, maker, is_old, path_fd, is_there = await self._do(at, work)
         except _TAKEN:
-            self.probing.made_in_vain(at, name, ctx)
+            self.probing.note_existing(at, name, ctx)
             raise
         try:
             view = at.view
@@ -460,7 +460,7 @@ class NameOperations(Core):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from None
             try:
                 if not stat.S_ISREG(info.st_mode):
-                    # Opening a FIFO would make everybody wait; on this error, the kernel looks the name up again.
+                    # Opening a FIFO would make all callers wait; on this error, the kernel looks the name up again.
                     raise Stale from None
                 return self.nodes.with_descriptor(open_again, at.credentials, path_fd, flags), None
             finally:
@@ -468,7 +468,7 @@ class NameOperations(Core):
         else:
             return fd, who
 
-    @answers
+    @operation
     async def link(
         self, inode: InodeT, new_parent_inode: InodeT, new_name: bytes, ctx: RequestContext
     ) -> EntryAttributes:
@@ -494,7 +494,7 @@ class NameOperations(Core):
         try:
             is_there = await self._do(at, work)
         except _TAKEN:
-            self.probing.made_in_vain(at, new_name, ctx)
+            self.probing.note_existing(at, new_name, ctx)
             raise
         finally:
             calls.close(source)
@@ -512,16 +512,16 @@ class NameOperations(Core):
             raise FUSEError(errno.EROFS)
         at = await self._enter(inode, ctx)
         if not at.view.judges or at.who is DAEMON:
-            await self._do(at, partial(_removed, call=call, name=name))
+            await self._do(at, partial(_remove_plain, call=call, name=name))
             await self.cache.removed(at.number, [(at.obj, name)])
             return
         if call is calls.unlink and self._unlink_at_once(at, name):
             await self.cache.removed(at.number, [(at.obj, name)])
             return
         for _ in range(atomic.TRIES):
-            at, seen, info = await self._open_seen(at, name, inode, ctx)
+            at, seen, info = await self._open_visible(at, name, inode, ctx)
             try:
-                await self._do(at, partial(_removed_exactly, call=call, name=name, seen=seen.fd, info=info))
+                await self._do(at, partial(_remove_exact, call=call, name=name, seen=seen.fd, info=info))
             except atomic.Elsewhere:
                 at = await self._again(at, inode, ctx)
             else:
@@ -533,7 +533,7 @@ class NameOperations(Core):
     def _unlink_at_once(self, at: Request, name: bytes) -> bool:
         """Remove a name in a directory that the caller alone may change; return False if this is not such a case.
 
-        The name is what it was a moment before, so that nothing need be moved aside (`exactly`).
+        The name is what it was a moment before, so that nothing need be moved aside (`atomic`).
         """
         if at.waits or not _alone_may_change(at):
             return False
@@ -546,17 +546,17 @@ class NameOperations(Core):
         at.obj.filesystem.timed(calls.unlink, at.credentials_for_names(), at.fd, name)
         return True
 
-    @answers
+    @operation
     async def unlink(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
         """See unlink(2); ENOENT for a hidden name."""
         await self._remove(calls.unlink, parent_inode, name, ctx)
 
-    @answers
+    @operation
     async def rmdir(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
         """See rmdir(2); ENOENT for a hidden name, ENOTEMPTY where only hidden entries are left."""
         await self._remove(calls.rmdir, parent_inode, name, ctx)
 
-    @answers
+    @operation
     async def rename(
         self,
         parent_inode_old: InodeT,
@@ -594,7 +594,7 @@ class NameOperations(Core):
                 await self._do(new, partial(self._rename, old, name_old, name_new=name_new, flags=flags))
             else:
                 inodes = parent_inode_old, parent_inode_new
-                new, replaced = await self._rename_seen(old, name_old, new, name_new, flags, inodes, ctx)
+                new, replaced = await self._rename_visible(old, name_old, new, name_new, flags, inodes, ctx)
                 if replaced is not None:
                     stack.callback(calls.close, replaced)
                     removed = self.nodes.known(replaced, new.obj)
@@ -604,7 +604,7 @@ class NameOperations(Core):
         if flags & linux.RENAME_EXCHANGE:
             await self._moved(new.obj, self._at(new, old_obj), name_old)
 
-    async def _rename_seen(
+    async def _rename_visible(
         self,
         old: Request,
         name_old: bytes,
@@ -620,15 +620,15 @@ class NameOperations(Core):
             how to go on in the new directory (`_again`), and a descriptor (O_PATH) of what was replaced, if anything.
         """
         for _ in range(atomic.TRIES):
-            old, seen, info = await self._open_seen(old, name_old, inodes[0], ctx)
+            old, seen, info = await self._open_visible(old, name_old, inodes[0], ctx)
             new = await self._again(new, inodes[1], ctx)
-            rename = partial(self._rename_exactly, old, name_old, seen, info, name_new=name_new, flags=flags)
+            rename = partial(self._rename_exact, old, name_old, seen, info, name_new=name_new, flags=flags)
             try:
                 return new, await self._do(new, rename)
             except atomic.Elsewhere:
                 old = await self._again(old, inodes[0], ctx)
             except _TAKEN:
-                self.probing.made_in_vain(new, name_new, ctx)
+                self.probing.note_existing(new, name_new, ctx)
                 raise
         raise Stale
 
@@ -642,7 +642,7 @@ class NameOperations(Core):
     def _rename(old: Request, name_old: bytes, new: Request, *, name_new: bytes, flags: int) -> None:
         calls.rename(new.credentials, old.fd, name_old, new.fd, name_new, flags)
 
-    def _rename_exactly(
+    def _rename_exact(
         self,
         old: Request,
         name_old: bytes,
@@ -656,14 +656,14 @@ class NameOperations(Core):
         """Rename `seen`, replacing nothing but what the caller sees; return a descriptor (O_PATH) of what was replaced.
 
         Raises:
-            exactly.Elsewhere: a name leads to something else by now, and nothing was renamed.
+            atomic.Elsewhere: a name leads to something else by now, and nothing was renamed.
         """
         if not flags:
-            look = partial(self._look_at_target, new, name_new, errno.EACCES)
+            look = partial(self._open_target, new, name_new, errno.EACCES)
             return atomic.rename(_mover(old, new, info), old.fd, name_old, new.fd, name_new, seen.fd, look)
         if not atomic.leads_to(new.credentials, old.fd, name_old, info):
             raise atomic.Elsewhere
-        there = self._look_at_target(new, name_new, errno.EEXIST if flags & linux.RENAME_NOREPLACE else errno.ENOENT)
+        there = self._open_target(new, name_new, errno.EEXIST if flags & linux.RENAME_NOREPLACE else errno.ENOENT)
         if there is None and flags & linux.RENAME_NOREPLACE:
             self._rename(old, name_old, new, name_new=name_new, flags=flags)
             return None
@@ -678,7 +678,7 @@ class NameOperations(Core):
             calls.close(there)
         return None
 
-    def _look_at_target(self, at: Request, name: bytes, if_hidden: int) -> int | None:
+    def _open_target(self, at: Request, name: bytes, if_hidden: int) -> int | None:
         """Open (O_PATH) the entry `name`, if the caller may know of it; None if there is no such entry.
 
         Raises:
@@ -713,6 +713,6 @@ class NameOperations(Core):
                 fd = await self._do(to, partial(self._open_as_root, name=name))
                 obj = self.nodes.moved(fd, to.obj, name)
         except OSError:
-            return  # it is somewhere else already, and is looked for when it is asked about
+            return  # it is somewhere else already, and is searched for at the next request about it
         if obj is not None:
             await self.cache.moved(to.number, to.view, obj, before, to.obj)

@@ -1,4 +1,4 @@
-"""Notes who asks for what is hidden from it, and who guesses file handles; counts that later, and tells of alarms.
+"""Notes which callers probe for hidden names, or guess file handles; counts that later, and raises alarms.
 
 A prober must not notice. So a request only makes a note, the same whether its name is hidden or absent, and the notes
 are counted every half a second, at a time that no request determines.
@@ -29,14 +29,14 @@ log = logging.getLogger(__name__)
 MOST_NOTES = 32_768
 """How many notes are kept until they are counted; the others are `dropped`."""
 
-# A minute has at most this many lines in the log, however many callers there are.
+# At most this many lines a minute are logged, however many callers there are.
 _LOGGED_SECONDS = 60.0
 _MOST_LOGGED = 10
 
 _ABSENT = None  # the kind of note that is not counted
 
 _Note = tuple[Kind | None, ClientId | None, int, int, bytes]
-"""The kind; who asked: the client uid and the number of the view; for what: the directory and the name, or a handle."""
+"""The kind; the caller: client uid and number of the view; the object: the directory and the name, or a handle."""
 
 
 class Probing:
@@ -74,12 +74,12 @@ class Probing:
 
     # -- while a request is served -----------------------------------------------------------------
 
-    def looked_up(self, at: Request, name: bytes, ctx: RequestContext, *, is_hidden: bool) -> None:
-        """Note that a caller is about to be told that `name` is absent.
+    def note_lookup(self, at: Request, name: bytes, ctx: RequestContext, *, is_hidden: bool) -> None:
+        """Note that a LOOKUP of `name` is about to be answered with ENOENT.
 
         Raises:
-            FUSEError: EAGAIN: it exceeded the rate, and was told so of another name just now. (To hold back the answer
-                would hold up others: the kernel keeps the directory locked meanwhile.)
+            FUSEError: EAGAIN: the caller exceeded the rate, and got ENOENT for another name just now. (To hold back the
+                answer would hold up others: the kernel keeps the directory locked meanwhile.)
         """
         if not at.view.hides or at.who is DAEMON or self.probes.rate is None:
             return
@@ -91,15 +91,15 @@ class Probing:
                 self.probes.counts["refused"] += 1
                 raise FUSEError(errno.EAGAIN)
 
-    def made_in_vain(self, at: Request, name: bytes, ctx: RequestContext) -> None:
+    def note_existing(self, at: Request, name: bytes, ctx: RequestContext) -> None:
         """Note that something has the name that a caller wanted to make."""
         if at.view.hides and at.who is not DAEMON and self.probes.rate is not None:
             self._note(("creations", ClientId(ctx.uid), at.number, at.obj.number, name))
 
-    def handle_refused(self, inode: InodeT, ctx: RequestContext) -> None:
-        """Note that a file handle did not lead anywhere; only one that was never given to anybody counts.
+    def note_stale_handle(self, inode: InodeT, ctx: RequestContext) -> None:
+        """Note that a file handle did not lead anywhere; only one that was never given to a client counts.
 
-        An NFS server decodes a handle before it acts as the caller who sent it, so there nobody can tell who that was.
+        An NFS server decodes a handle before it acts as the caller who sent it, so there the caller is unknown.
         """
         if self.probes.rate is not None and not self._nodes.was_given(inode):
             self._note(("handles", None if self._exported else ClientId(ctx.uid), 0, inode, b""))
@@ -122,9 +122,9 @@ class Probing:
                 if kind is not _ABSENT:
                     alarm = self.probes.count(Identity(uid, view), kind, (place, name), now, times)
                     if alarm is not None:
-                        self._tell(alarm, place if kind != "handles" else None, name)
+                        self._raise_alarm(alarm, place if kind != "handles" else None, name)
 
-    def _tell(self, alarm: Alarm, place: int | None, name: bytes) -> None:
+    def _raise_alarm(self, alarm: Alarm, place: int | None, name: bytes) -> None:
         uid, view = alarm.who
         obj = None if place is None else self._nodes.known_as(place)
         path = None if obj is None else known_path(self._nodes, self._views, self._mountpoint, view, obj, name)

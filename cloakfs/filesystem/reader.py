@@ -205,13 +205,13 @@ class Reader:
             return done
         rest = partial(calls.pwrite, who, fd, memoryview(data)[done:], offset + done, flags)
         try:
-            return done + await self._write_late(who.uid, len(data) - done, rest)
+            return done + await self._write_in_thread(who.uid, len(data) - done, rest)
         except OSError:
             if not done:
                 raise
             return done  # as with write(2), the next write gets the error
 
-    async def _write_late(self, uid: int, size: int, write: Callable[[], int]) -> int:
+    async def _write_in_thread(self, uid: int, size: int, write: Callable[[], int]) -> int:
         if not self.unwritten.has_share_left(uid):
             self.unwritten.refused += 1
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))

@@ -1,4 +1,4 @@
-"""What the kernel may ask while it reconnects a file handle to the tree, no matter on whose behalf it seems to ask.
+"""The requests that the kernel may make while it reconnects a file handle to the tree, with whatever identity.
 
 When an NFS server receives the handle of a directory that the kernel has forgotten, the kernel looks for the way up. It
 sends, for each level, LOOKUP of "..", GETATTR of the child, a listing of the parent in which it searches for the
@@ -30,7 +30,7 @@ class HandleReconnection:
         self._steps: dict[int, _Step] = {}
 
     def begin(self, pid: int, child: int, parent: int) -> None:
-        """Note that thread `pid` was told that ".." of `child` is `parent`. Threads with pid 0 cannot be told apart."""
+        """Note that thread `pid` has looked up "..", of `child`, and got `parent`. Many threads may have pid 0."""
         if pid:
             self._steps[pid] = _Step(child, parent, b"", time.monotonic() + _SECONDS)
 

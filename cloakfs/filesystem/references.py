@@ -1,6 +1,6 @@
-"""What the kernel no longer refers to. Objects are dropped little by little, because one request may name thousands.
+"""The references that the kernel has dropped (FORGET). A request may name thousands, so objects go little by little.
 
-When a directory with many known files is moved, the kernel drops everything below it at once, and tells the daemon in
+When a directory with many known files is moved, the kernel drops everything below it at once, in
 a few requests of up to 65,000 nodeids each. To drop an object takes some ten microseconds.
 """
 
@@ -18,13 +18,13 @@ AT_ONCE = 64
 
 
 class References:
-    """The references that the kernel has dropped, until the objects have been told.
+    """The references that the kernel has dropped, until they are deducted from their objects.
 
     Args:
-        forget: notes that the kernel dropped so many references to a nodeid, and drops a few of the objects that are
-            unused then; returns whether there are more.
+        forget: deducts so many references to a nodeid, and drops a few of the objects that are unused then; returns
+            whether there are more.
         is_news: whether this failure is to be logged.
-        go_on: drops a few more of them; returns the same.
+        go_on: drops a few more of them; returns whether there are more.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class References:
     def dropped(self, references: Sequence[tuple[InodeT, int]]) -> None:
         """Note that the kernel dropped these references, which are nodeids with numbers; a few are dealt with at once.
 
-        The others may wait: the kernel asks by name for what it has dropped, and then refers to it once more.
+        The others may wait: the kernel looks up by name what it has dropped, and refers to it once more then.
         """
         for inode, count in references[:AT_ONCE]:
             self._drop(inode, count)

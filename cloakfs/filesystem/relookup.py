@@ -1,4 +1,8 @@
-"""Protects processes that stand in a directory from the effects of others being refused it."""
+"""Looks up directories again that a caller was refused, for the sake of processes that stand in them.
+
+The kernel unhashes the dentry of a name that was refused, for whatever reason. Then getcwd(2) fails for all processes
+in it until one that is permitted looks it up again.
+"""
 
 import logging
 import os
@@ -18,10 +22,10 @@ from .selfprobe import SelfProbe
 
 log = logging.getLogger(__name__)
 
-# If looking up again takes this long, somebody keeps the lock of the directory. Who does is looked for as often, and
-# named once a minute.
+# If looking up again takes this long, a process keeps the lock of the directory. It is searched for as often, and named
+# once a minute.
 _LOCKED_SECONDS = 2.0
-_TELL_AGAIN_SECONDS = 60.0
+_LOG_AGAIN_SECONDS = 60.0
 
 _PATH_MAX = 4096  # <linux/limits.h>
 
@@ -30,7 +34,7 @@ _DELAYS = (0.0, 0.02, 0.1, 0.4)
 
 
 class DentryRelookup:
-    """Makes the daemon look up again, through its own mount, what somebody was refused.
+    """Makes the daemon look up again, through its own mount, what a caller was refused.
 
     Args:
         nodes: the objects.
@@ -48,14 +52,14 @@ class DentryRelookup:
         self.tasks: Tasks | None = None
         self._refusals: dict[int, int] = {}  # object number -> number of refusals meanwhile
         self._one_at_a_time = trio.CapacityLimiter(1)
-        self._looked_for = self._told = -_TELL_AGAIN_SECONDS  # when it was last looked for who keeps a lock, and told
+        self._searched_at = (
+            self._logged_at
+        ) = -_LOG_AGAIN_SECONDS  # when a process that keeps a lock was last searched, and logged
 
     def refused(self, obj: Object | None) -> None:
-        """Look up a directory again that somebody was refused, so that processes that stand in it do not suffer.
+        """Look up a directory again that a caller was refused.
 
-        The kernel unhashes the dentry of a name that anybody was refused, for whatever reason. Then getcwd(2) fails for
-        everybody in it until somebody who is permitted looks it up again. The daemon does so at once, and a few more
-        times, because the kernel may unhash it late.
+        The daemon does so at once, and a few more times, because the kernel may unhash the dentry late.
         """
         if obj is None or (obj.lookups <= 0 and obj is not self._nodes.root) or self.tasks is None:
             return
@@ -75,7 +79,7 @@ class DentryRelookup:
         self.tasks.once("looking up again", self._look_up_again, obj.number, names[::-1], obj.parent or obj)
 
     def name_refused(self, parent_inode: int, name: bytes) -> None:
-        """Do the same for a name that somebody was refused before it was looked at."""
+        """Look up a directory again that a caller was refused before the daemon knew which object it is."""
         try:
             parent = self._nodes.get(parent_inode)
             if self._nodes.waits(parent):
@@ -104,12 +108,12 @@ class DentryRelookup:
         while True:
             await trio.sleep(_LOCKED_SECONDS)
             now = trio.current_time()
-            if now < max(self._looked_for + _LOCKED_SECONDS, self._told + _TELL_AGAIN_SECONDS):
+            if now < max(self._searched_at + _LOCKED_SECONDS, self._logged_at + _LOG_AGAIN_SECONDS):
                 continue
-            self._looked_for = now
+            self._searched_at = now
             who = partial(process.who_lists, partial(self._nodes.is_of, parent), name)
             for pid, uid in await trio.to_thread.run_sync(who, abandon_on_cancel=True):
-                self._told = now
+                self._logged_at = now
                 log.warning(
                     "%s: process %d of uid %d keeps the directory %r locked, so that others wait for names in it",
                     self._probe.mountpoint,

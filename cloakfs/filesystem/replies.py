@@ -68,7 +68,7 @@ class Replies:
         nodeid = number << OBJECT_BITS | obj.number  # `Nodes.nodeid`, without a call
         entry.st_ino = InodeT(nodeid)
         entry.generation = self._nodes.generation(nodeid, obj)
-        entry.entry_timeout = entry.attr_timeout = 0  # until it is proved that the kernel may remember it
+        entry.entry_timeout = entry.attr_timeout = 0  # until it is proved that the kernel may cache it
         entry.st_mode, entry.st_uid, entry.st_gid, entry.st_nlink = mode, uid, gid, nlink
         entry.st_rdev = info.st_rdev
         entry.st_size = info.st_size
@@ -89,7 +89,7 @@ class Replies:
         return entry
 
     def _change(self) -> int:
-        """Return a time of change that nobody was told before, for no_client_cache."""
+        """Return a time of change that no client was answered before, for no_client_cache."""
         self._last_change = max(self._last_change + 1, time.time_ns())
         return self._last_change
 
@@ -106,14 +106,14 @@ class Replies:
         return entry
 
     def entry(self, at: Request, name: bytes, obj: Object, info: linux.Stat) -> EntryAttributes:
-        """Return the attributes of the entry `name` of the directory, with how long to remember name and attributes."""
+        """Return the attributes of the entry `name` of the directory, with how long the kernel may cache both."""
         fd = self._nodes.fd(obj)
         entry = self.attributes(at.number, at.view, obj, name, fd, info, at.checked_caller)
         entry.entry_timeout, entry.attr_timeout = self._cache.entry(at, name, obj, fd, info)
         return entry
 
     def of_object(self, at: Request, info: linux.Stat) -> EntryAttributes:
-        """Return the attributes of what was asked about by its nodeid, with how long to remember them."""
+        """Return the attributes for a request by nodeid, with how long the kernel may cache them."""
         entry = self.attributes(at.number, at.view, at.obj, at.obj.name, at.fd, info, at.checked_caller)
         entry.attr_timeout = self._cache.attributes(at, info)
         return entry

@@ -31,11 +31,11 @@ class SelfProbe:
         self.last_reader = 0
 
     def check(self) -> None:
-        """In a thread: look at the daemon's own mount, and return when it answers.
+        """In a thread: list the daemon's own mount, and return when it answers.
 
         Raises:
             OSError: it does not answer.
-            MountError: a listing does not know who reads it (`pyfuse3memory`).
+            MountError: a listing does not know who reads it (`fuse.compatibility`).
         """
         me = threading.get_native_id()
         self.threads.add(me)
@@ -47,8 +47,8 @@ class SelfProbe:
         if self.last_reader != me:
             raise compatibility.unsupported("the caller of a listing cannot be found out")
 
-    def ask(self) -> None:
-        """In a thread: return when the daemon has answered a request for which it asks nobody else (`statfs`).
+    def ping(self) -> None:
+        """In a thread: return when the daemon has answered a request for which it waits for no file system (`statfs`).
 
         Raises:
             OSError: there was no answer.
@@ -61,7 +61,7 @@ class SelfProbe:
             self.threads.discard(me)
 
     def recall(self, handles: Collection[bytes]) -> set[bytes]:
-        """In a thread: have the kernel ask for leases on files of the daemon's own mount back (delegations, of knfsd).
+        """In a thread: have the kernel recall leases on files of the daemon's own mount (delegations, of knfsd).
 
         Opening a file for writing does so (fcntl(2), F_SETLEASE). Where there is no lease, the open gets as far as the
         daemon, which refuses it (`refuses`). So nothing changes, and nothing is waited for but answers of the daemon.

@@ -1,4 +1,4 @@
-"""Makes a record of each request while somebody traces the mount: who asked for what, the answer, and why."""
+"""Makes a record of each request while the mount is traced: the caller, the request, the answer, and why."""
 
 import contextlib
 import errno
@@ -67,7 +67,7 @@ class _Begun:
 
 
 class Trace:
-    """Makes the records. There is a new one each time that somebody begins to trace a mount nobody has traced.
+    """Makes the records. There is a new one each time that tracing begins.
 
     Args:
         nodes: the objects of the mount.
@@ -75,7 +75,7 @@ class Trace:
         files: what clients have open.
         requests: its requests.
         probe: the daemon's own requests, which go through its mount.
-        tell: called with each record.
+        publish: called with each record.
     """
 
     def __init__(
@@ -85,19 +85,19 @@ class Trace:
         files: OpenFiles,
         requests: Requests,
         probe: SelfProbe,
-        tell: Callable[[Record], None],
+        publish: Callable[[Record], None],
     ) -> None:
         self._nodes = nodes
         self._views = views
         self._files = files
         self._requests = requests
         self._probe = probe
-        self._tell = tell
+        self._publish = publish
         self._openers: dict[int, _Caller] = {}  # by handle: pyfuse3 does not report who reads and writes
         self._has_failed = False
 
     async def answer(self, operation: str, given: Mapping[str, Any], answer: Coroutine[Any, Any, _T]) -> _T:
-        """Return the answer to a request, and tell of it.
+        """Return the answer to a request, and publish a record of it.
 
         Args:
             operation: its name.
@@ -150,21 +150,21 @@ class Trace:
         target = begun.target or self._target(given)
         # A successful request hid nothing from its caller, except from a listing.
         hidden = begun.notes.hidden if (code or operation == "readdir") and not is_daemon else []
-        self._tell(
+        self._publish(
             {
                 "time": begun.time,
                 "operation": operation,
                 "path": paths[0],
                 "new_path": paths[1],
-                "request": _asked(operation, given),
+                "request": _arguments(operation, given),
                 "pid": begun.caller.pid if begun.caller else None,
                 "command": begun.caller.command if begun.caller else None,
                 "client": {"uid": begun.caller.uid, "gid": begun.caller.gid} if begun.caller else None,
                 "server": None if is_daemon else self._server(target, begun),
                 "inside": is_daemon,
                 "error": errno.errorcode.get(code, str(code)) if code else None,
-                "answer": None if code else _answered(operation, result),
-                "remembers": _remembered(operation, result),
+                "answer": None if code else _result(operation, result),
+                "remembers": _cacheable(operation, result),
                 "hidden": [{"path": self._path_of(one, begun, target), "reason": one.reason} for one in hidden],
                 "more_hidden": begun.notes.more if hidden else 0,
                 "refused": None if hidden or exc is None else self._refusal(exc, begun, target),
@@ -193,7 +193,7 @@ class Trace:
                     self._openers[opened.fh] = caller
 
     def _is_daemon(self, caller: _Caller) -> bool:
-        """Whether this daemon, or one above, asks on its own behalf."""
+        """Whether this daemon, or that of an upper mount, makes the request on its own behalf."""
         return caller.pid in self._probe.threads or (caller.uid, caller.gid) == INSIDE[:2]
 
     def _server(self, target: _Target | None, begun: _Begun) -> dict[str, int] | None:
@@ -298,7 +298,7 @@ def _error_in(operation: str, result: object) -> int:
     return errno.EACCES if operation == "access" and result is False else 0
 
 
-def _asked(operation: str, given: Mapping[str, Any]) -> str | None:
+def _arguments(operation: str, given: Mapping[str, Any]) -> str | None:
     """Return the arguments of a request, apart from paths, in words; None if there are none."""
     match operation:
         case "read":
@@ -335,7 +335,7 @@ def _changes(attr: EntryAttributes, fields: Any) -> list[str]:
     return changes + [name for name in ("atime", "mtime") if getattr(fields, f"update_{name}")]
 
 
-def _answered(operation: str, result: object) -> str:
+def _result(operation: str, result: object) -> str:
     """Return a successful answer in words: attributes as the client is shown them, a count of bytes, or 0."""
     if isinstance(result, tuple):  # create
         result = result[1]
@@ -351,8 +351,8 @@ def _answered(operation: str, result: object) -> str:
     return "0"
 
 
-def _remembered(operation: str, result: object) -> dict[str, float] | None:
-    """Return what the kernel may remember of an answer, and for how many seconds; None if the answer has no such field.
+def _cacheable(operation: str, result: object) -> dict[str, float] | None:
+    """Return what the kernel may cache of an answer, and for how many seconds; None if the answer has no such field.
 
     "name" is where the name leads to (or that there is no such name), "attributes" what is shown of the object, and
     "content" whether it may go on using what it has read before.

@@ -12,7 +12,7 @@ from ..tracerecords import Record, Wanted
 
 
 class TooManyTracers(UserError):
-    """Nobody else can trace the mount at the moment; the text is one line that says why."""
+    """As many as possible trace the mount already; the text is one line that says so."""
 
 
 MOST_TRACERS = 8
@@ -76,7 +76,7 @@ class Tracers:
 
     @contextlib.contextmanager
     def attach(self, wanted: Wanted) -> Iterator[Tracer]:
-        """Let somebody trace until the context ends.
+        """Add a tracer, until the context ends.
 
         Raises:
             TooManyTracers: too many do already.
@@ -94,8 +94,8 @@ class Tracers:
             if not self._tracers:
                 self._switch(False)
 
-    def tell(self, record: Record) -> None:
-        """Hand a record to everybody who wants it."""
+    def publish(self, record: Record) -> None:
+        """Hand a record to all tracers that want it."""
         text = None
         for tracer in self._tracers:
             if tracer.wanted.includes(record):

@@ -1,6 +1,6 @@
 """Requests that take long are answered in slices, and others are served in between.
 
-Between two slices, everybody else who waits gets to run. The slices of one caller take turns: however many of its
+Between two slices, all other tasks that wait get to run. The slices of one caller take turns: however many of its
 requests take long, only one of them works each time that others have been served.
 """
 

@@ -15,13 +15,13 @@ from ..tree import calls
 from ..tree.objects import Stale
 from ..tree.request import Request
 from .core import Core
-from .request import answers
+from .request import operation
 
 CAPABILITY = b"security.capability"
 _LABEL = b"security.selinux"
 
-_OFTEN_ASKED = frozenset({CAPABILITY, _LABEL, b"system.posix_acl_access"})
-"""What the kernel asks for before every write, and ls(1) of every file; mostly, there is none."""
+_OFTEN_READ = frozenset({CAPABILITY, _LABEL, b"system.posix_acl_access"})
+"""What the kernel reads before every write, and ls(1) of every file; mostly, there is none."""
 
 
 class XattrOperations(Core):
@@ -29,11 +29,11 @@ class XattrOperations(Core):
 
     async def _enter_object(self, inode: InodeT, ctx: RequestContext, name: bytes = b"") -> Request:
         if not self.xattrs:
-            raise FUSEError(errno.ENOSYS)  # the kernel is not to ask again
+            raise FUSEError(errno.ENOSYS)  # after this, the kernel sends no more such requests
         self._require_server(ctx)
         if self._is_top(inode):
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-        if name == CAPABILITY:  # the kernel asks for it, and removes it, before a write
+        if name == CAPABILITY:  # the kernel reads it, and removes it, before a write
             return await self._enter_by_open_file(inode, ctx)
         return await self._enter(inode, ctx)
 
@@ -49,12 +49,12 @@ class XattrOperations(Core):
         if not process.has_only_root_ids(ctx.pid):
             raise FUSEError(errno.EACCES)
 
-    @answers
+    @operation
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
         """See getxattr(2)."""
         if name == os.fsencode(QUESTION):
             return await self._answer_above(inode, ctx)
-        if name in _OFTEN_ASKED and self._surely_has_none(inode, ctx, name):
+        if name in _OFTEN_READ and self._is_known_to_lack(inode, ctx, name):
             raise FUSEError(_has_none(name))
         try:
             at = await self._enter_object(inode, ctx, name)
@@ -84,11 +84,11 @@ class XattrOperations(Core):
             raise absent
         return at.view.acl_out(value, at.checked_caller)
 
-    def _surely_has_none(self, inode: InodeT, ctx: RequestContext, name: bytes) -> bool:
-        """Whether the object has no attribute of this name, and its attributes are remembered for who asks.
+    def _is_known_to_lack(self, inode: InodeT, ctx: RequestContext, name: bytes) -> bool:
+        """Whether the object has no attribute of this name, and its attributes are cached for this caller.
 
-        Both hold as long as no change is reported: the kernel itself would answer, if it remembered this as it does
-        the attributes. So no system call is needed to know it.
+        Both hold as long as no change is reported: the kernel itself would answer, if it cached this as it does the
+        attributes. So no system call is needed to know it.
         """
         obj = self.nodes.known_as(inode)
         if obj is None or not self.cache.lacks_xattr(obj, name):
@@ -108,14 +108,14 @@ class XattrOperations(Core):
     def _get(self, at: Request, name: bytes) -> bytes:
         if name not in acl.XATTRS and not name.startswith(b"security."):
             return calls.getxattr(at.credentials, at.fd, name)
-        # Everybody may read these (xattr(7)). To switch to the caller would take longer than the call; only other
-        # machines and processes care who asks.
+        # All callers may read these (xattr(7)). To switch to the caller would take longer than the call; only other
+        # machines and processes depend on the caller.
         plain = at.obj.filesystem.has_posix_rules
         try:
             return calls.peek_xattr(linux.ANYBODY if plain else at.credentials, at.fd, name)
         except OSError as exc:
             # By the time that a thread has the answer, a change may have been reported.
-            if exc.errno == errno.ENODATA and plain and name in _OFTEN_ASKED and not at.in_thread:
+            if exc.errno == errno.ENODATA and plain and name in _OFTEN_READ and not at.in_thread:
                 self.cache.note_absent_xattr(at.obj, name)
             raise
 
@@ -131,7 +131,7 @@ class XattrOperations(Core):
             raise Stale
         return b"%d %d" % shown[1:3]
 
-    @answers
+    @operation
     async def setxattr(self, inode: InodeT, name: XAttrNameT, value: bytes, ctx: RequestContext) -> None:
         """See setxattr(2); an ACL entry that cannot be mapped is EINVAL."""
         at = await self._enter_object(inode, ctx)
@@ -147,21 +147,21 @@ class XattrOperations(Core):
                 self.cache.clear_absent_xattrs(obj)
         await self._changed(at)
 
-    @answers
+    @operation
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:
         """See listxattr(2)."""
         at = await self._enter_object(inode, ctx)
         names = await self._do(at, lambda at: calls.listxattr(at.credentials, at.fd))
         return [XAttrNameT(os.fsencode(name)) for name in names]
 
-    @answers
+    @operation
     async def removexattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> None:
         """See removexattr(2)."""
         at = await self._enter_object(inode, ctx, name)
         try:
             await self._do(at, lambda at: calls.removexattr(at.credentials, at.fd, name))
         except PermissionError:
-            # The kernel also asks for this before a write, as whoever writes, who need not be privileged. The real file
+            # The kernel also sends this before a write, as the writer, who need not be privileged. The real file
             # system removes it then in any case. (The kernel lets only the privileged call removexattr(2) for it.)
             if name != CAPABILITY:
                 raise
@@ -179,7 +179,7 @@ class XattrOperations(Core):
 def _has_none(name: bytes) -> int:
     """Return the error that says that an object has no attribute of this name.
 
-    Where SELinux runs, it answers the question for a label itself. ls(1) asks it for each file all the same, unless it
-    was told once that the file system has no labels.
+    Where SELinux runs, it answers requests for a label itself. ls(1) sends one for each file all the same, unless the
+    file system has once answered that it has no labels.
     """
     return errno.EOPNOTSUPP if name == _LABEL else errno.ENODATA

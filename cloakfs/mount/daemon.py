@@ -666,7 +666,7 @@ class MountDaemon:
         """
         while True:
             if self._attached.is_on_top():
-                await trio.to_thread.run_sync(linux.apart, self._filesystem.self_probe.ask, abandon_on_cancel=True)
+                await trio.to_thread.run_sync(linux.apart, self._filesystem.self_probe.ping, abandon_on_cancel=True)
             self._supervisor.alive()
             await trio.sleep(seconds)
 

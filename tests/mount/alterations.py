@@ -26,7 +26,7 @@ from cloakfs.accounts import groups
 from cloakfs.background.systemd import Supervisor
 from cloakfs.cloak import CloakDef, CloakList, Condition
 from cloakfs.filesystem import attributes, core, directories
-from cloakfs.filesystem.request import answers
+from cloakfs.filesystem.request import operation
 from cloakfs.fuse import compatibility, loop
 from cloakfs.kernelcache import changes, invalidation, notifier, timeouts
 from cloakfs.kernelcache.watch import Watch
@@ -249,7 +249,7 @@ def make_late(flag: str) -> None:
 
 def find_slowly(late: bytes, flag: str) -> None:
     """Have a slow disk, which finds this name only when the file `flag` exists; `flag` + ".asked" tells of that."""
-    prepare, find = filesystems.MountedFilesystem.__post_init__, core.Core._open_and_ask
+    prepare, find = filesystems.MountedFilesystem.__post_init__, core.Core._open_and_query
 
     def slow(self: filesystems.MountedFilesystem, below_remote: bool) -> None:
         prepare(self, below_remote)
@@ -264,7 +264,7 @@ def find_slowly(late: bytes, flag: str) -> None:
         return found
 
     replace(filesystems.MountedFilesystem, "__post_init__", slow)
-    replace(core.Core, "_open_and_ask", find_late)
+    replace(core.Core, "_open_and_query", find_late)
 
 
 def close_slowly(begun: str, go: str) -> None:
@@ -429,7 +429,7 @@ def fail_at_readlink(error: type[Exception], *arguments: object) -> None:
     async def readlink(self: Any, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext) -> bytes:
         raise error(*arguments)
 
-    replace(attributes.AttributeOperations, "readlink", answers(readlink))
+    replace(attributes.AttributeOperations, "readlink", operation(readlink))
 
 
 def fail_to_name_callers() -> None:

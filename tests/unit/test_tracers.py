@@ -13,7 +13,7 @@ import trio.testing
 
 from cli.trace import percentile
 from cloakfs.filesystem import Filesystem, tracers
-from cloakfs.filesystem.request import Requests, answers
+from cloakfs.filesystem.request import Requests, operation
 from cloakfs.filesystem.tracers import TooManyTracers, Tracers
 from cloakfs.tracerecords import OPERATIONS, Record, Wanted
 from cloakfs.tree.notes import Notes, noting
@@ -72,18 +72,18 @@ def test_what_is_kept_is_bounded() -> None:
         all_of_them = Tracers(switched.append, 1000)
         with all_of_them.attach(Wanted()) as slow, all_of_them.attach(Wanted(errors=True)) as other:
             for number in range(100):
-                all_of_them.tell(RECORD | {"number": number})
+                all_of_them.publish(RECORD | {"number": number})
             told = json.loads(await slow.fetch())
             numbers = [record["number"] for record in told["records"]]
             assert 2 < len(numbers) < 10
             assert numbers == list(range(len(numbers)))
             assert told["dropped"] == 100 - len(numbers)
-            all_of_them.tell(RECORD)
+            all_of_them.publish(RECORD)
             assert json.loads(await slow.fetch()) == {"records": [RECORD], "dropped": 0}
             assert json.loads(await slow.fetch()) == {"records": [], "dropped": 0}
             assert json.loads(await other.fetch()) == {"records": [], "dropped": 0}
         assert switched == [True, False]
-        all_of_them.tell(RECORD)
+        all_of_them.publish(RECORD)
 
     trio.run(play, clock=trio.testing.MockClock(autojump_threshold=0))
 
@@ -134,7 +134,7 @@ class Operations:
     def __init__(self) -> None:
         self.requests = Requests()
 
-    @answers
+    @operation
     async def getattr(self, inode: int, ctx: Any) -> int:
         return inode
 

@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 _FIRST_KERNEL_ERRNO = 512
 
 # The same failure is logged again only after this many seconds: clients must not be able to fill the log.
-_TELL_AGAIN_SECONDS = 60.0
-# So many lines of the log say who was refused more than its share; clients may have any number of uids.
-_MOST_TOLD = 100
+_LOG_AGAIN_SECONDS = 60.0
+# The log names at most this many callers that were refused more than their share: clients may have any number of uids.
+_MOST_NAMED = 100
 
 _T = TypeVar("_T")
 
@@ -37,7 +37,7 @@ class Recorder(Protocol):
     """Makes a record of each request (`filesystem.trace`)."""
 
     async def answer(self, operation: str, given: Mapping[str, Any], answer: Coroutine[Any, Any, _T]) -> _T:
-        """Return the answer to a request, and tell of it."""
+        """Return the answer to a request, and make a record of it."""
 
 
 class Requests:
@@ -47,8 +47,8 @@ class Requests:
         counters: what is counted of the answers.
         waiting: how many are not answered yet, by the caller's client uid, or by `OpenFiles.opener`.
         writes: the same of WRITE, which are not among the others.
-        trace: makes records of them; None while nobody traces and `mount --debug` does not log them, which is all that
-            both cost then.
+        trace: makes records of them; None while there is no tracer and `mount --debug` does not log them. To find that
+            out is all that tracing costs then.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Requests:
         self.writes: Shares[int] = Shares(MOST_WRITES)
         self.trace: Recorder | None = None
         self._logged: dict[tuple[str, type[Exception], int], float] = {}  # cause -> when
-        self._told: set[tuple[str, int]] = set()  # which callers of what
+        self._named: set[tuple[str, int]] = set()  # which callers the log has named, and of what they wanted more
 
     def counts(self) -> dict[str, int]:
         """Return how many were answered, by operation."""
@@ -71,8 +71,8 @@ class Requests:
     def refuse(self, shares: Shares[int], what: str, caller: int, who: str, code: int) -> OSError:
         """Count that a caller wanted more than its share, and return the error; the log says so once of each caller."""
         shares.refused += 1
-        if (what, caller) not in self._told and len(self._told) < _MOST_TOLD:
-            self._told.add((what, caller))
+        if (what, caller) not in self._named and len(self._named) < _MOST_NAMED:
+            self._named.add((what, caller))
             log.warning(
                 "%s has %d %s, which is its share of %d: more are refused (%s)",
                 who,
@@ -81,7 +81,7 @@ class Requests:
                 shares.most,
                 errno.errorcode[code],
             )
-            if len(self._told) == _MOST_TOLD:
+            if len(self._named) == _MOST_NAMED:
                 log.warning("callers that want more than their share are not named any more")
         return OSError(code, os.strerror(code))
 
@@ -89,7 +89,7 @@ class Requests:
         """Whether this failure is to be logged, which it is not if it was logged just now."""
         cause = (what, type(exc), [line for _, line in traceback.walk_tb(exc.__traceback__)][-1])
         now = time.monotonic()
-        if now < self._logged.get(cause, -_TELL_AGAIN_SECONDS) + _TELL_AGAIN_SECONDS:
+        if now < self._logged.get(cause, -_LOG_AGAIN_SECONDS) + _LOG_AGAIN_SECONDS:
             return False
         self._logged[cause] = now
         return True
@@ -104,7 +104,7 @@ _C = TypeVar("_C", bound=_Operations)
 _P = TypeVarTuple("_P")  # pyfuse3 names no arguments
 
 
-def answers(
+def operation(
     handler: Callable[[_C, *_P], Coroutine[Any, Any, _T]],
 ) -> Callable[[_C, *_P], Coroutine[Any, Any, _T]]:
     """Wrap an operation: an error of the tree is passed on, any other exception is logged and answered with EIO.
@@ -178,8 +178,8 @@ def _errno_to_pass_on(exc: OSError) -> int:
     """Return the error number in a form that FUSE can report.
 
     Real file systems have been seen to fail with the kernel's own numbers (ENOTSUPP is 524): the kernel refuses an
-    answer with such a number, and the client waits for ever. ENOSYS would tell the kernel never to ask again on this
-    mount.
+    answer with such a number, and the client waits for ever. After ENOSYS, the kernel would never send such a
+    request on this mount again.
     """
     code = exc.errno or errno.EIO
     if code == errno.ENOSYS:
