@@ -29,7 +29,7 @@ from ..tree.request import SET_ID, Request
 from ..tree.visibility import attrs_of
 from .core import Core
 from .names import NameOperations
-from .request import operation
+from .operation import operation
 
 NOW, OMIT = When.NOW, When.OMIT
 

@@ -39,6 +39,7 @@ from ..tuning import STANDARD, Tuning
 from ..view import LowerTree, View
 from .callers import Callers
 from .handles import HalfRead, OpenFiles
+from .operation import Requests, Turns
 from .probing import Probing
 from .reader import Reader
 from .recall import Recalls
@@ -46,11 +47,8 @@ from .reconnect import HandleReconnection
 from .references import References
 from .relookup import DentryRelookup
 from .replies import Replies
-from .request import Requests
 from .selfprobe import SelfProbe
-from .trace import Trace
-from .tracers import Tracers
-from .turns import Turns
+from .trace import Trace, Tracers
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from .. import linux
 from ..tree import calls
 from ..tree.request import Request
 from .core import Core
-from .request import operation
+from .operation import operation
 
 # The kernel has already dealt with these; O_DIRECT would need aligned buffers, which requests do not have.
 _NOT_AGAIN = os.O_CREAT | os.O_EXCL | os.O_NOCTTY | os.O_NOFOLLOW | os.O_DIRECT | linux.FMODE_EXEC
@@ -75,7 +75,7 @@ class DataOperations(Core):
     @operation
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
         """Open the real file as the caller: its permissions and ACLs decide, at this moment."""
-        if self.self_probe.threads and self.self_probe.refuses(ctx.pid, flags):
+        if self.self_probe.threads and self.recalls.refuses(ctx.pid, flags):
             raise FUSEError(errno.EPERM)
         at = await self._enter(inode, ctx)
         self._require_descriptor(at)

@@ -28,8 +28,7 @@ from ..tree.visibility import Far, Sight, is_entry_visible
 from .core import CheckedAncestors
 from .handles import Entry, OpenDirectory
 from .names import NameOperations
-from .request import operation
-from .turns import SLICE_SECONDS
+from .operation import SLICE_SECONDS, operation
 
 # stat(2) is timed for up to this many names of a batch. For a name that is in memory, it takes less than this:
 _SAMPLES = 16

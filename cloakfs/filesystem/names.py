@@ -25,7 +25,7 @@ from ..tree.visibility import is_entry_visible, is_new_entry_visible, note_not_m
 from . import atomic
 from .core import Core
 from .data import open_again, reopen_flags
-from .request import operation
+from .operation import operation
 from .xattrs import CAPABILITY
 
 

@@ -1,4 +1,4 @@
-"""The boundary of every operation: how failures are reported, and how many requests of one caller may wait."""
+"""The boundary of every operation: how failures are reported, how many requests may wait, and whose turn it is."""
 
 import errno
 import functools
@@ -7,9 +7,11 @@ import logging
 import os
 import time
 import traceback
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar, TypeVarTuple
 
+import trio
 from pyfuse3 import FUSEError
 
 from ..fuse.loop import MOST_PENDING, MOST_WRITES, SHARE
@@ -26,6 +28,9 @@ _FIRST_KERNEL_ERRNO = 512
 _LOG_AGAIN_SECONDS = 60.0
 # The log names at most this many callers that were refused more than their share: clients may have any number of uids.
 _MOST_NAMED = 100
+
+SLICE_SECONDS = 0.001
+"""How long a request may keep the session loop to itself."""
 
 _T = TypeVar("_T")
 
@@ -93,6 +98,45 @@ class Requests:
             return False
         self._logged[cause] = now
         return True
+
+
+class Turns:
+    """The turns of all callers whose requests take long.
+
+    Such requests are answered in slices. Between two slices, all other tasks that wait get to run. The slices of one
+    caller take turns: however many of its requests take long, only one of them works each time that others have been
+    served.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, trio.Lock] = {}  # by caller: whose turn it is
+        self._alone: dict[int, trio.Lock] = {}  # by caller: which request needs much at a time
+
+    @asynccontextmanager
+    async def alone(self, caller: int) -> AsyncIterator[None]:
+        """Wait until no other request of this caller is in here."""
+        lock = self._alone.setdefault(caller, trio.Lock())
+        try:
+            async with lock:
+                yield
+        finally:
+            if not lock.locked():
+                self._alone.pop(caller, None)
+
+    async def wait_for_turn(self, caller: int) -> float:
+        """Let others run, and wait for the caller's turn.
+
+        Returns:
+            when the next slice is over (`time.monotonic`).
+        """
+        turn = self._waiting.setdefault(caller, trio.Lock())
+        try:
+            async with turn:
+                await trio.lowlevel.checkpoint()
+        finally:
+            if not turn.locked():
+                self._waiting.pop(caller, None)
+        return time.monotonic() + SLICE_SECONDS
 
 
 class _Operations(Protocol):

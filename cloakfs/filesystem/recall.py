@@ -1,23 +1,27 @@
 """Has the kernel's NFS server recall delegations of files that have changed behind the mount.
 
-A client that holds an NFSv4 delegation of a file answers from its own cache, without asking (RFC 7530 §10.4). The
-server has promised to tell it of changes, and learns of those that are made through the mount: a delegation is a lease
-on the inode (fs/locks.c), which an open for writing breaks before it reaches the daemon. Of what changes behind the
-mount the kernel knows nothing. So the daemon itself makes such an open, and refuses it if it arrives.
+A client that holds an NFSv4 delegation of a file serves it from its own cache (RFC 7530 §10.4). The server recalls the
+delegation before the file changes, as far as changes are made through the mount: a delegation is a lease on the inode
+(fs/locks.c), which an open for writing breaks before it reaches the daemon. Changes behind the mount are unknown to the
+kernel. So the daemon itself makes such an open, and refuses it if it arrives.
 
-The server would recall a delegation before the file changes; the daemon can do so only afterwards. A client that is
-told the new change attribute (RFC 8881 §5.8.1.4: here, the ctime) while it still holds the delegation, when it returns
-it, for example, keeps the old content (Linux: nfs_update_inode), and takes it for the new one from then on. So the
-ctime that clients are told moves on, by a nanosecond each time, as long as a delegation has not been returned, and once
-after that.
+The server would recall a delegation before the file changes; the daemon can do so only afterwards. A client that gets
+the new change attribute (RFC 8881 §5.8.1.4: here, the ctime) while it still holds the delegation, for example when it
+returns it, keeps the old content (Linux: nfs_update_inode), and takes it for the new one from then on. So the ctime in
+answers moves on, by a nanosecond each time, as long as a delegation has not been returned, and once after that.
 """
 
+import contextlib
+import errno
 import logging
+import os
 import struct
 from collections.abc import Callable, Collection
 
 import trio
 
+from .. import linux
+from ..linux import ownfiles
 from ..tree.nodes import Nodes
 from ..tree.objects import Object
 from .handles import OpenFiles
@@ -52,8 +56,8 @@ class Recalls:
     Args:
         nodes: the objects.
         files: knows which of them are open.
-        probe: looks at the daemon's own mount.
-        forget_attributes: has the kernel forget the attributes of an object.
+        probe: makes requests to the daemon's own mount.
+        invalidate_attributes: has the kernel drop the attributes of an object from its cache.
     """
 
     def __init__(
@@ -86,7 +90,7 @@ class Recalls:
             self._is_wanted = trio.Event()
             objects = {handle: obj for obj in (*self._recalled, *wanted) for handle in self._handles(obj)}
             try:
-                delegated = await trio.to_thread.run_sync(self._probe.recall, objects, abandon_on_cancel=True)
+                delegated = await trio.to_thread.run_sync(self._recall, objects, abandon_on_cancel=True)
             except OSError as exc:
                 self._cannot(exc)
                 delegated = set()
@@ -94,6 +98,40 @@ class Recalls:
             with trio.move_on_after(self._interval()):
                 await trio.sleep(_INTERVAL_SECONDS)
                 await self._is_wanted.wait()
+
+    def _recall(self, handles: Collection[bytes]) -> set[bytes]:
+        """In a thread: have the kernel recall leases on files of the daemon's own mount.
+
+        Opening a file for writing does so (fcntl(2), F_SETLEASE). Where there is no lease, the open gets as far as the
+        daemon, which refuses it (`refuses`). So nothing changes, and nothing is waited for but answers of the daemon.
+
+        Args:
+            handles: file handles of the files (`linux.name_to_handle`), of which those that the kernel knows count.
+
+        Returns:
+            those of files on which there are leases that have not been given back yet.
+
+        Raises:
+            OSError: EROFS: the kernel cannot be made to; or the mount does not answer.
+        """
+        found = set()
+        with self._probe.marked(), contextlib.ExitStack() as stack:  # descriptors would keep the session from ending
+            top = self._probe.mountpoint
+            if ownfiles.statvfs(top).f_flag & os.ST_RDONLY:
+                with ownfiles.raised(linux.CAP_SYS_ADMIN):
+                    copy = linux.clone_writable(top)
+                stack.callback(os.close, copy)
+                top = f"/proc/self/fd/{copy}"
+            directory = ownfiles.open_fd(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, directory)
+            for handle in handles:
+                if _has_lease(directory, handle):
+                    found.add(handle)
+        return found
+
+    def refuses(self, pid: int, flags: int) -> bool:
+        """Whether an open(2) by this thread with these flags was made to recall a delegation."""
+        return flags & os.O_ACCMODE != os.O_RDONLY and pid in self._probe.threads
 
     def _note(self, delegated: Collection[Object]) -> None:
         """Note of which objects there are delegations that have been recalled, and are not returned yet."""
@@ -125,3 +163,16 @@ class Recalls:
         opened = (self._files.by_fd[fd] for fd in obj.open_files)
         nodeids = {self._nodes.nodeid(file.number, obj) for file in opened if not file.is_directory}
         return {handle_of(nodeid, self._nodes.generation(nodeid, obj)) for nodeid in nodeids}
+
+
+def _has_lease(top: int, handle: bytes) -> bool:
+    try:
+        fd = ownfiles.open_by_handle(top, handle, os.O_WRONLY | os.O_NONBLOCK)
+    except BlockingIOError:
+        return True
+    except OSError as exc:
+        if exc.errno == errno.EROFS:
+            raise
+        return False  # EPERM of `Recalls.refuses`, or ESTALE: the kernel has forgotten the file
+    os.close(fd)
+    return False

@@ -15,7 +15,7 @@ from ..tree import calls
 from ..tree.objects import Stale
 from ..tree.request import Request
 from .core import Core
-from .request import operation
+from .operation import operation
 
 CAPABILITY = b"security.capability"
 _LABEL = b"security.selinux"

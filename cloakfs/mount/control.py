@@ -13,7 +13,7 @@ import trio
 from .. import linux
 from ..background.tasks import Tasks, cause
 from ..config.render import format_options
-from ..filesystem.tracers import TooManyTracers, Tracer, Tracers
+from ..filesystem.trace import TooManyTracers, Tracer, Tracers
 from ..identity import Caller, ClientCaller
 from ..linux import ownfiles, sockets
 from ..monitoring import Events

@@ -12,7 +12,7 @@ Then:
     {"method": "visible", "arguments": […]}      {"answer": …}, {"failed": why}, or {"access": [caller, mode]}
     {"method": "metrics"}                        {"metrics": …}: what `filesystem.figures` returns
     {"method": "lie over"}                       {"xattrs": …}: from now on, the client is let in (`above`)
-    {"method": "trace", "wanted": {…}}           {}: from now on, records are kept for the client (`tracers`)
+    {"method": "trace", "wanted": {…}}           {}: from now on, records are kept for the client (`filesystem.trace`)
     {"method": "fetch"}                          {"records": […], "dropped": COUNT}, at once, or within a second
     {"method": "events", "after": NUMBER}        {"events": […]}: those with a larger number that are kept (`events`)
 

@@ -26,7 +26,7 @@ from cloakfs.accounts import groups
 from cloakfs.background.systemd import Supervisor
 from cloakfs.cloak import CloakDef, CloakList, Condition
 from cloakfs.filesystem import attributes, core, directories
-from cloakfs.filesystem.request import operation
+from cloakfs.filesystem.operation import operation
 from cloakfs.fuse import compatibility, loop
 from cloakfs.kernelcache import changes, invalidation, notifier, timeouts
 from cloakfs.kernelcache.watch import Watch

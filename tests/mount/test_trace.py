@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 from cli import trace as command
-from cloakfs.filesystem import tracers
+from cloakfs.filesystem import trace
 from cloakfs.state import client
 from cloakfs.state.runtime import Mounted
 from cloakfs.state.runtime import mounted as telling
@@ -568,12 +568,12 @@ def test_a_tracer_that_is_killed_is_forgotten(mount: MakeMount) -> None:
     before = sockets(m)
     for _ in range(2):
         with contextlib.ExitStack() as stack:
-            for _ in range(tracers.MOST_TRACERS):
+            for _ in range(trace.MOST_TRACERS):
                 connection = stack.enter_context(connected(m))
                 assert asked(connection, b'{"method": "trace", "wanted": {}}') == {}
             done = run("trace", m.path, "--seconds", "1", check=False)
             assert (done.returncode, done.stdout) == (1, "")
-            assert done.stderr.endswith(f"{tracers.MOST_TRACERS} others trace this mount already\n")
+            assert done.stderr.endswith(f"{trace.MOST_TRACERS} others trace this mount already\n")
         wait_until(lambda: sockets(m) == before)
     with tracing(m) as process:
         kill(process.pid)

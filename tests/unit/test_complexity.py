@@ -16,7 +16,7 @@ TOO_LONG = {
     "cloakfs/filesystem/directories.py": {"_fill", "readdir"},
     "cloakfs/filesystem/atomic.py": {"_replace"},
     "cloakfs/kernelcache/timeouts.py": {"is_public"},
-    "cloakfs/filesystem/request.py": {"operation", "guarded"},
+    "cloakfs/filesystem/operation.py": {"operation", "guarded"},
     "cloakfs/filesystem/trace.py": {"_arguments"},
     "cloakfs/tree/index.py": {"object"},
     "cloakfs/tree/nodes.py": {"__init__"},

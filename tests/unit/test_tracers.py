@@ -12,9 +12,9 @@ import trio
 import trio.testing
 
 from cli.trace import percentile
-from cloakfs.filesystem import Filesystem, tracers
-from cloakfs.filesystem.request import Requests, operation
-from cloakfs.filesystem.tracers import TooManyTracers, Tracers
+from cloakfs.filesystem import Filesystem, trace
+from cloakfs.filesystem.operation import Requests, operation
+from cloakfs.filesystem.trace import TooManyTracers, Tracers
 from cloakfs.tracerecords import OPERATIONS, Record, Wanted
 from cloakfs.tree.notes import Notes, noting
 
@@ -96,10 +96,10 @@ def test_there_are_only_so_many() -> None:
 
     async def play() -> None:
         all_of_them = Tracers(lambda on: None, 1000)
-        attach(all_of_them, tracers.MOST_TRACERS - 1)
+        attach(all_of_them, trace.MOST_TRACERS - 1)
         with pytest.raises(TooManyTracers):
-            attach(all_of_them, tracers.MOST_TRACERS)
-        attach(all_of_them, tracers.MOST_TRACERS - 1)
+            attach(all_of_them, trace.MOST_TRACERS)
+        attach(all_of_them, trace.MOST_TRACERS - 1)
 
     trio.run(play)
 

@@ -3,7 +3,7 @@
 import trio
 import trio.testing
 
-from cloakfs.filesystem.turns import Turns
+from cloakfs.filesystem.operation import Turns
 
 
 def test_the_slices_of_one_caller_take_turns() -> None:
