@@ -27,7 +27,7 @@ Work = Callable[[Callable[[], None]], None]
 _inherited: frozenset[int] = frozenset()
 
 
-def remember_inherited() -> None:
+def record_inherited() -> None:
     """Note which descriptors are open; must be called first. A process that stays for long closes them later.
 
     They were opened by others, but cannot be closed at once: a configuration may be read from a descriptor

@@ -25,7 +25,7 @@ from cloakfs.config.options import Export
 from cloakfs.fuse.detach import KINDS
 from cloakfs.linux import mountinfo, ownfiles, process
 from cloakfs.messages import printable
-from cloakfs.nfs import ganesha, knfsd, leftover, services
+from cloakfs.nfs import ganesha, knfsd, services, stale
 from cloakfs.nfs.ganesha_server import GaneshaServer, exports_of
 from cloakfs.nfs.guard import VERSION, Guard, control_path, take_down
 from cloakfs.nfs.hosts import unresolved
@@ -96,7 +96,7 @@ class _Service:
     def _exported(self) -> Collection[tuple[str, str]]:
         """Return the mount points that this service exports now, or its guard has left, each with its client."""
         try:
-            record = leftover.read(services.run_dir(self.name))
+            record = stale.read(services.run_dir(self.name))
         except ServerError:  # of another version; `up` refuses because of it
             return ()
         return () if record is None else record.exports
@@ -358,7 +358,7 @@ def _stop_starting(ended: int, run_dir: str) -> None:
     told = 0
     while not at_end.poll(1000 * _PAUSE_SECONDS):
         with contextlib.suppress(ServerError):
-            left = leftover.read(run_dir)
+            left = stale.read(run_dir)
             if left is not None and left.is_watched and left.pid != told:
                 told = left.pid
                 with contextlib.suppress(ProcessLookupError):
@@ -432,8 +432,8 @@ def _order(name: str, order: str) -> dict[str, Any]:
     version = answer.pop("version", None)
     if not is_known(version, VERSION):
         who = f"service {name}: its guard (process {answer.get('pid')})"
-        way_out = f"use the cloakfs that runs it, or end it (kill {answer.get('pid')}), which unmounts everything"
-        fail(refusal(who, version, VERSION, way_out), FAILED)
+        hint = f"use the cloakfs that runs it, or end it (kill {answer.get('pid')}), which unmounts everything"
+        fail(refusal(who, version, VERSION, hint), FAILED)
     return answer
 
 
@@ -460,10 +460,10 @@ def _answer(name: str, order: str) -> dict[str, Any]:
         fail(f"service {name} does not answer: {exc}; see {_run_dir(name)}.log", FAILED)
 
 
-def _left(name: str) -> leftover.ServiceRecord | None:
+def _left(name: str) -> stale.ServiceRecord | None:
     """Return the record of this service's guard; the command ends if its version is not known."""
     try:
-        return leftover.read(_run_dir(name))
+        return stale.read(_run_dir(name))
     except ServerError as exc:
         fail(f"service {name}: {exc}", FAILED)
 
@@ -535,7 +535,7 @@ def down(name: str) -> None:
     run_dir = _run_dir(name)
     left = None
     with contextlib.suppress(ServerError):  # its version is not known, but its guard may live and answer
-        left = leftover.read(run_dir)
+        left = stale.read(run_dir)
     takes_orders = left is None and (os.path.exists(control_path(run_dir)) or not _has_mounts(run_dir))
     if takes_orders:
         _remove_empty(run_dir)

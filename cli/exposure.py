@@ -105,7 +105,7 @@ def exposure(
 
 
 def _show(found: Entries, sample: int | None, html: str | None, *, every: bool, as_json: bool) -> int:
-    surveys, accounts = _look(found.entries, sample)
+    surveys, accounts = _survey_trees(found.entries, sample)
     assessments = [assess(entry, surveys[entry.source], accounts, found.entries) for entry in found.entries]
     reports = [report(assessment, accounts, None if every else MOST_ROWS) for assessment in assessments]
     if html is not None:
@@ -120,10 +120,10 @@ def _show(found: Entries, sample: int | None, html: str | None, *, every: bool, 
             if number:
                 click.echo()
             _print(one)
-    return _tell(surveys, found)
+    return _print_failures(surveys, found)
 
 
-def _tell(surveys: dict[str, Survey], *of: Entries) -> int:
+def _print_failures(surveys: dict[str, Survey], *of: Entries) -> int:
     """Say what cannot be assessed, and return the exit status for that."""
     said = [f"{name}: not assessed: {reason}" for found in of for name, reason in found.refused]
     said += [
@@ -154,7 +154,7 @@ def _entries(paths: tuple[str, ...], server: ServerKind) -> Entries:
     return found
 
 
-def _look(entries: list[Entry], sample: int | None) -> tuple[dict[str, Survey], Accounts]:
+def _survey_trees(entries: list[Entry], sample: int | None) -> tuple[dict[str, Survey], Accounts]:
     """Look at the trees of these entries, each of them once."""
     # A descriptor is open for each directory on the way down.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -208,7 +208,7 @@ def _progress() -> Iterator[Callable[[str, int], None]]:
 
 
 def _compare(old: Entries, new: Entries, most: int | None, *, as_json: bool) -> int:
-    surveys, accounts = _look([*old.entries, *new.entries], most)
+    surveys, accounts = _survey_trees([*old.entries, *new.entries], most)
     before, after = (_assessed(of, surveys, accounts) for of in (old, new))
     reports = [
         difference_report(name, before.get(name), after.get(name), accounts)
@@ -225,7 +225,7 @@ def _compare(old: Entries, new: Entries, most: int | None, *, as_json: bool) -> 
             _print_difference(one)
         within = " in the sample" if is_sample else ""
         click.echo(f"Something opens{within}." if opens else f"Nothing opens{within}.")
-    status = _tell(surveys, old, new)
+    status = _print_failures(surveys, old, new)
     return NEGATIVE if opens else status
 
 

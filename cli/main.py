@@ -8,7 +8,7 @@ import click
 
 from cloakfs.tuning import STANDARD, Tuning
 
-from .background import remember_inherited
+from .background import record_inherited
 from .common import fail
 from .exits import WRONG
 from .output import run
@@ -41,12 +41,12 @@ class _Commands(click.Group):
 def _moved(name: str) -> click.Command:
     """Return a command that takes any arguments, and only says what has taken its place."""
 
-    def tell(**_ignored: object) -> None:
+    def show_replacement(**_ignored: object) -> None:
         fail(f"{name}: this is not installed any more; in a clone of the repository, run: {_IN_A_CLONE[name]}", WRONG)
 
     return click.Command(
         name,
-        callback=tell,
+        callback=show_replacement,
         params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
         context_settings={"ignore_unknown_options": True},
         add_help_option=False,
@@ -62,7 +62,7 @@ def cloakfs() -> None:
 
 def main(tuning: Tuning = STANDARD) -> None:
     """Run the command; `cloakfs SOURCE MOUNTPOINT …`, as mount(8)'s FUSE helper calls it, means `cloakfs mount`."""
-    remember_inherited()
+    record_inherited()
     if _is_by_mount8(sys.argv[1:]):
         sys.argv.insert(1, "mount")
     run(cloakfs, tuning)

@@ -50,7 +50,7 @@ def metrics(
     if os.geteuid() != 0:
         fail("only root may ask the daemons", FAILED)
     # These take longer to import than --help should take.
-    from cloakfs.nfs.health import look  # noqa: PLC0415
+    from cloakfs.nfs.health import machine_state  # noqa: PLC0415
 
     from . import metricsserver  # noqa: PLC0415
     from .openmetrics import text  # noqa: PLC0415
@@ -58,7 +58,7 @@ def metrics(
     paths = [mount_point(path) for path in mountpoints]
 
     def wanted() -> "Machine":
-        machine = look()
+        machine = machine_state()
         return machine.only(paths) if paths else machine
 
     if listen is None:
@@ -86,7 +86,7 @@ def _require_all(machine: "Machine") -> None:
     """End the command if one of the mounts is none of cloakfs."""
     for one in machine.mounts:
         if one.is_absent:
-            fail(f"{one.path}: {one.complaint} (cloakfs status lists all)", FAILED)
+            fail(f"{one.path}: {one.problem} (cloakfs status lists all)", FAILED)
 
 
 def _require_guarded(secret: bytes | None, group: str | None, *, without_token: bool) -> None:

@@ -55,9 +55,9 @@ class MetricsServer:
     """
 
     def __init__(
-        self, place: str | tuple[str, int], group: str | None, token: bytes | None, look: Callable[[], Machine]
+        self, place: str | tuple[str, int], group: str | None, token: bytes | None, machine_state: Callable[[], Machine]
     ) -> None:
-        app = make_wsgi_app(registry(_Fresh(look).get))
+        app = make_wsgi_app(registry(_RecentState(machine_state).get))
         self._path = place if isinstance(place, str) else None
         self._server = _Unix(place, group) if isinstance(place, str) else _Inet(place)
         self._server.set_app(app if token is None else _guarded(app, token))
@@ -77,21 +77,21 @@ class MetricsServer:
                     os.unlink(self._path)
 
 
-class _Fresh:
+class _RecentState:
     """The state of the machine, which is found out again after a second, for one client at a time."""
 
-    def __init__(self, look: Callable[[], Machine]) -> None:
-        self._look = look
+    def __init__(self, machine_state: Callable[[], Machine]) -> None:
+        self._machine_state = machine_state
         self._lock = threading.Lock()
-        self._told: Machine | None = None
+        self._state: Machine | None = None
         self._since = 0.0
 
     def get(self) -> Machine:
         with self._lock:
-            if self._told is None or time.monotonic() - self._since > _FRESH_SECONDS:
-                self._told = self._look()
+            if self._state is None or time.monotonic() - self._since > _FRESH_SECONDS:
+                self._state = self._machine_state()
                 self._since = time.monotonic()
-            return self._told
+            return self._state
 
 
 def _guarded(app: Callable[..., Iterable[bytes]], token: bytes) -> Callable[..., Iterable[bytes]]:

@@ -24,7 +24,7 @@ from cloakfs.mount.daemon import Settings, serve
 from cloakfs.mount.reaper import Again
 from cloakfs.state.runtime import RUN_DIR, dead, mount_key
 
-from .background import SYSLOG, in_background, in_foreground, remember_inherited
+from .background import SYSLOG, in_background, in_foreground, record_inherited
 from .common import OWN_COMMAND, entry_for, fail, note, tuning, working_directory
 from .completion import a_directory, a_file
 from .exits import FAILED, WRONG
@@ -293,7 +293,7 @@ The other options are accepted because mount(8) passes them, and have no effect.
 
 def mount_helper() -> None:
     """Run as `mount.fuse.cloakfs`, the way mount(8) calls it (`_HELPER`)."""
-    remember_inherited()
+    record_inherited()
     arguments = sys.argv[1:]
     if {"-h", "--help"}.intersection(arguments):
         click.echo(_HELPER)

@@ -54,8 +54,8 @@ class Families(Collector):
         look: returns the state of the machine.
     """
 
-    def __init__(self, look: Callable[[], Machine]) -> None:
-        self._look = look
+    def __init__(self, machine_state: Callable[[], Machine]) -> None:
+        self._machine_state = machine_state
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing, so that the machine is not looked at when this is registered."""
@@ -63,21 +63,21 @@ class Families(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Return the metrics, by the present state of the machine."""
-        machine = self._look()
+        machine = self._machine_state()
         return [*_of_mounts(machine.mounts), *_of_services(machine)]
 
 
-def registry(look: Callable[[], Machine]) -> CollectorRegistry:
-    """Return a registry of nothing but the metrics of a machine, whose state `look` returns."""
+def registry(machine_state: Callable[[], Machine]) -> CollectorRegistry:
+    """Return a registry of nothing but the metrics of a machine, whose state `machine_state` returns."""
     made = CollectorRegistry(auto_describe=False)
-    made.register(Families(look))
+    made.register(Families(machine_state))
     return made
 
 
 def text(machine: Machine) -> str:
     """Return all metrics of a machine as OpenMetrics text."""
-    told: bytes = generate_latest(registry(lambda: machine))  # type: ignore[no-untyped-call]
-    return told.decode()
+    made: bytes = generate_latest(registry(lambda: machine))  # type: ignore[no-untyped-call]
+    return made.decode()
 
 
 # -- mounts ----------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ def _of_mounts(mounts: Iterable[Health]) -> Iterable[Metric]:
         "cloakfs_guard_restarts", "How often the guard has replaced the daemon.", labels=["mountpoint", "service"]
     )
     for label, one in by_label.items():
-        answers = one.mount is not None and (one.figures is not None or one.complaint is None)
+        answers = one.mount is not None and (one.figures is not None or one.problem is None)
         up.add_metric([label], float(answers))
         if one.mount is not None and not one.mount.unknown:
             started.add_metric([label], one.mount.since)
@@ -119,12 +119,12 @@ def _durations(figures: Mapping[str, Mapping[str, Any]]) -> Metric:
         labels=[*_VIEW, "operation"],
         unit="seconds",
     )
-    for label, told in figures.items():
-        for operation, (total, counted) in sorted(told["durations"].items()):
+    for label, of_mount in figures.items():
+        for operation, (total, counted) in sorted(of_mount["durations"].items()):
             of_bits = dict(counted)
             buckets = [(str(2**limit / 1e9), _up_to(limit, of_bits)) for limit in _LIMITS]
             buckets.append(("+Inf", _up_to(BITS, of_bits)))
-            family.add_metric([label, told["view"], operation], buckets, total / 1e9)
+            family.add_metric([label, of_mount["view"], operation], buckets, total / 1e9)
     return family
 
 
@@ -148,16 +148,16 @@ def _answers(figures: Mapping[str, Mapping[str, Any]]) -> Iterable[Metric]:
     refused = CounterMetricFamily(
         "cloakfs_refused", "Requests of callers that wanted more than their share.", labels=[*_VIEW, "share"]
     )
-    for label, told in figures.items():
-        view = told["view"]
-        for operation, code, count in sorted(told["errors"]):
+    for label, of_mount in figures.items():
+        view = of_mount["view"]
+        for operation, code, count in sorted(of_mount["errors"]):
             errors.add_metric([label, view, operation, errno.errorcode.get(code, str(code))], count)
         for what in ("names", "attributes"):
-            for remembered, count in zip(("no", "yes"), told[what], strict=True):
+            for remembered, count in zip(("no", "yes"), of_mount[what], strict=True):
                 answers.add_metric([label, view, what, remembered], count)
-        for by, count in told["hidden"].items():
+        for by, count in of_mount["hidden"].items():
             hidden.add_metric([label, view, by], count)
-        for what, count in told.get("refused", {}).items():  # an earlier version has none
+        for what, count in of_mount.get("refused", {}).items():  # an earlier version has none
             refused.add_metric([label, view, what], count)
     yield from (errors, answers, hidden, refused)
 
@@ -165,22 +165,22 @@ def _answers(figures: Mapping[str, Mapping[str, Any]]) -> Iterable[Metric]:
 def _plain(figures: Mapping[str, Mapping[str, Any]]) -> Iterable[Metric]:
     for name, what in _COUNTERS.items():
         counter = CounterMetricFamily(f"cloakfs_{name}", what, labels=_VIEW)
-        for label, told in figures.items():
-            if name in told["counters"]:
-                counter.add_metric([label, told["view"]], told["counters"][name])
+        for label, of_mount in figures.items():
+            if name in of_mount["counters"]:
+                counter.add_metric([label, of_mount["view"]], of_mount["counters"][name])
         yield counter
     for name, what in _GAUGES.items():
         gauge = GaugeMetricFamily(f"cloakfs_{name}", what, labels=_VIEW)
-        for label, told in figures.items():
-            if name in told["gauges"]:
-                gauge.add_metric([label, told["view"]], told["gauges"][name])
+        for label, of_mount in figures.items():
+            if name in of_mount["gauges"]:
+                gauge.add_metric([label, of_mount["view"]], of_mount["gauges"][name])
         yield gauge
     descriptors = GaugeMetricFamily("cloakfs_descriptors", "Descriptors that are open.", labels=[*_VIEW, "for"])
     most = GaugeMetricFamily("cloakfs_descriptors_limit", "How many descriptors may be open.", labels=[*_VIEW, "for"])
-    for label, told in figures.items():
+    for label, of_mount in figures.items():
         for what, name in _DESCRIPTORS.items():
-            descriptors.add_metric([label, told["view"], what], told["gauges"][name])
-            most.add_metric([label, told["view"], what], told["gauges"][f"{name}_most"])
+            descriptors.add_metric([label, of_mount["view"], what], of_mount["gauges"][name])
+            most.add_metric([label, of_mount["view"], what], of_mount["gauges"][f"{name}_most"])
     yield from (descriptors, most)
 
 
@@ -192,5 +192,5 @@ def _of_services(machine: Machine) -> Iterable[Metric]:
         "cloakfs_service_up", "Whether the guard of the service lives, and the server answers.", labels=["service"]
     )
     for service in machine.services:
-        healthy.add_metric([service.name], float(service.complaint is None))
+        healthy.add_metric([service.name], float(service.problem is None))
     yield healthy

@@ -38,7 +38,7 @@ def remount(mountpoint: str, asked: MountOptions) -> None:
     others = _others(asked.given, {*daemon.given, *place.words.split(",")})
     wanted = [word for word in asked.given if word in ("ro", "rw")][-1:]
     if others or not wanted:
-        fail(f"{', '.join(others) or 'remount'}: a remount changes only ro and rw; {_way_out(daemon)}", WRONG)
+        fail(f"{', '.join(others) or 'remount'}: a remount changes only ro and rw; {_hint(daemon)}", WRONG)
     kept = flags_of([*place.words.split(","), *daemon.given]) | linux.MS_REMOUNT
     flags = kept | linux.MS_RDONLY if wanted == ["ro"] else kept
     try:
@@ -59,7 +59,7 @@ def _others(asked: Iterable[str], known: set[str]) -> list[str]:
     ]
 
 
-def _way_out(daemon: Mounted) -> str:
+def _hint(daemon: Mounted) -> str:
     text = f"for anything else, unmount and mount again (cloakfs umount {shell_word(daemon.target)})"
     if any(word.startswith("exports=") for word in daemon.given):
         text += f", or change the exports.d file and reload it (kill -HUP {daemon.pid})"

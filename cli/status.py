@@ -15,7 +15,7 @@ from rich.filesize import decimal
 
 from cloakfs.linux import mountinfo
 from cloakfs.messages import printable
-from cloakfs.nfs.health import Health, look
+from cloakfs.nfs.health import Health, machine_state
 from cloakfs.nfs.services import Service
 from cloakfs.state.runtime import Mounted
 
@@ -49,12 +49,12 @@ def status(mountpoints: tuple[str, ...], *, verbose: bool, as_json: bool) -> Non
     """
     if os.geteuid() != 0:
         fail("only root may see the options of mounts", FAILED)
-    machine = look()
+    machine = machine_state()
     if mountpoints:
         machine = machine.only(map(mount_point, mountpoints))
         for one in machine.mounts:
             if one.is_absent:
-                fail(f"{one.path}: {one.complaint} (cloakfs status lists all)", FAILED)
+                fail(f"{one.path}: {one.problem} (cloakfs status lists all)", FAILED)
             if one.mount is not None and one.mount.unknown:
                 fail(f"{one.path}: {one.mount.unknown}", FAILED)
     words = {place.device: place.words for place in mountinfo.by_id().values()}
@@ -76,55 +76,55 @@ def _plain(one: Health, words: dict[str, str]) -> dict[str, Any]:
         of_service = {
             "name": service.name,
             "guard": service.pid,
-            "unhealthy": service.complaint,
+            "unhealthy": service.problem,
             "restarts": one.restarts,
         }
-    health = {"unhealthy": one.complaint, "service": of_service}
+    health = {"unhealthy": one.problem, "service": of_service}
     mount = one.mount
     if mount is None:
-        return {"target": one.path, "pid": None, "failure": one.complaint, **health}
-    told = asdict(mount)
-    return {**told, "failure": mount.unknown or mount.failure, "words": words.get(mount.device, ""), **health}
+        return {"target": one.path, "pid": None, "failure": one.problem, **health}
+    state = asdict(mount)
+    return {**state, "failure": mount.unknown or mount.failure, "words": words.get(mount.device, ""), **health}
 
 
 def _show(one: Health, words: dict[str, str], *, in_full: bool, with_kernel: bool) -> None:
     """Print what there is to know of a mount, for people."""
     mount = one.mount
-    way_out = f" ({one.way_out})" if one.way_out else ""
+    hint = f" ({one.hint})" if one.hint else ""
     if mount is None:
-        _tell(f"{one.path}: {one.complaint}{way_out}")
+        _print_line(f"{one.path}: {one.problem}{hint}")
         return
     if mount.unknown:
-        _tell(f"{mount.target}: {mount.unknown}")
+        _print_line(f"{mount.target}: {mount.unknown}")
         return
-    _tell(mount.target)
-    if one.complaint:
-        _tell_value("unhealthy", f"{one.complaint}{way_out}")
+    _print_line(mount.target)
+    if one.problem:
+        _print_value("unhealthy", f"{one.problem}{hint}")
     for name, value in _lines(mount, words.get(mount.device, ""), in_full=in_full):
-        _tell_value(name, value)
+        _print_value(name, value)
     if one.service is not None:
         restarts = f", daemon replaced {one.restarts}×" if one.restarts else ""
-        _tell_value("service", f"{one.service.name}{restarts}")
+        _print_value("service", f"{one.service.name}{restarts}")
     if with_kernel:
         if mount.access:
-            _tell_value("access", mount.access)
-        for name, value in _remembered(mount):
-            _tell_value(name, value, 2 * _INDENT + 1)
+            _print_value("access", mount.access)
+        for name, value in _kernel_lines(mount):
+            _print_value(name, value, 2 * _INDENT + 1)
 
 
 def _show_service(service: Service) -> None:
-    if service.complaint:
-        _tell(f"service {service.name}: {service.complaint}")
+    if service.problem:
+        _print_line(f"service {service.name}: {service.problem}")
     elif service.server:
         count = f"{len(service.mounts)} mount{'s' * (len(service.mounts) != 1)}"
-        _tell(f"service {service.name}: {service.server} answers, guard is process {service.pid}, {count}")
+        _print_line(f"service {service.name}: {service.server} answers, guard is process {service.pid}, {count}")
 
 
-def _tell_value(name: str, value: str, indent: int = _INDENT) -> None:
-    _tell(f" {name:{_INDENT - 2}} {value}", indent)
+def _print_value(name: str, value: str, indent: int = _INDENT) -> None:
+    _print_line(f" {name:{_INDENT - 2}} {value}", indent)
 
 
-def _tell(line: str, indent: int = 1) -> None:
+def _print_line(line: str, indent: int = 1) -> None:
     """Print a line. A terminal gets it in lines of its width that end between words, and are indented from the second.
 
     A word that is longer than the terminal is wide (a path, say) is left in one piece.
@@ -187,14 +187,14 @@ def _lines(mount: Mounted, words: str, *, in_full: bool) -> list[tuple[str, str]
     return lines
 
 
-def _remembered(mount: Mounted) -> list[tuple[str, str]]:
+def _kernel_lines(mount: Mounted) -> list[tuple[str, str]]:
     """Return what the kernel may remember: one line for each fact, and the reason why it is not more."""
     lines = []
     for fact in mount.remembered:
         what = " ".join(filter(None, (fact["what"], fact["of"], fact["where"] and f"on {fact['where']}")))
         why = f": {fact['reason']}" if fact["reason"] else ""
-        way_out = f" (way out: {fact['way_out']})" if fact["way_out"] else ""
-        lines.append(f"{_duration(fact['seconds']):10}  {what}{why}{way_out}")
+        hint = f" (way out: {fact['way_out']})" if fact["way_out"] else ""
+        lines.append(f"{_duration(fact['seconds']):10}  {what}{why}{hint}")
     return [("" if number else "kernel", line) for number, line in enumerate(lines)]
 
 

@@ -208,9 +208,9 @@ class _Summary:
         return {"operations": operations, "callers": callers, "dropped": self.dropped}
 
     def print(self, *, as_json: bool) -> None:
-        told = self._plain()
+        totals = self._plain()
         if as_json:
-            echo_json(told)
+            echo_json(totals)
             return
         out = console()
         times = [*(f"p{percent}" for percent in PERCENTILES), "max"]
@@ -218,14 +218,14 @@ class _Summary:
         operations.add_column("operation")
         for name in ("count", "errors", "hidden", *(f"{name} µs" for name in times)):
             operations.add_column(name, justify="right")
-        for row in told["operations"]:
+        for row in totals["operations"]:
             numbers = [row["count"], row["errors"], row["hidden"], *(row["microseconds"][name] for name in times)]
             operations.add_row(row["operation"], *(f"{number:,}" for number in numbers))
         out.print(operations)
         callers = Table("caller", "command")
         for name in ("count", "sum µs"):
             callers.add_column(name, justify="right")
-        for row in told["callers"]:
+        for row in totals["callers"]:
             command = Text(printable(row["command"] or "?"))
             callers.add_row(row["client"], command, f"{row['count']:,}", f"{row['microseconds']:,}")
         out.print(callers)

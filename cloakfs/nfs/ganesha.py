@@ -647,7 +647,7 @@ class Ganesha:
                 if "NFS SERVER INITIALIZED" in self._log(0) and await self.answers():
                     return
                 await trio.sleep(_POLL_SECONDS)
-        raise ServerError(f"{PROGRAM} {'does not answer' if self.pid else 'ended'}: {self._complaint(0)}")
+        raise ServerError(f"{PROGRAM} {'does not answer' if self.pid else 'ended'}: {self._problem(0)}")
 
     async def answers(self) -> bool:
         """Whether it answers on all of its ports."""
@@ -779,12 +779,12 @@ class Ganesha:
             while not complete and self.pid is not None:
                 await trio.sleep(_POLL_SECONDS)
                 complete = "Reread exports complete" in self._log(at)
-        # The complaints are logged after that line.
+        # Errors are logged after that line.
         await trio.sleep(_POLL_SECONDS)
         if self.pid is None:
             raise ServerError(f"{PROGRAM} has ended; see {self.log}")
         if not complete or self._serious(at):
-            raise ServerError(f"{PROGRAM} did not apply the new exports: {self._complaint(at)}")
+            raise ServerError(f"{PROGRAM} did not apply the new exports: {self._problem(at)}")
         self._exports = {export.export_id: export for export in exports}
         self._check_exported(at)
         for export_id in self._rooms() - set(self._exports):
@@ -798,7 +798,7 @@ class Ganesha:
         """
         if lacking := set(self._exports) - self.current():
             pseudo = ", ".join(sorted(self._exports[export_id].pseudo for export_id in lacking))
-            raise ServerError(f"{PROGRAM} does not export {pseudo}: {self._complaint(start)}")
+            raise ServerError(f"{PROGRAM} does not export {pseudo}: {self._problem(start)}")
 
     def _log_size(self) -> int:
         try:
@@ -819,7 +819,7 @@ class Ganesha:
         # It complains like this about a mount that has just died: at every request, and when it lets go of the mount.
         return [said for said in found if "to ERR_FSAL_" not in said and "Error closing file" not in said]
 
-    def _complaint(self, start: int) -> str:
+    def _problem(self, start: int) -> str:
         """Return the first message that the server itself calls serious, in one line."""
         for said in self._serious(start):
             if not _HARMLESS.search(said):

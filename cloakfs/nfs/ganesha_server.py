@@ -58,8 +58,8 @@ class GaneshaServer:
         if self._ganesha.pid != before:
             self._note_grace()
 
-    async def ask(self, mounts: Sequence[Mount]) -> served.ServiceProblems:
-        """See `NfsServer.ask`. Its table are the exports whose root the process holds open."""
+    async def find_problems(self, mounts: Sequence[Mount]) -> served.ServiceProblems:
+        """See `NfsServer.find_problems`. Its table are the exports whose root the process holds open."""
         if self._ganesha.is_held:
             return served.ServiceProblems(
                 "nfs-ganesha was ended until what its clients have files open of is mounted again"
@@ -71,7 +71,7 @@ class GaneshaServer:
         ids = {export.path: export.export_id for export in exports_of(mounts, self._ids, keep=False)}
         current = self._ganesha.current()
 
-        def complaint(mount: Mount) -> str | None:
+        def problem(mount: Mount) -> str | None:
             if ids[mount.path] not in current:
                 return f"nfs-ganesha does not export it; see {self._ganesha.log}"
             source = served.admitted_from(mount)
@@ -80,14 +80,14 @@ class GaneshaServer:
             host = self._ganesha.bind_addr or source
             return served.by_lookup(host, self._ganesha.port, pseudo_path(mount), source)
 
-        return served.ServiceProblems(mounts=await served.each(mounts, complaint))
+        return served.ServiceProblems(mounts=await served.each(mounts, problem))
 
     async def hold(self) -> None:
         """See `NfsServer.hold`. It does so where clients have files open; the others get an error."""
         await self._ganesha.hold()
 
-    async def check(self) -> str | None:
-        """See `NfsServer.check`."""
+    async def repair(self) -> str | None:
+        """See `NfsServer.repair`."""
         if self._ganesha.is_held:
             return None  # until `change`
         if self._ganesha.pid is None:
@@ -160,8 +160,8 @@ def _read(ids: str) -> dict[str, int]:
         known: dict[str, int] = json.load(file)
     version = known.pop(_VERSION_KEY, None)
     if not is_known(version, VERSION):
-        way_out = "use the cloakfs that wrote it, or remove it (clients then have to mount again)"
-        raise ServerError(refusal(ids, version, VERSION, way_out))
+        hint = "use the cloakfs that wrote it, or remove it (clients then have to mount again)"
+        raise ServerError(refusal(ids, version, VERSION, hint))
     return known
 
 

@@ -30,7 +30,7 @@ from ..messages import shell_word
 from ..plugin.loader import is_in_file
 from ..state.runtime import Mounted, mounted
 from ..tuning import STANDARD, Tuning
-from . import knfsd, leftover, root, served
+from . import knfsd, root, served, stale
 from .ending import end, wait_for_end
 from .plan import Mount, Plan, PlanChange, compare
 from .server import NfsServer, ServerError
@@ -77,7 +77,7 @@ class Watched:
     pid: int = 0
     since: float = 0.0  # seconds since the epoch
     restarts: int = 0
-    complaint: str | None = None
+    problem: str | None = None
     is_awaited: bool = False  # its daemon has just died: clients wait for it to be mounted again
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
@@ -116,13 +116,15 @@ class Guard:
         self._run_dir = run_dir
         self._mount_command = mount_command
         self._watched: dict[str, Watched] = {}
-        self._made: set[str] = set()  # directories
-        self._is_written = True
-        self._stats = served.Stats()
-        self._unknown: list[Mount] | None = None  # which mounts are new, if the server was not told of the last change
+        self._made_directories: set[str] = set()  # directories
+        self._is_record_saved = True
+        self._stat_checks = served.StatChecks()
+        self._unexported_changes: list[Mount] | None = (
+            None  # which mounts are new, if the server was not told of the last change
+        )
         self._change = trio.Lock()
         self._end = trio.Event()
-        self._server_complaint: str | None = None
+        self._server_problem: str | None = None
         self._bound: trio.SocketListener | None = None
 
     async def run(self, ready: Callable[[], None]) -> None:
@@ -138,7 +140,7 @@ class Guard:
                 async with trio.open_nursery() as nursery:
                     self._tasks = tasks.Tasks(nursery)
                     # An order to stop is obeyed from the beginning, and what was mounted until then is unmounted.
-                    self._tasks.supervise("handling signals", self._obey, signals)
+                    self._tasks.supervise("handling signals", self._handle_signals, signals)
                     self._tasks.once("waiting for the end", self._cancel_at_end, nursery.cancel_scope)
                     try:
                         async with self._change:
@@ -167,10 +169,10 @@ class Guard:
     async def _begin(self) -> None:
         self._check_free(self._plan.mounts)
         # First of all, so that what a guard leaves that is killed from now on is known.
-        self._write_down(self._plan.mounts)
+        self._save_record(self._plan.mounts)
         ownfiles.makedirs(self._plan.root, mode=0o755, exist_ok=True)
         await self._add(self._plan.mounts)
-        self._write_down()
+        self._save_record()
         await self._server.start(self._mounts())
         await self._wait_until_served(self._mounts())
 
@@ -190,12 +192,12 @@ class Guard:
                     RUN_DIR_PREFIX
                 ):  # it would mount it again
                     name = base.removeprefix(RUN_DIR_PREFIX)
-                    way_out = f"use another --root; cloakfs export down --name {name} ends that service"
-                    raise ServerError(f"{path} is served already, by service {name} ({way_out})")
-                way_out = f"cloakfs umount {shell_word(path)}"
-                raise ServerError(f"{path} is served already, by process {daemon.pid} ({way_out})")
+                    hint = f"use another --root; cloakfs export down --name {name} ends that service"
+                    raise ServerError(f"{path} is served already, by service {name} ({hint})")
+                hint = f"cloakfs umount {shell_word(path)}"
+                raise ServerError(f"{path} is served already, by process {daemon.pid} ({hint})")
 
-    def _write_down(self, more: Iterable[Mount] = ()) -> None:
+    def _save_record(self, more: Iterable[Mount] = ()) -> None:
         """Record what there is to take down, for the command that does so if this guard is killed.
 
         Args:
@@ -205,22 +207,26 @@ class Guard:
             OSError: it cannot be written.
         """
         mounts = [*more, *(watched.mount for watched in self._watched.values())]
-        made = {*self._made, self._plan.root, *(mount.path for mount in mounts if not ownfiles.isdir(mount.path))}
-        leftover.write(self._run_dir, self._plan.server, self._state_dir, mounts, made)
+        made = {
+            *self._made_directories,
+            self._plan.root,
+            *(mount.path for mount in mounts if not ownfiles.isdir(mount.path)),
+        }
+        stale.write(self._run_dir, self._plan.server, self._state_dir, mounts, made)
 
-    def _try_to_write_down(self) -> None:
+    def _try_to_save_record(self) -> None:
         """Record what there is now; until that succeeds, the record has this and more."""
-        self._is_written = False
+        self._is_record_saved = False
         with contextlib.suppress(OSError):
-            self._write_down()
-            self._is_written = True
+            self._save_record()
+            self._is_record_saved = True
 
     async def _finish(self) -> None:
         await tasks.attempt("stopping the server", self._server.stop)
         async with trio.open_nursery() as nursery:
             for watched in self._watched.values():
                 nursery.start_soon(tasks.attempt, f"unmounting {watched.mount.path}", self._unmount, watched.mount)
-        for path in (*self._made, self._plan.root):
+        for path in (*self._made_directories, self._plan.root):
             with contextlib.suppress(OSError):  # others may use it, too
                 ownfiles.rmdir(path)
 
@@ -241,7 +247,7 @@ class Guard:
                     self._watched[mount.name] = await self._mount(mount)
                 except NotMountedYet as exc:
                     log.warning("%s", exc)
-                    self._watched[mount.name] = Watched(mount, complaint=str(exc))
+                    self._watched[mount.name] = Watched(mount, problem=str(exc))
                 except (ServerError, OSError) as exc:
                     failures.append(str(exc))
 
@@ -284,14 +290,14 @@ class Guard:
         await _clear(mount.path, self._server.hold)
         if not ownfiles.isdir(mount.path):
             ownfiles.mkdir(mount.path, 0o755)
-            self._made.add(mount.path)
+            self._made_directories.add(mount.path)
         # This must not be cancelled half-way, because the daemon is an orphan as soon as it has started.
         with trio.CancelScope(shield=True):
             return await self._run_mount(mount)
         raise AssertionError("nobody cancels it")
 
     async def _run_mount(self, mount: Mount) -> Watched:
-        with leftover.mounting(self._run_dir) as held:
+        with stale.mounting(self._run_dir) as held:
             done = await trio.run_process(  # noqa: TID251  (a guard acts for nobody)
                 [*self._mount_command, mount.source, mount.path, "-o", self._mount_options(mount),
                  "--client", mount.client, "--exports", self._entry_file(mount)],
@@ -329,14 +335,14 @@ class Guard:
             await _clear(mount.path)
         except (ServerError, OSError) as exc:
             log.error("%s", exc)  # noqa: TRY400  (one line)
-        self._tidy(mount)
+        self._remove_files(mount)
 
-    def _tidy(self, mount: Mount) -> None:
+    def _remove_files(self, mount: Mount) -> None:
         """Remove what was made for a mount that is unmounted now."""
         with contextlib.suppress(OSError):
             ownfiles.unlink(self._entry_file(mount))
-        if mount.path in self._made:
-            self._made.discard(mount.path)
+        if mount.path in self._made_directories:
+            self._made_directories.discard(mount.path)
             with contextlib.suppress(OSError):
                 ownfiles.rmdir(mount.path)
 
@@ -345,23 +351,23 @@ class Guard:
 
     async def _watch(self, watched: Watched) -> None:
         with watched.scope:
-            await tasks.supervise(f"watching {watched.mount.path}", self._keep_mounted, watched)
+            await tasks.supervise(f"watching {watched.mount.path}", self._remount_on_death, watched)
 
-    async def _keep_mounted(self, watched: Watched) -> None:
+    async def _remount_on_death(self, watched: Watched) -> None:
         """Mount again whenever the daemon has died, and retry until this succeeds."""
         while True:
-            if watched.complaint is None:
+            if watched.problem is None:
                 await wait_for_end(watched.pid)
                 # At once: until then, each request of a client fails, and what it would have written is lost.
                 await trio.to_thread.run_sync(detach_dead, watched.mount.path)
                 await self._server.hold()
-                watched.complaint, watched.is_awaited = "its daemon died; it is being mounted again", True
-                log.warning("%s: %s", watched.mount.path, watched.complaint)
+                watched.problem, watched.is_awaited = "its daemon died; it is being mounted again", True
+                log.warning("%s: %s", watched.mount.path, watched.problem)
             failures = itertools.count()
-            while watched.complaint:
+            while watched.problem:
                 await trio.sleep(backoff_seconds(next(failures)))
                 async with self._change:
-                    if watched.complaint:  # not mounted meanwhile, together with another one
+                    if watched.problem:  # not mounted meanwhile, together with another one
                         await self._mount_again(watched)
 
     async def _mount_again(self, watched: Watched) -> None:
@@ -398,7 +404,7 @@ class Guard:
                 _note_failure(one, exc)
             return
         for one in made:
-            one.complaint = None
+            one.problem = None
         try:
             await self._wait_until_served(mounts)
             for again in mounts:
@@ -414,7 +420,7 @@ class Guard:
         return [
             watched.mount
             for watched in self._watched.values()
-            if watched.mount in more or not watched.complaint or watched.is_awaited
+            if watched.mount in more or not watched.problem or watched.is_awaited
         ]
 
     async def _check_server(self) -> None:
@@ -423,19 +429,19 @@ class Guard:
             if self._log is not None:
                 follow_rotation(self._log)
             async with self._change:
-                if not self._is_written:
-                    self._try_to_write_down()
+                if not self._is_record_saved:
+                    self._try_to_save_record()
                 try:
-                    if self._unknown is not None:
-                        await self._tell_server(self._unknown)
-                    said = await self._server.check()
+                    if self._unexported_changes is not None:
+                        await self._export_current(self._unexported_changes)
+                    said = await self._server.repair()
                     if said:
                         log.warning("%s", said)
-                    self._server_complaint = None
+                    self._server_problem = None
                 except ServerError as exc:
-                    if str(exc) != self._server_complaint:
+                    if str(exc) != self._server_problem:
                         log.error("%s", exc)  # noqa: TRY400  (one line)
-                    self._server_complaint = str(exc)
+                    self._server_problem = str(exc)
 
     # -- reload ------------------------------------------------------------------------------------
 
@@ -473,7 +479,7 @@ class Guard:
             raise _NotTakenOver(str(exc)) from exc
         try:
             await self._change_mounts(change)
-            await self._tell_server(change.renewed)
+            await self._export_current(change.renewed)
             await self._wait_until_served([mount for mount in self._mounts() if mount.path in change.changed])
             for mount in change.removed:
                 await _clear(mount.path)
@@ -484,13 +490,13 @@ class Guard:
         except Exception as exc:
             # Also after what nobody has foreseen, since a state in between is nobody's.
             why = str(exc) if isinstance(exc, (ServerError, OSError)) else tasks.cause(exc)
-            raise _NotTakenOver(why, await self._take_back(before, change.added, read)) from exc
+            raise _NotTakenOver(why, await self._roll_back(before, change.added, read)) from exc
         for mount in change.removed:
-            self._tidy(mount)
+            self._remove_files(mount)
         for mount in (*change.added, *change.renewed):
             self._start_watching(self._watched[mount.name])
         self._plan = new
-        self._try_to_write_down()
+        self._try_to_save_record()
         live = {mount.name for mount in (*change.reloaded, *change.reread)}
         return {
             "added": [mount.path for mount in change.added],
@@ -506,7 +512,7 @@ class Guard:
             ServerError: something failed; what was done until then is left as it is.
             OSError: likewise.
         """
-        self._write_down(change.added)
+        self._save_record(change.added)
         await self._add(change.added)
         for mount in change.reloaded:
             await self._reload_daemon(self._watched[mount.name], mount)
@@ -522,13 +528,13 @@ class Guard:
         for mount in change.removed:
             self._watched.pop(mount.name).scope.cancel()
 
-    async def _tell_server(self, renewed: Sequence[Mount]) -> None:
+    async def _export_current(self, renewed: Sequence[Mount]) -> None:
         """Have the server export what there is now; if that fails, it is tried again whenever the server is checked."""
-        self._unknown = [*(self._unknown or ()), *renewed]
-        await self._server.change(self._mounts(), self._unknown)
-        self._unknown = None
+        self._unexported_changes = [*(self._unexported_changes or ()), *renewed]
+        await self._server.change(self._mounts(), self._unexported_changes)
+        self._unexported_changes = None
 
-    async def _take_back(
+    async def _roll_back(
         self, before: Mapping[str, tuple[Watched, Mount]], added: Sequence[Mount], read: Sequence[Mount]
     ) -> list[str]:
         """Serve again what was served before; return one line for each thing that is not as it was.
@@ -543,17 +549,17 @@ class Guard:
         touched = [name for name, (watched, _) in before.items() if watched.scope.cancel_called]
         for name, (watched, mount) in before.items():
             if watched.mount != mount:
-                left += await self._reload_back(watched, mount)
+                left += await self._restore_options(watched, mount)
             self._watched[name] = watched
             if watched.scope.cancel_called:
-                self._watched[name], complaint = await self._put_back(watched, mount)
+                self._watched[name], problem = await self._restore_mount(watched, mount)
                 if self._watched[name].pid != watched.pid:
                     again.append(mount)
-                left += complaint
+                left += problem
         for mount in added:
             self._watched.pop(mount.name, None)
         try:
-            await self._tell_server(again)
+            await self._export_current(again)
             await self._wait_until_served([mount for mount in self._mounts() if mount in again])
         except Exception as exc:
             left.append(f"{exc} (it is tried again every {self._tuning.guard_seconds:g} s)")
@@ -561,10 +567,10 @@ class Guard:
             await self._unmount(mount)
         for name in touched:
             self._start_watching(self._watched[name])
-        self._try_to_write_down()
+        self._try_to_save_record()
         return left
 
-    async def _put_back(self, watched: Watched, mount: Mount) -> tuple[Watched, list[str]]:
+    async def _restore_mount(self, watched: Watched, mount: Mount) -> tuple[Watched, list[str]]:
         """Return the old mount with a new watcher's scope, made again unless it is still there; and what is wrong."""
         daemon = self._daemon(mount)
         # A daemon that has been unmounted lives on for a while.
@@ -574,21 +580,19 @@ class Guard:
         try:
             made = await self._mount(mount)
         except NotMountedYet as exc:
-            return replace(watched, pid=0, complaint=str(exc), is_awaited=False, scope=trio.CancelScope()), []
+            return replace(watched, pid=0, problem=str(exc), is_awaited=False, scope=trio.CancelScope()), []
         except Exception as exc:
-            complaint = str(exc)
+            problem = str(exc)
             return (
-                replace(watched, pid=0, complaint=complaint, is_awaited=False, scope=trio.CancelScope()),
-                [f"{mount.path} is not there again yet, and is tried again: {complaint}"],
+                replace(watched, pid=0, problem=problem, is_awaited=False, scope=trio.CancelScope()),
+                [f"{mount.path} is not there again yet, and is tried again: {problem}"],
             )
         return (
-            replace(
-                watched, pid=made.pid, since=made.since, complaint=None, is_awaited=False, scope=trio.CancelScope()
-            ),
+            replace(watched, pid=made.pid, since=made.since, problem=None, is_awaited=False, scope=trio.CancelScope()),
             [],
         )
 
-    async def _reload_back(self, watched: Watched, before: Mount) -> list[str]:
+    async def _restore_options(self, watched: Watched, before: Mount) -> list[str]:
         """Make a daemon reload its previous options; return a line if they may have changed nevertheless."""
         try:
             await self._reload_daemon(watched, before)
@@ -602,7 +606,7 @@ class Guard:
     async def _reload_daemon(self, old: Watched, mount: Mount) -> None:
         before = self._daemon(mount)
         if before is None:
-            raise ServerError(f"{mount.path}: {old.complaint or 'its daemon has just died'}; try again")
+            raise ServerError(f"{mount.path}: {old.problem or 'its daemon has just died'}; try again")
         if before.unknown:
             raise ServerError(f"{mount.path}: {before.unknown}, or cloakfs export down and up")
         self._write_entry(mount)
@@ -635,16 +639,16 @@ class Guard:
         try:
             self._watched[mount.name] = await self._mount(mount)
         except NotMountedYet as exc:
-            self._watched[mount.name] = Watched(mount, 0, time.time(), complaint=str(exc))
+            self._watched[mount.name] = Watched(mount, 0, time.time(), problem=str(exc))
 
     # -- what is served now ------------------------------------------------------------------------
 
-    async def _ask(self, mounts: Sequence[Mount]) -> served.ServiceProblems:
+    async def _find_problems(self, mounts: Sequence[Mount]) -> served.ServiceProblems:
         """Ask the server, and what it exports, whether these mounts are served at this moment."""
-        silent = await self._stats.ask(mount.path for mount in mounts)
+        silent = await self._stat_checks.find_problems(mount.path for mount in mounts)
         try:
             # Each request for what does not answer would keep one of the server's threads.
-            answers = await self._server.ask([mount for mount in mounts if mount.path not in silent])
+            answers = await self._server.find_problems([mount for mount in mounts if mount.path not in silent])
         except (ServerError, OSError) as exc:
             answers = served.ServiceProblems(f"it cannot be asked: {exc}")
         return served.ServiceProblems(answers.server, {**answers.mounts, **silent})
@@ -657,7 +661,7 @@ class Guard:
         """
         deadline = trio.current_time() + self._tuning.served_seconds
         while True:
-            answers = await self._ask(mounts)
+            answers = await self._find_problems(mounts)
             said = [answers.server] if answers.server else [f"{path}: {why}" for path, why in answers.mounts.items()]
             if not said:
                 return
@@ -667,7 +671,7 @@ class Guard:
 
     # -- orders ------------------------------------------------------------------------------------
 
-    async def _obey(self, signals: AsyncIterator[int]) -> None:
+    async def _handle_signals(self, signals: AsyncIterator[int]) -> None:
         async for number in signals:
             if number == signal.SIGHUP:
                 answer = await self._reload()
@@ -707,11 +711,13 @@ class Guard:
 
     async def status(self) -> dict[str, Any]:
         """Return the state of the server and the mounts, ready for JSON. All of them are asked now."""
-        answers = await self._ask([watched.mount for watched in self._watched.values() if not watched.complaint])
+        answers = await self._find_problems(
+            [watched.mount for watched in self._watched.values() if not watched.problem]
+        )
         return {
             "pid": os.getpid(),
             "server": self._plan.server,
-            "complaint": answers.server or self._server_complaint,
+            "complaint": answers.server or self._server_problem,
             "mounts": [
                 {
                     "path": watched.mount.path,
@@ -722,7 +728,7 @@ class Guard:
                     "pid": watched.pid,
                     "since": watched.since,
                     "restarts": watched.restarts,
-                    "complaint": watched.complaint or answers.mounts.get(watched.mount.path),
+                    "complaint": watched.problem or answers.mounts.get(watched.mount.path),
                 }
                 for watched in sorted(self._watched.values(), key=lambda watched: watched.mount.path)
             ],
@@ -742,8 +748,8 @@ def _keeps_plugin(mount: Mount) -> str:
 def _note_failure(watched: Watched, exc: Exception) -> None:
     """Note why this could not be mounted again: nobody waits for it any more."""
     watched.is_awaited = False
-    if str(exc) != watched.complaint:
-        watched.complaint = str(exc)
+    if str(exc) != watched.problem:
+        watched.problem = str(exc)
         log.error("%s", exc)
 
 
@@ -785,17 +791,17 @@ async def take_down(run_dir: str, following: Iterable[Mount] = ()) -> list[Mount
     Raises:
         ServerError: something else is mounted on top of a mount, or it is unknown what there is to end.
     """
-    record = leftover.read(run_dir)
-    await leftover.wait_for_mounting(run_dir)
+    record = stale.read(run_dir)
+    await stale.wait_for_mounting(run_dir)
     kept: list[Mount] = []
     if record is not None:
         if record.server == "knfsd":
             kept = [mount for mount in following if (mount.path, mount.client) in record.exports]
-        await leftover.end_server(record, [(mount.path, mount.client) for mount in kept])
+        await stale.end_server(record, [(mount.path, mount.client) for mount in kept])
     daemons = {path for path, daemon in mounted().items() if daemon.policy_dir == run_dir}
     for path in sorted(daemons.union(record.paths if record else ())):
         await _clear(path, knfsd.hold if kept else None)
-    kept = await knfsd.keep(kept)
+    kept = await knfsd.export_unmounted(kept)
     if record is not None:
-        leftover.remove_directories(record)
+        stale.remove_directories(record)
     return kept

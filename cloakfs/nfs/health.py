@@ -45,23 +45,23 @@ class Health:
     Attributes:
         path: the mount point.
         mount: the mount; None if nobody serves it.
-        complaint: why it is not healthy, in one line; None if it is.
-        way_out: what to do about that, in one line.
+        problem: why it is not healthy, in one line; None if it is.
+        hint: what to do about that, in one line.
         figures: what `filesystem.figures` returns; None if the daemon does not answer, or is of an earlier version.
         service: the service that the mount belongs to, if any.
     """
 
     path: str
     mount: Mounted | None
-    complaint: str | None = None
-    way_out: str | None = None
+    problem: str | None = None
+    hint: str | None = None
     figures: Mapping[str, Any] | None = None
     service: Service | None = None
 
     @property
     def is_absent(self) -> bool:
         """Whether there is no such mount point."""
-        return self.complaint == NOWHERE
+        return self.problem == NOWHERE
 
     @property
     def restarts(self) -> int | None:
@@ -84,8 +84,8 @@ class Machine:
     @property
     def is_healthy(self) -> bool:
         """Whether all of it is."""
-        complaints = [*(one.complaint for one in self.mounts), *(one.complaint for one in self.services)]
-        return not any(complaints)
+        problems = [*(one.problem for one in self.mounts), *(one.problem for one in self.services)]
+        return not any(problems)
 
     def only(self, paths: Iterable[str]) -> "Machine":
         """Return the state of these mount points, and of the services that they belong to."""
@@ -95,7 +95,7 @@ class Machine:
         return Machine(mounts, [service for service in self.services if service.name in wanted])
 
 
-def look(seconds: float = PATIENCE_SECONDS) -> Machine:
+def machine_state(seconds: float = PATIENCE_SECONDS) -> Machine:
     """Return the state of this machine; this takes little longer than `seconds`, whatever hangs.
 
     Raises:
@@ -104,19 +104,19 @@ def look(seconds: float = PATIENCE_SECONDS) -> Machine:
     # Each mount takes a descriptor.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    return trio.run(_look, seconds)
+    return trio.run(_machine_state, seconds)
 
 
-async def _look(seconds: float) -> Machine:
+async def _machine_state(seconds: float) -> Machine:
     served = mounted()
     told: dict[str, tuple[str | None, Mapping[str, Any] | None]] = {}
     found: dict[str, Service] = {}
 
     async def ask_daemon(mount: Mounted) -> None:
-        told[mount.target] = await _asked(mount, seconds)
+        told[mount.target] = await _daemon_state(mount, seconds)
 
     async def ask_guard(name: str) -> None:
-        found[name] = await services.ask(name, seconds)
+        found[name] = await services.service_state(name, seconds)
 
     async with trio.open_nursery() as nursery:
         for mount in served.values():
@@ -139,8 +139,8 @@ async def _look(seconds: float) -> Machine:
 def _without_daemon(left: Iterable[Place], of_path: Mapping[str, Service]) -> Iterator[Health]:
     """Yield the mounts of daemons that have died, and those that are about to be mounted again."""
     for place in left:
-        way_out = f"cloakfs umount {shell_word(place.path)}; mounting there again unmounts it, too"
-        yield Health(place.path, None, DIED, way_out, service=of_path.get(place.path))
+        hint = f"cloakfs umount {shell_word(place.path)}; mounting there again unmounts it, too"
+        yield Health(place.path, None, DIED, hint, service=of_path.get(place.path))
     for one in waiting():
         yield Health(one.target, None, AGAIN, f"process {one.pid}; cloakfs umount {shell_word(one.target)} ends it")
 
@@ -148,9 +148,9 @@ def _without_daemon(left: Iterable[Place], of_path: Mapping[str, Service]) -> It
 def _refused(of_path: Mapping[str, Service]) -> Iterator[Health]:
     """Yield the mounts that their guard cannot make, or whose server does not serve them."""
     for path, service in of_path.items():
-        complaint = service.mounts[path].get("complaint")
-        if complaint:
-            yield Health(path, None, complaint, service=service)
+        problem = service.mounts[path].get("complaint")
+        if problem:
+            yield Health(path, None, problem, service=service)
 
 
 async def _dead() -> list[Place]:
@@ -168,18 +168,16 @@ def _is_there(mount: Mounted) -> bool:
     return any((other.pid, other.device) == (mount.pid, mount.device) for other in all_mounted())
 
 
-def _health(
-    mount: Mounted, complaint: str | None, figures: Mapping[str, Any] | None, service: Service | None
-) -> Health:
-    way_out = None
-    if complaint is not None:
-        way_out = f"kill -USR1 {mount.pid} has it log where it hangs, and kill -9 {mount.pid} ends it"
+def _health(mount: Mounted, problem: str | None, figures: Mapping[str, Any] | None, service: Service | None) -> Health:
+    hint = None
+    if problem is not None:
+        hint = f"kill -USR1 {mount.pid} has it log where it hangs, and kill -9 {mount.pid} ends it"
     elif service is not None and service.mounts[mount.target].get("complaint"):
-        complaint = service.mounts[mount.target]["complaint"]
-    return Health(mount.target, mount, complaint, way_out, figures, service)
+        problem = service.mounts[mount.target]["complaint"]
+    return Health(mount.target, mount, problem, hint, figures, service)
 
 
-async def _asked(mount: Mounted, seconds: float) -> tuple[str | None, Mapping[str, Any] | None]:
+async def _daemon_state(mount: Mounted, seconds: float) -> tuple[str | None, Mapping[str, Any] | None]:
     """Return why the daemon of this mount is not healthy, and its figures; None for what there is not."""
     began = time.monotonic()
     who = f"its daemon (process {mount.pid})"

@@ -31,7 +31,7 @@ def unresolved(entries: Iterable[Export]) -> list[Remark]:
     entries = list(entries)
     names = sorted({host for entry in entries if (host := host_of(entry.client))})
     with ThreadPoolExecutor(_AT_ONCE) as threads:
-        said = dict(zip(names, threads.map(complaint, names), strict=True))
+        said = dict(zip(names, threads.map(problem, names), strict=True))
     return [
         Remark(
             entry.location,
@@ -43,7 +43,7 @@ def unresolved(entries: Iterable[Export]) -> list[Remark]:
     ]
 
 
-def complaint(host: str) -> str | None:
+def problem(host: str) -> str | None:
     """Return why a host name cannot be resolved at present, in a few words; None if it can. Waits for DNS."""
     try:
         addresses_of(host)

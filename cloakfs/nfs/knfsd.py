@@ -247,26 +247,26 @@ class Knfsd:
 
     Args:
         protocols: NFS versions to start the server with if it is not running: 4, or 3 and 4.
-        kept: mounts that are exported already (`keep`), and whose clients wait for them.
+        kept: mounts that are exported already (`export_unmounted`), and whose clients wait for them.
     """
 
     def __init__(self, protocols: Sequence[int] = (4,), kept: Sequence[Mount] = ()) -> None:
         self._protocols = protocols
         self._mounts: tuple[Mount, ...] = tuple(kept)
-        self._ours = False
-        self._found: nfsdrestart.NfsdConfig | None = None  # what somebody else had started, as it last ran
+        self._is_own_server = False
+        self._foreign_config: nfsdrestart.NfsdConfig | None = None  # what somebody else had started, as it last ran
         self._mountd: programs.Popen | None = None
-        self._real: dict[str, str] = {}  # the real paths of trees
+        self._real_paths: dict[str, str] = {}  # the real paths of trees
         self._restarted = ""  # when and why the threads were, for people
-        self._unclaimed: str | None = None  # why clients cannot use files that they hold
+        self._not_reclaimed: str | None = None  # why clients cannot use files that they hold
 
     async def start(self, mounts: Sequence[Mount]) -> None:
         """See `NfsServer.start`."""
         try:
-            async with nfsdrestart.alone():
+            async with nfsdrestart.exclusive():
                 await _resume()
                 if _threads():
-                    await self._remember()
+                    await self._save_config()
                 else:
                     await self._start_server()
         except OSError as exc:
@@ -274,14 +274,14 @@ class Knfsd:
         await self.change(mounts, ())
         await self._wait_for_answer()
 
-    async def _remember(self) -> None:
+    async def _save_config(self) -> None:
         """Remember the server that somebody else has started, so that it can be started again as it is."""
         self._protocols = _versions()
         found = nfsdrestart.NfsdConfig((_threads(),), "", ())  # the rest is that of nfs.conf(5), if it cannot be told
         with contextlib.suppress(ServerError):
-            found = await trio.to_thread.run_sync(nfsdrestart.look)
+            found = await trio.to_thread.run_sync(nfsdrestart.current_config)
         if any(found.threads):
-            self._found = found
+            self._foreign_config = found
 
     async def _need_rpcbind(self) -> None:
         if 3 in self._protocols and not await _answers(111, 100000, 2):
@@ -291,7 +291,7 @@ class Knfsd:
 
     async def _start_server(self) -> None:
         await self._need_rpcbind()
-        self._ours = True
+        self._is_own_server = True
         if ownfiles.isdir("/run/systemd/system"):
             await run("systemctl", "start", "nfs-server", hint="apt install nfs-kernel-server")
             return
@@ -345,7 +345,7 @@ class Knfsd:
             nfsdstate.note_mounts(mount.path for mount in mounts)
         # Before the server learns of a new mount: until then, clients wait. Then each use of a file of the old one
         # would fail.
-        await self._have_files_claimed(mounts)
+        await self._restart_for_reclaim(mounts)
         wanted = {(mount.path, mount.client) for mount in mounts}
         await _unexport(pair for mount in self._mounts if (pair := (mount.path, mount.client)) not in wanted)
         before = {mount: export_options(mount) for mount in self._mounts}
@@ -361,19 +361,21 @@ class Knfsd:
         await run("exportfs", "-f")
         # Now, and not when somebody asks for the state: a tree may hang then.
         with trio.move_on_after(_REAL_PATH_SECONDS):
-            for source in {mount.source for mount in mounts} - self._real.keys():
-                self._real[source] = await trio.to_thread.run_sync(ownfiles.realpath, source, abandon_on_cancel=True)
+            for source in {mount.source for mount in mounts} - self._real_paths.keys():
+                self._real_paths[source] = await trio.to_thread.run_sync(
+                    ownfiles.realpath, source, abandon_on_cancel=True
+                )
 
     async def hold(self) -> None:
         """See `NfsServer.hold`."""
         await hold()
 
-    async def _have_files_claimed(self, mounts: Sequence[Mount]) -> None:
+    async def _restart_for_reclaim(self, mounts: Sequence[Mount]) -> None:
         """Have NFSv4 clients claim what they hold of mounts that have been replaced by these.
 
-        The threads of the server are restarted, and all its clients notice. If it must not be, `check` says so.
+        The threads of the server are restarted, and all its clients notice. If it must not be, `repair` says so.
         """
-        self._unclaimed = None
+        self._not_reclaimed = None
         lost = await _lost(mounts)
         if not lost:
             return
@@ -381,7 +383,7 @@ class Knfsd:
         clients = nfsdstate.clients()
         holders = ", ".join(sorted(client.address for client in clients if client.devices & lost.keys()))
         try:
-            async with nfsdrestart.alone() as lock:
+            async with nfsdrestart.exclusive() as lock:
                 if not await _lost(mounts):
                     return  # another service has restarted the threads meanwhile
                 with_files = [client for client in nfsdstate.clients() if client.devices]
@@ -394,7 +396,7 @@ class Knfsd:
                 await nfsdrestart.restart_apart(lock)
         except (ServerError, OSError) as exc:
             threads = _threads() or _THREADS
-            self._unclaimed = (
+            self._not_reclaimed = (
                 f"NFSv4 clients ({holders}) hold files of an earlier mount of {paths}, and get errors until the "
                 f"server's threads are restarted, which was not done: {exc}; rpc.nfsd 0; rpc.nfsd {threads}"
             )
@@ -412,16 +414,16 @@ class Knfsd:
 
     def notes(self) -> list[str]:
         """See `NfsServer.notes`."""
-        said = [remark.message for remark in late_changes(self._mounts, self._real.get)]
+        said = [remark.message for remark in late_changes(self._mounts, self._real_paths.get)]
         if self._restarted:
             said.append(self._restarted + (f"; {_grace()}" if nfsdrestart.is_in_grace() else ""))
         return said
 
-    async def ask(self, mounts: Sequence[Mount]) -> served.ServiceProblems:
-        """See `NfsServer.ask`."""
+    async def find_problems(self, mounts: Sequence[Mount]) -> served.ServiceProblems:
+        """See `NfsServer.find_problems`."""
         if not _threads():
             with contextlib.suppress(ServerError, OSError):
-                async with nfsdrestart.alone(_RESTART_SECONDS):  # it may be restarted just now
+                async with nfsdrestart.exclusive(_RESTART_SECONDS):  # it may be restarted just now
                     pass
         if not _threads():
             return served.ServiceProblems(
@@ -436,21 +438,21 @@ class Knfsd:
         for version in versions:
             if not await _answers(_PORT, _NFS, version):
                 return served.ServiceProblems(f"the kernel's NFS server does not answer on port {_PORT}")
-        complaint = partial(_complaint, exported=_exported(), top=_root_of_nfs4(), versions=versions)
-        return served.ServiceProblems(mounts=await served.each(mounts, complaint))
+        problem = partial(_problem, exported=_exported(), top=_root_of_nfs4(), versions=versions)
+        return served.ServiceProblems(mounts=await served.each(mounts, problem))
 
-    async def check(self) -> str | None:
-        """See `NfsServer.check`."""
+    async def repair(self) -> str | None:
+        """See `NfsServer.repair`."""
         try:
-            return await self._check()
+            return await self._repair()
         except OSError as exc:
             raise ServerError(str(exc)) from exc
 
-    async def _check(self) -> str | None:
+    async def _repair(self) -> str | None:
         said = None
         with contextlib.suppress(nfsdrestart.Busy):  # looked at the next time
-            async with nfsdrestart.alone(0):
-                said = await self._keep_running()
+            async with nfsdrestart.exclusive(0):
+                said = await self._restart_if_stopped()
         failure = None
         for mount in await _unlisted(self._mounts):
             try:
@@ -461,23 +463,23 @@ class Knfsd:
         if failure is not None:
             raise failure
         # There may be some only now: that somebody holds a file shows when the client comes back, for example.
-        if (self._unclaimed or await _lost(self._mounts)) and await self._are_all_served():
-            await self._have_files_claimed(self._mounts)
-        if self._unclaimed:
-            raise ServerError(self._unclaimed)
+        if (self._not_reclaimed or await _lost(self._mounts)) and await self._are_all_served():
+            await self._restart_for_reclaim(self._mounts)
+        if self._not_reclaimed:
+            raise ServerError(self._not_reclaimed)
         return said
 
-    async def _keep_running(self) -> str | None:
+    async def _restart_if_stopped(self) -> str | None:
         if await _resume():
             return _RESUMED
         if not _threads():
-            if self._found is None:
+            if self._foreign_config is None:
                 await self._start_server()
             else:
-                await self._start_again(self._found)
+                await self._start_again(self._foreign_config)
             return "the kernel's NFS server had no threads any more; started again"
-        if not self._ours:
-            await self._remember()
+        if not self._is_own_server:
+            await self._save_config()
         if self._mountd is not None and self._mountd.poll() is not None:
             self._start_mountd()
             return "rpc.mountd had ended; started again"
@@ -485,11 +487,11 @@ class Knfsd:
 
     async def stop(self) -> None:
         """See `NfsServer.stop`."""
-        if self._ours:
+        if self._is_own_server:
             # First, so that clients wait for it to come back, and do not get ESTALE.
             async with contextlib.AsyncExitStack() as stack:
                 with contextlib.suppress(ServerError, OSError):
-                    await stack.enter_async_context(nfsdrestart.alone())
+                    await stack.enter_async_context(nfsdrestart.exclusive())
                 await self._stop_server()
         with contextlib.suppress(ServerError):
             await self.change((), ())
@@ -515,7 +517,7 @@ async def hold() -> None:
             nfsdstate.forget_exports()
 
 
-async def keep(mounts: Iterable[Mount]) -> list[Mount]:
+async def export_unmounted(mounts: Iterable[Mount]) -> list[Mount]:
     """Export mounts that an earlier process exported, with their present options, while they are not mounted.
 
     Returns:
@@ -562,12 +564,12 @@ async def resume() -> None:
         ServerError: they are not as before.
         OSError: likewise.
     """
-    async with nfsdrestart.alone():
+    async with nfsdrestart.exclusive():
         await _resume()
 
 
 async def _resume() -> bool:
-    """Do what `resume` does, `alone`; return whether there was something to do."""
+    """Do what `resume` does, `exclusive`; return whether there was something to do."""
     with trio.CancelScope(shield=True):
         if not await trio.to_thread.run_sync(nfsdrestart.resume):
             return False
@@ -636,7 +638,7 @@ def _answers_the_kernel(pid: int) -> bool:
     return False
 
 
-def _complaint(mount: Mount, *, exported: dict[str, set[str]], top: str, versions: Collection[int]) -> str | None:
+def _problem(mount: Mount, *, exported: dict[str, set[str]], top: str, versions: Collection[int]) -> str | None:
     """Return why a mount is not served to its client at this moment; None if it is, or this machine is no client of it.
 
     Args:
@@ -648,7 +650,7 @@ def _complaint(mount: Mount, *, exported: dict[str, set[str]], top: str, version
     if not _is_listed(mount, exported):
         return f"the server's table does not list it for {mount.client} (exportfs -v)"
     host = host_of(mount.client)
-    if host is not None and (why := hosts.complaint(host)):
+    if host is not None and (why := hosts.problem(host)):
         return f"{host} cannot be resolved ({why}), so that mountd does not know this client any more"
     source = served.admitted_from(mount)
     if source is None:

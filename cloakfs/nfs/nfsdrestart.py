@@ -73,7 +73,7 @@ class Busy(ServerError):
 
 
 @contextlib.asynccontextmanager
-async def alone(seconds: float = _LOCK_SECONDS) -> AsyncIterator[int]:
+async def exclusive(seconds: float = _LOCK_SECONDS) -> AsyncIterator[int]:
     """Keep other services of this machine from starting, restarting and stopping the threads in a with block.
 
     Whoever is not alone may find a server without threads that another one is just restarting. Gives the descriptor of
@@ -99,7 +99,7 @@ async def alone(seconds: float = _LOCK_SECONDS) -> AsyncIterator[int]:
         os.close(lock)
 
 
-def look() -> NfsdConfig:
+def current_config() -> NfsdConfig:
     """Return what makes the server that runs now.
 
     Raises:
@@ -113,7 +113,7 @@ async def restart_apart(lock: int) -> None:
     """Restart the threads in a process that does so even if this one is killed.
 
     Args:
-        lock: what `alone` gives.
+        lock: what `exclusive` gives.
 
     Raises:
         ServerError: as `restart`.
@@ -139,12 +139,12 @@ def main() -> None:
 
 
 def restart() -> None:
-    """`alone`: restart the threads.
+    """`exclusive`: restart the threads.
 
     Raises:
         ServerError: they could not be restarted safely; if nothing else is said, the server was not touched.
     """
-    before = look()
+    before = current_config()
     if not any(before.threads):
         raise ServerError("it has no threads")
     if "+3" in before.versions.split() and ownfiles.listdir(_MONITORED) and not _is_installed("sm-notify"):
@@ -160,7 +160,7 @@ def restart() -> None:
 
 
 def resume() -> bool:
-    """In a thread, `alone`: start the threads that a process had stopped which was killed before it started them.
+    """In a thread, `exclusive`: start the threads that a process had stopped which was killed before it started them.
 
     Returns:
         whether there was one.
@@ -203,7 +203,7 @@ def _start_stopped(before: NfsdConfig, lockd: int) -> None:
 
 
 def start(before: NfsdConfig) -> None:
-    """In a thread, `alone`: start the threads of a server that has none, as they were before.
+    """In a thread, `exclusive`: start the threads of a server that has none, as they were before.
 
     If its listeners are not known, it gets those of nfs.conf(5).
 
@@ -226,7 +226,7 @@ def start(before: NfsdConfig) -> None:
         _run("rpc.nfsd", str(sum(before.threads)))
     if before.listeners and _numbers("pool_threads") != before.threads:
         _write("pool_threads", " ".join(map(str, before.threads)))
-    after = look() if before.listeners else before
+    after = current_config() if before.listeners else before
     if failures or after != before:
         raise ServerError(
             f"the kernel's NFS server was restarted, and is not as before: {'; '.join(failures) or after} "

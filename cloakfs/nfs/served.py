@@ -20,7 +20,7 @@ _CALL_SECONDS = 1.5
 _CALLS_AT_ONCE = 16
 _STATS_AT_ONCE = 64
 
-Complaint = str | None
+Problem = str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +32,21 @@ class ServiceProblems:
         mounts: by path, why a mount is not served, in one line. A mount that is not here is served.
     """
 
-    server: Complaint = None
+    server: Problem = None
     mounts: dict[str, str] = field(default_factory=dict)
 
 
-async def each(mounts: Sequence[Mount], ask: Callable[[Mount], Complaint]) -> dict[str, str]:
-    """Ask about several mounts in threads; return the complaints by path. `ask` must have a time limit of its own."""
+async def each(mounts: Sequence[Mount], ask: Callable[[Mount], Problem]) -> dict[str, str]:
+    """Ask about several mounts in threads; return the problems by path. `ask` must have a time limit of its own."""
     limit = trio.CapacityLimiter(_CALLS_AT_ONCE)
     said: dict[str, str] = {mount.path: f"no answer within {SECONDS:g} s" for mount in mounts}
 
     async def one(mount: Mount) -> None:
-        complaint = await trio.to_thread.run_sync(ask, mount, abandon_on_cancel=True, limiter=limit)
-        if complaint is None:
+        problem = await trio.to_thread.run_sync(ask, mount, abandon_on_cancel=True, limiter=limit)
+        if problem is None:
             del said[mount.path]
         else:
-            said[mount.path] = complaint
+            said[mount.path] = problem
 
     with trio.move_on_after(SECONDS):
         async with trio.open_nursery() as nursery:
@@ -64,7 +64,7 @@ def admitted_from(mount: Mount) -> str | None:
     return hosts.own_address(mount.client) if {"sys", "unix"} & set(flavours) else None
 
 
-def by_lookup(host: str, port: int, path: str, source: str) -> Complaint:
+def by_lookup(host: str, port: int, path: str, source: str) -> Problem:
     """Look up what clients mount over NFSv4, as a client that is admitted; return why that fails."""
     names = [name for name in path.split("/") if name]
     try:
@@ -74,7 +74,7 @@ def by_lookup(host: str, port: int, path: str, source: str) -> Complaint:
     return _refusal(path, status)
 
 
-def by_mount(host: str, path: str, source: str) -> Complaint:
+def by_mount(host: str, path: str, source: str) -> Problem:
     """Do the same as `by_lookup` over NFSv3."""
     try:
         status = rpc.mount(host, path, source, _CALL_SECONDS)
@@ -83,21 +83,21 @@ def by_mount(host: str, path: str, source: str) -> Complaint:
     return _refusal(path, status)
 
 
-def _refusal(path: str, status: int) -> Complaint:
+def _refusal(path: str, status: int) -> Problem:
     # WRONGSEC comes from the export. Without version 4.0, the server cannot be asked by so little.
     if status in (rpc.OK, rpc.WRONGSEC, rpc.MINOR_VERS_MISMATCH):
         return None
     return f"the server refuses {path} to a client that it should admit: {rpc.described(status)}"
 
 
-class Stats:
+class StatChecks:
     """Asks what is exported for an answer, each in a thread. A thread that hangs is not joined by a second one."""
 
     def __init__(self) -> None:
         self._limit = trio.CapacityLimiter(_STATS_AT_ONCE)
         self._asked: dict[str, float] = {}  # path -> when
 
-    async def ask(self, paths: Iterable[str]) -> dict[str, str]:
+    async def find_problems(self, paths: Iterable[str]) -> dict[str, str]:
         """Return, by path, why stat(2) or statvfs(2) fails there, or that it has not returned for so long."""
         said: dict[str, str] = {}
 
@@ -118,7 +118,7 @@ class Stats:
                 nursery.start_soon(one, path)
         return said
 
-    def _answer(self, path: str) -> Complaint:
+    def _answer(self, path: str) -> Problem:
         try:
             ownfiles.stat(path)
             ownfiles.statvfs(path)  # the kernel may know the attributes, but asks the daemon for this

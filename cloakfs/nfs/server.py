@@ -41,14 +41,14 @@ class NfsServer(Protocol):
         They wait until the next `change`. Where the server does not know this, they get an error.
         """
 
-    async def ask(self, mounts: Sequence[Mount]) -> ServiceProblems:
+    async def find_problems(self, mounts: Sequence[Mount]) -> ServiceProblems:
         """Ask the server, now, whether it exports these mounts to their clients; takes little more than a few seconds.
 
         It is asked what its own table lists. Where this machine is a client that an export admits, it is also asked
         over NFS, as that client.
         """
 
-    async def check(self) -> str | None:
+    async def repair(self) -> str | None:
         """Repair what others did to the server since the last call.
 
         Returns:

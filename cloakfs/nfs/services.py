@@ -10,7 +10,7 @@ import trio
 from ..linux import ownfiles
 from ..state.runtime import RUN_DIR
 from ..state.versions import is_known, refusal
-from . import leftover
+from . import stale
 from .guard import RUN_DIR_PREFIX, VERSION, control_path
 from .server import ServerError
 
@@ -25,14 +25,14 @@ class Service:
         name: its name.
         pid: the pid of its guard; 0 if that is not known.
         server: "knfsd" or "ganesha"; "" if that is not known.
-        complaint: why it is not healthy as a whole, in one line; None if it is, or if there is nothing of it yet.
+        problem: why it is not healthy as a whole, in one line; None if it is, or if there is nothing of it yet.
         mounts: its mounts, by mount point, each as in the answer of the guard (`Guard.status`).
     """
 
     name: str
     pid: int = 0
     server: str = ""
-    complaint: str | None = None
+    problem: str | None = None
     mounts: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
@@ -47,7 +47,7 @@ def names() -> list[str]:
     return sorted(os.path.basename(place.rstrip("/")).removeprefix(RUN_DIR_PREFIX) for place in places)
 
 
-async def ask(name: str, seconds: float) -> Service:
+async def service_state(name: str, seconds: float) -> Service:
     """Return the state of a service, within this time whatever happens."""
     try:
         with trio.fail_after(seconds):
@@ -65,11 +65,11 @@ async def ask(name: str, seconds: float) -> Service:
         return _unanswered(name)
     if not is_known(told.get("version"), VERSION):
         place = f"its guard (process {told.get('pid')})"
-        way_out = "use the cloakfs that runs it to see whether it serves"
-        return Service(name, told.get("pid") or 0, complaint=refusal(place, told.get("version"), VERSION, way_out))
+        hint = "use the cloakfs that runs it to see whether it serves"
+        return Service(name, told.get("pid") or 0, problem=refusal(place, told.get("version"), VERSION, hint))
     mounts = {mount["path"]: mount for mount in told["mounts"]}
-    complaint = told["complaint"] and f"{told['server']}: {told['complaint']}"
-    return Service(name, told["pid"], told["server"], complaint, mounts)
+    problem = told["complaint"] and f"{told['server']}: {told['complaint']}"
+    return Service(name, told["pid"], told["server"], problem, mounts)
 
 
 async def _answer(name: str) -> dict[str, Any]:
@@ -84,23 +84,23 @@ async def _answer(name: str) -> dict[str, Any]:
     return dict(json.loads(received))
 
 
-def _left(name: str) -> leftover.ServiceRecord | None:
+def _left(name: str) -> stale.ServiceRecord | None:
     try:
-        return leftover.read(run_dir(name))
+        return stale.read(run_dir(name))
     except ServerError:
         return None
 
 
-def _mounts_of(record: leftover.ServiceRecord | None) -> dict[str, dict[str, Any]]:
+def _mounts_of(record: stale.ServiceRecord | None) -> dict[str, dict[str, Any]]:
     return {path: {"path": path} for path in record.paths} if record is not None else {}
 
 
 def _unanswered(name: str) -> Service:
     """Return the state of a service whose guard cannot be asked: it has died, or is just starting or stopping."""
     try:
-        record = leftover.read(run_dir(name))
+        record = stale.read(run_dir(name))
     except ServerError as exc:
-        return Service(name, complaint=str(exc))
+        return Service(name, problem=str(exc))
     if record is None:
         return Service(name)
     if record.is_watched:

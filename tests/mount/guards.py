@@ -16,7 +16,7 @@ import trio
 from cli.common import OWN_COMMAND
 from cloakfs.config.errors import Location
 from cloakfs.config.options import Options
-from cloakfs.nfs import guard, leftover
+from cloakfs.nfs import guard, stale
 from cloakfs.nfs.plan import Mount, Plan
 from cloakfs.nfs.served import ServiceProblems
 from cloakfs.nfs.server import ServerError
@@ -29,7 +29,7 @@ _TOP = Path(__file__).parents[2]
 
 
 class NoServer:
-    """See `server.Server`.
+    """See `server.NfsServer`.
 
     Args:
         wrong: what is wrong with the server at present, if anything; it may also raise.
@@ -47,10 +47,10 @@ class NoServer:
     async def hold(self) -> None:
         pass
 
-    async def ask(self, mounts: Sequence[Mount]) -> ServiceProblems:
+    async def find_problems(self, mounts: Sequence[Mount]) -> ServiceProblems:
         return ServiceProblems(self._wrong())
 
-    async def check(self) -> str | None:
+    async def repair(self) -> str | None:
         if wrong := self._wrong():
             raise ServerError(wrong)
         return None
@@ -78,7 +78,7 @@ class Faulty(NoServer):
         super().__init__()
         self._run_dir = run_dir
 
-    async def check(self) -> str | None:
+    async def repair(self) -> str | None:
         _fail_as_told(f"{self._run_dir}/check")
         return None
 
@@ -109,7 +109,7 @@ def _fail_as_told(path: str) -> None:
 def be_of_version(answers: int, writes: int) -> None:
     """Have a guard that answers, and writes down, in these versions."""
     replace(guard, "VERSION", answers)
-    replace(leftover, "VERSION", writes)
+    replace(stale, "VERSION", writes)
 
 
 class _Service(NamedTuple):

@@ -22,7 +22,7 @@ from click.testing import CliRunner
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from cli.metrics import metrics
-from cloakfs.nfs.health import Machine, look
+from cloakfs.nfs.health import Machine, machine_state
 from cloakfs.state.runtime import RUN_DIR
 from cloakfs.tuning import Tuning
 from tests.agents import User, read
@@ -193,7 +193,7 @@ def test_a_guard_and_its_server(base: str, tree: str) -> None:
     with guarding(tree, m.path, run_dir, server, tuning=Tuning(guard_seconds=0.1)) as guard:
 
         def now() -> Machine:
-            return look().only([m.path])
+            return machine_state().only([m.path])
 
         assert now().mounts[0].restarts == 0
         kill(m.pid)

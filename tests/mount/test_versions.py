@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from cloakfs.nfs import guard, leftover
+from cloakfs.nfs import guard, stale
 from cloakfs.state import client, runtime
 from cloakfs.tree import index
 from tests.agents import write
@@ -308,7 +308,7 @@ def name() -> str:
 
 
 def test_a_guard_that_answers_in_a_newer_version(tree: str, base: str, name: str) -> None:
-    with guarded(tree, base, name, guard.VERSION + 6, leftover.VERSION + 6) as process:
+    with guarded(tree, base, name, guard.VERSION + 6, stale.VERSION + 6) as process:
         pid = process.pid
         for order in ("status", "reload", "down"):
             assert refused("export", order, "--name", name) == (
@@ -325,10 +325,10 @@ def test_a_guard_that_answers_in_a_newer_version(tree: str, base: str, name: str
 
 
 def test_what_a_killed_guard_of_a_newer_version_wrote_down(tree: str, base: str, name: str) -> None:
-    with guarded(tree, base, name, guard.VERSION, leftover.VERSION + 6) as process:
+    with guarded(tree, base, name, guard.VERSION, stale.VERSION + 6) as process:
         kill(process.pid)
         place = os.path.join(runtime.RUN_DIR, f"export-{name}", "service.json")
-        line = f"{place}: version 7 is not known to this cloakfs, which uses {leftover.VERSION}; "
+        line = f"{place}: version 7 is not known to this cloakfs, which uses {stale.VERSION}; "
         Path(base, "x.exports").write_text(f"{tree} *(rw)\n")
         up = ("export", "up", f"{base}/x.exports", "--name", name, "--root", f"{base}/root")
         for command in (("export", "status", "--name", name), ("export", "down", "--name", name), up):
@@ -340,13 +340,13 @@ def test_what_a_killed_guard_of_a_newer_version_wrote_down(tree: str, base: str,
         assert is_mounted(f"{base}/root/it")
         # The one that wrote it takes it down.
         told = json.loads(Path(place).read_text())
-        Path(place).write_text(json.dumps({**told, "version": leftover.VERSION}))
+        Path(place).write_text(json.dumps({**told, "version": stale.VERSION}))
         run("export", "down", "--name", name)
         assert not is_mounted(f"{base}/root/it")
 
 
 def test_a_guard_that_lives_is_taken_down_whatever_it_wrote_down(tree: str, base: str, name: str) -> None:
-    with guarded(tree, base, name, guard.VERSION, leftover.VERSION + 6) as process:
+    with guarded(tree, base, name, guard.VERSION, stale.VERSION + 6) as process:
         run("export", "down", "--name", name)
         assert process.wait(60) == 0
         assert not is_mounted(f"{base}/root/it")

@@ -32,7 +32,7 @@ def test_names_that_cannot_be_resolved_are_named_with_their_place() -> None:
 
 
 def test_a_label_that_is_too_long_is_no_host_name() -> None:
-    assert hosts.complaint("a" * 64 + ".example.org") == "not a host name"
+    assert hosts.problem("a" * 64 + ".example.org") == "not a host name"
 
 
 @pytest.mark.parametrize(

@@ -146,14 +146,14 @@ def test_one_service_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     order = []
 
     async def second() -> None:
-        async with nfsdrestart.alone(20.0):
+        async with nfsdrestart.exclusive(20.0):
             order.append("second")
 
     async def first() -> None:
-        async with trio.open_nursery() as nursery, nfsdrestart.alone(0):
+        async with trio.open_nursery() as nursery, nfsdrestart.exclusive(0):
             nursery.start_soon(second)
             with pytest.raises(nfsdrestart.Busy, match=r"nfsd\.lock"):
-                async with nfsdrestart.alone(0):
+                async with nfsdrestart.exclusive(0):
                     pass
             await trio.sleep(0.3)
             order.append("first")

@@ -53,7 +53,7 @@ def machine() -> Machine:
             Health("/dead", None, DIED, service=service),
             Health("/dead", None, DIED),
         ],
-        [service, Service("other", complaint="its guard has died")],
+        [service, Service("other", problem="its guard has died")],
     )
 
 

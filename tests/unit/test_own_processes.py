@@ -57,7 +57,7 @@ def test_python_is_started_in_one_way() -> None:
 _DAEMON = """\
 import logging, os, signal
 from cli import background
-background.remember_inherited()
+background.record_inherited()
 own, other = os.pipe()
 
 def work(ready):

@@ -397,7 +397,7 @@ def kill():
         pass
     os.kill(os.getpid(), 9)
 async def main():
-    async with nfsdrestart.alone() as lock:
+    async with nfsdrestart.exclusive() as lock:
         threading.Thread(target=kill).start()
         await nfsdrestart.restart_apart(lock)
 trio.run(main)

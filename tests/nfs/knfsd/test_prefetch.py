@@ -65,8 +65,8 @@ def forget() -> None:
 
 def misses(tree: Share) -> int:
     """How many reads the daemon had to wait for."""
-    (one,) = health.look().only([tree.path]).mounts
-    assert one.figures is not None, one.complaint
+    (one,) = health.machine_state().only([tree.path]).mounts
+    assert one.figures is not None, one.problem
     return int(one.figures["counters"]["reads_waited"])
 
 

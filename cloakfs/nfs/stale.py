@@ -80,8 +80,8 @@ def read(run_dir: str) -> ServiceRecord | None:
             told = json.load(file)
         version = told.pop("version", None)
         if not is_known(version, VERSION):
-            way_out = "use the cloakfs that wrote it for export status and down"
-            raise ServerError(refusal(_path(run_dir), version, VERSION, way_out))
+            hint = "use the cloakfs that wrote it for export status and down"
+            raise ServerError(refusal(_path(run_dir), version, VERSION, hint))
         told["exports"] = tuple((path, client) for path, client in told["exports"])
         told["made"] = tuple(told["made"])
         return ServiceRecord(**told)
