@@ -18,8 +18,8 @@ from cloakfs.state.client import DaemonError
 from .common import console, fail
 from .completion import a_file
 from .exits import FAILED, NEGATIVE, WRONG
-from .look import Look, find, parse_caller, parse_client_caller, tree_options
 from .output import echo_json
+from .viewedpath import ViewedPath, parse_caller, parse_client_caller, tree_options, viewed_path
 
 
 @click.command()
@@ -47,16 +47,16 @@ def explain(
     Exit status: 0 visible, 3 hidden, 1 the question cannot be answered (no such path), 2 wrong options.
     """
     logging.basicConfig(format="cloakfs: %(message)s")
-    look = find(path, words, exports, client, source)
+    viewed = viewed_path(path, words, exports, client, source)
     try:
-        who, admitted = _identify(look, client_user, server_user)
-        steps = why.walk(look.source, look.names, look.view, who.server) if who.server is not None else []
+        who, admitted = _identify(viewed, client_user, server_user)
+        steps = why.walk(viewed.source, viewed.names, viewed.view, who.server) if who.server is not None else []
     except OSError as exc:
-        fail(f"{look.path}: {exc.strerror}", FAILED)
+        fail(f"{viewed.path}: {exc.strerror}", FAILED)
     except DaemonError as exc:
         fail(str(exc), FAILED)
     is_visible = bool(steps) and admitted and why.visible(steps)
-    report = _report(look, who, steps, admitted=admitted, is_visible=is_visible)
+    report = _report(viewed, who, steps, admitted=admitted, is_visible=is_visible)
     if as_json:
         echo_json(report)
     else:
@@ -64,21 +64,21 @@ def explain(
     sys.exit(0 if is_visible else NEGATIVE)
 
 
-def _identify(look: Look, client_user: str | None, server_user: str | None) -> tuple[why.Identification, bool]:
+def _identify(viewed: ViewedPath, client_user: str | None, server_user: str | None) -> tuple[why.Identification, bool]:
     """Return the identification of the caller, and whether a fixed view lets it in."""
-    fixed = look.view.fixed
+    fixed = viewed.view.fixed
     if fixed is not None:
         if server_user:
             fail("--as-server: the path leads through a fixed view, which has its own identity", WRONG)
         entering = parse_client_caller(client_user) if client_user else None
-        return why.as_given(fixed), entering is None or look.view.admits(entering.uid)
+        return why.as_given(fixed), entering is None or viewed.view.admits(entering.uid)
     if bool(client_user) == bool(server_user):
         fail("no caller given; give either --as WHO (client ids) or --as-server WHO (server ids)", WRONG)
     if server_user:
         return why.as_given(parse_caller("--as-server", server_user)), True
-    if look.options.views:
+    if viewed.options.views:
         fail("--as: has no meaning with fixed views; give --as-server WHO, or a path below the mount", WRONG)
-    return why.identify(look.view, parse_client_caller(client_user or ""), look.options.groups), True
+    return why.identify(viewed.view, parse_client_caller(client_user or ""), viewed.options.groups), True
 
 
 def _mapped(entry: why.MappedId) -> dict[str, Any]:
@@ -86,16 +86,16 @@ def _mapped(entry: why.MappedId) -> dict[str, Any]:
 
 
 def _report(
-    look: Look, who: why.Identification, steps: list[why.PathComponent], *, admitted: bool, is_visible: bool
+    viewed: ViewedPath, who: why.Identification, steps: list[why.PathComponent], *, admitted: bool, is_visible: bool
 ) -> dict[str, Any]:
     """Return the whole report, as --json prints it."""
-    paths = ["/" + "/".join(look.names[:count]) for count in range(len(steps))]
-    granted = why.permissions(steps, read_only=look.options.read_only) if steps else 0
+    paths = ["/" + "/".join(viewed.names[:count]) for count in range(len(steps))]
+    granted = why.permissions(steps, read_only=viewed.options.read_only) if steps else 0
     file = None
     if steps:
         last = steps[-1]
         shown_mode, shown_uid, shown_gid = last.shown or (None, None, None)
-        policy = look.view.policy
+        policy = viewed.view.policy
         file = {
             "type": why.kind_of(last.mode),
             "mode": {"server": _octal(last.mode), "client": None if shown_mode is None else _octal(shown_mode)},
@@ -108,8 +108,8 @@ def _report(
     elif not is_visible:
         hidden_at = next((path for path, step in zip(paths, steps, strict=True) if not step.visible), "/")
     return {
-        "path": look.path,
-        "source": look.source,
+        "path": viewed.path,
+        "source": viewed.source,
         "caller": {
             "uid": _mapped(who.uid),
             "gid": _mapped(who.gid),
@@ -126,7 +126,7 @@ def _report(
             "write": is_visible and bool(granted & why.WRITE),
             "execute": is_visible and bool(granted & why.EXECUTE),
         },
-        "read_only": look.options.read_only,
+        "read_only": viewed.options.read_only,
     }
 
 

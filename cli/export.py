@@ -355,12 +355,12 @@ def _stop_starting(ended: int, run_dir: str) -> None:
     at_end = select.poll()
     at_end.register(ended, select.POLLIN)
     deadline = time.monotonic() + _ANSWER_SECONDS
-    told = 0
+    signalled = 0
     while not at_end.poll(1000 * _PAUSE_SECONDS):
         with contextlib.suppress(ServerError):
             left = stale.read(run_dir)
-            if left is not None and left.is_watched and left.pid != told:
-                told = left.pid
+            if left is not None and left.is_watched and left.pid != signalled:
+                signalled = left.pid
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(left.pid, signal.SIGTERM)
         if time.monotonic() > deadline:
@@ -476,26 +476,26 @@ def status(name: str, *, as_json: bool) -> None:
 
     Exit status: 0 everything is served, 1 something is not, or the service is not up.
     """
-    told = _order(name, "status")
+    answer = _order(name, "status")
     if as_json:
-        echo_json(told)
+        echo_json(answer)
     else:
-        _show(told, with_warnings=True)
-    sys.exit(bool(told["complaint"] or any(mount["complaint"] for mount in told["mounts"])))
+        _show(answer, with_warnings=True)
+    sys.exit(bool(answer["complaint"] or any(mount["complaint"] for mount in answer["mounts"])))
 
 
-def _show(told: dict[str, Any], *, with_warnings: bool) -> None:
+def _show(answer: dict[str, Any], *, with_warnings: bool) -> None:
     rows = []
-    for mount in told["mounts"]:
+    for mount in answer["mounts"]:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(mount["since"]))
         state = mount["complaint"] or f"since {since}"
         if mount["restarts"]:
             state += f", daemon replaced {mount['restarts']}×"
         rows.append((mount["path"], mount["client"], mount["source"], mount["views"], state))
     _print_table(rows, "state")
-    click.echo(printable(f"{told['server']}: {told['complaint'] or 'answers'}"))
+    click.echo(printable(f"{answer['server']}: {answer['complaint'] or 'answers'}"))
     if with_warnings:
-        for warning in told["warnings"]:
+        for warning in answer["warnings"]:
             click.echo(printable(f"warning: {warning}"), err=True)
 
 
@@ -508,18 +508,18 @@ def reload(name: str) -> None:
     is not 0, everything is served as before, except for what is named.
     """
     _order(name, "status")  # this makes sure that the answer will be understood
-    told = _order(name, "reload")
-    for warning in told.get("warnings", ()):
+    answer = _order(name, "reload")
+    for warning in answer.get("warnings", ()):
         click.echo(printable(f"warning: {warning}"), err=True)
-    if told["errors"]:
-        for error in told["errors"]:
+    if answer["errors"]:
+        for error in answer["errors"]:
             click.echo(printable(f"cloakfs: {error}"), err=True)
-        for line in told.get("left", ()):
+        for line in answer.get("left", ()):
             click.echo(printable(f"cloakfs: not as before: {line}"), err=True)
-        others = "everything else is" if told.get("left") else "everything is"
-        fail(f"not reloaded, the old configuration stays in force, and {others} served as before", told["status"])
+        others = "everything else is" if answer.get("left") else "everything is"
+        fail(f"not reloaded, the old configuration stays in force, and {others} served as before", answer["status"])
     for what in ("added", "changed", "renewed", "removed"):
-        for path in told[what]:
+        for path in answer[what]:
             click.echo(printable(f"{what} {path}"))
 
 

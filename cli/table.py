@@ -16,8 +16,8 @@ from cloakfs.tree.views import ViewError, user_identity
 from .common import console, fail
 from .completion import a_directory
 from .exits import FAILED, WRONG
-from .look import Look, find, parse_caller, parse_client_caller, tree_options
 from .output import echo_json
+from .viewedpath import ViewedPath, parse_caller, parse_client_caller, tree_options, viewed_path
 
 
 @click.command()
@@ -47,48 +47,50 @@ def table(
     Exit status: 0 shown, 1 the question cannot be answered (no such directory), 2 wrong options.
     """
     logging.basicConfig(format="cloakfs: %(message)s")
-    look = find(path, words, exports, client, source, follow=True)
+    viewed = viewed_path(path, words, exports, client, source, follow=True)
     try:
-        columns = _columns(look, client_users, server_users, only=only)
-        rows = why.table(look.source, look.names, look.view, list(columns.values()), read_only=look.options.read_only)
+        columns = _columns(viewed, client_users, server_users, only=only)
+        rows = why.table(
+            viewed.source, viewed.names, viewed.view, list(columns.values()), read_only=viewed.options.read_only
+        )
     except OSError as exc:
-        fail(f"{look.path}: {exc.strerror}", FAILED)
+        fail(f"{viewed.path}: {exc.strerror}", FAILED)
     except DaemonError as exc:
         fail(str(exc), FAILED)
     if as_json:
-        _print_json(look, columns, rows)
+        _print_json(viewed, columns, rows)
         return
     out = console()
     shown = Table("file", "mode", "owner", "group", *(printable(label) for label in columns))
     for row in rows:
         cells = (Text(cell, {"A": "green", "v": "yellow", "-": "dim"}[cell]) for cell in row.cells)
         shown.add_row(Text(printable(row.name)), stat.filemode(row.mode), str(row.uid), str(row.gid), *cells)
-    out.print(Text(printable(f"{look.path} (export {look.source})")))
+    out.print(Text(printable(f"{viewed.path} (export {viewed.source})")))
     out.print(shown)
     out.print(Text("A visible and accessible, v visible only, - hidden"))
 
 
 def _columns(
-    look: Look, client_users: tuple[str, ...], server_users: tuple[str, ...], *, only: bool
+    viewed: ViewedPath, client_users: tuple[str, ...], server_users: tuple[str, ...], *, only: bool
 ) -> dict[str, Caller | None]:
     columns: dict[str, Caller | None] = {}
-    if look.view.fixed is not None:
+    if viewed.view.fixed is not None:
         if client_users or server_users:
             fail("--as: the path leads through a fixed view, which has its own identity", WRONG)
-        return {"the view": look.view.fixed}
-    if client_users and look.options.views:
+        return {"the view": viewed.view.fixed}
+    if client_users and viewed.options.views:
         fail("--as: has no meaning with fixed views; give --as-server WHO, or a path below the mount", WRONG)
     if only and not (client_users or server_users):
         fail("--only: no caller given; add --as or --as-server", WRONG)
     if not only:
-        for uid in why.owners(look.source, look.names):
-            label, who = _owner(uid, look.options.anongid)
+        for uid in why.owners(viewed.source, viewed.names):
+            label, who = _owner(uid, viewed.options.anongid)
             columns[label] = who
     for text in server_users:
         columns[text] = parse_caller("--as-server", text)
     for text in client_users:
         label = f"{text} (client)" if text in columns else text
-        columns[label] = why.identify(look.view, parse_client_caller(text), look.options.groups).server
+        columns[label] = why.identify(viewed.view, parse_client_caller(text), viewed.options.groups).server
     return columns
 
 
@@ -101,7 +103,7 @@ def _owner(uid: ServerId, nogroup: ServerId) -> tuple[str, Caller]:
     return identity.label, identity.who
 
 
-def _print_json(look: Look, columns: dict[str, Caller | None], rows: list[why.TableRow]) -> None:
+def _print_json(viewed: ViewedPath, columns: dict[str, Caller | None], rows: list[why.TableRow]) -> None:
     users = [
         {"name": label}
         if who is None
@@ -119,4 +121,4 @@ def _print_json(look: Look, columns: dict[str, Caller | None], rows: list[why.Ta
         }
         for row in rows
     ]
-    echo_json({"path": look.path, "source": look.source, "users": users, "files": files})
+    echo_json({"path": viewed.path, "source": viewed.source, "users": users, "files": files})

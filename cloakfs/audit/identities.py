@@ -158,9 +158,9 @@ def mapped_ranges(policy: Policy, kind: Kind, *, by_knfsd: bool) -> tuple[Mapped
             stand_in = root.stand_in(policy.options, kind)
             becomes = ids.forward(stand_in)
             if becomes != first:
-                told = f"the kernel's server makes it client {kind} {stand_in}"
+                root_rule = f"the kernel's server makes it client {kind} {stand_in}"
                 has_counterpart = ids.counterpart(stand_in, "forward") is not None
-                found.append(MappedRange(low, low, becomes, False, told, has_counterpart))
+                found.append(MappedRange(low, low, becomes, False, root_rule, has_counterpart))
                 begin = ClientId(1)
         if begin <= high:
             first = ids.forward(begin)

@@ -462,14 +462,14 @@ class Ganesha:
         text = self._render(exports)
         await self._check_hosts(exports)
         ownfiles.makedirs(self.state_dir, mode=0o700, exist_ok=True)
-        await self.end_left_over()
+        await self.end_stale_server()
         self._check_ports()
         if 3 in self.protocols and not await _answers("127.0.0.1", 111, RPCBIND, 2):
             raise ServerError(
                 "NFSv3 needs rpcbind, which does not answer on port 111 (apt install rpcbind, or NFSv4 alone)"
             )
         try:
-            self._make_room()
+            self._make_bind_root()
             for export in exports:
                 await _require_answer(export.path)
                 self._bind(export)
@@ -528,7 +528,7 @@ class Ganesha:
             or old.get(export.export_id, export).path != export.path
             or self._is_replaced(export, places)
         }
-        if gone & (set(self._exports) | self._rooms()):
+        if gone & (set(self._exports) | self._bound_ids()):
             if await self._are_used(gone):
                 await self._kill()
                 await self.stop()
@@ -541,7 +541,7 @@ class Ganesha:
 
     def _is_replaced(self, export: GaneshaExport, places: Mapping[str, mountinfo.Place]) -> bool:
         """Whether what is bound for an export is not what is mounted at its path now."""
-        bound, now = places.get(self._room_of(export.export_id)), _mount_of(export.path, places)
+        bound, now = places.get(self._bind_path(export.export_id)), _mount_of(export.path, places)
         return bound is not None and (now is None or bound.device != now.device)
 
     # -- what clients use and have locked ------------------------------------------------------------
@@ -562,8 +562,8 @@ class Ganesha:
         """Whether the server has something open of what is bound for these exports, apart from their roots."""
         if self.pid is None:
             return False
-        rooms = {self._room_of(export_id) for export_id in export_ids}
-        return await trio.to_thread.run_sync(_has_open_below, self.pid, rooms)
+        bind_paths = {self._bind_path(export_id) for export_id in export_ids}
+        return await trio.to_thread.run_sync(_has_open_below, self.pid, bind_paths)
 
     async def _kill(self) -> None:
         """End the server at once, so that it answers nothing more, least of all with an error."""
@@ -571,21 +571,21 @@ class Ganesha:
         if process is None:
             return
         if process.poll() is None:  # if it has ended by itself, it is not known what was locked
-            self._forget_unless_locked(process.pid)
+            self._skip_grace_unless_locked(process.pid)
         self.is_held = True
         process.kill()
         with trio.move_on_after(STOP_SECONDS):  # if a mount hangs, so does its end
             await process.wait()
 
-    def _forget_unless_locked(self, pid: int) -> None:
+    def _skip_grace_unless_locked(self, pid: int) -> None:
         """Have the next server start without a grace time if no client of this one has locked anything.
 
         What is open and not locked, clients open again without being asked for.
         """
-        bound = {place.device for path, place in _places().items() if path.startswith(f"{self._room}/")}
+        bound = {place.device for path, place in _places().items() if path.startswith(f"{self._bind_root}/")}
         if not bound & ganeshastate.locked_by(pid):
             with contextlib.suppress(OSError):
-                ganeshastate.forget_clients(_recovery_of(self.state_dir))
+                ganeshastate.skip_next_grace(_recovery_of(self.state_dir))
 
     def current(self) -> set[int]:
         """Return the ids of the exports that the server has, according to the directories that it holds open.
@@ -614,7 +614,7 @@ class Ganesha:
         process, self._process = self._process, None
         if process is not None and process.poll() is None:
             if not self.is_held:
-                self._forget_unless_locked(process.pid)
+                self._skip_grace_unless_locked(process.pid)
             process.terminate()
             with trio.move_on_after(STOP_SECONDS):
                 await process.wait()
@@ -623,7 +623,7 @@ class Ganesha:
                 await process.wait()
         self.is_held = False
         self._exports = {}
-        self._clear_room()
+        self._clear_bind_root()
 
     # -- the process itself ------------------------------------------------------------------------
 
@@ -660,7 +660,7 @@ class Ganesha:
     def _host(self) -> str:
         return self.bind_addr or "127.0.0.1"
 
-    async def end_left_over(self) -> None:
+    async def end_stale_server(self) -> None:
         """End the server that an earlier cloakfs process left running in this state directory.
 
         It is known by its command line. The file with its pid comes later, when it may have been left already.
@@ -672,7 +672,7 @@ class Ganesha:
                 with ownfiles.open(f"/proc/{entry}/cmdline", "rb") as file:
                     words = file.read().split(b"\0")
                 if os.path.basename(words[0]) == PROGRAM.encode() and os.fsencode(self._config) in words:
-                    self._forget_unless_locked(int(entry))
+                    self._skip_grace_unless_locked(int(entry))
                     await end(int(entry), ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, STOP_SECONDS)))
 
     # -- addresses ---------------------------------------------------------------------------------
@@ -738,7 +738,7 @@ class Ganesha:
 
     def _render(self, exports: Sequence[GaneshaExport]) -> str:
         return render(
-            [replace(export, path=self._room_of(export.export_id)) for export in exports],
+            [replace(export, path=self._bind_path(export.export_id)) for export in exports],
             state_dir=self.state_dir,
             port=self.port,
             bind_addr=self.bind_addr,
@@ -787,7 +787,7 @@ class Ganesha:
             raise ServerError(f"{PROGRAM} did not apply the new exports: {self._problem(at)}")
         self._exports = {export.export_id: export for export in exports}
         self._check_exported(at)
-        for export_id in self._rooms() - set(self._exports):
+        for export_id in self._bound_ids() - set(self._exports):
             self._unbind(export_id)
 
     def _check_exported(self, start: int) -> None:
@@ -834,41 +834,41 @@ class Ganesha:
     # -- what is exported: bind mounts on an empty file system ---------------------------------------
 
     @property
-    def _room(self) -> str:
+    def _bind_root(self) -> str:
         return os.path.join(self.state_dir, "exports")
 
-    def _room_of(self, export_id: int) -> str:
-        return os.path.join(self._room, str(export_id))
+    def _bind_path(self, export_id: int) -> str:
+        return os.path.join(self._bind_root, str(export_id))
 
-    def _rooms(self) -> set[int]:
+    def _bound_ids(self) -> set[int]:
         """Return the export ids for which something is mounted."""
-        prefix = f"{self._room}/"
+        prefix = f"{self._bind_root}/"
         return {
             int(path[len(prefix) :]) for path in mountinfo.by_path() if re.fullmatch(rf"{re.escape(prefix)}\d+", path)
         }
 
-    def _make_room(self) -> None:
-        self._clear_room()
-        ownfiles.makedirs(self._room, mode=0o700, exist_ok=True)
-        linux.mount("cloakfs", self._room, "ramfs", _FLAGS, "mode=700")
-        linux.mount("", self._room, "none", _MS_PRIVATE, "")
+    def _make_bind_root(self) -> None:
+        self._clear_bind_root()
+        ownfiles.makedirs(self._bind_root, mode=0o700, exist_ok=True)
+        linux.mount("cloakfs", self._bind_root, "ramfs", _FLAGS, "mode=700")
+        linux.mount("", self._bind_root, "none", _MS_PRIVATE, "")
 
-    def _clear_room(self) -> None:
-        for export_id in self._rooms():
-            linux.umount(self._room_of(export_id), linux.MNT_DETACH)
-        while self._room in mountinfo.by_path():
-            linux.umount(self._room, linux.MNT_DETACH)
+    def _clear_bind_root(self) -> None:
+        for export_id in self._bound_ids():
+            linux.umount(self._bind_path(export_id), linux.MNT_DETACH)
+        while self._bind_root in mountinfo.by_path():
+            linux.umount(self._bind_root, linux.MNT_DETACH)
 
     def _bind(self, export: GaneshaExport) -> None:
         """Make the view visible to the server, if it is not already."""
-        if export.export_id in self._rooms():
+        if export.export_id in self._bound_ids():
             return
         _require_cloakfs(export.path)
-        place = self._room_of(export.export_id)
+        place = self._bind_path(export.export_id)
         ownfiles.makedirs(place, mode=0o700, exist_ok=True)
         linux.mount(export.path, place, "none", _MS_BIND, "")
         linux.mount("", place, "none", _MS_PRIVATE, "")
 
     def _unbind(self, export_id: int) -> None:
-        linux.umount(self._room_of(export_id), linux.MNT_DETACH)
-        ownfiles.rmdir(self._room_of(export_id))
+        linux.umount(self._bind_path(export_id), linux.MNT_DETACH)
+        ownfiles.rmdir(self._bind_path(export_id))

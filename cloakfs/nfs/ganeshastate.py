@@ -51,7 +51,7 @@ def is_in_grace(recovery: str) -> bool:
     return bool(links) and len(records) > 1
 
 
-def forget_clients(recovery: str) -> None:
+def skip_next_grace(recovery: str) -> None:
     """Have the next server wait for nobody: nobody has anything that would have to be claimed.
 
     What clients claimed or have yet to claim when the grace time had not passed stays recorded.

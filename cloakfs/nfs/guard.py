@@ -314,7 +314,7 @@ class Guard:
     def _mount_options(self, mount: Mount) -> str:
         words: list[str] = [self._plan.server]
         if self._plan.server == "knfsd":
-            words += ["all_squashed"] * (root.everybody(mount.options) is not None)
+            words += ["all_squashed"] * (root.single_identity(mount.options) is not None)
             words += ["subtree_checked"] * root.checks_subtree(mount.options)
         return ",".join(words)
 
@@ -456,12 +456,12 @@ class Guard:
                 return {"errors": [str(problem) for problem in new.problems], "status": 2}
             try:
                 with trio.CancelScope(shield=True):  # an order to stop waits until there is one state again
-                    told = await self._take_over(new)
+                    changes = await self._take_over(new)
             except _NotTakenOver as exc:
                 log.error("reload: %s", exc)  # noqa: TRY400  (one line)
                 return {"errors": [str(exc)], "status": 1, "left": exc.left}
             log.info("reloaded")
-            return {"errors": [], "warnings": [str(warning) for warning in new.warnings], **told}
+            return {"errors": [], "warnings": [str(warning) for warning in new.warnings], **changes}
 
     async def _take_over(self, new: Plan) -> dict[str, list[str]]:
         """Serve another plan. Whatever fails, what was done until then is undone.

@@ -109,11 +109,11 @@ def machine_state(seconds: float = PATIENCE_SECONDS) -> Machine:
 
 async def _machine_state(seconds: float) -> Machine:
     served = mounted()
-    told: dict[str, tuple[str | None, Mapping[str, Any] | None]] = {}
+    states: dict[str, tuple[str | None, Mapping[str, Any] | None]] = {}
     found: dict[str, Service] = {}
 
     async def ask_daemon(mount: Mounted) -> None:
-        told[mount.target] = await _daemon_state(mount, seconds)
+        states[mount.target] = await _daemon_state(mount, seconds)
 
     async def ask_guard(name: str) -> None:
         found[name] = await services.service_state(name, seconds)
@@ -126,9 +126,9 @@ async def _machine_state(seconds: float) -> Machine:
     left = await _dead()
     of_path = {path: found[name] for name in sorted(found) for path in found[name].mounts}
     alive = [
-        _health(served[path], *told[path], of_path.get(path))
+        _health(served[path], *states[path], of_path.get(path))
         for path in sorted(served)
-        if told[path][0] is None or _is_there(served[path])
+        if states[path][0] is None or _is_there(served[path])
     ]
     mounts: dict[str, Health] = {}
     for one in (*alive, *_without_daemon(left, of_path), *_refused(of_path)):

@@ -20,7 +20,7 @@ def addresses_of(host: str) -> set[IPv4Address | IPv6Address]:
         OSError: the name cannot be resolved.
     """
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return {ip_address(str(told[4][0]).partition("%")[0]) for told in found}
+    return {ip_address(str(info[4][0]).partition("%")[0]) for info in found}
 
 
 def unresolved(entries: Iterable[Export]) -> list[Remark]:

@@ -38,7 +38,7 @@ _REAL_PATH_SECONDS = 2.0
 _RESTART_SECONDS = 5.0
 _EXPORTFS = "/usr/sbin/exportfs"
 _RESUMED = "a restart of the threads of the kernel's NFS server had been interrupted; they are started again"
-_UNKNOWN = "asked_by_cloakfs"
+_UNKNOWN_OPTION = "asked_by_cloakfs"
 _ETAB = "/var/lib/nfs/etab"
 _EXPORTS = "/etc/exports"
 _EXPORTS_D = "/etc/exports.d"
@@ -85,7 +85,7 @@ def unknown_options(mounts: Sequence[Mount]) -> list[Remark]:
     while True:
         try:
             asked = programs.run(
-                [_EXPORTFS, "-o", ",".join([*words, _UNKNOWN]), "*.cloakfs.invalid:/"],
+                [_EXPORTFS, "-o", ",".join([*words, _UNKNOWN_OPTION]), "*.cloakfs.invalid:/"],
                 capture_output=True, text=True, errors="replace", check=False, env={"LC_ALL": "C"},
             )  # fmt: skip
         except OSError:
@@ -125,7 +125,7 @@ def remarks(made: Plan, own: Collection[str] = ()) -> list[Remark]:
         made: the plan.
         own: the paths that this service exports now.
     """
-    return [*_out_of_reach(made, own), *_told_gids(made.mounts)]
+    return [*_out_of_reach(made, own), *_manage_gids_warnings(made.mounts)]
 
 
 def _out_of_reach(made: Plan, own: Collection[str]) -> list[Remark]:
@@ -163,7 +163,7 @@ def _other_exports(made: Plan, own: Collection[str]) -> list[tuple[str, str | No
     return [(path, fsid) for path, fsid in found if path not in ours]
 
 
-def _told_gids(mounts: Iterable[Mount]) -> list[Remark]:
+def _manage_gids_warnings(mounts: Iterable[Mount]) -> list[Remark]:
     if not _manages_gids():
         return []
     return [
@@ -514,7 +514,7 @@ async def hold() -> None:
     # Only where the threads will be restarted: nothing else ends the wait before two minutes have passed.
     with contextlib.suppress(OSError):
         if await trio.to_thread.run_sync(nfsdstate.are_unmounted_held):
-            nfsdstate.forget_exports()
+            nfsdstate.flush_export_caches()
 
 
 async def export_unmounted(mounts: Iterable[Mount]) -> list[Mount]:

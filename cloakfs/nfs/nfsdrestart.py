@@ -171,8 +171,8 @@ def resume() -> bool:
     """
     try:
         with ownfiles.open(_STOPPED, encoding="utf-8") as file:
-            told = json.load(file)
-        threads, versions, listeners = told["server"]
+            stored = json.load(file)
+        threads, versions, listeners = stored["server"]
         before = NfsdConfig(
             tuple(threads),
             versions,
@@ -181,7 +181,7 @@ def resume() -> bool:
                 for transport, port, family, address in listeners
             ),
         )
-        lockd = int(told["lockd"])
+        lockd = int(stored["lockd"])
     except (OSError, ValueError, KeyError, TypeError):
         return False
     if any(_numbers("pool_threads")):  # somebody else has started them

@@ -106,7 +106,7 @@ def _in_database(database: str) -> set[bytes]:
 # -- which mount is exported ------------------------------------------------------------------------
 
 
-def forget_exports() -> None:
+def flush_export_caches() -> None:
     """Have the server ask mountd again which mount each export is, as `exportfs -f` does, but within a millisecond.
 
     mountd gives no answer as long as nothing is mounted at the path of an export with `mp`. Requests of clients wait

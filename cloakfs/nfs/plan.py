@@ -2,7 +2,7 @@
 
 Every entry and client specification gets a mount of its own, since each may map and cloak differently. All mounts are
 below the same root, so that the path that a client mounts follows from the entry: `/home` exported to `10.1.0.0/16` is
-`ROOT/home@10.1.0.0_16`; exported to everybody (`*`), it is `ROOT/home`.
+`ROOT/home@10.1.0.0_16`; exported to single_identity (`*`), it is `ROOT/home`.
 
 `compare` says which mounts another plan adds, removes, reloads or renews if it takes the place of the present one.
 """
@@ -25,12 +25,12 @@ from . import root
 ServerKind = Literal["knfsd", "ganesha"]
 
 # Options that concern only the kernel's server, or that nfs-ganesha follows anyway.
-_TOLD_TO_GANESHA = frozenset({"sec", "insecure", "sync", "no_subtree_check", "no_wdelay", "mp", "mountpoint"})
+_KNOWN_TO_GANESHA = frozenset({"sec", "insecure", "sync", "no_subtree_check", "no_wdelay", "mp", "mountpoint"})
 
 _WILDCARD = re.compile(r"\*|\?|\[[^]]*\]")
 
 # Texts that both exportfs(8) and exports(5) read as one value.
-_TELLABLE = re.compile(r"[^\s,()\"#\\\x00-\x1f\x7f]+")
+_UNQUOTED_VALUE = re.compile(r"[^\s,()\"#\\\x00-\x1f\x7f]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Mount:
     @property
     def kind(self) -> str:
         """Whose views it shows: `per caller`, or `fixed` with the identities or views."""
-        alike = root.everybody(self.options)
+        alike = root.single_identity(self.options)
         match len(self.options.views):
             case 0 if alike is not None:
                 return f"fixed: {alike[0]}:{alike[1]}"
@@ -178,7 +178,7 @@ def _refusals(entry: Export, server: ServerKind) -> list[str]:
             f"{name}={value!r}: a value with a comma, white space, a quote, a parenthesis or the like would be read as "
             "more than one option (exports(5) knows no way to quote it)"
             for name, value in options.other
-            if value is not None and name not in CONDITIONS and not _TELLABLE.fullmatch(value)
+            if value is not None and name not in CONDITIONS and not _UNQUOTED_VALUE.fullmatch(value)
         ]
     return [text for text in said if text]
 
@@ -266,9 +266,9 @@ def _warnings(entry: Export, server: ServerKind) -> list[str]:
             said.append(
                 "a range of views becomes one export for each of its accounts that exists now; reload to add new ones"
             )
-        untold = [name for name, _ in options.other if name not in _TOLD_TO_GANESHA]
-        if untold:
-            said.append(f"not passed on to nfs-ganesha: {', '.join(untold)}")
+        not_passed_on = [name for name, _ in options.other if name not in _KNOWN_TO_GANESHA]
+        if not_passed_on:
+            said.append(f"not passed on to nfs-ganesha: {', '.join(not_passed_on)}")
     return said
 
 
@@ -383,15 +383,15 @@ def compare(old: Mapping[str, Mount], new: Iterable[Mount], running: Container[s
     wanted = {mount.name: mount for mount in new}
     kept = [(old[name], mount) for name, mount in wanted.items() if name in old]
     live = [(before, mount) for before, mount in kept if before.name in running and _suffices_reload(before, mount)]
-    told = {mount.name for _, mount in live}
-    renewed = [(before, mount) for before, mount in kept if before != mount and mount.name not in told]
+    reloadable = {mount.name for _, mount in live}
+    renewed = [(before, mount) for before, mount in kept if before != mount and mount.name not in reloadable]
     return PlanChange(
         added=tuple(mount for name, mount in wanted.items() if name not in old),
         removed=tuple(before for name, before in old.items() if name not in wanted),
         reloaded=tuple(mount for before, mount in live if before != mount),
         reread=tuple(mount for before, mount in live if before == mount and mount.options.policy is not None),
         renewed=tuple(mount for _, mount in renewed),
-        withdrawn=tuple(before for before, mount in renewed if _is_trusted_anew(before, mount)),
+        withdrawn=tuple(before for before, mount in renewed if _changes_server_checks(before, mount)),
     )
 
 
@@ -399,18 +399,20 @@ def _suffices_reload(old: Mount, new: Mount) -> bool:
     """Whether a reload suffices for the difference, without a new mount."""
     return (
         _without_reloadable(old.options) == _without_reloadable(new.options)
-        and not _is_trusted_anew(old, new)
+        and not _changes_server_checks(old, new)
         and old.condition == new.condition
     )
 
 
-def _is_trusted_anew(old: Mount, new: Mount) -> bool:
+def _changes_server_checks(old: Mount, new: Mount) -> bool:
     """Whether the daemon relies on something else that the server does with callers: see `Guard._mount_options`.
 
-    It may make all of them one (`root.everybody`), or another one, or check the directories above (subtree_check).
+    It may make all of them one (`root.single_identity`), or another one, or check the directories above (subtree_check).
     """
     before, after = old.options, new.options
-    return root.everybody(before) != root.everybody(after) or root.checks_subtree(before) != root.checks_subtree(after)
+    return root.single_identity(before) != root.single_identity(after) or root.checks_subtree(
+        before
+    ) != root.checks_subtree(after)
 
 
 def _without_reloadable(options: Options) -> Options:

@@ -22,7 +22,7 @@ def is_root(options: Options) -> bool:
     return options.policy is None and _ids(options, "uid").forward(_ROOT) == 0
 
 
-def everybody(options: Options) -> tuple[ServerId, ServerId] | None:
+def single_identity(options: Options) -> tuple[ServerId, ServerId] | None:
     """Return the uid and gid that serve every caller (`all_squash`); None if callers may have different identities."""
     if options.squash != "all" or options.range_map or options.policy or options.views:
         return None
@@ -35,7 +35,7 @@ def checks_subtree(options: Options) -> bool:
     Nothing is gained by it where everybody is one caller.
     """
     given = [name for name, _ in options.other]
-    return "subtree_check" in given and "no_subtree_check" not in given and everybody(options) is None
+    return "subtree_check" in given and "no_subtree_check" not in given and single_identity(options) is None
 
 
 def words(options: Options) -> list[str]:
@@ -43,9 +43,9 @@ def words(options: Options) -> list[str]:
 
     If all callers are served alike, the server makes them one caller, for which the kernel may cache what is private.
     """
-    alike = everybody(options)
-    if alike is not None:
-        return ["all_squash", f"anonuid={alike[0]}", f"anongid={alike[1]}"]
+    identity = single_identity(options)
+    if identity is not None:
+        return ["all_squash", f"anonuid={identity[0]}", f"anongid={identity[1]}"]
     if is_root(options):
         return ["no_root_squash"]
     return ["root_squash", f"anonuid={stand_in(options, 'uid')}", f"anongid={stand_in(options, 'gid')}"]
@@ -53,7 +53,7 @@ def words(options: Options) -> list[str]:
 
 def keeps_identity(options: Options) -> bool:
     """Whether the kernel's server serves client root as the identity that the options give it. See `stand_in`."""
-    if is_root(options) or everybody(options) is not None:
+    if is_root(options) or single_identity(options) is not None:
         return True
     if options.policy is not None:
         return False
@@ -80,9 +80,9 @@ def stand_in(options: Options, kind: Kind) -> ClientId:
         for id_ in map(ClientId, (DEFAULT_NOBODY, ids.nobody, 1, *sorted(borders | mapped), MAX_ID))
         if 0 < id_ <= MAX_ID and ids.forward(id_) != 0
     ]
-    alike = (id_ for id_ in candidates if ids.forward(id_) == server)
+    same = (id_ for id_ in candidates if ids.forward(id_) == server)
     nobody = (id_ for id_ in candidates if ids.counterpart(id_, "forward") is None)
-    return next((id_ for among in (alike, nobody) for id_ in among), ClientId(DEFAULT_NOBODY))
+    return next((id_ for among in (same, nobody) for id_ in among), ClientId(DEFAULT_NOBODY))
 
 
 def _ids(options: Options, kind: Kind) -> IdMap:

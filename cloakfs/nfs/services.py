@@ -51,7 +51,7 @@ async def service_state(name: str, seconds: float) -> Service:
     """Return the state of a service, within this time whatever happens."""
     try:
         with trio.fail_after(seconds):
-            told = await _answer(name)
+            answer = await _answer(name)
     except trio.TooSlowError:
         record = _left(name)
         return Service(
@@ -63,13 +63,13 @@ async def service_state(name: str, seconds: float) -> Service:
         )
     except (OSError, trio.BrokenResourceError, ValueError, TypeError):
         return _unanswered(name)
-    if not is_known(told.get("version"), VERSION):
-        place = f"its guard (process {told.get('pid')})"
+    if not is_known(answer.get("version"), VERSION):
+        place = f"its guard (process {answer.get('pid')})"
         hint = "use the cloakfs that runs it to see whether it serves"
-        return Service(name, told.get("pid") or 0, problem=refusal(place, told.get("version"), VERSION, hint))
-    mounts = {mount["path"]: mount for mount in told["mounts"]}
-    problem = told["complaint"] and f"{told['server']}: {told['complaint']}"
-    return Service(name, told["pid"], told["server"], problem, mounts)
+        return Service(name, answer.get("pid") or 0, problem=refusal(place, answer.get("version"), VERSION, hint))
+    mounts = {mount["path"]: mount for mount in answer["mounts"]}
+    problem = answer["complaint"] and f"{answer['server']}: {answer['complaint']}"
+    return Service(name, answer["pid"], answer["server"], problem, mounts)
 
 
 async def _answer(name: str) -> dict[str, Any]:

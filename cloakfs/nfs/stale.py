@@ -77,14 +77,14 @@ def read(run_dir: str) -> ServiceRecord | None:
     """
     try:
         with ownfiles.open(_path(run_dir), encoding="utf-8") as file:
-            told = json.load(file)
-        version = told.pop("version", None)
+            stored = json.load(file)
+        version = stored.pop("version", None)
         if not is_known(version, VERSION):
             hint = "use the cloakfs that wrote it for export status and down"
             raise ServerError(refusal(_path(run_dir), version, VERSION, hint))
-        told["exports"] = tuple((path, client) for path, client in told["exports"])
-        told["made"] = tuple(told["made"])
-        return ServiceRecord(**told)
+        stored["exports"] = tuple((path, client) for path, client in stored["exports"])
+        stored["made"] = tuple(stored["made"])
+        return ServiceRecord(**stored)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -101,7 +101,7 @@ async def end_server(record: ServiceRecord, staying: Iterable[tuple[str, str]] =
         await unexport(set(record.exports).difference(staying))
     else:
         ganesha = Ganesha(record.state_dir)
-        await ganesha.end_left_over()
+        await ganesha.end_stale_server()
         await ganesha.stop()
 
 

@@ -160,13 +160,15 @@ def test_who_stands_for_root_is_what_root_is_or_nobody(defs: list[RangeDef], nob
     options = view.policy.options
     ids = view.policy.ids["uid"]
     if squash == "all" and not defs:
-        everybody = (options.anonuid, options.anongid)
-        assert root.everybody(options) == everybody
-        assert root.words(options) == ["all_squash", f"anonuid={everybody[0]}", f"anongid={everybody[1]}"]
+        expected = (options.anonuid, options.anongid)
+        assert root.single_identity(options) == expected
+        assert root.words(options) == ["all_squash", f"anonuid={expected[0]}", f"anongid={expected[1]}"]
         assert root.keeps_identity(options)
-        assert {ids.forward(id_) for id_ in (*IDS, everybody[0])} == {everybody[0]}  # so nobody is served as another
+        assert {ids.forward(id_) for id_ in (*IDS, expected[0])} == {
+            single_identity[0]
+        }  # so nobody is served as another
         return
-    assert root.everybody(options) is None
+    assert root.single_identity(options) is None
     if ids.forward(0) == 0:
         assert root.words(options) == ["no_root_squash"]
         return

@@ -46,7 +46,7 @@ def _names(recovery: Path) -> list[str]:
 
 def test_a_server_that_has_never_run(tmp_path: Path) -> None:
     assert not ganeshastate.is_in_grace(str(tmp_path))
-    ganeshastate.forget_clients(str(tmp_path))
+    ganeshastate.skip_next_grace(str(tmp_path))
     ganeshastate.remove_old_records(str(tmp_path))
 
 
@@ -55,7 +55,7 @@ def test_after_the_grace_time(tmp_path: Path) -> None:
     assert not ganeshastate.is_in_grace(str(tmp_path))
     ganeshastate.remove_old_records(str(tmp_path))
     assert _names(tmp_path) == ["host", "host.new"]
-    ganeshastate.forget_clients(str(tmp_path))
+    ganeshastate.skip_next_grace(str(tmp_path))
     assert _names(tmp_path) == ["host.new"]
     ganeshastate.remove_old_records(str(tmp_path))
     assert _names(tmp_path) == []
@@ -65,7 +65,7 @@ def test_in_the_grace_time(tmp_path: Path) -> None:
     """A server that ends meanwhile leaves the record of the one before, from which its clients have yet to claim."""
     _records(tmp_path, "host.old", "host.new", link="host.old")
     assert ganeshastate.is_in_grace(str(tmp_path))
-    ganeshastate.forget_clients(str(tmp_path))
+    ganeshastate.skip_next_grace(str(tmp_path))
     assert _names(tmp_path) == ["host", "host.new", "host.old"]
     ganeshastate.remove_old_records(str(tmp_path))
     assert _names(tmp_path) == ["host", "host.old"]

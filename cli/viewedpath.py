@@ -51,7 +51,7 @@ def tree_options(command: _F) -> _F:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ViewedPath:
     """A place in a tree, and the view through which to look at it.
 
     Attributes:
@@ -72,7 +72,7 @@ class Look:
         return os.path.join(self.source, *self.names)
 
 
-def find(
+def viewed_path(
     path: str,
     words: tuple[str, ...],
     exports: str | None,
@@ -80,7 +80,7 @@ def find(
     source: str | None,
     *,
     follow: bool = False,
-) -> Look:
+) -> ViewedPath:
     """Find the tree and the view that a command line refers to; end the command if there are none.
 
     Args:
@@ -96,21 +96,21 @@ def find(
     if exports is not None and words:
         fail("-o and --exports exclude each other: give one of them", WRONG)
     try:
-        return _find(path, words, exports, client, source, follow=follow)
+        return _viewed_path(path, words, exports, client, source, follow=follow)
     except (ExportsError, MountError, PolicyError, ViewError) as exc:
         fail(str(exc), WRONG)
     except OSError as exc:
         fail(f"{exc.filename or path}: {exc.strerror}", FAILED)
 
 
-def _find(
+def _viewed_path(
     path: str, words: tuple[str, ...], exports: str | None, client: str | None, source: str | None, *, follow: bool
-) -> Look:
-    told = source is not None or exports is not None
-    place = _place(path, mounted(), follow=follow, any_mount=not told)
+) -> ViewedPath:
+    is_tree_given = source is not None or exports is not None
+    place = _place(path, mounted(), follow=follow, any_mount=not is_tree_given)
     if source is not None and (place.mount is not None or exports is not None):
         fail("--source is only for -o and a path outside all mounts", WRONG)
-    if place.mount is None and not told:
+    if place.mount is None and not is_tree_given:
         _refuse_outside(path)
     rules = _rules(path, place, words, exports, client, source)
     below = find_below(rules.root) if place.mount is not None else None  # from now on, the mount below shows everything
@@ -127,7 +127,9 @@ def _find(
             fixed = _view(path, options, names)
         names = _real_names(path, rules.root, names, follow=follow)
     entrants = frozenset(options.view_access)
-    return Look(rules.root, names, options, View(policy, fixed, entrants, below=below, not_its_failure=DaemonError))
+    return ViewedPath(
+        rules.root, names, options, View(policy, fixed, entrants, below=below, not_its_failure=DaemonError)
+    )
 
 
 def _refuse_outside(path: str) -> NoReturn:
