@@ -21,7 +21,7 @@ MOST_EXAMPLES = 3
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One of the worst objects that are open to somebody.
+    """One of the worst objects that are open to a caller.
 
     Attributes:
         severity: the higher, the fewer users are meant to have access: 2 only its owner, 1 also its group, 0 others.
@@ -40,7 +40,7 @@ class Example:
 
 @dataclass(slots=True)
 class Tally:
-    """How much somebody can do: numbers of names, and bytes of the regular files among them.
+    """How much a caller can do: numbers of names, and bytes of the regular files among them.
 
     Attributes:
         sees: names that can be known.
@@ -50,8 +50,8 @@ class Tally:
         changes: regular files and directories that can be changed.
         changed_bytes: the bytes in these files.
         executes: regular files that can be executed.
-        owns: files and directories whose owner somebody can become, and so can give itself any permission.
-        claimed: files and directories that can be read only by somebody who claims to be in a group.
+        owns: files and directories whose owner the caller can become: an owner can give itself any permission.
+        claimed: files and directories that can be read only by a caller who claims to be in a group.
         claimed_bytes: the bytes in these files.
     """
 
@@ -217,7 +217,7 @@ class Runs:
         example: the path of one, from the root of the tree.
         likeness: their owner, group and mode.
         as_uid: the client uid as which a client runs them.
-        as_gid: the client gid, likewise.
+        as_gid: the client gid as which a client runs them.
     """
 
     names: int
@@ -343,7 +343,7 @@ def _one_planted(kind: Kind, server_id: ServerId, entry: Entry, entries: list[En
 
 
 def _runs_as(kind: Kind, server_id: ServerId, view: View) -> ClientId | None:
-    """Return as which client id clients run a set-id program of this owner or group; None if as whoever starts it."""
+    """Return the client id as which clients run a set-id program of this owner or group; None for that of its user."""
     bit = stat.S_ISUID if kind == "uid" else stat.S_ISGID
     shown = view.show(Attrs("", stat.S_IFREG | bit | 0o755, server_id, server_id))
     if shown is None or not shown[0] & bit:

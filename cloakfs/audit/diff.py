@@ -54,7 +54,7 @@ class _Side:
                 yield claimed[0]
 
     def access(self, place: BucketKey, client_id: ClientId) -> Access:
-        """Return what somebody who claims a client uid can do in a place."""
+        """Return what a caller who claims a client uid can do in a place."""
         return self.reach.at(place.way, place.kind, single(self.mapped.server_of(client_id)))
 
 
@@ -66,7 +66,7 @@ def exposure_changes(old: Assessment | None, new: Assessment | None) -> list[Exp
 
     Args:
         old: what is open by the old configuration; None if it has no such entry.
-        new: what is open by the new configuration, likewise. Its tree is the same.
+        new: what is open by the new configuration; None if it has no such entry. The tree is the same.
     """
     one_of_them = new or old
     if one_of_them is None:

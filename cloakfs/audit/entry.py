@@ -21,7 +21,7 @@ class Entry:
         claims: what they can become.
         read_only: whether nothing can be changed.
         entrants: client uids that may enter a fixed view besides root and its own identity.
-        for_all: whether everybody may enter a fixed view, as with nfs-ganesha.
+        for_all: whether all callers may enter a fixed view, as with nfs-ganesha.
         top: the path below which `cloakfs explain` finds the tree; "" for `source`.
         explain_words: the options with which `explain` finds this entry.
     """

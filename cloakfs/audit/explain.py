@@ -111,7 +111,7 @@ class PathComponent:
         uid: the owner on the server.
         gid: the group on the server.
         shown: (mode, uid, gid) as shown to the client; None if a plug-in failed to return them.
-        verdicts: the verdicts of the cloak_list definitions that select it, as if its owner were somebody else.
+        verdicts: the verdicts of the cloak_list definitions that select it, as if its owner were another user.
         visible: whether this component is visible, regardless of those above.
         reason: the reason, in words.
         permissions: what the kernel grants on the server (4 read, 2 write, 1 execute or search).

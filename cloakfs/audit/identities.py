@@ -119,7 +119,7 @@ class Claims:
     Attributes:
         uids: what becomes of every client uid.
         gids: what becomes of every primary gid.
-        uid_set: the server uids that somebody can become.
+        uid_set: the server uids that a caller can become.
         primary: the server gids of which a caller has exactly one, as it chooses.
         optional: the server gids of which a caller may have any number in addition (`groups=proc`).
         given: server gids that every caller has.
@@ -196,9 +196,11 @@ def claims(policy: Policy, groups: str | None, *, by_knfsd: bool) -> Claims:
 
 def fixed_claims(who: Caller) -> Claims:
     """Return what callers of a fixed view become: its identity, whatever they claim."""
-    everybody = MappedRange(ClientId(0), ClientId(MAX_ID), who.uid, False, "fixed view", True)
-    every_group = replace(everybody, server=who.gid)
-    return Claims((everybody,), (every_group,), single(who.uid), single(who.gid), IdSet(), who.groups, by_account=False)
+    every_user = MappedRange(ClientId(0), ClientId(MAX_ID), who.uid, False, "fixed view", True)
+    every_group = replace(every_user, server=who.gid)
+    return Claims(
+        (every_user,), (every_group,), single(who.uid), single(who.gid), IdSet(), who.groups, by_account=False
+    )
 
 
 def effective_groups(options: Options, *, by_knfsd: bool) -> str | None:

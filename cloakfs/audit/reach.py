@@ -1,7 +1,7 @@
-"""What somebody who may claim many identities can do in a tree. Pure.
+"""What a caller who may claim many identities can do in a tree. Pure.
 
 A compromised client need not keep to one identity. It can look up a name as one user and read the file as another,
-because a file handle, once obtained, is good for everybody whom the mount shows the object; and it can claim other
+because a file handle, once obtained, is good for all callers that the mount shows the object; and it can claim other
 groups in each request. Each single request, however, is made by one identity, which must see the object and every
 directory above it. Whether it does is asked of the `View`, as a mount does; what the kernel permits stands in the
 survey.

@@ -278,7 +278,7 @@ def difference_report(entry: str, old: Assessment | None, new: Assessment | None
     Args:
         entry: the entry.
         old: what is open by the old configuration; None if it has no such entry.
-        new: what is open by the new configuration, likewise.
+        new: what is open by the new configuration; None if it has no such entry.
         accounts: the server's user database.
     """
     found = exposure_changes(old, new)

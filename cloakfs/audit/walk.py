@@ -204,7 +204,7 @@ class _Walk:
 
 
 def _grants(fd: int, kind: AccessAttrs) -> Grants:
-    """Return what the kernel grants everybody whom it can tell apart on the object that `fd` (O_PATH) refers to."""
+    """Return what the kernel grants each kind of caller on the object that `fd` (O_PATH) refers to."""
     users, groups = acl.named(kind.acl)
     own = {ServerId(0), kind.uid, *map(ServerId, users)}
     of_groups = {kind.gid, *map(ServerId, groups)}

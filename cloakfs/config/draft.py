@@ -18,15 +18,15 @@ class Draft:
 
     Attributes:
         options: what was read of those whose value is all there is to know; the others have their defaults.
-        root_squash: whether root is squashed, unless everybody is.
-        all_squash: whether everybody is squashed.
+        root_squash: whether root is squashed, unless all callers are.
+        all_squash: whether all callers are squashed.
         range_map: its definitions, and where each one is.
         cloak_list: the same.
         exempt: its uids, and where each one is.
         limits: the limits of reading ahead that were given.
         probe_delay_at: where `probe_delay` is.
         other: the remaining options by family, in the order in which they were given last: name and value.
-        squash_options: where each option that squashes somebody, or nobody, is.
+        squash_options: where each option about squashing is.
         refer_at: where `refer` is.
     """
 

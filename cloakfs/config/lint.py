@@ -67,7 +67,7 @@ def warnings_about(draft: Draft) -> list[ExportsWarning]:
 
 
 def _exempt(draft: Draft, nobody: ServerId) -> list[ExportsWarning]:
-    """Return warnings of an exemption that has no effect, or that everybody has who becomes nobody."""
+    """Return warnings of an exemption that has no effect, or that all callers have who become nobody."""
     found = []
     if draft.exempt and not draft.cloak_list and draft.options.policy is None:
         found.append(ExportsWarning(draft.exempt[0][1], "exempt has no effect, because there is no cloak_list"))

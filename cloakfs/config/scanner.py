@@ -39,7 +39,7 @@ class Scanner:
         return self.text[self.pos : self.pos + 1]
 
     def at_end(self) -> bool:
-        """Return whether the logical line ends here, perhaps with a comment."""
+        """Return whether the logical line ends at this position, perhaps with a comment."""
         return self.peek() in ("", "\n", "#")
 
     def at_space(self) -> bool:
@@ -47,7 +47,7 @@ class Scanner:
         return self.peek() in _SPACE or self.text.startswith("\\\n", self.pos)
 
     def skip(self, pattern: re.Pattern[str]) -> str:
-        """Move past the text that matches pattern here, and return it."""
+        """Move past the text that matches pattern at this position, and return it."""
         match = pattern.match(self.text, self.pos)
         if match is None:
             return ""
@@ -60,7 +60,7 @@ class Scanner:
         return self.pos < len(self.text)
 
     def unexpected(self, expected: str) -> ExportsError:
-        """Return an error that says what is here instead of what was expected."""
+        """Return an error that says what stands at this position instead of what was expected."""
         at = self.peek()
         if at == "":
             problem = "the text ends here"
@@ -76,7 +76,7 @@ class Scanner:
         return ExportsError(self.location(), problem, expected)
 
     def string(self, stops: str) -> str:
-        """Return the string that begins here and extends to white space or to one of stops.
+        """Return the string that begins at this position and extends to white space or to one of stops.
 
         As in exports(5), double quotes may surround any part of it, and ``\\040`` stands for a byte.
         Bytes that are not UTF-8 become lone surrogates, as file names do elsewhere in Python.

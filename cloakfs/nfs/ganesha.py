@@ -2,7 +2,7 @@
 
 The following was measured with nfs-ganesha 4.3 (Debian 12), or read in its source where it is marked so:
 
-- Identity. FSAL_VFS accesses a file system as root, whoever calls, except where it creates, writes or removes. With
+- Identity. FSAL_VFS accesses a file system as root for every caller, except where it creates, writes or removes. With
   `Squash = All_Squash` and anonymous ids 0:0 it is always root, and its own permission check says yes. A fixed view
   admits root and serves it as its identity, so cloakfs decides everything, with the identity's supplementary groups.
   The price is that Ganesha answers each ACCESS request with "yes"; the refusal comes with the operation itself.
@@ -11,10 +11,10 @@ The following was measured with nfs-ganesha 4.3 (Debian 12), or read in its sour
   it gets to into the export (read: check_filesystem, claim_posix_filesystems). From then on, clients that make up a
   handle (file system id and inode 2) can access, as root, the file system that the mount point lies on. So what is
   exported is a bind mount below `exports/`, an empty file system of its own, which is all that can be found above. It
-  is a ramfs, which has no file handles: with a tmpfs, anybody who knew one of its handles could go further up. The bind
-  mount also means that nothing but a dead mount is left when somebody unmounts the original.
+  is a ramfs, which has no file handles: with a tmpfs, a client that knew one of its handles could go further up. The
+  bind mount also means that nothing but a dead mount is left when the original is unmounted.
 - One mount for each view. Ganesha tells exports apart by their file systems. On a mount with several views, a handle of
-  one view would be accepted in the exports of the others, from anybody who knows it.
+  one view would be accepted in the exports of the others, from any client that knows it.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ MOUNT_PORT = 20048
 GRACE_SECONDS = 30
 """How long clients have, after a start, to claim what they held of the server before; and how long a lease is.
 
-The Linux client renews a lease after two thirds of it, and so learns of the start in time, even if nobody uses it.
+The Linux client renews a lease after two thirds of it, and so learns of the start in time, even if no program uses it.
 """
 
 START_SECONDS = 30.0
@@ -247,9 +247,9 @@ def _address(text: str) -> str:
 
 
 def _clients(text: str) -> list[str] | None:
-    """Translate the clients of an export from exports(5) to ganesha.conf; None means everybody.
+    """Translate the clients of an export from exports(5) to ganesha.conf; None means all clients.
 
-    The two differ: in ganesha.conf, 0.0.0.0 means everybody, a prefix length has one or two digits and does not begin
+    The two differ: in ganesha.conf, 0.0.0.0 means all clients, a prefix length has one or two digits and does not begin
     with 0, and a netmask is not known.
     """
     if text == "*":
@@ -328,7 +328,7 @@ async def _answers(host: str, port: int, program: int, version: int) -> bool:
 
 
 def _honours_bind_addr() -> bool:
-    """Whether nfs-ganesha will listen on one address alone when it is told to.
+    """Whether nfs-ganesha listens on one address alone if `Bind_Addr` says so.
 
     It asks getaddrinfo(3) for it as an IPv6 address, which yields none on a machine that only has ::1. Then it takes
     the wrong part of the IPv4 answer, which is all zeroes (read). Without an IPv6 stack, all is well.
@@ -346,7 +346,7 @@ def _honours_bind_addr() -> bool:
 
 def _listeners(pid: int) -> set[ipaddress.IPv4Address | ipaddress.IPv6Address]:
     """Return the addresses of the TCP sockets that a process listens on, from proc_pid_net(5)."""
-    # psutil would save fewer than twenty lines here and nothing elsewhere: not worth a compiled dependency.
+    # psutil would save fewer than twenty lines, and only in this function: not worth a compiled dependency.
     own = set()
     for fd in ownfiles.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(OSError):
@@ -449,8 +449,8 @@ class Ganesha:
 
         Raises:
             ServerError: the server is not installed, its port is taken, rpcbind is missing, it refuses the
-                configuration, there is no cloakfs mount at a path, or it would listen on more addresses than it was
-                told to.
+                configuration, there is no cloakfs mount at a path, or it would listen on more addresses than
+                `bind_addr`.
         """
         if programs.which(PROGRAM) is None:
             raise ServerError(f"{PROGRAM} is not installed (apt install nfs-ganesha nfs-ganesha-vfs)")
@@ -493,11 +493,11 @@ class Ganesha:
 
         Args:
             exports: what to serve.
-            renewed: ids of exports whose mounts have been replaced. (What can be seen to be replaced need not be here.)
+            renewed: ids of exports whose mounts have been replaced, apart from those whose device shows it.
 
         Raises:
             ServerError: one of the new ones cannot be served; what was served before is still served, if it can be.
-            OSError: likewise.
+            OSError: the system fails while they are mounted or written, with the same result.
         """
         async with self._one_change:
             self._render(exports)
@@ -633,7 +633,7 @@ class Ganesha:
             with contextlib.suppress(FileNotFoundError):
                 ownfiles.unlink(os.path.join(path, left))
         with ownfiles.open(os.path.join(path, "ganesha.out"), "wb") as out:
-            self._process = await trio.lowlevel.open_process(  # noqa: TID251  (a guard acts for nobody)
+            self._process = await trio.lowlevel.open_process(  # noqa: TID251  (a guard acts for no caller)
                 [
                     PROGRAM, "-F",
                     "-f", self._config, "-L", _log_of(path), "-p", os.path.join(path, "ganesha.pid"), "-N", "NIV_EVENT",
@@ -694,7 +694,7 @@ class Ganesha:
                         probe.listen()
                 except OSError as exc:
                     if family == socket.AF_INET6 and self.bind_addr is None and exc.errno != errno.EADDRINUSE:
-                        continue  # no IPv6 here
+                        continue  # this machine has no IPv6
                     hint = (
                         "another server is there; stop it, or choose another port"
                         if exc.errno == errno.EADDRINUSE
@@ -715,7 +715,7 @@ class Ganesha:
         return [(socket.AF_INET6 if ":" in self.bind_addr else socket.AF_INET, self.bind_addr)]
 
     def _check_listening(self) -> None:
-        """Check after the start that the server listens where it was told to, and nowhere else.
+        """Check after the start that the server listens on `bind_addr`, and on no other address.
 
         Raises:
             ServerError: it listens elsewhere.

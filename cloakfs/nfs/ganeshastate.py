@@ -52,9 +52,9 @@ def is_in_grace(recovery: str) -> bool:
 
 
 def skip_next_grace(recovery: str) -> None:
-    """Have the next server wait for nobody: nobody has anything that would have to be claimed.
+    """Have the next server start without a grace time, because no client has anything to claim.
 
-    What clients claimed or have yet to claim when the grace time had not passed stays recorded.
+    If the grace time of the present one has not passed, nothing is changed: clients may have yet to claim something.
     """
     if not is_in_grace(recovery):
         for link in _entries(recovery)[0]:

@@ -120,7 +120,7 @@ class Guard:
         self._is_record_saved = True
         self._stat_checks = served.StatChecks()
         self._unexported_changes: list[Mount] | None = (
-            None  # which mounts are new, if the server was not told of the last change
+            None  # the mounts renewed since the server was configured last, if the last attempt failed
         )
         self._change = trio.Lock()
         self._end = trio.Event()
@@ -131,7 +131,7 @@ class Guard:
         """Serve until an order to stop.
 
         Raises:
-            ServerError: the service could not start, or was told to stop while it started; nothing is left of it.
+            ServerError: the service could not start, or an order to stop came while it started; nothing is left of it.
             OSError: likewise.
         """
         failure: Exception | None = ServerError("told to stop while it was starting; nothing of it is left")
@@ -177,10 +177,10 @@ class Guard:
         await self._wait_until_served(self._mounts())
 
     def _check_free(self, mounts: Sequence[Mount]) -> None:
-        """Check that nobody else serves a mount at the place of one of these.
+        """Check that no other process serves a mount at the place of one of these.
 
         Raises:
-            ServerError: somebody does.
+            ServerError: another process does.
         """
         there = mounted()
         for mount in mounts:
@@ -259,7 +259,7 @@ class Guard:
             raise ServerError(failures[0])
 
     async def _clear_all(self, mounts: Iterable[Mount]) -> None:
-        """Unmount what is at the places of these mounts; clients wait until the server is told of what comes next.
+        """Unmount what is at the places of these mounts; clients wait until the next `NfsServer.change`.
 
         That must be all of it at once: when the server learns of one, it learns of what is at the other places.
 
@@ -294,11 +294,11 @@ class Guard:
         # This must not be cancelled half-way, because the daemon is an orphan as soon as it has started.
         with trio.CancelScope(shield=True):
             return await self._run_mount(mount)
-        raise AssertionError("nobody cancels it")
+        raise AssertionError("nothing cancels it")
 
     async def _run_mount(self, mount: Mount) -> Watched:
         with stale.mounting(self._run_dir) as held:
-            done = await trio.run_process(  # noqa: TID251  (a guard acts for nobody)
+            done = await trio.run_process(  # noqa: TID251  (a guard acts for no caller)
                 [*self._mount_command, mount.source, mount.path, "-o", self._mount_options(mount),
                  "--client", mount.client, "--exports", self._entry_file(mount)],
                 capture_stdout=True, capture_stderr=True, check=False, pass_fds=(held,),
@@ -371,7 +371,7 @@ class Guard:
                         await self._mount_again(watched)
 
     async def _mount_again(self, watched: Watched) -> None:
-        """Mount this again, and all others whose daemons have died just now, before the server is told of any.
+        """Mount this again, and all others whose daemons have died just now, before the server exports any.
 
         What clients hold of several mounts, they can claim at once only if all of these are there.
         """
@@ -488,7 +488,7 @@ class Guard:
                 await self._reload_daemon(self._watched[mount.name], mount)
                 read.append(mount)
         except Exception as exc:
-            # Also after what nobody has foreseen, since a state in between is nobody's.
+            # After unforeseen exceptions, too: a state in between belongs to no configuration.
             why = str(exc) if isinstance(exc, (ServerError, OSError)) else tasks.cause(exc)
             raise _NotTakenOver(why, await self._roll_back(before, change.added, read)) from exc
         for mount in change.removed:
@@ -746,7 +746,7 @@ def _keeps_plugin(mount: Mount) -> str:
 
 
 def _note_failure(watched: Watched, exc: Exception) -> None:
-    """Note why this could not be mounted again: nobody waits for it any more."""
+    """Note why this could not be mounted again, and let its clients wait no longer."""
     watched.is_awaited = False
     if str(exc) != watched.problem:
         watched.problem = str(exc)

@@ -29,13 +29,13 @@ _LONGEST_ANSWER = 16 << 20
 _STARTING_SECONDS = 0.5
 
 DIED = "its daemon has died, and nobody gets an answer"
-"""What there is to say of a mount that nobody serves."""
+"""The problem of a mount that no daemon serves."""
 
 AGAIN = "its daemon has died, and it is being mounted again"
-"""What there is to say of a mount with the option `restart` until an attempt succeeds."""
+"""The problem of a mount with the option `restart` until an attempt succeeds."""
 
 NOWHERE = "not a cloakfs mount"
-"""What there is to say of a path that is no mount point."""
+"""The problem of a path that is no mount point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Health:
 
     Attributes:
         path: the mount point.
-        mount: the mount; None if nobody serves it.
+        mount: the mount; None if no daemon serves it.
         problem: why it is not healthy, in one line; None if it is.
         hint: what to do about that, in one line.
         figures: what `filesystem.figures` returns; None if the daemon does not answer, or is of an earlier version.
@@ -154,7 +154,7 @@ def _refused(of_path: Mapping[str, Service]) -> Iterator[Health]:
 
 
 async def _dead() -> list[Place]:
-    """Return the mounts that nobody serves, and that are not just starting."""
+    """Return the mounts that no daemon serves, and that are not just starting."""
     left = dead()
     if not left:
         return left
@@ -194,7 +194,7 @@ async def _daemon_state(mount: Mounted, seconds: float) -> tuple[str | None, Map
 
 async def _figures(mount: Mounted) -> Mapping[str, Any] | None:
     place = socket_of(mount_key(mount.source, mount.target))
-    async with await trio.open_unix_socket(place) as control:  # noqa: TID251  (a command acts for nobody)
+    async with await trio.open_unix_socket(place) as control:  # noqa: TID251  (a command acts for no caller)
         for request in ({"version": VERSION}, {"method": "metrics"}):
             await control.send_all(json.dumps(request).encode() + b"\n")
         received = bytearray()

@@ -129,7 +129,7 @@ def remarks(made: Plan, own: Collection[str] = ()) -> list[Remark]:
 
 
 def _out_of_reach(made: Plan, own: Collection[str]) -> list[Remark]:
-    """Return a warning for each mount that is not below the root that somebody else chose for NFSv4."""
+    """Return a warning for each mount that is not below the root that an administrator chose for NFSv4."""
     tops = [path for path, fsid in _other_exports(made, own) if fsid == ROOT_FSID]
     return [
         Remark(
@@ -169,8 +169,8 @@ def _manage_gids_warnings(mounts: Iterable[Mount]) -> list[Remark]:
     return [
         Remark(
             mount.location,
-            "mountd's manage-gids is on: groups are looked up by the client's uid, which is somebody else's here; "
-            "set it to n in /etc/nfs.conf while ids are mapped (cloakfs looks groups up in the database in any case)",
+            "mountd's manage-gids is on: groups are looked up by the client's uid, which is another user's on the "
+            "server; set it to n in /etc/nfs.conf while ids are mapped (cloakfs looks groups up in the database in any case)",
         )
         for mount in mounts
         if mount.options.range_map or mount.options.policy
@@ -254,7 +254,7 @@ class Knfsd:
         self._protocols = protocols
         self._mounts: tuple[Mount, ...] = tuple(kept)
         self._is_own_server = False
-        self._foreign_config: nfsdrestart.NfsdConfig | None = None  # what somebody else had started, as it last ran
+        self._foreign_config: nfsdrestart.NfsdConfig | None = None  # a server that others started, as it last ran
         self._mountd: programs.Popen | None = None
         self._real_paths: dict[str, str] = {}  # the real paths of trees
         self._restarted = ""  # when and why the threads were, for people
@@ -275,9 +275,11 @@ class Knfsd:
         await self._wait_for_answer()
 
     async def _save_config(self) -> None:
-        """Remember the server that somebody else has started, so that it can be started again as it is."""
+        """Record the configuration of a server that others started, so that it can be started again as it is."""
         self._protocols = _versions()
-        found = nfsdrestart.NfsdConfig((_threads(),), "", ())  # the rest is that of nfs.conf(5), if it cannot be told
+        found = nfsdrestart.NfsdConfig(
+            (_threads(),), "", ()
+        )  # the rest is that of nfs.conf(5), if it cannot be found out
         with contextlib.suppress(ServerError):
             found = await trio.to_thread.run_sync(nfsdrestart.current_config)
         if any(found.threads):
@@ -320,7 +322,7 @@ class Knfsd:
         )  # fmt: skip
 
     async def _start_again(self, found: nfsdrestart.NfsdConfig) -> None:
-        """Start a server again that somebody else had started: it stays theirs, and is as it was."""
+        """Start a server again that others had started, with its configuration of before."""
         await self._need_rpcbind()
         if ownfiles.isdir("/run/systemd/system"):  # it knows what belongs to the server
             with contextlib.suppress(ServerError):
@@ -354,12 +356,12 @@ class Knfsd:
         for mount in mounts:
             if before.get(mount) != export_options(mount) or mount in renewed:
                 await _export(mount)
-            elif mount in unlisted:  # somebody else's doing, which need not keep others from their change
+            elif mount in unlisted:  # withdrawn by others; a failure need not keep the other mounts from being changed
                 with contextlib.suppress(ServerError):
                     await _export(mount)
         # The kernel caches the root of an export, and where it is mounted.
         await run("exportfs", "-f")
-        # Now, and not when somebody asks for the state: a tree may hang then.
+        # Now, and not when the state is asked for: a tree may hang then.
         with trio.move_on_after(_REAL_PATH_SECONDS):
             for source in {mount.source for mount in mounts} - self._real_paths.keys():
                 self._real_paths[source] = await trio.to_thread.run_sync(
@@ -462,7 +464,7 @@ class Knfsd:
                 failure = failure or exc
         if failure is not None:
             raise failure
-        # There may be some only now: that somebody holds a file shows when the client comes back, for example.
+        # There may be some only now: that a client holds a file shows when the client comes back, for example.
         if (self._not_reclaimed or await _lost(self._mounts)) and await self._are_all_served():
             await self._restart_for_reclaim(self._mounts)
         if self._not_reclaimed:
@@ -542,7 +544,7 @@ async def unexport(exports: Iterable[tuple[str, str]]) -> None:
 
 async def _unexport(exports: Iterable[tuple[str, str]]) -> None:
     for path, client in exports:
-        with contextlib.suppress(ServerError):  # somebody else withdrew it
+        with contextlib.suppress(ServerError):  # it is withdrawn already
             await run("exportfs", "-u", _specification(path, client))
 
 
@@ -562,14 +564,14 @@ async def resume() -> None:
 
     Raises:
         ServerError: they are not as before.
-        OSError: likewise.
+        OSError: they cannot be started.
     """
     async with nfsdrestart.exclusive():
         await _resume()
 
 
 async def _resume() -> bool:
-    """Do what `resume` does, `exclusive`; return whether there was something to do."""
+    """Start the threads, within `exclusive`, that a killed process had stopped; return whether there were any."""
     with trio.CancelScope(shield=True):
         if not await trio.to_thread.run_sync(nfsdrestart.resume):
             return False
@@ -612,7 +614,7 @@ def _versions() -> list[int]:
 def _has_mountd() -> bool:
     """Whether a program tells the kernel's server of this network who may mount what: rpc.mountd(8), nfsv4.exportd(8).
 
-    A name alone says nothing: anybody may choose it for a program, and a container may have a server of its own.
+    A name alone says nothing: any user may choose it for a program, and a container may have a server of its own.
     """
     return any(
         process.command_of(int(name)) in _MOUNTDS and _answers_the_kernel(int(name))

@@ -2,9 +2,9 @@
 
 It is the machine's server: afterwards, it has as many threads as before, the same versions, and the same listeners.
 Clients wait meanwhile. NFSv4 clients then find that the server knows them no more, and claim what they have open and
-locked; until the grace period ends, nobody gets anything new. Locks of NFSv3 are lockd's, which ends with the last
-thread, unless the machine has mounted NFSv3 exports of others. If it has ended, the clients that had locks are told, as
-after a restart of the machine (sm-notify(8)), and claim these again, too.
+locked; until the grace period ends, no client gets anything new. Locks of NFSv3 are lockd's, which ends with the last
+thread, unless the machine has mounted NFSv3 exports of others. If it has ended, sm-notify(8) notifies the clients that
+had locks, as after a restart of the machine, and they claim these again, too.
 
 A process of its own does it, which goes on if the guard is killed. If it is killed as well while there are no threads,
 they are started by whichever guard or command finds what it has recorded below /run (`resume`).
@@ -42,7 +42,7 @@ _PROGRAM = (sys.executable, "-P", "-c", "from cloakfs.nfs.nfsdrestart import mai
 # A thread that waits for a disk at each of so many looks would keep the others from being started again.
 _LOOKS, _LOOK_SECONDS = 10, 0.1
 
-# In /proc/net: the file, family and state of sockets on which somebody listens (net/tcp_states.h).
+# In /proc/net: the file, family and state of sockets that listen (net/tcp_states.h).
 _TABLES = {
     "tcp": (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)),
     "udp": (("udp", socket.AF_INET), ("udp6", socket.AF_INET6)),
@@ -76,7 +76,7 @@ class Busy(ServerError):
 async def exclusive(seconds: float = _LOCK_SECONDS) -> AsyncIterator[int]:
     """Keep other services of this machine from starting, restarting and stopping the threads in a with block.
 
-    Whoever is not alone may find a server without threads that another one is just restarting. Gives the descriptor of
+    Otherwise, a service may find a server without threads that another one is just restarting. Gives the descriptor of
     the lock: a process that inherits it keeps others out until it ends.
 
     Args:
@@ -103,7 +103,7 @@ def current_config() -> NfsdConfig:
     """Return what makes the server that runs now.
 
     Raises:
-        ServerError: it cannot be told on which addresses it listens.
+        ServerError: the addresses on which it listens cannot be found out.
         OSError: there is none.
     """
     return NfsdConfig(_numbers("pool_threads"), _read("versions").strip(), _listeners())
@@ -119,7 +119,7 @@ async def restart_apart(lock: int) -> None:
         ServerError: as `restart`.
     """
     with trio.CancelScope(shield=True):  # half of it would be the end of the server
-        done = await trio.run_process(  # noqa: TID251  (a guard acts for nobody)
+        done = await trio.run_process(  # noqa: TID251  (a guard acts for no caller)
             _PROGRAM, stdin=subprocess.DEVNULL, capture_stdout=True, capture_stderr=True, check=False,
             start_new_session=True, pass_fds=(lock,),
         )  # fmt: skip
@@ -139,7 +139,7 @@ def main() -> None:
 
 
 def restart() -> None:
-    """`exclusive`: restart the threads.
+    """Restart the threads, within `exclusive`.
 
     Raises:
         ServerError: they could not be restarted safely; if nothing else is said, the server was not touched.
@@ -155,19 +155,19 @@ def restart() -> None:
     ownfiles.replace(_STOPPED, json.dumps({"lockd": lockd, "server": before}).encode())
     _run("rpc.nfsd", "0")
     with contextlib.suppress(OSError):
-        nfsdstate.lost_mounts()  # forgets them, since nobody holds anything now: they are no reason to restart twice
+        nfsdstate.lost_mounts()  # no client holds anything now, so this drops the records of these mounts
     _start_stopped(before, lockd)
 
 
 def resume() -> bool:
-    """In a thread, `exclusive`: start the threads that a process had stopped which was killed before it started them.
+    """In a worker thread, within `exclusive`: start the threads that a process had stopped before it was killed.
 
     Returns:
         whether there was one.
 
     Raises:
         ServerError: as `start`.
-        OSError: likewise.
+        OSError: they cannot be started.
     """
     try:
         with ownfiles.open(_STOPPED, encoding="utf-8") as file:
@@ -184,7 +184,7 @@ def resume() -> bool:
         lockd = int(stored["lockd"])
     except (OSError, ValueError, KeyError, TypeError):
         return False
-    if any(_numbers("pool_threads")):  # somebody else has started them
+    if any(_numbers("pool_threads")):  # another process has started them
         ownfiles.unlink(_STOPPED)
         return False
     _start_stopped(before, lockd)
@@ -203,7 +203,7 @@ def _start_stopped(before: NfsdConfig, lockd: int) -> None:
 
 
 def start(before: NfsdConfig) -> None:
-    """In a thread, `exclusive`: start the threads of a server that has none, as they were before.
+    """In a worker thread, within `exclusive`: start the threads of a server that has none, as they were before.
 
     If its listeners are not known, it gets those of nfs.conf(5).
 

@@ -157,8 +157,8 @@ def are_unmounted_held() -> bool:
 def lost_mounts() -> dict[str, str]:
     """Return the file systems that clients hold files of, and whose noted path leads to a later one now: their paths.
 
-    They may still be mounted elsewhere, by a bind mount. Where nobody holds anything, they are forgotten, because their
-    numbers will be given to new ones.
+    They may still be mounted elsewhere, by a bind mount. Where no client holds anything, their records are
+    removed, because their numbers will be given to new ones.
     """
     noted = _noted()
     places = mountinfo.by_id().values()
@@ -171,7 +171,7 @@ def lost_mounts() -> dict[str, str]:
     for device in old.keys() - held:
         with contextlib.suppress(FileNotFoundError):
             ownfiles.unlink(os.path.join(_MADE, device))
-    # What somebody else has mounted there, or nothing at all, is no place where clients could claim their files.
+    # At a path with another mount, or none, clients could not claim their files.
     return {
         device: path for device, path in old.items() if device in held and path in top and noted.get(top[path]) == path
     }

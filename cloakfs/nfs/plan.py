@@ -106,7 +106,7 @@ def plan(
     """
     mounts: list[Mount] = []
     problems, warnings, entries = list(problems), list(warnings), list(entries)
-    if server == "knfsd":  # nfs-ganesha is not told of fsid
+    if server == "knfsd":  # nfs-ganesha gets no fsid
         problems += conflicts(entries)
     for entry in entries:
         said = _refusals(entry, server)
@@ -184,7 +184,7 @@ def _refusals(entry: Export, server: ServerKind) -> list[str]:
 
 
 def _two_of_one_name(options: Options) -> str | None:
-    """Return why two views cannot be told apart: clients know a view only by its user name or uid."""
+    """Return why two views cannot be distinguished: clients know a view only by its user name or uid."""
     labels: dict[str, User | Ids] = {}
     for item in options.views:
         if not isinstance(item, Range) and (other := labels.setdefault(item.label, item)) != item:
@@ -208,7 +208,7 @@ def _refusal_of_ganesha(options: Options) -> str | None:
 def _by_view(options: Options, identities: Callable[[ViewItem], Iterable[User | Ids]]) -> list[tuple[str, Options]]:
     """Return the name and the options of each fixed view; a single view has no name."""
     if not options.views:
-        # `all_squash,anonuid=,anongid=` is how exports(5) says that everybody is one identity.
+        # `all_squash,anonuid=,anongid=` is how exports(5) says that all callers are one identity.
         return [("", replace(options, views=(Ids(options.anonuid, options.anongid),)))]
     # An account may be in a range, and also be named.
     items = list(dict.fromkeys(identity for item in options.views for identity in identities(item)))
@@ -368,7 +368,7 @@ class PlanChange:
 
     @property
     def changed(self) -> frozenset[str]:
-        """The paths of all mounts that are new, or that were told to change."""
+        """The paths of all mounts that are new, or that change."""
         return frozenset(mount.path for mount in (*self.added, *self.reloaded, *self.reread, *self.renewed))
 
 
@@ -378,7 +378,7 @@ def compare(old: Mapping[str, Mount], new: Iterable[Mount], running: Container[s
     Args:
         old: the mounts that are served.
         new: the mounts that are wanted, each with a name of its own.
-        running: the names of those of `old` whose daemon runs; it can be told to reload.
+        running: the names of those of `old` whose daemon runs, and can reload.
     """
     wanted = {mount.name: mount for mount in new}
     kept = [(old[name], mount) for name, mount in wanted.items() if name in old]
@@ -405,14 +405,12 @@ def _suffices_reload(old: Mount, new: Mount) -> bool:
 
 
 def _changes_server_checks(old: Mount, new: Mount) -> bool:
-    """Whether the daemon relies on something else that the server does with callers: see `Guard._mount_options`.
+    """Whether the daemon relies on other checks of the server, of which `Guard._mount_options` informs it.
 
-    It may make all of them one (`root.single_identity`), or another one, or check the directories above (subtree_check).
+    The server may make all callers one (`root.single_identity`), or check the directories above (`subtree_check`).
     """
     before, after = old.options, new.options
-    return root.single_identity(before) != root.single_identity(after) or root.checks_subtree(
-        before
-    ) != root.checks_subtree(after)
+    return any(of(before) != of(after) for of in (root.single_identity, root.checks_subtree))
 
 
 def _without_reloadable(options: Options) -> Options:

@@ -1,6 +1,6 @@
 """Decides how the kernel's NFS server maps callers before its own check, which lets root do anything. Pure.
 
-The kernel answers ACCESS, and lets a second user share a file that somebody has open, without asking cloakfs. To the
+The kernel answers ACCESS, and lets a second user share a file that another has open, without asking cloakfs. To the
 kernel, uid 0 is root, whatever cloakfs maps it to. So the server keeps root only if this provably grants nothing more.
 """
 
@@ -12,7 +12,7 @@ _ROOT = ClientId(0)
 
 
 def is_root(options: Options) -> bool:
-    """Whether root provably may do here all that the kernel's check lets root do.
+    """Whether root provably may do, in this export, all that the kernel's check lets root do.
 
     Only definitions can prove this, because only a plug-in itself knows what it makes of root. In a fixed view, all
     callers have the same identity, so others hold nothing open that root itself could not open.
@@ -32,7 +32,7 @@ def single_identity(options: Options) -> tuple[ServerId, ServerId] | None:
 def checks_subtree(options: Options) -> bool:
     """Whether the kernel's server checks, at each request, whether the caller may search the directories above.
 
-    Nothing is gained by it where everybody is one caller.
+    Nothing is gained by it where all callers are one.
     """
     given = [name for name, _ in options.other]
     return "subtree_check" in given and "no_subtree_check" not in given and single_identity(options) is None
@@ -41,7 +41,7 @@ def checks_subtree(options: Options) -> bool:
 def words(options: Options) -> list[str]:
     """Return the options of exports(5) for client root. They apply to its group, too, whichever caller claims it.
 
-    If all callers are served alike, the server makes them one caller, for which the kernel may cache what is private.
+    If all callers have one identity, the server makes them one caller, for which the kernel may cache what is private.
     """
     identity = single_identity(options)
     if identity is not None:
@@ -64,7 +64,7 @@ def keeps_identity(options: Options) -> bool:
 def stand_in(options: Options, kind: Kind) -> ClientId:
     """Return the client id that replaces root's: one that maps to the same server id, or otherwise to nobody.
 
-    A group 0 that is root's group here, too, is not replaced.
+    A client's group 0 that maps to the server's group 0 is not replaced.
     """
     ids = _ids(options, kind)
     server = ids.forward(_ROOT)

@@ -25,11 +25,11 @@ Problem = str | None
 
 @dataclass(frozen=True, slots=True)
 class ServiceProblems:
-    """What a server was asked, and found wanting.
+    """Why a server, or some of its mounts, are not served.
 
     Attributes:
         server: why the server as a whole does not serve, in one line; None if it answers.
-        mounts: by path, why a mount is not served, in one line. A mount that is not here is served.
+        mounts: by path, why a mount is not served, in one line. A mount that is absent is served.
     """
 
     server: Problem = None
@@ -75,7 +75,7 @@ def by_lookup(host: str, port: int, path: str, source: str) -> Problem:
 
 
 def by_mount(host: str, path: str, source: str) -> Problem:
-    """Do the same as `by_lookup` over NFSv3."""
+    """Ask for the root of an export over NFSv3, as a client that is admitted; return why that fails."""
     try:
         status = rpc.mount(host, path, source, _CALL_SECONDS)
     except OSError as exc:

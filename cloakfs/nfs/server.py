@@ -70,7 +70,7 @@ async def run(*command: str, hint: str = "", errors: bool = False) -> str:
     """
     if programs.which(command[0], path="/usr/sbin:/usr/bin:/sbin:/bin") is None:
         raise ServerError(f"{command[0]}: not found" + (f"; {hint}" if hint else ""))
-    done = await trio.run_process(  # noqa: TID251  (a guard acts for nobody)
+    done = await trio.run_process(  # noqa: TID251  (a guard acts for no caller)
         command, capture_stdout=True, capture_stderr=True, check=False, stdin=subprocess.DEVNULL,
         env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
     )  # fmt: skip

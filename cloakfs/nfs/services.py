@@ -74,7 +74,7 @@ async def service_state(name: str, seconds: float) -> Service:
 
 async def _answer(name: str) -> dict[str, Any]:
     place = control_path(run_dir(name))
-    async with await trio.open_unix_socket(place) as control:  # noqa: TID251  (a command acts for nobody)
+    async with await trio.open_unix_socket(place) as control:  # noqa: TID251  (a command acts for no caller)
         await control.send_all(b"status\n")
         received = bytearray()
         while more := await control.receive_some(1 << 16):
