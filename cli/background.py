@@ -65,7 +65,7 @@ def open_for_us(path: str, flags: int) -> int:
 
 
 def in_foreground(work: Work, level: int) -> NoReturn:
-    """Do the work here, log to the terminal, and notify systemd when it is ready (sd_notify(3)).
+    """Do the work in this process, log to the terminal, and notify systemd when it is ready (sd_notify(3)).
 
     Args:
         work: the work to do.

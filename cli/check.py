@@ -77,7 +77,7 @@ def _check_file(path: str, *, text_only: bool) -> tuple[list[Export], list[Check
     findings += [_finding(e.location, "note", describe_kinds(e.options)) for e in entries if e.options.range_map]
     if not text_only:
         findings += [_finding(refusal.location, "error", refusal.message) for refusal in refusals(entries)]
-        # Nothing but a warning, since whoever checks may be offline: `export plan` and `up` refuse it.
+        # Nothing but a warning, since this machine may be offline: `export plan` and `up` refuse it.
         findings += [_finding(remark.location, "warning", remark.message) for remark in unresolved(entries)]
     return entries, sorted(findings, key=lambda finding: (finding.line or 0, finding.column or 0))
 

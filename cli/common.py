@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Modules that not every command needs are imported where they are used.
 
 # The command for further cloakfs processes. With -P, nothing is imported from the working directory, which may belong
-# to anybody.
+# to any user.
 OWN_COMMAND = (sys.executable, "-P", "-m", "cloakfs_cli.main")
 
 

@@ -39,7 +39,7 @@ def explain(
     *,
     as_json: bool,
 ) -> None:
-    """Explain what somebody sees of PATH, and why.
+    """Explain what a caller sees of PATH, and why.
 
     PATH is below a mount, whose options then apply, or in the real tree. WHO is a user in this machine's user
     database, or ids.

@@ -182,7 +182,7 @@ def _read_plan(paths: tuple[str, ...], server: ServerKind, root: str, exported: 
         server: the server that is to serve them.
         root: the directory of the mounts.
         exported: mount points, each with its client, that stay exported although the host may be unknown at present:
-            a name server that does not answer must not keep anybody from revoking something else.
+            a name server that does not answer must not keep an administrator from revoking another export.
 
     Raises:
         OSError: a file cannot be read.
@@ -244,7 +244,7 @@ def plan_command(*, as_json: bool, **given: Any) -> None:
 
 
 def printable_lines(text: str) -> str:
-    """Do the same as `printable`, but keep the ends of lines."""
+    """Return text as `printable` does, but keep the ends of its lines."""
     return "".join(f"{printable(line)}\n" for line in text.splitlines())
 
 
@@ -315,7 +315,7 @@ def up(*, foreground: bool, **given: Any) -> None:
 def _wait_for_start(starting: int, ended: int, run_dir: str) -> int:
     """Return the exit status of the process that starts a guard; when interrupted, stop the guard, and clear away.
 
-    A guard that was killed while it started leaves mounts, and is cleared away likewise.
+    What a guard leaves that was killed while it started is cleared away, too.
     """
 
     def interrupt(number: int, frame: object) -> NoReturn:
@@ -338,7 +338,7 @@ def _wait_for_start(starting: int, ended: int, run_dir: str) -> int:
     if interrupted:
         note("interrupted; unmounting what has been mounted so far")
         with contextlib.suppress(ProcessLookupError):
-            os.kill(starting, signal.SIGTERM)  # the guard then finds nobody to whom it could say that it is ready
+            os.kill(starting, signal.SIGTERM)  # nothing reads any more that the guard is ready
         with contextlib.suppress(ChildProcessError):
             os.waitpid(starting, 0)
     _stop_starting(ended, run_dir)

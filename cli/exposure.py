@@ -186,7 +186,7 @@ def _progress() -> Iterator[Callable[[str, int], None]]:
         console=to,
         disable=not to.is_terminal,
         transient=True,
-        auto_refresh=False,  # a thread would take the credentials of whoever starts it
+        auto_refresh=False,  # a thread would inherit the credentials of the thread that starts it
     )
     tasks: dict[str, Any] = {}
     shown = 0.0

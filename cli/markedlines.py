@@ -1,6 +1,6 @@
 """Lines that a command adds to an administrator's file, marked so that the command can remove exactly them again.
 
-The line that begins them carries a digest, so that the command notices if somebody has edited them.
+The line that begins them carries a digest, so that the command notices if they were edited.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ def marked(text: str) -> list[str] | None:
     """Return the lines between the marks, if they are as they were added; None if there are no marks.
 
     Raises:
-        EditedError: somebody has edited the marked lines, or one of the two marks is missing, or there are more.
+        EditedError: the marked lines were edited, or one of the two marks is missing, or there are more.
     """
     found = _find(text)
     return None if found is None else text[found[0].end() : found[1].start()].split("\n")[:-1]

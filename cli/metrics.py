@@ -27,7 +27,7 @@ _SHORTEST_TOKEN = 16
 @click.option(
     "--token", metavar="FILE", shell_complete=a_file, help="Admit who sends the token in FILE (Authorization: Bearer)."
 )
-@click.option("--without-token", is_flag=True, help="Let everybody on this machine ask at the port.")
+@click.option("--without-token", is_flag=True, help="Let all users of this machine ask at the port.")
 @click.option("--beyond-this-machine", is_flag=True, help="Allow an ADDRESS that other machines can reach.")
 def metrics(
     mountpoints: tuple[str, ...],
@@ -41,7 +41,7 @@ def metrics(
     """Print the figures of mounts and services as OpenMetrics, or serve them to a monitoring system.
 
     What does not answer within five seconds has the value 0 of `cloakfs_up` or `cloakfs_service_up`, and no other
-    figures. A port needs a --token, because everybody on this machine can connect to it: a caller who looks a name up
+    figures. A port needs a --token, because all users of this machine can connect to it: one who looks a name up
     and watches the figures could tell whether it is hidden or absent.
 
     Exit status: 0 printed, or served until a signal came; 1 not root, a MOUNTPOINT is no cloakfs mount, or PLACE
@@ -124,7 +124,7 @@ def _secret(path: str) -> bytes:
     except OSError as exc:
         fail(f"--token {path}: {exc.strerror}", FAILED)
     if mode & stat.S_IROTH:
-        fail(f"--token {path}: everybody can read it (chmod o-r {shell_word(path)})", FAILED)
+        fail(f"--token {path}: all users can read it (chmod o-r {shell_word(path)})", FAILED)
     if len(token) < _SHORTEST_TOKEN or len(token.split()) > 1:
         fail(f"--token {path}: expected one word of at least {_SHORTEST_TOKEN} characters", FAILED)
     return token

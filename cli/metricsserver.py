@@ -1,7 +1,7 @@
 """Serves metrics over HTTP, on a port or on a unix socket.
 
-Everybody on the machine may connect to a port. Whoever does so can neither make the daemons work more than once a
-second, nor keep others from being answered by connections that say nothing.
+All users of the machine may connect to a port. They can neither make the daemons work more than once a second, nor
+keep others from being answered by connections that say nothing.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from cloakfs.nfs.health import Machine
 from .openmetrics import registry
 
 _FRESH_SECONDS = 1.0
-"""For this long, the same figures are told again."""
+"""For this long, the same figures are served again."""
 
 _SILENCE_SECONDS = 5.0
 """How long a client may take to say anything."""
@@ -111,7 +111,7 @@ class _Handler(WSGIRequestHandler):
     timeout = _SILENCE_SECONDS
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: whoever can connect could fill the log."""
+        """Say nothing: clients could fill the log."""
 
 
 class _Http(socketserver.ThreadingMixIn, WSGIServer):
@@ -183,7 +183,7 @@ class _Unix(_Http):
             os.chmod(path, 0o660)
 
     def _bind_anew(self) -> None:
-        """Bind the socket, also if an earlier one, on which nobody listens any more, is in the way."""
+        """Bind the socket, also if an earlier one that nothing listens on any more is in the way."""
         path = str(self.server_address)
         try:
             super().server_bind()

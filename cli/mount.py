@@ -95,7 +95,7 @@ def mount(
         mount_options = replace(mount_options, record=os.path.abspath(mount_options.record))
     log_path = _log_path(mount_options.log) or os.path.join(RUN_DIR, f"{mount_key(source, mountpoint)}.log")
     again = None
-    if mount_options.restart and not foreground:  # whoever started it in the foreground sees its end
+    if mount_options.restart and not foreground:  # in the foreground, the end is seen by the one who started it
         named = {"exports": exports, "client": client, "policy": policy, "groups": groups}
         command = _same_command(source, mountpoint, mount_options, named, views, debug=debug)
         again = Again(command, working_directory(), log_path, mount_options.restarts)
@@ -237,7 +237,7 @@ def _given(views: tuple[str, ...], policy: str | None, groups: str | None) -> di
     """Return the options that have command line options of their own; end the command if exports.d rejects them."""
     given: dict[str, Any] = {}
     if views:
-        # A view may contain commas here, but in exports.d they separate options.
+        # On the command line, a view may contain commas; in exports.d they separate options.
         items = tuple(view.replace(",", "+") for view in views)
         given["views"] = _read("view", f"views = {' '.join(items)}").views
         if tuple(map(str, given["views"])) != items:

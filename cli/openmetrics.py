@@ -31,7 +31,7 @@ _COUNTERS = {
     "reads_waited": "Reads that had to wait for their data.",
     "prefetch_asked_bytes": "Bytes that reading ahead has asked for.",
     "prefetch_useful_bytes": "Bytes that reading ahead has asked for and that were read afterwards.",
-    "prefetch_wasted_bytes": "Bytes that reading ahead has asked for and that nobody is expected to read any more.",
+    "prefetch_wasted_bytes": "Bytes that reading ahead has asked for and that no caller is expected to read any more.",
     "probes": "Requests for hidden names, and for file handles that never existed.",
     "probe_alarms": "Callers that made more such requests than the option probe_alarm= allows.",
 }

@@ -18,7 +18,7 @@ class OutputError(Exception):
 
 
 class _Output(io.FileIO):
-    """Standard output, whose errors can be told apart from others."""
+    """Standard output, whose errors can be distinguished from others."""
 
     def write(self, data: Any, /) -> int:
         try:

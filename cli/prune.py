@@ -42,7 +42,7 @@ def prune(mountpoints: tuple[str, ...], *, dry_run: bool, as_json: bool) -> None
         try:
             result = _prune(state, named, dry_run=dry_run)
         except FileNotFoundError:
-            continue  # somebody else has removed it
+            continue  # another process has removed it
         except OSError as exc:
             note(f"{state.path}: {exc.strerror}")
             failed = True

@@ -150,9 +150,7 @@ def _check_place(mountpoint: str, path: str) -> None:
     if path in mountinfo.by_path():
         fail(f"{path}: something is mounted there, which su would unmount for its session", FAILED)
     if mode & (stat.S_IXGRP | stat.S_IXOTH):
-        note(
-            f"{path}: warning: whoever has no view can enter the directory itself (chmod 0700 it, unless that is meant)"
-        )
+        note(f"{path}: warning: users without a view can enter the directory (chmod 0700 it, unless that is meant)")
 
 
 def _refuse_unsafe(path: str) -> None:
@@ -160,7 +158,7 @@ def _refuse_unsafe(path: str) -> None:
     while path != "/":
         info = os.stat(path)
         if info.st_uid != 0 or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            fail(f"{path}: must belong to root, and nobody else may be able to write to it", FAILED)
+            fail(f"{path}: must belong to root, and only root may be able to write to it", FAILED)
         path = os.path.dirname(path)
 
 
@@ -170,7 +168,7 @@ def _refuse_reachable(mountpoint: str) -> None:
     while os.stat(above).st_mode & (stat.S_IXGRP | stat.S_IXOTH):
         if above == "/":
             fail(
-                f"{mountpoint}: whoever can open it can keep all users from logging in; mount it below a directory "
+                f"{mountpoint}: users who can open it can keep all others from logging in; mount it below a directory "
                 "of mode 0700, such as one made by: install -d -m 700 /srv/views",
                 FAILED,
             )

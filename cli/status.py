@@ -41,7 +41,7 @@ def status(mountpoints: tuple[str, ...], *, verbose: bool, as_json: bool) -> Non
     """Report whether the mounts and services of this machine are healthy, and what they do.
 
     With a MOUNTPOINT, also who checks permissions, what the kernel may remember, for how long, and what keeps it from
-    remembering more. Figures are up to five seconds old. What nobody serves comes last.
+    remembering more. Figures are up to five seconds old. What is not served comes last.
 
     Exit status: 0 healthy, 1 a MOUNTPOINT is no cloakfs mount, or its daemon is of an unknown version, 3 a daemon or a
     guard has died or has not answered for five seconds, a mount is not served, a service is just starting or stopping,

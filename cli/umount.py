@@ -78,7 +78,7 @@ def _take_off(top: mountinfo.Place, flags: int) -> None:
             if exc.errno != errno.EBUSY or time.monotonic() >= deadline:
                 raise
             time.sleep(_PAUSE_SECONDS)
-            if _mounted_at(top.path) != top:  # that is for somebody else to unmount
+            if _mounted_at(top.path) != top:  # another mount, which was not to be unmounted
                 raise
         else:
             return

@@ -113,7 +113,7 @@ def _viewed_path(
     if place.mount is None and not is_tree_given:
         _refuse_outside(path)
     rules = _rules(path, place, words, exports, client, source)
-    below = find_below(rules.root) if place.mount is not None else None  # from now on, the mount below shows everything
+    below = find_below(rules.root) if place.mount is not None else None  # from now on, the lower mount shows everything
     top = place.mount.target if place.mount is not None and place.is_below_mount else rules.root
     if not _inside(place.path, top):
         fail(f"{path}: not below {top}", WRONG)
@@ -136,7 +136,7 @@ def _refuse_outside(path: str) -> NoReturn:
     """End the command for a path that is in no mount, when nothing else says which tree is meant."""
     died = next((dead_one.path for dead_one in dead() if _inside(os.path.abspath(path), dead_one.path)), None)
     if died is not None:
-        fail(f"{path}: the daemon of the mount at {died} has died, so that nobody sees anything there", FAILED)
+        fail(f"{path}: the daemon of the mount at {died} has died, so that no caller sees anything there", FAILED)
     fail(f"{path}: not in a mount; give its options with --exports FILE, or -o OPTIONS and --source DIR", WRONG)
 
 

@@ -170,7 +170,8 @@ def _manage_gids_warnings(mounts: Iterable[Mount]) -> list[Remark]:
         Remark(
             mount.location,
             "mountd's manage-gids is on: groups are looked up by the client's uid, which is another user's on the "
-            "server; set it to n in /etc/nfs.conf while ids are mapped (cloakfs looks groups up in the database in any case)",
+            "server; set it to n in /etc/nfs.conf while ids are mapped (cloakfs looks groups up in the database in any "
+            "case)",
         )
         for mount in mounts
         if mount.options.range_map or mount.options.policy

@@ -343,7 +343,7 @@ def test_a_daemon_that_was_killed(base: str, tree: str) -> None:
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr == (
             f"cloakfs: {m.at('bomb')}: the daemon of the mount at {m.path} has died, "
-            "so that nobody sees anything there\n"
+            "so that no caller sees anything there\n"
         )
         assert os.path.exists(socket_of(m.key))
     with mounted(tree, path, "--policy", plugin(base, code.format("return True"))) as m:

@@ -346,7 +346,7 @@ PORT = "a port needs --token FILE (or --without-token, if all users of this mach
         ("--listen 127.0.0.1:9100", 2, PORT),
         ("--listen 0.0.0.0:9100 --beyond-this-machine --without-token", 2, PORT),
         ("--listen localhost", 2, "--listen localhost: expected ADDRESS:PORT, [ADDRESS]:PORT or the absolute path"),
-        ("--listen 127.0.0.1:0 --token OPEN", 1, "--token OPEN: everybody can read it (chmod o-r OPEN)"),
+        ("--listen 127.0.0.1:0 --token OPEN", 1, "--token OPEN: all users can read it (chmod o-r OPEN)"),
         ("--listen 127.0.0.1:0 --token SHORT", 1, "--token SHORT: expected one word of at least 16 characters"),
         ("--listen /nowhere/at/all", 1, "--listen /nowhere/at/all: No such file or directory"),
         ("--listen /nowhere/at/all --group of-nobody", 1, "there is no group of-nobody"),

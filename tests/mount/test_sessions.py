@@ -280,9 +280,9 @@ REFUSED = {
     "no path": ("", ("/srv/views/export", "/srv/absent"), 1, "/srv/absent: No such file or directory"),
     "mounted on": ("mount -t tmpfs -o mode=700 tmpfs /srv/data", (), 1,
                    "/srv/data: something is mounted there, which su would unmount for its session"),
-    "others write": ("chmod o+w /srv", (), 1, "/srv: must belong to root, and nobody else may be able to write to it"),
+    "others write": ("chmod o+w /srv", (), 1, "/srv: must belong to root, and only root may be able to write to it"),
     "not shut": ("chmod 711 /srv/views", (), 1,
-                 "/srv/views/export: whoever can open it can keep all users from logging in; mount it below a "
+                 "/srv/views/export: users who can open it can keep all others from logging in; mount it below a "
                  "directory of mode 0700, such as one made by: install -d -m 700 /srv/views"),
     "odd path": ("mkdir '/srv/a b'", ("/srv/views/export", "/srv/a b"), 2,
                  "/srv/a b: only letters, digits and . _ @ + - / may be in the paths of MOUNTPOINT and PATH"),
