@@ -76,8 +76,8 @@ def findings(assessment: Assessment, accounts: Accounts) -> list[Finding]:
         found.append(
             Finding(
                 "claimed groups",
-                "files and directories that nobody reads by the groups of the server's user database, but whoever "
-                f"claims their group: {total.claimed} ({total.claimed_bytes} bytes); {why}",
+                "files and directories that no user reads by the groups of the server's user database, but a caller "
+                f"who claims their group: {total.claimed} ({total.claimed_bytes} bytes); {why}",
                 tuple(example.path for example in whole.claimed_examples),
             )
         )
@@ -100,7 +100,7 @@ def _run(runs: Runs, accounts: Accounts) -> Finding:
 
 def _as_whom(as_uid: ClientId | None, as_gid: ClientId | None) -> str:
     whom = [f"client {kind} {of}" for kind, of in (("uid", as_uid), ("gid", as_gid)) if of is not None]
-    return " and ".join(whom) or "whoever starts them: their set-id bits are not shown"
+    return " and ".join(whom) or "the user who starts them: their set-id bits are not shown"
 
 
 def _shared(program: Planted, accounts: Accounts) -> Finding:

@@ -57,8 +57,8 @@ Each work is done through cloakfs and through an export of the bare tree by the 
 compared: the error that the program gets, and then size, mode, owner, times and ACL of the real file. **{same:,} of
 {all:,} comparisons are equal**; each other one is named. (Linux {kernel}, server and client; nfs-ganesha {ganesha}.)
 
-The file is ann's, of the group `team`, mode 0664. *owner* is ann, *group* is a member of the team, *ACL* is somebody
-whom the file's ACL lets read and write, and *other* may only read. Everybody may make files in the directory.
+The file is ann's, of the group `team`, mode 0664. *owner* is ann, *group* is a member of the team, *ACL* is a user
+whom the file's ACL lets read and write, and *other* may only read. All users may make files in the directory.
 """
 
 

@@ -255,7 +255,7 @@ def test_figure_1(tree: Site) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_operations(tree: Site, version: int) -> None:
-    """Whoever calls, root of the client included, acts as the view's identity, with all of its groups."""
+    """Every caller, root of the client included, acts as the view's identity, with all of its groups."""
     uid, fac = UIDS["ezk"], GIDS["fac"]
     for caller in (0, 1, uid, 4242):
         with tree.client(EZK, version, caller) as ezk, tree.client(JOE, version, caller) as joe:
@@ -518,7 +518,7 @@ def kill_guard(tree: Site) -> None:
 
 
 def test_clients_go_on_when_the_guard_is_killed(tree: Site) -> None:
-    """And whoever comes after it knows what it has left, can take over, and can take it down."""
+    """And the next command knows what it has left, can take over, and can take it down."""
     Path(tree.real("file")).write_text("")
     kill_guard(tree)
     told = run("export", "status", "--name", NAME)

@@ -182,7 +182,7 @@ async def _protected(state_dir: str, paths: Sequence[str]) -> None:
     async with serving(ganesha, exports_of(paths)):
         content, refusal = _try_to_get_up(["mnt"])
         assert (content, refusal) == (None, 70)
-        # Nor by what Ganesha does find above: nobody has a handle of that.
+        # Nor by what Ganesha does find above: no client has a handle of that.
         room = os.open(f"{state_dir}/exports", os.O_PATH)
         with pytest.raises(OSError, match=os.strerror(errno.EOPNOTSUPP)):
             linux.name_to_handle(room)
@@ -357,7 +357,7 @@ def test_mounts_that_come_back_on_each_others_devices(place: Place) -> None:
                 )
             for path in reversed(paths):
                 place.mount_again(path)
-            # Unless somebody else takes one meanwhile.
+            # Unless another process takes one meanwhile.
             assert [_device(path) for path in paths] == devices[::-1]
             await ganesha.reload(exports)
             with Wire(PORT, version=4) as wire:
@@ -386,7 +386,7 @@ async def _start_and_leave(state_dir: str, paths: Sequence[str]) -> None:
 
 
 def _command_of(pid: int) -> bytes:
-    """Empty if it has ended, be it that nobody has waited for it yet."""
+    """Empty if it has ended, also if its parent has not waited for it yet."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except FileNotFoundError:
@@ -415,12 +415,12 @@ def test_what_a_killed_supervisor_left_is_cleared_away(place: Place) -> None:
 
 
 def _open_for_writing(name: str) -> libnfs.File:
-    """A file that the server takes for open from now on: nobody closes it."""
+    """A file that the server takes for open from now on: no client closes it."""
     return libnfs.Client(f"/{name}", version=4, port=PORT, uid=4001).open("/file", os.O_RDWR)
 
 
 def test_clients_claim_what_they_have_locked(place: Place) -> None:
-    """From a server that is started again if the mount is replaced; where nothing is locked, nobody has to wait."""
+    """From a server that is started again if the mount is replaced; where nothing is locked, no client has to wait."""
     os.chmod(f"{place.tree}/file", 0o666)
     place.mount("a")
     place.mount("b")
@@ -476,7 +476,7 @@ def test_clients_claim_what_they_have_locked(place: Place) -> None:
             files[-1].lock()
             before = ganesha.pid
             replace_mount(paths[0])
-            await ganesha.reload(exports)  # of which nobody has told it before
+            await ganesha.reload(exports)  # which it has not exported before
             assert ganesha.pid not in (None, before)
             assert ganesha.is_in_grace
 

@@ -41,7 +41,7 @@ def test_a_step_of_a_reload_fails(site: Reloads, server: str) -> None:
         if server == "idle":
             for write in (site.new, site.old):
                 write()
-                assert site.reload().returncode == 0  # and nobody has opened anything since
+                assert site.reload().returncode == 0  # and no client has opened anything since
         site.fail_at(number, fault, site.victim(fault), kind=what)
         site.new()
         done = site.reload()
@@ -103,7 +103,7 @@ def test_what_is_not_served_is_not_called_so(site: Reloads) -> None:
 
 
 def test_an_export_that_the_server_has_lost_is_told_and_made_again(site: Reloads) -> None:
-    """By somebody else's doing; so for a client that this machine is not, and can hear nothing of."""
+    """Withdrawn by another process; so for a client that this machine is not, and can hear nothing of."""
     old = site.seen()
     config = Path(f"{STATE_DIR}/export-{site.name}/ganesha.conf")
     first, *others = config.read_text().split("EXPORT {")
@@ -162,6 +162,6 @@ def test_a_guard_ends_while_it_starts(down: Reloads) -> None:
             assert run("export", "status", "--name", down.name).returncode == 1
             assert down.down().returncode == 0
         elif how == "alone":
-            stopped = down.down()  # unless it has noticed by itself that nobody waits for it any more
+            stopped = down.down()  # unless it has noticed by itself that no process waits for it any more
             assert stopped.returncode == 0 or "is not up" in stopped.stderr, stopped
         assert down.left() == [], (what, how)

@@ -442,8 +442,8 @@ def test_root_and_set_id_programs_are_found() -> None:
         " it runs them as client uid 1001", " it runs them as client gid 7",
     ]  # fmt: skip
     texts = [finding.text for finding in findings(assessed(tree, "ro,range_map=uid 1 2 squash 1001"), NO_ACCOUNTS)]
-    whoever = " it runs them as whoever starts them: their set-id bits are not shown"
-    assert {text.partition(";")[2] for text in texts if "group 7 " in text and ": 3" in text} == {whoever}
+    starter = " it runs them as the user who starts them: their set-id bits are not shown"
+    assert {text.partition(";")[2] for text in texts if "group 7 " in text and ": 3" in text} == {starter}
     assert not any("1002" in text for text in texts)
     found = findings(assessed(tree, "ro,no_root_squash"), NO_ACCOUNTS)
     assert found[0].text.endswith("who may read everything")

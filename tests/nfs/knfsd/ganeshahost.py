@@ -80,7 +80,7 @@ class GaneshaHost:
         os.makedirs(at)
         words = [f"vers={version}", *options]
         if version == "3":
-            words += ["nolock", "port=2049", "mountport=20048"]  # Ganesha has no NLM here
+            words += ["nolock", "port=2049", "mountport=20048"]  # Ganesha is configured without NLM
         sh("mount", "-t", "nfs", "-o", ",".join(words), f"{self.address}:{path}", at)
 
     def close(self) -> None:

@@ -42,7 +42,9 @@ def test_everybody_is_the_same_user(version: str, share: MakeShare, mount_nfs: M
     tree = share(SQUASHED, fill)
     at = mount_nfs(tree, version, "noac,lookupcache=none")
     for who in (user(ANN), user(BOB), user(0)):
-        assert who.do(look, f"{at}/home/ann/letter") == ANN  # as they are stored, since nobody is told from another
+        assert (
+            who.do(look, f"{at}/home/ann/letter") == ANN
+        )  # as they are stored, since no caller is distinguished from another
         assert who.error(os.stat, f"{at}/home/bob") == errno.ENOENT
     # The client's own check is by these numbers (NFSv3 asks the server instead).
     assert user(ANN).do(read, f"{at}/home/ann/letter") == b"ann"

@@ -46,7 +46,7 @@ def owner_of(name: str) -> str:
 
 
 def entries(directory: str) -> list[str]:
-    """What there is in each directory: files of everybody, and in the first also the others."""
+    """What there is in each directory: files of all users, and in the first also the others."""
     files = [f"{directory}{owner}-{number}" for owner in OWNERS for number in range(FILES)]
     return files if directory else [*files, *(path.rstrip("/") for path in DIRECTORIES[1:])]
 

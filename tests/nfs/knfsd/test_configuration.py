@@ -19,7 +19,7 @@ def etab() -> dict[str, str]:
 
 @pytest.mark.parametrize("name", sorted(path.name for path in GOLDEN.glob("knfsd-*.txt")))
 def test_exportfs_reads_it(nfs_host: NfsHost, service: Service, name: str) -> None:
-    # There is nobody here to tell the addresses of hosts and members of groups.
+    # The guest has no service that knows the addresses of hosts and members of groups.
     text = re.sub(r"(?m)(?<= )[a-z*@][a-z.*-]*[a-z](?=\()", "192.0.2.7", (GOLDEN / name).read_text())
     before = etab()
     os.makedirs(os.path.dirname(FILE), exist_ok=True)

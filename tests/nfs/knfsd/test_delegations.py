@@ -254,7 +254,7 @@ def test_through_another_view(service: Service) -> None:
 
 
 def test_of_an_entry_that_is_read_only(service: Service) -> None:
-    """The daemon can have its delegations recalled, too; nobody can write."""
+    """The daemon can have its delegations recalled, too; no caller can write."""
     who, root = User(ANN), User(0)
     with (
         exported(service, "ro,no_root_squash", prepare) as tree,

@@ -1,4 +1,4 @@
-"""Exempt users of a client (`exempt`) restore and back up a tree over NFS, and nobody else there sees more."""
+"""Exempt users of a client (`exempt`) restore and back up a tree over NFS, and no other user of it sees more."""
 
 import errno
 import os

@@ -30,7 +30,7 @@ def test_clients_get_in_and_local_users_do_not(
             who.do(write, f"{place}/home/new-{version}", version.encode())
             assert "diary" in who.do(names, f"{place}/home")
             who.do(os.unlink, f"{place}/home/new-{version}")
-        # On the server: whoever has the number of the client's user, or of the server's.
+        # On the server: users with the number of the client's user, or of the server's.
         for uid in (CLIENT, SERVER, 65534):
             here = user(uid)
             assert here.error(os.stat, tree.path) == errno.EACCES

@@ -64,7 +64,7 @@ def test_twenty_groups(
         for version in VERSIONS:
             place = mount_nfs(tree, version, "noac", "nosharecache")
             assert entered(user(UID, GID), place) == list(GIDS), version
-        # Where they are not, it would look up somebody else.
+        # Where they are not, it would look up another user.
         Path("/tmp/mapped.exports").write_text("/tmp *(range_map = uid 1000 map 2000)\n")
         assert "manage-gids is on" in run("export", "plan", "/tmp/mapped.exports").stderr
     finally:

@@ -1,4 +1,4 @@
-"""File handles: nobody gets further with one than by name, and the owner always gets there."""
+"""File handles: no caller gets further with one than by name, and the owner always reaches the object."""
 
 import errno
 import os
@@ -98,7 +98,7 @@ def test_replayed_by_another(site: Site) -> None:
 
 
 def test_reconnected_on_a_thread_that_served_another(site: Site, one_thread: None) -> None:
-    """The kernel asks its way up with the identity of whoever the thread served before."""
+    """The kernel asks its way up with the identity of the caller that the thread served before."""
     root = site.root()
     handle = site.ann.walk(root, str(ANN), "deep", "er", "still")
     theirs = site.ann.walk(root, str(ANN))
@@ -153,7 +153,7 @@ def test_guessed(site: Site) -> None:
 
 
 def test_of_another_export(site: Site, share: Callable[..., Share]) -> None:
-    """The same tree for somebody else: from one export's handles none of the other's can be made."""
+    """The same tree for another client: from one export's handles none of the other's can be made."""
     narrow = share("rw")
     site.tree.service.write(narrow.name, f"{site.tree.source} 127.0.0.0/8(rw,insecure)\n")
     site.tree.service.take_over()
@@ -236,7 +236,7 @@ def test_held_over_everything(site: Site, version: str, user: Callable[..., User
 
 @pytest.mark.parametrize("options", ["rw", "rw,subtree_check", "rw,all_squash,anonuid=1000,anongid=1000"])
 def test_what_was_moved_out_of_the_tree(service: Service, options: str, user: Callable[..., User]) -> None:
-    """Nothing is hidden here. It stays out of reach when kernel and daemon have forgotten it, until it is back."""
+    """Nothing is hidden. It stays out of reach when kernel and daemon have forgotten it, until it is back."""
     with ExitStack() as stack:
         tree = stack.enter_context(exported(service, options, prepare_open))
         client = nfs3.Client("127.0.0.1", ANN, ANN)
@@ -275,7 +275,7 @@ def test_what_was_moved_out_of_the_tree(service: Service, options: str, user: Ca
 
 
 def prepare_open(tree: str) -> None:
-    """Everybody may do everything."""
+    """All users may do everything."""
     os.makedirs(os.path.join(tree, "dir", "sub"))
     os.mkdir(os.path.join(tree, "other"))
     for name in ("file", "dir/sub/file"):

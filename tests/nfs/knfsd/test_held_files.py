@@ -209,7 +209,7 @@ def replaced(replace: Callable[[], None], *trees: Share) -> None:
         ),
         RECOVERY,
     )
-    if nfsdrestart.is_in_grace():  # nobody has anything more to claim
+    if nfsdrestart.is_in_grace():  # no client has anything more to claim
         Path("/proc/fs/nfsd/v4_end_grace").write_text("Y")
 
 
@@ -428,7 +428,7 @@ nfsdrestart.restart()
 
 
 def test_a_server_that_cannot_be_restored_is_not_restarted(machine: Callable[[str], str]) -> None:
-    """Somebody else listens on the same port, at another address: it cannot be told which of them is the server's."""
+    """Another process listens on the same port, at another address: which is the server's cannot be found out."""
     other = 'import socket, time; s = socket.create_server(("10.8.0.1", 2049)); time.sleep(60)'
     said = machine(
         f"rpc.nfsd -N 3 -H 127.0.0.1 2; {COMMAND[0]} -c '{other}' & p=$!; "

@@ -1,4 +1,4 @@
-"""An id without a counterpart matches nobody in the kernel's check either: neither root nor a client's nobody."""
+"""An id without a counterpart matches no user in the kernel's check either: neither root nor a client's nobody."""
 
 import errno
 import os
@@ -17,7 +17,7 @@ from tests.agents import User, read, write
 from tests.nfs.knfsd.fixtures import VERSIONS, Service, Share, exported, nfs_mounted
 
 ANN, BOB, SQUASHED, NOBODY = 1000, 1001, 850, 65534
-# Ann's and Bob's have their numbers here; STRANGER has none on the client.
+# Ann's and Bob's have their numbers on the server; STRANGER has none on the client.
 STRANGER = 7000
 MAPPED = (
     "rw,no_client_cache,range_map = uid 1000 1999 map 1000 uid 800 999 squash 517 "
@@ -75,7 +75,7 @@ def grant_to_stranger(path: str) -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("case", [*OPTIONS, "acl", "group"])
 def test_held_open(site: Site, case: str, version: str, user: Callable[..., User]) -> None:
-    """Whom the daemon would refuse, the kernel does not let share a file that somebody holds open."""
+    """Whom the daemon would refuse, the kernel does not let share a file that another holds open."""
     which = case if case in OPTIONS else "mapped"
     name = f"{case} {version}"
     real, path = site.trees[which].real(name), os.path.join(site.places[which, version], name)

@@ -18,7 +18,7 @@ from tests.agents import User, read
 from tests.nfs.knfsd.fixtures import VERSIONS, Service, Share, exported
 
 OWNERS = {"ann": 1000, "bob": 1001}
-# Whatever the mode bits, which let everybody do everything: only cloaking keeps anybody out.
+# Whatever the mode bits, which let all users do everything: only cloaking keeps any of them out.
 EXPORTS = {
     "real times": "rw,cloak_list = uid +000 1000 1001",
     "no_client_cache": "rw,cloak_list = uid +000 1000 1001,no_client_cache",
@@ -194,7 +194,7 @@ def test_what_one_user_sees_of_another(
         for kind in MOUNTS:
             anns, bobs = mount_for_both(mount_nfs, tree, version, kind, TIMES[when])
             for way in WAYS:
-                name = f"{kind}, {when}, {way}, {version}"  # which nobody saw yet
+                name = f"{kind}, {when}, {way}, {version}"  # which no caller has seen yet
                 fill(tree.real(name))
                 assert ann.do(ann_looks, f"{anns}/{name}", way), name
                 if when == "expired":
@@ -243,7 +243,7 @@ def test_delegations(
 def test_times_of_directories(
     version: str, export: str, trees: dict[str, Share], mount_nfs: Callable[..., str], user: Callable[..., User]
 ) -> None:
-    """With no_client_cache, each answer tells later ones, whoever asks, by name or by handle; they are not set."""
+    """With no_client_cache, each answer gives later ones, to every caller, by name or by handle; they are not set."""
     tree, name = trees[export], f"times {version}"
     fill(tree.real(name))
     before = [os.stat(tree.real(name, each)) for each in ("", "ann-file")]

@@ -18,7 +18,7 @@ MAPPED = "range_map = uid 11000 11999 map 1000 gid 11000 11999 map 1000"
 
 
 def prepare(tree: str) -> None:
-    """A home that nobody but ann sees, with a file in it that others could not read either."""
+    """A home that only ann sees, with a file in it that others could not read either."""
     os.mkdir(f"{tree}/ann")
     with open(f"{tree}/ann/file", "wb") as file:
         file.write(os.urandom(MUCH))
@@ -37,7 +37,7 @@ def test_a_copy_on_the_server(
     ann.do(copy, f"{place}/ann/file")
     with open(tree.real("ann", "file"), "rb") as file, open(tree.real("ann", "file.copy"), "rb") as made:
         assert made.read() == file.read()
-    # A program loses its capabilities when it is written to, whoever does that.
+    # A program loses its capabilities when it is written to, by any user.
     program = tree.real("ann", "file.copy")
     os.setxattr(program, "security.capability", bytes.fromhex("0100000200040000000000000000000000000000"))
     ann.do(copy, f"{place}/ann/file", False)

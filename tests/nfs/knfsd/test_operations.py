@@ -22,7 +22,7 @@ from tests.mount import conftest
 from tests.nfs.knfsd.fixtures import VERSIONS, Service, Share, exported, nfs_mounted, sh
 from tests.waiting import wait_until
 
-# Users 1000 and up of the client are 20000 and up here.
+# Users 1000 and up of the client are 20000 and up on the server.
 MAP = "range_map = uid 1000 1999 map 20000 gid 1000 1999 map 20000"
 ANN, BOB = 1000, 1001
 TEAM = 1500

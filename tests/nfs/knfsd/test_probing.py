@@ -1,4 +1,4 @@
-"""Over NFS, the client's uid is named; nobody in particular is, where the server cannot tell who sent a handle."""
+"""Over NFS, the client's uid is named; no caller is, where the server does not know who sent a handle."""
 
 import errno
 import os

@@ -27,7 +27,7 @@ def state_of(path: str) -> str | None:
 
 
 def test_an_export_that_is_not_in_the_table(share: Callable[..., Share]) -> None:
-    """Withdrawn by somebody else; it is told at once, and exported again by the next check."""
+    """Withdrawn by another process; it is reported at once, and exported again by the next check."""
     tree = share("rw")
     assert state_of(tree.path) is None
     guard = json.loads(run("export", "status", "--json").stdout)["pid"]
@@ -115,7 +115,7 @@ def test_a_host_that_cannot_be_resolved_any_more(share: Callable[..., Share]) ->
         assert state_of(path) is None  # though the table calls it lab.example.org
         hosts.write_text(before)
         assert "lab" in str(state_of(path))
-        # What is exported to it stays so, and does not keep anybody from changing something else.
+        # What is exported to it stays so, and does not keep other exports from being changed.
         place = f"{EXPORTS}/{tree.name}.exports"
         tree.service.write("other", "/tree/always *.example.org(insecure)\n")
         done = run("export", "reload")

@@ -1,6 +1,6 @@
 """The kernel's server shares an open file without asking the daemon, and must still refuse others.
 
-NFSv4 has one state per file on the server, and on one client the page cache is everybody's.
+NFSv4 has one state per file on the server, and on one client the page cache is that of all users.
 """
 
 import errno
@@ -16,7 +16,7 @@ from tests.agents import User, read, write
 from tests.nfs.knfsd.fixtures import VERSIONS, Service, Share, drop_caches, exported, nfs_mounted
 
 ANN, BOB, NOBODY = 1000, 1001, 65534
-# Ann's and Bob's have their numbers here; 7000 has none there, and is shown as nobody's.
+# Ann's and Bob's have their numbers on the server; 7000 has none on the client, and is shown as nobody's.
 OPTIONS = "rw,no_client_cache,range_map = uid 1000 1999 map 1000 gid 1000 1999 map 1000,cloak_list = uid +077 1000 1000"
 MODES = {"read-only": os.O_RDONLY, "read-write": os.O_RDWR}
 

@@ -1,4 +1,4 @@
-"""Exports with subtree_check: what is private is cached for its owner, and nobody else gets at it by a handle.
+"""Exports with subtree_check: what is private is cached for its owner, and no other user gets at it by a handle.
 
 The kernel checks all directories above at each request, as the caller. It asks the daemon about the uppermost one of
 which only the owner was told, so that the daemon refuses others there, whatever the kernel has cached below.
@@ -133,7 +133,7 @@ def test_it_is_remembered_for_the_owner(version: str, share: MakeShare, mount_nf
 def test_a_home_that_is_opened_for_all(
     is_through_the_mount: bool, site: Site, mount_nfs: MountNfs, user: MakeUser
 ) -> None:
-    """What is below it and remains hidden is forgotten before anybody else gets through."""
+    """What is below it and remains hidden is forgotten before any other user gets through."""
     at = mount_nfs(site.tree, "3", "noac")
     handles = {path: site.remember(*path) for path in PATHS}
     if is_through_the_mount:
@@ -165,7 +165,7 @@ def test_moved_to_where_all_can_go(site: Site) -> None:
 
 
 def test_moved_away_from_where_all_can_go(site: Site) -> None:
-    """The kernel does not learn of a move behind the mount, and goes on to let everybody through at the old place."""
+    """The kernel does not learn of a move behind the mount, and goes on to let all users through at the old place."""
     os.rename(site.tree.real("home/ann/deep"), site.tree.real("public/deep"))
     handle = site.ann.walk(site.root, "public", *DEEP)
     home = site.ann.walk(site.root, "home", "ann")
@@ -179,7 +179,7 @@ def test_moved_away_from_where_all_can_go(site: Site) -> None:
 
 
 def test_with_another_name_for_a_while(site: Site) -> None:
-    """The kernel may keep the other name longer than the real tree, and lets everybody through there."""
+    """The kernel may keep the other name longer than the real tree, and lets all users through there."""
     handle = site.remember(*DEEP)
     os.link(site.tree.real("home/ann", *DEEP), site.tree.real("public/link"))
     assert site.ann.walk(site.root, "public", "link")
@@ -220,7 +220,7 @@ def test_it_is_remembered_again_for_a_client_that_goes_on_by_handle(site: Site) 
 
 @pytest.mark.parametrize("views", [f"{ANN}:{ANN}", f"{ANN}:{ANN} {BOB}:{BOB}"])
 def test_a_fixed_view(views: str, share: MakeShare) -> None:
-    """Nobody gets past the top directory of a view but those who may enter it."""
+    """Only users who may enter a view get past its top directory."""
     tree = share(f"rw,subtree_check,views = {views},{CLOAK}", fill)
     ann, bob, carol, root = (nfs3.Client("127.0.0.1", uid, uid) for uid in (ANN, BOB, BOB + 1, 0))
     top = ann.mount(tree.path)

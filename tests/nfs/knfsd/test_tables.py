@@ -77,7 +77,7 @@ def test_figure_1(share: Callable[..., Share], mount_nfs: Callable[..., str], us
             assert os.stat(tree.real(name)).st_uid == server, (client, version)
         someone = user(12345, 7)
         for server, client in REVERSE.items():
-            # Somebody may be 65534 on a client, where the kernel checks by what is shown.
+            # A user may be 65534 on a client, where the kernel checks by what is shown.
             shown = MAX_ID if client == NOBODY else client
             assert someone.do(os.stat, os.path.join(place, f"owned-by-{server}")).st_uid == shown, (server, version)
 

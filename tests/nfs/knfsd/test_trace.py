@@ -34,7 +34,7 @@ def prepare(tree: str) -> None:
 
 
 def asked_by(records: list[Record]) -> set[tuple[int, int]]:
-    """The client and server uids of all requests that were made on behalf of somebody."""
+    """The client and server uids of all requests that were made for a user."""
     return {(record["client"]["uid"], record["server"]["uid"]) for record in records if not record["inside"]}
 
 

@@ -119,7 +119,7 @@ def test_a_daemon_is_killed_while_clients_work(
         before = [error for began, duration, error, _ in rounds if began + duration < alive]
         assert before
         assert not any(before)
-        # It is served again, without anybody having mounted it anew.
+        # It is served again, without having been mounted anew by hand.
         after = [(began, error) for began, _, error, _ in rounds[-5:]]
         assert not any(error for _, error in after), rounds[-5:]
         assert all(began > killed for began, _ in after)
@@ -322,7 +322,7 @@ def test_down_with_busy_clients(
 def test_the_server_is_stopped(
     share: Callable[..., Share], mount_nfs: Callable[..., str], user: Callable[..., User]
 ) -> None:
-    """By somebody else, with everything it exported: it is started again, and clients go on.
+    """By another process, with everything it exported: it is started again, and clients go on.
 
     The last of those with this server, which afterwards has the kernel's lease time of 90 s.
     """
@@ -331,7 +331,7 @@ def test_the_server_is_stopped(
     sh("rpc.nfsd", "0")
     sh("exportfs", "-ua")
     wait_until(lambda: Path("/proc/fs/nfsd/threads").read_text() != "0\n", 2 * RECOVERY)
-    # Clients of version 4 have ninety seconds to claim their locks again, in which nobody gets new ones.
+    # Clients of version 4 have ninety seconds to claim their locks again, in which no client gets new ones.
     Path("/proc/fs/nfsd/v4_end_grace").write_text("Y")
     for place in places:
         wait_until(partial(succeeds, user(BOB), Path(place, "new").write_text, "x"), RECOVERY)

@@ -152,7 +152,7 @@ def without(exports: Exports, squash: str, version: str, user: Callable[..., Use
 def unknown_group(found: Table) -> Table:
     """Return what comes of `chgrp` to a group that the client names where all are squashed.
 
-    It is no group of the server, whoever asks: EINVAL, as docs/exports.md says. A bare Ganesha lets the owner do it.
+    It is no group of the server, for any caller: EINVAL, as docs/exports.md says. A bare Ganesha lets the owner do it.
     """
     return {
         key: replace(outcome, error="EINVAL", owner=(ANN, TEAM)) for key, outcome in found.items() if key[0] == CHGRP

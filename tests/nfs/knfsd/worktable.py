@@ -18,7 +18,7 @@ from cloakfs.linux import When
 from tests.agents import User
 
 ANN, BEN, CAROL, DAVE, TEAM = 1001, 1002, 1003, 1004, 1100
-"""The owner, somebody of the group, somebody whom the ACL names, and somebody else; and the group."""
+"""The owner, a member of the group, a user whom the ACL names, and another user; and the group."""
 
 USERS = {"ann": ANN, "ben": BEN, "carol": CAROL, "dave": DAVE}
 LONG_AGO = 10**9
