@@ -14,14 +14,14 @@ from typing import ParamSpec
 
 import trio
 
+from .backoff import backoff_seconds
+
 log = logging.getLogger(__name__)
 
-FIRST_BACKOFF_SECONDS = 0.1
-"""How long a task that failed waits before it starts again; this doubles after each further failure."""
-
 LONGEST_BACKOFF_SECONDS = 5.0
+"""How long a task that fails again and again waits before it starts anew."""
 
-# The backoff of a task that ran for longer than this before it failed begins at FIRST_BACKOFF_SECONDS again.
+# Of a task that ran for longer than this, earlier failures do not count.
 _WELL_SECONDS = 30.0
 
 # The same failure is logged again only after this time.
@@ -39,7 +39,7 @@ async def supervise(what: str, work: Callable[_P, Awaitable[object]], *args: _P.
         args: its arguments.
         kwargs: its keyword arguments.
     """
-    backoff = FIRST_BACKOFF_SECONDS
+    failures = 0
     logged: dict[str, float] = {}  # cause -> when
     while True:
         began = trio.current_time()
@@ -48,15 +48,15 @@ async def supervise(what: str, work: Callable[_P, Awaitable[object]], *args: _P.
         except Exception as exc:
             now = trio.current_time()
             if now - began > _WELL_SECONDS:
-                backoff = FIRST_BACKOFF_SECONDS
+                failures = 0
             why = cause(exc)
             if now >= logged.get(why, now):
                 logged = {why: now + _LOG_AGAIN_SECONDS}
                 log.error("%s failed and is started again: %s", what, why)  # noqa: TRY400  (one line)
         else:
             return
-        await trio.sleep(backoff)
-        backoff = min(2 * backoff, LONGEST_BACKOFF_SECONDS)
+        await trio.sleep(backoff_seconds(failures, LONGEST_BACKOFF_SECONDS))
+        failures += 1
 
 
 async def attempt(what: str, work: Callable[_P, Awaitable[object]], *args: _P.args, **kwargs: _P.kwargs) -> None:

@@ -9,3 +9,4 @@ def test_the_first_attempt_comes_at_once_and_no_backoff_exceeds_half_a_minute() 
     assert backoffs == sorted(backoffs)
     assert backoffs[1] > 0
     assert backoff_seconds(10**9) == max(backoffs) == 30
+    assert [backoff_seconds(failures, 2.0) for failures in range(6)] == [0, 0.5, 1, 2, 2, 2]
