@@ -1,13 +1,11 @@
 """`cloakfs export`: serve exports.d entries to other machines with an NFS server."""
 
 import contextlib
-import json
 import logging
 import os
 import select
 import shutil
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -439,12 +437,7 @@ def _order(name: str, order: str) -> dict[str, Any]:
 
 def _answer(name: str, order: str) -> dict[str, Any]:
     try:
-        with socket.socket(socket.AF_UNIX) as control:
-            control.settimeout(_ANSWER_SECONDS)
-            control.connect(control_path(_run_dir(name)))
-            control.sendall(order.encode() + b"\n")
-            with control.makefile("rb") as answer:
-                return dict(json.load(answer))
+        return services.send_order(_run_dir(name), order, _ANSWER_SECONDS)
     except (FileNotFoundError, ConnectionRefusedError):
         left = _left(name)
         if left is None:

@@ -4,7 +4,7 @@ What hangs must not make others wait, so all are asked at the same time, and tho
 not healthy.
 """
 
-import json
+import math
 import resource
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,15 +15,13 @@ import trio
 
 from ..linux.mountinfo import Place
 from ..messages import shell_word
-from ..state.client import VERSION, socket_of
-from ..state.runtime import Mounted, all_mounted, dead, mount_key, mounted, waiting
+from ..state.client import Conversation, DaemonError, RefusedError
+from ..state.runtime import Mounted, all_mounted, dead, mounted, waiting
 from . import services
 from .services import Service
 
 PATIENCE_SECONDS = 5.0
 """How long an answer may take."""
-
-_LONGEST_ANSWER = 16 << 20
 
 # A mount whose daemon has not published anything yet looks as if that had died.
 _STARTING_SECONDS = 0.5
@@ -111,12 +109,13 @@ async def _machine_state(seconds: float) -> Machine:
     served = mounted()
     states: dict[str, tuple[str | None, Mapping[str, Any] | None]] = {}
     found: dict[str, Service] = {}
+    limit = trio.CapacityLimiter(math.inf)  # one that hangs must not keep others from being asked
 
     async def ask_daemon(mount: Mounted) -> None:
-        states[mount.target] = await _daemon_state(mount, seconds)
+        states[mount.target] = await _daemon_state(mount, seconds, limit)
 
     async def ask_guard(name: str) -> None:
-        found[name] = await services.service_state(name, seconds)
+        found[name] = await services.service_state(name, seconds, limit)
 
     async with trio.open_nursery() as nursery:
         for mount in served.values():
@@ -177,33 +176,25 @@ def _health(mount: Mounted, problem: str | None, figures: Mapping[str, Any] | No
     return Health(mount.target, mount, problem, hint, figures, service)
 
 
-async def _daemon_state(mount: Mounted, seconds: float) -> tuple[str | None, Mapping[str, Any] | None]:
+async def _daemon_state(
+    mount: Mounted, seconds: float, limit: trio.CapacityLimiter
+) -> tuple[str | None, Mapping[str, Any] | None]:
     """Return why the daemon of this mount is not healthy, and its figures; None for what there is not."""
     began = time.monotonic()
-    who = f"its daemon (process {mount.pid})"
     try:
         with trio.fail_after(seconds):
-            return None, await _figures(mount)
-    except FileNotFoundError:
-        return None, None  # it is of an earlier version, or is about to end
+            return None, await trio.to_thread.run_sync(_figures, mount, abandon_on_cancel=True, limiter=limit)
+    except RefusedError:
+        return None, None
     except trio.TooSlowError:
-        return f"{who} has not answered for {time.monotonic() - began:.0f} s", None
-    except (OSError, trio.BrokenResourceError, ValueError, TypeError, AttributeError) as exc:
-        return f"{who} does not answer: {exc}", None
+        return f"its daemon (process {mount.pid}) has not answered for {time.monotonic() - began:.0f} s", None
+    except DaemonError as exc:
+        return str(exc).removeprefix(f"{mount.target}: "), None
+    except RuntimeError as exc:  # the machine starts no more threads
+        return f"its daemon (process {mount.pid}) cannot be asked: {exc}", None
 
 
-async def _figures(mount: Mounted) -> Mapping[str, Any] | None:
-    place = socket_of(mount_key(mount.source, mount.target))
-    async with await trio.open_unix_socket(place) as control:  # noqa: TID251  (a command acts for no caller)
-        for request in ({"version": VERSION}, {"method": "metrics"}):
-            await control.send_all(json.dumps(request).encode() + b"\n")
-        received = bytearray()
-        while received.count(b"\n") < 2:
-            more = await control.receive_some(1 << 16)
-            if not more:
-                raise OSError("it has ended")
-            received += more
-            if len(received) > _LONGEST_ANSWER:
-                raise ValueError("the answer is too long")
-    figures = json.loads(received.split(b"\n")[1]).get("metrics")
+def _figures(mount: Mounted) -> Mapping[str, Any] | None:
+    with Conversation(mount) as daemon:
+        figures = daemon.query({"method": "metrics"}).get("metrics")
     return figures if isinstance(figures, dict) else None

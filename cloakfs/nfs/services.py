@@ -7,7 +7,7 @@ from typing import Any
 
 import trio
 
-from ..linux import ownfiles
+from ..linux import ownfiles, sockets
 from ..state.runtime import RUN_DIR
 from ..state.versions import is_known, refusal
 from . import stale
@@ -47,11 +47,39 @@ def names() -> list[str]:
     return sorted(os.path.basename(place.rstrip("/")).removeprefix(RUN_DIR_PREFIX) for place in places)
 
 
-async def service_state(name: str, seconds: float) -> Service:
-    """Return the state of a service, within this time whatever happens."""
+def send_order(guard_dir: str, order: str, seconds: float) -> dict[str, Any]:
+    """Give the guard of a service an order, and return its answer, which may be of another version.
+
+    Args:
+        guard_dir: the guard's directory (`run_dir`).
+        order: `status`, `reload` or `down`.
+        seconds: how long the guard may take to accept the connection, and to answer.
+
+    Raises:
+        FileNotFoundError: no guard takes orders.
+        ConnectionRefusedError: no guard takes orders any more.
+        OSError: the guard does not answer.
+        ValueError: the answer is no JSON.
+        TypeError: the answer is no JSON object.
+    """
+    with sockets.connect(control_path(guard_dir), seconds) as control, control.makefile("rb") as answer:
+        control.sendall(order.encode() + b"\n")
+        return dict(json.loads(answer.read(_LONGEST_ANSWER)))
+
+
+async def service_state(name: str, seconds: float, limit: trio.CapacityLimiter) -> Service:
+    """Return the state of a service, within this time whatever happens.
+
+    Args:
+        name: the name of the service.
+        seconds: how long its guard may take to answer.
+        limit: of the threads that ask.
+    """
     try:
         with trio.fail_after(seconds):
-            answer = await _answer(name)
+            answer = await trio.to_thread.run_sync(
+                send_order, run_dir(name), "status", 2 * seconds, abandon_on_cancel=True, limiter=limit
+            )
     except trio.TooSlowError:
         record = _left(name)
         return Service(
@@ -61,7 +89,7 @@ async def service_state(name: str, seconds: float) -> Service:
             f"its guard does not answer within {seconds:g} s: see {run_dir(name)}.log",
             _mounts_of(record),
         )
-    except (OSError, trio.BrokenResourceError, ValueError, TypeError):
+    except (OSError, RuntimeError, ValueError, TypeError):
         return _unanswered(name)
     if not is_known(answer.get("version"), VERSION):
         place = f"its guard (process {answer.get('pid')})"
@@ -70,18 +98,6 @@ async def service_state(name: str, seconds: float) -> Service:
     mounts = {mount["path"]: mount for mount in answer["mounts"]}
     problem = answer["complaint"] and f"{answer['server']}: {answer['complaint']}"
     return Service(name, answer["pid"], answer["server"], problem, mounts)
-
-
-async def _answer(name: str) -> dict[str, Any]:
-    place = control_path(run_dir(name))
-    async with await trio.open_unix_socket(place) as control:  # noqa: TID251  (a command acts for no caller)
-        await control.send_all(b"status\n")
-        received = bytearray()
-        while more := await control.receive_some(1 << 16):
-            received += more
-            if len(received) > _LONGEST_ANSWER:
-                raise ValueError("the answer is too long")
-    return dict(json.loads(received))
 
 
 def _left(name: str) -> stale.ServiceRecord | None:

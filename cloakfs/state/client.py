@@ -47,6 +47,7 @@ LONGEST_REQUEST = 1 << 20
 PATIENCE_SECONDS = 10.0
 """How long a client waits for an answer."""
 
+_LONGEST_ANSWER = 16 << 20
 _MOST_ACCESS_QUERIES = 100
 
 _ATTRS = ("name", "mode", "uid", "gid", "size", "nlink", "mtime_ns")
@@ -54,6 +55,10 @@ _ATTRS = ("name", "mode", "uid", "gid", "size", "nlink", "mtime_ns")
 
 class DaemonError(UserError):
     """A daemon cannot be asked; the text is one line that says why."""
+
+
+class RefusedError(DaemonError):
+    """A daemon that lives does not take a request: it is of another version, about to end, or failed to answer."""
 
 
 class PluginError(UserError):
@@ -98,7 +103,8 @@ class Conversation:
     """A connection to the daemon of a mount; as a context manager, closes it on exit.
 
     Raises:
-        DaemonError: there is no daemon, or it is of another version.
+        RefusedError: the daemon is of another version, or is about to end.
+        DaemonError: there is no daemon, or it does not answer.
     """
 
     def __init__(self, mount: Mounted) -> None:
@@ -106,7 +112,9 @@ class Conversation:
         try:
             self._socket = sockets.connect(socket_of(mount_key(mount.source, mount.target)), PATIENCE_SECONDS)
         except FileNotFoundError:
-            raise DaemonError(f"{self._who} cannot be asked: it is of an earlier version, or is about to end") from None
+            raise RefusedError(
+                f"{self._who} cannot be asked: it is of an earlier version, or is about to end"
+            ) from None
         except OSError as exc:
             raise DaemonError(f"{self._who} cannot be asked: {exc.strerror or exc}") from exc
         self._answers = self._socket.makefile("rb")
@@ -117,9 +125,9 @@ class Conversation:
             raise
 
     def _greet(self) -> None:
-        version = self._said({"version": VERSION}).get("version")
+        version = self._exchange({"version": VERSION}).get("version")
         if version != VERSION:
-            raise DaemonError(
+            raise RefusedError(
                 f"{self._who} cannot be asked: it speaks version {version!r} of the control protocol, and this cloakfs "
                 f"{VERSION}; use the cloakfs that mounted it, or mount the tree again"
             )
@@ -139,17 +147,18 @@ class Conversation:
         """Return the daemon's answer.
 
         Raises:
+            RefusedError: the daemon answers that it cannot.
             DaemonError: the daemon does not answer.
         """
-        answer = self._said(request)
+        answer = self._exchange(request)
         if "refused" in answer:
-            raise DaemonError(f"{self._who} does not answer: {answer['refused']}")
+            raise RefusedError(f"{self._who} does not answer: {answer['refused']}")
         return answer
 
-    def _said(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _exchange(self, request: dict[str, Any]) -> dict[str, Any]:
         try:
             self._socket.sendall(json.dumps(request).encode() + b"\n")
-            line = self._answers.readline()
+            line = self._answers.readline(_LONGEST_ANSWER)
             if not line:
                 raise OSError("it has ended")
             return dict(json.loads(line))

@@ -33,7 +33,6 @@ from cloakfs.kernelcache.watch import Watch
 from cloakfs.linux import fanotify, ownfiles, process
 from cloakfs.mapping import RangeDef
 from cloakfs.mount import control, daemon, reaper
-from cloakfs.nfs import health
 from cloakfs.state import client, persistent, runtime
 from cloakfs.tree import calls, filesystems, index, locate
 from cloakfs.view import View
@@ -464,7 +463,7 @@ def shrink_entries() -> None:
 
 def speak_another_protocol() -> None:
     version = client.VERSION + 1
-    for module in (client, control, health):
+    for module in (client, control):
         replace(module, "VERSION", version)
 
 
