@@ -58,24 +58,26 @@ def warnings_about(draft: Draft) -> list[ExportsWarning]:
             " comes before it: the first definition wins"
         )
         found.append(ExportsWarning(places[id(hidden)], message))
-    if draft.refer_at is not None and "refer" in dict(draft.other.values()):
+    if "refer" in dict(draft.other.values()):
         message = "only NFSv4 knows refer: a client of NFSv3 is served this directory itself (serve NFSv4 alone)"
-        found.append(ExportsWarning(draft.refer_at, message))
-    if draft.options.probe_delay and draft.probe_delay_at is not None and draft.options.probe_alarm is None:
-        found.append(ExportsWarning(draft.probe_delay_at, "probe_delay has no effect, because probe_alarm is off"))
+        found.append(ExportsWarning(draft.places["refer"], message))
+    if draft.options.probe_delay and draft.options.probe_alarm is None:
+        found.append(
+            ExportsWarning(draft.places["probe_delay"], "probe_delay has no effect, because probe_alarm is off")
+        )
     return found + _exempt(draft, nobody["uid"])
 
 
 def _exempt(draft: Draft, nobody: ServerId) -> list[ExportsWarning]:
     """Return warnings of an exemption that has no effect, or that all callers have who become nobody."""
     found = []
-    if draft.exempt and not draft.cloak_list and draft.options.policy is None:
-        found.append(ExportsWarning(draft.exempt[0][1], "exempt has no effect, because there is no cloak_list"))
-    found += [
-        ExportsWarning(where, f"server uid {uid} is nobody: nothing is hidden from any caller who becomes nobody")
-        for uid, where in draft.exempt
-        if uid == nobody
-    ]
+    exempt = draft.options.exempt
+    if exempt and not draft.cloak_list and draft.options.policy is None:
+        message = "exempt has no effect, because there is no cloak_list"
+        found.append(ExportsWarning(draft.places["exempt"], message))
+    if nobody in exempt:
+        message = f"server uid {nobody} is nobody: nothing is hidden from any caller who becomes nobody"
+        found.append(ExportsWarning(draft.places["exempt"], message))
     return found
 
 
@@ -85,9 +87,10 @@ def _mapped_ids(draft: Draft, kind: Kind, nobody: ServerId, places: dict[int, Lo
     if not defs:
         return []
     found = []
-    for option, where in draft.squash_options.items() if mapping.is_closed(defs) else ():
+    squash = [name for name in draft.places if name.endswith("_squash")] if mapping.is_closed(defs) else []
+    for option in squash:
         message = f"{option} has no effect on {kind}s, because range_map maps {kind}s"
-        found.append(ExportsWarning(where, message))
+        found.append(ExportsWarning(draft.places[option], message))
     for later, earlier, direction, completely in mapping.shadowed(defs, nobody):
         ids = "client ids" if direction == "forward" else "server ids"
         taken = "all" if completely else "some"

@@ -214,10 +214,10 @@ class OptionList:
                 draft.options = replace(draft.options, read_only=name == "ro")
             case "root_squash" | "no_root_squash":
                 draft.root_squash = name == "root_squash"
-                draft.squash_options[name] = where
+                draft.places[name] = where
             case "all_squash" | "no_all_squash":
                 draft.all_squash = name == "all_squash"
-                draft.squash_options[name] = where
+                draft.places[name] = where
             case "no_client_cache":
                 draft.options = replace(draft.options, no_client_cache=True)
             case _:
@@ -235,8 +235,8 @@ class OptionList:
             case "cloak_list":
                 draft.cloak_list = self._terms.cloak_list()
             case "exempt":
-                where = self._scan.location()
-                draft.exempt = [(uid, where) for uid in self._terms.items(name, EXPECTED_ID, parse_server_id)]
+                draft.places[name] = self._scan.location()
+                draft.options = replace(draft.options, exempt=self._terms.items(name, EXPECTED_ID, parse_server_id))
             case "views":
                 draft.options = replace(draft.options, views=self._terms.items(name, EXPECTED_VIEW, parse_view))
             case "view_access":
@@ -256,14 +256,15 @@ class OptionList:
             case "probe_alarm":
                 draft.options = replace(draft.options, probe_alarm=Rate.parse(self._single(name)))
             case "probe_delay":
-                draft.probe_delay_at = self._scan.location()
+                draft.places[name] = self._scan.location()
                 value = self._single(name)
                 draft.options = replace(draft.options, probe_delay=0 if value == "off" else int(value))
             case "refer":
-                draft.refer_at = self._scan.location()
+                draft.places[name] = self._scan.location()
                 self._other(name, family, self._single(name))
             case _ if name in LIMITS:
-                draft.limits[LIMITS[name]] = amount_of(self._single(name))
+                limits = replace(draft.options.prefetch_limits, **{LIMITS[name]: amount_of(self._single(name))})
+                draft.options = replace(draft.options, prefetch_limits=limits)
             case _:
                 self._other(name, family, self._single(name))
 
