@@ -111,17 +111,17 @@ async def _machine_state(seconds: float) -> Machine:
     found: dict[str, Service] = {}
     limit = trio.CapacityLimiter(math.inf)  # one that hangs must not keep others from being asked
 
-    async def ask_daemon(mount: Mounted) -> None:
+    async def query_daemon(mount: Mounted) -> None:
         states[mount.target] = await _daemon_state(mount, seconds, limit)
 
-    async def ask_guard(name: str) -> None:
+    async def query_guard(name: str) -> None:
         found[name] = await services.service_state(name, seconds, limit)
 
     async with trio.open_nursery() as nursery:
         for mount in served.values():
-            nursery.start_soon(ask_daemon, mount)
+            nursery.start_soon(query_daemon, mount)
         for name in services.names():
-            nursery.start_soon(ask_guard, name)
+            nursery.start_soon(query_guard, name)
     left = await _dead()
     of_path = {path: found[name] for name in sorted(found) for path in found[name].mounts}
     alive = [
