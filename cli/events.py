@@ -124,8 +124,8 @@ def line(event: dict[str, Any]) -> str:
         "creations": "attempts to create one",
         "handles": "file handles that never existed",
     }
-    asked = ", ".join(f"{event[kind]:,} {name}" for kind, name in names.items() if event[kind])
-    text = f"{when} {where}: {who}: more than {event['rate']}: {asked}"
+    counts = ", ".join(f"{event[kind]:,} {name}" for kind, name in names.items() if event[kind])
+    text = f"{when} {where}: {who}: more than {event['rate']}: {counts}"
     if event["path"]:
         text += f"; the last: {event['path']}"
     if event["delay"]:

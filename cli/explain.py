@@ -172,8 +172,8 @@ def _print(report: dict[str, Any]) -> None:
     out.print(Text(printable(f"{report['path']} (export {report['source']})")))
     out.print(callers)
     if caller["uid"]["client"] is not None:
-        asked = {"proc": "as given", "none": "none", "database": "the server's user database"}
-        source = asked.get(caller["groups_from"], "the same for every caller")
+        sources = {"proc": "as given", "none": "none", "database": "the server's user database"}
+        source = sources.get(caller["groups_from"], "the same for every caller")
         out.print(Text(f"Supplementary groups: {source} (groups={caller['groups_from']})."))
     if file:
         table = Table(file["type"], "client", "server", "rule")

@@ -44,7 +44,7 @@ class MetricsServer:
         place: an address with a port, or the path of a unix socket.
         group: the name of a group that may use the socket, besides root.
         token: what clients have to send, if anything.
-        look: returns the state of the machine.
+        machine_state: returns the state of the machine.
 
     Attributes:
         place: where it is served, for people.

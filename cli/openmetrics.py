@@ -51,14 +51,14 @@ class Families(Collector):
     """Makes the metrics of a machine.
 
     Args:
-        look: returns the state of the machine.
+        machine_state: returns the state of the machine.
     """
 
     def __init__(self, machine_state: Callable[[], Machine]) -> None:
         self._machine_state = machine_state
 
     def describe(self) -> Iterable[Metric]:
-        """Return nothing, so that the machine is not looked at when this is registered."""
+        """Return nothing, so that no state is found out when this is registered."""
         return ()
 
     def collect(self) -> Iterable[Metric]:

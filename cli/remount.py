@@ -20,7 +20,7 @@ _ADDED = frozenset({"remount", "ro", "rw", "suid", "dev", "exec", "async", "atim
 _ADDED_BEGINNINGS = ("user_id=", "group_id=")
 
 
-def remount(mountpoint: str, asked: MountOptions) -> None:
+def remount(mountpoint: str, requested: MountOptions) -> None:
     """Make the topmost mount at `mountpoint` read-only or writable; end the command if that is not what is asked for.
 
     The kernel itself refuses changes in a read-only mount (EROFS), in every place where it is mounted.
@@ -35,8 +35,8 @@ def remount(mountpoint: str, asked: MountOptions) -> None:
             f"{target}: its daemon has died; unmount it, and mount it again (cloakfs umount {shell_word(target)})",
             FAILED,
         )
-    others = _others(asked.given, {*daemon.given, *place.words.split(",")})
-    wanted = [word for word in asked.given if word in ("ro", "rw")][-1:]
+    others = _others(requested.given, {*daemon.given, *place.words.split(",")})
+    wanted = [word for word in requested.given if word in ("ro", "rw")][-1:]
     if others or not wanted:
         fail(f"{', '.join(others) or 'remount'}: a remount changes only ro and rw; {_hint(daemon)}", WRONG)
     kept = flags_of([*place.words.split(","), *daemon.given]) | linux.MS_REMOUNT
@@ -48,13 +48,13 @@ def remount(mountpoint: str, asked: MountOptions) -> None:
         fail(f"{target}: {exc.strerror}{hint}", FAILED)
 
 
-def _others(asked: Iterable[str], known: set[str]) -> list[str]:
+def _others(requested: Iterable[str], known: set[str]) -> list[str]:
     """Return the words that ask for something other than how the mount already is."""
     if "knfsd" in known:
         known = {*known, "default_permissions"}
     return [
         word
-        for word in asked
+        for word in requested
         if not (word in _ADDED or word in known or is_ignored(word) or word.startswith(_ADDED_BEGINNINGS))
     ]
 

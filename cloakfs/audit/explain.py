@@ -141,9 +141,9 @@ def judge(view: View, who: Caller, name: str, fd: int, *, is_root: bool = False)
     reason = reason_of(policy, who, attrs, verdicts, is_root=is_root, is_shown=shown is not None)
     if below is not None and not is_shown_below:
         reason = f"hidden by the mount below, {below.path}"
-    asks = credentials(who)
+    identity = credentials(who)
     with calls.as_others():
-        permissions = sum(mode for mode in (READ, WRITE, EXECUTE) if calls.access(asks, fd, mode))
+        permissions = sum(mode for mode in (READ, WRITE, EXECUTE) if calls.access(identity, fd, mode))
     return PathComponent(
         name,
         attrs.mode,

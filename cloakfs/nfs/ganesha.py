@@ -651,10 +651,10 @@ class Ganesha:
 
     async def answers(self) -> bool:
         """Whether it answers on all of its ports."""
-        asked = [(self.port, NFS, version) for version in self.protocols]
+        ports = [(self.port, NFS, version) for version in self.protocols]
         if 3 in self.protocols:
-            asked.append((self.mount_port, MOUNT, 3))
-        return all([await _answers(self._host, port, program, version) for port, program, version in asked])
+            ports.append((self.mount_port, MOUNT, 3))
+        return all([await _answers(self._host, port, program, version) for port, program, version in ports])
 
     @property
     def _host(self) -> str:

@@ -26,7 +26,7 @@ _VERSION_KEY = "version"
 
 
 class GaneshaServer:
-    """See `server.NfsServer`.
+    """One nfs-ganesha as an `NfsServer`.
 
     Args:
         ganesha: the process.
@@ -40,13 +40,13 @@ class GaneshaServer:
         self._started = ""  # when, for people, if clients had to claim something then
 
     async def start(self, mounts: Sequence[Mount]) -> None:
-        """See `NfsServer.start`."""
+        """Start nfs-ganesha with an export for each mount, and return when it answers."""
         self._mounts = mounts
         await self._ganesha.start(exports_of(mounts, self._ids))
         self._note_grace()
 
     async def change(self, mounts: Sequence[Mount], renewed: Sequence[Mount]) -> None:
-        """See `NfsServer.change`."""
+        """Export these mounts, and no others; `renewed` have replaced old mounts at their paths."""
         exports, before = exports_of(mounts, self._ids), self._ganesha.pid
         if before is None:
             await self._ganesha.stop()
@@ -59,7 +59,10 @@ class GaneshaServer:
             self._note_grace()
 
     async def find_problems(self, mounts: Sequence[Mount]) -> served.ServiceProblems:
-        """See `NfsServer.find_problems`. Its table are the exports whose root the process holds open."""
+        """Return why the server, or some of these mounts, are not served at this moment.
+
+        It lists the exports whose root it holds open.
+        """
         if self._ganesha.is_held:
             return served.ServiceProblems(
                 "nfs-ganesha was ended until what its clients have files open of is mounted again"
@@ -83,11 +86,11 @@ class GaneshaServer:
         return served.ServiceProblems(mounts=await served.each(mounts, problem))
 
     async def hold(self) -> None:
-        """See `NfsServer.hold`. It does so where clients have files open; the others get an error."""
+        """Have clients wait that have files open of what was unmounted just now; the others get an error."""
         await self._ganesha.hold()
 
     async def repair(self) -> str | None:
-        """See `NfsServer.repair`."""
+        """Start nfs-ganesha again if it has ended, or export again what it has lost; return what was wrong."""
         if self._ganesha.is_held:
             return None  # until `change`
         if self._ganesha.pid is None:
@@ -103,7 +106,7 @@ class GaneshaServer:
         return f"nfs-ganesha did not export {', '.join(e.path for e in exports if e.export_id in lost)}; exported again"
 
     def notes(self) -> list[str]:
-        """See `NfsServer.notes`."""
+        """Return that clients are in their grace time, if they are."""
         return [self._started] if self._started and self._ganesha.is_in_grace else []
 
     def _note_grace(self) -> None:
@@ -115,7 +118,7 @@ class GaneshaServer:
             log.warning("%s", self._started)
 
     async def stop(self) -> None:
-        """See `NfsServer.stop`."""
+        """End nfs-ganesha, and unmount what it exported."""
         await self._ganesha.stop()
 
 

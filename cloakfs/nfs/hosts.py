@@ -80,9 +80,9 @@ def _own_in(network: IPv4Network | IPv6Network) -> str | None:
     loopback = ip_address("127.0.0.1" if network.version == 4 else "::1")
     to = loopback if loopback in network else network[1] if network.num_addresses > 1 else network[0]
     try:
-        with socket.socket(family, socket.SOCK_DGRAM) as asking:
-            asking.connect((str(to), _DISCARD_PORT))
-            own = ip_address(asking.getsockname()[0])
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((str(to), _DISCARD_PORT))
+            own = ip_address(probe.getsockname()[0])
     except OSError:
         return None  # no route, or not this family
     return str(own) if own in network else None

@@ -84,13 +84,13 @@ def unknown_options(mounts: Sequence[Mount]) -> list[Remark]:
     said: list[Remark] = []
     while True:
         try:
-            asked = programs.run(
+            tried = programs.run(
                 [_EXPORTFS, "-o", ",".join([*words, _UNKNOWN_OPTION]), "*.cloakfs.invalid:/"],
                 capture_output=True, text=True, errors="replace", check=False, env={"LC_ALL": "C"},
             )  # fmt: skip
         except OSError:
             return said  # `up` will say that it is not there
-        found = re.search(r'unknown keyword "([^"]*)"', asked.stderr)
+        found = re.search(r'unknown keyword "([^"]*)"', tried.stderr)
         if found is None or found[1] not in words:
             return said
         said.append(
@@ -244,7 +244,7 @@ def _manages_gids() -> bool:
 
 
 class Knfsd:
-    """See `server.NfsServer`. A server that is already running is used as it is, and left running.
+    """The kernel's server as an `NfsServer`. One that is already running is used as it is, and left running.
 
     Args:
         protocols: NFS versions to start the server with if it is not running: 4, or 3 and 4.
@@ -262,7 +262,7 @@ class Knfsd:
         self._not_reclaimed: str | None = None  # why clients cannot use files that they hold
 
     async def start(self, mounts: Sequence[Mount]) -> None:
-        """See `NfsServer.start`."""
+        """Export the mounts; start the server if it does not run, and return when it answers."""
         try:
             async with nfsdrestart.exclusive():
                 await _resume()
@@ -343,7 +343,7 @@ class Knfsd:
         raise ServerError(f"the kernel's NFS server does not answer on port {_PORT} within {_ANSWER_SECONDS:g} s")
 
     async def change(self, mounts: Sequence[Mount], renewed: Sequence[Mount]) -> None:
-        """See `NfsServer.change`."""
+        """Export these mounts, and no others of this service; `renewed` have replaced old mounts at their paths."""
         with contextlib.suppress(OSError):  # before clients can hold files of them
             nfsdstate.note_mounts(mount.path for mount in mounts)
         # Before the server learns of a new mount: until then, clients wait. Then each use of a file of the old one
@@ -370,7 +370,7 @@ class Knfsd:
                 )
 
     async def hold(self) -> None:
-        """See `NfsServer.hold`."""
+        """Have clients wait for what is exported and was unmounted just now."""
         await hold()
 
     async def _restart_for_reclaim(self, mounts: Sequence[Mount]) -> None:
@@ -416,14 +416,14 @@ class Knfsd:
         return all(mount.path in there for mount in self._mounts)
 
     def notes(self) -> list[str]:
-        """See `NfsServer.notes`."""
+        """Return what administrators should know: late changes, and a restart of the threads."""
         said = [remark.message for remark in late_changes(self._mounts, self._real_paths.get)]
         if self._restarted:
             said.append(self._restarted + (f"; {_grace()}" if nfsdrestart.is_in_grace() else ""))
         return said
 
     async def find_problems(self, mounts: Sequence[Mount]) -> served.ServiceProblems:
-        """See `NfsServer.find_problems`."""
+        """Return why the server, or some of these mounts, are not served at this moment."""
         if not _threads():
             with contextlib.suppress(ServerError, OSError):
                 async with nfsdrestart.exclusive(_RESTART_SECONDS):  # it may be restarted just now
@@ -445,7 +445,7 @@ class Knfsd:
         return served.ServiceProblems(mounts=await served.each(mounts, problem))
 
     async def repair(self) -> str | None:
-        """See `NfsServer.repair`."""
+        """Start the server again if it has ended, and export again what was withdrawn; return what was wrong."""
         try:
             return await self._repair()
         except OSError as exc:
@@ -453,7 +453,7 @@ class Knfsd:
 
     async def _repair(self) -> str | None:
         said = None
-        with contextlib.suppress(nfsdrestart.Busy):  # looked at the next time
+        with contextlib.suppress(nfsdrestart.Busy):  # it is checked the next time
             async with nfsdrestart.exclusive(0):
                 said = await self._restart_if_stopped()
         failure = None
@@ -489,7 +489,7 @@ class Knfsd:
         return None
 
     async def stop(self) -> None:
-        """See `NfsServer.stop`."""
+        """Stop exporting the mounts, and stop the server if it was started by `start`."""
         if self._is_own_server:
             # First, so that clients wait for it to come back, and do not get ESTALE.
             async with contextlib.AsyncExitStack() as stack:
@@ -513,7 +513,7 @@ class Knfsd:
 
 
 async def hold() -> None:
-    """Have clients wait for what is exported and was unmounted just now: see `NfsServer.hold`."""
+    """Have clients wait for what is exported and was unmounted just now: until `NfsServer.change`."""
     # Only where the threads will be restarted: nothing else ends the wait before two minutes have passed.
     with contextlib.suppress(OSError):
         if await trio.to_thread.run_sync(nfsdstate.are_unmounted_held):

@@ -35,12 +35,12 @@ _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _MONITORED = "/var/lib/nfs/sm"
 _BACKLOG = 64  # as of rpc.nfsd(8)
 _LOCK = os.path.join(RUN_DIR, "nfsd.lock")
-_LOCK_SECONDS, _LOCK_LOOK_SECONDS = 20.0, 0.1
+_LOCK_SECONDS, _LOCK_RETRY_SECONDS = 20.0, 0.1
 _STOPPED = os.path.join(RUN_DIR, "nfsd.json")
 _PROGRAM = (sys.executable, "-P", "-c", "from cloakfs.nfs.nfsdrestart import main; main()")
 
-# A thread that waits for a disk at each of so many looks would keep the others from being started again.
-_LOOKS, _LOOK_SECONDS = 10, 0.1
+# A thread that waits for a disk at each of so many checks would keep the others from being started again.
+_STUCK_CHECKS, _CHECK_SECONDS = 10, 0.1
 
 # In /proc/net: the file, family and state of sockets that listen (net/tcp_states.h).
 _TABLES = {
@@ -93,7 +93,7 @@ async def exclusive(seconds: float = _LOCK_SECONDS) -> AsyncIterator[int]:
         while not ownfiles.lock(lock):
             if trio.current_time() >= deadline:
                 raise Busy(f"another service restarts the kernel's NFS server (fuser {_LOCK})")
-            await trio.sleep(_LOCK_LOOK_SECONDS)
+            await trio.sleep(_LOCK_RETRY_SECONDS)
         yield lock
     finally:
         os.close(lock)
@@ -255,10 +255,10 @@ def _listeners() -> tuple[Listener, ...]:
         if transport == "rdma":
             found += [Listener(transport, port)] * number
             continue
-        here = _sockets(transport, port)
-        if len(here) != number:
+        listening = _sockets(transport, port)
+        if len(listening) != number:
             raise ServerError(f"it cannot be told on which of the addresses with {transport} port {port} it listens")
-        found += here
+        found += listening
     return tuple(sorted(found))
 
 
@@ -299,12 +299,12 @@ def _listen(listener: Listener) -> None:
 def _stuck() -> int:
     """Return the pid of a thread of the server that waits without an end in sight; 0 if there is none."""
     waiting: set[int] | None = None
-    for _ in range(_LOOKS):
+    for _ in range(_STUCK_CHECKS):
         now = {pid for pid, name, state in _kernel_threads() if name == "nfsd" and state == "D"}
         waiting = now if waiting is None else waiting & now
         if not waiting:
             return 0
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_CHECK_SECONDS)
     return min(waiting) if waiting else 0
 
 

@@ -186,8 +186,8 @@ def mount(host: str, path: str, source: str, timeout: float = 2.0) -> int:
         OSError: see `call`.
     """
     # PMAPPROC_GETPORT (RFC 1833 §3.2) of MOUNT version 3 over TCP.
-    asked = struct.pack("!4I", MOUNT, 3, socket.IPPROTO_TCP, 0)
-    (port,) = struct.unpack_from("!I", call(host, RPCBIND_PORT, RPCBIND, 2, 3, asked, timeout=timeout))
+    arguments = struct.pack("!4I", MOUNT, 3, socket.IPPROTO_TCP, 0)
+    (port,) = struct.unpack_from("!I", call(host, RPCBIND_PORT, RPCBIND, 2, 3, arguments, timeout=timeout))
     answer = call(host, port, MOUNT, 3, 1, _opaque(path), source=source, timeout=timeout)
     status = _status(answer)
     if status == OK:

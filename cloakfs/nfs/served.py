@@ -1,4 +1,4 @@
-"""Whether exports are served at this moment: what there is to ask, with a time limit for each answer."""
+"""Whether exports are served at this moment: the checks, each with a time limit."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -36,13 +36,13 @@ class ServiceProblems:
     mounts: dict[str, str] = field(default_factory=dict)
 
 
-async def each(mounts: Sequence[Mount], ask: Callable[[Mount], Problem]) -> dict[str, str]:
-    """Ask about several mounts in threads; return the problems by path. `ask` must have a time limit of its own."""
+async def each(mounts: Sequence[Mount], find_problem: Callable[[Mount], Problem]) -> dict[str, str]:
+    """Check several mounts in threads; return the problems by path. Each call must have a time limit of its own."""
     limit = trio.CapacityLimiter(_CALLS_AT_ONCE)
     said: dict[str, str] = {mount.path: f"no answer within {SECONDS:g} s" for mount in mounts}
 
     async def one(mount: Mount) -> None:
-        problem = await trio.to_thread.run_sync(ask, mount, abandon_on_cancel=True, limiter=limit)
+        problem = await trio.to_thread.run_sync(find_problem, mount, abandon_on_cancel=True, limiter=limit)
         if problem is None:
             del said[mount.path]
         else:
@@ -84,7 +84,7 @@ def by_mount(host: str, path: str, source: str) -> Problem:
 
 
 def _refusal(path: str, status: int) -> Problem:
-    # WRONGSEC comes from the export. Without version 4.0, the server cannot be asked by so little.
+    # WRONGSEC comes from the export. Without version 4.0, the server answers no such request.
     if status in (rpc.OK, rpc.WRONGSEC, rpc.MINOR_VERS_MISMATCH):
         return None
     return f"the server refuses {path} to a client that it should admit: {rpc.described(status)}"

@@ -23,7 +23,7 @@ VERSION = 1
 """The version of the record."""
 
 _MOUNTING_SECONDS = 60.0
-_LOOK_SECONDS = 0.05
+_RETRY_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ async def wait_for_mounting(run_dir: str) -> None:
     try:
         with trio.move_on_after(_MOUNTING_SECONDS):
             while not ownfiles.lock(held):
-                await trio.sleep(_LOOK_SECONDS)
+                await trio.sleep(_RETRY_SECONDS)
             return
     finally:
         os.close(held)
