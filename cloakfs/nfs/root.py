@@ -64,7 +64,8 @@ def keeps_identity(options: Options) -> bool:
 def stand_in(options: Options, kind: Kind) -> ClientId:
     """Return the client id that replaces root's: one that maps to the same server id, or otherwise to nobody.
 
-    A client's group 0 that maps to the server's group 0 is not replaced.
+    Where nobody is root on the server, and no other client id maps to root's server id, it is 65534. A client's group 0
+    that maps to the server's group 0 is not replaced.
     """
     ids = _ids(options, kind)
     server = ids.forward(_ROOT)

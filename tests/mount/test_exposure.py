@@ -186,7 +186,7 @@ def test_it_finds_that_a_client_reads_a_groups_files_because_gids_are_not_mapped
     found = told(exports(base, f"{tree} lab(rw,{hole})"))
     claimed = finding(found, "claimed groups")
     assert claimed["text"].endswith(
-        "whoever claims their group: 1 (1000 bytes); gids are not mapped, so that a claimed gid counts as the server's"
+        "who claims their group: 1 (1000 bytes); gids are not mapped, so that a claimed gid counts as the server's"
     )
     assert claimed["paths"] == ["salaries"]
     (example,) = found["entries"][0]["anybody"]["examples"][:1]

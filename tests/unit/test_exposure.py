@@ -304,7 +304,7 @@ def test_a_read_only_export_cannot_be_changed() -> None:
 def test_what_is_forgotten_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     tree = Tree().directory("d", 0o750, 0, 7).file("d/f", 0o604, 0, 0)
     before = reach(tree, "rw", None)
-    monkeypatch.setattr(reach_module, "_MOST_DEEDS", 1)
+    monkeypatch.setattr(reach_module, "_MOST_ACCESSES", 1)
     assert reach(tree, "rw", None) == before
 
 
