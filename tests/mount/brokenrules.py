@@ -1,4 +1,4 @@
-"""Rules of a daemon about what the kernel may remember, broken one by one: `cacheoracle` has to find each."""
+"""Rules of a daemon about what the kernel may cache, broken one by one: `cacheoracle` has to find each."""
 
 from functools import partial
 
@@ -21,12 +21,12 @@ def broken(owner: object, name: str, answer: object = True) -> Alteration:
     return partial(alterations.answer_always, owner, name, answer)
 
 
-def below_a_name_that_is_forgotten_late() -> None:
+def below_a_name_that_is_invalidated_late() -> None:
     alterations.answer_always(Notifier, "is_idle", True)
-    cacheoracle.forget_late(b"shown", 0.4)
+    cacheoracle.invalidate_late(b"shown", 0.4)
 
 
-def everybody_may_search() -> None:
+def all_may_search() -> None:
     alterations.answer_always(timeouts, "world_may", True)
 
 
@@ -35,22 +35,25 @@ def listings_show_all() -> None:
 
 
 WEAKENED: dict[str, tuple[Alteration, str]] = {
-    "who is told is in the audience": (broken(Audiences, "record", None), "is told of"),
-    "what was private is forgotten first": (broken(Audiences, "is_ready"), "hidden from"),
-    "everybody with a uid gets there": (broken(Timeouts, "is_reached_by_viewer"), "hidden from"),
-    "audiences are carried upwards": (broken(Audiences, "_exceeds_parent", False), "hidden from"),
-    "everybody sees it": (broken(Timeouts, "same_for_all"), "hidden from"),
-    "everybody may search it": (everybody_may_search, "may not search"),
+    "who learns of it is in the audience": (broken(Audiences, "record", None), "is told of"),
+    "what was cached for one is invalidated first": (broken(Audiences, "is_ready"), "hidden from"),
+    "all callers with a uid get there": (broken(Timeouts, "is_reached_by_viewer"), "hidden from"),
+    "audiences are extended to ancestors": (broken(Audiences, "_exceeds_parent", False), "hidden from"),
+    "all callers see it": (broken(Timeouts, "same_for_all"), "hidden from"),
+    "all callers may search it": (all_may_search, "may not search"),
     "nothing is hidden": (broken(Timeouts, "of_negative", 10.0), "a view that hides something"),
-    "what is moved is forgotten": (partial(alterations.do_nothing, Changes, "moved"), "hidden from"),
+    "what is moved is invalidated": (partial(alterations.do_nothing, Changes, "moved"), "hidden from"),
     "changes through the mount": (partial(alterations.do_nothing, Changes, "changed"), "hidden from"),
     "a listing shows what is seen": (listings_show_all, "is listed"),
     "all entries are shown": (broken(CompleteDirectories, "_shows"), "a view that hides something"),
-    "nothing is remembered below a name that is forgotten late": (below_a_name_that_is_forgotten_late, "hidden from"),
-    "an ACL is kept with the attributes": (broken(Timeouts, "acl", None), "the ACL of"),
+    "nothing is cached below a name that is invalidated late": (below_a_name_that_is_invalidated_late, "hidden from"),
+    "an ACL is cached with the attributes": (broken(Timeouts, "acl", None), "the ACL of"),
     "changes behind the mount": (broken(Changes, "_handle_event", False), "leads elsewhere"),
 }
 """Rules; what breaks each; and what is to be found then."""
 
 if hasattr(pyfuse3.FileInfo, "cache_readdir"):
-    WEAKENED["entries are forgotten"] = (broken(Invalidation, "invalidate_listing", None), "the kernel keeps the entry")
+    WEAKENED["entries are invalidated"] = (
+        broken(Invalidation, "invalidate_listing", None),
+        "the kernel keeps the entry",
+    )

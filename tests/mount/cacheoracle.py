@@ -1,26 +1,26 @@
-"""Checks, inside a daemon, that what the kernel remembers holds for everybody whom the kernel could tell it.
+"""Checks, inside a daemon, that what the kernel caches holds for all callers to which the kernel could show it.
 
-`install` is for `conftest.daemons_with`. The daemon then notes what its replies let the kernel remember for
-longer than an instant, and what it makes the kernel forget. Whenever nothing is left to be read or to be forgotten, it
-checks against the real tree that
+`install` is for `conftest.daemons_with`. The daemon then notes what its replies let the kernel cache for longer than an
+instant, and what it invalidates. Whenever nothing is left to be read or to be invalidated, it checks against the real
+tree that
 
-- who was told of an object belongs to the audience of the object,
-- each remembered name, and all attributes that are remembered, hold for the whole audience: each caller in it, whatever
+- a caller that knows of an object belongs to the audience of the object,
+- each cached name, and all attributes that are cached, hold for the whole audience: each caller in it, whatever
   its groups are, sees the object and everything above, and may search the directory of the name,
-- each remembered absence is true for everybody, and where something is hidden at all, known to one uid alone, from
+- each negative dentry is true for all callers, and where something is hidden at all, known to one uid alone, from
   which nothing in that directory is hidden,
-- each ACL that the kernel keeps, also by not asking for the attributes of the object, is the present one and holds for
-  the same audience (every mount is checked as on a kernel without the fix of CVE-2026-68149),
-- the entries that the kernel keeps of a directory are there, and shown to everybody who was given them,
-- who is told of a directory by a LOOKUP may know all names that are remembered in it by then,
+- each ACL that the kernel caches, also because it does not read the attributes of the object, is the present one and
+  holds for the same audience (every mount is checked as on a kernel without the fix of CVE-2026-68149),
+- the entries that the kernel caches of a directory are there, and visible to all callers that were given them,
+- a caller that learns of a directory by a LOOKUP may know all names that are cached in it by then,
 - each name in a listing is one that its reader sees.
 
-The audience is taken to include whoever got there by "..", from a directory that the kernel has below this one. What a
-view shows is asked of `Policy.visible` alone, and who may search is derived from mode bits and ACLs. Nothing of
+The audience is taken to include every caller that got there by "..", from a directory that the kernel has below this
+one. `Policy.visible` alone decides what a view shows, and mode bits and ACLs who may search. Nothing of
 `cloakfs.kernelcache.timeouts` is used. Violations are logged, in lines that begin with "ORACLE". The daemon answers
 statfs(2) only after such a check.
 
-With delays, it also holds back some replies, reads the events of fanotify(7) late, and is late to forget some names.
+With delays, it also holds back some replies, reads the events of fanotify(7) late, and invalidates some names late.
 """
 
 import contextlib
@@ -86,9 +86,9 @@ STRANGER = ServerId(4_000_001)
 """A uid and gid that own nothing."""
 
 _POLL_SECONDS = 0.001  # how often to look for changes behind the mount
-_AN_INSTANT = 0.003  # a little longer than what may be shown to anybody is remembered for the same system call
-_QUIET_SECONDS = 60.0  # how long the daemon may take until nothing is left to be forgotten
-# The share of replies that are held back, and of directories whose names are forgotten late; and for how long at most.
+_AN_INSTANT = 0.003  # a little longer than the timeout of attributes for one system call
+_QUIET_SECONDS = 60.0  # how long the daemon may take until nothing is left to be invalidated
+# The share of replies that are held back, and of directories whose names are invalidated late; how long at most.
 _HELD_BACK, _REPLY_SECONDS, _EVENT_SECONDS, _NAMES_SECONDS = 0.25, 0.02, 0.05, 0.06
 
 Name = tuple[int, bytes]
@@ -102,7 +102,7 @@ def violations(mount: "Mount") -> list[str]:
 
 
 class Attributes(NamedTuple):
-    """What the kernel was told of an object."""
+    """What the kernel knows of an object."""
 
     until: float
     mode: int
@@ -111,7 +111,7 @@ class Attributes(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What the kernel was told of a name; the nodeid is 0 for an absent one."""
+    """What the kernel knows of a name; the nodeid is 0 for an absent one."""
 
     until: float
     nodeid: int
@@ -179,7 +179,7 @@ class Tree:
 
 
 class Oracle:
-    """What the kernel was told and has not been made to forget."""
+    """What the kernel was told and has not been made to invalidate."""
 
     def __init__(self, filesystem: Filesystem, top: str) -> None:
         self._filesystem = filesystem
@@ -189,7 +189,7 @@ class Oracle:
         self.attributes: dict[int, Attributes] = {}
         self.told: dict[int, set[int]] = defaultdict(set)  # nodeid -> client uids
         self.acls: dict[tuple[int, bytes], bytes] = {}  # of a nodeid, by the name of the attribute; no value: no ACL
-        self.acls_asked: set[int] = set()  # the kernel does not keep what it is made to forget while it asks
+        self.acls_asked: set[int] = set()  # the kernel does not keep what it is made to invalidate while it asks
         self.above: dict[int, int] = {}  # a directory -> the one in which the kernel has it
         self.kept: dict[int, set[bytes]] = {}  # a directory -> names of entries that the kernel keeps
         self.readers: dict[int, set[int]] = defaultdict(set)  # a directory -> client uids that were given its entries
@@ -203,7 +203,7 @@ class Oracle:
     # -- what is told ------------------------------------------------------------------------------
 
     def tells(self, nodeid: int, ctx: RequestContext) -> None:
-        """Note that this caller is told of the object."""
+        """Note that this caller learns of the object."""
         number, view, obj = self._find(nodeid)
         if view is None or obj is None or view.fixed is not None or ctx.pid in self._filesystem.self_probe.threads:
             return
@@ -212,7 +212,7 @@ class Oracle:
             self._report(f"{ctx.uid} is told of {obj.name!r}, and its audience is {obj.audience}")
 
     def tells_attributes(self, entry: EntryAttributes) -> None:
-        """Note which attributes the kernel may remember."""
+        """Note which attributes the kernel may cache."""
         nodeid = int(entry.st_ino)
         self.attributes.pop(nodeid, None)
         if entry.attr_timeout > _AN_INSTANT:
@@ -221,7 +221,7 @@ class Oracle:
             self._new.append(nodeid)
 
     def tells_name(self, parent: int, name: bytes, entry: EntryAttributes, ctx: RequestContext) -> None:
-        """Note that the kernel may remember a name, and attributes of what it leads to."""
+        """Note that the kernel may cache a name, and attributes of what it leads to."""
         if name in (b".", b".."):
             return
         nodeid = int(entry.st_ino)
@@ -236,13 +236,13 @@ class Oracle:
             self.tells_attributes(entry)
 
     def tells_acl(self, nodeid: int, name: bytes, value: bytes) -> None:
-        """Note an ACL, or that there is none, which the kernel now keeps unless it was made to forget it meanwhile."""
+        """Note an ACL, or that there is none, which the kernel now caches unless it was invalidated meanwhile."""
         if nodeid in self.acls_asked:
             self.acls[nodeid, name] = value
             self._new_acls.add((nodeid, name))
 
     def forgets_attributes(self, nodeid: int) -> None:
-        """Note that the kernel has been made to forget the attributes of an object, and its ACLs."""
+        """Note that the kernel has been made to invalidate the attributes of an object, and its ACLs."""
         self.attributes.pop(nodeid, None)
         self.forgets_acls(nodeid)
 
@@ -253,7 +253,7 @@ class Oracle:
             self.acls.pop((nodeid, name), None)
 
     def lists(self, parent: int, name: bytes, who: Caller) -> None:
-        """Note that this caller (server ids) is told of a name."""
+        """Note that this caller (server ids) learns of a name."""
         if name not in (b".", b".."):
             self._listed.append(((parent, name), who))
 
@@ -268,7 +268,7 @@ class Oracle:
             self.kept.pop(directory, None)
 
     def moved(self, old: Name, new: Name, *, exchanged: bool) -> None:
-        """Note a rename, with which the kernel moves what it remembers."""
+        """Note a rename, with which the kernel moves what it caches."""
         self.changes(old[0], new[0])
         there, here = self.names.pop(new, None), self.names.pop(old, None)
         for name, entry in ((new, here), (old, there if exchanged else None)):
@@ -301,7 +301,7 @@ class Oracle:
         return self.watch is None or self.watch.is_told()
 
     def _is_done(self) -> bool:
-        """Whether the kernel has forgotten all that it has to forget, and has got all answers."""
+        """Whether the kernel has invalidated all that it has to invalidate, and has got all answers."""
         cache: Any = self._filesystem.cache.invalidation
         names = cache.notifier
         return not (
@@ -309,7 +309,7 @@ class Oracle:
         )
 
     async def settle(self) -> None:
-        """Wait until the daemon knows of every change made until now, and check everything that is remembered."""
+        """Wait until the daemon knows of every change made until now, and check everything that is cached."""
         watch, deadline = self.watch, trio.current_time() + _QUIET_SECONDS
         heard = watch.heard if watch is not None else 0
         while watch is not None and not (watch.is_silent() or watch.heard > heard):
@@ -326,7 +326,7 @@ class Oracle:
     def check_new(self) -> None:
         """Check what was told since the last time, unless there are changes that the daemon need not know of yet.
 
-        It has to hold also for those who get there by names that the kernel has yet to forget.
+        It has to hold also for those who get there by names that the kernel has yet to invalidate.
         """
         if self._is_told():
             self._check(self._new)
@@ -369,7 +369,7 @@ class Oracle:
     def _hearers(self) -> dict[int, set[int]]:
         """Return who may ask the kernel about each object: client uids, or ALL.
 
-        They were told of it, or get there by ".." or by names that the kernel has.
+        They know of it, or get there by ".." or by names that the kernel has.
         """
         now = trio.current_time()
         leads_to: dict[int, set[int]] = defaultdict(set)
@@ -796,8 +796,8 @@ class CheckedWatch(Watch):
         return events
 
 
-def forget_late(name: bytes | None, seconds: float, chance: random.Random | None = None) -> None:
-    """Have the threads wait before they forget a batch of names that contains this one, or that `chance` selects.
+def invalidate_late(name: bytes | None, seconds: float, chance: random.Random | None = None) -> None:
+    """Have the threads wait before they invalidate a batch of names that contains this one, or that `chance` selects.
 
     Args:
         name: None for no particular name.
@@ -818,10 +818,10 @@ def install(delays: int | None = None) -> None:
     """Make this process, which is about to become a daemon, check itself.
 
     Args:
-        delays: with this seed, hold back replies and events, and forget names late; None for no delays.
+        delays: with this seed, hold back replies and events, and invalidate names late; None for no delays.
     """
     serving: Any = daemon
     serving.Filesystem, serving.Watch = CheckedFilesystem, CheckedWatch
     if delays is not None:
         CheckedFilesystem.delays = CheckedWatch.delays = random.Random(delays)
-        forget_late(None, _NAMES_SECONDS, random.Random(delays))
+        invalidate_late(None, _NAMES_SECONDS, random.Random(delays))

@@ -1,4 +1,4 @@
-"""What the kernel remembers for the one caller that was told of it, and that nobody else is told by it.
+"""What the kernel caches for the one caller that knows of it, and that no other caller learns of it from that.
 
 Each rule has a test here that fails without it. Arbitrary sequences are in `test_stateful.py`.
 """
@@ -22,9 +22,9 @@ from tests.agents import User, become, names, read, write
 from tests.mount import alterations
 from tests.mount.conftest import FIGURES_AT_ONCE, Mount, daemons_with, told
 from tests.mount.test_caching import CLOAKED, OTHER, OWNER, STRANGER, many, put, requests
-from tests.mount.test_forgetting import has_let_go, hold, kernel, stalled
 from tests.mount.test_hidden import AT_FDCWD
 from tests.mount.test_hung import Far
+from tests.mount.test_invalidation import has_let_go, hold, kernel, stalled
 from tests.waiting import let_expire, wait_until
 
 MakeMount = Callable[..., Mount]
@@ -34,7 +34,7 @@ GROUP = 3900
 MANY = 300
 
 AN_INSTANT = 0.03
-"""Longer than any attributes are remembered that are neither everybody's nor one caller's alone."""
+"""Longer than any attributes are cached that are neither for all callers nor for one alone."""
 
 _kept: list[int] = []
 
@@ -59,7 +59,7 @@ INSIDE = ("secret", "public", "work", "work/secret", "work/vault", "work/vault/f
 
 
 def look(at: str) -> None:
-    """Have the kernel remember all there is, and hold some of it as a shell or an editor does."""
+    """Have the kernel cache all there is, and hold some of it as a shell or an editor does."""
     os.chdir(at)
     for _ in range(3):
         for path in INSIDE:
@@ -73,12 +73,12 @@ def asked(m: Mount, before: Counter[str]) -> int:
     return now["lookup"] + now["getattr"]
 
 
-# -- what is remembered ----------------------------------------------------------------------------
+# -- what is cached ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("words", ["", ",default_permissions"])
 @pytest.mark.usefixtures("figures_at_once")
-def test_a_private_home_is_remembered_for_its_owner(words: str, scene: str, mount: MakeMount, user: MakeUser) -> None:
+def test_a_private_home_is_cached_for_its_owner(words: str, scene: str, mount: MakeMount, user: MakeUser) -> None:
     m = mount("-o", CLOAKED + words)
     owner = user(OWNER)
     told()
@@ -94,7 +94,7 @@ def test_a_private_home_is_remembered_for_its_owner(words: str, scene: str, moun
 
 
 @pytest.mark.usefixtures("figures_at_once")
-def test_what_depends_on_groups_is_not_remembered(scene: str, mount: MakeMount, user: MakeUser) -> None:
+def test_what_depends_on_groups_is_not_cached(scene: str, mount: MakeMount, user: MakeUser) -> None:
     """One uid is not one identity: with the group it sees the directory, and without it does not."""
     shared = put(os.path.join(scene, "shared"), OTHER, stat.S_IFDIR | 0o770, gid=GROUP)
     put(os.path.join(shared, "file"), OTHER, 0o660, gid=GROUP)
@@ -115,7 +115,7 @@ def test_what_depends_on_groups_is_not_remembered(scene: str, mount: MakeMount, 
     assert asked(m, before) >= 100
 
 
-def test_an_absent_name_is_not_remembered(scene: str, mount: MakeMount, user: MakeUser) -> None:
+def test_an_absent_name_is_not_cached(scene: str, mount: MakeMount, user: MakeUser) -> None:
     """Something could be hidden there, since nobody has listed the directory (`test_listings`)."""
     m = mount("-o", CLOAKED)
     owner = user(OWNER)
@@ -146,7 +146,7 @@ WIDENED: dict[str, Callable[[User, Mount], object]] = {
 def test_a_directory_that_becomes_visible(
     how: str, looks_first: bool, scene: str, mount: MakeMount, user: MakeUser
 ) -> None:
-    """What its owner has there is known to nobody else by what the kernel remembers for the owner."""
+    """What its owner has there is known to no other caller by what the kernel caches for the owner."""
     m = mount("-o", CLOAKED)
     owner, other = user(OWNER), user(OTHER)
     told()
@@ -175,10 +175,10 @@ def test_a_directory_that_becomes_visible(
     assert other.error(os.stat, "vault/file") == errno.ENOENT
 
 
-def test_a_name_that_the_kernel_cannot_be_made_to_forget(
+def test_a_name_that_the_kernel_cannot_be_made_to_invalidate(
     kernel: str, scene: str, base: str, stalled: Far, mount: MakeMount, user: MakeUser
 ) -> None:
-    """The owner holds the lock of the directory. Nobody else is told of the directory as long as it tells names."""
+    """The owner holds the lock of the directory. No other caller learns of it while names in it are cached."""
     m = mount("-o", CLOAKED)
     owner, holder, other = user(OWNER), user(OWNER), user(OTHER)
     told()
@@ -192,7 +192,7 @@ def test_a_name_that_the_kernel_cannot_be_made_to_forget(
     assert user(OTHER).error(os.stat, m.at("homes")) == 0
     Path(base, "flag").touch()
     wait_until(lambda: holder.do(has_let_go))
-    # Until then it was refused, or waited for the same lock, as whoever needs this very directory does.
+    # Until then it was refused, or waited for the same lock, as any request for this very directory does.
     assert not other.finish_within(60)
     wait_until(lambda: other.error(os.stat, m.at("homes/owner/public")) == 0)
     assert other.error(os.open, m.at("homes/owner/secret"), os.O_PATH) == errno.ENOENT
@@ -200,7 +200,7 @@ def test_a_name_that_the_kernel_cannot_be_made_to_forget(
 
 @pytest.mark.usefixtures("figures_at_once")
 def test_a_listing_enlarges_no_audience(scene: str, mount: MakeMount, user: MakeUser) -> None:
-    """Or else one `ls` by somebody would cost the owner its cache."""
+    """Or else one `ls` by another caller would cost the owner its cache."""
     m = mount("-o", CLOAKED)
     owner, other = user(OWNER), user(OTHER)
     told()
@@ -216,7 +216,7 @@ def test_a_listing_enlarges_no_audience(scene: str, mount: MakeMount, user: Make
 
 @pytest.mark.parametrize("reload", [False, True])
 def test_a_hard_link_that_was_public(reload: bool, scene: str, base: str, mount: MakeMount, user: MakeUser) -> None:
-    """Others were told of the file, and may have kept it open: its attributes are not remembered for its owner."""
+    """Others know of the file, and may have kept it open: its attributes are not cached for its owner."""
     config = os.path.join(base, "exports")
     with open(config, "w", encoding="utf-8") as file:
         file.write(f"{scene} *({CLOAKED.replace(',', ', ')})\n")
@@ -285,7 +285,7 @@ def exchange(old: str, new: str) -> None:
 def test_what_is_moved_out_of_a_private_directory(
     what: str, call: Callable[[str, str], None], kernel: str, scene: str, mount: MakeMount, user: MakeUser
 ) -> None:
-    """The kernel moves the name with it, for as long as it was to be remembered; but now others would get there."""
+    """The kernel moves the name with it, for as long as it was to be cached; but now others would get there."""
     public = put(os.path.join(scene, "open"), OWNER, stat.S_IFDIR | 0o755)
     put(os.path.join(public, "moved"), OWNER, stat.S_IFDIR | 0o755)
     if call is os.rename:
@@ -308,10 +308,10 @@ def test_what_is_moved_out_of_a_private_directory(
 @pytest.mark.usefixtures("figures_at_once")
 @pytest.mark.parametrize("call", [os.rename, exchange])
 @pytest.mark.parametrize("mode", [0o755, 0o700])
-def test_nothing_is_remembered_below_a_name_that_is_not_forgotten_yet(
+def test_nothing_is_cached_below_a_name_that_is_still_pending(
     mode: int, call: Callable[[str, str], None], scene: str, mount: MakeMount, user: MakeUser
 ) -> None:
-    """It leads others to what was moved, where everything else that led there was forgotten in time."""
+    """It leads others to what was moved, where everything else that led there was invalidated in time."""
     os.chmod(os.path.join(scene, "homes/owner/work"), mode)
     public = put(os.path.join(scene, "open"), OWNER, stat.S_IFDIR | 0o755)
     if call is exchange:
@@ -338,7 +338,7 @@ def test_nothing_is_remembered_below_a_name_that_is_not_forgotten_yet(
 
 
 def test_dot_dot_after_the_daemon_itself_has_looked(scene: str, mount: MakeMount, user: MakeUser) -> None:
-    """Somebody is refused the directory that was moved, and the daemon looks it up again for those who stand in it."""
+    """A caller is refused the directory that was moved, and the daemon looks it up again for those in it."""
     put(os.path.join(scene, "moved"), OTHER, stat.S_IFDIR | 0o700)
     m = mount("-o", CLOAKED)
     owner, other = user(OWNER), user(OTHER)
@@ -381,10 +381,8 @@ def test_what_is_hidden_from_its_former_owner(scene: str, mount: MakeMount, user
     assert within.error(os.stat, ".") in (errno.ENOENT, errno.ESTALE)
 
 
-def test_what_is_remembered_for_its_former_owner_is_refused_at_once(
-    scene: str, mount: MakeMount, user: MakeUser
-) -> None:
-    """The daemon reads what has been reported before it relies on what the kernel remembers for one caller."""
+def test_what_is_cached_for_its_former_owner_is_refused_at_once(scene: str, mount: MakeMount, user: MakeUser) -> None:
+    """The daemon reads what has been reported before it relies on what the kernel caches for one caller."""
     m = mount("-o", CLOAKED)
     work, vault = m.real("homes/owner/work"), m.at("homes/owner/work/vault")
     within = user(OWNER)
@@ -407,7 +405,7 @@ def test_an_owner_without_search(scene: str, mount: MakeMount, user: MakeUser) -
     told()
     owner.do(look, m.at("homes/owner"))
     owner.do(os.chmod, "work", 0o600)
-    # The names in it that somebody has open are invalidated a moment after the answer:
+    # The names in it that a process has open are invalidated a moment after the answer:
     # docs/decisions/invalidation.md.
     wait_until(lambda: owner.error(os.stat, "work/secret") == errno.EACCES)
     os.chmod(m.real("homes/owner/work"), 0o700)
@@ -419,7 +417,7 @@ def test_an_owner_without_search(scene: str, mount: MakeMount, user: MakeUser) -
 
 
 def test_a_public_directory_in_a_home_that_is_closed(scene: str, mount: MakeMount, user: MakeUser) -> None:
-    """What everybody knew rests on the home's being open, whatever else is remembered of the home."""
+    """What all callers knew rests on the home's being open, whatever else is cached of the home."""
     os.chmod(os.path.join(scene, "homes/owner"), 0o755)
     m = mount("-o", CLOAKED)
     owner, other = user(OWNER), user(OTHER)
@@ -451,7 +449,7 @@ def enter_as(uid: int, path: str) -> None:
 
 
 def test_who_is_handed_a_working_directory(scene: str, mount: MakeMount, user: MakeUser) -> None:
-    """It gets at what is remembered, as documented, and at nothing that the daemon is asked for; that ends it."""
+    """It gets at what is cached, as documented, and at nothing that the daemon is asked for; that ends it."""
     m = mount("-o", CLOAKED)
     owner, handed = user(OWNER), user(0)
     told()
@@ -459,7 +457,7 @@ def test_who_is_handed_a_working_directory(scene: str, mount: MakeMount, user: M
     handed.do(enter_as, OWNER, m.at("homes/owner"))
     handed.do(become, OTHER, OTHER, [])
     owner.do(os.stat, "secret")
-    handed.error(os.stat, "secret")  # whether the kernel still remembers it is not said
+    handed.error(os.stat, "secret")  # whether the kernel still caches it is not said
     refused = (errno.ENOENT, errno.ESTALE, errno.EACCES)
     assert handed.error(read, "secret") in refused
     assert handed.error(os.listdir, ".") in refused
@@ -470,7 +468,7 @@ def test_who_is_handed_a_working_directory(scene: str, mount: MakeMount, user: M
         assert handed.error(os.stat, path) in refused, path
 
 
-# -- nobody has others pay -------------------------------------------------------------------------
+# -- no caller has others pay -------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("figures_at_once")

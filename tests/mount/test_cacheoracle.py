@@ -78,7 +78,7 @@ def use(m: Mount, owner: User, member: User, other: User) -> None:
     for path in ("", "secret"):
         owner.do(os.stat, m.at("homes/third/shown", path))
     owner.do(os.rename, m.at("homes/third/shown"), m.at("open/shown"))
-    time.sleep(0.2)  # until a second thread goes on with what is below, if one waits before it forgets the name
+    time.sleep(0.2)  # until a second thread goes on with what is below, if one waits before it invalidates the name
     for path in ("", "secret"):
         owner.do(os.stat, m.at("open/shown", path))
     violations(m)
@@ -137,7 +137,7 @@ def test_rules_that_hold(words: str, scene: str, mount: MakeMount, user: MakeUse
 
 
 def test_the_machine_stops_at_a_violation() -> None:
-    code, complaint = WEAKENED["who is told is in the audience"]
+    code, complaint = WEAKENED["who learns of it is in the audience"]
     with world(POLICIES["identity"], kind="tmpfs", altered=[code, cacheoracle.install]) as made:
 
         class Here(TwoTrees):

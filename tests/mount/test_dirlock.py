@@ -9,8 +9,8 @@ import pytest
 
 from tests.agents import User
 from tests.mount.conftest import Mount, mounted
-from tests.mount.test_forgetting import hold
 from tests.mount.test_hung import Far
+from tests.mount.test_invalidation import hold
 from tests.waiting import wait_until
 
 MakeMount = Callable[..., Mount]

@@ -22,8 +22,8 @@ import pytest
 from tests.agents import User
 from tests.mount import alterations
 from tests.mount.conftest import Mount, daemons_with, told
-from tests.mount.test_forgetting import SECONDS, has_let_go, hold, stalled
 from tests.mount.test_hung import Far
+from tests.mount.test_invalidation import SECONDS, has_let_go, hold, stalled
 from tests.waiting import wait_until
 
 MakeMount = Callable[..., Mount]

@@ -1,4 +1,4 @@
-"""Who was told of an object, and who may be told of a directory while the kernel remembers names in it."""
+"""Who knows of an object, and who may learn of a directory while the kernel caches names in it."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ def directory(audience: int, above: int | None = ALL_VIEWERS, **what: bool) -> D
 )
 def test_an_audience_only_grows(audience: int, viewer: int, now: int) -> None:
     obj = directory(audience)
-    assert AUDIENCES.record(0, obj, viewer) is None  # nothing was remembered for anybody
+    assert AUDIENCES.record(0, obj, viewer) is None  # nothing was cached for any caller
     assert obj.audience == now
     obj.audience = audience
     AUDIENCES.record(1, obj, viewer)  # in another view than the first
@@ -63,8 +63,10 @@ def test_an_audience_only_grows(audience: int, viewer: int, now: int) -> None:
         (ALL_VIEWERS, ALL_VIEWERS, False),
     ],
 )
-def test_only_its_audience_is_told_before_the_names_are_forgotten(audience: int, viewer: int, is_ready: bool) -> None:
-    """With an audience of all, they are just being forgotten."""
+def test_only_its_audience_is_admitted_before_the_names_are_invalidated(
+    audience: int, viewer: int, is_ready: bool
+) -> None:
+    """With an audience of all, they are just being invalidated."""
     obj = directory(audience, has_names_for_one=True)
     assert AUDIENCES.is_ready(0, obj, viewer) is is_ready
     assert AUDIENCES.may_list(0, obj, viewer, is_directory=True) is is_ready
@@ -84,7 +86,7 @@ def test_only_its_audience_is_told_before_the_names_are_forgotten(audience: int,
         (ALL_VIEWERS, ALL_VIEWERS, False),
     ],
 )
-def test_attributes_are_remembered_for_an_audience_of_one(audience: int, viewer: int, is_for_others: bool) -> None:
+def test_attributes_are_cached_for_an_audience_of_one(audience: int, viewer: int, is_for_others: bool) -> None:
     obj = directory(audience, cached_for_one=True)
     assert AUDIENCES.may_list(0, obj, viewer, is_directory=False) is not is_for_others
     assert AUDIENCES.is_ready(0, obj, viewer)
@@ -106,7 +108,7 @@ def test_attributes_are_remembered_for_an_audience_of_one(audience: int, viewer:
         (5, None, True),
     ],
 )
-def test_nobody_is_told_of_a_directory_that_others_know_and_were_not_told_where_it_is(
+def test_no_caller_learns_of_a_directory_that_others_know_without_knowing_where_it_is(
     audience: int, above: int | None, is_ready: bool
 ) -> None:
     """It was moved, and ".." leads them there."""
@@ -152,7 +154,7 @@ def test_what_depends_on_groups_or_on_code_is_not_surely_seen() -> None:
     [
         (4002, ALL_VIEWERS, 0o100600, True),
         (4002, None, 0o100600, True),
-        (4001, 4002, 0o100600, False),  # whom its attributes are remembered for, not whom the name is
+        (4001, 4002, 0o100600, False),  # whom its attributes are cached for, not whom the name is
         (ALL_VIEWERS, 4002, 0o100600, True),
         (NO_VIEWER, 4002, 0o100600, True),
         (ALL_VIEWERS, 4001, 0o100600, False),
@@ -165,7 +167,7 @@ def test_what_depends_on_groups_or_on_code_is_not_surely_seen() -> None:
         (ALL_VIEWERS, None, 0o100604, False),
     ],
 )
-def test_what_is_remembered_for_one_caller_holds_as_long_as_it_surely_sees_it(
+def test_what_is_cached_for_one_caller_holds_as_long_as_it_surely_sees_it(
     audience: int, above: int | None, mode: int, holds: bool
 ) -> None:
     obj = directory(audience, above, cached_for_one=True)

@@ -1,4 +1,4 @@
-"""The table of what the kernel may remember: what it says of each mount, completely and with reasons."""
+"""The table of what the kernel may cache: what it says of each mount, completely and with reasons."""
 
 from dataclasses import replace
 from itertools import product
@@ -128,7 +128,7 @@ def test_a_fixed_view(mode: ExportMode, several: bool, at_top: float, attributes
     ("policy", "below", "of_top", "negative_at_top"),
     [(Hiding(), False, HOUR, 0), (Forwarding(), False, HOUR, ABSENT), (CLOAKED, True, 0, 0), (Proving(), True, 0, 0)],
 )
-def test_what_may_change_with_whoever_asks(
+def test_what_may_change_with_the_caller(
     policy: Policy, below: bool, of_top: float, negative_at_top: float, fixed: bool
 ) -> None:
     """Whether a plug-in forwards callers in its own way does not matter to a view that has but one."""
@@ -174,7 +174,7 @@ def test_listings_are_kept_where_nothing_can_be_hidden_in_them() -> None:
         assert found.listings is (keeps and not fixed and mode is LOCAL)
 
 
-# -- what users are told ---------------------------------------------------------------------------
+# -- what users are shown ---------------------------------------------------------------------------
 
 
 def all_reports() -> list[tuple[MountTraits, View, list[TreeMount], list[Fact]]]:
@@ -223,7 +223,7 @@ def test_it_is_complete_and_each_object_is_in_one_line() -> None:
         assert len(set(lines)) == len(lines), report
 
 
-def test_what_is_not_remembered_for_long_has_a_reason() -> None:
+def test_what_is_not_cached_for_long_has_a_reason() -> None:
     evaluate = {0, BRIEF_SECONDS, SHORT_SECONDS, ABSENT_SECONDS, LONG_SECONDS, None}
     for _, _, _, report in REPORTS:
         for fact in report:
@@ -234,14 +234,14 @@ def test_what_is_not_remembered_for_long_has_a_reason() -> None:
             assert not fact.way_out or fact.reason, fact
 
 
-def test_what_is_not_reported_is_remembered_for_a_second_at_most() -> None:
+def test_what_is_not_reported_is_cached_for_a_second_at_most() -> None:
     for _, _, tree, report in REPORTS:
         if len(tree) == 1 and not tree[0].watched:
             assert all((fact.seconds or 0) <= SHORT_SECONDS for fact in report)
 
 
 def test_ways_out_lead_out() -> None:
-    """A fixed view is named only where it remembers names, and where the kernel's server has several callers, none."""
+    """A fixed view is named only where it caches names, and where the kernel's server has several callers, none."""
     for _, view, tree, report in REPORTS:
         if any("views=" in fact.way_out for fact in report):
             fixed = facts(MountTraits(fixed=True, mode=GATED), view_of(view.policy, fixed=True), tree)

@@ -21,9 +21,9 @@ TOO_LONG = {
     "cloakfs/tree/index.py": {"object"},
     "cloakfs/tree/nodes.py": {"__init__"},
     "tests/mount/test_faults.py": {"test_each_task_with_each_fault"},
-    "tests/mount/test_remembering.py": {
+    "tests/mount/test_timeouts.py": {
         "main",
-        "test_a_caller_view_remembers_for_one_caller_exactly_what_it_would_be_told_whatever_its_groups",
+        "test_a_caller_view_caches_for_one_caller_exactly_what_it_would_be_shown_whatever_its_groups",
     },
     "tests/mount/test_watch.py": {"table"},
     "tests/nfs/test_ganesha_process.py": {"test_clients_claim_what_they_have_locked"},

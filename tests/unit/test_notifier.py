@@ -17,7 +17,7 @@ HELD, OTHER = 7, 8
 
 
 class Kernel:
-    """Is asked to forget names in directories, and does so when it is let.
+    """Is notified of names in directories, and drops them when the test lets it.
 
     Attributes:
         asked: the directories, in the order in which threads asked.
@@ -49,7 +49,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
 
 
 CALM = Tuning(notify_patience_seconds=1000.0, notify_threads=1, notify_wait_seconds=1000.0)
-"""One thread works, unless it seems to wait for a lock; nobody is late."""
+"""One thread works, unless it seems to wait for a lock; no directory is stalled."""
 
 
 def run(test: Callable[[Notifier], Awaitable[None]], tuning: Tuning = CALM) -> None:
@@ -72,7 +72,7 @@ async def settled(*events: trio.Event | None) -> None:
 
 
 def test_who_changes_a_name_after_the_directory_is_free_again(kernel: Kernel) -> None:
-    """Those who came while it was held were told not to wait, with names that are not forgotten yet; he waits."""
+    """Requests that came while it was held did not wait, although their names are still pending; the next one does."""
 
     async def test(names: Notifier) -> None:
         first = names.invalidate_entry(HELD, b"first")
@@ -81,7 +81,7 @@ def test_who_changes_a_name_after_the_directory_is_free_again(kernel: Kernel) ->
         second = names.invalidate_entry(HELD, b"second")
         await settled(first, second)
         assert names.is_stalled(HELD)
-        names._tuning = CALM  # from now on, nobody is late
+        names._tuning = CALM  # from now on, no directory is stalled
         kernel.allow(1)
         await kernel.is_asked(HELD, OTHER)
         assert not names.is_stalled(HELD)
@@ -100,7 +100,7 @@ DIRECTORIES = range(10, 20)
 
 @pytest.mark.parametrize("waits_seconds", [1000.0, 0.0], ids=["they work", "they wait"])
 def test_only_a_few_threads_work(waits_seconds: float, kernel: Kernel) -> None:
-    """Others begin if these seem to wait for a lock, which somebody may never release."""
+    """Others begin if these seem to wait for a lock, which a process may never release."""
 
     async def test(names: Notifier) -> None:
         events = [names.invalidate_entry(directory, b"name") for directory in DIRECTORIES]
@@ -118,7 +118,7 @@ def test_only_a_few_threads_work(waits_seconds: float, kernel: Kernel) -> None:
 
 
 def test_a_name_that_comes_later_waits_for_what_waits_by_then(kernel: Kernel) -> None:
-    """And until it is forgotten, it counts as a name that has yet to be."""
+    """And until it is invalidated, it is pending."""
 
     async def test(names: Notifier) -> None:
         names.invalidate_entry(1, b"first")

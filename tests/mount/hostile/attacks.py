@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 
-from tests.mount.test_forgetting import chmod_all, has_let_go, hold, open_all
+from tests.mount.test_invalidation import chmod_all, has_let_go, hold, open_all
 from tests.mount.test_leases import hold as lease
 from tests.mount.usersmounts import as_users_mount
 from tests.waiting import wait_until

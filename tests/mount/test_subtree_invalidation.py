@@ -81,7 +81,7 @@ CHANGES: dict[str, Callable[[str], None]] = {"chmod": by_mode, "setfacl": by_acl
 
 
 def change_again_and_again(change: Callable[[str], None], directory: str, shown: str, times: int) -> None:
-    """Each time when the kernel remembers it, so that there is something to forget."""
+    """Each time when the kernel caches it, so that there is something to invalidate."""
     for _ in range(times):
         change(directory)
         os.stat(os.path.join(shown, "0"))
@@ -93,7 +93,7 @@ ROUNDS, TIMES, WARM = 5, 100, 20
 @pytest.mark.parametrize("where", ["through the mount", "behind the mount"])
 @pytest.mark.parametrize("how", CHANGES)
 @pytest.mark.usefixtures("figures_at_once")
-def test_who_changes_his_own_directory_makes_nobody_else_ask(
+def test_who_changes_his_own_directory_makes_no_other_caller_ask(
     how: str, where: str, tree: str, mount: MakeMount, user: MakeUser
 ) -> None:
     os.chmod(tree, 0o755)
@@ -147,7 +147,7 @@ MANY = 3000
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("where", ["through the mount", "behind the mount"])
 @pytest.mark.parametrize("how", ["chmod", "rename"])
-def test_all_that_is_below_is_forgotten(how: str, where: str, tree: str, mount: MakeMount, user: MakeUser) -> None:
+def test_all_that_is_below_is_invalidated(how: str, where: str, tree: str, mount: MakeMount, user: MakeUser) -> None:
     """Also what lies deeper, is held by those who lose it, and takes longer than others may be kept waiting."""
     put(os.path.join(tree, "private"), OWNER, stat.S_IFDIR | 0o700)
     above = put(os.path.join(tree, "above"), OWNER, stat.S_IFDIR | 0o755)
@@ -235,7 +235,7 @@ def test_no_change_of_a_directory_waits_for_its_own_lock(
 
 @pytest.mark.skipif(LINUX < (6, 2), reason="before Linux 6.2, the kernel cannot be made to ask about a name")
 @pytest.mark.parametrize("how", ["chmod", "rename"])
-def test_a_name_is_asked_about_before_all_below_it_is_forgotten(
+def test_a_name_is_asked_about_before_all_below_it_is_invalidated(
     how: str, tree: str, mount: MakeMount, user: MakeUser
 ) -> None:
     """However long that takes: here, it is never done."""
@@ -253,13 +253,13 @@ def test_a_name_is_asked_about_before_all_below_it_is_forgotten(
     else:
         owner.do(os.rename, m.real("above"), m.real("private/above"))
     told()
-    # First what is still remembered: asking for the directory itself, whose attributes are not, drops the name.
+    # First what is still cached: asking for the directory itself, whose attributes are not, drops the name.
     assert stranger.error(os.stat, m.at("above/many/0")) == errno.ENOENT
     assert stranger.error(os.stat, m.at("above")) == errno.ENOENT
 
 
 @pytest.mark.parametrize("where", ["through the mount", "behind the mount"])
-def test_each_name_of_a_hard_link_is_forgotten(where: str, tree: str, mount: MakeMount, user: MakeUser) -> None:
+def test_each_name_of_a_hard_link_is_invalidated(where: str, tree: str, mount: MakeMount, user: MakeUser) -> None:
     here = put(os.path.join(tree, "here"), OWNER, stat.S_IFDIR | 0o755)
     put(os.path.join(tree, "there"), OWNER, stat.S_IFDIR | 0o755)
     os.link(put(os.path.join(here, "first"), OWNER, 0o644), os.path.join(tree, "there/second"))
@@ -277,10 +277,10 @@ def test_each_name_of_a_hard_link_is_forgotten(where: str, tree: str, mount: Mak
     assert stranger.do(os.stat, m.at("there/second")).st_size == 7
 
 
-def test_a_file_that_is_mounted_twice_is_forgotten_where_it_is_known(
+def test_a_file_that_is_mounted_twice_is_invalidated_where_it_is_known(
     tree: str, mount: MakeMount, user: MakeUser
 ) -> None:
-    """It is changed where nobody else was told of it."""
+    """It is changed where no other caller knows of it."""
     put(os.path.join(tree, "home"), OWNER, stat.S_IFDIR | 0o700)
     shared = put(os.path.join(tree, "home/shared"), OWNER, stat.S_IFDIR | 0o755)
     put(os.path.join(shared, "file"), OWNER, 0o644)
@@ -298,7 +298,7 @@ def test_a_file_that_is_mounted_twice_is_forgotten_where_it_is_known(
         assert stranger.error(os.stat, m.at("twin/file")) == errno.ENOENT
 
 
-def test_a_directory_that_is_mounted_twice_is_forgotten_twice(tree: str, mount: MakeMount, user: MakeUser) -> None:
+def test_a_directory_that_is_mounted_twice_is_invalidated_twice(tree: str, mount: MakeMount, user: MakeUser) -> None:
     put(os.path.join(tree, "open"), OWNER, stat.S_IFDIR | 0o755)
     directory = put(os.path.join(tree, "open/directory"), OWNER, stat.S_IFDIR | 0o755)
     put(os.path.join(directory, "file"), OWNER, 0o644)

@@ -1,4 +1,4 @@
-"""What the kernel may remember, against what each class of callers would be told of the real tree.
+"""What the kernel may cache, against what each class of callers would be shown of the real tree.
 
 There is no mount here: the decision is asked for itself, while another process changes the tree.
 """
@@ -68,7 +68,7 @@ def who(uid: int, *groups: int) -> Caller:
 
 @contextlib.contextmanager
 def as_itself() -> Iterator[None]:
-    """A thread goes on acting as whoever it made its last call for."""
+    """A thread goes on acting as the caller of its last call."""
     try:
         yield
     finally:
@@ -105,7 +105,7 @@ class Scene:
             pass
 
     async def settle(self) -> None:
-        """Have all changes reported, and all names forgotten that have to be."""
+        """Have all changes reported, and all names invalidated that have to be."""
         self.catch_up()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.invalidation.run)
@@ -177,8 +177,8 @@ class Scene:
         at = Request(0, view, actor(who(OWNER)), parent, fd, os.stat(fd), viewer)
         return self.cache.negative(at, os.fsencode(name), lambda: None, is_hidden=False)
 
-    def remember_private_file(self) -> View:
-        """Have `a/file` remembered for OWNER alone, in the view that is returned."""
+    def cache_private_file(self) -> View:
+        """Have `a/file` cached for OWNER alone, in the view that is returned."""
         for path, mode in (("a", 0o700), ("a/file", 0o600)):
             os.chown(f"{self.top}/{path}", OWNER, OWNER)
             os.chmod(f"{self.top}/{path}", mode)
@@ -213,7 +213,7 @@ def scene(tree: str, index: Index, user: Callable[..., User]) -> Iterator[MakeSc
 
 
 def classes(info: os.stat_result) -> list[Caller]:
-    """The owner, a member of the group, and anybody else."""
+    """The owner, a member of the group, and any other caller."""
     return [who(info.st_uid), who(STRANGER, info.st_gid), who(STRANGER)]
 
 
@@ -224,7 +224,7 @@ def is_same_for_all(policy: Policy, path: str) -> bool:
 
 
 def is_public(policy: Policy, top: str, directory: str) -> bool:
-    """Whether everybody sees this directory and all above it, and may search them."""
+    """Whether all callers see this directory and all above it, and may search them."""
     if os.stat(directory).st_mode & 0o111 != 0o111:
         return False
     return directory == top or (
@@ -234,7 +234,7 @@ def is_public(policy: Policy, top: str, directory: str) -> bool:
 
 @pytest.mark.parametrize("exported", [False, True])
 @pytest.mark.parametrize("policy", [CLOAKED, Promising(OPTIONS)], ids=["cloak_list", "plug-in"])
-def test_a_caller_view_remembers_exactly_what_everybody_would_be_told(
+def test_a_caller_view_caches_exactly_what_all_callers_would_be_shown(
     policy: Policy, exported: bool, scene: MakeScene
 ) -> None:
     async def main() -> None:
@@ -277,7 +277,7 @@ def test_a_caller_view_remembers_exactly_what_everybody_would_be_told(
 def test_views_that_a_reload_has_replaced_are_let_go(scene: MakeScene) -> None:
     """Their policies may have a hundred thousand definitions."""
     s = scene()
-    view = s.remember_private_file()
+    view = s.cache_private_file()
     gone = weakref.ref(view)
     del view
     s.cache.reset()
@@ -332,7 +332,7 @@ NOT_TO_BE_RELIED_ON = {
 
 
 @pytest.mark.parametrize("what", NOT_TO_BE_RELIED_ON)
-def test_what_may_change_with_whoever_asks_is_not_remembered(what: str, scene: MakeScene) -> None:
+def test_what_may_change_with_the_caller_is_not_cached(what: str, scene: MakeScene) -> None:
     async def main() -> None:
         s = scene(GATED)
         view = NOT_TO_BE_RELIED_ON[what]
@@ -383,12 +383,12 @@ KINDS_OF_MOUNT = {
 
 
 @pytest.mark.parametrize("kind", KINDS_OF_MOUNT)
-def test_a_caller_view_remembers_for_one_caller_exactly_what_it_would_be_told_whatever_its_groups(
+def test_a_caller_view_caches_for_one_caller_exactly_what_it_would_be_shown_whatever_its_groups(
     kind: str, scene: MakeScene
 ) -> None:
-    """The tree changes unreported between the rounds. So what was remembered must not be relied on in the next one."""
+    """The tree changes unreported between the rounds. So what was cached must not be relied on in the next one."""
     is_for_one = kind in ("plain", "all_squash", "no_client_cache", "subtree_check")
-    is_checked = kind == "subtree_check"  # then it must be certain that nobody else gets through the directory above
+    is_checked = kind == "subtree_check"  # then it must be certain that no other caller passes the directory above
     most = SHORT_SECONDS if kind == "unwatched" else LONG_SECONDS
 
     async def main() -> None:
@@ -397,7 +397,7 @@ def test_a_caller_view_remembers_for_one_caller_exactly_what_it_would_be_told_wh
         choice = random.Random(1)
         late: set[int] = set()
         s.notifier.is_stalled = lambda parent: parent in late  # type: ignore[method-assign]
-        s.notifier.is_pending = lambda *_: False  # type: ignore[method-assign]  # no thread forgets here
+        s.notifier.is_pending = lambda *_: False  # type: ignore[method-assign]  # no thread invalidates here
         os.link(f"{s.top}/a/file", f"{s.top}/d/e/link")
         answers: set[tuple[bool, float, float]] = set()
 
@@ -489,8 +489,8 @@ def test_a_caller_view_remembers_for_one_caller_exactly_what_it_would_be_told_wh
     trio.run(main)
 
 
-def remembered(s: Scene, view: View, path: str) -> bool:
-    """Whether the kernel remembers the attributes when the owner looks at it, by name and then by its nodeid."""
+def cached(s: Scene, view: View, path: str) -> bool:
+    """Whether the kernel caches the attributes when the owner looks at it, by name and then by its nodeid."""
     return max(s.of_name(view, path, OWNER)[1], s.of_object(view, path, OWNER)) == LONG_SECONDS
 
 
@@ -507,22 +507,22 @@ def test_where_the_kernel_checks_what_is_above_nothing_rests_on_the_place_of_wha
         close(s)
         file = moved if moved.endswith("file") else f"{moved}/file"
         if moved != "d/e/f/g":  # of which only the daemon itself was told
-            assert remembered(s, view, f"{s.top}/{file}")
+            assert cached(s, view, f"{s.top}/{file}")
         obj = s.look_up(f"{s.top}/{moved}")
         if is_lost_first:
             s.nodes.registry.displace(obj)
         os.rename(f"{s.top}/{moved}", f"{s.top}/a/b/moved")
         file = file.replace(moved, "a/b/moved")
         assert s.look_up(f"{s.top}/a/b/moved") is obj
-        assert not remembered(s, view, f"{s.top}/{file}")
-        assert remembered(s, view, f"{s.top}/a/b/file")
+        assert not cached(s, view, f"{s.top}/{file}")
+        assert cached(s, view, f"{s.top}/a/b/file")
         s.nodes.forget(s.nodes.nodeid(0, s.look_up(f"{s.top}/{file}")), 1)
 
     trio.run(main)
 
 
 @pytest.mark.parametrize("is_by_name", [False, True])
-def test_where_the_kernel_checks_what_is_above_all_below_is_forgotten_before_others_pass(
+def test_where_the_kernel_checks_what_is_above_all_below_is_invalidated_before_others_pass(
     is_by_name: bool, scene: MakeScene
 ) -> None:
     async def main() -> None:
@@ -533,13 +533,13 @@ def test_where_the_kernel_checks_what_is_above_all_below_is_forgotten_before_oth
             seconds = s.of_name(view, f"{s.top}/{path}", OWNER)[1] if is_by_name else 0.0
             assert max(seconds, s.of_object(view, f"{s.top}/{path}", OWNER)) == LONG_SECONDS * (path != "d")
         directory, file = s.look_up(f"{s.top}/d"), s.look_up(f"{s.top}/d/e/f/file")
-        assert not s.of_object(view, f"{s.top}/d", OWNER)  # so that the kernel asks whoever passes
+        assert not s.of_object(view, f"{s.top}/d", OWNER)  # so that each caller that passes needs a request
         assert s.cache.note_viewer(0, directory, CLIENT_OF[OWNER]) is None
         assert s.cache.is_known_to(0, file, CLIENT_OF[OWNER])
         assert s.cache.note_viewer(0, directory, CLIENT_OF[OTHER]) is not None
         assert directory not in s.invalidation.subtrees
         assert not s.cache.is_known_to(0, file, CLIENT_OF[OWNER])
-        assert not remembered(s, view, f"{s.top}/d/e/f/file")  # a request of the other may be past that already
+        assert not cached(s, view, f"{s.top}/d/e/f/file")  # a request of the other may be past that already
 
     trio.run(main)
 
@@ -558,10 +558,10 @@ def inside(path: str, directory: str) -> bool:
 
 
 @pytest.mark.parametrize("is_through_the_mount", [False, True])
-def test_a_change_makes_the_kernel_forget_exactly_what_one_caller_would_not_be_told_any_more(
+def test_a_change_makes_the_kernel_invalidate_exactly_what_one_caller_would_not_be_shown_any_more(
     is_through_the_mount: bool, scene: MakeScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that somebody changes behind the mount is forgotten in any case."""
+    """A file that a process changes behind the mount is invalidated in any case."""
 
     async def main() -> None:
         s = scene()
@@ -579,8 +579,8 @@ def test_a_change_makes_the_kernel_forget_exactly_what_one_caller_would_not_be_t
                 for obj in map(s.look_up, paths):
                     obj.audience = choice.choice((NO_VIEWER, NO_VIEWER, NO_VIEWER, ALL_VIEWERS))
                     as_directory(obj).has_names_for_one = False
-                remembered = {path for path in paths if max(s.of_name(view, path, OWNER)) == LONG_SECONDS}
-                told = sorted(remembered)
+                cached = {path for path in paths if max(s.of_name(view, path, OWNER)) == LONG_SECONDS}
+                told = sorted(cached)
                 changed = choice.choice([p for p in told if is_through_the_mount or os.path.isdir(p)])
                 do = (lambda call, *args: call(*args)) if is_through_the_mount else s.user.do
                 do(os.chown, changed, choice.choice((0, OWNER, OTHER)), choice.choice((0, GROUP)))
@@ -591,10 +591,10 @@ def test_a_change_makes_the_kernel_forget_exactly_what_one_caller_would_not_be_t
                     s.catch_up()
                 may_enter = not os.path.isdir(changed) or surely_may_search(OWNER, changed)
                 if not surely_sees(OWNER, s.top, changed) or not may_enter:
-                    lost = {path for path in remembered if inside(path, changed)}
+                    lost = {path for path in cached if inside(path, changed)}
                     costs.add(len(lost))
-                    remembered -= lost
-                assert {path for path in told if s.look_up(path).cached_in} == remembered, changed
+                    cached -= lost
+                assert {path for path in told if s.look_up(path).cached_in} == cached, changed
             nursery.cancel_scope.cancel()
         assert len(costs) > 2
 
@@ -613,7 +613,7 @@ WAYS = {
 def test_the_way_to_a_directory_is_looked_at_once_however_deep(
     whose: str, ask: Callable[..., object], scene: MakeScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where it ended at a directory that does not let everybody through, this one is looked at again."""
+    """Where it ended at a directory that does not let all callers through, this one is looked at again."""
     owner, mode, uid, looks_again = WAYS[whose]
     looks: list[int] = []
 
@@ -641,7 +641,7 @@ def test_the_way_to_a_directory_is_looked_at_once_however_deep(
 
 
 @pytest.mark.parametrize("whose", ["one caller's", "nobody's"])
-def test_where_not_everybody_got_through_is_known_below_it_too(
+def test_where_not_all_callers_got_through_is_known_below_it_too(
     whose: str, scene: MakeScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each further directory on the way down learns it from the one above."""
@@ -672,7 +672,7 @@ def test_where_not_everybody_got_through_is_known_below_it_too(
     trio.run(main)
 
 
-def test_what_is_moved_to_where_everybody_gets_through_is_remembered_for_all(scene: MakeScene) -> None:
+def test_what_is_moved_to_where_all_callers_get_through_is_cached_for_all(scene: MakeScene) -> None:
     async def main() -> None:
         s = scene()
         os.chmod(f"{s.top}/d", 0o700)
@@ -682,7 +682,7 @@ def test_what_is_moved_to_where_everybody_gets_through_is_remembered_for_all(sce
             s.of_name(View(CLOAKED), path)
             return s.cache.is_known_to(0, s.look_up(path))
 
-        for _ in range(2):  # the second time, it is known where not everybody gets through
+        for _ in range(2):  # the second time, it is known where not all callers get through
             assert not is_for_all(f"{s.top}/d/e/f/file")
         os.rename(f"{s.top}/d/e", f"{s.top}/a/e")
         assert is_for_all(f"{s.top}/a/e/f/file")
@@ -710,10 +710,10 @@ def test_a_hard_link_that_was_asked_for_by_nodeid_is_not_taken_to_be_known_to_al
 
 
 @pytest.mark.parametrize("session", [-1, 0])
-def test_names_of_an_earlier_era_are_forgotten_before_anything_is_remembered_anew(
+def test_names_of_an_earlier_epoch_are_invalidated_before_anything_is_cached_anew(
     session: int, scene: MakeScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unless the kernel was told to ask for every name once more. The sweep may not have come to the object yet."""
+    """Unless the kernel was made to look up every name once more. The pass may not have come to the object yet."""
     names: list[bytes] = []
     attributes: list[int] = []
 
@@ -757,7 +757,7 @@ def test_a_directory_is_not_looked_for_again_where_it_was_until_it_changes(
             return is_child(obj, parent)
 
         monkeypatch.setattr(s.nodes, "is_child", look_for)
-        monkeypatch.setattr(s.notifier, "is_pending", lambda *_: False)  # no thread forgets here
+        monkeypatch.setattr(s.notifier, "is_pending", lambda *_: False)  # no thread invalidates here
         s.cache.reset()
         assert s.of_name(view, path, uid)[0] == LONG_SECONDS
         assert not looked_for
@@ -796,7 +796,7 @@ def test_nothing_rests_on_a_directory_of_which_it_could_not_be_noted(
     trio.run(main)
 
 
-def test_what_everybody_was_told_is_forgotten_although_one_caller_may_be_told_more(scene: MakeScene) -> None:
+def test_what_all_callers_were_shown_is_invalidated_although_one_caller_may_be_shown_more(scene: MakeScene) -> None:
     async def main() -> None:
         s = scene()
         view = View(CLOAKED)
@@ -815,7 +815,7 @@ def test_what_everybody_was_told_is_forgotten_although_one_caller_may_be_told_mo
     trio.run(main)
 
 
-def test_what_everybody_was_told_by_the_kernel_is_not_remembered_for_one_caller_later(scene: MakeScene) -> None:
+def test_what_all_callers_were_shown_by_the_kernel_is_not_cached_for_one_caller_later(scene: MakeScene) -> None:
     async def main() -> None:
         s = scene()
         s.catch_up()
@@ -827,7 +827,7 @@ def test_what_everybody_was_told_by_the_kernel_is_not_remembered_for_one_caller_
     trio.run(main)
 
 
-def test_nothing_is_remembered_for_one_caller_below_what_may_change_unreported(scene: MakeScene) -> None:
+def test_nothing_is_cached_for_one_caller_below_what_may_change_unreported(scene: MakeScene) -> None:
     async def main() -> None:
         s = scene()
         close(s)
@@ -840,7 +840,7 @@ def test_nothing_is_remembered_for_one_caller_below_what_may_change_unreported(s
 
 
 @pytest.mark.parametrize("uid", [OWNER, STRANGER])
-def test_nothing_is_remembered_of_what_has_left_the_tree(uid: int, base: str, scene: MakeScene) -> None:
+def test_nothing_is_cached_of_what_has_left_the_tree(uid: int, base: str, scene: MakeScene) -> None:
     """Nor of what is in it, although it is still in its own directory."""
 
     async def main() -> None:
@@ -871,14 +871,14 @@ def test_nothing_is_remembered_of_what_has_left_the_tree(uid: int, base: str, sc
 
 
 async def admitted(s: Scene, number: int, obj: Object, viewer: int) -> None:
-    """Wait until this caller may be told of a directory."""
+    """Wait until this caller may learn of a directory."""
     pending = s.cache.admit(number, obj, viewer)
     if pending is not None:
         await pending
 
 
 async def is_done(s: Scene, tasks: str, call: Callable[[], Awaitable[None]], *, expected: bool = True) -> bool:
-    """Whether this call returns while nothing is forgotten in the background, only names are, or all is.
+    """Whether this call returns while nothing is invalidated in the background, only names are, or all is.
 
     `expected` says how long to wait for it: a busy machine may take long.
     """
@@ -902,7 +902,7 @@ async def is_done(s: Scene, tasks: str, call: Callable[[], Awaitable[None]], *, 
     ("at_once", "tasks", "is_told"),
     [(64, "nothing", False), (1, "names", False), (64, "names", True), (1, "all", True)],
 )
-def test_others_are_told_of_a_directory_when_what_is_in_it_is_forgotten(
+def test_others_learn_of_a_directory_when_what_is_in_it_is_invalidated(
     at_once: int, tasks: str, is_told: bool, scene: MakeScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner, other = CLIENT_OF[OWNER], CLIENT_OF[OTHER]
@@ -922,14 +922,14 @@ def test_others_are_told_of_a_directory_when_what_is_in_it_is_forgotten(
         known = [path for path in s.paths() if s.cache.is_known_to(0, s.look_up(path), owner)]
         assert f"{s.top}/a/b/file" in known
         assert not [path for path in known if path.startswith(f"{s.top}/d/")]  # it is not relied on any more
-        remembered = [path for path in s.paths() if s.look_up(path).cached_in]
-        assert not (is_told and [path for path in remembered if path.startswith(f"{s.top}/d/")])
+        cached = [path for path in s.paths() if s.look_up(path).cached_in]
+        assert not (is_told and [path for path in cached if path.startswith(f"{s.top}/d/")])
         assert s.of_name(View(CLOAKED), f"{s.top}/d/file", OWNER)[0] == 0.0  # from the beginning on
 
     trio.run(main)
 
 
-def test_others_are_told_of_a_file_when_its_attributes_are_forgotten(
+def test_others_learn_of_a_file_when_its_attributes_are_invalidated(
     scene: MakeScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forgotten: list[int] = []
@@ -949,10 +949,10 @@ def test_others_are_told_of_a_file_when_its_attributes_are_forgotten(
 
 
 @pytest.mark.parametrize("session", [-1, 0])
-def test_others_are_not_told_while_somebody_keeps_the_lock(
+def test_others_are_not_admitted_while_a_process_holds_the_lock(
     session: int, scene: MakeScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unless the kernel can be told to ask for every name."""
+    """Unless the kernel can be made to look up every name."""
 
     async def main() -> None:
         s = scene()
@@ -980,7 +980,7 @@ def test_others_are_not_told_while_somebody_keeps_the_lock(
         ("d/e", 1, "all", True),
     ],
 )
-def test_a_directory_that_was_moved_has_what_is_beside_it_forgotten(
+def test_a_directory_that_was_moved_has_what_is_beside_it_invalidated(
     path: str, at_once: int, tasks: str, is_told: bool, scene: MakeScene
 ) -> None:
     """Those who knew it get at the directories above, by "..", without a request."""
@@ -1011,8 +1011,8 @@ def test_a_directory_that_was_moved_has_what_is_beside_it_forgotten(
         still_known = [at for at in s.paths() if s.cache.is_known_to(0, s.look_up(at), owner)]
         assert f"{s.top}/a/b/file" in still_known
         assert not [at for at in still_known if at.startswith(f"{s.top}/d/")]  # it is not relied on any more
-        remembered = [at for at in s.paths() if s.look_up(at).cached_in]
-        assert not (is_told and [at for at in remembered if at.startswith(f"{s.top}/d/")])
+        cached = [at for at in s.paths() if s.look_up(at).cached_in]
+        assert not (is_told and [at for at in cached if at.startswith(f"{s.top}/d/")])
 
     trio.run(main)
 
@@ -1029,7 +1029,7 @@ def may_search(caller: Caller, path: str) -> bool:
 @pytest.mark.parametrize("exported", [False, True])
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("policy", [CLOAKED, Policy()], ids=["cloak_list", "hides nothing"])
-def test_a_fixed_view_remembers_what_its_identity_finds(
+def test_a_fixed_view_caches_what_its_identity_finds(
     policy: Policy, gated: bool, exported: bool, scene: MakeScene
 ) -> None:
     async def main() -> None:
@@ -1067,7 +1067,7 @@ def test_a_fixed_view_remembers_what_its_identity_finds(
 FIXED = View(CLOAKED, who(OWNER))
 
 
-def test_what_changes_untold_is_remembered_for_a_second(scene: MakeScene) -> None:
+def test_what_changes_unreported_is_cached_for_a_second(scene: MakeScene) -> None:
     async def main() -> None:
         s = scene(GATED, is_told=False)
         told()
@@ -1080,7 +1080,7 @@ def test_what_changes_untold_is_remembered_for_a_second(scene: MakeScene) -> Non
     trio.run(main)
 
 
-def test_a_fixed_view_knows_a_directory_in_which_a_name_is_remembered(scene: MakeScene) -> None:
+def test_a_fixed_view_knows_a_directory_in_which_a_name_is_cached(scene: MakeScene) -> None:
     """Although its own name is asked for each time, it need not be found out again who may know of it."""
 
     async def main() -> None:
@@ -1121,7 +1121,7 @@ def test_no_client_cache_keeps_no_attributes_of_directories(scene: MakeScene) ->
         (CLOAKED, "d/new", False),
     ],
 )
-def test_what_is_moved_is_forgotten_unless_everybody_is_told_of_it_there(
+def test_what_is_moved_is_invalidated_unless_all_callers_learn_of_it_there(
     policy: Policy, name: str, is_remembered: bool, scene: MakeScene
 ) -> None:
     async def main() -> None:
@@ -1139,23 +1139,23 @@ def test_what_is_moved_is_forgotten_unless_everybody_is_told_of_it_there(
     trio.run(main)
 
 
-def test_nothing_private_is_remembered_of_what_is_moved_again_before_its_name_is_forgotten(scene: MakeScene) -> None:
-    """The kernel moves the name once more, and so it need not be told of the one in between."""
+def test_nothing_private_is_cached_of_what_is_moved_again_before_its_name_is_invalidated(scene: MakeScene) -> None:
+    """The kernel moves the name once more, and so it need not learn of the one in between."""
 
     async def main() -> None:
         s = scene()
-        view = s.remember_private_file()
+        view = s.cache_private_file()
         for old, new in (("a/file", "d/once"), ("d/once", "d/twice")):
             os.rename(f"{s.top}/{old}", f"{s.top}/{new}")
             obj, before = s.look_up(f"{s.top}/{new}"), s.look_up(os.path.dirname(f"{s.top}/{old}"))
             assert obj.parent is not None
-            await s.cache.moved(0, view, obj, before, obj.parent)  # no thread forgets, as if somebody held the lock
+            await s.cache.moved(0, view, obj, before, obj.parent)  # no thread works, as if a process held the lock
         assert s.of_object(view, f"{s.top}/d/twice", OWNER) == 0.0
 
     trio.run(main)
 
 
-def test_what_one_caller_moves_from_one_public_directory_into_another_remains_remembered_for_it(
+def test_what_one_caller_moves_from_one_public_directory_into_another_remains_cached_for_it(
     scene: MakeScene,
 ) -> None:
     async def main() -> None:
@@ -1164,7 +1164,7 @@ def test_what_one_caller_moves_from_one_public_directory_into_another_remains_re
         os.chown(f"{s.top}/a/file", OWNER, OWNER)
         os.chmod(f"{s.top}/a/file", 0o600)
         s.catch_up()
-        s.look_up(f"{s.top}/a").audience = ALL_VIEWERS  # so that the name is not remembered for one caller
+        s.look_up(f"{s.top}/a").audience = ALL_VIEWERS  # so that the name is not cached for one caller
         assert s.of_name(view, f"{s.top}/a/file", OWNER)[1] == LONG_SECONDS
         assert s.of_name(view, f"{s.top}/d/file", OWNER) == (LONG_SECONDS, LONG_SECONDS)
         os.rename(f"{s.top}/a/file", f"{s.top}/d/new")
@@ -1182,12 +1182,12 @@ def test_what_one_caller_moves_from_one_public_directory_into_another_remains_re
     [
         (LOCAL, STRANGER, LONG_SECONDS),
         (EXPORTED, STRANGER, 0.0),
-        (SQUASHED, STRANGER, LONG_SECONDS),  # nobody else is shown anything
+        (SQUASHED, STRANGER, LONG_SECONDS),  # no other caller is shown anything
         (SQUASHED, 0, LONG_SECONDS),
         (SQUASHED, NO_VIEWER, 0.0),  # local root
     ],
 )
-def test_owners_that_are_not_shown_alike_are_not_remembered_in_exports_to_several_callers(
+def test_owners_that_are_not_shown_alike_are_not_cached_in_exports_to_several_callers(
     mode: ExportMode, viewer: int, seconds: float, scene: MakeScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(CLIENT_OF, STRANGER, viewer)
@@ -1229,7 +1229,7 @@ def test_the_root_is_visible_to_all_whatever_its_owner_and_mode(scene: MakeScene
     trio.run(main)
 
 
-def test_what_the_daemon_itself_is_told_is_remembered_for_nobody(
+def test_what_the_daemon_itself_is_shown_is_cached_for_no_caller(
     scene: MakeScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(CLIENT_OF, OWNER, NO_VIEWER)
@@ -1271,7 +1271,7 @@ def test_whether_a_directory_may_be_searched_is_asked_only_where_that_takes_no_t
     assert len(asked) == (0 if is_for_all else 2)
 
 
-def test_nothing_is_remembered_in_a_directory_whose_lock_is_kept(scene: MakeScene) -> None:
+def test_nothing_is_cached_in_a_directory_whose_lock_is_held(scene: MakeScene) -> None:
     async def main() -> None:
         s = scene(GATED)
         s.catch_up()
@@ -1288,8 +1288,8 @@ def test_nothing_is_remembered_in_a_directory_whose_lock_is_kept(scene: MakeScen
     trio.run(main)
 
 
-def test_attributes_are_not_even_remembered_briefly_below_a_name_that_is_to_be_forgotten(scene: MakeScene) -> None:
-    """The name leads others to where it has been moved; for an instant, they would be told what is there unasked."""
+def test_attributes_are_not_even_cached_briefly_below_a_name_that_is_pending(scene: MakeScene) -> None:
+    """The name leads others to where it has been moved; for an instant, they would see it without a request."""
 
     async def main() -> None:
         s = scene()
@@ -1301,7 +1301,7 @@ def test_attributes_are_not_even_remembered_briefly_below_a_name_that_is_to_be_f
         assert s.of_name(view, f"{s.top}/a/b", OWNER)[0] == LONG_SECONDS
         for path in (inside, beside):
             assert s.of_object(view, path, OTHER) == BRIEF_SECONDS
-        s.invalidation.invalidate(s.look_up(f"{s.top}/a/b"))  # no thread does it, as if somebody held the lock
+        s.invalidation.invalidate(s.look_up(f"{s.top}/a/b"))  # no thread does it, as if a process held the lock
         assert s.of_object(view, inside, OTHER) == 0.0
         assert s.of_name(view, inside, OTHER) == (0.0, 0.0)
         assert s.of_object(view, beside, OTHER) == BRIEF_SECONDS
@@ -1309,7 +1309,7 @@ def test_attributes_are_not_even_remembered_briefly_below_a_name_that_is_to_be_f
     trio.run(main)
 
 
-def test_nothing_private_is_remembered_while_its_name_is_to_be_forgotten(scene: MakeScene) -> None:
+def test_nothing_private_is_cached_while_its_name_is_pending(scene: MakeScene) -> None:
     """For so long, the name tells others of the object, and the kernel would tell them its attributes."""
 
     async def main() -> None:
@@ -1320,19 +1320,19 @@ def test_nothing_private_is_remembered_while_its_name_is_to_be_forgotten(scene: 
         view = View(CLOAKED)
         assert s.of_name(view, f"{s.top}/a/file", OWNER)[1] == LONG_SECONDS
         assert s.of_object(view, f"{s.top}/a/file", OWNER) == LONG_SECONDS
-        s.invalidation.invalidate(s.look_up(f"{s.top}/a/file"))  # no thread does it, as if somebody held the lock
+        s.invalidation.invalidate(s.look_up(f"{s.top}/a/file"))  # no thread does it, as if a process held the lock
         assert s.of_object(view, f"{s.top}/a/file", OWNER) == 0.0
 
     trio.run(main)
 
 
 @pytest.mark.parametrize("is_much", [False, True])
-def test_nothing_private_is_remembered_below_a_name_that_is_to_be_forgotten(is_much: bool, scene: MakeScene) -> None:
-    """If there is much below, the name itself is forgotten last."""
+def test_nothing_private_is_cached_below_a_name_that_is_pending(is_much: bool, scene: MakeScene) -> None:
+    """If there is much below, the name itself is invalidated last."""
 
     async def main() -> None:
         s = scene(tuning=replace(STANDARD, names_at_once=0) if is_much else STANDARD)
-        view = s.remember_private_file()
+        view = s.cache_private_file()
         s.invalidation.invalidate(s.look_up(f"{s.top}/a"))
         s.invalidation.invalidate(s.look_up(f"{s.top}/a/file"))
         names = s.notifier
@@ -1343,7 +1343,7 @@ def test_nothing_private_is_remembered_below_a_name_that_is_to_be_forgotten(is_m
     trio.run(main)
 
 
-def test_absent_names_are_forgotten_with_a_directory_of_which_nothing_else_is_remembered(scene: MakeScene) -> None:
+def test_absent_names_are_invalidated_with_a_directory_of_which_nothing_else_is_cached(scene: MakeScene) -> None:
     async def main() -> None:
         s = scene(GATED)
         s.catch_up()
@@ -1366,7 +1366,7 @@ def test_no_more_absent_names_at_the_top_than_can_be_noted(scene: MakeScene, mon
         answers = [s.of_negative(FIXED, f"{s.top}/absent{number}") for number in range(3)]
         assert answers == [ABSENT_SECONDS, ABSENT_SECONDS, 0.0]
         assert s.of_negative(FIXED, f"{s.top}/a/absent") == ABSENT_SECONDS
-        assert s.of_negative(FIXED, f"{s.top}/other", OTHER) == ABSENT_SECONDS  # one of the former is forgotten
+        assert s.of_negative(FIXED, f"{s.top}/other", OTHER) == ABSENT_SECONDS  # one of the former is invalidated
         top = s.nodes.nodeid(0, s.nodes.root)
         assert [s.notifier.is_pending(top, b"absent%d" % number) for number in range(2)] == [
             True,

@@ -62,7 +62,7 @@ def has_let_go() -> bool:
 
 
 def open_all(directory: str, count: int) -> None:
-    """Look at all, so that they are remembered, and be able to change each without its directory."""
+    """Look at all, so that they are cached, and be able to change each without its directory."""
     for number in range(count):
         os.stat(f"{directory}/{number}")
         _kept.append(os.open(f"{directory}/{number}", os.O_RDONLY))
@@ -176,7 +176,7 @@ while time.monotonic() < until:
 
 
 def test_an_answer_that_arrives_after_the_change(mount: MakeMount, user: MakeUser, tree: str, base: str) -> None:
-    """Nothing outdated is remembered: the name is forgotten, which waits for the answer, and then the attributes."""
+    """Nothing outdated is cached: the name is invalidated, which waits for the answer, and then the attributes."""
     processors = sorted(os.sched_getaffinity(0))
     if len(processors) < 2:
         pytest.skip("needs two processors, one of which is kept from who waits for an answer")
@@ -207,7 +207,7 @@ def test_an_answer_that_arrives_after_the_change(mount: MakeMount, user: MakeUse
     wait_until(lambda: stranger.do(size_of_opened) == 3)
 
 
-# -- much to forget --------------------------------------------------------------------------------
+# -- much to invalidate --------------------------------------------------------------------------------
 
 MANY = 20_000
 
@@ -224,8 +224,8 @@ def must_be_served(path: str, begun: str, ended: str) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_forgetting_much_leaves_time_for_others(mount: MakeMount, user: MakeUser, tree: str, base: str) -> None:
-    """A large directory, all of which is remembered, is taken from the others."""
+def test_invalidating_much_leaves_time_for_others(mount: MakeMount, user: MakeUser, tree: str, base: str) -> None:
+    """A large directory, all of which is cached, is taken from the others."""
     os.chmod(tree, 0o755)
     taken = put(os.path.join(tree, "taken"), 0, stat.S_IFDIR | 0o755)
     here = os.open(taken, os.O_RDONLY | os.O_DIRECTORY)
