@@ -18,7 +18,7 @@ from cloakfs.identity import Caller, ClientCaller, ClientId
 from cloakfs.linux import mountinfo
 from cloakfs.plugin.loader import PolicyError, load_policy
 from cloakfs.policy import Policy
-from cloakfs.stacking.lower import find_below
+from cloakfs.stacking.lower import find_lower
 from cloakfs.state.client import Daemon, DaemonError
 from cloakfs.state.runtime import Mounted, dead, mounted
 from cloakfs.tree.views import ViewError, ViewIdentity, resolve, user_identity
@@ -113,7 +113,7 @@ def _viewed_path(
     if place.mount is None and not is_tree_given:
         _refuse_outside(path)
     rules = _rules(path, place, words, exports, client, source)
-    below = find_below(rules.root) if place.mount is not None else None  # from now on, the lower mount shows everything
+    lower = find_lower(rules.root) if place.mount is not None else None  # from now on, the lower mount shows everything
     top = place.mount.target if place.mount is not None and place.is_below_mount else rules.root
     if not _inside(place.path, top):
         fail(f"{path}: not below {top}", WRONG)
@@ -128,7 +128,7 @@ def _viewed_path(
         names = _real_names(path, rules.root, names, follow=follow)
     entrants = frozenset(options.view_access)
     return ViewedPath(
-        rules.root, names, options, View(policy, fixed, entrants, below=below, not_its_failure=DaemonError)
+        rules.root, names, options, View(policy, fixed, entrants, lower=lower, not_its_failure=DaemonError)
     )
 
 

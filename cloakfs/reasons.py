@@ -96,7 +96,7 @@ def difference(view: View, groups: str | None) -> str:
     """
     if view.fixed is not None:
         return "a fixed view has ids and groups of its own"
-    if view.below is not None:
+    if view.lower is not None:
         return "the mount below has ids of its own"
     if not (view.forwards_by_mapping and view.shows_by_mapping and is_built_in(view.policy, "server_id")):
         return "the plug-in decides about ids, groups and modes"

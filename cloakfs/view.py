@@ -17,25 +17,26 @@ from .mapping import MAX_ID, Kind
 from .policy import METHODS, Attrs, Policy, is_built_in
 
 
-class LowerTree(Protocol):
-    """The cloakfs mount in which the tree lies, as a view carries it (`stacking.lower`); a view itself never asks it.
+class LowerMount(Protocol):
+    """The cloakfs mount in which the tree lies, as a view carries it; a view itself never queries it.
 
-    Types of what system calls take and return are left out, because nothing pure may know them.
+    It is a `stacking.lower.LowerMountClient`. Types of what system calls take and return are left out, because nothing
+    pure may know them.
     """
 
     path: str
 
-    def has(self, info: Any) -> bool:
+    def contains(self, info: Any) -> bool:
         """Whether the object with this stat is in it."""
 
-    def shows(self, who: Any, fd: int, info: Any) -> bool:
+    def is_visible_to(self, who: Any, fd: int, info: Any) -> bool:
         """Whether the actor `who` may know of the object that `fd` refers to."""
 
-    def makes(self, who: Any, fd: int) -> tuple[ServerId, ServerId]:
+    def owner_of_new(self, who: Any, fd: int) -> tuple[ServerId, ServerId]:
         """Return owner and group, as it shows them, of what would be made in the directory `fd`."""
 
-    def ask(self, who: Any, fd: int) -> bytes:
-        """Return what it tells `who` about the object that `fd` refers to."""
+    def query(self, who: Any, fd: int) -> bytes:
+        """Return its answer to `who` about the object that `fd` refers to."""
 
 
 log = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ class View:
         entrants: client uids that may enter a fixed view, apart from root and the identity itself.
         for_all: whether everybody may enter a fixed view.
         checked: whether the kernel checks permissions against the attributes that are shown.
-        below: the cloakfs mount in which the tree lies, if any; `tree.visibility` asks it as well.
+        lower: the cloakfs mount in which the tree lies, if any; `tree.visibility` queries it as well.
         not_its_failure: exceptions that do not mean a failure of the policy; they are passed on.
         act_as_daemon: called before the code of a plug-in, which must never run with a caller's credentials.
     """
@@ -122,7 +123,7 @@ class View:
         *,
         for_all: bool = False,
         checked: bool = False,
-        below: LowerTree | None = None,
+        lower: LowerMount | None = None,
         not_its_failure: type[Exception] | tuple[()] = (),
         act_as_daemon: Callable[[], None] | None = None,
     ) -> None:
@@ -133,19 +134,19 @@ class View:
         self.entrants = entrants
         self._shared = fixed if for_all or entrants else None  # the identity that several callers have
         self.checked = checked
-        self.below = below
+        self.lower = lower
         self._logged: set[tuple[str, type[BaseException], int]] = set()
         self._no_answers: set[str] = set()  # methods that returned something that is no valid answer
         # The built-in show() only maps ids; knowing this saves an object per answer. The show() of a plug-in may fail.
         self.shows_by_mapping = is_built_in(policy, "show") and is_built_in(policy, "client_id")
         self.judges = policy.hides or not self.shows_by_mapping
         """Whether the policy may hide something."""
-        self.hides = self.judges or below is not None
+        self.hides = self.judges or lower is not None
         self.cloak = policy.cloak if is_built_in(policy, "visible") and self.shows_by_mapping else None
         """The cloak_list if it alone decides who sees what, so that the policy need not be asked; otherwise None."""
         self.forwards_by_mapping = is_built_in(policy, "forward")
         """Whether the identity of a caller results from mapping each of its ids separately."""
-        self.is_steady = below is None and self.shows_by_mapping and (self.cloak is not None or not self.hides)
+        self.is_steady = lower is None and self.shows_by_mapping and (self.cloak is not None or not self.hides)
         """Whether what one identity is shown changes only when the tree, or this identity, does."""
         self._plain_ids = is_built_in(policy, "client_id")
         self._shown: dict[_ServerIds, _ClientIds] = {}
@@ -225,7 +226,7 @@ class View:
 
     def same_for_all(self, attrs: Attrs) -> bool:
         """Whether a plug-in promises that `visible` always gives every caller the same answer for this object."""
-        if self.below is not None or is_built_in(self.policy, "same_for_all"):
+        if self.lower is not None or is_built_in(self.policy, "same_for_all"):
             return False
         return self._ask("same_for_all", False, lambda: self.policy.same_for_all(attrs) is True, attrs)
 

@@ -18,7 +18,7 @@ from ..identity import Caller, ClientCaller, ClientId, ServerId
 from ..linux import ROOT
 from ..policy import is_built_in
 from ..reasons import forward_rule, plugin_rule, reason_of
-from ..stacking.answers import Asked, ask
+from ..stacking.answers import AnsweredActor, query
 from ..tree import calls
 from ..tree.actor import actor, credentials
 from ..tree.visibility import attrs_of
@@ -135,12 +135,14 @@ def judge(view: View, who: Caller, name: str, fd: int, *, is_root: bool = False)
     shown = view.show(attrs)
     policy = view.policy
     verdicts = policy.cloak.judge(attrs.mode, attrs.uid, attrs.gid, who.uid, who.groups)
-    below = view.below if view.below is not None and view.below.has(info) else None
-    is_shown_below = below is None or below.shows(Asked(actor(who), ask(below, credentials(who), [fd])), fd, info)
-    visible = shown is not None and is_shown_below and (is_root or view.visible(who, attrs))
+    lower = view.lower if view.lower is not None and view.lower.contains(info) else None
+    is_shown_by_lower = lower is None or lower.is_visible_to(
+        AnsweredActor(actor(who), query(lower, credentials(who), [fd])), fd, info
+    )
+    visible = shown is not None and is_shown_by_lower and (is_root or view.visible(who, attrs))
     reason = reason_of(policy, who, attrs, verdicts, is_root=is_root, is_shown=shown is not None)
-    if below is not None and not is_shown_below:
-        reason = f"hidden by the mount below, {below.path}"
+    if lower is not None and not is_shown_by_lower:
+        reason = f"hidden by the mount below, {lower.path}"
     identity = credentials(who)
     with calls.as_others():
         permissions = sum(mode for mode in (READ, WRITE, EXECUTE) if calls.access(identity, fd, mode))

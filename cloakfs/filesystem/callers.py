@@ -12,7 +12,7 @@ from ..accounts.threadstatus import ThreadStatus
 from ..exportmode import ExportMode
 from ..identity import Caller, ClientCaller, ClientId
 from ..linux import CAP_SETUID
-from ..stacking.upper import INSIDE, Above
+from ..stacking.upper import UPPER, UpperDaemons
 from ..tree.actor import DAEMON, Actor, RootActor, actor, with_group
 from ..tree.nodes import OBJECT_BITS, Nodes
 from ..tree.notes import noting
@@ -44,7 +44,7 @@ class Callers:
         views: Views,
         groups: GroupSource,
         probe: SelfProbe,
-        above: Above,
+        upper: UpperDaemons,
         threads: ThreadStatus | None,
         mode: ExportMode,
     ) -> None:
@@ -52,7 +52,7 @@ class Callers:
         self._views = views
         self._groups = groups
         self._probe = probe
-        self._above = above
+        self._upper = upper
         self._threads = threads
         self._knfsd = mode.knfsd
         self._all_squash = mode.all_squash
@@ -92,7 +92,7 @@ class Callers:
         if view is None:
             return None
         # `is_daemon` is called only if there are such daemons at all: every request passes here.
-        if (self._probe.threads or self._above.threads) and self.is_daemon(ctx, for_attributes=for_attributes):
+        if (self._probe.threads or self._upper.threads) and self.is_daemon(ctx, for_attributes=for_attributes):
             return number, view, DAEMON
         if view.fixed is not None:
             if not self.admits(view, ctx):
@@ -108,7 +108,7 @@ class Callers:
                 who = RootActor(server_uid, server_gid, find_lacks, self._identify, view, uid, gid, ctx.pid)
         else:
             return None  # it depends on groups
-        return number, view, who if view.below is None else self._checked(view, who)
+        return number, view, who if view.lower is None else self._checked(view, who)
 
     def admits(self, view: View, ctx: RequestContext) -> bool:
         """Whether the caller may enter the view: for a fixed one, see `View.admits`.
@@ -131,7 +131,7 @@ class Callers:
         Raises:
             FUSEError: EACCES.
         """
-        if view.below is not None and (who.uid, who.gid) == INSIDE[:2]:
+        if view.lower is not None and (who.uid, who.gid) == UPPER[:2]:
             raise FUSEError(errno.EACCES)
         return who
 
@@ -139,8 +139,8 @@ class Callers:
         """Whether a daemon, this one or that of an upper mount, makes the request on its own behalf."""
         if ctx.pid in self._probe.threads:
             return True
-        above = self._above
-        return len(above.threads) > 0 and above.asks(*_client_ids(ctx), ctx.pid, for_attributes=for_attributes)
+        upper = self._upper
+        return len(upper.threads) > 0 and upper.is_request_of(*_client_ids(ctx), ctx.pid, for_attributes=for_attributes)
 
     async def _who_by_groups(self, view: View, ctx: RequestContext) -> Actor:
         who = self._identify(view, *_client_ids(ctx), ctx.pid)

@@ -23,8 +23,8 @@ from ..identity import ServerId
 from ..kernelcache.cache import KernelCache
 from ..kernelcache.policy import MountTraits
 from ..linux import process
-from ..stacking.answers import Answers, Asked, Asking, ask
-from ..stacking.upper import Above
+from ..stacking.answers import AnsweredActor, LowerAnswers, Query, query
+from ..stacking.upper import UpperDaemons
 from ..tracerecords import Record, described
 from ..tree import calls
 from ..tree.actor import DAEMON, Actor
@@ -36,7 +36,7 @@ from ..tree.request import Request
 from ..tree.views import Views
 from ..tree.visibility import AT_ONCE, Far, Sight, Visibility, is_entry_visible
 from ..tuning import STANDARD, Tuning
-from ..view import LowerTree, View
+from ..view import LowerMount, View
 from .callers import Callers
 from .handles import HalfRead, OpenFiles
 from .operation import Requests, Turns
@@ -133,7 +133,7 @@ class Core(pyfuse3.Operations):
         self.reconnection = HandleReconnection()
         self.nodes = nodes
         self.views = views
-        self.above = Above()
+        self.upper = UpperDaemons()
         self.reader = reader
         self.visibility = Visibility(nodes, AT_ONCE)
         self.tasks: Tasks | None = None
@@ -143,13 +143,13 @@ class Core(pyfuse3.Operations):
         self.half_read = HalfRead()
         self.turns = Turns()
         self.self_probe = SelfProbe(mountpoint)
-        threads.daemons = self.above.pids
+        threads.daemons = self.upper.pids
         self.callers = Callers(
             nodes,
             views,
             groups,
             self.self_probe,
-            self.above,
+            self.upper,
             None if self.exported else threads,  # a server's options decide what a client's root may do
             mode,
         )
@@ -363,28 +363,28 @@ class Core(pyfuse3.Operations):
 
         The lower mount is also queried about what the descriptors in `listed` (O_PATH) refer to.
         """
-        below = self.views.below
-        if below is None:
+        lower = self.views.lower
+        if lower is None:
             seen = await self._prefault(obj, uid=ctx.uid)
             served = await self.callers.served(inode, ctx, for_attributes=for_attributes)
         else:
             while True:
                 number, view, who = served = await self.callers.served(inode, ctx, for_attributes=for_attributes)
-                asking = None if who is DAEMON else Asking(below, who, listed)
-                seen = await self._prefault(obj, asking=asking, uid=ctx.uid)
+                lower_query = None if who is DAEMON else Query(lower, who, listed)
+                seen = await self._prefault(obj, lower_query=lower_query, uid=ctx.uid)
                 if self.views.get(number) is view:
                     break
-            if asking is not None:
-                served = number, view, Asked(who, asking.answers)
+            if lower_query is not None:
+                served = number, view, AnsweredActor(who, lower_query.answers)
         self.nodes.use_prefaulted(seen)
         return served
 
     async def _prefault(
-        self, obj: Object, name: bytes | None = None, asking: Asking | None = None, uid: int = -1
+        self, obj: Object, name: bytes | None = None, lower_query: Query | None = None, uid: int = -1
     ) -> Mapping[tuple[int, bytes], tuple[int, int]]:
         """Prefault the object, and `name` in it; return what `Nodes.use_prefaulted` needs.
 
-        With `asking`, the same thread queries the lower mount about it. What is deep in the tree is prefaulted in
+        With `lower_query`, the same thread queries the lower mount about it. What is deep in the tree is prefaulted in
         parts, for one request of each caller (`uid`, or the daemon) at a time.
 
         Raises:
@@ -402,8 +402,8 @@ class Core(pyfuse3.Operations):
                         has_moved |= self.nodes.prefaulted(found)
                         there |= found.inodes
             look = self.nodes.with_descriptor(self.nodes.prefault, obj, name, last)
-            if asking is not None:
-                look = asking.after(look, obj, self.nodes.root)
+            if lower_query is not None:
+                look = lower_query.after(look, obj, self.nodes.root)
             found = await trio.to_thread.run_sync(look, abandon_on_cancel=True)
             has_moved |= self.nodes.prefaulted(found)
             if not has_moved:
@@ -446,7 +446,7 @@ class Core(pyfuse3.Operations):
         return await self._enter(inode, ctx)
 
     async def _again_with_answers(
-        self, at: Request, fd: int, inode: InodeT, ctx: RequestContext, answers: Answers | None = None
+        self, at: Request, fd: int, inode: InodeT, ctx: RequestContext, answers: LowerAnswers | None = None
     ) -> Request:
         """Return how to go on after an await (`_again`), with the answers of the lower mount about `fd` (O_PATH).
 
@@ -454,20 +454,20 @@ class Core(pyfuse3.Operations):
         """
         while True:
             at = await self._again(at, inode, ctx)
-            below = at.view.below
-            if below is None or at.who is DAEMON:
+            lower = at.view.lower
+            if lower is None or at.who is DAEMON:
                 return at
             if answers is not None and answers.who == at.who.credentials:
-                return at._replace(who=Asked(at.who, answers))
+                return at._replace(who=AnsweredActor(at.who, answers))
             pin = Descriptor(self.nodes.with_descriptor(calls.dup, fd), (0, 0), 0)
             of_it = at._replace(fd=pin.fd, who=at.who.found(), pin=pin)
             answers = await self._do_in_thread(of_it, self._query_lower)
 
     @staticmethod
-    def _query_lower(at: Request) -> Answers | None:
+    def _query_lower(at: Request) -> LowerAnswers | None:
         """In a thread: return the answers of the lower mount to this caller about what `at.fd` refers to."""
-        below = at.view.below
-        return None if below is None or at.who is DAEMON else ask(below, at.who.credentials, [at.fd])
+        lower = at.view.lower
+        return None if lower is None or at.who is DAEMON else query(lower, at.who.credentials, [at.fd])
 
     async def _enter_as_kernel(self, inode: InodeT) -> Request:
         """Let the kernel itself in, which is reconnecting a handle: no policy is consulted."""
@@ -487,16 +487,16 @@ class Core(pyfuse3.Operations):
 
         A lower mount may squash them.
         """
-        while (below := at.view.below) is not None and below.has(at.info):
-            made = await self._do(at, partial(self._made_below, below))
+        while (lower := at.view.lower) is not None and lower.contains(at.info):
+            made = await self._do(at, partial(self._made_in_lower, lower))
             before, at = at, await self._again(at, inode, ctx)
             if at.view is before.view:
                 return at, made
         return at, (at.who.uid, at.who.gid)
 
     @staticmethod
-    def _made_below(below: LowerTree, at: Request) -> tuple[ServerId, ServerId]:
-        return below.makes(at.credentials, at.fd)
+    def _made_in_lower(lower: LowerMount, at: Request) -> tuple[ServerId, ServerId]:
+        return lower.owner_of_new(at.credentials, at.fd)
 
     async def _open_in_thread(
         self, at: Request, name: bytes, inode: InodeT, ctx: RequestContext
@@ -550,7 +550,7 @@ class Core(pyfuse3.Operations):
         """Open (O_PATH) the entry `name` of the directory, as the caller; it has yet to be judged."""
         return self.finder.open(at.credentials_for(os.X_OK), at.fd, name)
 
-    def _open_and_query(self, at: Request, name: bytes) -> tuple[int, Answers | None]:
+    def _open_and_query(self, at: Request, name: bytes) -> tuple[int, LowerAnswers | None]:
         """In a thread: open the entry `name` (`_open_named`), and query the lower mount about it."""
         fd = self._open_named(at, name)
         try:

@@ -301,7 +301,7 @@ class DirectoryOperations(NameOperations):
         obj = directory.obj
         most = len(directory.pending)
         if self.nodes.waits(obj):
-            if self.views.below is not None and directory.found:
+            if self.views.lower is not None and directory.found:
                 most = _MOST_QUERIED
             found = [directory.found[name] for name, *_ in directory.pending[:most] if name in directory.found]
             number, view, who = await self._served_prefaulted(obj, self._nodeid(directory), ctx, listed=found)

@@ -257,7 +257,7 @@ class NameOperations(Core):
         self.nodes.require_room()
         if at.view.judges and at.who is not DAEMON:
             uid, gid = at.who.uid, at.who.gid
-            if at.view.below is not None:
+            if at.view.lower is not None:
                 at, (uid, gid) = await self._maker(at, inode, ctx)
             gid = at.info.st_gid if at.info.st_mode & stat.S_ISGID else gid
             is_seen = is_new_entry_visible(at.view, at.who, name, mode & ~ctx.umask, uid, gid)
@@ -685,7 +685,7 @@ class NameOperations(Core):
             FUSEError: `if_hidden`: the entry is hidden.
         """
         try:
-            # In a mount below, something may be hidden from the caller. (Elsewhere, to look as the daemon would cost a
+            # In a lower mount, something may be hidden from the caller. (Elsewhere, to look as the daemon would cost a
             # switch, and an exception would take longer.)
             if not at.obj.filesystem.remote and calls.statx_if_there(at.credentials_for(os.X_OK), at.fd, name) is None:
                 return None

@@ -22,7 +22,7 @@ from ..fuse.compatibility import requester
 from ..identity import ClientId
 from ..linux import process
 from ..messages import UserError
-from ..stacking.upper import INSIDE
+from ..stacking.upper import UPPER
 from ..tracerecords import Record, Wanted
 from ..tree.nodes import Nodes
 from ..tree.notes import Hidden, Notes, noting
@@ -201,7 +201,7 @@ class Trace:
 
     def _is_daemon(self, caller: _Caller) -> bool:
         """Whether this daemon, or that of an upper mount, makes the request on its own behalf."""
-        return caller.pid in self._probe.threads or (caller.uid, caller.gid) == INSIDE[:2]
+        return caller.pid in self._probe.threads or (caller.uid, caller.gid) == UPPER[:2]
 
     def _server(self, target: _Target | None, begun: _Begun) -> dict[str, int] | None:
         """Return the identity that the request was served as; None if it has none."""

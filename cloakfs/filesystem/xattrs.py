@@ -10,7 +10,7 @@ from pyfuse3 import FUSEError, InodeT, RequestContext, XAttrNameT
 from .. import acl, linux
 from ..linux import process
 from ..policy import Attrs
-from ..stacking.upper import QUESTION
+from ..stacking.upper import QUERY_XATTR
 from ..tree import calls
 from ..tree.objects import Stale
 from ..tree.request import Request
@@ -52,8 +52,8 @@ class XattrOperations(Core):
     @operation
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
         """See getxattr(2)."""
-        if name == os.fsencode(QUESTION):
-            return await self._answer_above(inode, ctx)
+        if name == os.fsencode(QUERY_XATTR):
+            return await self._answer_query(inode, ctx)
         if name in _OFTEN_READ and self._is_known_to_lack(inode, ctx, name):
             raise FUSEError(_has_none(name))
         try:
@@ -119,8 +119,8 @@ class XattrOperations(Core):
                 self.cache.note_absent_xattr(at.obj, name)
             raise
 
-    async def _answer_above(self, inode: InodeT, ctx: RequestContext) -> bytes:
-        """Answer what a mount above asks as a caller; see `above.QUESTION`."""
+    async def _answer_query(self, inode: InodeT, ctx: RequestContext) -> bytes:
+        """Answer an upper daemon's query for one of its callers (`upper.QUERY_XATTR`)."""
         self._require_server(ctx)
         if self._is_top(inode):
             return b"0 0"  # everybody may know of it, and nobody may make anything in it

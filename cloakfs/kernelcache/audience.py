@@ -181,7 +181,7 @@ class Audiences:
     def is_visible_to_uid(view: View, uid: ServerId, info: linux.Stat) -> bool:
         """Whether the view shows an entry like this to all callers with this uid, whatever their groups are."""
         cloak = view.cloak
-        if cloak is None or not view.forwards_by_mapping or view.below is not None:
+        if cloak is None or not view.forwards_by_mapping or view.lower is not None:
             return False
         return cloak.condition(info.st_mode, info.st_uid, info.st_gid).surely_admits(uid)
 

@@ -325,7 +325,7 @@ class Changes:
             info = obj.filesystem.stat(fd)
             if len(obj.ever_cached_in) > _MAX_VIEWS:
                 view = self._views.any()
-                return view.below is not None or not self._is_shown_to_all(view, obj, fd, info)
+                return view.lower is not None or not self._is_shown_to_all(view, obj, fd, info)
             for number in obj.ever_cached_in:
                 view_ = self._views.get(number)
                 if view_ is None or self._hides_from_viewer(view_, obj, fd, info):
@@ -410,7 +410,7 @@ class Changes:
 
     def _hides_from_viewer(self, view: View, obj: Object, fd: int, info: linux.Stat) -> bool:
         """Whether some caller must not see (any more) what is cached of `obj`, or of what is below it."""
-        if view.below is not None:
+        if view.lower is not None:
             return True  # the mount below reports no changes; nothing is cached for long in such a view
         if view.fixed is not None:
             if not is_entry_visible(view, actor(view.fixed), obj.name, info, fd):

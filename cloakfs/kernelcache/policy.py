@@ -242,12 +242,12 @@ def _per_caller(case: CacheCase) -> bool:
 def _by_cloak(case: CacheCase) -> bool:
     """Whether a caller sees what the cloak_list says, and each of its ids is mapped by itself."""
     view = case.view
-    return _per_caller(case) and view.cloak is not None and view.forwards_by_mapping and view.below is None
+    return _per_caller(case) and view.cloak is not None and view.forwards_by_mapping and view.lower is None
 
 
 def _by_plugin(case: CacheCase) -> bool:
     """Whether a plug-in says what it shows to all callers."""
-    says_so = case.view.below is None and not is_built_in(case.view.policy, "same_for_all")
+    says_so = case.view.lower is None and not is_built_in(case.view.policy, "same_for_all")
     return _per_caller(case) and says_so and not _by_cloak(case)
 
 
@@ -302,7 +302,7 @@ def _guarded_top(case: CacheCase) -> bool:
 
 def _top_alone(case: CacheCase) -> bool:
     """Whether nothing but the top is known to be shown to all alike."""
-    if case.view.below is not None or case.terms.mode.no_client_cache:
+    if case.view.lower is not None or case.terms.mode.no_client_cache:
         return False
     if case.terms.fixed:
         return _unsteady(case) and not _guarded_top(case) and not _by_handle(case)
@@ -334,7 +334,7 @@ def _unnamed(case: CacheCase) -> Why:
 
 
 def _may_change(case: CacheCase) -> Why:
-    below = case.view.below is not None
+    below = case.view.lower is not None
     return Why("the mount below reports no changes" if below else "the plug-in may change its mind at any time")
 
 
@@ -357,7 +357,7 @@ def _views(case: CacheCase) -> str:
 def _differs(case: CacheCase) -> Why:
     """Why callers may be shown different things in a caller view."""
     mode = case.terms.mode
-    if case.view.below is not None:
+    if case.view.lower is not None:
         return Why("the mount below reports no changes")
     if not _tells_what_all_see(case):
         return Why("the plug-in does not say what it shows to all", "give it a method same_for_all")
@@ -375,7 +375,7 @@ def _differs(case: CacheCase) -> Why:
 
 
 def _may_be_hidden(case: CacheCase) -> Why:
-    if case.view.hides and case.view.below is None:
+    if case.view.hides and case.view.lower is None:
         return Why("the time of an answer must not tell hidden from absent names", _views(case))
     return _differs(case)
 

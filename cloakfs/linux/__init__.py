@@ -13,7 +13,16 @@ from .capabilities import (
     raised,
     set_effective_capabilities,
 )
-from .credentials import ANYBODY, FEW_GROUPS, MOST_LONG, ROOT, Credentials, act_as_daemon, act_for_nobody_as, as_daemon
+from .credentials import (
+    ANYBODY,
+    FEW_GROUPS,
+    MOST_LONG,
+    ROOT,
+    Credentials,
+    act_as_daemon,
+    as_daemon,
+    set_daemon_credentials,
+)
 from .mounting import (
     MNT_DETACH,
     MS_BIND,
@@ -62,16 +71,12 @@ from .syscalls import (
 from .threads import apart, in_main_thread, umask
 
 __all__ = [
-    "ANYBODY", "AT_HANDLE_FID", "CAP_SETFCAP", "CAP_SETUID", "CAP_SYS_ADMIN", "CAP_SYS_RESOURCE",
-    "FALLOC_FL_KEEP_SIZE", "FEW_GROUPS", "FILE_CAPABILITIES", "FMODE_EXEC", "MNT_DETACH", "MOST_LONG", "MS_BIND",
-    "MS_DIRSYNC",
-    "MS_NOATIME", "MS_NODEV", "MS_NODIRATIME", "MS_NOEXEC", "MS_NOSUID", "MS_NOSYMFOLLOW", "MS_POSIXACL", "MS_RDONLY",
-    "MS_RELATIME", "MS_REMOUNT", "MS_SYNCHRONOUS", "RENAME_EXCHANGE", "RENAME_NOREPLACE", "ROOT", "RWF_NOWAIT",
-    "Credentials", "Stat", "When", "act_as_daemon", "act_for_nobody_as", "apart", "as_daemon", "btrfs_top",
-    "clone_tree",
-    "clone_writable",
-    "detach_mount", "effective_capabilities", "fallocate", "fstat", "getdents", "in_main_thread", "may_access",
-    "may_lease",
-    "mount", "name_to_handle", "open_by_handle", "raised", "renameat2", "require_access",
+    "ANYBODY", "AT_HANDLE_FID", "CAP_SETFCAP", "CAP_SETUID", "CAP_SYS_ADMIN", "CAP_SYS_RESOURCE", "FALLOC_FL_KEEP_SIZE",
+    "FEW_GROUPS", "FILE_CAPABILITIES", "FMODE_EXEC", "MNT_DETACH", "MOST_LONG", "MS_BIND", "MS_DIRSYNC", "MS_NOATIME",
+    "MS_NODEV", "MS_NODIRATIME", "MS_NOEXEC", "MS_NOSUID", "MS_NOSYMFOLLOW", "MS_POSIXACL", "MS_RDONLY", "MS_RELATIME",
+    "MS_REMOUNT", "MS_SYNCHRONOUS", "RENAME_EXCHANGE", "RENAME_NOREPLACE", "ROOT", "RWF_NOWAIT", "Credentials", "Stat",
+    "When", "act_as_daemon", "apart", "as_daemon", "btrfs_top", "clone_tree", "clone_writable", "detach_mount",
+    "effective_capabilities", "fallocate", "fstat", "getdents", "in_main_thread", "may_access", "may_lease", "mount",
+    "name_to_handle", "open_by_handle", "raised", "renameat2", "require_access", "set_daemon_credentials",
     "set_effective_capabilities", "statx", "statx_if_there", "umask", "umount", "utimens", "xfs_uuid",
 ]  # fmt: skip

@@ -46,8 +46,8 @@ _of_daemon = ROOT
 _has_switched = False  # whether a thread of this process may act as anybody but whoever started it
 
 
-def act_for_nobody_as(who: Credentials) -> None:
-    """Let `ROOT` mean these credentials from now on, by which the cloakfs mount below recognizes this daemon.
+def set_daemon_credentials(who: Credentials) -> None:
+    """Let `ROOT` mean these credentials from now on, by which the lower cloakfs mount recognizes this daemon.
 
     The thread acts with them at once. To be called before there are other threads.
     """

@@ -18,7 +18,7 @@ from ..identity import Caller, ClientCaller
 from ..linux import ownfiles, sockets
 from ..monitoring import Events
 from ..policy import METHODS, Policy, is_built_in
-from ..stacking.upper import Above
+from ..stacking.upper import UpperDaemons
 from ..state.client import CONTROL_DIR, LONGEST_REQUEST, VERSION, plain, restored, socket_of
 from ..state.runtime import PublishedState
 from ..tracerecords import Wanted
@@ -66,7 +66,7 @@ class Control:
         published: PublishedState,
         groups: str | None,
         views: Views,
-        above: Above,
+        upper: UpperDaemons,
         tracers: Tracers,
         figures: Callable[[], dict[str, Any]],
         events: Events,
@@ -77,7 +77,7 @@ class Control:
         self._published = published
         self._groups = groups
         self._views = views
-        self._above = above
+        self._upper = upper
         self._tracers = tracers
         self._figures = figures
         self._events = events
@@ -128,7 +128,7 @@ class Control:
             self._conversations.pop(client.scope, None)
 
     def _let_in(self, client: _Client) -> None:
-        client.until_its_end.enter_context(self._above.let_in(client.pid))
+        client.until_its_end.enter_context(self._upper.admit(client.pid))
         self._conversations.pop(client.scope, None)  # it stays silent all its life, and must never make room for others
 
     def _let_trace(self, client: _Client, wanted: Wanted) -> None:

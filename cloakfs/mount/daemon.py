@@ -35,7 +35,7 @@ from ..linux import mountinfo, ownfiles
 from ..messages import shell_word
 from ..plugin.loader import PolicyError, is_in_file, load_policy
 from ..reasons import who_checks
-from ..stacking.lower import find_below
+from ..stacking.lower import find_lower
 from ..state import persistent
 from ..state.client import socket_of
 from ..state.runtime import STATE_DIR, PublishedState, all_mounted, mount_key
@@ -171,9 +171,9 @@ def _open(settings: Settings, state: str, most: int, stack: contextlib.ExitStack
     Raises:
         MountError: one of them cannot be used.
     """
-    below = find_below(settings.source)
-    if below is not None:
-        stack.callback(below.close)
+    lower = find_lower(settings.source)
+    if lower is not None:
+        stack.callback(lower.close)
     with _as_mount_errors(settings, state):
         policy = load_policy(settings.options.policy, settings.options, settings.policy_dir)
         index = _index(settings, os.path.join(state, persistent.INDEX))
@@ -187,7 +187,7 @@ def _open(settings: Settings, state: str, most: int, stack: contextlib.ExitStack
             index,
             for_all=settings.mount_options.export.ganesha,
             checked=settings.mount_options.default_permissions,
-            below=below,
+            lower=lower,
         )
     return index, nodes, views
 
@@ -320,7 +320,7 @@ def _published(
         published,
         _groups_of(settings),
         filesystem.views,
-        filesystem.above,
+        filesystem.upper,
         filesystem.tracers,
         partial(figures, filesystem, index),
         filesystem.probing.events,

@@ -1,1 +1,1 @@
-"""cloakfs over cloakfs: what the lower mount grants to the daemon above, and what that one asks of it."""
+"""cloakfs over cloakfs: what a mount grants to the daemon of an upper mount, and how that queries the lower one."""

@@ -1,4 +1,4 @@
-"""The cloakfs mount that a daemon's tree lies in, if there is one (`above` explains how the two work together)."""
+"""The lower mount: the cloakfs mount that a daemon's tree lies in, if any. (`upper` explains how the two cooperate.)"""
 
 import errno
 from typing import TYPE_CHECKING
@@ -11,8 +11,8 @@ from ..linux import mountinfo
 from ..state.client import Conversation, DaemonError
 from ..state.runtime import Mounted, all_mounted
 from ..tree import calls
-from .answers import Asked, NotAsked
-from .upper import INSIDE, QUESTION
+from .answers import AnsweredActor, Unanswered
+from .upper import QUERY_XATTR, UPPER
 
 if TYPE_CHECKING:
     from ..tree.actor import Actor
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 _HIDDEN = (errno.ESTALE, errno.ENOENT, errno.EACCES)
 
 
-def find_below(source: str) -> "LowerMount | None":
-    """Return the cloakfs mount that `source` lies in, if any, after its daemon has let this process in as `INSIDE`.
+def find_lower(source: str) -> "LowerMountClient | None":
+    """Return the cloakfs mount that `source` lies in, if any, after its daemon has admitted this process as `UPPER`.
 
     Raises:
-        MountError: it does not let this process in, or cannot be asked.
+        MountError: it does not admit this process, or does not answer.
     """
     try:
         fd = calls.find_top(source)
@@ -45,7 +45,7 @@ def find_below(source: str) -> "LowerMount | None":
         calls.close(fd)
 
 
-def _lie_over(mount: Mounted, source: int) -> "LowerMount":
+def _lie_over(mount: Mounted, source: int) -> "LowerMountClient":
     lower = Conversation(mount)
     try:
         if not lower.query({"method": "lie over"})["xattrs"]:
@@ -53,76 +53,77 @@ def _lie_over(mount: Mounted, source: int) -> "LowerMount":
                 f"{mount.target} has noxattr, but cloakfs asks a lower mount through extended attributes; "
                 f"mount {mount.source} instead"
             )
-        linux.act_for_nobody_as(INSIDE)
-        return LowerMount(mount.target, lower, calls.fstat(source).st_dev)
+        linux.set_daemon_credentials(UPPER)
+        return LowerMountClient(mount.target, lower, calls.fstat(source).st_dev)
     except BaseException:
         lower.close()
         raise
 
 
-class LowerMount:
-    """Asks the mount below.
+class LowerMountClient:
+    """Queries the lower mount: the `LowerMount` of a view.
 
     Args:
         path: its mount point.
-        lower: the conversation in which its daemon was told that this one lies over it, which holds until it is closed.
-        device: st_dev of what it shows.
+        conversation: in which its daemon was told of this one, which is admitted until it is closed.
+        device: st_dev of the objects that it shows.
     """
 
-    def __init__(self, path: str, lower: Conversation, device: int) -> None:
+    def __init__(self, path: str, conversation: Conversation, device: int) -> None:
         self.path = path
-        self._lower = lower
+        self._conversation = conversation
         self._device = device
 
     def close(self) -> None:
-        """End the conversation; the mount below is then a mount like any other again."""
-        self._lower.close()
+        """End the conversation, and with it the admission to the lower mount."""
+        self._conversation.close()
 
-    def has(self, info: linux.Stat) -> bool:
+    def contains(self, info: linux.Stat) -> bool:
         """Whether the object with this stat is in it. (Something else may be mounted on top.)"""
         return info.st_dev == self._device
 
-    def shows(self, who: "Actor", fd: int, info: linux.Stat) -> bool:
-        """Whether `who` may know of the object of the mount below that has this stat, and that `fd` (O_PATH) refers to.
+    def is_visible_to(self, who: "Actor", fd: int, info: linux.Stat) -> bool:
+        """Whether `who` may know of the lower mount's object that has this stat, and that `fd` (O_PATH) refers to.
 
-        The session loop must not wait for the mount below, nor for anything that it waits for: there, `who` is `Asked`.
+        The session loop must not wait for the lower mount, nor for what that waits for: `who` is an `AnsweredActor`
+        there.
 
         Raises:
-            OSError: the mount below does not answer.
-            NotAsked: this is the session loop, and no thread has asked. That is a fault, and not the same as hidden: a
-                caller that is told that an object is absent may make another one, or believe it lost.
+            OSError: the lower mount does not answer.
+            Unanswered: this is the session loop, and no thread has queried it. That is a fault, not the same as hidden:
+                a caller that believes an object to be absent may make another one, or believe it lost.
         """
         if not linux.in_main_thread():
             try:
-                self.ask(who.credentials, fd)
+                self.query(who.credentials, fd)
             except OSError as exc:
-                return _is_shown(exc)
+                return _is_visible(exc)
             return True
-        answer = who.answer(info) if isinstance(who, Asked) else None
+        answer = who.answer(info) if isinstance(who, AnsweredActor) else None
         if answer is None:
-            raise NotAsked(f"nobody has asked {self.path} about its inode {info.st_ino}")
-        return isinstance(answer, bytes) or _is_shown(answer)
+            raise Unanswered(f"{self.path} was not queried about its inode {info.st_ino}")
+        return isinstance(answer, bytes) or _is_visible(answer)
 
-    def makes(self, who: linux.Credentials, fd: int) -> tuple[ServerId, ServerId]:
-        """In a thread: return owner and group, as the mount below shows them, of what `who` would make in a directory.
+    def owner_of_new(self, who: linux.Credentials, fd: int) -> tuple[ServerId, ServerId]:
+        """In a thread: return owner and group, as the lower mount shows them, of what `who` would make in a directory.
 
         Raises:
-            OSError: the mount below does not answer, or does not show `who` the directory.
+            OSError: the lower mount does not answer, or does not show `who` the directory.
         """
-        uid, gid = self.ask(who, fd).split()
+        uid, gid = self.query(who, fd).split()
         return ServerId(int(uid)), ServerId(int(gid))
 
     @staticmethod
-    def ask(who: linux.Credentials, fd: int) -> bytes:
-        """In a thread: return what the mount below tells `who` about the object `fd` (O_PATH); see `above.QUESTION`.
+    def query(who: linux.Credentials, fd: int) -> bytes:
+        """In a thread: return the lower mount's answer to `who` about the object `fd` (O_PATH): `upper.QUERY_XATTR`.
 
         Raises:
-            OSError: the mount below does not answer, or does not show the object.
+            OSError: the lower mount does not answer, or does not show the object.
         """
-        return calls.peek_xattr(who, fd, QUESTION)
+        return calls.peek_xattr(who, fd, QUERY_XATTR)
 
 
-def _is_shown(exc: OSError) -> bool:
+def _is_visible(exc: OSError) -> bool:
     if exc.errno in _HIDDEN:
         return False
     raise exc

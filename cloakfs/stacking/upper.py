@@ -1,10 +1,10 @@
-"""The daemons of cloakfs mounts that lie over this one. (Their side of this is in `below`.)
+"""The daemons of upper mounts: cloakfs mounts whose source lies in this one. (`lower` is their side of it.)
 
-A daemon does everything for its callers with their credentials, so the mount below shows, maps and squashes for them
-as it would without a daemon in between. But to find its way, a daemon also has to see what a caller does not: whether a
-name is taken by something hidden, or where an object is now. So it tells the daemon below that it lies over that mount,
-and is let in: when it acts as `INSIDE`, it sees everything, and it gets attributes whatever credentials it uses. In
-return it shows nobody anything before it has asked, as that caller, whether the mount below shows it, too.
+The daemon of an upper mount makes all system calls for its callers with their credentials, so the lower mount shows,
+maps and squashes for them as it would without a daemon in between. But an upper daemon also has to see what a caller
+does not: whether a name is taken by something hidden, or where an object is now. So it reports itself to the lower
+daemon, and is admitted: with the credentials `UPPER` it sees all objects, and it gets attributes with any credentials.
+In return it shows no caller anything before it has queried, as that caller, whether the lower mount shows it, too.
 """
 
 import contextlib
@@ -16,21 +16,21 @@ from ..identity import ClientId, ServerId
 from ..linux import process
 from ..mapping import MAX_ID
 
-INSIDE = linux.Credentials(ServerId(0), ServerId(MAX_ID), ())
-"""The credentials with which a daemon above acts on its own behalf; it does not serve a caller with these ids."""
+UPPER = linux.Credentials(ServerId(0), ServerId(MAX_ID), ())
+"""The credentials with which an upper daemon acts on its own behalf; it does not serve a caller with these ids."""
 
-_IDS_BELOW = ClientId(INSIDE.uid), ClientId(INSIDE.gid)  # to the mount below, the daemon above is a client
+_CLIENT_IDS = ClientId(UPPER.uid), ClientId(UPPER.gid)  # to the lower mount, the upper daemon is a client
 
-QUESTION = "security.cloakfs"
+QUERY_XATTR = "security.cloakfs"
 """An extended attribute of every object that its reader may see. Its value is `UID GID`, the owner and group with which
 a file that the reader made here would be shown.
 
-(With another prefix, the kernel would answer without asking the daemon, or not answer everybody: xattr(7).)
+(With another prefix, the kernel would answer without the daemon, or refuse some callers: xattr(7).)
 """
 
 
-class Above:
-    """The daemons that are let in.
+class UpperDaemons:
+    """The daemons of upper mounts that were admitted.
 
     Attributes:
         threads: a descriptor for each, from `process.open_threads`.
@@ -42,8 +42,8 @@ class Above:
         self.pids: set[int] = set()
 
     @contextlib.contextmanager
-    def let_in(self, pid: int) -> Iterator[None]:
-        """Let this process in, until the context ends.
+    def admit(self, pid: int) -> Iterator[None]:
+        """Admit the daemon with this process id, until the context ends.
 
         Raises:
             OSError: the process has ended.
@@ -58,8 +58,8 @@ class Above:
             self.pids.discard(pid)
             os.close(fd)
 
-    def asks(self, uid: ClientId, gid: ClientId, tid: int, *, for_attributes: bool) -> bool:
+    def is_request_of(self, uid: ClientId, gid: ClientId, tid: int, *, for_attributes: bool) -> bool:
         """Whether this is a request that one of these daemons makes on its own behalf."""
-        if not for_attributes and (uid, gid) != _IDS_BELOW:
+        if not for_attributes and (uid, gid) != _CLIENT_IDS:
             return False
         return any(process.has_thread(threads, tid) for threads in self.threads)

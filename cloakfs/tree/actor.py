@@ -126,7 +126,7 @@ class _DaemonActor(Actor):
 
     @property
     def credentials(self) -> linux.Credentials:
-        return linux.ROOT  # in a mount below, this is more than a caller's root (`above`)
+        return linux.ROOT  # in a lower mount, this is more than a caller's root (`stacking.upper`)
 
     def found(self) -> Actor:
         return self
@@ -135,4 +135,4 @@ class _DaemonActor(Actor):
 _ROOT = Caller(ServerId(0), ServerId(0), frozenset({ServerId(0)}))
 
 DAEMON = _DaemonActor(_ROOT.uid, _ROOT.gid, lambda: _ROOT)
-"""The daemon itself, looking through its own mount, or one above. It is recognized by identity (`is`), not by ids."""
+"""The daemon itself, or that of an upper mount, as a caller. It is recognized by identity (`is`), not by ids."""

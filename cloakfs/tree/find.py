@@ -71,7 +71,7 @@ class Finder:
         info = at.info if there is None else there[0]
         obj = self._nodes.at_place(directory, name, info)
         cloak = view.cloak
-        if view.hides and who is not DAEMON and cloak is not None and view.below is None:
+        if view.hides and who is not DAEMON and cloak is not None and view.lower is None:
             of_stat = cloak.condition(info.st_mode, info.st_uid, info.st_gid)
             condition = of_stat if there is not None else cloak.condition_of_absent
             if not condition.admits(who.uid, who.has_group):

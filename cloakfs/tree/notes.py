@@ -52,8 +52,8 @@ class Notes:
             reason = reason_of(policy, who, attrs, verdicts, is_root=False, is_shown=is_shown)
             self.hidden.append(Hidden(name, obj, reason))
 
-    def add_hidden_below(self, mount: str, name: bytes, obj: Object | None = None) -> None:
-        """Note that the mount below, which is at `mount`, hides an object."""
+    def add_hidden_by_lower(self, mount: str, name: bytes, obj: Object | None = None) -> None:
+        """Note that the lower mount, which is at `mount`, hides an object."""
         if self._has_room(name, obj):
             self.hidden.append(Hidden(name, obj, f"hidden by the mount below, {mount}"))
 

@@ -12,14 +12,12 @@ from ..identity import Caller, ClientId, ServerId
 from ..linux import userdatabase
 from ..messages import UserError
 from ..policy import Policy
-from ..view import LowerTree, View
+from ..view import LowerMount, View
 from .index import Index
 from .nodes import MAX_VIEWS
 
 if TYPE_CHECKING:
     import trio
-
-    from ..view import LowerTree
 
 # The database is asked again after this part of the time that a change may take, and has the rest to answer.
 _PART = 2 / 3
@@ -112,11 +110,11 @@ class Views:
         for_all: whether everybody may enter them.
         index: stores the numbers of views.
         checked: whether the kernel checks permissions against the attributes that are shown.
-        below: the cloakfs mount in which the tree lies, if any.
+        lower: the cloakfs mount in which the tree lies, if any.
 
     Attributes:
         policy: the policy in force.
-        below: see above.
+        lower: see above.
         top: whether the views are `@NAME` directories, so that the root of the mount only lists them.
         fixed: whether the views are fixed.
         get: returns the view with a number, or None if this mount does not have it (yet). Every request asks.
@@ -134,12 +132,12 @@ class Views:
         *,
         for_all: bool = False,
         checked: bool = False,
-        below: LowerTree | None = None,
+        lower: LowerMount | None = None,
     ) -> None:
         self.policy = policy
         self._for_all = for_all
         self._checked = checked
-        self.below = below
+        self.lower = lower
         self._entrants = entrants
         self._index = index
         resolved = [resolve(item) for item in items]
@@ -188,7 +186,7 @@ class Views:
             self._entrants,
             for_all=self._for_all,
             checked=self._checked,
-            below=self.below,
+            lower=self.lower,
             act_as_daemon=linux.act_as_daemon,
         )
 

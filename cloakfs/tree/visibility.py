@@ -180,8 +180,8 @@ def is_entry_visible(view: View, who: Actor, name: bytes, info: linux.Stat, fd: 
     """Whether `who` may see the entry `name`, to which `fd` refers, of a directory that it sees."""
     if not view.hides or who is DAEMON:
         return True
-    if view.below is not None and view.below.has(info) and not view.below.shows(who, fd, info):
-        return _note_hidden_by_lower(view.below.path, name)
+    if view.lower is not None and view.lower.contains(info) and not view.lower.is_visible_to(who, fd, info):
+        return _note_hidden_by_lower(view.lower.path, name)
     return _policy_shows(view, who, name, info, fd) or note_hidden(view, who, name, info, fd)
 
 
@@ -197,7 +197,7 @@ def note_hidden(
 def _note_hidden_by_lower(mount: str, name: bytes, obj: Object | None = None) -> Literal[False]:
     """Note, for a trace, that the lower mount hides the object; return False."""
     if (notes := noting.get()) is not None:
-        notes.add_hidden_below(mount, name, obj)
+        notes.add_hidden_by_lower(mount, name, obj)
     return False
 
 
@@ -332,18 +332,18 @@ class Visibility:
         cloak = view.cloak
         checked = obj
         is_known = True  # whether an access path may be known
-        to_ask = view.below
+        to_query = view.lower
         while True:
-            below = to_ask if to_ask is not None and to_ask.has(info) else None
-            if below is not None and not below.shows(who, nodes.fd(obj), info):
+            lower = to_query if to_query is not None and to_query.contains(info) else None
+            if lower is not None and not lower.is_visible_to(who, nodes.fd(obj), info):
                 return _HIDDEN
-            to_ask = to_ask if below is None else None  # the mount below has judged everything above as well
-            if obj is nodes.root or not (to_ask or view.judges):
+            to_query = to_query if lower is None else None  # the lower mount has checked all directories above, too
+            if obj is nodes.root or not (to_query or view.judges):
                 return _VISIBLE
             if known is not None and obj in known:
                 return _VISIBLE if known[obj] else _HIDDEN
             if (
-                to_ask is None
+                to_query is None
                 and cloak is not None
                 and is_known
                 and isinstance(obj, Directory)
@@ -356,7 +356,7 @@ class Visibility:
                 is_known = False
             steps += 1
             # What the lower mount answered, and what a thread has prefaulted, is valid for this request alone.
-            if steps > self._at_once and view.below is None and not obj.filesystem.by_threads:
+            if steps > self._at_once and view.lower is None and not obj.filesystem.by_threads:
                 raise Far
             above = self._visible_in(view, who, obj, info)
             if len(above) != 1:  # hard links, which only files have, or no place in which `who` sees it
@@ -436,15 +436,15 @@ class Visibility:
 
     def _note_hidden(self, view: View, who: Actor, obj: Object) -> None:
         at: Object | None = obj
-        to_ask = view.below
+        to_query = view.lower
         while at is not None and at is not self._nodes.root:
             fd = self._nodes.fd(at)
             info = self._stat(at)
-            if to_ask is not None and to_ask.has(info):
-                if not to_ask.shows(who, fd, info):
-                    _note_hidden_by_lower(to_ask.path, at.name, at)
+            if to_query is not None and to_query.contains(info):
+                if not to_query.is_visible_to(who, fd, info):
+                    _note_hidden_by_lower(to_query.path, at.name, at)
                     return
-                to_ask = None
+                to_query = None
             if not _policy_shows(view, who, at.name, info, fd):
                 note_hidden(view, who, at.name, info, fd, at)
                 return

@@ -42,7 +42,7 @@ def noted(call: Callable[[], object]) -> list[Hidden]:
 
 
 class Lower:
-    """A mount below that has, and shows, only some objects."""
+    """A lower mount that has, and shows, only some objects."""
 
     path = "/lower"
 
@@ -50,10 +50,10 @@ class Lower:
         self._has = has
         self._shows = shows
 
-    def has(self, info: os.stat_result) -> bool:
+    def contains(self, info: os.stat_result) -> bool:
         return any(obj.inode == (info.st_dev, info.st_ino) for obj in self._has)
 
-    def shows(self, _who: Actor, _fd: int, info: os.stat_result) -> bool:
+    def is_visible_to(self, _who: Actor, _fd: int, info: os.stat_result) -> bool:
         return any(obj.inode == (info.st_dev, info.st_ino) for obj in self._shows)
 
 
@@ -112,7 +112,7 @@ def test_the_mount_below_is_the_reason_where_it_hides(
 
     def reasons(has: list[Object], shows: list[Object]) -> list[tuple[Object | None, bool]]:
         lower: Any = Lower(has, shows)
-        found = noted(lambda: visibility.note_hidden(View(POLICY, below=lower), other, obj))
+        found = noted(lambda: visibility.note_hidden(View(POLICY, lower=lower), other, obj))
         return [(hidden.obj, hidden.reason == BELOW) for hidden in found]
 
     assert reasons([obj, above], []) == [(obj, True)]

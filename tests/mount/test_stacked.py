@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cloakfs.stacking.upper import INSIDE
+from cloakfs.stacking.upper import UPPER
 from cloakfs.state.runtime import mounted as all_told
 from tests.agents import User, names, read, write
 from tests.waiting import wait_until
@@ -219,7 +219,7 @@ def test_when_the_one_below_ends_nothing_is_shown(mount: Callable[..., Mount], u
 def test_only_a_daemon_that_lies_over_it_is_let_in(mount: Callable[..., Mount], user: Callable[..., User]) -> None:
     lower = mount("-o", f"{OPEN},cloak_list=uid +000 2000 2999")
     user(2001).do(os.mkdir, lower.at("hidden"))
-    forger = user(*INSIDE[:2])
+    forger = user(*UPPER[:2])
     assert forger.error(os.stat, lower.at("hidden")) == errno.ENOENT
     upper = mount("-o", OPEN, source=lower.path)
     assert forger.error(os.stat, lower.at("hidden")) == errno.ENOENT

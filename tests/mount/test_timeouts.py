@@ -294,16 +294,16 @@ def test_where_nothing_is_hidden_names_are_absent_for_all_who_may_search(scene: 
         s.catch_up()
         expected = {"": ABSENT_SECONDS, "a": ABSENT_SECONDS, "d": ABSENT_SECONDS, "d/e": 0.0, "d/e/f": 0.0}
         assert {above: s.of_negative(view, f"{s.top}/{above}/absent") for above in expected} == expected
-        assert s.of_negative(View(Policy(), below=LOWER), f"{s.top}/a/absent") == 0.0
+        assert s.of_negative(View(Policy(), lower=LOWER), f"{s.top}/a/absent") == 0.0
         assert s.of_negative(View(CLOAKED), f"{s.top}/a/absent") == 0.0
 
     trio.run(main)
 
 
 class Lower:
-    """A mount below that has nothing of what is asked about."""
+    """A lower mount that has nothing of what is asked about."""
 
-    def has(self, _: os.stat_result) -> bool:
+    def contains(self, _: os.stat_result) -> bool:
         return False
 
 
@@ -322,12 +322,12 @@ NOT_TO_BE_RELIED_ON = {
     "hides by name": View(ByName(OPTIONS)),
     "forwards": View(Forwarding(OPTIONS)),
     "shows": View(Showing(OPTIONS)),
-    "below": View(CLOAKED, below=LOWER),
-    "promises below": View(Promising(OPTIONS), below=LOWER),
+    "lower": View(CLOAKED, lower=LOWER),
+    "promises below": View(Promising(OPTIONS), lower=LOWER),
     "fixed hides by name": View(ByName(OPTIONS), who(OWNER)),
     "fixed shows": View(Showing(OPTIONS), who(OWNER)),
-    "fixed below": View(CLOAKED, who(OWNER), below=LOWER),
-    "fixed below without a cloak_list": View(Policy(), who(OWNER), below=LOWER),
+    "fixed below": View(CLOAKED, who(OWNER), lower=LOWER),
+    "fixed below without a cloak_list": View(Policy(), who(OWNER), lower=LOWER),
 }
 
 
@@ -341,7 +341,7 @@ def test_what_may_change_with_the_caller_is_not_cached(what: str, scene: MakeSce
             assert s.of_name(view, path) == (0.0, BRIEF_SECONDS)
             assert s.of_object(view, path) == BRIEF_SECONDS
             assert s.of_negative(view, path) == 0.0
-        assert s.of_object(view, s.top) == (0.0 if view.below else LONG_SECONDS)
+        assert s.of_object(view, s.top) == (0.0 if view.lower else LONG_SECONDS)
 
     trio.run(main)
 

@@ -405,18 +405,18 @@ def test_what_the_mount_below_shows_it_shows_with_all_above(
     number = os.fstat(nodes.fd(deep)).st_ino
     asked: list[int] = []
 
-    def shows(who: Actor, fd: int, info: os.stat_result) -> bool:
+    def is_visible_to(who: Actor, fd: int, info: os.stat_result) -> bool:
         asked.append(info.st_ino)
         return True
 
     lower: Any = Lower(tree)
-    lower.shows = shows
+    lower.is_visible_to = is_visible_to
     looks = Looks(visibility, nodes, monkeypatch)
     for policy in (POLICY, ByName(POLICY.options)):
-        looks.all_of(View(policy, below=lower), OWNER, deep, seen=True)
+        looks.all_of(View(policy, lower=lower), OWNER, deep, seen=True)
         assert asked == [number]
         asked.clear()
-    assert not looks.all_of(View(Policy(), below=lower), OWNER, deep, seen=True)
+    assert not looks.all_of(View(Policy(), lower=lower), OWNER, deep, seen=True)
     assert asked == [number]
 
 
@@ -436,13 +436,13 @@ def test_groups_are_not_looked_up_where_they_do_not_matter(tree: str, nodes: Nod
         raise AssertionError
 
     lower: Any = Lower(tree)
-    lower.shows = lambda *_: True
+    lower.is_visible_to = lambda *_: True
     visibility = Visibility(nodes)
     *_, deep = go_down(visibility, nodes, 3, told=False)
     fd = nodes.fd(deep)
     info = os.fstat(fd)
     for policy in (POLICY, Policy(), Promising()):
-        for view in (View(policy), View(policy, below=lower)):
+        for view in (View(policy), View(policy, lower=lower)):
             who = Actor(OWNER, OWNER, find)
             assert is_entry_visible(view, who, deep.name, info, fd)
             assert visibility.is_visible(view, who, deep, info)
@@ -474,7 +474,7 @@ class ByAccess(ByName):
 
 
 class Lower:
-    """What the daemon of a cloakfs mount below says: it has all directories, and some files."""
+    """What the daemon of a cloakfs lower mount says: it has all directories, and some files."""
 
     policy = Policy(parse_options("cloak_list=gid -055 7001 uid +005 0")[0])
 
@@ -482,10 +482,10 @@ class Lower:
         self.path = self._top = top
         self._seen: dict[int, set[int]] = {}
 
-    def has(self, info: os.stat_result) -> bool:
+    def contains(self, info: os.stat_result) -> bool:
         return stat.S_ISDIR(info.st_mode) or info.st_ino // 3 % 2 > 0  # (tmpfs counts, and each third is a directory)
 
-    def shows(self, who: Actor, fd: int, info: os.stat_result) -> bool:
+    def is_visible_to(self, who: Actor, fd: int, info: os.stat_result) -> bool:
         assert os.fstat(fd).st_ino == info.st_ino
         if who.uid not in self._seen:
             self._seen[who.uid] = seen_by_a_walk(self._top, who.caller, View(self.policy))
@@ -506,7 +506,7 @@ def seen_by_a_walk(top: str, who: Caller, view: View) -> set[int]:
     """The inodes that this caller may see by one of their names at least: top, and what is below."""
     seen = {os.stat(top).st_ino}
     for entry in os.scandir(top):
-        is_below = view.below is not None and view.below.has(os.stat(entry.path))
+        is_below = view.lower is not None and view.lower.contains(os.stat(entry.path))
         if is_seen_there(entry, who, view.policy) and (not is_below or is_seen_there(entry, who, Lower.policy)):
             seen |= seen_by_a_walk(entry.path, who, view) if entry.is_dir() else {entry.inode()}
     return seen
@@ -577,7 +577,7 @@ def test_the_answer_is_that_of_a_walk(
 ) -> None:
     """Told of changes or not, at once or in steps, of a directory or a file with several names, by mask or by name."""
     lower: Any = Lower(tree)
-    views = [View(MASKS), View(ByName(MASKS.options)), View(MASKS, below=lower), View(Policy(), below=lower)]
+    views = [View(MASKS), View(ByName(MASKS.options)), View(MASKS, lower=lower), View(Policy(), lower=lower)]
     views.append(View(Lower.policy))
     untold, visibility = Visibility(nodes, at_once), make_visibility(at_once)
     changing = Changing(tree, nodes)
@@ -601,7 +601,7 @@ def test_the_answer_is_that_of_a_walk(
 
 def test_what_is_seen_in_a_directory_is_said_by_the_policy_and_the_mount_below(tree: str, nodes: Nodes) -> None:
     lower: Any = Lower(tree)
-    views = [View(MASKS), View(ByName(MASKS.options)), View(MASKS, below=lower), View(Policy(), below=lower)]
+    views = [View(MASKS), View(ByName(MASKS.options)), View(MASKS, lower=lower), View(Policy(), lower=lower)]
     changing = Changing(tree, nodes)
     for number in range(100):
         changing.change(number)
@@ -609,7 +609,7 @@ def test_what_is_seen_in_a_directory_is_said_by_the_policy_and_the_mount_below(t
         for entry in os.scandir(above):
             info = os.stat(entry.path)
             fd = nodes.fd(changing.known[info.st_ino])
-            is_shown = view.below is None or not lower.has(info) or lower.shows(actor(who), fd, info)
+            is_shown = view.lower is None or not lower.contains(info) or lower.is_visible_to(actor(who), fd, info)
             answer = is_entry_visible(view, actor(who), os.fsencode(entry.name), info, fd)
             assert answer is (is_shown and is_seen_there(entry, who, view.policy)), (who, views.index(view), entry)
 
@@ -652,8 +652,8 @@ def test_the_daemon_itself_sees_all(tree: str, visibility: Visibility, nodes: No
     info = os.stat(f"{tree}/a")
     obj = changing.known[info.st_ino]
     lower: Any = Lower(tree)
-    lower.shows = lambda *_: False
-    for view in (View(MASKS), View(MASKS, below=lower)):
+    lower.is_visible_to = lambda *_: False
+    for view in (View(MASKS), View(MASKS, lower=lower)):
         for who in (DAEMON, actor(DAEMON.caller)):
             is_insider = who is DAEMON
             assert visibility.is_visible(view, who, obj, info) is is_insider
@@ -688,11 +688,11 @@ def test_no_way_leads_through_what_is_nowhere_or_not_told(visibility: Visibility
 def test_the_mount_below_is_asked_before_a_remembered_way_is_taken(
     tree: str, visibility: Visibility, nodes: Nodes
 ) -> None:
-    """What is asked about lies on a file system that is mounted inside of the mount below."""
+    """What is asked about lies on a file system that is mounted inside of the lower mount."""
     *_, deep = go_down(visibility, nodes, 3)
     lower: Any = Lower(tree)
     lower.has = lambda info: info.st_ino == os.stat(f"{tree}/0").st_ino
-    lower.shows = lambda *_: False
+    lower.is_visible_to = lambda *_: False
     who, info = actor(Caller(OWNER, OWNER, frozenset({OWNER}))), os.fstat(nodes.fd(deep))
     assert visibility.is_visible(View(POLICY), who, deep, info)
-    assert not visibility.is_visible(View(POLICY, below=lower), who, deep, info)
+    assert not visibility.is_visible(View(POLICY, lower=lower), who, deep, info)

@@ -129,7 +129,7 @@ class Judging(Policy):
 
 
 OPTIONS = parse_options("no_root_squash,cloak_list=uid +007 4001 4002")[0]
-BELOW: Any = object()
+LOWER: Any = object()
 
 
 def test_what_depends_on_groups_or_on_code_is_not_surely_seen() -> None:
@@ -145,7 +145,7 @@ def test_what_depends_on_groups_or_on_code_is_not_surely_seen() -> None:
     ]
     in_group = View(Policy(parse_options("cloak_list=uid +070 4001")[0]))
     assert not AUDIENCES.is_visible_to_uid(in_group, ServerId(4002), stat(0o40770, 4001))
-    for other in (View(Forwarding(OPTIONS)), View(Judging(OPTIONS)), View(Policy(OPTIONS), below=BELOW)):
+    for other in (View(Forwarding(OPTIONS)), View(Judging(OPTIONS)), View(Policy(OPTIONS), lower=LOWER)):
         assert not AUDIENCES.is_visible_to_uid(other, ServerId(4002), own)
 
 

@@ -46,7 +46,7 @@ class Forwarding(Policy):
 OPTIONS = parse_options("cloak_list=uid +077 3000 3999")[0]
 CLOAKED = Policy(OPTIONS)
 ME = Caller(ServerId(1), ServerId(1), frozenset({ServerId(1)}))
-BELOW: Any = object()
+LOWER: Any = object()
 POLICIES = [Policy(), CLOAKED, Hiding(), Proving(), Forwarding(), Forwarding(OPTIONS)]
 
 TREES = (
@@ -64,7 +64,7 @@ SERVERS = (LOCAL, KNFSD, SQUASHED, CHECKED, ExportMode(Server.GANESHA))
 
 
 def view_of(policy: Policy, *, fixed: bool = False, below: bool = False) -> View:
-    return View(policy, ME if fixed else None, below=BELOW if below else None)
+    return View(policy, ME if fixed else None, lower=LOWER if below else None)
 
 
 # -- what it says ----------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ def served(later: View | None) -> tuple[Any, list[View]]:
     callers: Any = Callers.__new__(Callers)
     callers._views = SimpleNamespace(get=lambda number: now[0], top=False)
     callers._nodes = SimpleNamespace(view_of=lambda inode: 0)
-    callers._probe = callers._above = SimpleNamespace(threads=())
+    callers._probe = callers._upper = SimpleNamespace(threads=())
     callers.is_daemon = lambda ctx, for_attributes: False
     callers._groups = SimpleNamespace(by_user=True)  # so that the user database is asked
     callers._who_by_groups = who

@@ -261,15 +261,15 @@ def test_who_was_asked_about_is_remembered(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_over_another_cloakfs_mount_anything_may_be_hidden_and_no_promise_holds() -> None:
-    below: Any = object()
-    over = view(below=below)
+    lower: Any = object()
+    over = view(lower=lower)
     assert over.hides
     assert not over.judges
     assert over.visible(ANN, DIRECTORY)  # as far as the policy goes
     assert over.show(DIRECTORY) == (0o040755, 1002, 50, 1)
     promising = with_methods(visible=lambda caller, attrs: True, same_for_all=lambda attrs: True)
     assert promising.same_for_all(FILE)
-    assert not View(promising.policy, below=below).same_for_all(FILE)
+    assert not View(promising.policy, lower=lower).same_for_all(FILE)
 
 
 # -- policies of others ----------------------------------------------------------------------------
