@@ -17,7 +17,7 @@ from .columns import Columns
 from .identity import ServerId
 from .mapping import DEFAULT_NOBODY, KINDS, NOBODY, FirstMatch, Kind, check_range, format_range
 
-# Trees have few combinations of mode, owner and group, but the number of remembered ones must be bounded nevertheless.
+# Trees have few combinations of mode, owner and group, but the number of cached ones must be bounded nevertheless.
 _MOST_CONDITIONS = 4096
 
 _MASK = re.compile(r"([+-])([0-7])([0-7])([0-7])")
@@ -240,8 +240,9 @@ class CloakList:
         self._uids = columns.table("uid", nobody_uid)
         self._gids = columns.table("gid", nobody_gid)
         self.condition_of_absent = Condition(_NO_ID, _NO_ID, in_group=self.depends_on_groups, outside=False)
-        """Nobody sees what is not there. To find that out takes as long as for a file that is hidden."""
-        # The cache refers to the tables and not to this object: in a circle, both would live until somebody looks.
+        """The condition of an absent file, which no caller sees. Judging it takes as long as for a hidden file."""
+        # The cache refers to the tables and not to this object: in a circle, both would live until the garbage
+        # collector runs.
         self.condition: Callable[[int, ServerId, ServerId], Condition] = lru_cache(_MOST_CONDITIONS)(
             partial(_condition, self._uids, self._gids, self.exempt)
         )

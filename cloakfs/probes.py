@@ -1,8 +1,8 @@
-"""Who asks for what is hidden from it: counts for each caller, and says when one exceeds a rate.
+"""Probing: counts each caller's requests for what is hidden from it, and raises an alarm above a rate.
 
-A *probe* is a name that a caller looks up although it is hidden from it, or a file handle that was never given to
-anybody. The same name counts once in a period, because programs ask for a name again and again, and whoever guesses
-learns nothing by that. Nothing here reads the clock.
+A *probe* is a name that a caller looks up although it is hidden from it, or a file handle that no caller
+ever got. The same name counts once in a period: programs look a name up again and again, and a guesser learns nothing
+by that. This module does not read the clock.
 """
 
 import math
@@ -15,10 +15,10 @@ from typing import Literal, NamedTuple, Self
 from .identity import ClientId
 
 MOST_IDENTITIES = 1024
-"""How many identities are remembered at most. Clients choose their uids, so the quietest make room for others."""
+"""How many identities are counted at most. Clients choose their uids, so the quietest make room for others."""
 
 MOST_NAMES = 65_536
-"""How many names are remembered at most, of all identities together."""
+"""How many names are held at most, of all identities together."""
 
 _PERIODS = {"s": 1, "min": 60, "h": 3600}
 _RATE = re.compile(rf"([1-9][0-9]{{0,3}})/({'|'.join(_PERIODS)})")
@@ -47,7 +47,7 @@ DEFAULT_ALARM = Rate(60, 60)
 
 
 class Identity(NamedTuple):
-    """Who asks: the client uid, which is None if nobody can tell, and the number of the view."""
+    """Who makes requests: the client uid, None if that is unknown, and the number of the view."""
 
     uid: ClientId | None
     view: int
@@ -69,13 +69,13 @@ class Alarm(NamedTuple):
 
 @dataclass(slots=True)
 class _Period:
-    """What one identity asked for in a period, which begins with its first probe.
+    """The probes of one identity in a period, which begins with its first probe.
 
     Attributes:
         until: when the period ends.
         names: the probes; none once there were too many.
         is_over: whether there were too many.
-        counts: see `Alarm`.
+        counts: the number of probes by kind; a name that is repeated counts each time.
     """
 
     until: float
@@ -86,10 +86,10 @@ class _Period:
 
 @dataclass(slots=True)
 class _Slow:
-    """An identity that exceeded the rate: until when it is slowed down, and what it was told last, and when."""
+    """An identity above the rate: until when it is slowed down, the name last answered about, and when that was."""
 
     until: float
-    told: int = 0
+    answered: int = 0
     at: float = -math.inf
 
 
@@ -102,7 +102,7 @@ class Probes:
     Attributes:
         rate: the rate in force.
         counts: the number of probes since the mount began, by kind, and of `alarms`, of identities `evicted`, of
-            probes `dropped` uncounted, and of lookups `refused`, hidden or not (`may_tell`).
+            probes `dropped` uncounted, and of lookups `refused`, hidden or not (`may_answer`).
     """
 
     def __init__(self, rate: Rate | None = DEFAULT_ALARM) -> None:
@@ -121,13 +121,13 @@ class Probes:
             self._names = 0
 
     def count(self, who: Identity, kind: Kind, what: Hashable, now: float, times: int = 1) -> Alarm | None:
-        """Count that `who` asked for `what` so many times; return an alarm if that exceeds the rate, once in a period.
+        """Count so many probes of `what` by `who`; return an alarm if that exceeds the rate, once in a period.
 
         Something made counts only if its name was looked up before, and was hidden, in the same period.
 
         Args:
             who: the identity.
-            kind: how it asked.
+            kind: the kind of the probes.
             what: the directory and the name, or the handle.
             now: the time, in seconds.
             times: how many times.
@@ -157,16 +157,17 @@ class Probes:
         period.names.clear()
         period.is_over = True
         self.counts["alarms"] += 1
-        # This ends at a time that no further probe changes: otherwise, it would tell which ones those are.
+        # This ends at a time that no further probe changes: otherwise, it would show which ones those are.
         self._slow.pop(who, None)
         self._slow[who] = _Slow(now + rate.seconds)
         return Alarm(who, rate, dict(period.counts))
 
-    def may_tell(self, who: Identity, what: Hashable, now: float, pause: float) -> bool:
-        """Whether to tell `who` that a name is absent. Who exceeded the rate is told so once in a pause, for a period.
+    def may_answer(self, who: Identity, what: Hashable, now: float, pause: float) -> bool:
+        """Whether to answer `who` that a name is absent. Above the rate, it gets one such answer per pause, for a
+        period.
 
-        The kernel may ask for a name twice for one system call: if it has a dentry, which is refused to this caller, it
-        looks the name up anew. To refuse only that would tell that there is something of that name.
+        The kernel may send two LOOKUPs of a name for one system call: if it has a dentry, which is refused to this
+        caller, it looks the name up anew. To refuse only that would show that the name exists.
 
         Args:
             who: the identity.
@@ -179,15 +180,15 @@ class Probes:
             return True
         name = hash(what)
         if now < slow.at + pause:
-            return name == slow.told
-        slow.told, slow.at = name, now
+            return name == slow.answered
+        slow.answered, slow.at = name, now
         return True
 
     def _drop(self, who: Identity) -> None:
         self._names -= len(self._periods.pop(who).names)
 
     def _make_room(self, now: float) -> None:
-        """Forget the quietest half if there are too many identities or names, those whose period has ended first."""
+        """Drop the quietest half if there are too many identities or names, those whose period has ended first."""
         if len(self._slow) >= MOST_IDENTITIES:
             self._slow = dict(list(self._slow.items())[MOST_IDENTITIES // 2 :])
         if len(self._periods) < MOST_IDENTITIES and self._names < MOST_NAMES:

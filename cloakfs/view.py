@@ -93,11 +93,11 @@ STRANGER = ClientId(MAX_ID)
 """Shown for an id without a counterpart where the kernel checks the shown ids: on a client, 65534 is an account."""
 _NEXT_STRANGER = ClientId(MAX_ID - 1)
 
-# Views must not keep state per failure for ever; after this many distinct causes they stop logging new ones.
+# Views must not hold state per failure for ever; after this many distinct causes they stop logging new ones.
 _MAX_CAUSES = 1000
-# Clients choose their ids, so the number of remembered ids must be bounded.
+# Clients choose their ids, so the number of cached ids must be bounded.
 _MOST_KNOWN = 10_000
-# The same bound for the groups of all remembered callers: one caller may be in 65,536 groups (some 10 MB).
+# The same bound for the groups of all cached callers: one caller may be in 65,536 groups (some 10 MB).
 _MOST_GROUPS = 200_000
 
 
@@ -108,7 +108,7 @@ class View:
         policy: decides what is visible, and how it is shown.
         fixed: the identity (server ids) of a fixed view; None for a caller view.
         entrants: client uids that may enter a fixed view, apart from root and the identity itself.
-        for_all: whether everybody may enter a fixed view.
+        for_all: whether all callers may enter a fixed view.
         checked: whether the kernel checks permissions against the attributes that are shown.
         lower: the cloakfs mount in which the tree lies, if any; `tree.visibility` queries it as well.
         not_its_failure: exceptions that do not mean a failure of the policy; they are passed on.
@@ -143,7 +143,7 @@ class View:
         """Whether the policy may hide something."""
         self.hides = self.judges or lower is not None
         self.cloak = policy.cloak if is_built_in(policy, "visible") and self.shows_by_mapping else None
-        """The cloak_list if it alone decides who sees what, so that the policy need not be asked; otherwise None."""
+        """The cloak_list if it alone decides who sees what, so that the policy need not be called; otherwise None."""
         self.forwards_by_mapping = is_built_in(policy, "forward")
         """Whether the identity of a caller results from mapping each of its ids separately."""
         self.is_steady = lower is None and self.shows_by_mapping and (self.cloak is not None or not self.hides)
@@ -156,7 +156,7 @@ class View:
         self._groups = 0  # in all of these
 
     def admits(self, client_uid: ClientId) -> bool:
-        """Whether a process with this (client) uid may enter. Everybody may enter a caller view."""
+        """Whether a process with this (client) uid may enter. All callers may enter a caller view."""
         return self.fixed is None or client_uid == 0 or client_uid in self.entrants or client_uid == self._own_uid()
 
     def _own_uid(self) -> ClientId | None:
@@ -193,7 +193,7 @@ class View:
             who = self.policy.forward(caller)
             return who if self.forwards_by_mapping else _checked_caller(who)  # each of perhaps 65,536 groups
 
-        return self._ask("forward", None, forward, caller)
+        return self._call_policy("forward", None, forward, caller)
 
     def server_ids(self, uid: ClientId, gid: ClientId) -> _ServerIds:
         """Return what `identify` makes of a caller's uid and primary gid, where `forwards_by_mapping` holds."""
@@ -201,7 +201,7 @@ class View:
         ids = self._forwarded.get(key)
         if ids is None:
             who = self.policy.forward(ClientCaller(uid, gid, frozenset({gid})))
-            ids = _remember(self._forwarded, key, (who.uid, who.gid))
+            ids = _cache(self._forwarded, key, (who.uid, who.gid))
         return ids
 
     def server_uid(self, uid: ClientId) -> ServerId:
@@ -215,7 +215,7 @@ class View:
         """
         if not self.judges:
             return True
-        answer: object = self._ask("visible", False, lambda: self.policy.visible(who, attrs), who, attrs)
+        answer: object = self._call_policy("visible", False, lambda: self.policy.visible(who, attrs), who, attrs)
         if answer is not True:
             if answer is not False and "visible" not in self._no_answers:
                 # It may have forgotten to return something. The object may have been meant to be hidden, so hide it.
@@ -228,10 +228,10 @@ class View:
         """Whether a plug-in promises that `visible` always gives every caller the same answer for this object."""
         if self.lower is not None or is_built_in(self.policy, "same_for_all"):
             return False
-        return self._ask("same_for_all", False, lambda: self.policy.same_for_all(attrs) is True, attrs)
+        return self._call_policy("same_for_all", False, lambda: self.policy.same_for_all(attrs) is True, attrs)
 
     def is_shown_alike(self, uid: ServerId, gid: ServerId) -> bool:
-        """Whether everybody is shown the same owner and group even after `KernelCheckedCaller.recognise`."""
+        """Whether all callers are shown the same owner and group even after `KernelCheckedCaller.recognise`."""
         alike = self._alike.get((uid, gid))
         if alike is None:
             alike = (
@@ -264,7 +264,7 @@ class View:
         if self.shows_by_mapping:
             uid, gid = self.client_ids(attrs.uid, attrs.gid)
             return self.shown_mode(attrs.mode, attrs.uid, attrs.gid, uid, gid), uid, gid, nlink
-        shown = self._ask("show", None, lambda: _checked_show(self.policy.show(attrs)), attrs)
+        shown = self._call_policy("show", None, lambda: _checked_show(self.policy.show(attrs)), attrs)
         if shown is None:
             return None
         mode, uid, gid = shown
@@ -279,8 +279,8 @@ class View:
         """Return `mode` without the set-id bits that would mean something else on a client than here.
 
         On a client, a set-id program runs as its shown owner. If that is not the only client id that becomes the owner
-        here, others could plant the program; so could whoever is let into a fixed view. (On a directory, S_ISGID runs
-        nothing.)
+        here, others could plant the program; so could each caller that may enter a fixed view. (On a directory, S_ISGID
+        runs nothing.)
         """
         if mode & stat.S_ISUID and not self._is_only("uid", uid, shown_uid):
             mode &= ~stat.S_ISUID
@@ -302,17 +302,17 @@ class View:
         key = (uid, gid)
         ids = self._shown.get(key)
         if ids is None:
-            ids = _remember(self._shown, key, (self.client_id("uid", uid), self.client_id("gid", gid)))
+            ids = _cache(self._shown, key, (self.client_id("uid", uid), self.client_id("gid", gid)))
         return ids
 
     def server_id(self, kind: Kind, client_id: ClientId) -> ServerId | None:
         """Return the server id to store for a client id; None if the request is to be refused with EINVAL."""
 
-        def ask() -> ServerId | None:
+        def call() -> ServerId | None:
             answer = self.policy.server_id(kind, client_id)
             return None if answer is None else _checked(answer)
 
-        return self._ask("server_id", None, ask, kind, client_id)
+        return self._call_policy("server_id", None, call, kind, client_id)
 
     def client_id(self, kind: Kind, server_id: ServerId) -> ClientId:
         """Return the client id to show for a stored server id; nobody's if it has none, or the policy failed.
@@ -324,7 +324,7 @@ class View:
             return STRANGER if self.checked else ClientId(self._nobody(kind))
         if not self.checked or self.counterpart(kind, server_id) is not None:
             return client_id
-        # root_squash does not change what root owns. Root itself is let in, or kept out, by other means. Where it is
+        # root_squash does not change what root owns. Whether root itself may enter is decided elsewhere. Where it is
         # not root here, the kernel's NFS server has removed root's group from all callers (`nfs.root`).
         is_root_here = self.policy.ids["uid"].forward(ClientId(0)) == 0
         is_roots = client_id == 0 and server_id == 0 and (kind == "uid" or not is_root_here)
@@ -350,7 +350,9 @@ class View:
         return self.policy.options.anonuid if kind == "uid" else self.policy.options.anongid
 
     def _client_id(self, kind: Kind, server_id: ServerId) -> ClientId | None:
-        return self._ask("client_id", None, lambda: _checked(self.policy.client_id(kind, server_id)), kind, server_id)
+        return self._call_policy(
+            "client_id", None, lambda: _checked(self.policy.client_id(kind, server_id)), kind, server_id
+        )
 
     def acl_in(self, value: bytes) -> bytes:
         """Translate a POSIX ACL that is to be stored into server ids.
@@ -387,7 +389,7 @@ class View:
             for id_ in map(ServerId, named)
         )
 
-    def _ask(self, what: str, otherwise: _T, question: Callable[[], _T], *args: object) -> _T:
+    def _call_policy(self, what: str, otherwise: _T, question: Callable[[], _T], *args: object) -> _T:
         """Return the policy's answer, or `otherwise` if it raises anything at all, even SystemExit."""
         if self._before_plugin is not None:
             self._before_plugin()
@@ -409,7 +411,7 @@ class View:
         return self.policy.options.policy or type(self.policy).__name__
 
 
-def _remember(known: dict[_Key, _Ids], key: _Key, ids: _Ids) -> _Ids:
+def _cache(known: dict[_Key, _Ids], key: _Key, ids: _Ids) -> _Ids:
     if len(known) >= _MOST_KNOWN:
         known.clear()
     known[key] = ids

@@ -87,7 +87,7 @@ class Probing:
         self._note(("lookups" if is_hidden else _ABSENT, uid, at.number, at.obj.number, name))
         if self._delay:
             what = (at.obj.number, name)
-            if not self.probes.may_tell(Identity(uid, at.number), what, time.monotonic(), self._delay):
+            if not self.probes.may_answer(Identity(uid, at.number), what, time.monotonic(), self._delay):
                 self.probes.counts["refused"] += 1
                 raise FUSEError(errno.EAGAIN)
 

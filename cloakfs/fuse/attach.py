@@ -39,8 +39,8 @@ _CLEARED = {
 # on. It also reorders options, so the one that withholds wins, wherever it stands.
 _PASSED_ON = {"setid": "nosuid", "devices": "nodev"}
 # Options that mount(8), systemd and libfuse's helper use among themselves; and what libfuse has options for and a
-# cloakfs mount always does: anybody may use it, it may be made over a directory with content, and it is unmounted when
-# its daemon dies.
+# cloakfs mount always does: all users may use it, it may be made over a directory with content, and it is unmounted
+# when its daemon dies.
 _IGNORED = frozenset({"defaults", "auto", "noauto", "nofail", "user", "nouser", "users", "owner", "group", "_netdev",
                       "allow_other", "nonempty", "auto_unmount",
                       # Of mount(8), too, and without a meaning in FUSE: the real tree keeps times and versions.
@@ -73,7 +73,7 @@ class MountOptions:
         client: the entry in that file, as with `--client`.
         remount: change a mount that is there (`remount`).
         restart: mount again if the daemon dies.
-        restarts: how many times that has happened (`restarted=N`, which nobody but the reaper gives).
+        restarts: how many times that has happened (`restarted=N`, which the reaper alone gives).
         log: where the log of a mount in the background goes: a file, or `syslog`.
         given: the single words, as they were given; also those that belong to an export.
     """
@@ -105,9 +105,9 @@ def split_mount_options(text: str) -> tuple[MountOptions, str]:
     switches, values = words.switches, words.values
     knfsd = "knfsd" in switches
     server = Server.KNFSD if knfsd else Server.GANESHA if "ganesha" in switches else Server.NONE
-    # This server relies on the kernel's own check to answer ACCESS, and to share a file that somebody has open.
+    # This server relies on the kernel's own check to answer ACCESS, and to share a file that is open.
     default_permissions = knfsd or "default_permissions" in switches
-    # When a process opens a device, the kernel does not ask the file system, and without default_permissions it checks
+    # When a process opens a device, the file system gets no request, and without default_permissions it checks
     # nothing: every caller that sees the device could open it.
     flags = words.flags()
     dev_refused = not flags & linux.MS_NODEV and not default_permissions
@@ -148,7 +148,7 @@ class _Words:
         self._named: set[str] = set()
 
     def take(self, word: str) -> bool:
-        """Note a word; return whether it belongs to mount(8), or to nobody, rather than to an export."""
+        """Note a word; return whether it belongs to mount(8), or has no meaning, rather than to an export."""
         name, _, value = word.partition("=")
         if word:
             self.given.append(word)
@@ -237,14 +237,14 @@ class Attached:
         return next(there, None) == self.mount_id
 
     def detach(self) -> None:
-        """Detach the mount at once; processes that have it open keep it until they close it.
+        """Detach the mount at once; processes that have it open hold it until they close it.
 
         The session must not have ended. A mount on top would be detached with this one, so in that case both stay.
         """
         self._detach(self._place())
 
     def detach_dead(self) -> None:
-        """Do the same after the session was closed, when another mount may have reused the id and the device."""
+        """Detach it after the session was closed, when another mount may have reused the id and the device."""
         place = self._place()
         if place is None:
             return
@@ -264,7 +264,7 @@ class Attached:
 
     def _detach(self, place: mountinfo.Place | None) -> None:
         if place is None:
-            return  # somebody else unmounted it
+            return  # another process unmounted it
         cover = self._cover(place)
         if cover is None:
             detach(place.path)
@@ -327,7 +327,9 @@ def attach(source: str, target: str, words: MountOptions, *, read_only: bool, im
         linux.mount("none", target, "", words.flags | linux.MS_RDONLY | linux.MS_REMOUNT | linux.MS_BIND, "")
     if place is None or number in before or place.kind not in KINDS:
         os.close(session)
-        raise MountError(f"{target}: somebody else mounted or unmounted there at the same moment; check what is there")
+        raise MountError(
+            f"{target}: another process mounted or unmounted there at the same moment; check what is there"
+        )
     return Attached(session, target, number, place.device)
 
 

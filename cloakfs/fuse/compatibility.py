@@ -7,7 +7,7 @@ true of pyfuse3 3.4.0 to 3.5.0. It is checked before anything is mounted (`check
 listing (`SelfProbe.check`).
 
 In a SETATTR, the kernel says whether a time is one that the caller chose, or the present, for which it sends a time as
-well. pyfuse3 gives that time to the handler, but keeps the flags in an object (`_Container`) that only its own
+well. pyfuse3 gives that time to the handler, but stores the flags in an object (`_Container`) that only its own
 coroutine knows.
 """
 
@@ -55,11 +55,11 @@ requester: Callable[[ReaddirToken], RequestContext] = (
 
 
 keeps_listings = hasattr(FileInfo, "cache_readdir")
-"""Whether the kernel can be told to keep the entries of a directory (only with the patch)."""
+"""Whether the kernel can be told to cache the entries of a directory (only with the patch)."""
 
 
 def opened(fh: int, *, keep_cache: bool) -> FileHandleT:
-    """Return the answer to an OPENDIR after which the kernel keeps the entries, and goes on using those that it has."""
+    """Return the answer to an OPENDIR after which the kernel caches the entries, and uses those that it has."""
     info: Any = FileInfo(fh=FileHandleT(fh), keep_cache=keep_cache)
     info.cache_readdir = True
     return cast(FileHandleT, info)  # which the patch allows
@@ -121,7 +121,7 @@ async def to_the_present(inode: InodeT) -> tuple[bool, bool]:
 
 
 def _container_of(coroutine: object) -> object | None:
-    """Return what a coroutine of pyfuse3, or one that it awaits, keeps the flags of a request in."""
+    """Return the object in which a coroutine of pyfuse3, or one that it awaits, holds the flags of a request."""
     for known in gc.get_referents(coroutine):
         if type(known) is _Container:
             return cast(object, known)
@@ -142,7 +142,7 @@ def _flags_in(container: object, inode: InodeT) -> int:
 
 
 def unsupported(problem: str) -> MountError:
-    """Return what to tell the user if this version of pyfuse3 is none of those that cloakfs can use."""
+    """Return the message for the user if this version of pyfuse3 is none of those that cloakfs can use."""
     return MountError(
         f"pyfuse3 {pyfuse3.__version__} ({pyfuse3.__file__}): {problem}, because its objects are laid out differently "
         "from the versions that cloakfs knows; install one of these (pip install 'pyfuse3>=3.4,<3.6')"
@@ -152,7 +152,7 @@ def unsupported(problem: str) -> MountError:
 def check(
     token_type: type = ReaddirToken, entry_type: type = EntryAttributes, container_type: type | None = _Container
 ) -> None:
-    """Check, before anything is mounted, that what is needed is where it is looked for.
+    """Check, before anything is mounted, that what is needed is in the expected place.
 
     Raises:
         MountError: it is not.

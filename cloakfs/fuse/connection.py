@@ -1,10 +1,10 @@
-"""Aborts a FUSE connection, and says how much the kernel may ask of it at a time.
+"""Aborts a FUSE connection, and limits how many requests the kernel sends at a time.
 
 (The reaper uses this module, so it imports next to nothing.)
 
-A connection ends when nobody has its session open any more. A thread that waits in the kernel still has it open: when
-it makes the kernel forget a name, it waits for the directory's lock, which a user can hold indefinitely, and neither a
-signal nor the end of its process gets it out of there. All users of the mount would have to wait as long.
+A connection ends when no process has its session open any more. A thread that waits in the kernel still has it open:
+when it makes the kernel invalidate a name, it waits for the directory's lock, which a user can hold indefinitely, and
+neither a signal nor the end of its process gets it out of there. All users of the mount would have to wait as long.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _CONTROL = "/sys/fs/fuse/connections"
 def open_control(device: str, name: str, flags: int) -> int:
     """Open a file of the connection whose file system has this device (`mountinfo.Place`).
 
-    A file system for this is mounted apart, where nobody sees it. Where that cannot be, as in a container, the
+    A file system for this is mounted apart, in no process's view. Where that cannot be, as in a container, the
     machine's is used, if it is there.
     """
     major, _, minor = device.partition(":")
@@ -41,7 +41,7 @@ def open_control(device: str, name: str, flags: int) -> int:
 def limit_background(device: str, most: int, congested: int) -> None:
     """Let the kernel send up to `most` requests for which no process waits; it reads less ahead from `congested` on.
 
-    Without this, it sends 12: as many reads that hang keep it from sending any other.
+    Without this, it sends 12: if as many reads hang, it sends no other.
 
     Raises:
         OSError: the files of the connection cannot be written; or the kernel has not taken the number (EDOM).
@@ -57,7 +57,7 @@ def limit_background(device: str, most: int, congested: int) -> None:
 def open_abort(device: str) -> int:
     """Return a descriptor for `abort`, of the connection whose file system has this device (`mountinfo.Place`).
 
-    It works for this connection and no later one, and does not keep the connection alive.
+    It works for this connection and no later one, and does not hold the connection.
 
     Raises:
         OSError: the kernel cannot do this (before Linux 5.2), or there is no such connection.

@@ -14,7 +14,7 @@ KINDS = ("fuse.cloakfs", "fuseblk.cloakfs")
 def detach_dead(path: str, mount_id: int | None = None) -> bool:
     """Detach the topmost mount at `path` if it is a cloakfs mount whose daemon has died (and has this id, if given).
 
-    A mount that somebody makes there meanwhile is not detached in its place.
+    A mount that another process makes there meanwhile is not detached in its place.
     """
     try:
         fd = ownfiles.open_fd(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -27,7 +27,7 @@ def detach_dead(path: str, mount_id: int | None = None) -> bool:
             return False
         if not _is_dead(fd):
             return False
-        with ownfiles.raised(linux.CAP_SYS_ADMIN), contextlib.suppress(OSError):  # somebody else unmounted it
+        with ownfiles.raised(linux.CAP_SYS_ADMIN), contextlib.suppress(OSError):  # another process unmounted it
             linux.detach_mount(fd)
         return True
     finally:
@@ -44,6 +44,6 @@ def _is_dead(fd: int) -> bool:
 
 
 def detach(target: str) -> None:
-    """Detach the mount at `target` at once; processes that have it open keep it until they close it."""
-    with ownfiles.raised(linux.CAP_SYS_ADMIN), contextlib.suppress(OSError):  # somebody else unmounted it
+    """Detach the mount at `target` at once; processes that have it open hold it until they close it."""
+    with ownfiles.raised(linux.CAP_SYS_ADMIN), contextlib.suppress(OSError):  # another process unmounted it
         linux.umount(target, linux.MNT_DETACH)

@@ -25,7 +25,7 @@ import trio
 from trio.lowlevel import Abort, Task
 
 IDLE_WORKERS = 8
-"""The number of workers kept after a burst of answers that had to wait; each has a buffer."""
+"""The number of workers that stay after a burst of answers that had to wait; each has a buffer."""
 
 MOST_PENDING = 2000
 """How many requests, other than WRITE, may wait (for threads, directory services) at a time; callers have shares."""
@@ -36,7 +36,7 @@ SHARE = MOST_PENDING // 4
 MOST_BACKGROUND = 2000
 """How many requests the kernel sends that no process waits for: reading ahead, and writing what was mapped.
 
-The kernel does not ask whose they are. So it may send more of them than one caller's share of waiting requests is.
+The kernel does not consider whose they are. So it may send more of them than one caller's share of waiting requests is.
 """
 
 MOST_WRITES = 2 * MOST_BACKGROUND
@@ -48,11 +48,11 @@ What was written to a mapping is lost if its WRITE is refused.
 MOST_WORKERS = MOST_PENDING + MOST_WRITES + 100
 """How many answers may wait until no more requests are read, which the limits above prevent."""
 
-# trio notices signals, timers and finished threads only when it gets to run. The loop may keep it from that this long:
+# trio notices signals, timers and finished threads only when it gets to run. The loop may delay that this long:
 _SECONDS = 0.001
 _SECONDS_OTHERS = 0.0002  # while other answers wait
-# After FORGET. Of these, the kernel hands out up to 16 before any other request, so that whoever waits for an answer
-# waits for all of them, and for whatever the daemon does in between.
+# After FORGET. Of these, the kernel hands out up to 16 before any other request, so that a process that waits for an
+# answer waits for all of them, and for whatever the daemon does in between.
 _SECONDS_FORGETS = 0.005
 
 # How long read(2) waits at most for a request that is gone. It is longer than any other call of the loop should take,
@@ -73,7 +73,7 @@ with contextlib.suppress(StopIteration):
 
 
 class LastRequest:
-    """What the session loop is told of the last request that it has read.
+    """What the session loop knows of the last request that it has read.
 
     Attributes:
         is_forget: whether that was FORGET.
@@ -116,7 +116,7 @@ class Workers:
     """The workers of one session, of which at most one reads. This is also an instrument of trio.
 
     Whenever no worker runs, either one of them reads or none waits to read: a worker that stops running (`_watched`)
-    ensures this. A process has only one instance, because pyfuse3 keeps the lock that it was given first.
+    ensures this. A process has only one instance, because pyfuse3 holds the lock that it was given first.
     """
 
     def __init__(self) -> None:

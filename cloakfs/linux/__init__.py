@@ -1,4 +1,4 @@
-"""Linux system calls that Python lacks, and what the kernel tells in /proc. Nothing here knows of views or callers.
+"""Linux system calls that Python lacks, and what the kernel reports in /proc; nothing about views or callers.
 
 The system calls themselves are exported as names of this package.
 """

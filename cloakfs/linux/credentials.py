@@ -22,8 +22,8 @@ class Credentials(NamedTuple):
     """The identity with which a system call is made, in server ids: file-system uid and gid, supplementary groups.
 
     With uid 0, `lacks` is a bit mask of capabilities that it does not have, although root has them. With `or_daemon`,
-    the call may as well be made as anybody with these ids, whatever the groups, or as the daemon: whichever the thread
-    is already, or else the daemon.
+    the call may as well be made with these ids and any groups, or as the daemon: as whichever the thread acts already,
+    or else as the daemon.
     """
 
     uid: ServerId
@@ -37,13 +37,13 @@ ROOT = Credentials(ServerId(0), ServerId(0), ())
 """The daemon, acting on its own behalf. It is distinguished by identity (`is`) from a caller with the same ids."""
 
 ANYBODY = Credentials(ServerId(0), ServerId(0), ())
-"""For a call that needs no permission, and gives the same result whoever makes it: the thread need not switch.
+"""For a call that needs no permission, and has the same result with any credentials: the thread need not switch.
 
 It is distinguished by identity, too.
 """
 
 _of_daemon = ROOT
-_has_switched = False  # whether a thread of this process may act as anybody but whoever started it
+_has_switched = False  # whether a thread of this process may act as another than the one that started it
 
 
 def set_daemon_credentials(who: Credentials) -> None:
@@ -107,11 +107,11 @@ _SETGROUPS, _SETFSUID, _SETFSGID = NR["setgroups"], NR["setfsuid"], NR["setfsgid
 
 
 def assume(who: Credentials) -> None:
-    """Make the calling thread's file-system operations run as `who`, until it assumes somebody else.
+    """Make the calling thread's file-system operations run as `who`, until it assumes other credentials.
 
     Only this thread changes (raw system calls; libc's wrappers would change all threads). Leaving uid 0 drops the
     file-related capabilities from the effective set, and returning to it raises them (capabilities(7)). Those that
-    root is to lack are dropped, and raised again before the thread assumes anybody else.
+    root is to lack are dropped, and raised again before the thread assumes other credentials.
 
     Raises:
         PermissionError: the kernel refused one of the ids (for example, one not mapped in a user namespace).
@@ -135,7 +135,7 @@ def _switch(before: Credentials | None, who: Credentials) -> None:
     _has_switched = True
     if _Limits.effective is not None and (before is None or before.lacks):
         # A new thread has begun with what its maker had.
-        syscall(_SETFSUID, _ROOT_ID)  # otherwise, what is raised here would be kept by whom the thread then acts as
+        syscall(_SETFSUID, _ROOT_ID)  # otherwise, the caller that the thread then acts as would have what is raised
         set_effective_capabilities(_Limits.effective)
     ready = _arguments(who) if len(who.groups) <= FEW_GROUPS else _long_arguments(who)
     if before is None or before.groups != who.groups:
@@ -157,15 +157,15 @@ def _switch(before: Credentials | None, who: Credentials) -> None:
 def act_as_daemon() -> None:
     """Switch this thread to the daemon's credentials, before code that is not ours runs in it, such as a plug-in.
 
-    Otherwise, a thread keeps the credentials of the caller for whom it made its last call. This costs nothing if the
-    thread acts as the daemon already, and does nothing in a process that acts for nobody, such as a command.
+    Otherwise, a thread retains the credentials of the caller for whom it made its last call. This costs nothing if the
+    thread acts as the daemon already, and does nothing in a process without callers, such as a command.
     """
     if _has_switched:
         assume(ROOT)
 
 
 def as_daemon(call: _Call) -> _Call:
-    """Return a function that does what `call` does, with the daemon's credentials, which the thread then keeps."""
+    """Return a function that does what `call` does, with the daemon's credentials, which the thread then retains."""
 
     @wraps(call)
     def acting(*args: Any, **kwargs: Any) -> Any:

@@ -36,7 +36,7 @@ def identify(path: str) -> uuid.UUID:
         data = b""
     if len(data) != _SIZE:
         identity = uuid.uuid4()
-        # The superblock of ext4(5) begins at 1024. This one has no blocks, so nobody can mount it.
+        # The superblock of ext4(5) begins at 1024. This one has no blocks, so it cannot be mounted.
         superblock = bytearray(1024)
         struct.pack_into("<H", superblock, 56, 0xEF53)
         superblock[104:120] = identity.bytes

@@ -71,7 +71,7 @@ def unescaped(field: bytes) -> str:
 
 
 def id_of(fd: int, pid: int | None = None) -> int:
-    """Return the id of the mount by which `fd`, of another process if given, was reached; no file system is asked."""
+    """Return the id of the mount by which `fd`, of process `pid` if given, was reached, without a request to it."""
     with ownfiles.open(f"/proc/{pid or 'self'}/fdinfo/{fd}") as info:
         return next(int(line.split()[1]) for line in info if line.startswith("mnt_id:"))
 
@@ -82,7 +82,7 @@ def by_path() -> dict[str, str]:
 
 
 class MountTableChanges:
-    """Tells, without waiting, whether something was mounted or unmounted since it was last asked."""
+    """Whether something was mounted or unmounted since the last call, found out without waiting."""
 
     def __init__(self) -> None:
         self._table = ownfiles.open(TABLE, "rb")

@@ -1,9 +1,9 @@
 """Calls on files of the daemon's own, made as the daemon: /proc and devices, the log, the state of mounts,
 configuration, and mount points. (`linux.database`, `linux.programs` and `linux.sockets` are the same for these.)
 
-A thread that serves callers keeps the credentials of the one for whom it made its last call on the real tree
-(`tree.calls`). Whatever else it opened would be opened as that caller. So each function here acts as the daemon first;
-that costs no more than a test if the thread does so already. In a process that acts for nobody (a command, the guard of
+A thread that serves callers retains the credentials of the one for whom it made its last call on the real tree
+(`tree.calls`). Whatever else it opened would be opened as that caller. So each function acts as the daemon first;
+that costs no more than a test if the thread does so already. In a process without callers (a command, the guard of
 a service, the reaper), nothing is switched.
 
 Most functions are those of the standard library, with its names; `open` returns a file object, and `open_fd` is
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from . import capabilities, syscalls
 from .credentials import act_as_daemon, as_daemon
 
-# -- on open descriptors: the same for everybody ---------------------------------------------------
+# -- on open descriptors: the same for all callers ---------------------------------------------------
 
 fstat = os.fstat
 fstatvfs = os.fstatvfs
@@ -62,7 +62,7 @@ def glob(directory: str, pattern: str) -> list[str]:
 
 @as_daemon
 def lock(fd: int, *, shared: bool = False) -> bool:
-    """Lock what is open (flock(2)), exclusively or shared, without waiting; return False if somebody's lock forbids it.
+    """Lock what is open (flock(2)), exclusively or shared, without waiting; return False if another lock forbids it.
 
     The lock lasts until all copies of the descriptor are closed.
     """
@@ -74,7 +74,7 @@ def lock(fd: int, *, shared: bool = False) -> bool:
 
 
 def is_locked(path: str) -> bool:
-    """Whether somebody has locked a file or directory exclusively. Any number of processes may ask at once.
+    """Whether a file or directory is locked exclusively. Any number of processes may call this at once.
 
     Raises:
         OSError: it cannot be opened.

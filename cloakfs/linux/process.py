@@ -1,9 +1,10 @@
-"""Other processes and their threads: when they began, what /proc tells about them, and when they end.
+"""Other processes and their threads: when they began, what /proc says about them, and when they end.
 
 Process ids are reused. What identifies a process for ever is its id together with the time at which it began, or a
 descriptor of it (a pidfd, pidfd_open(2)). (The reaper uses this module, so it imports next to nothing.)
 
-All is read as the daemon: /proc may be mounted with hidepid, and only who may trace a process is told some of it.
+All is read as the daemon: /proc may be mounted with hidepid, and some of it is only for those who may trace the
+process.
 """
 
 import ctypes
@@ -68,7 +69,7 @@ def start_time(pid: int) -> int | None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process does nothing until somebody has it continue, or trace on (proc_pid_stat(5): state T or t)."""
+    """Whether a process is stopped, also by a tracer (proc_pid_stat(5): state T or t)."""
     try:
         return _stat(pid)[0] in (b"T", b"t")
     except (FileNotFoundError, ProcessLookupError):
@@ -141,7 +142,7 @@ def _line(text: bytes, title: bytes) -> bytes | None:
 def is_in_our_user_namespace(tid: int) -> bool:
     """Whether this thread is in the same user namespace as this process (user_namespaces(7)); False in doubt.
 
-    A user namespace gives whoever makes it all capabilities, which count for nothing outside.
+    A user namespace gives the process that makes it all capabilities, which count for nothing outside.
     """
     try:
         return ownfiles.readlink(f"/proc/{tid}/ns/user") == _our_user_namespace()
@@ -233,7 +234,7 @@ def who_lists(is_it: Callable[[int], bool], name: bytes) -> list[tuple[int, int]
             if any(_lists(pid, thread, is_it, name) for thread in ownfiles.listdir(f"/proc/{pid}/task")):
                 found.append((int(pid), ownfiles.stat(f"/proc/{pid}").st_uid))
         except OSError:
-            continue  # it has ended, or may not be looked at
+            continue  # it has ended, or may not be read
     return found
 
 

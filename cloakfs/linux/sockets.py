@@ -38,7 +38,7 @@ def connect(path: str, seconds: float) -> socket.socket:
     """Return a stream socket that is connected to the one at `path`, and waits no longer than this in any call.
 
     Raises:
-        OSError: nobody listens there, or does not accept it in time.
+        OSError: no process listens at `path`, or it does not accept in time.
     """
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connected.settimeout(seconds)

@@ -1,6 +1,6 @@
 """System calls on files that Python's `os` lacks: file handles, directory cookies, statx(2), fallocate(2).
 
-Everything here is a thin, typed wrapper that raises `OSError`; `tree.calls` calls them with chosen credentials.
+Each function is a thin, typed wrapper that raises `OSError`; `tree.calls` calls them with chosen credentials.
 """
 
 import ctypes
@@ -126,7 +126,7 @@ def require_access(fd: int, mode: int) -> None:
     """Check the same.
 
     Raises:
-        OSError: it may not; EPERM if nobody may write, because the file is immutable (chattr(1)).
+        OSError: it may not; EPERM if no caller may write, because the file is immutable (chattr(1)).
     """
     arguments = ctypes.c_long(fd), b"", ctypes.c_long(mode), ctypes.c_long(AT_EMPTY_PATH | AT_EACCESS)
     check(syscall(NR["faccessat2"], *arguments))
@@ -195,9 +195,9 @@ _statx: Callable[..., int] = libc.statx
 def statx(fd: int, name: bytes = b"") -> tuple[Stat, int]:
     """Return lstat(2) of `name` in the directory `fd`, or of `fd` itself, and the id of the mount it was found on.
 
-    No server is asked (AT_STATX_DONT_SYNC): for a remote file system, the answer is what the kernel has cached. The
-    lookup of `name` in a remote directory may have to ask the server nevertheless. Only the fields `…_ns` include
-    fractions of seconds.
+    No server gets a request (AT_STATX_DONT_SYNC): for a remote file system, the answer is what the kernel has cached.
+    The lookup of `name` in a remote directory may need a request to the server nevertheless. Only the fields `…_ns`
+    include fractions of seconds.
     """
     buffer = _statx_buffer
     if _statx(fd, name, _STATX_NAME if name else _STATX_FD, _STATX_WANTED, buffer.address) < 0:

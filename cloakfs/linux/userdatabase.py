@@ -1,4 +1,4 @@
-"""The user database, asked as the daemon (`linux.ownfiles`): it is files, or sockets of directory services.
+"""The user database, queried as the daemon (`linux.ownfiles`): it is files, or sockets of directory services.
 
 The functions are those of pwd, grp and os, with their names.
 """
@@ -26,7 +26,7 @@ _PASSWD_BYTES = 256  # struct passwd has 48 where a pointer has 64 bits
 def is_account(user: str) -> bool:
     """Whether the user database has this user name, or uid in decimal (getpwnam_r(3)).
 
-    The module pwd does not tell whether it has no such account, or fails to say.
+    The module pwd does not distinguish a missing account from a failure.
 
     Raises:
         OSError: it fails to say: a directory service cannot be reached, for example.

@@ -78,24 +78,24 @@ def test_what_is_made_counts_only_over_a_hidden_name() -> None:
 
 def test_who_exceeds_the_rate_is_told_of_one_name_in_a_pause() -> None:
     counted = Probes(Rate(1, 60))
-    assert counted.may_tell(ANN, b"a", 0.0, 5.0)
+    assert counted.may_answer(ANN, b"a", 0.0, 5.0)
     assert guess(counted, ANN, 2, 1.0) == 1
-    assert counted.may_tell(ANN, b"a", 2.0, 5.0)
-    assert not counted.may_tell(ANN, b"b", 2.0, 5.0)
-    assert counted.may_tell(BEN, b"b", 2.0, 5.0)
-    assert counted.may_tell(ANN, b"a", 6.9, 5.0)  # the kernel asks twice
-    assert not counted.may_tell(ANN, b"b", 6.9, 5.0)
-    assert counted.may_tell(ANN, b"b", 7.0, 5.0)
-    assert not counted.may_tell(ANN, b"a", 7.0, 5.0)
+    assert counted.may_answer(ANN, b"a", 2.0, 5.0)
+    assert not counted.may_answer(ANN, b"b", 2.0, 5.0)
+    assert counted.may_answer(BEN, b"b", 2.0, 5.0)
+    assert counted.may_answer(ANN, b"a", 6.9, 5.0)  # the kernel asks twice
+    assert not counted.may_answer(ANN, b"b", 6.9, 5.0)
+    assert counted.may_answer(ANN, b"b", 7.0, 5.0)
+    assert not counted.may_answer(ANN, b"a", 7.0, 5.0)
     # It ends a period after the alarm, whatever was asked meanwhile.
     guess(counted, ANN, 100, 60.0)
-    assert not counted.may_tell(ANN, b"a", 60.9, 60.0)
-    assert counted.may_tell(ANN, b"a", 61.0, 60.0)
-    assert counted.may_tell(ANN, b"b", 61.0, 60.0)
+    assert not counted.may_answer(ANN, b"a", 60.9, 60.0)
+    assert counted.may_answer(ANN, b"a", 61.0, 60.0)
+    assert counted.may_answer(ANN, b"b", 61.0, 60.0)
 
 
 def is_slow(counted: Probes, who: Identity, now: float = 1.0) -> bool:
-    return not all(counted.may_tell(who, name, now, 1.0) for name in (b"a", b"b"))
+    return not all(counted.may_answer(who, name, now, 1.0) for name in (b"a", b"b"))
 
 
 def test_off() -> None:
