@@ -36,12 +36,12 @@ def events(mountpoints: tuple[str, ...], *, follow: bool, as_json: bool) -> None
     if os.geteuid() != 0:
         fail("only root may see what others do", FAILED)
     wanted = [os.path.realpath(path) for path in mountpoints]
-    there = mounted()
+    served_mounts = mounted()
     for path in wanted:
-        if path not in there:
+        if path not in served_mounts:
             fail(f"{path}: not a cloakfs mount, or its daemon has died (cloakfs status lists all)", FAILED)
-        if there[path].unknown:
-            fail(f"{path}: {there[path].unknown}", FAILED)
+        if served_mounts[path].unknown:
+            fail(f"{path}: {served_mounts[path].unknown}", FAILED)
     interrupted = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: interrupted.set())
@@ -72,12 +72,12 @@ class _Watch:
 
     def fetch(self) -> list[dict[str, Any]]:
         """Return the events since the last call, in the order of their times."""
-        there = mounted()
+        served_mounts = mounted()
         found = [
             {"mount": path, **event}
-            for path in self._wanted or there
-            if path in there
-            for event in self._fetch(path, there[path])
+            for path in self._wanted or served_mounts
+            if path in served_mounts
+            for event in self._fetch(path, served_mounts[path])
         ]
         return sorted(found, key=lambda event: float(event["time"]))
 

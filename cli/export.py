@@ -107,9 +107,9 @@ class _Service:
     def ids(self) -> str:
         return os.path.join(self.state_dir, "exports.json")
 
-    def make_server(self, kept: Sequence[Mount]) -> NfsServer:
+    def make_server(self, still_exported: Sequence[Mount]) -> NfsServer:
         if self.server == "knfsd":
-            return knfsd.Knfsd(self.protocols, kept)
+            return knfsd.Knfsd(self.protocols, still_exported)
         server = ganesha.Ganesha(self.state_dir, port=self.port, bind_addr=self.bind, protocols=self.protocols)
         return GaneshaServer(server, self.ids)
 
@@ -121,7 +121,7 @@ class _Service:
         """
         if self.server == "knfsd":
             return knfsd.render(made.mounts)
-        exports = exports_of(made.mounts, self.ids, keep=False)
+        exports = exports_of(made.mounts, self.ids, store=False)
         return ganesha.render(
             exports, state_dir=self.state_dir, port=self.port, bind_addr=self.bind, protocols=self.protocols
         )
@@ -288,11 +288,11 @@ def up(*, foreground: bool, **given: Any) -> None:
         sys.exit(WRONG)
     if not made.mounts:
         fail(f"{' '.join(service.paths)}: no entries", WRONG)
-    kept = _take_over(run_dir, made)
+    still_exported = _take_over(run_dir, made)
 
     def work(ready: Callable[[], None]) -> None:
         try:
-            _serve(service, made, kept, run_dir, None if foreground else f"{run_dir}.log", ready)
+            _serve(service, made, still_exported, run_dir, None if foreground else f"{run_dir}.log", ready)
         finally:
             shutil.rmtree(run_dir, ignore_errors=True)
             os.close(lock)
@@ -374,13 +374,13 @@ def _take_over(run_dir: str, made: Plan) -> list[Mount]:
         the mounts of the plan that are still exported, so that their clients wait for them.
     """
     try:
-        kept = trio.run(take_down, run_dir, made.mounts if made.server == "knfsd" else ())
+        still_exported = trio.run(take_down, run_dir, made.mounts if made.server == "knfsd" else ())
     except ServerError as exc:
         fail(str(exc), FAILED)
-    if not kept:  # or else the record is still needed
+    if not still_exported:  # or else the record is still needed
         shutil.rmtree(run_dir, ignore_errors=True)
     os.makedirs(run_dir, 0o700, exist_ok=True)
-    return kept
+    return still_exported
 
 
 def _take_down(run_dir: str) -> None:
@@ -408,10 +408,17 @@ def _lock(run_dir: str, name: str, seconds: float = 0) -> int:
 
 
 def _serve(
-    service: _Service, made: Plan, kept: Sequence[Mount], run_dir: str, log: str | None, ready: Callable[[], None]
+    service: _Service,
+    made: Plan,
+    still_exported: Sequence[Mount],
+    run_dir: str,
+    log: str | None,
+    ready: Callable[[], None],
 ) -> None:
     mount = [*OWN_COMMAND, "mount"]
-    guard = Guard(made, service.plan, service.make_server(kept), run_dir, mount, service.state_dir, log, tuning())
+    guard = Guard(
+        made, service.plan, service.make_server(still_exported), run_dir, mount, service.state_dir, log, tuning()
+    )
     try:
         trio.run(guard.run, ready)
     except OSError as exc:

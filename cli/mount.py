@@ -272,8 +272,11 @@ def _require_directory(path: str) -> None:
     except OSError as exc:
         if exc.errno == errno.ENOTCONN:
             lexical = os.path.abspath(path)
-            there = max((p.path for p in dead() if f"{lexical}/".startswith(f"{p.path}/")), key=len, default=path)
-            fail(f"{path}: a mount whose daemon has died is still there (cloakfs umount {shell_word(there)})", FAILED)
+            dead_mount = max((p.path for p in dead() if f"{lexical}/".startswith(f"{p.path}/")), key=len, default=path)
+            fail(
+                f"{path}: a mount whose daemon has died is still there (cloakfs umount {shell_word(dead_mount)})",
+                FAILED,
+            )
         fail(f"{path}: {exc.strerror}", FAILED)
 
 
@@ -298,7 +301,7 @@ def mount_helper() -> None:
     if {"-h", "--help"}.intersection(arguments):
         click.echo(_HELPER)
         return
-    kept = []
+    passed = []
     while arguments:
         argument = arguments.pop(0)
         if argument == "-f":
@@ -306,8 +309,8 @@ def mount_helper() -> None:
         if argument in ("-t", "-N"):
             arguments[:1] = []
         elif argument == "-o":
-            kept += ["-o", *arguments[:1]]
+            passed += ["-o", *arguments[:1]]
             arguments[:1] = []
         elif not argument.startswith("-"):
-            kept.append(argument)
-    mount.main(kept, prog_name="mount.fuse.cloakfs")
+            passed.append(argument)
+    mount.main(passed, prog_name="mount.fuse.cloakfs")

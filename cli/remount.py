@@ -39,8 +39,8 @@ def remount(mountpoint: str, requested: MountOptions) -> None:
     wanted = [word for word in requested.given if word in ("ro", "rw")][-1:]
     if others or not wanted:
         fail(f"{', '.join(others) or 'remount'}: a remount changes only ro and rw; {_hint(daemon)}", WRONG)
-    kept = flags_of([*place.words.split(","), *daemon.given]) | linux.MS_REMOUNT
-    flags = kept | linux.MS_RDONLY if wanted == ["ro"] else kept
+    present = flags_of([*place.words.split(","), *daemon.given]) | linux.MS_REMOUNT
+    flags = present | linux.MS_RDONLY if wanted == ["ro"] else present
     try:
         linux.mount(daemon.source, target, place.kind, flags, "")
     except OSError as exc:

@@ -66,7 +66,7 @@ class Tally:
     claimed: int = 0
     claimed_bytes: int = 0
 
-    def add(self, found: Bucket, of: AccessAttrs, access: Access, honest: Access, sign: int = 1) -> None:
+    def add(self, found: Bucket, of: AccessAttrs, access: Access, by_database: Access, sign: int = 1) -> None:
         """Add (or, with -1, take away) objects to which something can be done.
 
         Args:
@@ -86,7 +86,7 @@ class Tally:
             self.lists += names if of.is_directory else 0
             self.reads += names if of.is_file else 0
             self.read_bytes += size
-            if not honest.bits & READ:
+            if not by_database.bits & READ:
                 self.claimed += names
                 self.claimed_bytes += size
         if bits & WRITE:
@@ -140,7 +140,7 @@ class IdentityExposure:
         """What it can do, by the owner of the objects."""
         return self.own_owners if self.others is None else _sums(self.own_owners, self.others.own_owners)
 
-    def add(self, survey: Survey, place: BucketKey, access: Access, honest: Access, sign: int = 1) -> None:
+    def add(self, survey: Survey, place: BucketKey, access: Access, by_database: Access, sign: int = 1) -> None:
         """Add (or take away) what it can do to the objects in a place."""
         found, of = survey.found[place], survey.kinds[place.kind]
         if not access.bits:
@@ -150,14 +150,14 @@ class IdentityExposure:
             self.own_areas.setdefault(place.area, Tally()),
             self.own_owners.setdefault(of.uid, Tally()),
         ):
-            tally.add(found, of, access, honest, sign)
+            tally.add(found, of, access, by_database, sign)
         if sign < 0 or not (of.is_file or of.is_directory) or not access.bits & (READ | WRITE | OWNS):
             return
         example = Example(_severity(of), found.example, of, place, access)
         self.examples = _worst([*self.examples, example])
         before = self.worst.get(place.area)
         self.worst[place.area] = example if before is None else _worst([before, example])[0]
-        if access.bits & READ and not honest.bits & READ:
+        if access.bits & READ and not by_database.bits & READ:
             self.claimed_examples = _worst([*self.claimed_examples, example])
         if access.bits & WRITE and (access.bits & EXECUTE if of.is_directory else access.bits & OWNS):
             self.plants = True
@@ -266,10 +266,10 @@ def assess(entry: Entry, survey: Survey, accounts: Accounts, entries: Iterable[E
     """
     claims = entry.claims
     reach = Reach(survey, entry.view, claims, accounts.groups, read_only=entry.read_only)
-    honest = _honest(entry, survey, accounts, reach)
+    by_database = _reach_by_database(entry, survey, accounts, reach)
 
     def add(row: IdentityExposure, place: BucketKey, uids: IdSet, sign: int = 1) -> None:
-        access, by_account = (of.at(place.way, place.kind, uids) for of in (reach, honest))
+        access, by_account = (of.at(place.ancestry, place.kind, uids) for of in (reach, by_database))
         row.add(survey, place, access, by_account, sign)
 
     others = _others(claims, reach.known)
@@ -278,7 +278,7 @@ def assess(entry: Entry, survey: Survey, accounts: Accounts, entries: Iterable[E
     for place in survey.found:
         add(whole, place, claims.uid_set)
         add(common, place, single(reach.other))
-        for uid in reach.special(place.way, place.kind):
+        for uid in reach.special(place.ancestry, place.kind):
             if uid in claims.uid_set:
                 row = rows.setdefault(uid, IdentityExposure(uid, claims.claims_of(uid)))
                 add(row, place, single(uid))
@@ -304,7 +304,7 @@ def _others(claims: Claims, known: frozenset[ServerId]) -> list[tuple[ClientId, 
     ]
 
 
-def _honest(entry: Entry, survey: Survey, accounts: Accounts, reach: Reach) -> Reach:
+def _reach_by_database(entry: Entry, survey: Survey, accounts: Accounts, reach: Reach) -> Reach:
     """Return what the same callers could do if each had only the groups that the server's user database says."""
     if entry.view.fixed is not None:
         return reach
@@ -358,7 +358,7 @@ def _runs(entry: Entry, survey: Survey, reach: Reach) -> list[Runs]:
         of = survey.kinds[place.kind]
         if not of.is_file or not of.mode & (stat.S_ISUID | stat.S_ISGID):
             continue
-        if not reach.at(place.way, place.kind, entry.claims.uid_set).bits & EXECUTE:
+        if not reach.at(place.ancestry, place.kind, entry.claims.uid_set).bits & EXECUTE:
             continue
         if of not in found:
             as_uid = _runs_as("uid", of.uid, entry.view) if of.mode & stat.S_ISUID else None

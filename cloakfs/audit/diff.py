@@ -48,14 +48,14 @@ class _Side:
         """Yield the client uids from low to high that become a uid that makes a difference in a place."""
         if not self.mapped.shifts:
             return
-        for uid in self.reach.special(place.way, place.kind):
+        for uid in self.reach.special(place.ancestry, place.kind):
             claimed = self.mapped.claims(uid)
             if claimed is not None and low <= claimed[0] <= high:
                 yield claimed[0]
 
     def access(self, place: BucketKey, client_id: ClientId) -> Access:
         """Return what a caller who claims a client uid can do in a place."""
-        return self.reach.at(place.way, place.kind, single(self.mapped.server_of(client_id)))
+        return self.reach.at(place.ancestry, place.kind, single(self.mapped.server_of(client_id)))
 
 
 def exposure_changes(old: Assessment | None, new: Assessment | None) -> list[ExposureChange]:

@@ -74,8 +74,8 @@ def identify(view: View, caller: ClientCaller, groups: str | None) -> Identifica
     mapped = []
     if is_built_in(policy, "forward"):
         for gid in sorted(supplementary - {caller.gid}):
-            kept = policy.ids["gid"].groups([gid])
-            mapped.append(MappedId(gid, next(iter(kept), None), forward_rule(policy, "gid", gid)))
+            known = policy.ids["gid"].groups([gid])
+            mapped.append(MappedId(gid, next(iter(known), None), forward_rule(policy, "gid", gid)))
     else:
         mapped += [MappedId(None, gid, plugin_rule(policy)) for gid in sorted(server.groups - {server.gid})]
     more = frozenset[ServerId]() if source is None else trio.run(source.of_user, server.uid)

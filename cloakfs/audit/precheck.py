@@ -31,10 +31,10 @@ def aliases(entries: Iterable[Export]) -> list[Remark]:
     for entry in entries:
         path, client = key_of(entry)
         try:
-            there = ownfiles.stat(entry.path)
+            target = ownfiles.stat(entry.path)
         except OSError:
             continue  # `refusals` has it
-        other = first.setdefault((there.st_dev, there.st_ino, client), entry)
+        other = first.setdefault((target.st_dev, target.st_ino, client), entry)
         if key_of(other)[0] != path:
             found.append(
                 Remark(

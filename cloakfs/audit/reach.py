@@ -15,7 +15,7 @@ from ..identity import Caller, ServerId
 from ..policy import Attrs
 from ..view import View
 from .identities import ALL, Claims, IdSet
-from .survey import EXECUTE, NOWHERE, READ, WRITE, Survey
+from .survey import EXECUTE, NO_ANCESTRY, READ, WRITE, Survey
 
 SEES, OWNS = 16, 8
 """Further bits besides 4 read (a directory: list), 2 write and 1 execute (search).
@@ -61,8 +61,8 @@ class Reach:
         self._claims = claims
         self._groups = groups
         self._withheld = WRITE if read_only else 0
-        self._chains: dict[int, tuple[int, ...]] = {NOWHERE: ()}
-        self._special: dict[int, frozenset[ServerId]] = {}  # by way
+        self._chains: dict[int, tuple[int, ...]] = {NO_ANCESTRY: ()}
+        self._special: dict[int, frozenset[ServerId]] = {}  # by ancestry
         self._passable: dict[tuple[int, tuple[ServerId, ...]], bool] = {}
         self._accesses: dict[tuple[int, int, tuple[ServerId, ...]], Access] = {}
         self._attrs = [Attrs("", kind.mode, kind.uid, kind.gid) for kind in survey.kinds]
@@ -82,12 +82,12 @@ class Reach:
         self.other = other
         """One that stands for all others, if possible one that can be claimed."""
 
-    def special(self, way: int, kind: int) -> frozenset[ServerId]:
+    def special(self, ancestry: int, kind: int) -> frozenset[ServerId]:
         """Return the uids to which objects of this kind there may be open otherwise than to any other uid."""
-        found = self._special.get(way)
+        found = self._special.get(ancestry)
         if found is None:
-            found = frozenset(uid for number in self._chain(way) for uid in self._special_to(number))
-            self._special[way] = found
+            found = frozenset(uid for number in self._chain(ancestry) for uid in self._special_to(number))
+            self._special[ancestry] = found
         return found | self._special_to(kind) | self._exempt
 
     def _special_to(self, kind: int) -> set[ServerId]:
@@ -97,23 +97,23 @@ class Reach:
             found |= self._members.get(gid, set())
         return found
 
-    def at(self, way: int, kind: int, uids: IdSet) -> Access:
+    def at(self, ancestry: int, kind: int, uids: IdSet) -> Access:
         """Return what callers who can become each of `uids` can do to objects of this kind in the directory there."""
-        who = self._some(uids, self.special(way, kind))
-        key = (way, kind, who)
+        who = self._representatives(uids, self.special(ancestry, kind))
+        key = (ancestry, kind, who)
         access = self._accesses.get(key)
         if access is None:
             if len(self._accesses) >= _MOST_ACCESSES:
                 self._accesses.clear()
-            access = self._accesses[key] = self._access(way, kind, uids, who)
+            access = self._accesses[key] = self._access(ancestry, kind, uids, who)
         return access
 
-    def _access(self, way: int, kind: int, uids: IdSet, who: tuple[ServerId, ...]) -> Access:
-        if way != NOWHERE and not self._passes(way, uids):
+    def _access(self, ancestry: int, kind: int, uids: IdSet, who: tuple[ServerId, ...]) -> Access:
+        if ancestry != NO_ANCESTRY and not self._passes(ancestry, uids):
             return _NOTHING
         of, grants = self._survey.kinds[kind], self._survey.grants[kind]
-        chain = (*self._chain(way), kind)
-        directory = self._survey.grants[self._survey.ways[way].kind] if way != NOWHERE else None
+        chain = (*self._chain(ancestry), kind)
+        directory = self._survey.grants[self._survey.ancestries[ancestry].kind] if ancestry != NO_ANCESTRY else None
         witnesses: dict[int, Caller] = {}
         has_name = has_handle = directory is None
         for caller in self._callers(chain, who):
@@ -132,30 +132,30 @@ class Reach:
             return Access(SEES, {SEES: witnesses[SEES]})
         return Access(sum(witnesses), witnesses)
 
-    def _passes(self, way: int, uids: IdSet) -> bool:
+    def _passes(self, ancestry: int, uids: IdSet) -> bool:
         """Whether they get a handle of the directory."""
-        above, kind = self._survey.ways[way]
-        if above == NOWHERE:
+        parent, kind = self._survey.ancestries[ancestry]
+        if parent == NO_ANCESTRY:
             return True
-        who = self._some(uids, self.special(above, kind))
-        key = (way, who)
+        who = self._representatives(uids, self.special(parent, kind))
+        key = (ancestry, who)
         passes = self._passable.get(key)
         if passes is None:
-            searched = self._survey.grants[self._survey.ways[above].kind]
-            passes = self._passable[key] = self._passes(above, uids) and any(
-                searched.to(caller.uid, caller.groups) & EXECUTE for caller in self._callers(self._chain(way), who)
+            searched = self._survey.grants[self._survey.ancestries[parent].kind]
+            passes = self._passable[key] = self._passes(parent, uids) and any(
+                searched.to(caller.uid, caller.groups) & EXECUTE for caller in self._callers(self._chain(ancestry), who)
             )
         return passes
 
-    def _chain(self, way: int) -> tuple[int, ...]:
-        """Return the kinds of the directories on the way, from the root down."""
-        chain = self._chains.get(way)
+    def _chain(self, ancestry: int) -> tuple[int, ...]:
+        """Return the kinds of a directory and of all above it, from the root down."""
+        chain = self._chains.get(ancestry)
         if chain is None:
-            above, kind = self._survey.ways[way]
-            chain = self._chains[way] = (*self._chain(above), kind)
+            parent, kind = self._survey.ancestries[ancestry]
+            chain = self._chains[ancestry] = (*self._chain(parent), kind)
         return chain
 
-    def _some(self, uids: IdSet, special: frozenset[ServerId]) -> tuple[ServerId, ...]:
+    def _representatives(self, uids: IdSet, special: frozenset[ServerId]) -> tuple[ServerId, ...]:
         """Return those of `uids` that can make a difference, and one that stands for all others."""
         found = sorted(uid for uid in special if uid in uids)
         if uids.other_than(special) is not None:

@@ -16,7 +16,7 @@ from .diff import exposure_changes
 from .entry import Entry
 from .identities import Accounts, MappedRange
 from .reach import OWNS, SEES
-from .survey import EXECUTE, NOWHERE, READ, WRITE, Survey
+from .survey import EXECUTE, NO_ANCESTRY, READ, WRITE, Survey
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,9 +248,9 @@ def _example(assessment: Assessment, example: Example) -> dict[str, Any]:
 def _steps(entry: Entry, survey: Survey, example: Example, who: Caller) -> Iterator[dict[str, Any]]:
     """Yield for each directory above an example, and for itself, what an identity is granted and why it sees it."""
     kinds = [example.place.kind]
-    way = example.place.way
-    while way != NOWHERE:
-        way, kind = survey.ways[way]
+    ancestry = example.place.ancestry
+    while ancestry != NO_ANCESTRY:
+        ancestry, kind = survey.ancestries[ancestry]
         kinds.append(kind)
     names = example.path.split("/") if example.path else []
     for depth, kind in enumerate(reversed(kinds)):

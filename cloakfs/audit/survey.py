@@ -67,15 +67,15 @@ class Grants:
         return granted
 
 
-class Way(NamedTuple):
-    """The way to a directory: the number of the way to the one above, and the number of its own kind."""
+class Ancestry(NamedTuple):
+    """The kinds of a directory and of all above it: the number of its parent's ancestry, and that of its own kind."""
 
-    above: int
+    parent: int
     kind: int
 
 
-NOWHERE = -1
-"""The number of the way to what is above the root of the tree."""
+NO_ANCESTRY = -1
+"""In place of the number of an ancestry, for the root of the tree."""
 
 
 class BucketKey(NamedTuple):
@@ -84,12 +84,12 @@ class BucketKey(NamedTuple):
     Attributes:
         area: the name of the directory at the top of the tree that they are in, or are; "" for the root itself and
             for other objects beside these directories.
-        way: the number of the way to the directory that they are in.
+        ancestry: the number of the ancestry of the directory that they are in.
         kind: the number of their kind.
     """
 
     area: str
-    way: int
+    ancestry: int
     kind: int
 
 
@@ -117,7 +117,7 @@ class Survey:
         source: the root of the tree.
         kinds: all kinds, by number.
         grants: what the kernel grants on them, by the same number.
-        ways: all ways to directories, by number; the first one leads to the root.
+        ancestries: those of all directories, by number; the first one is that of the root.
         found: what is where.
         names: how many names there are in the directories that were looked into.
         examined: how many of them were looked at; fewer, if a sample was asked for.
@@ -130,7 +130,7 @@ class Survey:
     source: str
     kinds: list[AccessAttrs] = field(default_factory=list)
     grants: list[Grants] = field(default_factory=list)
-    ways: list[Way] = field(default_factory=list)
+    ancestries: list[Ancestry] = field(default_factory=list)
     found: dict[BucketKey, Bucket] = field(default_factory=dict)
     names: int = 0
     examined: int = 0

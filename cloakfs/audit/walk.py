@@ -13,7 +13,19 @@ from ..linux import ROOT, Credentials, Stat, mountinfo
 from ..tree import calls
 from ..tree.filesystems import PLAIN_KINDS
 from .identities import ALL
-from .survey import EXECUTE, MOST_LEFT_OUT, NOWHERE, READ, WRITE, AccessAttrs, Bucket, BucketKey, Grants, Survey, Way
+from .survey import (
+    EXECUTE,
+    MOST_LEFT_OUT,
+    NO_ANCESTRY,
+    READ,
+    WRITE,
+    AccessAttrs,
+    Ancestry,
+    Bucket,
+    BucketKey,
+    Grants,
+    Survey,
+)
 
 _ACL = "system.posix_acl_access"
 _MOST_AREAS = 1000
@@ -44,7 +56,7 @@ class _Walk:
         # By the id of the mount, which may be read-only, and by whether objects are immutable.
         self._kinds: dict[tuple[int, AccessAttrs, bool], int] = {}
         self._read_only: set[int] = set()
-        self._ways: dict[Way, int] = {}
+        self._ancestries: dict[Ancestry, int] = {}
         self._areas: set[str] = set()
         self._mounts: dict[int, str | None] = {}
         self._without_acls: set[int] = set()
@@ -61,16 +73,16 @@ class _Walk:
             info, mount = calls.statx_fd(top)
             self._refused(mount)  # the root is not
             kind = self._kind(top, info, mount)
-            self._count("", NOWHERE, kind, info, "")
-            way = self._way(Way(NOWHERE, kind))
+            self._count("", NO_ANCESTRY, kind, info, "")
+            ancestry = self._ancestry(Ancestry(NO_ANCESTRY, kind))
             opened = calls.open(ROOT, top, os.O_RDONLY | os.O_DIRECTORY)
         finally:
             calls.close(top)
         # One open descriptor for each directory on the way to the present one.
-        below: list[tuple[int, int, str, Iterator[bytes]]] = [(opened, way, "", self._names(opened))]
+        below: list[tuple[int, int, str, Iterator[bytes]]] = [(opened, ancestry, "", self._names(opened))]
         try:
             while below:
-                directory, way, path, names = below[-1]
+                directory, ancestry, path, names = below[-1]
                 name = next(names, None)
                 if name is None:
                     calls.close(directory)
@@ -78,7 +90,7 @@ class _Walk:
                     continue
                 at = os.path.join(path, os.fsdecode(name))
                 try:
-                    inside = self._look(directory, way, at, name)
+                    inside = self._look(directory, ancestry, at, name)
                 except FileNotFoundError:
                     self._survey.names -= 1  # just deleted
                 except OSError as exc:
@@ -109,7 +121,7 @@ class _Walk:
                     chosen[at] = name
         yield from chosen
 
-    def _look(self, directory: int, way: int, path: str, name: bytes) -> tuple[int, int] | None:
+    def _look(self, directory: int, ancestry: int, path: str, name: bytes) -> tuple[int, int] | None:
         """Look at one object; if it is a directory, return a descriptor for reading it, and the way to it.
 
         Raises:
@@ -123,10 +135,10 @@ class _Walk:
                 return None
             kind = self._kind(fd, info, mount)
             area = self._area(path, is_directory=self._survey.kinds[kind].is_directory)
-            self._count(area, way, kind, info, path)
+            self._count(area, ancestry, kind, info, path)
             if not self._survey.kinds[kind].is_directory:
                 return None
-            return calls.open(ROOT, fd, os.O_RDONLY | os.O_DIRECTORY), self._way(Way(way, kind))
+            return calls.open(ROOT, fd, os.O_RDONLY | os.O_DIRECTORY), self._ancestry(Ancestry(ancestry, kind))
         finally:
             calls.close(fd)
 
@@ -179,20 +191,20 @@ class _Walk:
                 raise
             return b""
 
-    def _way(self, way: Way) -> int:
-        number = self._ways.setdefault(way, len(self._ways))
-        if number == len(self._survey.ways):
-            self._survey.ways.append(way)
+    def _ancestry(self, ancestry: Ancestry) -> int:
+        number = self._ancestries.setdefault(ancestry, len(self._ancestries))
+        if number == len(self._survey.ancestries):
+            self._survey.ancestries.append(ancestry)
         return number
 
-    def _count(self, area: str, way: int, kind: int, info: Stat, path: str) -> None:
-        found = self._survey.found.setdefault(BucketKey(area, way, kind), Bucket())
+    def _count(self, area: str, ancestry: int, kind: int, info: Stat, path: str) -> None:
+        found = self._survey.found.setdefault(BucketKey(area, ancestry, kind), Bucket())
         found.names += 1
         if self._survey.kinds[kind].is_file:
             found.size += info.st_size
         if info.st_size > found.largest:
             found.largest, found.example = info.st_size, path
-        if way != NOWHERE:
+        if ancestry != NO_ANCESTRY:
             self._survey.examined += 1
             if self._survey.examined % _REPORT_EVERY == 0:
                 self._progress(self._survey.examined)

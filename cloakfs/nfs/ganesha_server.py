@@ -71,7 +71,7 @@ class GaneshaServer:
             return served.ServiceProblems("nfs-ganesha has ended")
         if not await self._ganesha.answers():
             return served.ServiceProblems(f"nfs-ganesha does not answer; see {self._ganesha.log}")
-        ids = {export.path: export.export_id for export in exports_of(mounts, self._ids, keep=False)}
+        ids = {export.path: export.export_id for export in exports_of(mounts, self._ids, store=False)}
         current = self._ganesha.current()
 
         def problem(mount: Mount) -> str | None:
@@ -98,7 +98,7 @@ class GaneshaServer:
             await self.start(self._mounts)
             return "nfs-ganesha had ended; started again"
         current = self._ganesha.current()
-        exports = exports_of(self._mounts, self._ids, keep=False)
+        exports = exports_of(self._mounts, self._ids, store=False)
         lost = {export.export_id for export in exports} - current
         if not lost:
             return None
@@ -122,7 +122,7 @@ class GaneshaServer:
         await self._ganesha.stop()
 
 
-def exports_of(mounts: Sequence[Mount], ids: str, *, keep: bool = True) -> list[GaneshaExport]:
+def exports_of(mounts: Sequence[Mount], ids: str, *, store: bool = True) -> list[GaneshaExport]:
     """Return what nfs-ganesha is to export for these mounts; new ones get numbers, which the file `ids` stores.
 
     Raises:
@@ -150,7 +150,7 @@ def exports_of(mounts: Sequence[Mount], ids: str, *, keep: bool = True) -> list[
                 filesystem_id=(int.from_bytes(digest[:8]) >> 1 | 1, int.from_bytes(digest[8:]) >> 1),
             )
         )
-    if keep and known != before:
+    if store and known != before:
         ownfiles.makedirs(os.path.dirname(ids), mode=0o700, exist_ok=True)
         ownfiles.replace(ids, json.dumps({_VERSION_KEY: VERSION, **known}).encode(), durable=True)
     return exports

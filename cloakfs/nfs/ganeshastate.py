@@ -64,9 +64,9 @@ def skip_next_grace(recovery: str) -> None:
 def remove_old_records(recovery: str) -> None:
     """Remove the records that no link leads to, which servers leave that end during their grace time."""
     links, records = _entries(recovery)
-    kept = {ownfiles.realpath(link) for link in links}
+    linked = {ownfiles.realpath(link) for link in links}
     for path in records:
-        if ownfiles.realpath(path) not in kept:
+        if ownfiles.realpath(path) not in linked:
             ownfiles.rmtree(path)
 
 

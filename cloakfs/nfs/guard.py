@@ -182,10 +182,10 @@ class Guard:
         Raises:
             ServerError: another process does.
         """
-        there = mounted()
+        served_mounts = mounted()
         for mount in mounts:
             path = ownfiles.realpath(mount.path)
-            daemon = there.get(path)
+            daemon = served_mounts.get(path)
             if daemon is not None and daemon.policy_dir != self._run_dir:
                 folder, base = os.path.split(daemon.policy_dir)
                 if folder == os.path.dirname(self._run_dir) and base.startswith(
@@ -793,15 +793,15 @@ async def take_down(run_dir: str, following: Iterable[Mount] = ()) -> list[Mount
     """
     record = stale.read(run_dir)
     await stale.wait_for_mounting(run_dir)
-    kept: list[Mount] = []
+    still_exported: list[Mount] = []
     if record is not None:
         if record.server == "knfsd":
-            kept = [mount for mount in following if (mount.path, mount.client) in record.exports]
-        await stale.end_server(record, [(mount.path, mount.client) for mount in kept])
+            still_exported = [mount for mount in following if (mount.path, mount.client) in record.exports]
+        await stale.end_server(record, [(mount.path, mount.client) for mount in still_exported])
     daemons = {path for path, daemon in mounted().items() if daemon.policy_dir == run_dir}
     for path in sorted(daemons.union(record.paths if record else ())):
-        await _clear(path, knfsd.hold if kept else None)
-    kept = await knfsd.export_unmounted(kept)
+        await _clear(path, knfsd.hold if still_exported else None)
+    still_exported = await knfsd.export_unmounted(still_exported)
     if record is not None:
         stale.remove_directories(record)
-    return kept
+    return still_exported

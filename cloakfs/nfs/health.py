@@ -26,13 +26,13 @@ PATIENCE_SECONDS = 5.0
 # A mount whose daemon has not published anything yet looks as if that had died.
 _STARTING_SECONDS = 0.5
 
-DIED = "its daemon has died, and nobody gets an answer"
+DAEMON_DIED = "its daemon has died, and nobody gets an answer"
 """The problem of a mount that no daemon serves."""
 
-AGAIN = "its daemon has died, and it is being mounted again"
+REMOUNTING = "its daemon has died, and it is being mounted again"
 """The problem of a mount with the option `restart` until an attempt succeeds."""
 
-NOWHERE = "not a cloakfs mount"
+NOT_A_MOUNT = "not a cloakfs mount"
 """The problem of a path that is no mount point."""
 
 
@@ -59,7 +59,7 @@ class Health:
     @property
     def is_absent(self) -> bool:
         """Whether there is no such mount point."""
-        return self.problem == NOWHERE
+        return self.problem == NOT_A_MOUNT
 
     @property
     def restarts(self) -> int | None:
@@ -88,7 +88,7 @@ class Machine:
     def only(self, paths: Iterable[str]) -> "Machine":
         """Return the state of these mount points, and of the services that they belong to."""
         by_path = {one.path: one for one in self.mounts}
-        mounts = [by_path.get(path) or Health(path, None, NOWHERE) for path in paths]
+        mounts = [by_path.get(path) or Health(path, None, NOT_A_MOUNT) for path in paths]
         wanted = {one.service.name for one in mounts if one.service is not None}
         return Machine(mounts, [service for service in self.services if service.name in wanted])
 
@@ -139,9 +139,11 @@ def _without_daemon(left: Iterable[Place], of_path: Mapping[str, Service]) -> It
     """Yield the mounts of daemons that have died, and those that are about to be mounted again."""
     for place in left:
         hint = f"cloakfs umount {shell_word(place.path)}; mounting there again unmounts it, too"
-        yield Health(place.path, None, DIED, hint, service=of_path.get(place.path))
+        yield Health(place.path, None, DAEMON_DIED, hint, service=of_path.get(place.path))
     for one in waiting():
-        yield Health(one.target, None, AGAIN, f"process {one.pid}; cloakfs umount {shell_word(one.target)} ends it")
+        yield Health(
+            one.target, None, REMOUNTING, f"process {one.pid}; cloakfs umount {shell_word(one.target)} ends it"
+        )
 
 
 def _refused(of_path: Mapping[str, Service]) -> Iterator[Health]:

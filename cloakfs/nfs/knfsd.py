@@ -248,12 +248,12 @@ class Knfsd:
 
     Args:
         protocols: NFS versions to start the server with if it is not running: 4, or 3 and 4.
-        kept: mounts that are exported already (`export_unmounted`), and whose clients wait for them.
+        still_exported: mounts that are exported already (`export_unmounted`), and whose clients wait for them.
     """
 
-    def __init__(self, protocols: Sequence[int] = (4,), kept: Sequence[Mount] = ()) -> None:
+    def __init__(self, protocols: Sequence[int] = (4,), still_exported: Sequence[Mount] = ()) -> None:
         self._protocols = protocols
-        self._mounts: tuple[Mount, ...] = tuple(kept)
+        self._mounts: tuple[Mount, ...] = tuple(still_exported)
         self._is_own_server = False
         self._foreign_config: nfsdrestart.NfsdConfig | None = None  # a server that others started, as it last ran
         self._mountd: programs.Popen | None = None
@@ -412,8 +412,8 @@ class Knfsd:
 
     async def _are_all_served(self) -> bool:
         """Whether there is a daemon for each mount: where there is none, clients would claim their files in vain."""
-        there = await trio.to_thread.run_sync(mounted)
-        return all(mount.path in there for mount in self._mounts)
+        served_mounts = await trio.to_thread.run_sync(mounted)
+        return all(mount.path in served_mounts for mount in self._mounts)
 
     def notes(self) -> list[str]:
         """Return what administrators should know: late changes, and a restart of the threads."""
@@ -526,14 +526,14 @@ async def export_unmounted(mounts: Iterable[Mount]) -> list[Mount]:
     Returns:
         those for which this succeeded; the others are exported no more.
     """
-    kept = []
+    still_exported = []
     for mount in mounts:
         try:
             await _export(mount)
-            kept.append(mount)
+            still_exported.append(mount)
         except ServerError:
             await _unexport([(mount.path, mount.client)])
-    return kept
+    return still_exported
 
 
 async def unexport(exports: Iterable[tuple[str, str]]) -> None:

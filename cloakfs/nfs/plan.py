@@ -381,10 +381,10 @@ def compare(old: Mapping[str, Mount], new: Iterable[Mount], running: Container[s
         running: the names of those of `old` whose daemon runs, and can reload.
     """
     wanted = {mount.name: mount for mount in new}
-    kept = [(old[name], mount) for name, mount in wanted.items() if name in old]
-    live = [(before, mount) for before, mount in kept if before.name in running and _suffices_reload(before, mount)]
+    common = [(old[name], mount) for name, mount in wanted.items() if name in old]
+    live = [(before, mount) for before, mount in common if before.name in running and _suffices_reload(before, mount)]
     reloadable = {mount.name for _, mount in live}
-    renewed = [(before, mount) for before, mount in kept if before != mount and mount.name not in reloadable]
+    renewed = [(before, mount) for before, mount in common if before != mount and mount.name not in reloadable]
     return PlanChange(
         added=tuple(mount for name, mount in wanted.items() if name not in old),
         removed=tuple(before for name, before in old.items() if name not in wanted),

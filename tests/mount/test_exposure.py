@@ -15,7 +15,7 @@ import pytest
 from cloakfs.audit import explain
 from cloakfs.audit.identities import IdSet, claims, single
 from cloakfs.audit.reach import OWNS, SEES, Reach
-from cloakfs.audit.survey import EXECUTE, NOWHERE, READ, WRITE, AccessAttrs, Survey, Way
+from cloakfs.audit.survey import EXECUTE, NO_ANCESTRY, READ, WRITE, AccessAttrs, Ancestry, Survey
 from cloakfs.audit.walk import survey
 from cloakfs.config.options import Options
 from cloakfs.config.parse import parse_options
@@ -100,19 +100,19 @@ def expected(paths: list[str], tried: dict[str, list[Tried]], uids: set[int], wi
 
 def said(of: Survey, reach: Reach, top: str, path: str, uids: IdSet) -> int:
     """What `Reach` says about a path."""
-    way = kind = NOWHERE
+    ancestry = kind = NO_ANCESTRY
     at = top
     for name in ("", *path.split("/")):
         at = os.path.join(at, name) if name else at
-        if kind != NOWHERE:
-            way = of.ways.index(Way(way, kind))
+        if kind != NO_ANCESTRY:
+            ancestry = of.ancestries.index(Ancestry(ancestry, kind))
         info = os.lstat(at)
         try:
             acl = os.getxattr(at, "system.posix_acl_access")
         except OSError:
             acl = b""
         kind = of.kinds.index(AccessAttrs(info.st_mode, ServerId(info.st_uid), ServerId(info.st_gid), acl))
-    return reach.at(way, kind, uids).bits & ~OWNS
+    return reach.at(ancestry, kind, uids).bits & ~OWNS
 
 
 @pytest.mark.parametrize("name", OPTIONS)

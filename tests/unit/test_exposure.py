@@ -27,7 +27,7 @@ from cloakfs.audit.identities import (
 )
 from cloakfs.audit.reach import OWNS, SEES, Reach
 from cloakfs.audit.report import difference_report, findings, format_ids, report
-from cloakfs.audit.survey import NOWHERE, READ, WRITE, AccessAttrs, Bucket, BucketKey, Grants, Survey, Way
+from cloakfs.audit.survey import NO_ANCESTRY, READ, WRITE, AccessAttrs, Ancestry, Bucket, BucketKey, Grants, Survey
 from cloakfs.config.parse import parse_options
 from cloakfs.identity import Caller, ClientId, ServerId
 from cloakfs.mapping import MAX_ID
@@ -49,7 +49,7 @@ class Tree:
         self.survey = Survey("/srv/tree")
         self._ways = {"": self._add("", stat.S_IFDIR | mode, uid, gid, 0)}
 
-    def _add(self, path: str, mode: int, uid: int, gid: int, size: int, way: int = NOWHERE) -> int:
+    def _add(self, path: str, mode: int, uid: int, gid: int, size: int, ancestry: int = NO_ANCESTRY) -> int:
         of = AccessAttrs(mode, ServerId(uid), ServerId(gid), b"")
         survey = self.survey
         if of not in survey.kinds:
@@ -61,15 +61,15 @@ class Tree:
         kind = survey.kinds.index(of)
         top, slash, _ = path.partition("/")
         area = top if slash or stat.S_ISDIR(mode) else ""
-        found = survey.found.setdefault(BucketKey(area, way, kind), Bucket())
+        found = survey.found.setdefault(BucketKey(area, ancestry, kind), Bucket())
         found.names += 1
         found.size += size if stat.S_ISREG(mode) else 0
         found.example = path
         survey.names += 1
         survey.examined += 1
         if stat.S_ISDIR(mode):
-            survey.ways.append(Way(way, kind))
-            return len(survey.ways) - 1
+            survey.ancestries.append(Ancestry(ancestry, kind))
+            return len(survey.ancestries) - 1
         return kind
 
     def directory(self, path: str, mode: int, uid: int, gid: int) -> "Tree":
@@ -229,7 +229,7 @@ def reach(tree: Tree, text: str, uid: int | None, claimed: Claims | None = None)
     one = entry(text)
     of = Reach(tree.survey, one.view, claimed or one.claims, {}, read_only=one.read_only)
     uids = one.claims.uid_set if uid is None else single(ServerId(uid))
-    return {found.example: of.at(place.way, place.kind, uids).bits for place, found in tree.survey.found.items()}
+    return {found.example: of.at(place.ancestry, place.kind, uids).bits for place, found in tree.survey.found.items()}
 
 
 def test_the_only_group_that_can_be_claimed_is_tried_as_the_primary_one() -> None:

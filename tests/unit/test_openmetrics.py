@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from cli.openmetrics import text
-from cloakfs.nfs.health import DIED, Health, Machine
+from cloakfs.nfs.health import DAEMON_DIED, Health, Machine
 from cloakfs.nfs.services import Service
 from cloakfs.state.runtime import VERSION, Mounted
 
@@ -50,8 +50,8 @@ def machine() -> Machine:
             Health("/older", mount("/older")),
             Health("/newer", mount("/newer", VERSION + 1)),
             Health('/odd"\\\udcff\n', mount("/odd"), figures={**FIGURES, "view": "fixed"}),
-            Health("/dead", None, DIED, service=service),
-            Health("/dead", None, DIED),
+            Health("/dead", None, DAEMON_DIED, service=service),
+            Health("/dead", None, DAEMON_DIED),
         ],
         [service, Service("other", problem="its guard has died")],
     )

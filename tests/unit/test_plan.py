@@ -347,7 +347,7 @@ def test_ganesha_configuration(tmp_path: Path) -> None:
     )
     ids = str(tmp_path / "ids.json")
     exports = exports_of(made.mounts, ids)
-    assert exports == exports_of(made.mounts, ids, keep=False)
+    assert exports == exports_of(made.mounts, ids, store=False)
     # Numbers stay, whatever comes and goes.
     fewer = planned("/new *(views = eve)\n/y 10.1.0.0/16(all_squash,anonuid=5,anongid=6)\n", "ganesha")
     assert [export.export_id for export in exports_of(fewer.mounts, ids)] == [4, 3]
