@@ -2,7 +2,7 @@
 
 Every entry and client specification gets a mount of its own, since each may map and cloak differently. All mounts are
 below the same root, so that the path that a client mounts follows from the entry: `/home` exported to `10.1.0.0/16` is
-`ROOT/home@10.1.0.0_16`; exported to single_identity (`*`), it is `ROOT/home`.
+`ROOT/home@10.1.0.0_16`; exported to all clients (`*`), it is `ROOT/home`.
 
 `compare` says which mounts another plan adds, removes, reloads or renews if it takes the place of the present one.
 """
