@@ -171,9 +171,9 @@ def walk(source: str, names: list[str], view: View, who: Caller) -> list[PathCom
     try:
         steps = [judge(view, who, "", fd, is_root=True)]
         for name in names:
-            below = calls.find(ROOT, fd, name)
+            child = calls.find(ROOT, fd, name)
             calls.close(fd)
-            fd = below
+            fd = child
             steps.append(judge(view, who, name, fd))
         return steps
     finally:
@@ -220,13 +220,13 @@ def table(
     Raises:
         OSError: there is no such directory.
     """
-    above = [None if who is None else walk(source, names, view, who) for who in callers]
+    to_directory = [None if who is None else walk(source, names, view, who) for who in callers]
     rows = []
     for name, fd in _entries(source, names):
         info = calls.fstat(fd)
         cells = [
             "-" if who is None or steps is None else cell([*steps, judge(view, who, name, fd)], read_only=read_only)
-            for who, steps in zip(callers, above, strict=True)
+            for who, steps in zip(callers, to_directory, strict=True)
         ]
         rows.append(TableRow(name, info.st_mode, info.st_uid, info.st_gid, tuple(cells)))
     return sorted(rows)
@@ -246,9 +246,9 @@ def _entries(source: str, names: list[str]) -> Iterator[tuple[str, int]]:
     fd = calls.find_top(source)
     try:
         for name in names:
-            below = calls.find(ROOT, fd, name)
+            child = calls.find(ROOT, fd, name)
             calls.close(fd)
-            fd = below
+            fd = child
         directory = calls.open(ROOT, fd, os.O_RDONLY | os.O_DIRECTORY)
     finally:
         calls.close(fd)
