@@ -115,7 +115,7 @@ class IdentityExposure:
             may be thousands of identities and of areas, but not of both at once.
         worst: the worst example of what it can read or change in each area.
         examples: the worst examples of what it can read or change.
-        claimed_examples: the same of what it can read only by claiming a group.
+        claimed_examples: the worst examples of what it can read only by claiming a group.
         plants: whether it can make files, and so set-user-ID programs of its own.
     """
 

@@ -24,7 +24,7 @@ class ExposureChange:
         opens: what they could not do before.
         closes: what they can no longer do.
         opened: the paths of some of what is opened, from the root of the tree.
-        closed: the same of what is closed.
+        closed: the paths of some of what is closed.
     """
 
     low: ClientId

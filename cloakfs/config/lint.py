@@ -109,7 +109,7 @@ def _mapped_ids(draft: Draft, kind: Kind, nobody: ServerId, places: dict[int, Lo
         found.append(ExportsWarning(where, message))
     if kind == "uid":
         found += [
-            ExportsWarning(places[id(d)], f"'{d}' makes somebody who is not root on a client root on the server")
+            ExportsWarning(places[id(d)], f"'{d}' makes a user who is not root on a client root on the server")
             for d in defs
             if _makes_root(d, nobody)
         ]
@@ -169,7 +169,7 @@ _SEPARATORS = dict.fromkeys(map(ord, ":.-"))
 
 
 def fsid_of(options: Options) -> str | None:
-    """Return the fsid of an entry, if it has one, as `same_fsid` does."""
+    """Return the fsid of an entry in its one way to be written; None if it has none."""
     fsid = dict(options.other).get("fsid")
     return None if fsid is None else same_fsid(fsid)
 

@@ -52,7 +52,7 @@ def words(options: Options) -> list[str]:
 
 
 def keeps_identity(options: Options) -> bool:
-    """Whether the kernel's server serves client root as the identity that the options give it. See `stand_in`."""
+    """Whether the kernel's server serves client root as the identity that the options give it."""
     if is_root(options) or single_identity(options) is not None:
         return True
     if options.policy is not None:

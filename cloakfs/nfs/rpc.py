@@ -147,7 +147,7 @@ def lookup(host: str, port: int, names: Sequence[str], source: str, timeout: flo
         host: address of the server.
         port: its port.
         names: the names in the path.
-        source: the address of this machine to ask from, see `call`.
+        source: the address of this machine to call from, as root (AUTH_SYS, from a reserved port).
         timeout: the limit for all of it, in seconds. While the server says that it has yet to find out (NFS4ERR_DELAY),
             it is asked again.
 
@@ -155,7 +155,7 @@ def lookup(host: str, port: int, names: Sequence[str], source: str, timeout: flo
         the status: 0, or the number of an error (RFC 7530 §13.1).
 
     Raises:
-        OSError: see `call`.
+        OSError: nothing listens or answers in time, or the call is refused (`NotAccepted`).
     """
     # Of COMPOUND (RFC 7530 §15.2): no tag, minor version 0, PUTROOTFH (24), LOOKUPs (15), GETATTR (9) of the type.
     operations = [struct.pack("!I", 24), *(struct.pack("!I", 15) + _opaque(name) for name in names)]
@@ -176,14 +176,14 @@ def mount(host: str, path: str, source: str, timeout: float = 2.0) -> int:
     Args:
         host: address of the server.
         path: the path that clients mount.
-        source: the address of this machine to ask from, see `call`.
+        source: the address of this machine to call from, as root (AUTH_SYS, from a reserved port).
         timeout: the limit for each of the three calls, in seconds.
 
     Returns:
         the status: 0, or the number of an error of MOUNT or NFS.
 
     Raises:
-        OSError: see `call`.
+        OSError: nothing listens or answers in time, or the call is refused (`NotAccepted`).
     """
     # PMAPPROC_GETPORT (RFC 1833 §3.2) of MOUNT version 3 over TCP.
     arguments = struct.pack("!4I", MOUNT, 3, socket.IPPROTO_TCP, 0)

@@ -193,10 +193,10 @@ class Client:
     ) -> None:
         self.lib = _load()
         self._nfs: int | None = self.lib.nfs_init_context()
-        asked = f"?version={version}"
+        query = f"?version={version}"
         if port:
-            asked += f"&nfsport={port}&mountport={port if mount_port is None else mount_port}"
-        url = self.lib.nfs_parse_url_incomplete(self._nfs, f"nfs://{host}/{asked}".encode())
+            query += f"&nfsport={port}&mountport={port if mount_port is None else mount_port}"
+        url = self.lib.nfs_parse_url_incomplete(self._nfs, f"nfs://{host}/{query}".encode())
         self.lib.nfs_destroy_url(url)
         self.lib.nfs_set_version(self._nfs, version)
         extra = list(groups)

@@ -299,7 +299,7 @@ async def _undisturbed(state_dir: str, paths: Sequence[str]) -> None:
     end = threading.Event()
     answers: list[object] = []
 
-    def ask() -> None:
+    def call_server() -> None:
         with Wire(PORT, version=4) as wire:
             handle = handle_of(wire, "a", "file")
             while not end.is_set():
@@ -309,7 +309,7 @@ async def _undisturbed(state_dir: str, paths: Sequence[str]) -> None:
                     answers.append(repr(exc))
 
     async with serving(ganesha, [stays]), trio.open_nursery() as nursery:
-        nursery.start_soon(trio.to_thread.run_sync, ask)
+        nursery.start_soon(trio.to_thread.run_sync, call_server)
         try:
             for _ in range(10):
                 await ganesha.reload([stays, comes])

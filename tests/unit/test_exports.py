@@ -569,7 +569,7 @@ def test_nobody_who_stays_nobody_is_not(definitions: str) -> None:
 )
 def test_who_becomes_root_is_reported(definitions: str, named: str) -> None:
     assert warnings_of(f"/a host(range_map = gid 1 map 1 {definitions})") == [
-        f"f:1:33: warning: '{named}' makes somebody who is not root on a client root on the server"
+        f"f:1:33: warning: '{named}' makes a user who is not root on a client root on the server"
     ]
 
 

@@ -63,8 +63,8 @@ def test_what_is_private_is_remembered_for_the_one_caller(
     before = requests(tree)
     for who in (user(ANN), user(BOB)):
         who.do(look, f"{at}/home/ann/letter")
-    asked = requests(tree) - before
-    assert asked["lookup"] + asked["getattr"] <= 10, asked
+    counts = requests(tree) - before
+    assert counts["lookup"] + counts["getattr"] <= 10, counts
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -127,5 +127,5 @@ def test_local_root_does_not_end_what_is_remembered(share: MakeShare, mount_nfs:
     user(BOB).do(look, f"{at}/home/ann/letter")
     before = requests(tree)
     user(BOB).do(look, f"{at}/home/ann/letter")
-    asked = requests(tree) - before
-    assert asked["lookup"] + asked["getattr"] <= 5, asked
+    counts = requests(tree) - before
+    assert counts["lookup"] + counts["getattr"] <= 5, counts

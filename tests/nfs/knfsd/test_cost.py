@@ -17,18 +17,18 @@ MOST = 4.1
 MOST_BESIDE = 25
 
 
-def check(export: str, kind: str, asked: Counter[str]) -> None:
+def check(export: str, kind: str, counts: Counter[str]) -> None:
     """Check the number of requests of one listing."""
-    assert asked["lookup"] + asked["getattr"] <= MOST * FILES
+    assert counts["lookup"] + counts["getattr"] <= MOST * FILES
     # Names and attributes come in large batches, some 45 of them; in smaller ones where an answer takes long (`Turns`).
-    assert asked["readdir"] <= FILES / 8
+    assert counts["readdir"] <= FILES / 8
     if export.endswith("subtree_check"):
         # The kernel asks for the home once for each request to the server, and for each name that lies directly in it.
         is_home = export == CALLER_CHECKED and kind == HOME
-        assert asked["getattr"] <= (1.1 * FILES if is_home else 40)
-        assert asked["lookup"] + asked["getxattr"] <= 20
+        assert counts["getattr"] <= (1.1 * FILES if is_home else 40)
+        assert counts["lookup"] + counts["getxattr"] <= 20
     if export == SQUASHED or (export == CALLER and kind == PUBLIC):
-        assert asked.total() - asked["readdir"] <= MOST_BESIDE, asked
+        assert counts.total() - counts["readdir"] <= MOST_BESIDE, counts
 
 
 @pytest.mark.timeout(900)  # a machine may be slow
@@ -39,6 +39,6 @@ def test_ls_l_of_a_thousand_files(kind: str, nfs_host: NfsHost) -> None:
         for export in exports:
             for version in VERSIONS:
                 for cold in (True, False):
-                    asked = made.list_once(export, version, cold=cold).requests
-                    print(f"ls -l over NFSv{version}, {kind}, {'cold' if cold else 'warm'}, {export}: {dict(asked)}")
-                    check(export, kind, asked)
+                    counts = made.list_once(export, version, cold=cold).requests
+                    print(f"ls -l over NFSv{version}, {kind}, {'cold' if cold else 'warm'}, {export}: {dict(counts)}")
+                    check(export, kind, counts)

@@ -34,8 +34,8 @@ def prepare(tree: str) -> None:
 def lock(file: bytes, host: str, *, reclaim: bool = False) -> int:
     """Ask lockd for a lock on a whole file, as the only process of a host; return its answer (nlm4_stats)."""
     with Connection("127.0.0.1", 111, 0, 0) as portmapper:
-        asked = struct.pack("!4I", _NLM, 4, 6, 0)
-        (port,) = struct.unpack("!I", portmapper.call(_PORTMAP, 2, 3, asked))
+        arguments = struct.pack("!4I", _NLM, 4, 6, 0)
+        (port,) = struct.unpack("!I", portmapper.call(_PORTMAP, 2, 3, arguments))
     wanted = opaque(host.encode()) + opaque(file) + opaque(host.encode()) + struct.pack("!IQQ", len(host), 0, 0)
     arguments = opaque(b"1234") + struct.pack("!II", 0, 1) + wanted + struct.pack("!Ii", reclaim, 3)
     with Connection("127.0.0.1", port, ANN, ANN) as lockd:

@@ -58,18 +58,18 @@ class Site(NamedTuple):
     ann: nfs3.Client
     bob: nfs3.Client
 
-    def asked(self, handle: bytes) -> int:
+    def requests_for(self, handle: bytes) -> int:
         """How many requests for attributes it takes the owner to get them by a handle."""
         before = requests(self.tree)
         assert self.ann.getattr(handle)[0] == nfs3.OK
-        asked = requests(self.tree) - before
-        return asked["getattr"] + asked["lookup"]
+        counts = requests(self.tree) - before
+        return counts["getattr"] + counts["lookup"]
 
     def remember(self, *path: str) -> bytes:
         """Have the kernel remember what is at a path in the owner's home: its handle."""
         handle = self.ann.walk(self.root, "home", "ann", *path)
         began = time.monotonic()
-        while self.asked(handle) != 1:  # for the home
+        while self.requests_for(handle) != 1:  # for the home
             assert time.monotonic() - began < 20  # on a busy machine, something may have to be forgotten first
         return handle
 
@@ -123,10 +123,10 @@ def test_it_is_remembered_for_the_owner(version: str, share: MakeShare, mount_nf
     ann.do(look, f"{at}/home/ann/deep/er/letter")
     before = requests(tree)
     ann.do(look, f"{at}/home/ann/deep/er/letter")
-    asked = requests(tree) - before
+    counts = requests(tree) - before
     # The server asks for the home alone, each time that it looks at anything in it.
-    assert asked["lookup"] <= 5, asked
-    assert asked["getxattr"] <= 5, asked
+    assert counts["lookup"] <= 5, counts
+    assert counts["getxattr"] <= 5, counts
 
 
 @pytest.mark.parametrize("is_through_the_mount", [False, True])
@@ -145,7 +145,7 @@ def test_a_home_that_is_opened_for_all(
         assert status == (nfs3.STALE if path in (("letter",), DEEP) else nfs3.OK), path
         assert site.ann.getattr(handle)[0] == nfs3.OK
     assert site.bob.lookup(handles["deep", "er"], "letter")[0] in (nfs3.NOENT, nfs3.STALE)
-    assert site.asked(handles[DEEP]) > 1
+    assert site.requests_for(handles[DEEP]) > 1
     for path, handle in handles.items():
         assert (site.bob.getattr(handle)[0] == nfs3.OK) is (path not in (("letter",), DEEP)), path
     os.chmod(site.tree.real("home/ann", *DEEP), 0o644)
@@ -214,7 +214,7 @@ def test_it_is_remembered_again_for_a_client_that_goes_on_by_handle(site: Site) 
     drop_caches()
     for _ in range(3):
         site.ann.getattr(handle)
-    assert site.asked(handle) <= 2
+    assert site.requests_for(handle) <= 2
     assert site.bob.getattr(handle)[0] == nfs3.STALE
 
 
