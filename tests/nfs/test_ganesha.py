@@ -420,14 +420,14 @@ def test_clients_go_on(tree: Site, version: int) -> None:
         began = time.monotonic()
         while True:
             # An error at once, or service again: nothing else, and never the directory below. (libnfs claims nothing.)
-            began = time.monotonic()
+            sent = time.monotonic()
             try:
                 with tree.client(EZK, version) as again:
                     assert again.listdir() == ["dir", "elsewhere"]
                     assert again.read("/elsewhere/file") == b"content"
                 break
             except OSError:
-                assert time.monotonic() - began < 60
+                assert time.monotonic() - sent < 60
                 assert time.monotonic() - began < PATIENCE
                 time.sleep(0.1)
         with Wire(2049, version=version) as wire:
