@@ -419,7 +419,7 @@ class NameOperations(Core):
             at = await self._again(at, parent_inode, ctx)
             is_new = maker is not None and at.view is view  # otherwise, others may have found it meanwhile
             if path_fd < 0:
-                who = linux.ANYBODY if at.obj.filesystem.has_posix_rules else linux.ROOT
+                who = linux.ANY_CREDENTIALS if at.obj.filesystem.has_posix_rules else linux.ROOT
                 path_fd = self.nodes.with_descriptor(calls.find_again, who, fd)
             taken, path_fd = path_fd, -1
             try:

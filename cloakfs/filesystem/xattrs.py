@@ -112,7 +112,7 @@ class XattrOperations(Core):
         # machines and processes depend on the caller.
         plain = at.obj.filesystem.has_posix_rules
         try:
-            return calls.peek_xattr(linux.ANYBODY if plain else at.credentials, at.fd, name)
+            return calls.peek_xattr(linux.ANY_CREDENTIALS if plain else at.credentials, at.fd, name)
         except OSError as exc:
             # By the time that a thread has the answer, a change may have been reported.
             if exc.errno == errno.ENODATA and plain and name in _OFTEN_READ and not at.in_thread:

@@ -155,7 +155,7 @@ class Changes:
     def _handle_overflow(self) -> None:
         """Invalidate everything, since events were lost: anything may have changed, and be anywhere."""
         self._invalidation.invalidate_everything()
-        self._nodes.locator.lose_track()
+        self._nodes.locator.lose_reports()
         self._lost = self._nodes.objects()
         self._any_moved.set()
 
@@ -180,7 +180,7 @@ class Changes:
     def _handle_access_paths(self, event: Event, filesystem: MountedFilesystem) -> None:
         if event.mask & FAN_ONDIR and event.mask & OF_ITSELF:
             if not event.target:  # before Linux 5.17
-                self._access_paths.forget()
+                self._access_paths.invalidate()
             elif (directory := self._nodes.by_handle(filesystem, event.target)) is not None:
                 self._access_paths.changed(directory)
 
@@ -228,9 +228,9 @@ class Changes:
         if target is None:
             return
         if event.mask & FAN_MOVED_FROM:
-            self._nodes.locator.left(target)
+            self._nodes.locator.renamed_away(target)
         if event.mask & FAN_MOVED_TO:
-            self._nodes.locator.came(target, ReportedPlace(filesystem, event.directory, event.name))
+            self._nodes.locator.renamed_to(target, ReportedPlace(filesystem, event.directory, event.name))
         if target in self._nodes.disconnected:
             self._moved.add(target)
             self._any_moved.set()

@@ -467,7 +467,7 @@ class Invalidation:
 
     def invalidate_everything(self) -> None:
         """Invalidate everything: the policy has changed, or what is mounted, or it is not known what has changed."""
-        self._access_paths.forget()
+        self._access_paths.invalidate()
         self.begin_epoch()
 
     def begin_epoch(self) -> _FullInvalidation:

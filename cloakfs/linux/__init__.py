@@ -14,7 +14,7 @@ from .capabilities import (
     set_effective_capabilities,
 )
 from .credentials import (
-    ANYBODY,
+    ANY_CREDENTIALS,
     FEW_GROUPS,
     MOST_LONG,
     ROOT,
@@ -71,12 +71,13 @@ from .syscalls import (
 from .threads import apart, in_main_thread, umask
 
 __all__ = [
-    "ANYBODY", "AT_HANDLE_FID", "CAP_SETFCAP", "CAP_SETUID", "CAP_SYS_ADMIN", "CAP_SYS_RESOURCE", "FALLOC_FL_KEEP_SIZE",
-    "FEW_GROUPS", "FILE_CAPABILITIES", "FMODE_EXEC", "MNT_DETACH", "MOST_LONG", "MS_BIND", "MS_DIRSYNC", "MS_NOATIME",
-    "MS_NODEV", "MS_NODIRATIME", "MS_NOEXEC", "MS_NOSUID", "MS_NOSYMFOLLOW", "MS_POSIXACL", "MS_RDONLY", "MS_RELATIME",
-    "MS_REMOUNT", "MS_SYNCHRONOUS", "RENAME_EXCHANGE", "RENAME_NOREPLACE", "ROOT", "RWF_NOWAIT", "Credentials", "Stat",
-    "When", "act_as_daemon", "apart", "as_daemon", "btrfs_top", "clone_tree", "clone_writable", "detach_mount",
-    "effective_capabilities", "fallocate", "fstat", "getdents", "in_main_thread", "may_access", "may_lease", "mount",
-    "name_to_handle", "open_by_handle", "raised", "renameat2", "require_access", "set_daemon_credentials",
-    "set_effective_capabilities", "statx", "statx_if_there", "umask", "umount", "utimens", "xfs_uuid",
+    "ANY_CREDENTIALS", "AT_HANDLE_FID", "CAP_SETFCAP", "CAP_SETUID", "CAP_SYS_ADMIN", "CAP_SYS_RESOURCE",
+    "FALLOC_FL_KEEP_SIZE", "FEW_GROUPS", "FILE_CAPABILITIES", "FMODE_EXEC", "MNT_DETACH", "MOST_LONG", "MS_BIND",
+    "MS_DIRSYNC", "MS_NOATIME", "MS_NODEV", "MS_NODIRATIME", "MS_NOEXEC", "MS_NOSUID", "MS_NOSYMFOLLOW", "MS_POSIXACL",
+    "MS_RDONLY", "MS_RELATIME", "MS_REMOUNT", "MS_SYNCHRONOUS", "RENAME_EXCHANGE", "RENAME_NOREPLACE", "ROOT",
+    "RWF_NOWAIT", "Credentials", "Stat", "When", "act_as_daemon", "apart", "as_daemon", "btrfs_top", "clone_tree",
+    "clone_writable", "detach_mount", "effective_capabilities", "fallocate", "fstat", "getdents", "in_main_thread",
+    "may_access", "may_lease", "mount", "name_to_handle", "open_by_handle", "raised", "renameat2", "require_access",
+    "set_daemon_credentials", "set_effective_capabilities", "statx", "statx_if_there", "umask", "umount", "utimens",
+    "xfs_uuid",
 ]  # fmt: skip

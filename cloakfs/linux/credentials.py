@@ -36,7 +36,7 @@ class Credentials(NamedTuple):
 ROOT = Credentials(ServerId(0), ServerId(0), ())
 """The daemon, acting on its own behalf. It is distinguished by identity (`is`) from a caller with the same ids."""
 
-ANYBODY = Credentials(ServerId(0), ServerId(0), ())
+ANY_CREDENTIALS = Credentials(ServerId(0), ServerId(0), ())
 """For a call that needs no permission, and has the same result with any credentials: the thread need not switch.
 
 It is distinguished by identity, too.
@@ -116,7 +116,7 @@ def assume(who: Credentials) -> None:
     Raises:
         PermissionError: the kernel refused one of the ids (for example, one not mapped in a user namespace).
     """
-    if who is ANYBODY:
+    if who is ANY_CREDENTIALS:
         return
     before = _thread.who
     if who.or_daemon:

@@ -625,7 +625,9 @@ class MountDaemon:
                 tasks.supervise("regular maintenance", self._keep_house)
                 tasks.supervise("making nodeids durable", self._keep_index)
                 cache, views = filesystem.cache, filesystem.views
-                tasks.supervise("watching the user database", views.keep_fresh, cache.reset, self._tuning.view_seconds)
+                tasks.supervise(
+                    "watching the user database", views.follow_user_database, cache.reset, self._tuning.view_seconds
+                )
                 cache.run(tasks)
                 tasks.supervise("dropping what the kernel forgot", filesystem.references.run)
                 tasks.supervise("recalling delegations", filesystem.recalls.run)

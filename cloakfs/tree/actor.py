@@ -1,4 +1,4 @@
-"""Who looks at the real tree: a caller, with the credentials that system calls for it are made with, or the daemon."""
+"""Who acts on the real tree: a caller, with the credentials for its system calls, or the daemon."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -79,7 +79,7 @@ class Actor:
         return credentials(self.caller, self.lacks)
 
     def found(self) -> "Actor":
-        """Return the same, with everything looked up: a thread must not do that."""
+        """Return an equal actor with groups and capabilities looked up, which only the session loop may do."""
         who, lacks = self.caller, self.lacks
         return RootActor(who.uid, who.gid, lambda: lacks, lambda: who) if lacks else actor(who)
 

@@ -1,11 +1,11 @@
-"""Every system call on the real tree, each made with somebody's credentials.
+"""Every system call on the real tree, each made with the credentials of a caller or of the daemon.
 
 The first argument, `who`, says whose: the kernel decides what they permit. `linux.ROOT` is the daemon itself, and
-`linux.ANYBODY` says that they do not matter.
-Switching costs up to four system calls and is done only when the thread currently acts as somebody else.
+`linux.ANY_CREDENTIALS` says that they do not matter.
+Switching costs up to four system calls and is done only when the thread acts with other credentials.
 
 Calls on an open descriptor for which the kernel checks no permission (fstat(2), dup(2), close(2), pread(2) and the
-like) are the same for everybody and take no `who`.
+like) are the same for all callers and take no `who`.
 
 All functions raise `OSError`, like the system call that they are named after.
 """
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from .. import linux
 from ..identity import ServerId
-from ..linux import ANYBODY, ROOT, Credentials, Stat, When
+from ..linux import ANY_CREDENTIALS, ROOT, Credentials, Stat, When
 from ..linux.credentials import assume
 
 btrfs_top = linux.btrfs_top
@@ -61,7 +61,7 @@ def as_others() -> Iterator[None]:
 
 def find(who: Credentials, at: int, name: bytes | str, flags: int = 0) -> int:
     """Return a descriptor (O_PATH) for the entry `name` of the directory `at`; symbolic links are not followed."""
-    if who is not ANYBODY:
+    if who is not ANY_CREDENTIALS:
         assume(who)
     return os.open(name, _FOUND | flags, dir_fd=at)
 
@@ -73,7 +73,7 @@ def find_top(path: str) -> int:
 
 
 def copy_top(path: str) -> int:
-    """Do the same for a copy of the mounts there; see `linux.clone_tree`."""
+    """Open (O_PATH) the root of a detached copy of the tree with its mounts (`linux.clone_tree`)."""
     assume(ROOT)
     return linux.clone_tree(path)
 
@@ -92,14 +92,14 @@ def find_handle(mount_fd: int, handle: bytes, flags: int = 0) -> int:
 
 def statx(who: Credentials, at: int, name: bytes) -> tuple[Stat, int]:
     """Return the stat of the entry `name` of the directory `at`, and the id of its mount; see `linux.statx`."""
-    if who is not ANYBODY:
+    if who is not ANY_CREDENTIALS:
         assume(who)
     return linux.statx(at, name)
 
 
 def statx_if_there(who: Credentials, at: int, name: bytes) -> tuple[Stat, int] | None:
     """Return what `statx` does, or None if there is no such entry."""
-    if who is not ANYBODY:
+    if who is not ANY_CREDENTIALS:
         assume(who)
     return linux.statx_if_there(at, name)
 
@@ -123,13 +123,13 @@ def path_of(fd: int) -> bytes:
 
 
 def access(who: Credentials, fd: int, mode: int) -> bool:
-    """See `linux.may_access`."""
+    """Whether `who` may access what `fd` refers to (`linux.may_access`)."""
     assume(who)
     return linux.may_access(fd, mode)
 
 
 def require_access(who: Credentials, fd: int, mode: int) -> None:
-    """See `linux.require_access`."""
+    """Raise the error of access(2) unless `who` may access what `fd` refers to (`linux.require_access`)."""
     assume(who)
     linux.require_access(fd, mode)
 
@@ -170,9 +170,9 @@ def open(who: Credentials, fd: int, flags: int) -> int:
     """Open the object that `fd` (O_PATH) refers to.
 
     Raises:
-        BlockingIOError: somebody holds a lease on it (fcntl(2)), and only a thread can wait until it is released.
+        BlockingIOError: a process holds a lease on it (fcntl(2)), and only a thread can wait until it is released.
     """
-    if who is not ANYBODY:
+    if who is not ANY_CREDENTIALS:
         assume(who)
     if linux.in_main_thread():
         flags |= os.O_NONBLOCK
@@ -183,7 +183,7 @@ def open(who: Credentials, fd: int, flags: int) -> int:
 
 def find_again(who: Credentials, fd: int) -> int:
     """Return another descriptor (O_PATH) for the object that `fd` refers to."""
-    if who is not ANYBODY:
+    if who is not ANY_CREDENTIALS:
         assume(who)
     if _own_fds < 0:
         return _open_again(fd, os.O_PATH)
@@ -328,7 +328,7 @@ def _with_privileges(who: Credentials) -> contextlib.AbstractContextManager[None
 
 def peek_xattr(who: Credentials, fd: int, name: bytes | str) -> bytes:
     """Call getxattr(2) for a name that needs no privilege."""
-    if who is not ANYBODY:
+    if who is not ANY_CREDENTIALS:
         assume(who)
     return os.getxattr(f"/proc/self/fd/{fd}", name)  # `_path`, without a call
 

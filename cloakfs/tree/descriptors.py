@@ -15,10 +15,10 @@ from .objects import ROOT, Descriptor, Directory, Object, Stale, dev_ino, unused
 
 _T = TypeVar("_T")
 
-# The request that is being served may be using up to this many of the most recently used descriptors.
+# The request that is being served may use up to this many of the most recently used descriptors.
 _IN_USE = 8
 
-# How many idle descriptors are looked at in one step.
+# How many idle descriptors are checked in one step.
 _AT_ONCE = 256
 
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -29,7 +29,7 @@ class Descriptors:
 
     Args:
         mounts: identifies objects, where a name may by now lead to another one.
-        max_fds: how many to keep at most.
+        max_fds: how many to cache at most.
 
     Attributes:
         max_fds: see above.
@@ -70,7 +70,7 @@ class Descriptors:
             if not self.shed():
                 raise
             return self.fd(obj)
-        self.keep(obj, fd)
+        self.cache(obj, fd)
         return fd
 
     def _open_by_name(self, obj: Object) -> int:
@@ -94,16 +94,17 @@ class Descriptors:
                 if self._mounts.identify(fd, parent)[0] == obj.handle:
                     return fd
             except PermissionError:
-                pass  # see `TreeMounts.stat`
+                pass  # it is on an excluded mount
             calls.close(fd)
         raise Stale
 
-    def keep(self, obj: Object, fd: int, info: Stat | None = None) -> None:
-        """Take ownership of a descriptor (O_PATH) for `obj`, which has none; `info` is its stat, if known.
+    def cache(self, obj: Object, fd: int, info: Stat | None = None) -> None:
+        """Cache a descriptor (O_PATH) for `obj`, which has none, and take ownership of it; `info` is its stat, if
+        known.
 
         Raises:
             Stale: it is a directory, but the object is not. (A file system may use a handle again.)
-            OSError: it cannot be looked at. The descriptor is closed in either case.
+            OSError: its stat fails. The descriptor is closed in either case.
         """
         try:
             info = info or obj.filesystem.stat(fd)
@@ -123,7 +124,7 @@ class Descriptors:
             self._close_oldest(self.max_fds // 8)
 
     def of_inode(self, info: Stat) -> Object | None:
-        """Return an object with this stat whose descriptor is kept. (While it is, the inode is of no other object.)"""
+        """Return an object with this stat whose descriptor is cached. (Until it is closed, the inode is not reused.)"""
         return self._by_inode.get((info.st_dev, info.st_ino))
 
     def inode_of(self, obj: Object) -> tuple[int, int]:
@@ -188,7 +189,7 @@ class Descriptors:
                 del self._by_inode[cached.inode]
 
     def close_idle(self) -> Iterator[None]:
-        """Close descriptors that were not used since the last time, because an open one keeps a deleted file's space.
+        """Close descriptors that were not used since the last time, because an open one holds a deleted file's space.
 
         To be iterated only between requests. Between two steps, which take less than a millisecond, others may go on.
         """

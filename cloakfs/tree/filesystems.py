@@ -28,7 +28,7 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 # Kinds on which a rename leaves the object's ctime unchanged. (Remote ones are unpredictable: sshfs shows the mtime.)
 _SILENT_KINDS = frozenset({"vfat", "msdos", "exfat"})
 
-# Kinds that can keep blocks in reserve for a group (resgid=, tune2fs -g).
+# Kinds that can reserve blocks for a group (resgid=, tune2fs -g).
 _RESERVING_KINDS = frozenset({"ext2", "ext3", "ext4", "f2fs"})
 
 _MEMORY_KINDS = frozenset({"tmpfs", "ramfs"})
@@ -42,7 +42,7 @@ _MADE_UP_KINDS = frozenset(
     }
 )  # fmt: skip
 
-# Prefixes of kinds served by a network or a daemon such as FUSE's. (autofs mounts something when it is looked at.)
+# Prefixes of kinds served by a network or a daemon such as FUSE's. (autofs mounts something at a lookup.)
 _REMOTE_KINDS = (
     "nfs",
     "cifs",
@@ -59,7 +59,7 @@ _REMOTE_KINDS = (
     "beegfs",
 )
 
-# A local file system that keeps the session loop waiting for longer than this, twice within _SLOW_FOR_SECONDS, is asked
+# A local file system that blocks the session loop for longer than this, twice within _SLOW_FOR_SECONDS, is called
 # from threads for that time.
 _SLOW_SECONDS = 0.005
 _SLOW_FOR_SECONDS = 10.0
@@ -74,10 +74,10 @@ class MountedFilesystem:
             ctime.
         in_memory: whether it is in memory, so that no call on it ever has to wait.
         reserves_for_groups: whether it may have blocks that only members of a group get.
-        makes_up_files: whether files are made up when they are read, so that nobody maps them.
+        makes_up_files: whether content is made up when a file is read, so that it is not mapped.
         remote: whether any call may wait for another machine or process, perhaps for ever.
-        by_threads: whether only threads may find out what is above an object (`look`).
-        stat: returns the stat of a descriptor on it; if it is remote, what the kernel cached when a thread just asked.
+        by_threads: whether only threads may find out what is above an object (`prefault`).
+        stat: returns the stat of a descriptor on it; if it is remote, what the kernel cached when it was prefaulted.
     """
 
     number: int
@@ -96,7 +96,7 @@ class MountedFilesystem:
     is_certain: bool = False  # whether no other file system that is later mounted at the same place gets its number
 
     def __post_init__(self, below_remote: bool) -> None:
-        # No properties and no method, since every request asks for them.
+        # No properties and no method, since every request reads them.
         self.has_posix_rules = self.kind in PLAIN_KINDS
         self.in_memory = self.kind in _MEMORY_KINDS
         self.reserves_for_groups = self.kind not in PLAIN_KINDS or self.kind in _RESERVING_KINDS
@@ -106,20 +106,21 @@ class MountedFilesystem:
         self.stat = _stat_in_cache if self.remote else calls.fstat
 
     @property
-    def tells_moves(self) -> bool:
+    def ctime_shows_renames(self) -> bool:
         """Whether the ctime of an object shows that it was renamed."""
         return not self.remote and self.kind not in _SILENT_KINDS
 
     @property
     def waits(self) -> bool:
-        """Whether it is better asked from a thread."""
+        """Whether calls on it should be made in a thread."""
         return self.by_threads or (self.slow_until > 0 and time.monotonic() < self.slow_until)
 
     def timed(self, call: Callable[..., _T], *args: Any) -> _T:
-        """Make a call on it in the session loop. If the loop had to wait for long, threads ask it for a while.
+        """Make a call on it in the session loop. If the loop had to wait for long, threads make the calls for a while.
 
-        On a busy machine a call may take long for lack of a processor, and threads would make that worse. Telling the
-        two apart costs as much as a fast call, so it is done only for a while after a first call that took long.
+        On a busy machine a call may take long for lack of a processor, and threads would make that worse. To
+        distinguish the two costs as much as a fast call, so it is done only for a while after a first call that took
+        long.
         """
         since = time.monotonic()
         waits = _waits_of_this_thread() if since < self.suspect_until else -1
@@ -156,17 +157,17 @@ class MountedFilesystem:
             self.has_handles = self.decodable = False
 
     def describe_remote(self, fd: int, seconds: float) -> None:
-        """Do the same for a file system that may never answer: the session loop waits for so long, and no longer."""
+        """Find out what kind of file handles it has, if it answers within `seconds`: a remote one may never answer."""
         answer = MountedFilesystem(self.number, self.kind, self.path, -1)
         own = calls.dup(fd)
 
-        def ask() -> None:
+        def describe() -> None:
             with contextlib.suppress(OSError):
                 answer.describe(own)
                 done.set()
 
         done = threading.Event()
-        threading.Thread(target=ask, daemon=True).start()
+        threading.Thread(target=describe, daemon=True).start()
         if done.wait(seconds):
             calls.close(own)
             for name in ("device", "fd", "flags", "has_handles", "decodable"):
@@ -189,7 +190,7 @@ def _waits_of_this_thread() -> int:
 
 
 def identity(fd: int, kind: str) -> int | str:
-    """Return what tells the file system of `fd` (O_PATH) from another one mounted there later; 0 if nothing does."""
+    """Return what distinguishes the file system of `fd` (O_PATH) from one mounted there later; 0 if nothing does."""
     if kind in _KNOWN_BY_ID:
         return calls.fstatvfs(fd).f_fsid
     if kind == _LOST_WITH_THE_BOOT:
@@ -206,7 +207,7 @@ def identity(fd: int, kind: str) -> int | str:
 
 
 def boot_id() -> str:
-    """Return the kernel's id of the present boot; "" if the kernel does not tell."""
+    """Return the kernel's id of the present boot; "" if the kernel does not report it."""
     with contextlib.suppress(OSError), ownfiles.open(BOOT_ID, encoding="ascii") as file:
         return file.read().strip()
     return ""

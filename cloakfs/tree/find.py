@@ -1,8 +1,8 @@
 """Finds what a name leads to, for one caller: an object that it sees, or nothing.
 
-A caller must not be able to tell a hidden name from an absent one, by the time that it takes either. So both take the
-same steps, as far as the real tree lets them. Where the cloak list alone decides, which goes by the stat, an absent
-name is checked, too, and the caller's groups are found out even if they do not matter.
+A caller must not be able to distinguish a hidden name from an absent one by the time that the answer takes. So both
+take the same steps, as far as the real tree lets them. Where the cloak list alone decides, which goes by the stat, an
+absent name is checked, too, and the caller's groups are found out even if they do not matter.
 """
 
 import os
@@ -65,24 +65,24 @@ class Finder:
         """
         view, who, directory = at.view, at.who, at.obj
         to_search = at.credentials_for(os.X_OK)
-        there = directory.filesystem.timed(calls.statx_if_there, to_search, at.fd, name)
-        if there is not None and there[1] not in self._known_mounts:
+        statx = directory.filesystem.timed(calls.statx_if_there, to_search, at.fd, name)
+        if statx is not None and statx[1] not in self._known_mounts:
             return self._find_unknown(at, name, to_search)  # perhaps an excluded mount
-        info = at.info if there is None else there[0]
+        info = at.info if statx is None else statx[0]
         obj = self._nodes.at_place(directory, name, info)
         cloak = view.cloak
         if view.hides and who is not DAEMON and cloak is not None and view.lower is None:
             of_stat = cloak.condition(info.st_mode, info.st_uid, info.st_gid)
-            condition = of_stat if there is not None else cloak.condition_of_absent
+            condition = of_stat if statx is not None else cloak.condition_of_absent
             if not condition.admits(who.uid, who.has_group):
                 if cloak.depends_on_groups:
                     if condition.in_group is condition.outside:
                         who.has_group(info.st_gid)
                     who.caller  # noqa: B018 (found out by now, but for what is of the caller's primary group)
-                return self._hidden(at, name, info, obj) if there is not None else ABSENT
+                return self._hidden(at, name, info, obj) if statx is not None else ABSENT
             if obj is not None:
                 return Found(obj, info)
-        elif there is None:
+        elif statx is None:
             return ABSENT
         elif obj is not None:
             if is_entry_visible(view, who, name, info, obj.fd):

@@ -6,11 +6,11 @@ generation (`nodes`), so that an old handle is refused rather than misdirected.
 
 What an NFS server exports must be committed before a client gets a handle; what cannot be committed gets no number
 (`Unstored`). On local mounts the commit comes up to a second after the answer (`behind`): if the daemon is killed in
-between, a handle from that second is ESTALE. What cannot be committed there is kept in memory until it can be, and if
+between, a handle from that second is ESTALE. What cannot be committed is held in memory until it can be, and if
 the database turns out to be damaged, everything is.
 
 The database has a version (`PRAGMA user_version`). The database of an earlier cloakfs is migrated to the present
-version when it is opened, and keeps every number, key and secret, so that handles stay valid.
+version when it is opened, with every number, key and secret, so that handles stay valid.
 
 Objects are found by a key, which has the bytes of the handle in another order (`_key`): what is listed together lies
 close together in the database, so that a million new objects are not a million pages to read and write.
@@ -40,7 +40,7 @@ _MANY = 1000
 MEMORY = ":memory:"
 """The path of an index that is in memory alone."""
 
-# What a failure of SQLite is to whoever asked (https://www.sqlite.org/rescode.html); anything else is EIO.
+# The errno for a failure of SQLite (https://www.sqlite.org/rescode.html); anything else is EIO.
 _ERRNOS = {
     sqlite3.SQLITE_FULL: errno.ENOSPC,
     sqlite3.SQLITE_NOMEM: errno.ENOMEM,
@@ -100,7 +100,7 @@ class Unstored(OSError):
     """A number cannot be made durable, or found: ENOSPC if the disk is full.
 
     Attributes:
-        numbers: those that were given since the last commit, and are void: nobody may have been told of them.
+        numbers: those that were given since the last commit, and are void: no reply may have had them.
     """
 
     def __init__(self, exc: sqlite3.Error, path: str, numbers: Iterable[int] = ()) -> None:
@@ -131,7 +131,7 @@ class Index:
 
     Args:
         path: of the database file; it is created if missing, readable by root alone. Or `MEMORY`.
-        behind: numbers are made durable by the next `commit`, not before they are returned, and are kept in memory if
+        behind: numbers are made durable by the next `commit`, not before they are returned, and are held in memory if
             that fails.
         trouble: why the numbers are in memory, if `path` is `MEMORY`.
 
@@ -139,7 +139,7 @@ class Index:
         trouble: why numbers cannot be stored at present; None if they can.
 
     Raises:
-        OSError: the file cannot be opened, or belongs to somebody else.
+        OSError: the file cannot be opened, or belongs to another user.
         sqlite3.Error: the file is not a database, is damaged, or cannot be written.
         VersionError: its version is unknown; the file is left unchanged.
     """
@@ -526,7 +526,7 @@ class Index:
     # -- objects -----------------------------------------------------------------------------------
 
     def made(self, handle: bytes, parent: int, name: bytes) -> int | None:
-        """Return a number for an object that was just made as `name` in `parent`, so that nobody can have seen it yet.
+        """Return a number for an object that was just made as `name` in `parent`, which no caller can have seen.
 
         The database is not touched: a file that is soon removed never gets there. The result is None if numbers have
         to be durable before they are given: `object` has to be called then.
@@ -580,7 +580,7 @@ class Index:
             if self._failure is not None:
                 raise self._failure
             # A transaction is begun only here, because most listings change nothing. In trouble, each number is
-            # committed by itself, so that whoever lists learns which ones there are.
+            # committed by itself, so that the listing has them.
             if self._batching and self.trouble is None and not self._db.in_transaction:
                 self._db.execute("BEGIN IMMEDIATE")
             self._db.execute("INSERT INTO objects VALUES (?, ?, ?, ?)", (self._last, key, parent, name))

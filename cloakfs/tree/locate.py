@@ -19,7 +19,7 @@ from .registry import Registry, ReportedPlace, drop_name, entry
 # How many entries of a directory are searched for a name that the kernel cannot report (in a millisecond).
 _MOST_ENTRIES = 2048
 
-# For how many seconds a directory that was found below the root is assumed to be there still.
+# For how many seconds a directory that was found below the root is assumed to stay below it.
 _MOMENT = 0.02
 
 # For how many seconds an object is assumed to be in its place still where the kernel reports no changes.
@@ -45,9 +45,9 @@ class Locator:
     Args:
         source: the path of the tree.
         mounts: which mounts names may lead to.
-        descriptors: the descriptors that are kept.
+        descriptors: the cached descriptors.
         registry: the objects.
-        most_levels: see `Tuning`.
+        most_levels: how deep the tree may be (`Tuning.most_levels`).
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Locator:
     def _checked(obj: Object, info: Stat) -> None:
         # An unmount does not show in any ctime.
         is_mounted_there = obj.parent is not None and obj.parent.filesystem is not obj.filesystem
-        if obj.filesystem.tells_moves and is_settled(info) and not is_mounted_there:
+        if obj.filesystem.ctime_shows_renames and is_settled(info) and not is_mounted_there:
             obj.checked = info.st_ctime_ns
 
     def is_at(self, info: Stat, parent: Object, name: bytes, who: Credentials = linux.ROOT) -> bool:
@@ -129,10 +129,10 @@ class Locator:
         if self._mounts.is_name_remote(parent, name):
             return self._prefaulted.get((parent.number, name)) == dev_ino(info)
         try:
-            there, _ = calls.statx(who, self._descriptors.fd(parent), name)
+            found, _ = calls.statx(who, self._descriptors.fd(parent), name)
         except OSError:
             return False
-        return (there.st_dev, there.st_ino) == (info.st_dev, info.st_ino)
+        return (found.st_dev, found.st_ino) == (info.st_dev, info.st_ino)
 
     # -- whether it is in the tree at all ----------------------------------------------------------
 
@@ -197,7 +197,7 @@ class Locator:
         return True
 
     def _find_by_name(self, obj: Object, info: Stat) -> bool:
-        """Find the place of a file: where it was, by another name, where it was reported, or by another name there."""
+        """Find the place of a file: where it was, by another name, where reported, or by a new name beside it."""
         if obj.parent is not None and self.is_at(info, obj.parent, obj.name):
             return True
         place: tuple[Object, bytes] | None = None
@@ -262,17 +262,17 @@ class Locator:
         place = self._known_at(path.removeprefix(top)) if path.startswith(top) else None
         return place if place is not None and self.is_at(info, *place) else None
 
-    def lose_track(self) -> None:
+    def lose_reports(self) -> None:
         """Note that reports were lost, so that any object may have been moved."""
         self._certain.clear()
         self._registry.disconnected[self._registry.root] = None
 
-    def left(self, obj: Object) -> None:
+    def renamed_away(self, obj: Object) -> None:
         """Note a report that the object was renamed; where it is now has yet to be found out, or reported."""
         if obj is not self._registry.root:
             self._registry.disconnected.setdefault(obj)
 
-    def came(self, obj: Object, reported: ReportedPlace) -> None:
+    def renamed_to(self, obj: Object, reported: ReportedPlace) -> None:
         """Note a report that the object was renamed, and to where, which may be outdated by now."""
         if obj is self._registry.root:
             return

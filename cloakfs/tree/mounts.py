@@ -45,8 +45,8 @@ class TreeMounts:
 
     Args:
         source: the root of the real tree.
-        index: where numbers are kept.
-        covered: see `Nodes`.
+        index: stores the numbers.
+        covered: whether the tree is going to lie below the daemon's own mount (`Nodes`).
 
     Attributes:
         top: a descriptor (O_PATH) of the root of the tree, which is not closed here.
@@ -94,8 +94,8 @@ class TreeMounts:
 
     def mounts_below(self) -> dict[int, str]:
         """Return the administrator's mounts inside the tree: mount id -> mount point."""
-        there = self._mounted_inside()
-        return {number: place.path for number, place in there if not (place.mounter or place.kind in KINDS)}
+        mounted = self._mounted_inside()
+        return {number: place.path for number, place in mounted if not (place.mounter or place.kind in KINDS)}
 
     def _mounted_inside(self) -> list[tuple[int, mounts.Place]]:
         inside = self._source.rstrip("/") + "/"
@@ -175,7 +175,7 @@ class TreeMounts:
 
         Raises:
             PermissionError: it is excluded, or this is not the session loop.
-            TooSoon: the mount table was read just now; a user who keeps mounting must not make others wait.
+            TooSoon: the mount table was read just now; a user who mounts again and again must not make others wait.
         """
         if not linux.in_main_thread():
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -260,7 +260,7 @@ class TreeMounts:
         """Return the handle, prefixed with its mount's number, of what was found in `parent` as `fd`, and the mount.
 
         Raises:
-            PermissionError: see `stat`.
+            PermissionError: the mount is excluded.
         """
         near = parent.filesystem if parent is not None else self.root
         flags = near.flags
@@ -270,7 +270,7 @@ class TreeMounts:
             handle, mount_id = b"", mounts.id_of(fd)
         filesystem = self.by_mount.get(mount_id) or self._admit(mount_id, fd)
         if not filesystem.has_handles:
-            # Valid while a descriptor is kept open, since the inode number is not reused until it is closed.
+            # Valid while a descriptor is open, since the inode number is not reused until it is closed.
             info, _ = calls.statx_fd(fd)
             return struct.pack("<IQQ", filesystem.number, info.st_dev, info.st_ino), filesystem
         if not handle or filesystem.flags != flags:

@@ -33,26 +33,26 @@ OBJECT_BITS = 48
 _OBJECT_MASK = (1 << OBJECT_BITS) - 1
 MAX_VIEWS = (1 << 15) - 1
 
-# How many objects of the index are looked at in one go, which takes some milliseconds in a thread.
+# How many objects of the index are checked in one go, which takes some milliseconds in a thread.
 _SWEEP = 200
 
 
 class Nodes:
-    """All objects of one tree that the kernel may ask about.
+    """All objects of one tree that requests may be about.
 
     The methods of the parts that requests need are attributes here, too: using one costs one call, not two.
 
     Args:
         source: the root of the real tree.
-        index: where numbers are kept.
-        max_fds: how many descriptors to keep open at most.
+        index: stores the numbers.
+        max_fds: how many descriptors to cache at most.
         covered: the tree is going to lie below the daemon's own mount. Then a detached copy of its mounts is served, in
             which ".." never leads to the daemon's own mount.
         tuning: times and bounds.
 
     Attributes:
         mounts: which mounts names may lead to.
-        descriptors: the descriptors that are kept.
+        descriptors: the cached descriptors.
         registry: the objects, their numbers and names.
         locator: where they are.
         positions: translates positions in directories.
@@ -193,7 +193,7 @@ class Sweeper:
         self._index = index
         self._mounts = mounts
         self._registry = registry
-        self._last = 0  # the number of the object that was looked at last
+        self._last = 0  # the number of the object that was checked last
         boot = filesystems.boot_id()
         self._lost = {number for number, key in index.filesystems() if filesystems.is_lost(key, boot)}
 
@@ -219,10 +219,10 @@ class Sweeper:
         lost = [number for number, of, _ in unused if of in self._lost]
         chosen = [(number, sure[of], handle) for number, of, handle in unused if of in sure]
 
-        def look() -> list[int]:
+        def check() -> list[int]:
             return lost + [number for number, fd, handle in chosen if _is_gone(fd, handle)]
 
-        return look
+        return check
 
     def swept(self, gone: list[int]) -> None:
         """Remove these objects from the index, unless they have come into use."""

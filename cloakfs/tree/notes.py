@@ -1,4 +1,4 @@
-"""What is noted of a request while it is served, if somebody traces the mount: who it is served as, what was hidden."""
+"""What is noted of a request while it is served and the mount is traced: who it is served as, and what was hidden."""
 
 from contextvars import ContextVar
 from typing import NamedTuple
@@ -67,4 +67,4 @@ class Notes:
 
 # Not handed on with the caller, because several requests may share what stands for a caller (`actor.actor`).
 noting: ContextVar[Notes | None] = ContextVar("noting", default=None)
-"""The notes on the request that this task, or this thread of it, serves; None while nobody traces."""
+"""The notes on the request that this task, or this thread of it, serves; None while the mount is not traced."""

@@ -16,7 +16,7 @@ ROOT = 1
 """The number of the root of the tree."""
 
 TRANSIENT = 1 << 47
-"""Objects without a file handle get numbers from here on: a new one each time they are met, which is never stored."""
+"""Objects without a file handle get numbers from here on: a new one each time they are found, which is never stored."""
 
 NEVER = -(1 << 80)
 """A value that no ctime has; 0 will not do, since file systems without a ctime may report it."""
@@ -78,7 +78,7 @@ class Descriptor:
         fd: the descriptor.
         inode: st_dev and st_ino, which it holds.
         used: when it was last used, as a running count of such uses.
-        generation: the last one that was asked for, with the number of its view in the bits above.
+        generation: the last one that was computed, with the number of its view in the bits above.
         no_acl_at: the ctime at which the object had no ACL.
     """
 
@@ -118,7 +118,7 @@ class Rare:
 
 
 class Object:
-    """One object of the real tree, kept as long as the kernel knows it or something below it.
+    """One object of the real tree, held as long as the kernel knows it or something below it.
 
     There may be very many files, so only a `Directory` has room for what directories alone need. For a file, reading
     such an attribute returns the default below, and setting it fails.
@@ -151,7 +151,7 @@ class Object:
         # What refers to it: see `registry`.
         self.lookups = 0  # beside these, the clients that have it open: `open_files`
 
-        # Its last known place: see `links` and `locate`.
+        # Its last known place: see `registry` and `locate`.
         self.parent: Directory | None = None
         self.name = b""
         self.checked = NEVER  # the ctime at which `parent` and `name` were true
@@ -163,7 +163,7 @@ class Object:
         self.cached_for_one = False  # `cached_in` holds for the audience alone
 
         # What the kernel caches of it: see `kernelcache.timeouts`.
-        self.cached_in = _NO_VIEWS  # numbers of the views in which the kernel caches more than it asked for
+        self.cached_in = _NO_VIEWS  # numbers of the views in which the kernel caches more than one answer
         self.absent_xattrs: AbsentXattrs | None = None  # see `kernelcache.invalidation`
         self.cache_epoch = 0  # the epoch of the kernel's cache that `cached_in` and `public_in` belong to
         # Like `cached_in`, but never reset, and including what is below: see `Registry.hold`.
@@ -195,7 +195,7 @@ class Object:
 
     @property
     def others(self) -> "Sequence[tuple[Directory, bytes]]":
-        """Further names of a hard link: see `links`."""
+        """Further names of a hard link, as (directory, name)."""
         return () if self.rare is None else self.rare.others or ()
 
     @others.setter
@@ -227,7 +227,7 @@ class Object:
             self.rarely().content = content
 
     def report_size(self, view: int, size: int) -> None:
-        """Note that the kernel was told, or knows from a write, that the file has this size."""
+        """Note that the kernel knows, from a reply or a write, that the file has this size."""
         if not view:
             self.reported_size = size
         else:
@@ -255,11 +255,11 @@ class Directory(Object):
     def __init__(self, number: int, handle: bytes, filesystem: MountedFilesystem) -> None:
         super().__init__(number, handle, filesystem)
 
-        # What is in it: see `links`.
+        # What is in it: see `registry`.
         self.pins = 0  # the number of known names in it
         self.children = None  # the objects whose place this is, by name
         self.strays = None  # the objects whose place this is, too, but to which `children` does not lead
-        self.further = None  # further names here, of objects whose place is another
+        self.further = None  # further names in it, of objects whose place is another
 
         # Who may see it: see `accesspath` and `visibility`.
         self.verified_epoch = -1  # the `Registry.epoch` with which its place, and who sees it, were verified

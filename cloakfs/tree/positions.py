@@ -1,13 +1,13 @@
 """The positions of directory entries as clients see them (d_off, telldir(3), cookies of NFS): a keyed permutation.
 
-A real position is a hash of the name on ext4, so that whoever guesses a hidden name could compare it with what the same
-name gets in a directory of its own. On tmpfs and others, positions are counted, so that gaps would show how many
-entries are hidden, and where.
+A real position is a hash of the name on ext4, so that a caller that guesses a hidden name could compare it with what
+the same name gets in a directory of its own. On tmpfs and others, positions are counted, so that gaps would show how
+many entries are hidden, and where.
 
 A position has 63 bits (off_t is signed). They are encrypted by a Feistel network with halves of 32 and 31 bits, whose
-rounds are AES under keys of the mount; the directory is part of each block. Six rounds cannot be told from a random
-permutation by fewer than about 2^31 positions of one directory (Patarin, "Security of Random Feistel Schemes with 5 or
-More Rounds", CRYPTO 2004). Positions are the same after a restart, and need no memory.
+rounds are AES under keys of the mount; the directory is part of each block. Six rounds cannot be distinguished from a
+random permutation by fewer than about 2^31 positions of one directory (Patarin, "Security of Random Feistel Schemes
+with 5 or More Rounds", CRYPTO 2004). Positions are the same after a restart, and need no memory.
 """
 
 import hashlib

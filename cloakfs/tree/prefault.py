@@ -171,7 +171,7 @@ class Prefaulter:
         for obj, fd in found.opened.values():
             if obj.fd < 0 and self._registry.by_number.get(obj.number) is obj:
                 with contextlib.suppress(Stale):
-                    self._descriptors.keep(obj, fd)
+                    self._descriptors.cache(obj, fd)
             else:
                 calls.close(fd)
         for obj, above, name in found.moved:

@@ -1,11 +1,11 @@
 """The objects that the kernel knows: found by number, handle or name, and held for as long as anything refers to them.
 
 The kernel refers to an object by lookups that it has not forgotten yet; known names in it, and open files, pin it.
-An object that is dropped here can be restored from the index.
+An object that is dropped can be restored from the index.
 
 An object's last known place is in the directory's `children`, or in its `strays` if something has happened to that name
 since. Its further names are in `further` of their directories. So each is found at once, however many have changed.
-Whether the names are still true is not verified here (`locate` does that). Each name pins the directory that it is in;
+`locate` verifies whether the names are still true. Each name pins the directory that it is in;
 a directory that has lost a name may be unused, and is then dropped.
 """
 
@@ -23,7 +23,7 @@ from .index import Index
 from .mounts import TreeMounts
 from .objects import ALL_VIEWERS, NEVER, NO_VIEWER, ROOT, TRANSIENT, Directory, Object, Stale, as_directory
 
-# How many further names of a file to remember; one with more may have to be looked up again to be used by handle.
+# How many further names of a file to hold; one with more may have to be looked up again to be used by handle.
 _MAX_OTHER_NAMES = 16
 
 
@@ -79,10 +79,10 @@ def unlist(parent: Object, name: bytes) -> None:
 
 def entry(parent: Object, name: bytes) -> Object | None:
     """Return the last object whose last known place this is, also if something has happened to the name since."""
-    there = (parent.children or {}).get(name)
-    if there is None:
-        there = next(reversed((parent.strays or {}).get(name, {})), None)
-    return there
+    obj = (parent.children or {}).get(name)
+    if obj is None:
+        obj = next(reversed((parent.strays or {}).get(name, {})), None)
+    return obj
 
 
 def part(obj: Object, parent: Directory) -> Directory | None:
@@ -171,8 +171,8 @@ class Registry:
     Args:
         index: stores their numbers and names.
         mounts: which mounts names may lead to.
-        descriptors: the descriptors that are kept.
-        most_levels: see `Tuning`.
+        descriptors: the cached descriptors.
+        most_levels: how deep the tree may be (`Tuning.most_levels`).
 
     Attributes:
         by_number: all objects.
@@ -205,10 +205,10 @@ class Registry:
         self.is_replaced = not index.claim(ROOT, handle)
         self.root: Object = Directory(ROOT, handle, filesystem)
         self.root.audience = ALL_VIEWERS
-        self._remember(self.root)
-        descriptors.keep(self.root, mounts.top)
+        self._add(self.root)
+        descriptors.cache(self.root, mounts.top)
 
-    def _remember(self, obj: Object) -> None:
+    def _add(self, obj: Object) -> None:
         self.by_number[obj.number] = obj
         self._by_handle[obj.handle] = obj
 
@@ -240,7 +240,7 @@ class Registry:
             obj.audience = self.audience_of_restored
             if parent is not None:
                 self._place(obj, parent, name)
-            self._remember(obj)
+            self._add(obj)
             self.disconnected[obj] = None  # what became of it since was not noted
             parent = obj
         assert parent is not None
@@ -267,7 +267,7 @@ class Registry:
                     number = self._transient = self._transient + 1
                 is_file = info is not None and not stat.S_ISDIR(info.st_mode)
                 obj = (Object if is_file else Directory)(number, handle, filesystem)
-                self._remember(obj)
+                self._add(obj)
                 if parent is not None:
                     self._place(obj, parent, name)
                 else:
@@ -278,7 +278,7 @@ class Registry:
             calls.close(fd)
             raise
         if obj.descriptor is None:
-            self._descriptors.keep(obj, fd, info)
+            self._descriptors.cache(obj, fd, info)
         else:
             calls.close(fd)
         return obj
@@ -407,7 +407,7 @@ class Registry:
         self.drop_if_unused(obj)
 
     def drop_if_unused(self, obj: Object | None) -> None:
-        """Forget `obj`, and then what is above it, unless something refers to it: objects end nowhere but here.
+        """Drop `obj`, and then what is above it, unless something refers to it. Nothing else drops objects.
 
         Of a deep tree, what is further above is left for `drop_unused`.
         """

@@ -1,4 +1,4 @@
-"""A request that was let in: who asks, in which view, and about which object."""
+"""A request that was admitted: by which caller, in which view, and about which object."""
 
 import os
 import stat
@@ -15,7 +15,7 @@ SET_ID = stat.S_ISUID | stat.S_ISGID
 
 
 class Request(NamedTuple):
-    """A request that was let in.
+    """A request that was admitted.
 
     Attributes:
         number: of the view.
@@ -24,12 +24,12 @@ class Request(NamedTuple):
         obj: the object that it names by its nodeid; for a request with a name, the directory.
         fd: refers (O_PATH) to the object.
         info: the stat of the object.
-        viewer: who learns the answer: see `audience`.
+        viewer: who learns the answer (`kernelcache.audience`).
         checked_caller: set where the kernel checks permissions against what is shown.
         has_searched: whether the caller has just found something in this directory.
         has_acl: whether the object has an ACL; None if that is not known.
         pin: keeps `fd` open for as long as there is this request; without, `fd` is valid until the next await.
-        waits: whether it is better to ask about the object from a thread (`Nodes.waits`).
+        waits: whether calls on the object should be made in a thread (`Nodes.waits`).
         in_thread: whether a thread goes on with it. By the time that it makes a system call, the rest may be outdated.
     """
 
@@ -56,7 +56,7 @@ class Request(NamedTuple):
         """Return as whom to make a call that needs only `bits` on the object: if the caller surely may, not as it.
 
         Acting as the caller takes its groups, which are not cheap to find out. Nor is it cheap to switch, so the thread
-        goes on acting as whoever it made its last call for, if that one may as well. In a thread, the kernel decides.
+        goes on with the credentials of its last call, if these suffice as well. In a thread, the kernel decides.
         """
         who, obj, info, has_acl = self.who, self.obj, self.info, self.has_acl
         if self.in_thread:
@@ -66,7 +66,7 @@ class Request(NamedTuple):
             has_acl = False
         # For the owner, it is not worth a system call to find out whether there is an ACL.
         if (has_acl is not None or who.uid != info.st_uid) and world_may(bits, obj, self.fd, info, has_acl=has_acl):
-            return linux.ANYBODY
+            return linux.ANY_CREDENTIALS
         if may_without_groups(who, bits, obj, self.fd, info, has_acl=has_acl):
             return linux.Credentials(who.uid, who.gid, (), or_daemon=True)
         return who.credentials

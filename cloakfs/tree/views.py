@@ -19,12 +19,12 @@ from .nodes import MAX_VIEWS
 if TYPE_CHECKING:
     import trio
 
-# The database is asked again after this part of the time that a change may take, and has the rest to answer.
+# The database is queried again after this part of the time that a change may take, and has the rest to answer.
 _PART = 2 / 3
-_PATIENCE_SECONDS = 5.0  # since it answered last, about whomever: there may be thousands to ask about
+_PATIENCE_SECONDS = 5.0  # since its last answer, about any user: there may be thousands of queries
 _THREADS = 4
 
-# How many views are made, or looked at, before others are served.
+# How many views are made, or checked, before others are served.
 _AT_ONCE = 100
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class DatabaseError(ViewError):
 
 @dataclass(frozen=True, slots=True)
 class ViewIdentity:
-    """The identity of one requested view: its label and its server ids, and how to ask the user database for it."""
+    """The identity of one requested view: its label and its server ids, and how to find it in the user database."""
 
     label: str
     who: Caller
@@ -70,7 +70,7 @@ def user_identity(user: str) -> ViewIdentity:
 
 
 def resolve(item: ViewItem) -> ViewIdentity | Range:
-    """Return the identity that an item of `views=` means here; a range of uids is returned as it is.
+    """Return the identity that an item of `views=` means; a range of uids is returned as it is.
 
     The identities of a range are made on demand.
 
@@ -104,10 +104,10 @@ class Views:
     """The views of one mount.
 
     Args:
-        policy: the policy that all views look through.
+        policy: the policy of all views.
         items: the fixed views; if there are none, every caller has a view of its own.
         entrants: client uids that may enter every fixed view.
-        for_all: whether everybody may enter them.
+        for_all: whether all callers may enter them.
         index: stores the numbers of views.
         checked: whether the kernel checks permissions against the attributes that are shown.
         lower: the cloakfs mount in which the tree lies, if any.
@@ -117,7 +117,7 @@ class Views:
         lower: see above.
         top: whether the views are `@NAME` directories, so that the root of the mount only lists them.
         fixed: whether the views are fixed.
-        get: returns the view with a number, or None if this mount does not have it (yet). Every request asks.
+        get: returns the view with a number, or None if this mount does not have it (yet). Every request calls it.
 
     Raises:
         ViewError: an item is wrong, or two of them have the same name.
@@ -152,7 +152,7 @@ class Views:
         self.get = self._views.get
         self._by_user: dict[int, ViewIdentity] = {}  # by the number of the view
         self._withdrawn: dict[int, View] = {}  # those whose account is gone, likewise
-        self._unsure: set[int] = set()  # those of whose account the database fails to tell
+        self._unsure: set[int] = set()  # those about whose account the database gives no answer
         self._asking: set[trio.CancelScope] = set()  # the questions to the database that wait for an answer
         self._answered = 0.0  # when it answered last (`trio.current_time`)
         if not identities and not self._ranges:
@@ -219,7 +219,7 @@ class Views:
     def after(self, number: int) -> Iterator[tuple[int, str, View]]:
         """Yield the views with larger numbers: number, name (without @) and view, in the order of their numbers.
 
-        Numbers never change; views may come and go while somebody iterates.
+        Numbers never change; views may come and go during the iteration.
         """
         while (at := bisect_right(self._order, number)) < len(self._order):
             number = self._order[at]
@@ -260,10 +260,10 @@ class Views:
             return self._views[number]
         return None
 
-    async def keep_fresh(self, changed: Callable[[], None], seconds: float) -> None:
+    async def follow_user_database(self, changed: Callable[[], None], seconds: float) -> None:
         """Follow the user database for ever, and call `changed` when what a view named by user shows has changed.
 
-        A view whose account is gone is withdrawn: nobody gets anything from it until there is such an account again.
+        A view whose account is gone is withdrawn: no caller gets anything from it until there is such an account again.
         If the database fails to say, the view stays, but loses the supplementary groups.
 
         Args:

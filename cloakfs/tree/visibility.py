@@ -56,7 +56,7 @@ class AccessPaths:
 
     Attributes:
         is_up_to_date: returns whether every change made until now has been reported to this object (`changed`,
-            `forget`). It is called only where the answer is needed.
+            `invalidate`). It is called only where the answer is needed.
     """
 
     def __init__(self, nodes: Nodes, at_once: int = sys.maxsize) -> None:
@@ -78,7 +78,7 @@ class AccessPaths:
                 access_path.is_void = True
                 self._changes += access_path.is_used
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Drop all that is cached, since it is not known what has changed."""
         self._registry.epoch += 1
         self._beginning.is_void = True
@@ -95,7 +95,7 @@ class AccessPaths:
             return None
         if cloak is not self._cloak:
             self._cloak = cloak
-            self.forget()
+            self.invalidate()
         access_path = directory.access_path
         if (
             access_path is not None
@@ -266,12 +266,12 @@ def may_without_groups(
 
 
 def has_no_acl(obj: Object, fd: int, info: linux.Stat) -> bool:
-    """Whether there is no ACL on what `fd` refers to; it is looked for unless that is known. False when in doubt."""
+    """Whether there is no ACL on what `fd` refers to; it is read unless that is known. False when in doubt."""
     cached = obj.descriptor
     if cached is not None and cached.no_acl_at == info.st_ctime_ns:
         return True
     try:
-        calls.peek_xattr(linux.ANYBODY, fd, "system.posix_acl_access")
+        calls.peek_xattr(linux.ANY_CREDENTIALS, fd, "system.posix_acl_access")
     except OSError as exc:
         if exc.errno not in (errno.ENODATA, errno.EOPNOTSUPP):
             return False
@@ -387,7 +387,7 @@ class Visibility:
             and (obj.rare is None or not obj.others)
             and (
                 obj.checked == info.st_ctime_ns
-                # A cloak list ignores names, so for a directory that keeps changing the name is not verified.
+                # A cloak list ignores names, so for a directory that changes again and again the name is not verified.
                 or (view.cloak is not None and stat.S_ISDIR(info.st_mode) and nodes.is_child(obj, parent))
             )
         ):

@@ -160,7 +160,7 @@ def test_a_descriptor_that_cannot_be_looked_at_is_closed(
     monkeypatch.setattr(file.filesystem, "stat", fail)
     fd = os.open(f"{tree}/file", os.O_PATH)
     with pytest.raises(OSError, match="Input/output"):
-        nodes.descriptors.keep(file, fd)
+        nodes.descriptors.cache(file, fd)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
 
@@ -175,7 +175,7 @@ def test_a_file_is_never_taken_for_a_directory(nodes: Nodes, tree: str) -> None:
     nodes.descriptors.close(file)
     fd = os.open(f"{tree}/directory", os.O_PATH)
     with pytest.raises(Stale):
-        nodes.descriptors.keep(file, fd)
+        nodes.descriptors.cache(file, fd)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
     with pytest.raises(Stale):

@@ -226,7 +226,7 @@ def test_a_view_follows_the_ids_of_its_user(base: str, account: Callable[..., st
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             changes: list[None] = []
-            nursery.start_soon(views.keep_fresh, partial(changes.append, None), STANDARD.view_seconds)
+            nursery.start_soon(views.follow_user_database, partial(changes.append, None), STANDARD.view_seconds)
             subprocess.run(["usermod", "--uid", "4009", name], check=True)
             assert await after_the_stated_time() == (4009, own, frozenset({own, group}))
             with pytest.MonkeyPatch.context() as patched:
@@ -270,7 +270,7 @@ def test_a_database_has_its_time_for_each_of_very_many_users(base: str, monkeypa
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(views.keep_fresh, lambda: None, 0.1)
+            nursery.start_soon(views.follow_user_database, lambda: None, 0.1)
             monkeypatch.setattr(views_module, "user_identity", slow)  # it takes 2.5 s for all of them
             await trio.sleep(3)
             assert with_groups() == len(users)
