@@ -141,7 +141,7 @@ class Audiences:
         invalidated = notifier.pending_names(nodeid)
         if invalidated is not None:
             await invalidated.wait()
-        if notifier.session < 0 and notifier.is_stalled(nodeid):
+        if notifier.session < 0 and nodeid in notifier.stalled:
             raise Stale
         as_directory(obj).has_names_for_one = False
 

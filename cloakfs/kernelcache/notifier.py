@@ -153,6 +153,7 @@ class Notifier:
         session: the descriptor of the FUSE session, for telling the kernel to look up every name again; negative if
             the kernel does not support that.
         device: the same descriptor, for making names expire; negative if there is none.
+        stalled: the directories whose lock a process holds, so that nothing in them may be cached for now.
         overflowed: whether more had to be invalidated in one directory than its queue may hold; `Invalidation` resets
             it.
     """
@@ -166,7 +167,7 @@ class Notifier:
         self._queues: dict[int, _Queue] = {}
         self._next: OrderedDict[int, None] = OrderedDict()  # the directories whose queues need a thread
         self._suspended: set[int] = set()  # the directories whose locks are held by requests that wait for this
-        self._stalled: set[int] = set()  # the directories that are stalled
+        self.stalled: set[int] = set()
         self._recent: set[int] = set()  # nodeids whose attributes are invalidated once more
         self._pages: set[int] = set()
         self._pages_running: deque[int] = deque()
@@ -175,10 +176,6 @@ class Notifier:
         self._limiter = trio.CapacityLimiter(tuning.most_notify_threads + _MOST_THREADS_FOR_PAGES)
         self._page_threads = 0
         self._tasks: Tasks | None = None
-
-    def is_stalled(self, parent: int) -> bool:
-        """Whether a process holds the lock of this directory, so that nothing in it may be cached for now."""
-        return parent in self._stalled
 
     # -- what is to be invalidated -----------------------------------------------------------------
 
@@ -427,7 +424,7 @@ class Notifier:
             batch.settled.set()
             queue.running = None
             queue.stalled = False
-            self._stalled.discard(parent)
+            self.stalled.discard(parent)
             if queue.waiting is None:
                 del self._queues[parent]
             else:
@@ -460,7 +457,7 @@ class Notifier:
         is_settled = self.increment_epoch()
         for parent, queue in stalled:
             queue.stalled = True
-            self._stalled.add(parent)
+            self.stalled.add(parent)
             for batch in (queue.running, queue.waiting):
                 if batch is None:
                     continue

@@ -203,12 +203,15 @@ class Timeouts:
         for _ in range(_MAX_ANCESTORS):
             for parent, name in above:
                 nodeid = nodes.nodeid(number, parent)
-                if notifier.is_stalled(nodeid) or notifier.is_pending(nodeid, name):
+                if nodeid in notifier.stalled or notifier.is_pending(nodeid, name):
                     return True
             above = [(parent.parent, parent.name) for parent, _ in above if parent.parent is not None]
             if not above:
                 return False
         return True
+
+    def _is_stalled(self, number: int, directory: Object) -> bool:
+        return self._nodes.nodeid(number, directory) in self._notifier.stalled
 
     def of_name(self, at: Request, obj: Object, name: bytes, fd: int, info: linux.Stat) -> tuple[float, float]:
         """Return the timeouts of the name and of the attributes of `obj`, called `name` in a directory, in seconds.
@@ -216,7 +219,7 @@ class Timeouts:
         It must not be called for a reply to the daemon itself.
         """
         view, parent = at.view, at.obj
-        if self._notifier.is_stalled(self._nodes.nodeid(at.number, parent)) or info.st_nlink == 0:
+        if (self._notifier.stalled and self._is_stalled(at.number, parent)) or info.st_nlink == 0:
             return 0.0, 0.0
         place = parent.filesystem
         rules = self._rules.get((view, place, place.watched)) or self.rules_for(view, place)  # mostly without a call
@@ -229,17 +232,17 @@ class Timeouts:
             )
             if not is_public or obj.has_names_for_one:
                 return self._of_private_name(at, obj, info, rules)
-            seconds = rules.names
+            seconds = rules.names  # `is_public` has noted that the directory is cached
         else:
             seconds = rules.names_at_top if parent is self._nodes.root else rules.names
             if not seconds:
                 return 0.0, self._brief(at.number, obj, rules)
             if not ((at.has_searched and view.fixed.uid) or may_search(view.fixed, parent, at.fd, at.info)):
                 return 0.0, 0.0  # a listing shows names and no more
+            self._note_cached(at.number, parent)
         if obj.filesystem is not parent.filesystem:  # something is mounted there
             rules = self.rules_for(view, obj.filesystem)
             seconds = min(seconds, rules.lasting)
-        self._note_cached(at.number, parent)
         self._note_cached(at.number, obj)
         obj.audience = ALL_VIEWERS  # the cached name shows it to all callers, without a request
         return seconds, self._of_attributes(at, obj, info, rules, rules.attributes)
@@ -278,7 +281,7 @@ class Timeouts:
         seconds = rules.negative_at_top if parent is top else rules.negative
         if not seconds or (view.fixed is None and not self.is_public(number, view, parent)):
             return 0.0
-        if self._notifier.is_stalled(self._nodes.nodeid(number, parent)):
+        if self._notifier.stalled and self._is_stalled(number, parent):
             return 0.0
         self._note_cached(number, parent)
         if parent is top and not self._invalidation.note_negative(number, parent, name, viewer):
@@ -314,7 +317,7 @@ class Timeouts:
                 return self._of_private_object(at, info, rules)
         elif not view.is_steady or not is_entry_visible(view, actor(view.fixed), obj.name, info, fd):
             return self._brief(number, obj, rules)  # a change that is just being answered may have hidden it
-        if obj.parent is not None and self._notifier.is_stalled(self._nodes.nodeid(number, obj.parent)):
+        if self._notifier.stalled and obj.parent is not None and self._is_stalled(number, obj.parent):
             return 0.0
         self._note_cached(number, obj)
         if self._subtree_check:
@@ -333,7 +336,7 @@ class Timeouts:
         ):
             return self._brief(at.number, obj, rules)
         parent, name = self._nodes.nodeid(at.number, places[0][0]), places[0][1]
-        if self._notifier.is_stalled(parent) or self._notifier.is_pending(parent, name):
+        if parent in self._notifier.stalled or self._notifier.is_pending(parent, name):
             return 0.0  # a caller that must not know the name could get at them by it
         return self._of_private_attributes(at, obj, info, rules)
 

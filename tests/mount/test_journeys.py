@@ -171,12 +171,12 @@ def play(tree: str) -> Iterator[Play]:
 
 
 MOST = {
-    "lookup for the first time": Journey(69, 25, 30),
-    "lookup of what is known": Journey(38, 19, 11),
+    "lookup for the first time": Journey(66, 24, 28),
+    "lookup of what is known": Journey(35, 18, 9),
     "lookup of an absent name": Journey(39, 22, 10),
     "lookup of a hidden name": Journey(43, 22, 13),
-    "getattr": Journey(43, 20, 12),
-    "create": Journey(76, 28, 34),
+    "getattr": Journey(41, 19, 10),
+    "create": Journey(73, 27, 32),
     "rename": Journey(112, 28, 56),
     "chmod": Journey(90, 23, 38),
     "event": Journey(72, 12, 25),

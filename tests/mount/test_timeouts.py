@@ -66,6 +66,13 @@ def who(uid: int, *groups: int) -> Caller:
     return Caller(uid, uid, frozenset({uid, *groups}))
 
 
+class NeverStalled(set[int]):
+    """No directory is ever stalled."""
+
+    def add(self, directory: int) -> None:
+        """Leave it out."""
+
+
 @contextlib.contextmanager
 def as_itself() -> Iterator[None]:
     """A thread goes on acting as the caller of its last call."""
@@ -396,7 +403,7 @@ def test_a_caller_view_caches_for_one_caller_exactly_what_it_would_be_shown_what
         view = View(CLOAKED)
         choice = random.Random(1)
         late: set[int] = set()
-        s.notifier.is_stalled = lambda parent: parent in late  # type: ignore[method-assign]
+        s.notifier.stalled = late
         s.notifier.is_pending = lambda *_: False  # type: ignore[method-assign]  # no thread invalidates here
         os.link(f"{s.top}/a/file", f"{s.top}/d/e/link")
         answers: set[tuple[bool, float, float]] = set()
@@ -568,7 +575,7 @@ def test_a_change_makes_the_kernel_invalidate_exactly_what_one_caller_would_not_
         view = View(CLOAKED)
         choice = random.Random(1)
         costs = set()
-        monkeypatch.setattr(s.notifier, "is_stalled", lambda _: False)  # as a busy machine may make it
+        s.notifier.stalled = NeverStalled()  # as a busy machine may make it
         monkeypatch.setattr(s.notifier, "is_pending", lambda *_: False)  # likewise
         async with trio.open_nursery() as nursery:
             nursery.start_soon(s.invalidation.run)
@@ -916,7 +923,7 @@ def test_others_learn_of_a_directory_when_what_is_in_it_is_invalidated(
         assert s.cache.admit(0, directory, owner) is None
         assert s.cache.admit(0, directory, other) is not None
         assert not s.cache.may_list(0, directory, other, is_directory=False)
-        monkeypatch.setattr(s.notifier, "is_stalled", lambda _: False)  # as a busy machine may make it
+        s.notifier.stalled = NeverStalled()  # as a busy machine may make it
         assert await is_done(s, tasks, lambda: admitted(s, 0, directory, other), expected=is_told) is is_told
         assert (s.cache.admit(0, directory, other) is None) is is_told
         known = [path for path in s.paths() if s.cache.is_known_to(0, s.look_up(path), owner)]
@@ -959,7 +966,7 @@ def test_others_are_not_admitted_while_a_process_holds_the_lock(
         close(s)
         directory = s.look_up(f"{s.top}/d")
         s.of_name(View(CLOAKED), f"{s.top}/d/file", OWNER)
-        s.notifier.is_stalled = lambda parent: parent == s.nodes.nodeid(0, directory)  # type: ignore[method-assign]
+        s.notifier.stalled = {s.nodes.nodeid(0, directory)}
         monkeypatch.setattr(s.notifier, "pending_names", lambda _: None)  # as long as that is so
         s.notifier.session = session
         is_refused = pytest.RaisesGroup(Stale) if session < 0 else contextlib.nullcontext()
@@ -1276,7 +1283,7 @@ def test_nothing_is_cached_in_a_directory_whose_lock_is_held(scene: MakeScene) -
         s = scene(GATED)
         s.catch_up()
         late = s.nodes.nodeid(0, s.look_up(f"{s.top}/a"))
-        s.notifier.is_stalled = lambda parent: parent == late  # type: ignore[method-assign]
+        s.notifier.stalled = {late}
         for view in (View(CLOAKED), FIXED):
             assert s.of_name(view, f"{s.top}/a/file") == (0.0, 0.0)
             assert s.of_object(view, f"{s.top}/a/file") == 0.0
