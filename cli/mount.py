@@ -20,8 +20,9 @@ from cloakfs.fuse.attach import MountError, MountOptions, split_mount_options
 from cloakfs.fuse.detach import detach_dead
 from cloakfs.linux import mountinfo
 from cloakfs.messages import printable, shell_word
-from cloakfs.mount.daemon import Settings, serve
+from cloakfs.mount.daemon import serve
 from cloakfs.mount.reaper import Again
+from cloakfs.mount.settings import Settings
 from cloakfs.state.runtime import RUN_DIR, dead, mount_key
 
 from .background import SYSLOG, in_background, in_foreground, record_inherited

@@ -45,7 +45,7 @@ class Health:
         mount: the mount; None if no daemon serves it.
         problem: why it is not healthy, in one line; None if it is.
         hint: what to do about that, in one line.
-        figures: what `filesystem.figures` returns; None if the daemon does not answer, or is of an earlier version.
+        figures: what `publication.figures` returns; None if the daemon does not answer, or is of an earlier version.
         service: the service that the mount belongs to, if any.
     """
 

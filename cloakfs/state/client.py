@@ -10,7 +10,7 @@ Then:
 
     {}                                           {"options": …, "groups": …, "plugin": null or {…}}
     {"method": "visible", "arguments": […]}      {"answer": …}, {"failed": why}, or {"access": [caller, mode]}
-    {"method": "metrics"}                        {"metrics": …}: what `filesystem.figures` returns
+    {"method": "metrics"}                        {"metrics": …}: what `mount.publication.figures` returns
     {"method": "lie over"}                       {"xattrs": …}: from now on, the client is let in (`above`)
     {"method": "trace", "wanted": {…}}           {}: from now on, records are kept for the client (`filesystem.trace`)
     {"method": "fetch"}                          {"records": […], "dropped": COUNT}, at once, or within a second

@@ -32,7 +32,7 @@ from cloakfs.kernelcache import changes, invalidation, notifier, timeouts
 from cloakfs.kernelcache.watch import Watch
 from cloakfs.linux import fanotify, ownfiles, process
 from cloakfs.mapping import RangeDef
-from cloakfs.mount import control, daemon, reaper
+from cloakfs.mount import control, daemon, reaper, reload
 from cloakfs.state import client, persistent, runtime
 from cloakfs.tree import calls, filesystems, index, locate
 from cloakfs.view import View
@@ -175,7 +175,7 @@ class _Measured(trio.abc.Instrument):
 def measure_reloads(path: str) -> None:
     """Write to a file, after each reload, what `_Measured` has found since the daemon was ready."""
     measured = _Measured(path)
-    keep = daemon.MountDaemon._reload_when_wanted
+    keep = reload.Reloader.run
 
     def counted(check: Callable[[Any], None]) -> Callable[[Any], None]:
         def count(definition: Any) -> None:
@@ -184,7 +184,7 @@ def measure_reloads(path: str) -> None:
 
         return count
 
-    async def keep_reloading(self: daemon.MountDaemon) -> None:
+    async def keep_reloading(self: reload.Reloader) -> None:
         trio.lowlevel.add_instrument(measured)
         await trio.sleep(0)
         measured.longest, measured.made = 0.0, 0
@@ -192,7 +192,7 @@ def measure_reloads(path: str) -> None:
 
     for kind in (RangeDef, CloakDef):
         replace(kind, "__post_init__", counted(kind.__post_init__))
-    replace(daemon.MountDaemon, "_reload_when_wanted", keep_reloading)
+    replace(reload.Reloader, "run", keep_reloading)
 
 
 class _Looked(trio.abc.Instrument):

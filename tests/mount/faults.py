@@ -15,7 +15,7 @@ from cloakfs.accounts import groups
 from cloakfs.filesystem import reader, selfprobe
 from cloakfs.fuse import attach
 from cloakfs.kernelcache import invalidation, notifier, watch
-from cloakfs.mount import control, daemon
+from cloakfs.mount import control, reload
 from cloakfs.policy import Policy
 from cloakfs.tree import descriptors, index, mounts, views
 
@@ -38,7 +38,7 @@ POINTS: dict[str, tuple[object, str]] = {
     "forget below": (invalidation.Invalidation, "_unfinished"),
     "mounts": (mounts.TreeMounts, "mounts_below"),
     "changes": (watch.Watch, "read"),
-    "signals": (daemon.MountDaemon, "_reload"),
+    "signals": (reload.Reloader, "_reload"),
     "stop": (attach.Attached, "detach"),
     "look up again": (selfprobe.SelfProbe, "stat"),
     "ahead": (reader, "_advise"),

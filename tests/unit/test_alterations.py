@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cloakfs.mount import daemon
+from cloakfs.mount import settings
 from tests.altered import replace
 
 TESTS = Path(__file__).parents[1]
@@ -72,4 +72,4 @@ def test_a_text_that_does_is_found() -> None:
 
 def test_what_does_not_exist_cannot_be_replaced() -> None:
     with pytest.raises(AttributeError):
-        replace(daemon.Settings, "no_such_field", 1)
+        replace(settings.Settings, "no_such_field", 1)

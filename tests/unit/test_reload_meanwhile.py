@@ -10,7 +10,7 @@ from pyfuse3 import InodeT
 
 from cloakfs.config.options import Options
 from cloakfs.filesystem.callers import Callers
-from cloakfs.mount.daemon import FIXED_BY_THE_MOUNT
+from cloakfs.mount.reload import FIXED_BY_THE_MOUNT
 from cloakfs.nfs.plan import RELOADABLE
 from cloakfs.policy import Policy
 from cloakfs.tree.objects import Stale

@@ -99,7 +99,7 @@ def test_where_the_daemon_is_acted_as_by_hand() -> None:
         module for module, code in modules.items() if "act_as_daemon()" in code.replace("def act_as_daemon()", "")
     } == {
         "cloakfs/mount/control.py",  # a plug-in is asked for a daemon above
-        "cloakfs/mount/daemon.py",  # a plug-in is loaded again
+        "cloakfs/mount/reload.py",  # a plug-in is loaded again
         "cloakfs/linux/ownfiles.py",
         "cloakfs/tree/calls.py",  # what goes on after a call as somebody else is none of ours
     }
