@@ -24,7 +24,7 @@ def printable(text: str) -> str:
 def shell_word(text: str) -> str:
     """Return text as a word that can be pasted into a shell (bash, zsh), whatever bytes a name has.
 
-    Every path in a command that a message suggests goes through this: whoever may name a directory would otherwise
+    Every path in a command that a message suggests goes through this: users that name a directory would otherwise
     decide what root runs.
     """
     if text.isprintable():

@@ -1,4 +1,4 @@
-"""The pyfuse3 operations, one module per family. They make no decisions themselves: see `view` and `visibility`."""
+"""The pyfuse3 operations, one module per family. The decisions are made by `view` and `tree.visibility`."""
 
 from collections.abc import Sequence
 

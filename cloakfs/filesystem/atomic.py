@@ -130,7 +130,7 @@ def rename(
     new: int,
     name_new: bytes,
     source: int,
-    look: Callable[[], int | None],
+    open_target: Callable[[], int | None],
 ) -> int | None:
     """Rename onto nothing, or onto something that the caller sees.
 
@@ -141,7 +141,8 @@ def rename(
         new: the directory of the target.
         name_new: the name of the target.
         source: refers (O_PATH) to what is renamed.
-        look: opens (O_PATH) what has the target's name; returns None if there is nothing, and raises if it is hidden.
+        open_target: opens (O_PATH) what has the target's name; returns None if there is nothing, and raises if it is
+            hidden.
 
     Returns:
         a descriptor (O_PATH) of what was replaced; None if there was nothing.
@@ -152,7 +153,7 @@ def rename(
     """
     ours = calls.fstat(source)
     for _ in range(TRIES):
-        target = look()
+        target = open_target()
         if target is None:
             if not leads_to(who, old, name_old, ours):
                 raise Elsewhere
@@ -218,7 +219,7 @@ def _replace(who: Credentials, old: int, name_old: bytes, new: int, name_new: by
 def exchange(who: Credentials, old: int, name_old: bytes, new: int, name_new: bytes, source: int, target: int) -> None:
     """Exchange what `source` and `target` (O_PATH) refer to, which the two names lead to (RENAME_EXCHANGE).
 
-    The kernel exchanges whatever has these names. So afterwards this looks at what they lead to. If one of them had led
+    The kernel exchanges whatever has these names. So afterwards this checks what they lead to. If one of them had led
     to another object before, everything is put back. If it was given to another object afterwards, all is well.
 
     Raises:

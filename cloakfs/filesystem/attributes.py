@@ -107,7 +107,7 @@ class AttributeOperations(NameOperations, Core):
         """See stat(2)."""
         if self._is_top(inode):
             return self.replies.top()
-        if self.knfsd and self.reconnection.looks_at(ctx.pid, inode):
+        if self.knfsd and self.reconnection.is_getattr_step(ctx.pid, inode):
             at = await self._enter_as_kernel(inode)
         else:
             # read(2) makes the kernel send GETATTR, too. nfs-ganesha keeps files open that no client has open.
@@ -261,7 +261,7 @@ class AttributeOperations(NameOperations, Core):
             calls.chmod(at.credentials_for_mode(mode), at.fd, mode)
         except PermissionError:
             # A write by a user other than the owner drops the set-id bits. The kernel requests this by SETATTR
-            # (including the sticky bit, see `_change_mode`). A caller that may write could have achieved the same by
+            # (including the sticky bit, see `_mode_to_set`). A caller that may write could have achieved the same by
             # writing.
             before = stat.S_IMODE(at.info.st_mode)
             dropped = before & ~mode
@@ -274,7 +274,7 @@ class AttributeOperations(NameOperations, Core):
         try:
             calls.utimens(at.credentials, at.fd, atime, mtime)
         except PermissionError:
-            # utimensat(2) lets the owner alone set one of them to the present, an NFS server whoever may write.
+            # utimensat(2) lets the owner alone set one of them to the present, an NFS server all who may write.
             if not (self.exported or has_size) or not {atime, mtime} <= {NOW, OMIT}:
                 raise
             calls.require_access(at.credentials, at.fd, os.W_OK)

@@ -62,7 +62,7 @@ _MOST_CHECKS = 20
 
 
 class CheckedAncestors(NamedTuple):
-    """What was found of the many directories above an object while a request waits: see `Core._check_ancestors`.
+    """The visibility of many directories above an object, as `Core._check_ancestors` finds it while a request waits.
 
     Attributes:
         view, uid: by which view, and for which server uid. By any other, nothing is known.
@@ -128,7 +128,7 @@ class Core(pyfuse3.Operations):
         self.knfsd = mode.knfsd
         self.ganesha = mode.ganesha
         self.exported = mode.is_exported
-        # With subtree_check, the kernel reconnects a handle with the identity of whoever sent it.
+        # With subtree_check, the kernel reconnects a handle with the identity of the caller that sent it.
         self.reconnects_as_others = mode.knfsd and not mode.subtree_check
         self.reconnection = HandleReconnection()
         self.nodes = nodes
@@ -178,7 +178,7 @@ class Core(pyfuse3.Operations):
         self.cache.invalidate(obj)
 
     def _note_hidden_name(self, info: linux.Stat, obj: Object | None) -> None:
-        """Note that a caller asked for a name that is hidden from it, with the stat, and the object if it is known."""
+        """Note that a caller looked up a name that is hidden from it, with the stat, and the object if it is known."""
         self.requests.counters.hidden_names += 1
         if stat.S_ISDIR(info.st_mode):
             self.relookup.refused(obj)
@@ -397,14 +397,14 @@ class Core(pyfuse3.Operations):
             if ancestors:
                 async with self.turns.alone(uid):  # a part takes many descriptors
                     for part in ancestors:
-                        look = self.nodes.with_descriptor(self.nodes.prefault, obj, None, part)
-                        found = await trio.to_thread.run_sync(look, abandon_on_cancel=True)
+                        prefault = self.nodes.with_descriptor(self.nodes.prefault, obj, None, part)
+                        found = await trio.to_thread.run_sync(prefault, abandon_on_cancel=True)
                         has_moved |= self.nodes.prefaulted(found)
                         there |= found.inodes
-            look = self.nodes.with_descriptor(self.nodes.prefault, obj, name, last)
+            prefault = self.nodes.with_descriptor(self.nodes.prefault, obj, name, last)
             if lower_query is not None:
-                look = lower_query.after(look, obj, self.nodes.root)
-            found = await trio.to_thread.run_sync(look, abandon_on_cancel=True)
+                prefault = lower_query.after(prefault, obj, self.nodes.root)
+            found = await trio.to_thread.run_sync(prefault, abandon_on_cancel=True)
             has_moved |= self.nodes.prefaulted(found)
             if not has_moved:
                 there |= found.inodes

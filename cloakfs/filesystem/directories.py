@@ -48,7 +48,7 @@ _MOST_QUERIED = 32
 # An answer that has something is sent after this time, even if it has room for more.
 _REPLY_SECONDS = 0.01
 
-# How many entries are looked at before the time is.
+# After how many entries the clock is read.
 _ENTRIES_AT_ONCE = 16
 
 _TOP = FileHandleT(2**62)  # no descriptor has this number
@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 
 
 def _read_names(nodes: Nodes, fd: int, far: Set[bytes], *, all_of_them: bool) -> list[tuple[bytes, int, int]]:
-    """Return a batch of names, as `linux.getdents` does. To look at them, except those in `far`, then takes no time."""
+    """Return a batch of names, as `linux.getdents` does. The stats of all but those in `far` are in memory then."""
     entries = calls.getdents(linux.ROOT, fd)
     names = [name for name, _, _ in entries if name not in far]
     some = names if all_of_them else names[:: len(names) // _SAMPLES + 1]
@@ -106,7 +106,7 @@ class DirectoryOperations(NameOperations):
         """Open the real directory as the caller."""
         if self._is_top(inode):
             return _TOP
-        sought = self.reconnection.seeks_in(ctx.pid, inode) if self.knfsd else None
+        sought = self.reconnection.sought_child(ctx.pid, inode) if self.knfsd else None
         at = await (self._enter(inode, ctx) if sought is None else self._enter_as_kernel(inode))
         if sought is None:
             self._require_descriptor(at)
@@ -205,7 +205,7 @@ class DirectoryOperations(NameOperations):
             directory.cookie = directory.shown = -1
 
     async def _read_on(self, fh: FileHandleT, directory: OpenDirectory) -> bool:
-        """Read more of the names; return False at the end. Afterwards, looking at them takes no time."""
+        """Read more of the names; return False at the end. Afterwards, their stats are in memory, or they are open."""
         filesystem = directory.obj.filesystem
         silent: Set[bytes] = frozenset()
         if filesystem.in_memory and not self.nodes.waits(directory.obj):
@@ -341,7 +341,7 @@ class DirectoryOperations(NameOperations):
     ) -> None:
         """List only the entry for which the kernel reads this directory."""
         view = self.views.get(directory.number)
-        if start_id or view is None or self.reconnection.seeks_in(ctx.pid, self._nodeid(directory)) != sought:
+        if start_id or view is None or self.reconnection.sought_child(ctx.pid, self._nodeid(directory)) != sought:
             return
         obj = self.nodes.get(sought)
         fd = self.nodes.fd(obj)
@@ -477,7 +477,7 @@ class DirectoryOperations(NameOperations):
         except BaseException as exc:
             calls.close(fd)
             if isinstance(exc, PermissionError) and not isinstance(exc, TooSoon):
-                return None  # see `Nodes.stat`
+                return None  # it is on an excluded mount (`Nodes.stat`)
             raise
         try:
             obj = self.nodes.resolve(fd, at.obj, name, info)

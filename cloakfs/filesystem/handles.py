@@ -85,9 +85,9 @@ class OpenDirectory(OpenFile):
         # The position at which `pending`, the entries read ahead, begin, and the same as clients see it.
         self.cookie = self.shown = 0
         self.pending: list[Entry] = []
-        self.begins = True  # whether nothing has been looked at since the beginning
+        self.begins = True  # whether no entry has been checked since the beginning
         self.at_end = False  # whether nothing comes after `pending`
-        self.tweak = -1  # see `tree.positions`; negative until it is needed
+        self.tweak = -1  # the tweak of `tree.positions`; negative until it is needed
         self.end = 0  # the end, as clients see it
         # Names whose attributes were noted as known to the viewer, but did not fit into the reply.
         self.unreported: tuple[bytes, ...] = ()
@@ -206,7 +206,7 @@ class OpenFiles:
         file = self.by_fd.pop(fh)
         self._nodes.closed(file.obj, fh)
         filesystem = file.obj.filesystem
-        may_wait = filesystem.by_threads or filesystem.slow_until > 0  # what `waits` looks at, without a call
+        may_wait = filesystem.by_threads or filesystem.slow_until > 0  # what `waits` depends on, without a call
         if (may_wait and filesystem.waits) or (file.written > _MUCH and not filesystem.in_memory):
             return file
         calls.close(fh)

@@ -51,7 +51,7 @@ _TAKEN = (FileExistsError, FUSEError)
 
 _NO_NAME = b""  # nothing has this name
 
-# How often to look again at a name on which something is mounted.
+# How often to resolve again a name on which something is mounted.
 _TRIES = 20
 
 
@@ -659,15 +659,16 @@ class NameOperations(Core):
             atomic.Elsewhere: a name leads to something else by now, and nothing was renamed.
         """
         if not flags:
-            look = partial(self._open_target, new, name_new, errno.EACCES)
-            return atomic.rename(_mover(old, new, info), old.fd, name_old, new.fd, name_new, seen.fd, look)
+            open_target = partial(self._open_target, new, name_new, errno.EACCES)
+            return atomic.rename(_mover(old, new, info), old.fd, name_old, new.fd, name_new, seen.fd, open_target)
         if not atomic.leads_to(new.credentials, old.fd, name_old, info):
             raise atomic.Elsewhere
         there = self._open_target(new, name_new, errno.EEXIST if flags & linux.RENAME_NOREPLACE else errno.ENOENT)
         if there is None and flags & linux.RENAME_NOREPLACE:
             self._rename(old, name_old, new, name_new=name_new, flags=flags)
             return None
-        atomic.leads_to(new.credentials, new.fd, name_new, info)  # as the caller, who may not be allowed to look
+        # As the caller, who may not be allowed to search the directory.
+        atomic.leads_to(new.credentials, new.fd, name_new, info)
         if there is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         try:
@@ -685,8 +686,8 @@ class NameOperations(Core):
             FUSEError: `if_hidden`: the entry is hidden.
         """
         try:
-            # In a lower mount, something may be hidden from the caller. (Elsewhere, to look as the daemon would cost a
-            # switch, and an exception would take longer.)
+            # In a lower mount, something may be hidden from the caller. (Elsewhere, to do this as the daemon would cost
+            # a switch, and an exception would take longer.)
             if not at.obj.filesystem.remote and calls.statx_if_there(at.credentials_for(os.X_OK), at.fd, name) is None:
                 return None
             fd = self._open_as_root(at, name)

@@ -1,10 +1,10 @@
 """The requests that the kernel may make while it reconnects a file handle to the tree, with whatever identity.
 
-When an NFS server receives the handle of a directory that the kernel has forgotten, the kernel looks for the way up. It
-sends, for each level, LOOKUP of "..", GETATTR of the child, a listing of the parent in which it searches for the
+When an NFS server receives the handle of a directory that the kernel has forgotten, the kernel searches for the way up.
+It sends, for each level, LOOKUP of "..", GETATTR of the child, a listing of the parent in which it searches for the
 child's inode number, and LOOKUP of the name that it found. All this runs with the identity of the caller that the
 server's thread served before. If that caller may not see the directory, its owner would get ESTALE. So these requests
-are answered, with nothing but the child in the listing, and only to the thread that asked for "..". What the caller
+are answered, with nothing but the child in the listing, and only to the thread that looked up "..". What the caller
 then does with the handle is checked as always. (Linux, fs/exportfs/expfs.c, `reconnect_path`.)
 """
 
@@ -24,7 +24,7 @@ class _Step:
 
 
 class HandleReconnection:
-    """Knows which thread of the NFS server is at which step. Objects are identified by nodeids."""
+    """The steps at which threads of the NFS server are. Objects are identified by nodeids."""
 
     def __init__(self) -> None:
         self._steps: dict[int, _Step] = {}
@@ -45,12 +45,12 @@ class HandleReconnection:
             return None
         return step
 
-    def looks_at(self, pid: int, nodeid: int) -> bool:
+    def is_getattr_step(self, pid: int, nodeid: int) -> bool:
         """Whether GETATTR of `nodeid` by this thread is a part of reconnecting."""
         step = self._step(pid)
         return step is not None and nodeid in (step.child, step.parent)
 
-    def seeks_in(self, pid: int, nodeid: int) -> int | None:
+    def sought_child(self, pid: int, nodeid: int) -> int | None:
         """Return the child that is sought by listing the directory `nodeid`; None if this is an ordinary listing."""
         step = self._step(pid)
         return step.child if step is not None and nodeid == step.parent else None

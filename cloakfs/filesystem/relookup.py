@@ -39,7 +39,7 @@ class DentryRelookup:
     Args:
         nodes: the objects.
         views: the views that the mount offers.
-        probe: looks at the daemon's own mount.
+        probe: makes requests to the daemon's own mount.
 
     Attributes:
         tasks: where this runs; None before that is possible.

@@ -396,7 +396,7 @@ class Tracer:
 
     Args:
         wanted: which records it wants.
-        most: how many bytes of records are kept until they are fetched; further records are dropped and counted.
+        most: how many bytes of records are held until they are fetched; further records are dropped and counted.
     """
 
     def __init__(self, wanted: Wanted, most: int) -> None:
@@ -433,7 +433,7 @@ class Tracers:
 
     Args:
         switch: called with True before the first one begins, and with False after the last one has ended.
-        most_bytes: how many bytes of records are kept for each until they are fetched.
+        most_bytes: how many bytes of records are held for each until they are fetched.
     """
 
     def __init__(self, switch: Callable[[bool], None], most_bytes: int) -> None:

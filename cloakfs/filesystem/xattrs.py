@@ -123,7 +123,7 @@ class XattrOperations(Core):
         """Answer an upper daemon's query for one of its callers (`upper.QUERY_XATTR`)."""
         self._require_server(ctx)
         if self._is_top(inode):
-            return b"0 0"  # everybody may know of it, and nobody may make anything in it
+            return b"0 0"  # all callers may know of it, and none may make anything in it
         at = await self._enter(inode, ctx)
         at, (uid, gid) = await self._maker(at, inode, ctx)
         shown = at.view.show(Attrs("", stat.S_IFREG, uid, gid))

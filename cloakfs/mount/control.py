@@ -1,4 +1,4 @@
-"""The socket, for root only, on which a daemon answers the questions of `controlclient`."""
+"""The socket, for root only, on which a daemon answers `state.client`."""
 
 import contextlib
 import json
@@ -36,7 +36,7 @@ class _Client:
         pid: its process.
         scope: ends the conversation when it is cancelled.
         until_its_end: what lasts as long as the conversation.
-        tracer: what is kept for it if it traces.
+        tracer: its records, if it traces.
     """
 
     pid: int
@@ -146,7 +146,7 @@ class Control:
             for line in lines:
                 if client.scope in self._conversations:
                     self._conversations[client.scope] = self._conversations.pop(client.scope)
-                # A client that does not read holds up nobody else.
+                # A client that does not read holds up no other.
                 if greeted:
                     await stream.send_all(await self._answer(line, client))
                 else:
@@ -183,10 +183,10 @@ class Control:
             return {"events": self._events.after(int(request["after"]))}
         if method is None:
             return {"options": self._published.options, "groups": self._groups, "plugin": _described(policy)}
-        return _ask_policy(policy, method, request)
+        return _call_policy(policy, method, request)
 
 
-def _ask_policy(policy: Policy, method: str, request: dict[str, Any]) -> dict[str, Any]:
+def _call_policy(policy: Policy, method: str, request: dict[str, Any]) -> dict[str, Any]:
     """Return a plug-in's answer to a daemon that serves another mount above, or what it has to find out first.
 
     Args:
@@ -200,14 +200,14 @@ def _ask_policy(policy: Policy, method: str, request: dict[str, Any]) -> dict[st
     if method not in METHODS:
         raise ValueError(f"{method!r} is not a method of a policy")
     granted = {json.dumps(question): answer for *question, answer in request.get("access", ())}
-    asked_back: list[list[Any]] = []
+    access_queries: list[list[Any]] = []
 
     def accessible(caller: Caller, mode: int) -> bool:
         question = [plain(Caller(*caller)), mode]
         text = json.dumps(question)
         if text not in granted:
-            asked_back.append(question)
-            raise LookupError("only the upper mount can tell")
+            access_queries.append(question)
+            raise LookupError("only the upper mount knows this")
         return bool(granted[text])
 
     arguments = [restored(argument, accessible) for argument in request["arguments"]]
@@ -218,10 +218,10 @@ def _ask_policy(policy: Policy, method: str, request: dict[str, Any]) -> dict[st
         answer = getattr(policy, method)(*arguments)
         if method == "show":  # only these three fields of its answer count
             answer = replace(arguments[0], mode=int(answer.mode), uid=answer.uid, gid=answer.gid)
-        told = {"answer": plain(answer)}
+        result = {"answer": plain(answer)}
     except BaseException as exc:  # even SystemExit
-        told = {"failed": cause(exc)}
-    return {"access": asked_back[0]} if asked_back else told
+        result = {"failed": cause(exc)}
+    return {"access": access_queries[0]} if access_queries else result
 
 
 def _greeted(line: bytes | bytearray) -> tuple[bool, bytes]:

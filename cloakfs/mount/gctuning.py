@@ -1,9 +1,9 @@
 """Keeps collections by Python's garbage collector short, since all callers wait while one runs.
 
 Python frees nearly everything by counting references. Only what refers to itself in a circle is found by the collector,
-which stops the process and looks at everything that lives: 40 ms for 100,000 files that the kernel knows. Files are
-never in such circles. So what has survived a full collection is set aside (gc.freeze), and the next one looks at newer
-objects alone. Full collections are frequent, so that each looks at little: by default, one begins after 70,000 new
+which stops the process and examines everything that lives: 40 ms for 100,000 files that the kernel knows. Files are
+never in such circles. So what has survived a full collection is set aside (gc.freeze), and the next one examines newer
+objects alone. Full collections are frequent, so that each examines little: by default, one begins after 70,000 new
 objects at the earliest, and takes some 20 ms. Circles that were set aside before they became garbage are found at a
 time when no request waits.
 """
@@ -14,7 +14,7 @@ import time
 
 _EVERY_SECONDS = 3600.0
 
-# gc.set_threshold: how many new objects make a collection of those alone, how many of these make one that looks at the
+# gc.set_threshold: how many new objects make a collection of those alone, how many of these make one that examines the
 # survivors as well, and how many of those may come before a full one.
 _OFTEN = (700, 5, 0)
 

@@ -57,8 +57,8 @@ class Housekeeping:
                 await trio.sleep(0)
             if self._settings.log is not None:
                 follow_rotation(self._settings.log)
-            look = nodes.sweeper.sweep()
-            nodes.sweeper.swept(await trio.to_thread.run_sync(look, abandon_on_cancel=True))
+            sweep = nodes.sweeper.sweep()
+            nodes.sweeper.swept(await trio.to_thread.run_sync(sweep, abandon_on_cancel=True))
             self._index.tidy()
             self._publisher.work()
             self._publisher.rules()

@@ -1,6 +1,6 @@
 """Starts the reaper of a local mount: a small process that outlives the daemon, and unmounts what a dead one has left.
 
-A mount whose daemon was killed answers no requests, and would stay until somebody unmounts it. With `restart`, the
+A mount whose daemon was killed answers no requests, and would stay until it is unmounted by hand. With `restart`, the
 reaper also mounts again.
 """
 

@@ -1,7 +1,7 @@
 """Reads the options of a mount again, in a process of its own.
 
 To parse and check 100,000 definitions, and to make tables of them, takes seconds. A thread would not do: while it runs,
-the session loop gets to run only now and then, and everybody waits. What comes back consists of numbers in arrays and
+the session loop gets to run only now and then, and all callers wait. What comes back consists of numbers in arrays and
 of one text (`columns`), which is taken over in a moment.
 """
 
@@ -26,7 +26,7 @@ from ..policy import Policy
 _PROGRAM = (sys.executable, "-P", "-c", "from cloakfs.mount.reread import main; main()")
 
 
-# Whoever waits for an answer of the daemon comes first.
+# Requests that wait for the daemon come first.
 _NICENESS = 5
 
 

@@ -216,7 +216,7 @@ def give_up_privileges() -> None:
 
 
 def _index(settings: Settings, path: str) -> Index:
-    """Return where numbers are kept. For a mount that nothing exports, that is in memory if the file cannot be used.
+    """Return where numbers are stored. For a mount that nothing exports, that is in memory if the file cannot be used.
 
     Raises:
         MountError: the file of an exported mount cannot be used.

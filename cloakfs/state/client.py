@@ -11,8 +11,8 @@ Then:
     {}                                           {"options": …, "groups": …, "plugin": null or {…}}
     {"method": "visible", "arguments": […]}      {"answer": …}, {"failed": why}, or {"access": [caller, mode]}
     {"method": "metrics"}                        {"metrics": …}: what `mount.publication.figures` returns
-    {"method": "lie over"}                       {"xattrs": …}: from now on, the client is let in (`above`)
-    {"method": "trace", "wanted": {…}}           {}: from now on, records are kept for the client (`filesystem.trace`)
+    {"method": "lie over"}                       {"xattrs": …}: from now on, the client is let in (`stacking.upper`)
+    {"method": "trace", "wanted": {…}}           {}: from now on, there are records for the client (`filesystem.trace`)
     {"method": "fetch"}                          {"records": […], "dropped": COUNT}, at once, or within a second
     {"method": "events", "after": NUMBER}        {"events": […]}: those with a larger number that are kept (`events`)
 
@@ -224,7 +224,7 @@ def traced(mount: Mounted, wanted: Wanted) -> Generator[tuple[list[Record], int]
 
 
 class Watcher(Conversation):
-    """Fetches the events of a mount; see `Conversation`.
+    """A connection to the daemon of a mount (`Conversation`) that fetches its events.
 
     Attributes:
         last: the number of the last event that is known; only later ones are fetched.

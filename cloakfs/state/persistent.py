@@ -16,7 +16,7 @@ from .runtime import RUN_DIR, STATE_DIR, mount_key, state_path
 from .versions import is_known, refusal
 
 VERSION = 1
-"""The version of the record of a mount. 0.1.0 kept none."""
+"""The version of the record of a mount. 0.1.0 wrote none."""
 
 INDEX = "nodes.sqlite"
 IMAGE = "identity"
@@ -86,7 +86,7 @@ class Removability:
 def lock(key: str) -> int | None:
     """Return a descriptor of the directory of a mount's state, made if need be, with the lock that its daemon holds.
 
-    None means that a daemon serves the mount. Other commands, which look for one, have the lock for a moment only.
+    None means that a daemon serves the mount. Other commands, which check for one, have the lock for a moment only.
 
     Raises:
         OSError: the directory cannot be made.
@@ -187,7 +187,7 @@ def removability(state: PersistentState, named: frozenset[str] = frozenset()) ->
     """Return whether no mount can use this state any more; in doubt, one can.
 
     What an NFS server exports is kept as long as the real tree exists, because the mount points of exports come and go.
-    A path that cannot be looked at, or whose file system is not mounted, is not taken for removed.
+    A path that cannot be opened, or whose file system is not mounted, is not taken for removed.
 
     Args:
         state: the state.
@@ -237,7 +237,7 @@ def _left_in_run(key: str) -> Iterator[str]:
 
 
 def _is_gone(path: str, on: list[str]) -> bool | None:
-    """Whether a directory has been removed; None if that cannot be found out, also because nobody answers."""
+    """Whether a directory has been removed; None if that cannot be found out, also because nothing answers."""
     answers: list[bool | None] = []
     # A thread that waits for a file system that hangs does not keep the process from ending.
     thread = threading.Thread(target=lambda: answers.append(_has_gone(path, on)), daemon=True)

@@ -268,7 +268,7 @@ def mounted() -> dict[str, Mounted]:
 
 
 def places() -> list[mountinfo.Place]:
-    """Return the cloakfs mounts of this machine that root has made, in the order of mounting, whoever serves them.
+    """Return the cloakfs mounts of this machine that root has made, in mount order, whichever process serves them.
 
     The bind mounts below the state of a service, which are what nfs-ganesha exports, are not among them: they come and
     go with the mounts that they show.

@@ -278,8 +278,10 @@ def test_many_hidden_names_are_counted(tree: str, mount: MakeMount, user: MakeUs
     m = mount("-o", CLOAKED)
     seen = watching(m, hidden=True)
     assert user(BEN).do(names, m.path) == []
-    record = seen.records()[0]
-    assert (len(record["hidden"]), record["more_hidden"]) == (20, 30)
+    # On a busy machine, the listing takes more than one request.
+    hidden = [(len(record["hidden"]), record["more_hidden"]) for record in seen.records()]
+    assert all(listed == 20 or not more for listed, more in hidden)
+    assert sum(listed + more for listed, more in hidden) == 50
 
 
 def test_what_its_maker_would_not_see(tree: str, mount: MakeMount, user: MakeUser, watching: MakeWatching) -> None:
