@@ -67,7 +67,7 @@ class MountOptions:
             the mount gets an identity that outlives it.
         xattrs: support extended attributes; False with `noxattr`, unless `knfsd` needs ACLs.
         record: the file that gets a line for each READ.
-        dev_refused: `dev` was asked for without `default_permissions`, and is not in `flags`.
+        dev_refused: `dev` was given without `default_permissions`, and is not in `flags`.
         fsname: the source that the mount table shows instead of the real tree.
         exports: the exports.d file from which the options of the export come, as with `--exports`.
         client: the entry in that file, as with `--client`.
@@ -290,7 +290,7 @@ def attach(source: str, target: str, words: MountOptions, *, read_only: bool, im
         target: the mount point.
         words: the options of mount(8).
         read_only: refuse changes.
-        image: the file of the block device that identifies the mount, if `words` ask for one.
+        image: the file of the block device that identifies the mount, if `words` demand one.
 
     Raises:
         MountError: there is no /dev/fuse, or the kernel refused the mount.

@@ -117,7 +117,7 @@ class KernelCache:
         Args:
             number: of the view.
             obj: the object.
-            viewer: the client uid, `NO_VIEWER` (the daemon itself) or `ALL_VIEWERS` (a daemon above).
+            viewer: the client uid, `NO_VIEWER` (the daemon itself) or `ALL_VIEWERS` (an upper daemon).
 
         Returns:
             with `subtree_check`: what has to be invalidated before the caller may pass the directory. The request is

@@ -411,7 +411,7 @@ class Changes:
     def _hides_from_viewer(self, view: View, obj: Object, fd: int, info: linux.Stat) -> bool:
         """Whether some caller must not see (any more) what is cached of `obj`, or of what is below it."""
         if view.lower is not None:
-            return True  # the mount below reports no changes; nothing is cached for long in such a view
+            return True  # the lower mount reports no changes; nothing is cached for long in such a view
         if view.fixed is not None:
             if not is_entry_visible(view, actor(view.fixed), obj.name, info, fd):
                 return True

@@ -53,7 +53,7 @@ def attach(path: str) -> tuple[str, int]:
         the path of the device, and a descriptor to close once it is mounted.
 
     Raises:
-        OSError: there are no loop devices here, or none is available.
+        OSError: this machine has no loop devices, or none is available.
     """
     image = ownfiles.open_fd(path, os.O_RDWR | os.O_CLOEXEC)
     try:

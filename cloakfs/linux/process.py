@@ -178,7 +178,7 @@ def has_only_root_ids(tid: int) -> bool:
     This is how the kernel decides who may enter a FUSE mount without `allow_other`.
     """
     try:
-        # A file object would make four more system calls, for each ACL that a server asks for.
+        # A file object would make four more system calls, for each ACL that a server reads.
         status = ownfiles.open_fd(f"/proc/{tid}/status", os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, ProcessLookupError):
         return False
@@ -193,7 +193,7 @@ def has_only_root_ids(tid: int) -> bool:
 
 
 NFS_SERVERS = ("nfsd", "lockd")
-"""The threads of the kernel that do what clients of NFS ask for."""
+"""The threads of the kernel that serve clients of NFS."""
 
 
 def kernel_thread(tid: int) -> str | None:

@@ -63,7 +63,7 @@ class Query:
 
     Args:
         lower: the lower mount.
-        who: the caller; its groups are looked up here, which only the session loop may do.
+        who: the caller; its groups are looked up at once, which only the session loop may do.
         listed: descriptors (O_PATH) of further objects; they stay open while the request is being served.
     """
 

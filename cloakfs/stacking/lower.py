@@ -65,7 +65,7 @@ class LowerMountClient:
 
     Args:
         path: its mount point.
-        conversation: in which its daemon was told of this one, which is admitted until it is closed.
+        conversation: with its daemon, which admits this one until it is closed.
         device: st_dev of the objects that it shows.
     """
 

@@ -382,19 +382,19 @@ class Locator:
         root = self._descriptors.inode_of(self._registry.root)
         passed: list[tuple[int, int]] = []
         try:
-            here = dev_ino(calls.statx_fd(fd)[0])
+            inode = dev_ino(calls.statx_fd(fd)[0])
             for _ in range(self._most_levels):
-                if here == root:
+                if inode == root:
                     self._inside.update(passed)
                     return True
-                passed.append(here)
+                passed.append(inode)
                 try:
-                    above, here = self._mounts.open_above(fd)
+                    above, inode = self._mounts.open_above(fd)
                 except Stale:
                     return False
                 calls.close(fd)
                 fd = above
-                if here == passed[-1]:
+                if inode == passed[-1]:
                     return False  # "/"
         finally:
             calls.close(fd)

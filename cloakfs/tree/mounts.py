@@ -49,7 +49,7 @@ class TreeMounts:
         covered: whether the tree is going to lie below the daemon's own mount (`Nodes`).
 
     Attributes:
-        top: a descriptor (O_PATH) of the root of the tree, which is not closed here.
+        top: a descriptor (O_PATH) of the root of the tree, which this class does not close.
         root: the mount that the root of the tree lies on.
         is_one: whether only one mount is known so far.
         by_mount: the same mounts as `filesystems`, by the ids of the mounts.

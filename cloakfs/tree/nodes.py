@@ -40,7 +40,7 @@ _SWEEP = 200
 class Nodes:
     """All objects of one tree that requests may be about.
 
-    The methods of the parts that requests need are attributes here, too: using one costs one call, not two.
+    Those methods of the parts that requests need are also attributes of this class: using one costs one call, not two.
 
     Args:
         source: the root of the real tree.

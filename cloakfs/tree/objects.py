@@ -102,7 +102,7 @@ class Rare:
 
     Attributes:
         content, open_files, others, strayed: see the properties of `Object`.
-        ctime_ahead: by how many nanoseconds its ctime is told later than it is: see `filesystem.recall`.
+        ctime_ahead: by how many nanoseconds replies give a later ctime than it has (`filesystem.recall`).
         reported_sizes: like `Object.reported_size`, in the views with other numbers.
     """
 
@@ -218,7 +218,7 @@ class Object:
 
     @property
     def content(self) -> tuple[int, ...] | None:
-        """What it looked like when it was last opened: see `kernelcache.timeouts`."""
+        """Its size and times when it was last opened (`kernelcache.timeouts`)."""
         return None if self.rare is None else self.rare.content
 
     @content.setter

@@ -340,11 +340,11 @@ class Views:
             self._open(number, identity.label, view)
             changed()
 
-    def _is_still(self, asked: ViewIdentity, found: ViewIdentity) -> bool:
+    def _is_still(self, before: ViewIdentity, found: ViewIdentity) -> bool:
         """Whether what the database says of a user is about the one that the view was made for."""
-        if self.top and found.label != asked.label:
+        if self.top and found.label != before.label:
             return False
-        return not asked.of_range or any(found.who.uid in uids for uids in self._ranges)
+        return not before.of_range or any(found.who.uid in uids for uids in self._ranges)
 
     def _withdraw(self, number: int, identity: ViewIdentity, changed: Callable[[], None]) -> None:
         self._withdrawn[number] = self._views.pop(number)

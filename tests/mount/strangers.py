@@ -139,6 +139,6 @@ def _noted(audit: _Audit, name: str, call: Callable[..., Any]) -> Callable[..., 
 
 
 def forget_to_switch() -> None:
-    """Open the daemon's own files as whoever the thread acts as, as code would that goes round the door."""
+    """Open the daemon's own files with the credentials that the thread has, as code would without `linux.ownfiles`."""
     replace(ownfiles, "open_fd", os.open)
     replace(ownfiles, "open", builtins.open)

@@ -80,7 +80,7 @@ def test_the_first_one_that_is_hidden_is_the_reason(
 ) -> None:
     _, above, obj = go_down(visibility, nodes, 2)
     os.chown(tree, OWNER, OWNER)
-    os.chmod(tree, 0o700)  # this mount's own policy hides the root from nobody
+    os.chmod(tree, 0o700)  # this mount's own policy shows the root to all callers
 
     def reasons() -> list[Object | None]:
         return [hidden.obj for hidden in noted(lambda: visibility.note_hidden(View(POLICY), other, obj))]
@@ -104,10 +104,10 @@ def test_of_what_has_left_the_tree_nothing_is_noted(
     os.rename(f"{base}/outside", f"{tree}/0/1")
 
 
-def test_the_mount_below_is_the_reason_where_it_hides(
+def test_the_lower_mount_is_the_reason_where_it_hides(
     visibility: Visibility, nodes: Nodes, tree: str, other: Actor
 ) -> None:
-    """It judges all that is above together with what it is asked about."""
+    """It judges the directories above together with the object."""
     _, above, obj = go_down(visibility, nodes, 2)
 
     def reasons(has: list[Object], shows: list[Object]) -> list[tuple[Object | None, bool]]:

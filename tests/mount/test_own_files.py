@@ -1,4 +1,4 @@
-"""The daemon opens files of its own as itself, whoever the thread has acted as before."""
+"""The daemon opens files of its own as itself, whatever credentials the thread had before."""
 
 import contextlib
 import os
@@ -144,7 +144,7 @@ def test_over_another_mount(noted: str, tree: str, mount: MakeMount, user: MakeU
     assert RUN_DIR in own(noted)
 
 
-def test_this_would_find_what_goes_round_the_door(noted: str, mount: MakeMount, user: MakeUser) -> None:
+def test_this_would_find_what_is_opened_as_a_caller(noted: str, mount: MakeMount, user: MakeUser) -> None:
     with daemons_with(partial(strangers.alter, noted), strangers.forget_to_switch):
         m = mount()
     user(3001).error(os.listdir, m.path)

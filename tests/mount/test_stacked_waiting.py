@@ -1,4 +1,4 @@
-"""A caller for whom the lower mount does not answer delays nobody else in the upper mount."""
+"""A caller for whom the lower mount does not answer delays no other caller of the upper mount."""
 
 import contextlib
 import errno
@@ -34,7 +34,7 @@ def _released(base: str) -> Iterator[None]:
 
 
 class Database:
-    """What the mount below has its groups from."""
+    """The database that the lower mount has its groups from."""
 
     def __init__(self, base: str) -> None:
         self.flag = os.path.join(base, "silent")
@@ -81,7 +81,7 @@ def lower(database: Database, mount: Callable[..., Mount]) -> Mount:
 
 
 def do_quickly(top: str) -> None:
-    """A bit of everything, by whom nobody keeps waiting."""
+    """Some operations of each kind, which must not wait."""
     own = f"{top}/{QUICK}"
     assert sorted(names(own)) == ["file0", "file1", "file2", "inside"]
     assert read(f"{own}/file0") == b"content"
@@ -94,7 +94,7 @@ def do_quickly(top: str) -> None:
     assert os.statvfs(top).f_bsize
 
 
-# All sorts of ways to have the mount below asked.
+# All sorts of operations that query the lower mount.
 WAYS: dict[str, Callable[[str], object]] = {
     "stat": lambda top: os.stat(f"{top}/{SLOW}/file0"),
     "absent": lambda top: os.path.exists(f"{top}/{SLOW}/nothing"),
@@ -176,7 +176,7 @@ def test_what_it_answers_one_caller_is_no_answer_for_another(
 
 
 def test_a_long_listing_is_complete(mount: Callable[..., Mount], user: Callable[..., User]) -> None:
-    """However many entries the mount below is asked about at a time, and however many of them it hides."""
+    """However many entries the lower mount is queried about at a time, and however many of them it hides."""
     lower = mount("-o", "rw,cloak_list=uid +000 2000 2999")
     upper = mount("-o", "rw", source=lower.path)
     for number in range(700):

@@ -55,7 +55,7 @@ def sees(path: str, uid: int, groups: frozenset[int]) -> bool:
 
 
 class Tree:
-    """Directories in each other, and one aside that nobody but its owner sees, to move some of them to."""
+    """Directories in each other, and one aside that its owner alone sees, to move some of them to."""
 
     def __init__(self, top: str, depth: int) -> None:
         self.top = top
@@ -100,7 +100,7 @@ class Tree:
 
 
 def open_file(directory: int) -> None:
-    """The kernel always asks the daemon for this, whatever it remembers."""
+    """The kernel always sends a request for this, whatever it caches."""
     os.close(os.open("file", os.O_RDONLY, dir_fd=directory))
 
 
@@ -142,7 +142,7 @@ def test_no_answer_is_outdated(kind: str, base: str, user: Callable[..., User], 
 
 @pytest.fixture
 def tree(base: str) -> Iterator[str]:
-    """The root of a tree on a file system of its own: everything that anybody changes there would be told, too."""
+    """The root of a tree on a file system of its own: all changes on that are reported, whoever makes them."""
     with filesystem("tmpfs", base) as top:
         path = os.path.join(top, "real")
         os.mkdir(path)
@@ -151,7 +151,7 @@ def tree(base: str) -> Iterator[str]:
 
 @pytest.fixture
 def make_visibility(nodes: Nodes, index: Index) -> Iterator[Callable[..., Visibility]]:
-    """Makes doors that are told of what this process does, and others."""
+    """Makes checkers to which what this process does is reported, and others."""
     with contextlib.ExitStack() as stack:
 
         def make(*words: int) -> Visibility:
@@ -168,8 +168,8 @@ def visibility(make_visibility: Callable[..., Visibility]) -> Visibility:
     return make_visibility()
 
 
-def go_down(visibility: Visibility, nodes: Nodes, depth: int, *, told: bool = True) -> list[Object]:
-    """Make so many directories in each other, for nobody but their owner, look each up, and heed that all if told."""
+def go_down(visibility: Visibility, nodes: Nodes, depth: int, *, reported: bool = True) -> list[Object]:
+    """Make so many directories in each other, for their owner alone, look each up, and process the reports of that."""
     way = [nodes.root]
     for level in range(depth):
         name, above = b"%d" % level, nodes.fd(way[-1])
@@ -178,13 +178,13 @@ def go_down(visibility: Visibility, nodes: Nodes, depth: int, *, told: bool = Tr
         obj = nodes.resolve(os.open(name, os.O_PATH, dir_fd=above), way[-1], name)
         obj.lookups += 1
         way.append(obj)
-    while told and not visibility.access_paths.is_up_to_date():
+    while reported and not visibility.access_paths.is_up_to_date():
         pass
     return way
 
 
-class Looks:
-    """Counts how often the real tree is looked at: how an object is, where a directory is, and by which name."""
+class Checks:
+    """Counts the system calls on the real tree: for stats, for places of directories, and for names."""
 
     def __init__(self, visibility: Visibility, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
         self._visibility = visibility
@@ -215,29 +215,29 @@ class Looks:
         return self._counts.copy()
 
 
-def test_looks_do_not_grow_with_depth(visibility: Visibility, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checks_do_not_grow_with_depth(visibility: Visibility, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     way = go_down(visibility, nodes, 300)
-    looks = Looks(visibility, nodes, monkeypatch)
-    assert looks.of(OWNER, way[-1], seen=True) >= 300
-    near = looks.of(OWNER, way[10], seen=True)
-    assert looks.of(OWNER, way[-1], seen=True) <= near <= 4
+    checks = Checks(visibility, nodes, monkeypatch)
+    assert checks.of(OWNER, way[-1], seen=True) >= 300
+    near = checks.of(OWNER, way[10], seen=True)
+    assert checks.of(OWNER, way[-1], seen=True) <= near <= 4
     # What one has found out, others need not.
-    assert looks.of(OTHER, way[-1], seen=False) <= 4
+    assert checks.of(OTHER, way[-1], seen=False) <= 4
     for uid in range(20_000, 22_000):
-        assert looks.of(uid, way[-1], seen=False) <= 4
-    assert looks.of(OWNER, way[-1], seen=True) <= 4
+        assert checks.of(uid, way[-1], seen=False) <= 4
+    assert checks.of(OWNER, way[-1], seen=True) <= 4
 
 
-def test_a_change_costs_one_look(visibility: Visibility, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_costs_one_check(visibility: Visibility, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     way = go_down(visibility, nodes, 300)
-    looks = Looks(visibility, nodes, monkeypatch)
-    looks.of(OWNER, way[-1], seen=True)
+    checks = Checks(visibility, nodes, monkeypatch)
+    checks.of(OWNER, way[-1], seen=True)
     for level in (1, 5, 299):
         path = f"/proc/self/fd/{nodes.fd(way[level])}"
         os.chown(path, OTHER, OTHER)
-        assert looks.of(OWNER, way[-1], seen=False) <= 6
+        assert checks.of(OWNER, way[-1], seen=False) <= 6
         os.chown(path, OWNER, OWNER)
-        assert looks.of(OWNER, way[-1], seen=True) <= 6
+        assert checks.of(OWNER, way[-1], seen=True) <= 6
 
 
 def test_a_directory_that_keeps_changing_is_asked_for_its_acl_once(
@@ -278,48 +278,48 @@ def test_a_directory_that_keeps_changing_is_asked_for_its_acl_once(
     assert len(peeks) == 3
 
 
-def test_what_is_lost_is_looked_at_again(visibility: Visibility, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_lost_is_checked_again(visibility: Visibility, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     way = go_down(visibility, nodes, 20)
-    looks = Looks(visibility, nodes, monkeypatch)
-    looks.of(OWNER, way[-1], seen=True)
+    checks = Checks(visibility, nodes, monkeypatch)
+    checks.of(OWNER, way[-1], seen=True)
     queue = int(Path("/proc/sys/fs/fanotify/max_queued_events").read_text())
     os.chown(f"/proc/self/fd/{nodes.fd(way[3])}", OTHER, OTHER)
     for number in range(queue):
         Path(f"/proc/self/fd/{nodes.fd(nodes.root)}/{number}").touch()
     os.chown(f"/proc/self/fd/{nodes.fd(way[3])}", OWNER, OWNER)
-    os.chown(f"/proc/self/fd/{nodes.fd(way[4])}", OTHER, OTHER)  # this is not told
-    looks.of(OWNER, way[-1], seen=False)  # while there is more to be heeded
+    os.chown(f"/proc/self/fd/{nodes.fd(way[4])}", OTHER, OTHER)  # this is not reported
+    checks.of(OWNER, way[-1], seen=False)  # while there are more events to process
     while not visibility.access_paths.is_up_to_date():
         pass
-    looks.of(OWNER, way[-1], seen=False)
-    assert looks.of(OWNER, way[-1], seen=False) < 20
+    checks.of(OWNER, way[-1], seen=False)
+    assert checks.of(OWNER, way[-1], seen=False) < 20
     os.chown(f"/proc/self/fd/{nodes.fd(way[4])}", OWNER, OWNER)
-    assert looks.of(OWNER, way[-1], seen=True)
+    assert checks.of(OWNER, way[-1], seen=True)
 
 
-def test_a_directory_that_stays_as_it_is_costs_one_look(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nobody tells of changes, its ctime says whether it still is where it was, and as a cloak list has to know.
+def test_a_directory_that_stays_as_it_is_costs_one_check(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where changes are not reported, its ctime says whether it still is where it was, and as a cloak list has to know.
 
     After a change, a policy that goes by names has to know the present one, and a cloak list only the place.
     """
     visibility = Visibility(nodes)
-    way = go_down(visibility, nodes, 20, told=False)
+    way = go_down(visibility, nodes, 20, reported=False)
     wait_until(lambda: all(is_settled(os.fstat(nodes.fd(obj))) for obj in way))
-    looks = Looks(visibility, nodes, monkeypatch)
-    assert looks.all_of(View(POLICY), OWNER, way[-1], seen=True) == {"stats": 20, "places": 20}
-    by_name = looks.all_of(View(ByName(POLICY.options)), OWNER, way[-1], seen=True)
+    checks = Checks(visibility, nodes, monkeypatch)
+    assert checks.all_of(View(POLICY), OWNER, way[-1], seen=True) == {"stats": 20, "places": 20}
+    by_name = checks.all_of(View(ByName(POLICY.options)), OWNER, way[-1], seen=True)
     assert by_name["names"] == 20
     for view in (View(POLICY), View(ByName(POLICY.options))):
-        assert looks.all_of(view, OWNER, way[-1], seen=True) == {"stats": 20}
+        assert checks.all_of(view, OWNER, way[-1], seen=True) == {"stats": 20}
     for obj in way[1:]:
         os.chmod(f"/proc/self/fd/{nodes.fd(obj)}", 0o710)
-    assert looks.all_of(View(POLICY), OWNER, way[-1], seen=True) == {"stats": 20, "places": 20}
+    assert checks.all_of(View(POLICY), OWNER, way[-1], seen=True) == {"stats": 20, "places": 20}
 
 
 def test_no_tree_is_too_deep_for_a_policy_that_goes_by_names(nodes: Nodes) -> None:
     visibility, depth = Visibility(nodes), 600
     assert depth * 2 > sys.getrecursionlimit()
-    *_, deep = go_down(visibility, nodes, depth, told=False)
+    *_, deep = go_down(visibility, nodes, depth, reported=False)
     view, info = View(ByName(POLICY.options)), os.fstat(nodes.fd(deep))
     assert visibility.is_visible(view, actor(Caller(OWNER, OWNER, frozenset({OWNER}))), deep, info)
 
@@ -339,24 +339,24 @@ def test_a_long_way_takes_many_short_steps(
         visibility.access_paths.is_up_to_date = lambda: False
     if hidden is not None:
         os.chown(f"/proc/self/fd/{nodes.fd(way[hidden])}", OTHER, OTHER)
-    looks: list[int] = []
+    checks: list[int] = []
     stat_of = calls.fstat
 
-    def looked(fd: int) -> os.stat_result:
-        looks.append(fd)
+    def counted_stat(fd: int) -> os.stat_result:
+        checks.append(fd)
         return stat_of(fd)
 
-    monkeypatch.setattr(calls, "fstat", looked)
+    monkeypatch.setattr(calls, "fstat", counted_stat)
     monkeypatch.setattr(nodes.root.filesystem, "stat", calls.fstat)
     visible, most = visibility.is_visible, 0
 
     def counted(*args: Any) -> bool:
         nonlocal most
-        looks.clear()
+        checks.clear()
         try:
             return visible(*args)
         finally:
-            most = max(most, len(looks))
+            most = max(most, len(checks))
 
     monkeypatch.setattr(visibility, "is_visible", counted)
     who = Caller(OWNER, OWNER, frozenset({OWNER}))
@@ -384,44 +384,44 @@ def test_what_changes_elsewhere_costs_nothing(
         visibility.access_paths.to(POLICY.cloak, way[-2])
 
 
-def test_a_way_that_cannot_be_known_is_asked_for_once(visibility: Visibility, nodes: Nodes) -> None:
+def test_a_path_that_cannot_be_known_is_tried_once(visibility: Visibility, nodes: Nodes) -> None:
     *_, deep = go_down(visibility, nodes, 20)
-    asked: list[Object] = []
+    queried: list[Object] = []
 
     def is_up_to_date() -> bool:
-        asked.append(deep)
+        queried.append(deep)
         return False
 
     visibility.access_paths.is_up_to_date = is_up_to_date
     assert visibility.is_visible(View(POLICY), actor(Caller(OWNER, OWNER, frozenset())), deep, os.fstat(nodes.fd(deep)))
-    assert len(asked) == 1
+    assert len(queried) == 1
 
 
 def test_what_the_mount_below_shows_it_shows_with_all_above(
     tree: str, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     visibility = Visibility(nodes)
-    *_, deep = go_down(visibility, nodes, 20, told=False)
+    *_, deep = go_down(visibility, nodes, 20, reported=False)
     number = os.fstat(nodes.fd(deep)).st_ino
-    asked: list[int] = []
+    queried: list[int] = []
 
     def is_visible_to(who: Actor, fd: int, info: os.stat_result) -> bool:
-        asked.append(info.st_ino)
+        queried.append(info.st_ino)
         return True
 
     lower: Any = Lower(tree)
     lower.is_visible_to = is_visible_to
-    looks = Looks(visibility, nodes, monkeypatch)
+    checks = Checks(visibility, nodes, monkeypatch)
     for policy in (POLICY, ByName(POLICY.options)):
-        looks.all_of(View(policy, lower=lower), OWNER, deep, seen=True)
-        assert asked == [number]
-        asked.clear()
-    assert not looks.all_of(View(Policy(), lower=lower), OWNER, deep, seen=True)
-    assert asked == [number]
+        checks.all_of(View(policy, lower=lower), OWNER, deep, seen=True)
+        assert queried == [number]
+        queried.clear()
+    assert not checks.all_of(View(Policy(), lower=lower), OWNER, deep, seen=True)
+    assert queried == [number]
 
 
 class Promising(Policy):
-    """A policy that promises to hide nothing, so that it need not be asked."""
+    """A policy that promises to hide nothing, so that it need not be called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -438,7 +438,7 @@ def test_groups_are_not_looked_up_where_they_do_not_matter(tree: str, nodes: Nod
     lower: Any = Lower(tree)
     lower.is_visible_to = lambda *_: True
     visibility = Visibility(nodes)
-    *_, deep = go_down(visibility, nodes, 3, told=False)
+    *_, deep = go_down(visibility, nodes, 3, reported=False)
     fd = nodes.fd(deep)
     info = os.fstat(fd)
     for policy in (POLICY, Policy(), Promising()):
@@ -458,14 +458,14 @@ CALLERS = [
 
 
 class ByName(Policy):
-    """A policy that has to be asked about every name, since it hides some."""
+    """A policy that has to be called for every name, since it hides some."""
 
     def visible(self, caller: Caller, attrs: Attrs) -> bool:
         return not attrs.name.startswith("hidden") and super().visible(caller, attrs)
 
 
 class ByAccess(ByName):
-    """A policy that also asks the kernel, about a member of the group who owns nothing."""
+    """A policy that also checks access with the kernel, for a member of the group who owns nothing."""
 
     def visible(self, caller: Caller, attrs: Attrs) -> bool:
         member = Caller(9999, attrs.gid, frozenset({attrs.gid}))
@@ -561,7 +561,7 @@ class Changing:
 
 
 def in_steps(visibility: Visibility, nodes: Nodes, view: View, who: Caller, obj: Object) -> bool:
-    """What `Visibility.is_visible` answers if it may look at few directories at once."""
+    """What `Visibility.is_visible` returns if it may check few directories at once."""
     known: dict[Object, bool] = {}
     for _ in range(20):
         with contextlib.suppress(Far):
@@ -579,7 +579,7 @@ def test_the_answer_is_that_of_a_walk(
     lower: Any = Lower(tree)
     views = [View(MASKS), View(ByName(MASKS.options)), View(MASKS, lower=lower), View(Policy(), lower=lower)]
     views.append(View(Lower.policy))
-    untold, visibility = Visibility(nodes, at_once), make_visibility(at_once)
+    unreported, visibility = Visibility(nodes, at_once), make_visibility(at_once)
     changing = Changing(tree, nodes)
     answers = []
     for number in range(100):
@@ -589,12 +589,12 @@ def test_the_answer_is_that_of_a_walk(
             seen = seen_by_a_walk(tree, who, view)
             for ino, obj in changing.known.items():
                 info = os.fstat(nodes.fd(obj))
-                for asked in (visibility, untold):
+                for checked_by in (visibility, unreported):
                     if at_once < sys.maxsize:
-                        answer = in_steps(asked, nodes, view, who, obj)
+                        answer = in_steps(checked_by, nodes, view, who, obj)
                     else:
-                        answer = asked.is_visible(view, actor(who), obj, info)
-                    assert answer is (ino in seen), (number, who, views.index(view), asked is visibility, obj.name)
+                        answer = checked_by.is_visible(view, actor(who), obj, info)
+                    assert answer is (ino in seen), (number, who, views.index(view), checked_by is visibility, obj.name)
                     answers.append(answer)
     assert 0.2 < sum(answers) / len(answers) < 0.8
 
@@ -626,7 +626,7 @@ def test_a_policy_asks_the_kernel_about_what_it_judges(tree: str, nodes: Nodes) 
         assert by_name is by_access
 
 
-def test_what_has_left_the_tree_is_seen_by_nobody(tree: str, visibility: Visibility, nodes: Nodes) -> None:
+def test_what_has_left_the_tree_is_seen_by_no_caller(tree: str, visibility: Visibility, nodes: Nodes) -> None:
     changing, outside = Changing(tree, nodes), os.path.dirname(tree)
     ids = {path: os.stat(path).st_ino for path in (f"{tree}/d/e", f"{tree}/d/e/f/g", f"{tree}/d/e/f/file")}
     owner = actor(Caller(0, 0, frozenset({0})))
@@ -637,11 +637,11 @@ def test_what_has_left_the_tree_is_seen_by_nobody(tree: str, visibility: Visibil
             (f"{outside}/d", f"{tree}/d", True),
         ):
             os.rename(path, to)
-            for number, view, asked in itertools.product(
+            for number, view, checked_by in itertools.product(
                 ids.values(), [View(MASKS), View(ByName(MASKS.options))], [visibility, Visibility(nodes)] * 2
             ):
                 obj = changing.known[number]
-                assert asked.is_visible(view, owner, obj, os.fstat(nodes.fd(obj))) is seen, (to, obj.name)
+                assert checked_by.is_visible(view, owner, obj, os.fstat(nodes.fd(obj))) is seen, (to, obj.name)
 
 
 def test_the_daemon_itself_sees_all(tree: str, visibility: Visibility, nodes: Nodes) -> None:
@@ -660,7 +660,7 @@ def test_the_daemon_itself_sees_all(tree: str, visibility: Visibility, nodes: No
             assert is_entry_visible(view, who, b"a", info, nodes.fd(obj)) is is_insider
 
 
-def test_nothing_is_believed_while_not_all_is_told(tree: str, visibility: Visibility, nodes: Nodes) -> None:
+def test_nothing_is_cached_while_not_all_is_reported(tree: str, visibility: Visibility, nodes: Nodes) -> None:
     assert not Visibility(nodes).access_paths.is_up_to_date()
     *_, deep = go_down(visibility, nodes, 3)
     view, who = View(POLICY), actor(Caller(OWNER, OWNER, frozenset({OWNER})))
@@ -670,7 +670,7 @@ def test_nothing_is_believed_while_not_all_is_told(tree: str, visibility: Visibi
     assert not visibility.is_visible(view, who, deep, os.fstat(nodes.fd(deep)))
 
 
-def test_no_way_leads_through_what_is_nowhere_or_not_told(visibility: Visibility, nodes: Nodes) -> None:
+def test_no_path_leads_through_what_is_nowhere_or_not_reported(visibility: Visibility, nodes: Nodes) -> None:
     way = go_down(visibility, nodes, 4)
     filesystem = way[2].filesystem
     assert visibility.access_paths.to(POLICY.cloak, way[-1])
@@ -685,10 +685,10 @@ def test_no_way_leads_through_what_is_nowhere_or_not_told(visibility: Visibility
     assert visibility.access_paths.to(POLICY.cloak, way[-1]) is None
 
 
-def test_the_mount_below_is_asked_before_a_remembered_way_is_taken(
+def test_the_lower_mount_is_queried_before_a_cached_path_is_used(
     tree: str, visibility: Visibility, nodes: Nodes
 ) -> None:
-    """What is asked about lies on a file system that is mounted inside of the lower mount."""
+    """The object lies on a file system that is mounted inside of the lower mount."""
     *_, deep = go_down(visibility, nodes, 3)
     lower: Any = Lower(tree)
     lower.has = lambda info: info.st_ino == os.stat(f"{tree}/0").st_ino

@@ -72,7 +72,7 @@ def test_a_passage_holds_until_a_directory_on_it_changes(tree: _Tree, data: st.D
         else:
             tree.access_paths[number].is_void = is_void = data.draw(st.booleans())
             (void.add if is_void else void.discard)(number)
-            # It may hold again only if whoever says so has looked at the whole way.
+            # It may hold again only after the whole path was checked.
             changes += 1
     for number, access_path in enumerate(tree.access_paths):
         assert access_path.is_used is (number in tree.above)

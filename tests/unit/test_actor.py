@@ -1,4 +1,4 @@
-"""Who a request is served as, what that costs, and what a policy is told of an object."""
+"""Who a request is served as, what that costs, and what a policy gets to know of an object."""
 
 import os
 import weakref
@@ -121,7 +121,7 @@ def test_what_is_known_of_callers_is_bounded(function: Callable[[Caller], object
     assert use(function, 200, MANY) <= linux.MOST_LONG
 
 
-# -- what a policy is told -------------------------------------------------------------------------
+# -- what a policy gets to know --------------------------------------------------------------------
 
 
 @pytest.fixture
