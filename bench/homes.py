@@ -1,4 +1,4 @@
-"""Homes, as on a login host: one for each user, of mode 0700, so that nobody else knows what is in it."""
+"""Homes, as on a login host: one for each user, of mode 0700, so that no other user sees what is in it."""
 
 import os
 
@@ -30,7 +30,7 @@ def names(files: int) -> list[str]:
 
 
 def prepare_homes(tree: str, sizes: Sizes, *, many: bool) -> None:
-    """Fill `home`: everybody may list it, but only the owner of a home gets into it.
+    """Fill `home`: all users may list it, but only the owner of a home gets into it.
 
     Args:
         tree: its top.

@@ -1,8 +1,8 @@
 """`ls -l` over NFS: exports of the kernel's server, a tree of 1,000 files, and a client that has nothing cached.
 
-The client mounts anew for each listing, with `nosharecache`, so that it has nothing. The server has been asked for the
-same before. It is *warm* if its kernel still has what it may remember, and *cold* if that was dropped. The guest is
-client and server at once: what is dropped is dropped for both.
+The client mounts anew for each listing, with `nosharecache`, so that it has nothing cached. The server has answered
+the same requests before. It is *warm* if its kernel still has what it may cache, and *cold* if that was dropped. The
+guest is client and server at once: what is dropped is dropped for both.
 """
 
 import contextlib
@@ -75,10 +75,10 @@ def all_listings(heavy_rounds: int) -> dict[str, NfsListing]:
 
 
 def prepare(tree: str, kind: str, files: int) -> None:
-    """Fill an empty tree, which will be the worker's, with files of a kind; beside a home is that of somebody else.
+    """Fill an empty tree, which will be the worker's, with files of a kind; beside a home is that of another user.
 
-    For each permission that the client asks about and does not have, the server asks the daemon twice. The worker has
-    all at the top.
+    For each permission that the client requests (ACCESS) and does not have, the server sends the daemon two requests.
+    At the top, the worker has all.
     """
     os.chown(tree, WORKER, WORKER)
     if kind == PUBLIC:
@@ -100,7 +100,7 @@ def _fill(directory: str, rights: Rights, files: int) -> None:
 
 
 class Listed(NamedTuple):
-    """How long a listing took, in seconds, and what the daemon was asked meanwhile, by operation."""
+    """How long a listing took, in seconds, and how many requests the daemon answered meanwhile, by operation."""
 
     seconds: float
     requests: Counter[str]
@@ -124,7 +124,7 @@ class ExportedTree:
         self._warm: set[tuple[str, str]] = set()
 
     def list_once(self, export: str, version: str, *, cold: bool = False) -> Listed:
-        """Do what `ls -l` does, as the worker.
+        """List the directory and stat each entry, as `ls -l` does, as the worker.
 
         Raises:
             RuntimeError, WorkError: it failed.
@@ -140,14 +140,14 @@ class ExportedTree:
     def _list(self, export: str, version: str) -> Listed:
         served = self._served[export]
 
-        def asked() -> Counter[str]:
+        def answered() -> Counter[str]:
             return Counter() if EXPORTS[export] is None else requests(served)
 
         with self._exports.reach(served, version, *_CLIENT) as at:
             real, seen = (os.path.join(top, PLACES[self._kind]) for top in (_TREE, at))
-            before = asked()
+            before = answered()
             seconds = done_as(WORKER, "/", partial(_timed, real, seen, self._files))
-            return Listed(seconds, asked() - before)
+            return Listed(seconds, answered() - before)
 
 
 @contextlib.contextmanager

@@ -71,7 +71,7 @@ def definitions(count: int, *, maps: bool = True, cloaks: bool = True) -> str:
 
     The users with homes, of whom the worker and the owner are the first, fall to the last of each, so that mode bits
     have to be looked at: the others' show public files, the group's show private ones to the worker, who owns neither,
-    and nobody's show a home to anyone but its owner.
+    and no definition shows a home to anyone but its owner.
     """
     range_map, cloak_list = [], []
     last = WORKER + USERS - 1
@@ -213,7 +213,7 @@ def _in_session(mount: Start, view: str) -> Start:
 
 
 def _traced(mount: Start) -> Start:
-    """The same while `cloakfs trace` prints all requests, which nobody keeps."""
+    """The same while `cloakfs trace` prints all requests to /dev/null."""
 
     def start(stack: contextlib.ExitStack, name: str, tree: str, at: str) -> Callable[[], Peer]:
         wait_for_mount = mount(stack, name, tree, at)

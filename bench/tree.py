@@ -13,7 +13,7 @@ WORKER, OWNER = 1500, 1501
 """Server ids: who works, and whose the files are."""
 
 KINDS = ("public", "private")
-"""Seen by everybody alike; hidden from some, and visible to the worker by the group bits alone."""
+"""Visible to all callers; hidden from some, and visible to the worker by the group bits alone."""
 
 BLOCK = b"x" * 4096
 

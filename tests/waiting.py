@@ -2,10 +2,15 @@
 
 import functools
 import inspect
+import os
 import time
 from collections.abc import Callable
+from typing import cast
 
 import trio
+
+from cloakfs.linux import Stat
+from cloakfs.tree.locate import is_settled
 
 _LOOK_SECONDS = 0.01
 
@@ -31,6 +36,11 @@ def wait_until(condition: Callable[[], object], seconds: float = 60, *, every: f
 def let_expire(seconds: float) -> None:
     """Let pass for how long the kernel keeps attributes or names: nothing can be asked whether it still does."""
     time.sleep(seconds)
+
+
+def wait_until_settled(*paths: str | int) -> None:
+    """Wait until any further change of these files would show in another ctime, so that the daemon relies on it."""
+    wait_until(lambda: all(is_settled(cast(Stat, os.stat(path))) for path in paths))
 
 
 async def wait_in_loop(condition: Callable[[], object], seconds: float = 60, *, every: float = 0.001) -> None:

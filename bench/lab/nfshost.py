@@ -22,7 +22,7 @@ def sh(*command: str, check: bool = True, timeout: float = 60) -> str:
 
 
 def drop_caches() -> None:
-    """Have the kernel, which is client and server at once here, forget all inodes and dentries that it can."""
+    """Drop all inodes and dentries that the kernel, which is client and server at once here, can drop."""
     os.sync()
     with open("/proc/sys/vm/drop_caches", "w", encoding="ascii") as file:
         file.write("2\n")
@@ -52,7 +52,7 @@ class NfsHost:
         return subprocess.Popen(["rpc.mountd", "-F"], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def restart_mountd(self, *, manage_gids: bool = False) -> None:
-        """Start mountd anew, which forgets what it has written into the kernel's caches."""
+        """Start mountd anew, so that it knows nothing of what it has written into the kernel's caches."""
         self.close()
         self.mountd = self._start_mountd(manage_gids=manage_gids)
         time.sleep(1)

@@ -102,7 +102,7 @@ class Claim:
 
 
 def _ratio(value: float) -> str:
-    """Return a ratio with four digits, or with those that tell it from 1."""
+    """Return a ratio with four digits, or with as many as distinguish it from 1."""
     return f"{value:.6g}" if abs(value - 1) < SIGNIFICANT else f"{value:.4g}"
 
 
@@ -123,13 +123,13 @@ def judge(claims: Iterable[Claim], measured: MeasuredSeries) -> Judgement:
         raise LookupError(f"{'; '.join(missing)}")
     checked = tuple(one for _, one in found)
     _, farthest = max(found, key=lambda pair: (not pair[1].held, pair[0].missed(pair[1])))
-    told = f"{farthest.says}: {farthest.ours:.3g} ({farthest.wanted})"
+    shown = f"{farthest.says}: {farthest.ours:.3g} ({farthest.wanted})"
     if len(found) > 1:
-        told = f"As claimed: {sum(one.held for one in checked)} of {len(checked)} ratios; farthest from it is {told}"
+        shown = f"As claimed: {sum(one.held for one in checked)} of {len(checked)} ratios; farthest from it is {shown}"
     if missing:
         few = len(missing) < 3
-        told += f"; not measured: {', '.join(missing) if few else f'{len(missing)} others'}"
-    return Judgement(Grade.of([one.held for one in checked]), f"{told}.", checked)
+        shown += f"; not measured: {', '.join(missing) if few else f'{len(missing)} others'}"
+    return Judgement(Grade.of([one.held for one in checked]), f"{shown}.", checked)
 
 
 def criterion(claims: Iterable[Claim]) -> str:

@@ -1,4 +1,4 @@
-"""The configurations of Spadavecchia & Zadok §4: which options each has, who asks, and what that caller must see."""
+"""The configurations of Spadavecchia & Zadok §4: options, caller, and what the caller must see."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ GROUPS = tuple(range(31000, 31008))
 """Supplementary groups of callers, which own nothing."""
 
 ABSENT = 400000
-"""The first of the ids that nobody has, for definitions that match nothing."""
+"""The first of the ids that no user has, for definitions that match nothing."""
 
 BARE, BINDFS = "bare", "bindfs"
 """Instead of options: the tree itself (behind NFS: the kernel's own export), and bindfs, a null relay in C."""
@@ -51,7 +51,7 @@ class Configuration:
 
 
 def mapping(count: int, users: int) -> str:
-    """Return `count` range-mapping definitions: the last `users` of them for users, the others for ids nobody has.
+    """Return `count` range-mapping definitions: the last `users` of them for users, the others for unused ids.
 
     The first user's comes last, where a scan of the list takes longest.
     """

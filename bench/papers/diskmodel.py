@@ -97,7 +97,7 @@ class FairElevator:
 
 
 class TaggedQueue:
-    """The disk's own queue, which nobody outside knows: here, those that came first are served first."""
+    """The disk's own queue, whose order is not published: here, those that came first are served first."""
 
     def __init__(self) -> None:
         self._requests: deque[DiskRequest] = deque()
@@ -199,12 +199,12 @@ def files(number: int, total: int, quarter: int) -> list[File]:
 
 
 def local_readers(read: list[File], queue: Queue, *, window: int, seed: int) -> list[float]:
-    """Return when each of some processes has read its file; each always has some clusters asked for [ES §5.3].
+    """Return when each of some processes has read its file; each always has some requests outstanding [ES §5.3].
 
     Args:
         read: the files; they are begun in an order that the seed decides.
         queue: the scheduler.
-        window: how many clusters a process has asked for at any time.
+        window: for how many clusters a process has requests outstanding.
         seed: of everything random.
     """
     simulation = Simulation(queue, seed)
@@ -261,7 +261,7 @@ def remote_readers(
     Args:
         read: the files.
         queue: the scheduler of the server's disk.
-        streams: what the reader of each file asks for, in the order in which the server gets it.
+        streams: the reads of each file, in the order in which the server gets them.
         heuristic: that of the server.
         limits: of the heuristic.
         seed: of everything random.
@@ -303,7 +303,7 @@ class _RemoteReader:
         self._file = file
         self._requests = iter(stream)
         self._there: set[int] = set()  # blocks in the server's memory
-        # Blocks that the disk was asked for, and who waits for them.
+        # Blocks that were requested from the disk, and the readers that wait for them.
         self._coming: dict[int, list[Callable[[], None]]] = {}
 
     def ask(self) -> None:
@@ -353,7 +353,7 @@ class _RemoteReader:
         self._server.simulation.read(self._file.start + first * BLOCK, (end - first) * BLOCK, done)
 
     def _answer(self) -> None:
-        """Send a block over the network; the client asks again when it is there."""
+        """Send a block over the network; the client sends its next request when it is there."""
         server = self._server
         server.network_free = max(server.network_free, server.simulation.now) + BLOCK / NETWORK
         server.simulation.at(server.network_free, self.ask)

@@ -223,10 +223,10 @@ def _stride_site(quick: bool) -> Iterator[RunOnce]:
 
 def _judge_strides(found: MeasuredSeries) -> Judgement:
     ratios = {x: found.ratio(CURSORS, DEFAULT, x) for x in found.xs}
-    told = ", ".join(f"{ratio:.2f} with {x} strides" for x, ratio in ratios.items())
+    shown = ", ".join(f"{ratio:.2f} with {x} strides" for x, ratio in ratios.items())
     return Judgement.of(
         {f"half as fast again with {x} strides": ratio >= 1.5 for x, ratio in ratios.items()},
-        f"cursors / default is {told}; the paper has 1.5 to 2.4.",
+        f"cursors / default is {shown}; the paper has 1.5 to 2.4.",
     )
 
 
@@ -293,10 +293,10 @@ def _judge_mix(found: MeasuredSeries) -> Judgement:
 
 def _judge_changes(found: MeasuredSeries) -> Judgement:
     least = {name: min(found.ratio(name, OFF, x) for x in found.xs) for name in (CURSORS, SLOWDOWN, DEFAULT)}
-    told = ", ".join(f"{name} {ratio:.2f}" for name, ratio in least.items())
+    shown = ", ".join(f"{name} {ratio:.2f}" for name, ratio in least.items())
     return Judgement.of(
         {f"{name} costs others less than a tenth": ratio >= 0.9 for name, ratio in least.items()},
-        f"Operations per second beside those without any reading ahead, at least: {told}.",
+        f"Operations per second beside those without any reading ahead, at least: {shown}.",
     )
 
 
@@ -346,14 +346,14 @@ def _judge_table(found: MeasuredSeries) -> Judgement:
     fits, over = str(size), str(size + 1)
     paper = found.mean(DEFAULT, over)
     ours = {x: found.mean(CURSORS, x) for x in found.xs}
-    told = ", ".join(f"{share:.0f} % with {x} files" for x, share in ours.items())
+    shown = ", ".join(f"{share:.0f} % with {x} files" for x, share in ours.items())
     return Judgement.of(
         {
             "the table of the paper fails with one file too many": paper < 0.1 * found.mean(DEFAULT, fits),
             "that of cloakfs does not": ours[over] > 0.9 * ours[fits],
         },
         f"With room for {size} files, the least recently used one giving way, {paper:.0f} % of the reads find their "
-        f"data with one file more; with cloakfs it is {told}.",
+        f"data with one file more; with cloakfs it is {shown}.",
     )
 
 

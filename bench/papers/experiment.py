@@ -289,7 +289,7 @@ class Experiment:
             the argument is `quick` again. Raises Unavailable if this machine cannot do it.
         seconds: how long a measurement of a point may take, for the progress bar: point, quick.
         quick_runs: the same as `runs`, for `--quick`.
-        same: whether each run gives the same, so that one is enough, however many are asked for.
+        same: whether each run gives the same, so that one is enough, however many are wanted.
     """
 
     key: str
@@ -302,7 +302,7 @@ class Experiment:
     same: bool = False
 
     def count(self, runs: int | None, *, quick: bool) -> int:
-        """Return how often each point is measured, if so many runs are asked for."""
+        """Return how often each point is measured, if so many runs are wanted."""
         return 1 if self.same else runs or (self.quick_runs if quick else self.runs)
 
     def minutes(self, runs: int | None, *, quick: bool) -> float:

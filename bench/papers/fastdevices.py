@@ -1,7 +1,7 @@
 """Reading ahead where reads take less than a millisecond: whether it gains there, and what rivals it.
 
-The daemon asks for nothing on such devices (docs/prefetch.md), so that most users never meet the heuristics of Ellard &
-Seltzer. `always` asks whatever the device, and shows what they miss.
+The daemon reads nothing ahead on such devices (docs/prefetch.md), so most users never meet the heuristics of Ellard &
+Seltzer. `always` reads ahead on any device, and shows what they miss.
 """
 
 import contextlib
@@ -102,13 +102,13 @@ def _judge(found: MeasuredSeries) -> Judgement:
     gains = {x: found.ratio(ALWAYS, OFF, x) for x in streams}
     tuned = {x: found.ratio(_TUNED, OFF, x) for x in streams}
     costs = min(found.ratio(CURSORS, OFF, x) for x in found.xs)
-    told = ", ".join(f"{gains[x]:.2f} ({tuned[x]:.2f}) {x}" for x in streams)
+    listed = ", ".join(f"{gains[x]:.2f} ({tuned[x]:.2f}) {x}" for x in streams)
     return Judgement.of(
         {
             "the mount loses nothing where it does not read ahead": costs >= 0.95,
             "nor would it gain by reading ahead": max(gains.values()) < 1.1,
         },
-        f"Reading ahead always, instead of leaving it to the kernel, gives {told}; in brackets, what a larger "
+        f"Reading ahead always, instead of leaving it to the kernel, gives {listed}; in brackets, what a larger "
         f"read_ahead_kb gives. The least of {CURSORS} / {OFF} is {costs:.2f}.",
     )
 
@@ -138,7 +138,7 @@ _CLAIMS = [
 
 def _judge_behind(found: MeasuredSeries) -> Judgement:
     verdict = claims.judge(_CLAIMS, found)
-    told = []
+    listed = []
     for series, whose in ((_KNFSD, "the server alone"), (OFF, f"cloakfs ({OFF})")):
         tuned = [found.ratio(f"{series}, kernel {LARGE_KB} KiB", series, x) for x in found.xs]
         kept = [
@@ -146,11 +146,11 @@ def _judge_behind(found: MeasuredSeries) -> Judgement:
             for x in found.xs
             if x.endswith(REORDERED)
         ]
-        told.append(
+        listed.append(
             f"With {whose}, reordered requests keep {min(kept):.2f} to {max(kept):.2f} of the rate of those in order, "
             f"and a larger read_ahead_kb gives {min(tuned):.2f} to {max(tuned):.2f}."
         )
-    return verdict._replace(sentence=" ".join([verdict.sentence, *told]))
+    return verdict._replace(sentence=" ".join([verdict.sentence, *listed]))
 
 
 EXPERIMENTS = (

@@ -57,7 +57,7 @@ def fast_reads(spot: Spot) -> dict[str, float]:
     for read_ahead_kb in (SMALL_KB, LARGE_KB)[: 2 if spot.case.options in _TUNED else 1]:
         _set_read_ahead(spot.real, read_ahead_kb)
         for number, pattern in enumerate(PATTERNS):
-            # The kernel and the daemon remember files, and how much is to be read ahead of each.
+            # The kernel and the daemon keep state of files: how much is to be read ahead of each.
             name = f"file-{spot.case.name}-{spot.run}-{read_ahead_kb}-{number}"
             path = shutil.copyfile(os.path.join(spot.real, _CONTENT), os.path.join(spot.real, name))
             try:

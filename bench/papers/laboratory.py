@@ -37,7 +37,7 @@ class Laboratory:
         self.disk = disk
         self.about = about
         self._numbers = itertools.count()
-        self._pages: object = 0 if content.can_tell() else "the kernel cannot tell (before Linux 6.5)"
+        self._pages: object = 0 if content.can_count_pages() else "the kernel cannot tell (before Linux 6.5)"
 
     def rates(
         self,
@@ -189,7 +189,7 @@ def _received(pipe: Connection) -> int:
 
 
 def _meddle(pipe: Connection, place: str) -> None:
-    """Do what a client does, in a process of its own, until it is told to stop; tell how many operations it did."""
+    """Do the client's operations, in a process of its own, until it gets a message; then send how many it did."""
     try:
         os.makedirs(place, exist_ok=True)
         done = 0

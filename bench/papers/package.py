@@ -14,7 +14,7 @@ _FILE = "pv_1.6.20.orig.tar.bz2"
 _SHA256 = "e831951eff0718fba9b1ef286128773b9d0e723e1fbfae88d5a3188814fdc603"
 _CACHE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", ".cache", "sources"))
 
-# For --quick: it asks the compiler one thing, as configure scripts do several hundred times.
+# For --quick: one check by the compiler, of which configure scripts make several hundred.
 _CONFIGURE = b"""#!/bin/sh -e
 echo 'int main(void) { return 0; }' >conftest.c
 cc -o conftest conftest.c

@@ -42,7 +42,7 @@ def timed(command: Sequence[str], directory: str, case: Configuration) -> Progra
     """
     with tempfile.TemporaryFile() as errors:
         began = time.perf_counter()
-        # The caller enters the directory, which root may not see; wait4, which tells the times, reaps the child.
+        # The caller enters the directory, which root may not see; wait4, which returns the times, reaps the child.
         process = subprocess.Popen(
             ["env", "-C", directory, *command], env=ENVIRONMENT, umask=0o022,
             user=case.uid, group=case.uid, extra_groups=case.groups,

@@ -224,7 +224,7 @@ def markdown(reports: list[FigureReport], records: Records, pictures: Mapping[st
     """Return the report in Markdown.
 
     Args:
-        told: what is reported.
+        reports: what is reported.
         records: the raw runs.
         pictures: the file of the picture of each figure, by its key.
     """
@@ -265,7 +265,7 @@ def page(reports: list[FigureReport], records: Records, pictures: Mapping[str, s
     """Return the report as one page, with everything in it, that needs neither a network nor scripts.
 
     Args:
-        told: what is reported.
+        reports: what is reported.
         records: the raw runs.
         pictures: the SVG element of each figure, by its key.
     """

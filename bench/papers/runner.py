@@ -96,11 +96,11 @@ def _measure(
         advance(None, f"{step.experiment.key}: run {step.run + 1}, {step.point}")
         began = time.monotonic()
         try:
-            told = result(run_once(step.point, step.run))
+            outcome = result(run_once(step.point, step.run))
             failures = 0
         except Exception as exc:  # it is noted, and done again when the command is called again
             note(f"bench: papers: {step.experiment.key}, {step.point}, run {step.run + 1}: {_line(exc)}")
-            told = {"failed": _line(exc)}
+            outcome = {"failed": _line(exc)}
             failures += 1
         records.add(
             RunRecord(
@@ -109,7 +109,7 @@ def _measure(
                 step.run,
                 round(time.monotonic() - began, 3),
                 time.strftime("%Y-%m-%d %H:%M:%S %z"),
-                **told,
+                **outcome,
             )
         )
         advance(step, "")
@@ -184,11 +184,11 @@ def progress(steps: list[PlannedRun]) -> Iterator[Callable[[PlannedRun | None, s
         text("{task.description}"),
     )
     with Progress(*columns, console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total, left=left.told())
+        task = bar.add_task("", total=total, left=left.summary())
 
         def advance(step: PlannedRun | None, what: str) -> None:
             left.passed(step)
-            bar.update(task, advance=step.seconds if step else 0, left=left.told())
+            bar.update(task, advance=step.seconds if step else 0, left=left.summary())
             if what:
                 bar.update(task, description=what)
 
@@ -212,7 +212,7 @@ class _Left:
         pace = (time.monotonic() - self._began) / self._done if self._done else 1.0
         return max(0.0, self._left * pace)
 
-    def told(self) -> str:
+    def summary(self) -> str:
         minutes, seconds = divmod(round(self.seconds()), 60)
         hours, minutes = divmod(minutes, 60)
         return f"{hours}:{minutes:02}:{seconds:02}"
@@ -225,6 +225,6 @@ def _lines(total: float) -> Callable[[PlannedRun | None, str], None]:
         left.passed(step)
         if what and time.monotonic() > last[0] + 60:
             last[0] = time.monotonic()
-            note(f"bench: papers: {left.told()} left; {what}")
+            note(f"bench: papers: {left.summary()} left; {what}")
 
     return advance

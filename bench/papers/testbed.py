@@ -38,7 +38,7 @@ class Testbed(Protocol):
 
 
 def drop_caches(tree: str) -> None:
-    """Have the kernel forget all pages, inodes and dentries that it can, having written those of a tree's device."""
+    """Write back a tree's device, and drop all pages, inodes and dentries that the kernel can drop."""
     fd = os.open(tree, os.O_RDONLY)
     try:
         if libc.syncfs(fd) < 0:

@@ -9,14 +9,16 @@ from .trial import Values
 from .workloads import MAB
 
 
-def _latency_samples(suffix: str, setting: str, values: Values) -> Iterator[Sample]:
+def latency_samples(suffix: str, setting: str, values: Values) -> Iterator[Sample]:
+    """Yield the seconds of single calls and of sequential work (toolkit, latency and sequential)."""
     for name, of in values.items():
         for what in ("fchown", "getattr"):
             yield Sample(f"toolkit-latency{suffix}", name, f"{setting}, {what}", of[what])
         yield Sample(f"toolkit-sequential{suffix}", name, setting, of["sequential"])
 
 
-def _mab_samples(suffix: str, setting: str, values: Values) -> Iterator[Sample]:
+def mab_samples(suffix: str, setting: str, values: Values) -> Iterator[Sample]:
+    """Yield the seconds of each phase of the modified Andrew benchmark, and of all (SFS, Figure 6)."""
     for name, of in values.items():
         for phase in MAB:
             yield Sample(f"sfs-6-1{suffix}", name, f"{setting}, {phase}", of[phase])
@@ -25,8 +27,8 @@ def _mab_samples(suffix: str, setting: str, values: Values) -> Iterator[Sample]:
 
 def _experiments(suffix: str) -> Iterator[Experiment]:
     for key, figures, samples in (
-        ("sfs-mab", ("sfs-6-1",), _mab_samples),
-        ("toolkit-relay", ("toolkit-latency", "toolkit-sequential"), _latency_samples),
+        ("sfs-mab", ("sfs-6-1",), mab_samples),
+        ("toolkit-relay", ("toolkit-latency", "toolkit-sequential"), latency_samples),
     ):
         shown = [definitions().figure(figure, suffix) for figure in figures]
         yield definitions().experiment(key, suffix, shown, partial(samples, suffix))

@@ -43,7 +43,7 @@ class Trial:
         prepare: fills the tree: tree, quick.
         measure: measures a case once.
         alone: each case is served only while it is measured, because it writes, of which all daemons on the same file
-            system would be told. Otherwise all are served all the time.
+            system would get events. Otherwise all are served all the time.
         rehearsed: whether everything is done once before it counts: a guest that has just started is slow.
         mib: how large the file system is.
         microseconds: how long its disk takes for each command, behind NFS; 0: it is a file in memory.

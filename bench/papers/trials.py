@@ -39,7 +39,7 @@ def _general(quick: bool) -> tuple[Configuration, ...]:
 
 
 def _relays(quick: bool) -> tuple[Configuration, ...]:
-    # The kernel's server cannot export bindfs without being told an id for it.
+    # The kernel's server cannot export bindfs without an fsid for it.
     return relays(bindfs=not quick and not inside() and shutil.which("bindfs") is not None)
 
 

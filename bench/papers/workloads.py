@@ -288,7 +288,7 @@ _STATX_BASIC_STATS = 0x7FF
 
 
 def prepare_latency(tree: str, quick: bool) -> None:
-    """Make a file that belongs to somebody else, and a large one without any blocks."""
+    """Make a file that belongs to another user, and a large one without any blocks."""
     for name, mib in (("other", 0), ("sparse", _QUICK_SPARSE_MIB if quick else _SPARSE_MIB)):
         path = os.path.join(tree, name)
         _write(path, b"")

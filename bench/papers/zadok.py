@@ -38,7 +38,8 @@ def _figure(key: str, suffix: str, setting: str | None = None) -> Figure:
     return definitions().figure(key, suffix, setting=setting, constants=_CONSTANTS)
 
 
-def _build_samples(suffix: str, setting: str, values: Values) -> Iterator[Sample]:
+def build_samples(suffix: str, setting: str, values: Values) -> Iterator[Sample]:
+    """Yield the times of a build, also as ratios to the bare tree (Figure 3), and its phases (toolkit, Figure 7)."""
     for name, ratio in relative(values, "elapsed", "VAN").items():
         yield Sample(f"zadok-3{suffix}", name, setting, ratio)
     for name, of in values.items():
@@ -50,21 +51,24 @@ def _build_samples(suffix: str, setting: str, values: Values) -> Iterator[Sample
             yield Sample(f"toolkit-7{suffix}", name, f"{setting}, {what}", ratio)
 
 
-def _stone_samples(suffix: str, setting: str, values: Values) -> Iterator[Sample]:
+def stone_samples(suffix: str, setting: str, values: Values) -> Iterator[Sample]:
+    """Yield the times of nfsstone as ratios to the bare tree (Figure 4), and its rates."""
     for name, ratio in relative(values, "elapsed", "VAN").items():
         yield Sample(f"zadok-4{suffix}", name, setting, ratio)
     for name, of in values.items():
         yield Sample(f"zadok-4-rates{suffix}", name, setting, of["rate"])
 
 
-def _worst_samples(suffix: str, setting: str, values: Values) -> Iterator[Sample]:
+def worst_samples(suffix: str, setting: str, values: Values) -> Iterator[Sample]:
+    """Yield the times of `ls -lR` and `find` as ratios to the bare tree, cold and hot (Figure 5)."""
     for key, what in (("zadok-5", "ls -lR"), ("zadok-find", "find")):
         for when in ("cold", "hot"):
             for name, ratio in relative(values, f"{what} {when}", "VAN").items():
                 yield Sample(f"{key}{suffix}", name, f"{setting} {when}", ratio)
 
 
-def _scaling_samples(suffix: str, setting: str, values: Values) -> Iterator[Sample]:
+def scaling_samples(suffix: str, setting: str, values: Values) -> Iterator[Sample]:
+    """Yield the times of `ls -lR` as ratios to those with the fewest definitions (Figure 6)."""
     what = "ls -lR cold"
     keys = {one: figure.key for one, figure in _figures_6(suffix).items()}
     for name in ("RMAP", "CLK", "RMAPCLK"):
@@ -89,14 +93,14 @@ def _figures_6(suffix: str) -> dict[str, Figure]:
 
 def _experiments(suffix: str) -> Iterator[Experiment]:
     for key, figures, samples in (
-        ("zadok-build", ("zadok-3", "zadok-3-times", "toolkit-7"), _build_samples),
-        ("zadok-nfsstone", ("zadok-4", "zadok-4-rates"), _stone_samples),
-        ("zadok-listing", ("zadok-5", "zadok-find"), _worst_samples),
+        ("zadok-build", ("zadok-3", "zadok-3-times", "toolkit-7"), build_samples),
+        ("zadok-nfsstone", ("zadok-4", "zadok-4-rates"), stone_samples),
+        ("zadok-listing", ("zadok-5", "zadok-find"), worst_samples),
     ):
         shown = [_figure(figure, suffix) for figure in figures]
         yield definitions().experiment(key, suffix, shown, partial(samples, suffix))
     shown = [*_figures_6(suffix).values(), _figure("zadok-6-hidden", suffix)]
-    yield definitions().experiment("zadok-scaling", suffix, shown, partial(_scaling_samples, suffix))
+    yield definitions().experiment("zadok-scaling", suffix, shown, partial(scaling_samples, suffix))
 
 
 EXPERIMENTS = (*_experiments(""), *_experiments("-nfs"))

@@ -197,7 +197,7 @@ def _live(
                 content.create(directory, name, size)
             elif os.stat(path).st_size == 0:
                 fail(f"{path}: the file is empty; remove it, and use --create", FAILED)
-        left = [content.forget(os.path.join(directory, name)) for name in needed]
+        left = [content.drop_pages(os.path.join(directory, name)) for name in needed]
         with Files(directory, needed, direct=not buffered) as files:
             found = read_all([stream], files, outstanding=outstanding, verified=create, paced=paced)
             direct = files.direct

@@ -69,7 +69,7 @@ def cached_pages(fd: int) -> int | None:
     return None if failed else int(stat.cached)
 
 
-def can_tell() -> bool:
+def can_count_pages() -> bool:
     """Whether the kernel can report what is in memory."""
     fd = os.open(__file__, os.O_RDONLY)
     try:
@@ -78,7 +78,7 @@ def can_tell() -> bool:
         os.close(fd)
 
 
-def forget(path: str) -> int | None:
+def drop_pages(path: str) -> int | None:
     """Make the kernel drop a file's pages; return how many are left. Below a cloakfs mount, drop the real file's, too.
 
     This waits for pages that are being read, and drops them. A file system in memory keeps all of them.

@@ -32,7 +32,7 @@ SLOW, DISK, MEMORY = "slow disk", "disk", "memory"
 
 OFF, DEFAULT, SLOWDOWN, CURSORS, ALWAYS = "off", "default", "slowdown", "cursors", "always"
 SMALL = 8
-"""The number of files that a table as small as the old nfsheur remembers."""
+"""The number of files that have room in a table as small as the old nfsheur."""
 SMALL_DEFAULT, SMALL_SLOWDOWN = (f"{name}, {SMALL} files" for name in (DEFAULT, SLOWDOWN))
 
 OPTIONS = {
@@ -377,7 +377,7 @@ def files_of(tree: str, streams: list[list[Read]]) -> Iterator[list[str]]:
 def rate(case: ReadWorkload, site: MountedPlace, name: str, streams: list[list[Read]], files: list[str]) -> float:
     """Return the rate in MB/s until the last reader is done, beginning with nothing in memory."""
     for file in files if case.place != MEMORY else ():
-        if left := content.forget(os.path.join(site.tree, file)):
+        if left := content.drop_pages(os.path.join(site.tree, file)):
             raise WorkError(f"{left} pages of {file} cannot be dropped from memory")
     disk = site.disk if name == BARE else None
     job = partial(_job, streams, files, case.outstanding, disk, name != BARE)
@@ -410,7 +410,7 @@ def about(figures: list[str], scale: Scale) -> dict[str, object]:
         "outstanding reads": scale.outstanding,
         "runs": scale.runs,
         "runs of readers": scale.reader_runs,
-        "cache": "cold: emptied before each run, and looked whether it is (mounts are read past their page cache)",
+        "cache": "cold: emptied before each run, and checked to be empty (mounts are read past their page cache)",
         "reduced": "; ".join(scale.reductions(figures)) or "nothing",
         "load before": round(os.getloadavg()[0], 2),
     }

@@ -32,7 +32,7 @@ class Latencies:
     """Medians, in microseconds, of stat(2), open(2), read(2) and close(2) of a file, by 16 clients at once.
 
     Attributes:
-        before: in each round, when nobody waits for the file system that hangs.
+        before: in each round, while no process waits for the file system that hangs.
         while_waiting: in each round, when some clients do.
     """
 
@@ -92,7 +92,7 @@ class _Site:
 
     Attributes:
         path: the mount point.
-        session: its descriptor; once nobody has it open, requests fail instead of waiting.
+        session: its descriptor; once no process has it open, requests fail instead of waiting.
         waiting: the processes that wait, which end with the session.
     """
 

@@ -212,7 +212,7 @@ def _run(*command: str) -> None:
 
 
 def _set_read_ahead(stack: contextlib.ExitStack, path: str, kb: int) -> None:
-    """Set the read-ahead, and restore it later, because the device keeps it for whoever uses it next."""
+    """Set the read-ahead, and restore it later, because the device keeps it for its next user."""
     try:
         with open(path, encoding="ascii") as file:
             before = file.read()

@@ -1,4 +1,4 @@
-"""A run: everything with everybody, round by round, so that what drifts hits all of them alike."""
+"""A run: each piece of work with each peer, round by round, so that drift hits all peers alike."""
 
 import contextlib
 import json
@@ -170,18 +170,18 @@ def _count_requests(
     plan: Schedule, peers: list[Peer], run: Run, advance: Callable[[str], None], report: Callable[[str], None]
 ) -> None:
     """How many requests of each kind a batch of warm work is."""
-    asked = [peer for peer in peers if peer.name in _COUNTED]
+    counted_peers = [peer for peer in peers if peer.name in _COUNTED]
     for work in plan.counted():
         advance(f"{REQUESTS}, {work.name}")
         with _failing(f"{REQUESTS}, {work.name}", run, report), contextlib.ExitStack() as stack:
             ready = []
-            for peer in asked:
+            for peer in counted_peers:
                 data = stack.enter_context(_data(work, peer, plan.sizes))
                 workers = ClientProcesses(work, peer, plan.sizes, data, None, _cpus(UNPINNED))
                 ready.append((peer, stack.enter_context(workers)))
-            before = counts_now(asked)
+            before = counts_now(counted_peers)
             done = {peer.name: workers.go()[0] for peer, workers in ready}
-            after = counts_now(asked)
+            after = counts_now(counted_peers)
             run.requests[work.name] = {
                 name: per_unit(before[name], after[name], units) for name, units in done.items() if units
             }
@@ -280,10 +280,10 @@ def _count_empty(top: str) -> int:
 
 
 def find_package(path: str | None) -> tuple[bytes, str]:
-    """A source package and its name: the one asked for, the tests' own, or a generated one.
+    """A source package and its name: the chosen one, the tests' own, or a generated one.
 
     Raises:
-        OSError: the one asked for cannot be read.
+        OSError: the chosen one cannot be read.
     """
     cache = os.path.join(os.path.dirname(__file__), "..", "..", ".cache", "sources")
     if path is None and os.path.isdir(cache):

@@ -8,7 +8,7 @@ from ..over_nfs import NfsListing
 from ..tree import QUICK, Sizes
 
 REQUESTS, IDLE, GROWTH = "requests", "memory idle", "memory growth"
-"""What is asked beside the works; names to choose by."""
+"""What is measured beside the works; names to choose by."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,7 @@ def nfs_target_sheet(run: Run) -> Sheet:
 
 
 def request_sheet(run: Run, works: Mapping[str, Piece]) -> Sheet:
-    """What the daemon is asked for one unit of warm (or cold, where it says so) work."""
+    """Return a table of the requests that the daemon gets for one unit of warm (or cold, where it says so) work."""
     peers = list(dict.fromkeys(peer for by_peer in run.requests.values() for peer in by_peer))
     sheet = Sheet("requests that reach the daemon", ["", *peers])
     for name, by_peer in run.requests.items():

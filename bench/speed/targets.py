@@ -13,7 +13,7 @@ from ..tree import KINDS
 
 MOST_IDLE = 45.0
 MOST_GROWTH = 60.0
-"""MiB: of a mount that nobody uses, and more for each 100,000 files that the kernel knows."""
+"""MiB: of an idle mount, and more for each 100,000 files that the kernel knows."""
 
 
 MOST_REQUESTS = 60.0
@@ -103,7 +103,7 @@ NFS_TARGETS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class JudgedValue:
-    """A spread, or a single number, and whether it is good enough; None: nobody asked that."""
+    """A spread, or a single number, and whether it is good enough; None: there is no target for it."""
 
     value: Spread | float
     reached: bool | None

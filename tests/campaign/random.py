@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 from tests.agents import User
 from tests.mount.loopfs import filesystem
+from tests.waiting import wait_until
 
 KINDS = ("tmpfs", "ext4", "xfs", "btrfs")
 COMMAND = (sys.executable, "-m", "cloakfs_cli.main")
@@ -1046,13 +1047,12 @@ def serving(top: str, point: str, policy: Policy) -> Iterator[list[str]]:
     try:
         yield complaints
     finally:
-        deadline = time.monotonic() + 30
-        while subprocess.run([*COMMAND, "umount", point], capture_output=True, check=False).returncode:
-            if time.monotonic() > deadline:
-                subprocess.run([*COMMAND, "umount", "--lazy", point], check=False)
-                complaints.append("it could not be unmounted")
-                break
-            time.sleep(0.1)
+        try:
+            umount = [*COMMAND, "umount", point]
+            wait_until(lambda: not subprocess.run(umount, capture_output=True, check=False).returncode, 30, every=0.1)
+        except AssertionError:
+            subprocess.run([*COMMAND, "umount", "--lazy", point], check=False)
+            complaints.append("it could not be unmounted")
         with open(log, encoding="utf-8") as file:
             complaints += [line for line in file if "ERROR" in line or "Traceback" in line]
         os.unlink(log)

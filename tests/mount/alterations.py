@@ -7,6 +7,7 @@ import errno
 import importlib
 import json
 import logging
+import math
 import os
 import resource
 import select
@@ -37,11 +38,11 @@ from cloakfs.state import client, persistent, runtime
 from cloakfs.tree import calls, filesystems, index, locate
 from cloakfs.view import View
 from tests.altered import replace
+from tests.waiting import wait_in_loop, wait_until
 
 
 def _wait_for(path: str) -> None:
-    while not os.path.exists(path):
-        time.sleep(0.01)
+    wait_until(lambda: os.path.exists(path), math.inf)
 
 
 def _append(path: str, text: str) -> None:
@@ -239,8 +240,7 @@ def make_late(flag: str) -> None:
     async def late(self: core.Core, at: Any, call: Callable[..., Any], *args: Any) -> Any:
         if "create" in call.__qualname__ and os.path.exists(flag):
             os.unlink(flag)
-            while not os.path.exists(flag):
-                await trio.sleep(0.01)
+            await wait_in_loop(lambda: os.path.exists(flag), math.inf, every=0.01)
         return await do(self, at, call, *args)
 
     replace(core.Core, "_do", late)
@@ -291,12 +291,15 @@ def never_forget(name: bytes) -> None:
     replace(notifier, "invalidate_names", forget_others)
 
 
-def forget_slowly(name: bytes) -> None:
-    """Have the kernel take long to forget names in directories that have this one."""
+def forget_slowly(name: bytes, begun: str | None = None) -> None:
+    """Have the kernel take long to forget names in directories that have this one; make the file `begun` first."""
     invalidate_names = notifier.invalidate_names
 
     def slowly(parent: int, batch: Any, session: int) -> None:
         if name in batch.names:
+            if begun is not None:
+                linux.act_as_daemon()
+                os.close(os.open(begun, os.O_WRONLY | os.O_CREAT, 0o666))
             time.sleep(0.3)
         invalidate_names(parent, batch, session)
 
@@ -318,9 +321,9 @@ def ask_database_slowly(uid: int, flag: str) -> None:
 
     def slowly(asked: Any) -> Any:
         linux.act_as_daemon()  # a thread begins with the credentials of whoever the loop last acted as
-        while asked == uid and os.path.exists(flag):
+        if asked == uid and os.path.exists(flag):
             os.close(os.open(f"{flag}.asked", os.O_WRONLY | os.O_CREAT, 0o666))
-            time.sleep(0.02)
+            wait_until(lambda: not os.path.exists(flag), math.inf)
         return at_once(asked)
 
     replace(groups, "database_groups", slowly)
@@ -390,8 +393,7 @@ def fail_when_told(flag: str) -> None:
     async def serve(*, stock: bool = False) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lambda: real(stock=stock))
-            while not os.path.exists(flag):
-                await trio.sleep(0.05)
+            await wait_in_loop(lambda: os.path.exists(flag), math.inf, every=0.05)
             raise MemoryError
 
     replace(loop, "serve", serve)

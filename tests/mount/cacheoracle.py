@@ -26,6 +26,7 @@ With delays, it also holds back some replies, reads the events of fanotify(7) la
 import contextlib
 import errno
 import logging
+import math
 import os
 import random
 import stat
@@ -68,6 +69,7 @@ from cloakfs.tree.nodes import Nodes
 from cloakfs.tree.objects import ALL_VIEWERS, NO_VIEWER, Object
 from cloakfs.tree.request import Request
 from cloakfs.view import View
+from tests.waiting import wait_in_loop
 
 if TYPE_CHECKING:
     from tests.mount.conftest import Mount
@@ -310,15 +312,14 @@ class Oracle:
 
     async def settle(self) -> None:
         """Wait until the daemon knows of every change made until now, and check everything that is cached."""
-        watch, deadline = self.watch, trio.current_time() + _QUIET_SECONDS
+        watch = self.watch
         heard = watch.heard if watch is not None else 0
-        while watch is not None and not (watch.is_silent() or watch.heard > heard):
-            await trio.sleep(0.001)
-        while not self._is_done():
-            if trio.current_time() > deadline:
-                self._report("something is still to be forgotten")
-                break
-            await trio.sleep(0.001)
+        if watch is not None:
+            await wait_in_loop(lambda: watch.is_silent() or watch.heard > heard, math.inf)
+        try:
+            await wait_in_loop(self._is_done, _QUIET_SECONDS)
+        except AssertionError:
+            self._report("something is still to be forgotten")
         self._check([*list(self.names), *list(self.attributes)])
         self._check_kept(list(self.kept))
         self._check_acls(list(self.acls))

@@ -25,10 +25,11 @@ from tests import starter
 from tests.agents import User
 from tests.altered import Alteration, command_with
 from tests.processes import kill
+from tests.waiting import wait_until
 
 COMMAND = (sys.executable, "-m", "cloakfs_cli.main")
-_alterations: tuple[Alteration, ...] = ()
-_tuning = STANDARD
+alterations_now: tuple[Alteration, ...] = ()
+tuning_now = STANDARD
 _PID = os.getpid()
 _PYTHONPATH = os.environ.get("PYTHONPATH")
 
@@ -100,12 +101,12 @@ FIGURES_AT_ONCE = Tuning(housekeeping_seconds=0.05, notify_patience_seconds=1000
 @contextlib.contextmanager
 def daemons_with(*alterations: Alteration, tuning: Tuning | None = None) -> Iterator[None]:
     """Alter commands that are run within a with block, and daemons that they start; None: times stay as they are."""
-    tuning = tuning or _tuning
+    tuning = tuning or tuning_now
     with pytest.MonkeyPatch.context() as patched:
         here = sys.modules[__name__]
         patched.setattr(here, "COMMAND", command_with(*alterations, tuning=tuning))
-        patched.setattr(here, "_alterations", alterations)
-        patched.setattr(here, "_tuning", tuning)
+        patched.setattr(here, "alterations_now", alterations)
+        patched.setattr(here, "tuning_now", tuning)
         yield
 
 
@@ -129,7 +130,7 @@ def figures_at_once() -> Iterator[None]:
 
 def publish_at_once() -> bool:
     """Whether daemons that are started now publish their counts at once (`figures_at_once`)."""
-    return _tuning.housekeeping_seconds <= FIGURES_AT_ONCE.housekeeping_seconds
+    return tuning_now.housekeeping_seconds <= FIGURES_AT_ONCE.housekeeping_seconds
 
 
 def told(mount: str | None = None) -> None:
@@ -170,11 +171,13 @@ def _has_work(pid: int) -> bool:
 
 def unmount(path: str) -> None:
     """Run umount(8), again if it finds the mount busy: a daemon or a reaper may look at it just then."""
-    deadline = time.monotonic() + 60
-    while (done := subprocess.run(["umount", path], check=False, capture_output=True, text=True)).returncode:
-        assert "busy" in done.stderr, done.stderr
-        assert time.monotonic() < deadline, done.stderr
-        time.sleep(0.02)
+
+    def is_unmounted() -> bool:
+        done = subprocess.run(["umount", path], check=False, capture_output=True, text=True)
+        assert not done.returncode or "busy" in done.stderr, done.stderr
+        return not done.returncode
+
+    wait_until(is_unmounted, every=0.02)
 
 
 def run(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -186,7 +189,7 @@ def run(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]
     if os.environ.get("PYTHONPATH") != _PYTHONPATH or os.getpid() != _PID:
         done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=60)
     else:
-        done = starter.run(*arguments, alterations=_alterations, tuning=_tuning, timeout=60)
+        done = starter.run(*arguments, alterations=alterations_now, tuning=tuning_now, timeout=60)
     return _checked(done, check, *arguments)
 
 
@@ -211,9 +214,8 @@ def mounted(source: str, path: str, *arguments: str) -> Iterator[Mount]:
         yield mount
     finally:  # also if somebody interrupts the mount
         # A process that was just ended may still have a file open.
-        deadline = time.monotonic() + 60
-        while is_mounted(path) and run("umount", path, check=False).returncode and time.monotonic() < deadline:
-            time.sleep(0.05)
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: not is_mounted(path) or not run("umount", path, check=False).returncode, every=0.05)
         if is_mounted(path):
             run("umount", "--lazy", path)
             raise AssertionError(f"{path} was still in use")

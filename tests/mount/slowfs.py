@@ -5,6 +5,7 @@ file FLAG exists; FLAG.asked is created when such a request arrives.
 """
 
 import errno
+import math
 import os
 import stat
 import sys
@@ -12,6 +13,8 @@ import sys
 import pyfuse3
 import trio
 from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FlagT, FUSEError, InodeT, ReaddirToken, RequestContext
+
+from tests.waiting import wait_in_loop
 
 _FIRST = 100
 _FIRST_STALLED = _FIRST + 10_000
@@ -65,8 +68,7 @@ class Slow(pyfuse3.Operations):
             nursery.cancel_scope.cancel()
 
     async def _watch(self) -> None:
-        while not os.path.exists(self._flag):
-            await trio.sleep(0.01)
+        await wait_in_loop(lambda: os.path.exists(self._flag), math.inf, every=0.01)
         self._flagged.set()
 
 

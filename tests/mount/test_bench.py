@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,9 +17,11 @@ from bench.over_nfs import BARE_EXPORT, EXPORTS, PUBLIC, all_listings
 from bench.peers import BARE, FIXED, MANY, PEERS, PLAIN, does
 from bench.speed.overnfs import LISTINGS
 from bench.speed.plan import GROWTH, IDLE, REQUESTS
+from bench.tree import WORKER
 from bench.work import all_work
 from cloakfs.linux import mountinfo
 from cloakfs.state.runtime import RUN_DIR, STATE_DIR, mounted
+from tests import processes
 from tests.waiting import wait_until
 
 BENCH = (sys.executable, "-m", "bench")
@@ -213,6 +214,15 @@ def is_mounting(pid: int) -> bool:
     return False
 
 
+def is_measuring(pid: int) -> bool:
+    """Has this process a child that works, as the user of the benchmark?"""
+    owners = []
+    for child in processes.children(pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            owners.append(os.stat(f"/proc/{child}").st_uid)
+    return WORKER in owners
+
+
 def test_a_daemon_that_dies_fails_alone(place: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     choice = ["--peer", BARE, "--peer", "cloakfs null", "--work", "stat public", "--rounds", "2", "--seconds", "1"]
@@ -226,7 +236,7 @@ def test_a_daemon_that_dies_fails_alone(place: Path, tmp_path: Path) -> None:
     try:
         wait_until(lambda: daemons_below(place), 100)
         wait_until(lambda: not is_mounting(process.pid), 100)
-        time.sleep(0.5)  # until it measures: it does not say when it begins
+        wait_until(lambda: is_measuring(process.pid), 100)
         os.kill(daemons_below(place)[0], signal.SIGKILL)
     finally:
         shown, said = process.communicate(timeout=60)

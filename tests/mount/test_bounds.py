@@ -6,7 +6,6 @@ import gc
 import os
 import resource
 import sqlite3
-import time
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -31,6 +30,7 @@ from tests.agents import User, write
 from tests.mount import alterations
 from tests.mount.conftest import Mount, daemons_with, told
 from tests.mount.loopfs import attached, filesystem
+from tests.mount.test_caching import requests
 from tests.mount.test_trees import by_handle, handle_of, steady
 from tests.waiting import wait_until
 
@@ -306,7 +306,8 @@ def test_of_another_tmpfs_at_the_same_place_nothing_is_taken_out(tree: str, base
         with mount("-o", "no_root_squash") as m:
             handle = handle_of(m.at("inside", "directory", "file"))
         with attached("tmpfs", place, "-t", "tmpfs"), mount("-o", "no_root_squash") as m:
-            time.sleep(1)  # some rounds, in which there is nothing to be seen
+            for _ in range(10):
+                requests(m)  # a round of housekeeping, in which nothing is seen
             assert b"file" in rows(m)
         with mount("-o", "no_root_squash") as m:
             assert by_handle(m.path, handle) == b"content"

@@ -2,15 +2,15 @@
 
 import os
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.agents import User
-from tests.mount.conftest import Mount, mounted
+from tests.mount.conftest import Mount, mounted, told
 from tests.mount.test_hung import Far
 from tests.mount.test_invalidation import hold
+from tests.processes import wait_until_blocked
 from tests.waiting import wait_until
 
 MakeMount = Callable[..., Mount]
@@ -34,24 +34,29 @@ def views(tree: str, base: str) -> Iterator[Mount]:
         yield m
 
 
-def in_processes(calls: list[tuple[Callable[..., object], str]]) -> None:
-    """Begin each of these calls, whose errors do not matter, in a process of its own."""
+def in_processes(calls: list[tuple[Callable[..., object], str]]) -> list[int]:
+    """Begin each of these calls, whose errors do not matter, in a process of its own; return their pids."""
+    pids = []
     for call, path in calls:
-        if os.fork() == 0:
+        pid = os.fork()
+        if pid == 0:
             try:
                 call(path)
             finally:
                 os._exit(0)
+        pids.append(pid)
+    return pids
 
 
 def lock(thief: User, directory: str, hidden: list[str], page: str, flag: str) -> None:
     """Keep the lock of the directory, so that whoever changes something there waits, and all lookups after that."""
     thief.do(hold, directory, page)
     wait_until(lambda: os.path.exists(flag))
-    thief.do(in_processes, [(os.mkdir, f"{directory}/new")])
-    time.sleep(0.3)  # until they wait, which only some kernels tell (/proc/PID/wchan)
-    thief.do(in_processes, [(os.stat, f"{directory}/{name}") for name in hidden])
-    time.sleep(0.3)
+    for calls in [(os.mkdir, f"{directory}/new")], [(os.stat, f"{directory}/{name}") for name in hidden]:
+        pids = thief.do(in_processes, calls)
+        wait_until_blocked(*pids)
+        told()  # so that it is not the daemon that they wait for
+        wait_until_blocked(*pids)
 
 
 def test_who_keeps_the_lock_of_a_directory_is_named(

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -14,7 +13,7 @@ import pytest
 from cloakfs import linux
 from tests.agents import User, read
 from tests.mount.conftest import Mount, is_mounted
-from tests.waiting import wait_until
+from tests.waiting import wait_until, wait_until_settled
 
 ANN = 4001
 NULL = "no_root_squash"
@@ -171,7 +170,7 @@ def test_what_is_taken_off_lies_nowhere(kind: str, tree: str, other_far: str, mo
         place = os.path.join(other_far if kind == "below what is far" else tree, "directory")
         os.makedirs(place, exist_ok=True)
         linux.mount("none", place, "tmpfs", 0, "size=4m,mode=777")
-        time.sleep(0.1)  # longer than a tick of the clock, or its ctime would be too new to be relied on
+        wait_until_settled(place)
     m = mount("-o", CLOAKED)
     somebody, somebody_else = user(ANN), user(ANN)
     try:

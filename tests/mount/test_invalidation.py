@@ -6,6 +6,7 @@
 import contextlib
 import ctypes
 import errno
+import math
 import mmap
 import os
 import signal
@@ -13,7 +14,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -152,10 +152,9 @@ def waits_for(one: User) -> bytes:
 
 
 def tells_what_it_waits_for(idle: User) -> bool:
-    for _ in range(100):
-        if waits_for(idle) != b"0":
-            return True
-        time.sleep(0.02)
+    with contextlib.suppress(AssertionError):
+        wait_until(lambda: waits_for(idle) != b"0", 2)
+        return True
     return False
 
 
@@ -255,11 +254,10 @@ def test_invalidating_much_leaves_time_for_others(mount: MakeMount, user: MakeUs
 
 def error_in_the_end(fd: int) -> int:
     try:
-        while True:
-            os.fsync(fd)
-            time.sleep(0.01)
+        wait_until(lambda: os.fsync(fd), math.inf)
     except OSError as exc:
         return exc.errno or -1
+    return 0
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM"])

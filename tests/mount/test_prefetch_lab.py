@@ -72,7 +72,7 @@ def require_slow_disk(place: Path) -> None:
 def reads_per_second(disk: SlowDisk, name: str, reads: int, *, slowly: bool) -> float:
     """Of a process of its own, of 4 KiB each in random order."""
     (stream,) = generate("random", 8 * M, 4096)
-    assert content.forget(os.path.join(disk.path, name)) in (0, None)
+    assert content.drop_pages(os.path.join(disk.path, name)) in (0, None)
     reading, writing = os.pipe()
     if (pid := fork()) == 0:
         try:

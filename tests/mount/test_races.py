@@ -20,6 +20,7 @@ from cloakfs import linux
 from tests.agents import User, read, write
 from tests.mount import alterations
 from tests.mount.conftest import Mount, daemons_with, told
+from tests.waiting import wait_until
 
 USER, OTHER = 3001, 3002
 CLOAKED = "no_root_squash,cloak_list=uid +077 3000 3999"
@@ -352,10 +353,9 @@ def swap_in(tree: str, name: str, other: str, times: int) -> int:
         inode = os.stat(hidden).st_ino
         put(fresh, b"fresh", USER, 0o644)
         os.rename(hidden, path)
-        end = time.monotonic() + 1
         time.sleep(0.0005)
-        while os.stat(path).st_ino != inode and time.monotonic() < end:
-            time.sleep(0.0005)
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda inode=inode: os.stat(path).st_ino == inode, 1, every=0.0005)  # type: ignore[misc]
         os.rename(fresh, path)
         time.sleep(0.0001 * (number % 7))  # so that it comes at another moment each time
         if os.stat(its_path).st_uid == OTHER:

@@ -49,7 +49,7 @@ def told(there: Mount, reads: int) -> dict[str, Any]:
 
 def stride(there: Mount, name: str, stride: int = 4, size: int = SIZE) -> int:
     """Read all of a cold file by 8 KiB in strides, checking its content; how many reads that were."""
-    content.forget(there.at(name))
+    content.drop_pages(there.at(name))
     (stream,) = generate("stride", size, 8192, stride=stride)
     with Files(there.path, [name], direct=True) as files:
         read_all([[read._replace(file=name) for read in stream]], files, verified=True)
@@ -88,7 +88,7 @@ def test_strides_are_read_ahead_by_cursors_alone(disk: SlowDisk, mount: MakeMoun
 def test_random_reads_cost_next_to_nothing(disk: SlowDisk, mount: MakeMount) -> None:
     content.create(disk.path, "file", SIZE)
     there = on(disk, mount, "prefetch=cursors")
-    content.forget(there.at("file"))
+    content.drop_pages(there.at("file"))
     (stream,) = generate("random", SIZE, 4096)
     with Files(there.path, ["file"], direct=True) as files:
         read_all([[read._replace(file="file") for read in stream[:600]]], files, verified=True)
@@ -112,7 +112,7 @@ def test_a_fast_device_is_left_alone(mount: MakeMount) -> None:
 def test_several_readers_of_a_slow_file_get_what_is_there(disk: SlowDisk, mount: MakeMount) -> None:
     content.create(disk.path, "file", SIZE)
     there = on(disk, mount, "prefetch=always,prefetch_window=64K")
-    content.forget(there.at("file"))
+    content.drop_pages(there.at("file"))
     failures: list[BaseException] = []
 
     def reader(stride: int) -> None:
@@ -136,7 +136,7 @@ def test_a_file_that_grows_and_shrinks_while_it_is_read_ahead(disk: SlowDisk, mo
     path = there.at("file")
     with open(path, "wb") as file:
         file.write(bytes(M))
-    content.forget(path)
+    content.drop_pages(path)
     with open(path, "r+b", buffering=0) as file:
         assert file.read(M // 2) == bytes(M // 2)
         os.truncate(there.real("file"), 3 * M // 4)

@@ -7,16 +7,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from cloakfs.linux import mountinfo
+from cloakfs.linux import mountinfo, process
 from cloakfs.mount.reaperprocess import NAME
 from cloakfs.state.client import socket_of
 from cloakfs.state.runtime import state_path
+from tests.processes import waits
 from tests.waiting import wait_until
 
 from .conftest import COMMAND, Mount, is_mounted, mounted, run
@@ -112,9 +112,9 @@ def test_a_mount_that_is_refused_leaves_no_process(base: str, tree: str) -> None
 
 
 def command_lines() -> Iterator[bytes]:
-    for process in Path("/proc").glob("[0-9]*/cmdline"):
+    for words in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            yield process.read_bytes()
+            yield words.read_bytes()
 
 
 def test_it_holds_nothing_and_is_small(base: str, tree: str, mount: Callable[..., Mount]) -> None:
@@ -303,9 +303,11 @@ def test_a_mount_that_gets_the_numbers_of_one_that_is_gone_lives_on(base: str, t
                 with mounted(tree, path):
                     is_same = identity_of(path) == gone
                     if is_same:
+                        looked = waits(reaper)  # it looks once a second
                         dying.stdin.write("\n")
                         dying.stdin.flush()
-                        time.sleep(3)  # it looks once a second, and nobody can see that it does nothing
+                        wait_until(lambda dying=dying: process.start_time(dying.pid) is None)  # type: ignore[misc]
+                        wait_until(lambda reaper=reaper, looked=looked: waits(reaper) > looked)  # type: ignore[misc]
                     dying.kill()
                     assert ended(reaper)
                     assert os.listdir(path) == ["file"]

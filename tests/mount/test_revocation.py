@@ -213,10 +213,11 @@ def test_what_somebody_uses_in_a_directory_is_not_found_there_any_more(
     assert other.error(os.stat, f"{its}/p/sub") == errno.EACCES
 
 
-def test_what_is_being_forgotten_already_is_waited_for(tree: str, mount: MakeMount, user: MakeUser) -> None:
+def test_what_is_being_forgotten_already_is_waited_for(tree: str, base: str, mount: MakeMount, user: MakeUser) -> None:
     """A change behind the mount has begun it, and nobody has waited for that."""
     furnish(tree)
-    with daemons_with(partial(alterations.forget_slowly, b"p")):
+    begun = f"{base}/begun"
+    with daemons_with(partial(alterations.forget_slowly, b"p", begun)):
         m = mount("-o", f"{PLAIN},{VIEWS}")
     owner, other, its = user(OWNER), user(OTHER), m.at(f"@{OTHER}")
     told()
@@ -225,7 +226,7 @@ def test_what_is_being_forgotten_already_is_waited_for(tree: str, mount: MakeMou
         owner.do(os.stat, m.at(f"@{OWNER}", "p/file"))
     for mode in (0o700, 0o755):
         os.chmod(f"{tree}/p", mode)
-    time.sleep(0.05)  # for as long, it is reported; not until it is done
+    wait_until(lambda: os.path.exists(begun))
     owner.do(os.chmod, m.at(f"@{OWNER}", "p"), 0o700)
     assert other.error(os.stat, f"{its}/p/file") == errno.EACCES
 

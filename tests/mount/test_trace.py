@@ -33,7 +33,7 @@ from tests.mount.test_cli import explained
 from tests.mount.test_control import asked, connected, sockets
 from tests.mount.test_plugins import plugin
 from tests.processes import kill
-from tests.waiting import wait_until
+from tests.waiting import wait_until, wait_until_settled
 
 MakeMount = Callable[..., Mount]
 MakeUser = Callable[..., User]
@@ -183,7 +183,7 @@ def test_what_the_kernel_may_remember(tree: str, mount: MakeMount, user: MakeUse
     Path(tree, "file").touch()
     m = mount()
     ann = user(ANN)
-    time.sleep(0.1)  # longer than a tick of the clock: a change that was just made might not show
+    wait_until_settled(tree, f"{tree}/file")
     seen = watching(m)
     ann.do(os.stat, m.at("file"))
     assert seen.of("lookup")["remembers"].keys() == {"name", "attributes"}

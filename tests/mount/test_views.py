@@ -32,7 +32,7 @@ from tests.agents import User, names, read, write
 from tests.mount import alterations
 from tests.mount.conftest import Mount, daemons_with, run, told
 from tests.mount.test_trees import by_handle, handle_of
-from tests.waiting import wait_until
+from tests.waiting import wait_in_loop, wait_until
 
 ALICE, BOB, CAROL = 4001, 4002, 4003
 CLOAK = "cloak_list=uid +000 4001 4003"
@@ -261,8 +261,12 @@ def test_a_database_has_its_time_for_each_of_very_many_users(base: str, monkeypa
     fixed = [view for _, _, view in views.after(0)]
     assert len(fixed) == len(users)
 
+    freshened = 0
+
     def slow(user: str) -> ViewIdentity:
+        nonlocal freshened
         time.sleep(0.05)
+        freshened += 1
         return user_identity(user)
 
     def with_groups() -> int:
@@ -272,12 +276,10 @@ def test_a_database_has_its_time_for_each_of_very_many_users(base: str, monkeypa
         async with trio.open_nursery() as nursery:
             nursery.start_soon(views.follow_user_database, lambda: None, 0.1)
             monkeypatch.setattr(views_module, "user_identity", slow)  # it takes 2.5 s for all of them
-            await trio.sleep(3)
+            await wait_in_loop(lambda: freshened >= len(users))
             assert with_groups() == len(users)
             hangs.set()
-            with trio.fail_after(30):
-                while with_groups():
-                    await trio.sleep(0.05)
+            await wait_in_loop(lambda: not with_groups(), 30, every=0.05)
             nursery.cancel_scope.cancel()
 
     try:

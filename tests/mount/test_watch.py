@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from cloakfs import linux
 from cloakfs.identity import ServerId
@@ -497,7 +498,7 @@ def test_changes_arrive_while_waiting(base: str, watch: Watch, other: User) -> N
             for number in range(50):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(receive, f"{number}".encode())
-                    await trio.sleep(0.005)
+                    await wait_all_tasks_blocked()
                     changed.append(time.monotonic())
                     other.do(os.mkdir, f"{top}/{number}")
 

@@ -1,12 +1,12 @@
 """A service whose reloads are made to fail, and all that can be seen of it: from the machine, and by clients."""
 
+import contextlib
 import ctypes
 import json
 import os
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -22,6 +22,7 @@ from tests.altered import command_with
 from tests.mount.conftest import COMMAND, told
 from tests.nfs import reloadfaults
 from tests.nfs.wire import Refused, Wire
+from tests.waiting import wait_until
 
 CLIENT = "127.0.0.0/8"
 PORT = 2049
@@ -211,10 +212,15 @@ class Reloads:
 
     def settled(self, wanted: dict[str, Any], seconds: float) -> dict[str, Any]:
         """Return what is seen as soon as it is what is wanted, or after so long."""
-        deadline = time.monotonic() + seconds
-        while (seen := self.seen()) != wanted and time.monotonic() < deadline:
-            time.sleep(0.2)
-        return seen
+        seen: list[dict[str, Any]] = []
+
+        def is_wanted() -> bool:
+            seen[:] = [self.seen()]
+            return seen[0] == wanted
+
+        with contextlib.suppress(AssertionError):
+            wait_until(is_wanted, seconds, every=0.2)
+        return seen[0]
 
     def old(self) -> None:
         self.write(_OLD)

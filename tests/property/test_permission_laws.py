@@ -3,7 +3,6 @@
 import errno
 import os
 import struct
-import time
 from collections.abc import Iterator
 from itertools import product
 
@@ -19,6 +18,7 @@ from cloakfs.tree.filesystems import MountedFilesystem
 from cloakfs.tree.locate import is_settled
 from cloakfs.tree.objects import Descriptor, Object
 from cloakfs.tree.visibility import may_without_groups, uid_may, world_may
+from tests.waiting import wait_until_settled
 
 ACL = "system.posix_acl_access"
 UIDS = [0, 2001, 2002, 2003]
@@ -159,9 +159,8 @@ class Looks:
 
 
 def settled(fd: int) -> os.stat_result:
-    while not is_settled(info := os.stat(fd)):
-        time.sleep(0.01)
-    return info
+    wait_until_settled(fd)
+    return os.stat(fd)
 
 
 def test_an_acl_is_looked_for_once_after_each_change(directory: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trio.testing import wait_all_tasks_blocked
 
 from cloakfs.fuse import loop
 from tests.waiting import wait_in_loop
@@ -217,7 +218,7 @@ def test_with_all_workers_waiting_the_next_request_does_too() -> None:
         async with served(session):
             session.ask(0, 1, 2, 3)
             go_on[3].set()
-            await trio.sleep(0.05)
+            await wait_all_tasks_blocked(0.05)
             assert session.answered == []
             go_on[1].set()
             await wait_in_loop(lambda: session.answered == [1, 3])

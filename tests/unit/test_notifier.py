@@ -12,6 +12,7 @@ import trio.testing
 from cloakfs.kernelcache import notifier
 from cloakfs.kernelcache.notifier import Notifier
 from cloakfs.tuning import STANDARD, Tuning
+from tests.waiting import wait_in_loop
 
 HELD, OTHER = 7, 8
 
@@ -35,9 +36,7 @@ class Kernel:
         self._allowed.release(times)
 
     async def is_asked(self, *directories: int) -> None:
-        with trio.fail_after(60):
-            while self.asked != list(directories):
-                await trio.sleep(0.001)
+        await wait_in_loop(lambda: self.asked == list(directories))
 
 
 @pytest.fixture
@@ -104,9 +103,7 @@ def test_only_a_few_threads_work(waits_seconds: float, kernel: Kernel) -> None:
 
     async def test(names: Notifier) -> None:
         events = [names.invalidate_entry(directory, b"name") for directory in DIRECTORIES]
-        with trio.fail_after(60):
-            while len(kernel.asked) < (2 if waits_seconds else len(DIRECTORIES)):
-                await trio.sleep(0.001)
+        await wait_in_loop(lambda: len(kernel.asked) >= (2 if waits_seconds else len(DIRECTORIES)))
         if waits_seconds:
             await trio.sleep(3 * notifier.AGAIN_SECONDS)
             assert len(kernel.asked) == 2
@@ -198,9 +195,7 @@ def test_a_thread_that_has_many_names_does_not_wait(monkeypatch: pytest.MonkeyPa
     async def test(names: Notifier) -> None:
         nonlocal most
         events = [names.invalidate_entry(directory, b"%d" % name) for directory in (10, 11) for name in range(100)]
-        with trio.fail_after(60):
-            while len(threads) < 2 or now < 10 * STANDARD.notify_wait_seconds:
-                await trio.sleep(0.001)
+        await wait_in_loop(lambda: len(threads) >= 2 and now >= 10 * STANDARD.notify_wait_seconds)
         most = names._waiting_threads()
         await settled(*events)
 

@@ -151,12 +151,12 @@ def test_samples_are_what_the_claims_are_about(experiment: Experiment) -> None:
     """Every sample belongs to a figure of its experiment, every printed value has ours beside it, and all is judged."""
     name = experiment.key.removesuffix("-nfs")
     trial, samples = {
-        "zadok-build": ("build", zadok._build_samples),
-        "zadok-nfsstone": ("stone", zadok._stone_samples),
-        "zadok-listing": ("worst", zadok._worst_samples),
-        "zadok-scaling": ("scaling", zadok._scaling_samples),
-        "sfs-mab": ("mab", toolkit._mab_samples),
-        "toolkit-relay": ("latency", toolkit._latency_samples),
+        "zadok-build": ("build", zadok.build_samples),
+        "zadok-nfsstone": ("stone", zadok.stone_samples),
+        "zadok-listing": ("worst", zadok.worst_samples),
+        "zadok-scaling": ("scaling", zadok.scaling_samples),
+        "sfs-mab": ("mab", toolkit.mab_samples),
+        "toolkit-relay": ("latency", toolkit.latency_samples),
     }[name]
     values = {case.name: Anything() for case in TRIALS[trial].cases(False)}
     suffix = experiment.key.removeprefix(name)

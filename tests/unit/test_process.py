@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from cloakfs.linux import process
 from cloakfs.nfs.ending import end, wait_for_end
@@ -90,7 +91,7 @@ def test_others_go_on_while_one_waits(other: subprocess.Popen[bytes]) -> None:
     async def both() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(wait_for_end, other.pid)
-            await trio.sleep(0.05)
+            await wait_all_tasks_blocked(0.05)
             assert nursery.child_tasks
             other.kill()
 

@@ -1,11 +1,14 @@
 """A wait of a test ends when its condition is met, and says for what it waited in vain."""
 
 import re
+import subprocess
+import sys
 from functools import partial
 
 import pytest
 import trio
 
+from tests.processes import wait_until_blocked
 from tests.waiting import wait_in_loop, wait_until
 
 
@@ -24,3 +27,18 @@ def test_a_wait_in_vain_says_for_what() -> None:
         wait_until(partial("".__contains__, "seven"), 0)
     with pytest.raises(AssertionError, match=re.escape("lambda: nothing, 0)")):
         trio.run(lambda: wait_in_loop(lambda: nothing, 0))
+
+
+def test_a_process_that_reads_from_an_empty_pipe_is_blocked() -> None:
+    """It has begun to read: what it printed before is there."""
+    program = "print('begun', flush=True); input(); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as one:
+        assert one.stdin is not None
+        assert one.stdout is not None
+        wait_until_blocked(one.pid)
+        assert one.stdout.readline() == "begun\n"
+        one.stdin.write("\n\n")
+        one.stdin.flush()
+        wait_until_blocked(one.pid)  # it has ended, and nobody has waited for it

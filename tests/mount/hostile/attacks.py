@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from tests.mount.test_invalidation import chmod_all, has_let_go, hold, open_all
 from tests.mount.test_leases import hold as lease
 from tests.mount.usersmounts import as_users_mount
+from tests.processes import wait_until_blocked
 from tests.waiting import wait_until
 
 Attack = Callable[[str, float], int]
@@ -42,6 +43,11 @@ def rounds(end: float) -> Iterator[int]:
     while not number or time.monotonic() < end:
         yield number
         number += 1
+
+
+def last_until(end: float) -> None:
+    """Let others do what they do until then."""
+    time.sleep(max(0, end - time.monotonic()))
 
 
 def beside(here: str, name: str) -> str:
@@ -100,7 +106,7 @@ def children(count: int, work: Callable[[int], object]) -> Iterator[list[int]]:
 @attack
 def nothing(here: str, end: float) -> int:
     """To compare with."""
-    time.sleep(max(0, end - time.monotonic()))
+    last_until(end)
     return 1
 
 
@@ -232,18 +238,19 @@ def the_lock_above_hidden_homes(here: str, end: float) -> int:
 
     def keep(number: int) -> None:
         hold(homes, f"{beside(here, 'stalled')}/20000")
-        time.sleep(1000)
+        signal.pause()
 
-    with children(1, keep):
-        time.sleep(0.2)
+    with children(1, keep) as keepers:
+        wait_until_blocked(*keepers)
         for path in (f"{homes}/new", *hidden):
-            if os.fork() == 0:  # it cannot be killed while it waits
+            pid = os.fork()
+            if pid == 0:  # it cannot be killed while it waits
                 try:
                     os.stat(path) if path in hidden else os.mkdir(path)
                 finally:
                     os._exit(0)
-            time.sleep(0.05)
-        time.sleep(max(0, end - time.monotonic()))
+            wait_until_blocked(pid)
+        last_until(end)
     return len(hidden)
 
 
@@ -324,10 +331,11 @@ def stopped_processes(here: str, end: float) -> int:
             os.stat(path)
 
     with children(10, busy) as pids:
-        time.sleep(0.1)
+        for number in range(len(pids)):
+            wait_until(lambda number=number: os.path.getsize(f"{here}/stopped{number}"))  # type: ignore[misc]
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
-        time.sleep(max(0, end - time.monotonic()))
+        last_until(end)
         return len(pids)
 
 
@@ -536,5 +544,5 @@ def everything_at_once_from_many_processes(here: str, end: float) -> int:
             os.unlink(f"{own}/g")
 
     with children(30, busy) as pids:
-        time.sleep(max(0, end - time.monotonic()))
+        last_until(end)
         return len(pids)

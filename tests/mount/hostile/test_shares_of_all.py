@@ -16,11 +16,12 @@ import pytest
 
 from cloakfs import linux
 from cloakfs.state.runtime import STATE_DIR
+from tests import processes
 from tests.agents import User, read
 from tests.mount import alterations
 from tests.mount.conftest import daemons_with, mounted
 from tests.mount.hostile import victim
-from tests.mount.hostile.attacks import children, rounds
+from tests.mount.hostile.attacks import children, last_until
 from tests.mount.hostile.conftest import OPTIONS, REPORT
 from tests.mount.hostile.peers import KINDS, SECONDS, require
 from tests.mount.hostile.victim import Watch
@@ -114,7 +115,7 @@ def open_files_that_are_never_closed(here: str, end: float) -> int:
                 time.sleep(0.05)
 
     with children(6, take):
-        time.sleep(max(0, end - time.monotonic()))
+        last_until(end)
         return 6
 
 
@@ -127,7 +128,7 @@ def listings_of_what_is_hidden(here: str, end: float) -> int:
             os.listdir(spool)
 
     with children(4, look):
-        time.sleep(max(0, end - time.monotonic()))
+        last_until(end)
         return 4
 
 
@@ -138,12 +139,9 @@ def reads_that_are_never_answered(here: str, end: float) -> int:
     def wait(number: int) -> None:
         read(f"{far}/{10_000 + number}")
 
-    count = 0
     with children(40, wait):
-        for _ in rounds(end):
-            time.sleep(0.05)
-            count = 40
-        return count
+        last_until(end)
+        return 40
 
 
 ATTACKS: list[Callable[[str, float], int]] = [
@@ -158,7 +156,7 @@ def test_the_other_user_gets_its_share(ground: Ground, attack: Callable[[str, fl
     stop = f"{ground.base}/stop-{attack.__name__}"
     with User(victim.UID, victim.GID) as watcher, User(ATTACKER) as attacker:
         attacker.start(attack, f"{ground.top}/mine", time.monotonic() + 0.3 + SECONDS)
-        time.sleep(0.3)
+        wait_until(lambda: processes.children(attacker.pid))
         watcher.start(look_after, ground.top, stop)
         time.sleep(SECONDS)
         if attack is reads_that_are_never_answered:  # through bindfs, nobody can be killed who waits for one

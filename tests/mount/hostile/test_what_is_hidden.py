@@ -135,7 +135,6 @@ def positions_of_names_that_are_guessed(ground: Ground, attacker: User, owner: U
     for number in rounds(end):
         done = number + 1
         told += len(attacker.do(_positions, f"{ground.top}/shared/names") & attacker.do(_positions, own))
-        time.sleep(0.05)
     owner.do(shutil.rmtree, hidden)
     attacker.do(shutil.rmtree, own)
     return done, told
