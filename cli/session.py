@@ -17,7 +17,7 @@ import click
 
 from cloakfs.config.options import Options
 from cloakfs.config.parse import parse_options
-from cloakfs.config.views import Range
+from cloakfs.config.viewitems import Range
 from cloakfs.linux import mountinfo, ownfiles
 from cloakfs.messages import printable
 from cloakfs.state.runtime import mounted

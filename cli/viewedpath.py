@@ -12,7 +12,7 @@ from cloakfs.config import files
 from cloakfs.config.errors import ExportsError
 from cloakfs.config.options import Export, Options
 from cloakfs.config.parse import parse_options
-from cloakfs.config.views import User, parse_view
+from cloakfs.config.viewitems import User, parse_view
 from cloakfs.fuse.attach import MountError, split_mount_options
 from cloakfs.identity import Caller, ClientCaller, ClientId
 from cloakfs.linux import mountinfo

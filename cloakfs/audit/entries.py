@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ..config import files
 from ..config.errors import Location
 from ..config.options import Export
-from ..config.views import Ids, Range, ViewItem
+from ..config.viewitems import Ids, Range, ViewItem
 from ..fuse.detach import KINDS
 from ..linux import mountinfo
 from ..messages import UserError

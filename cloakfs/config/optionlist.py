@@ -12,10 +12,10 @@ from ..mapping import KINDS, MAX_ID, NOBODY, Action, Kind, RangeDef
 from ..probes import Rate
 from .draft import Draft
 from .errors import ExportsError, Location, shown
-from .names import FAMILY, FLAG_FAMILY, LIMITS, ONCE, PERHAPS_VALUES
+from .optionnames import FAMILY, FLAG_FAMILY, LIMITS, ONCE, PERHAPS_VALUES
 from .scanner import BLANK, WORD, Scanner
 from .values import EXPECTED_ID, SINGLE_VALUES, amount_of, is_id, parse_client_id, parse_server_id
-from .views import EXPECTED_VIEW, parse_view
+from .viewitems import EXPECTED_VIEW, parse_view
 
 _T = TypeVar("_T")
 

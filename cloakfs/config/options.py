@@ -9,7 +9,7 @@ from ..mapping import DEFAULT_NOBODY, RangeDef, Squash
 from ..prefetch import Limits
 from ..probes import DEFAULT_ALARM, Rate
 from .errors import Location
-from .views import ViewItem
+from .viewitems import ViewItem
 
 DEFAULT_PREFETCH = "cursors"
 

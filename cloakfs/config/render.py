@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from ..mapping import DEFAULT_NOBODY
 from ..prefetch import Limits
 from ..probes import DEFAULT_ALARM
-from .names import BYTES, LIMITS
+from .optionnames import BYTES, LIMITS
 from .options import DEFAULT_PREFETCH, Export, Options
 from .values import UNITS
 

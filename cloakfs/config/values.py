@@ -11,7 +11,7 @@ from ..identity import ClientId, ServerId
 from ..mapping import MAX_ID
 from ..prefetch import HEURISTICS
 from ..probes import Rate
-from .names import BYTES, COUNTS
+from .optionnames import BYTES, COUNTS
 
 EXPECTED_CLIENT = "a host name, a wildcard, an address, a network, @netgroup or *"
 _HOST = re.compile(r"(?:[A-Za-z0-9_.*?-]|\[[A-Za-z0-9_!^-]+\])+")

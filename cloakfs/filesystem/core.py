@@ -21,7 +21,7 @@ from ..exportmode import ExportMode
 from ..fuse.compatibility import keeps_listings
 from ..identity import ServerId
 from ..kernelcache.cache import KernelCache
-from ..kernelcache.policy import MountTraits
+from ..kernelcache.cachepolicy import MountTraits
 from ..linux import process
 from ..stacking.answers import AnsweredActor, LowerAnswers, Query, query
 from ..stacking.upper import UpperDaemons

@@ -17,10 +17,10 @@ from ..tree.views import Views
 from ..tree.visibility import AccessPaths
 from ..tuning import STANDARD, Tuning
 from .audience import Audiences
+from .cachepolicy import Fact, MountTraits, facts, tree_mount
 from .changes import Changes
 from .complete import CompleteDirectories
 from .invalidation import Invalidation
-from .policy import Fact, MountTraits, facts, tree_mount
 from .timeouts import Timeouts
 from .watch import Watch
 

@@ -34,9 +34,9 @@ from ..tree.views import Views
 from ..tree.visibility import AccessPaths, is_entry_visible, world_may
 from ..view import View
 from .audience import Audiences
+from .cachepolicy import SHORT_SECONDS
 from .complete import CompleteDirectories
 from .invalidation import Invalidation, PendingNames, SubtreeInvalidation
-from .policy import SHORT_SECONDS
 from .timeouts import Timeouts, may_search
 from .watch import Watch, mounts_changed
 

@@ -17,9 +17,9 @@ from ..tree.nodes import Nodes
 from ..tree.objects import AbsentXattrs, Directory, Object
 from ..tree.visibility import AccessPaths
 from ..tuning import STANDARD, Tuning
+from .cachepolicy import ABSENT_SECONDS
 from .negative import NegativeDentries
 from .notifier import Notifier
-from .policy import ABSENT_SECONDS
 
 # How many negative dentries there may be, of those that are invalidated one by one.
 _MOST_ABSENT = 10_000

@@ -22,8 +22,8 @@ from ..tree.request import Request
 from ..tree.visibility import attrs_of, is_entry_visible, uid_may, world_may
 from ..view import View
 from .audience import Audiences
+from .cachepolicy import BRIEF_SECONDS, CacheCase, MountTraits, RuleTimeouts, evaluate, tree_mount
 from .invalidation import Invalidation
-from .policy import BRIEF_SECONDS, CacheCase, MountTraits, RuleTimeouts, evaluate, tree_mount
 
 # If more directories above would have to be checked, nothing is cached.
 _MAX_ANCESTORS = 64

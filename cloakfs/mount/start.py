@@ -19,7 +19,7 @@ from ..filesystem import Filesystem
 from ..filesystem.reader import Reader
 from ..fuse import attach, connection, loop
 from ..fuse.attach import Attached, MountError
-from ..kernelcache.policy import SHORT_SECONDS
+from ..kernelcache.cachepolicy import SHORT_SECONDS
 from ..kernelcache.watch import Watch
 from ..linux import mountinfo, ownfiles
 from ..messages import shell_word

@@ -19,7 +19,7 @@ from ..config.errors import Location, Remark
 from ..config.lint import conflicts
 from ..config.options import CONDITIONS, Export, Options
 from ..config.values import host_of
-from ..config.views import Ids, Range, User, ViewItem
+from ..config.viewitems import Ids, Range, User, ViewItem
 from . import root
 
 ServerKind = Literal["knfsd", "ganesha"]

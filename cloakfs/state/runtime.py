@@ -50,7 +50,7 @@ class Mounted:
         failure: why the daemon refused the last reload; None if it did not.
         requests: the number of requests per operation, by its name; some seconds old.
         prefetch: statistics of reading and read-ahead (`Reader.state`); some seconds old.
-        remembered: what the kernel may remember of it, each a dict with the fields of `kernelcache.policy.Fact`; some
+        remembered: what the kernel may remember of it, each a dict with the fields of `cachepolicy.Fact`; some
             seconds old, and empty if it was not published.
         access: who checks permissions (`kernelcheck.who_checks`); "" if it was not published.
         refused: how often callers were refused more than their share, by what they wanted more of; some seconds old.

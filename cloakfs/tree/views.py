@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from .. import linux
-from ..config.views import Ids, Range, User, ViewItem
+from ..config.viewitems import Ids, Range, User, ViewItem
 from ..identity import Caller, ClientId, ServerId
 from ..linux import userdatabase
 from ..messages import UserError

@@ -21,7 +21,7 @@ from cli.main import cloakfs
 from cloakfs.config.options import Export
 from cloakfs.config.parse import parse
 from cloakfs.config.render import format_exports
-from cloakfs.config.views import User as UserItem
+from cloakfs.config.viewitems import User as UserItem
 from cloakfs.state.runtime import mounted as telling
 from cloakfs.tuning import Tuning
 from tests.agents import User, read

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from cloakfs import linux
-from cloakfs.kernelcache.policy import SHORT_SECONDS
+from cloakfs.kernelcache.cachepolicy import SHORT_SECONDS
 from tests.agents import User, write
 from tests.mount.conftest import Mount, is_mounted
 from tests.waiting import let_expire, wait_until

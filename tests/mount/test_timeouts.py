@@ -23,7 +23,7 @@ from cloakfs.exportmode import LOCAL, ExportMode, Server
 from cloakfs.identity import Caller
 from cloakfs.kernelcache import invalidation, timeouts
 from cloakfs.kernelcache.cache import KernelCache
-from cloakfs.kernelcache.policy import ABSENT_SECONDS, BRIEF_SECONDS, LONG_SECONDS, SHORT_SECONDS, MountTraits
+from cloakfs.kernelcache.cachepolicy import ABSENT_SECONDS, BRIEF_SECONDS, LONG_SECONDS, SHORT_SECONDS, MountTraits
 from cloakfs.kernelcache.watch import Watch
 from cloakfs.policy import Attrs, Policy
 from cloakfs.tree import calls

@@ -18,8 +18,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from cloakfs import linux
 from cloakfs.config.options import Options
-from cloakfs.config.views import Ids
-from cloakfs.config.views import User as UserItem
+from cloakfs.config.viewitems import Ids
+from cloakfs.config.viewitems import User as UserItem
 from cloakfs.identity import Caller, ServerId
 from cloakfs.linux import userdatabase
 from cloakfs.linux.libc import libc

@@ -20,7 +20,7 @@ from cloakfs import linux
 from cloakfs.config.parse import parse_options
 from cloakfs.identity import Caller
 from cloakfs.kernelcache.cache import KernelCache
-from cloakfs.kernelcache.policy import MountTraits
+from cloakfs.kernelcache.cachepolicy import MountTraits
 from cloakfs.kernelcache.watch import Watch
 from cloakfs.policy import Attrs, Policy
 from cloakfs.tree import calls

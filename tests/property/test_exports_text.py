@@ -11,7 +11,7 @@ from cloakfs.config.errors import ExportsError, Location
 from cloakfs.config.options import Export, Options
 from cloakfs.config.parse import parse, parse_all, parse_options
 from cloakfs.config.render import format_exports, format_options
-from cloakfs.config.views import Ids, Range, User
+from cloakfs.config.viewitems import Ids, Range, User
 from cloakfs.mapping import MAX_ID, NOBODY, Kind, RangeDef
 from cloakfs.prefetch import HEURISTICS, Limits
 from cloakfs.probes import Rate

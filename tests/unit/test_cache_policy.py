@@ -9,7 +9,7 @@ import pytest
 from cloakfs.config.parse import parse_options
 from cloakfs.exportmode import LOCAL, ExportMode, Server
 from cloakfs.identity import Caller, ClientId, ServerId
-from cloakfs.kernelcache.policy import (
+from cloakfs.kernelcache.cachepolicy import (
     ABSENT_SECONDS,
     BRIEF_SECONDS,
     LONG_SECONDS,

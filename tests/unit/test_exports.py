@@ -6,7 +6,7 @@ from cloakfs.config.lint import describe_kinds
 from cloakfs.config.options import Export, Options
 from cloakfs.config.parse import parse, parse_all, parse_options
 from cloakfs.config.render import format_export, format_exports, format_options
-from cloakfs.config.views import Ids, Range, User
+from cloakfs.config.viewitems import Ids, Range, User
 from cloakfs.identity import ServerId
 from cloakfs.mapping import MAX_ID, NOBODY, RangeDef
 from cloakfs.prefetch import Limits

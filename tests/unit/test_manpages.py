@@ -9,7 +9,7 @@ import click
 import pytest
 
 from cli.main import cloakfs
-from cloakfs.config.names import FAMILY
+from cloakfs.config.optionnames import FAMILY
 from cloakfs.policy import Policy
 from package import manpages
 

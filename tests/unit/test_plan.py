@@ -10,7 +10,7 @@ import pytest
 from cloakfs.config.lint import repeats
 from cloakfs.config.parse import parse
 from cloakfs.config.render import format_options
-from cloakfs.config.views import Ids, Range, User, ViewItem
+from cloakfs.config.viewitems import Ids, Range, User, ViewItem
 from cloakfs.nfs import ganesha, ganesha_server, knfsd
 from cloakfs.nfs.ganesha_server import exports_of, pseudo_path
 from cloakfs.nfs.plan import Plan, ServerKind, absolute, mount_name, plan
