@@ -217,7 +217,7 @@ def test_what_is_being_forgotten_already_is_waited_for(tree: str, base: str, mou
     """A change behind the mount has begun it, and nobody has waited for that."""
     furnish(tree)
     begun = f"{base}/begun"
-    with daemons_with(partial(alterations.forget_slowly, b"p", begun)):
+    with daemons_with(partial(alterations.forget_slowly, b"file", begun)):
         m = mount("-o", f"{PLAIN},{VIEWS}")
     owner, other, its = user(OWNER), user(OTHER), m.at(f"@{OTHER}")
     told()
