@@ -52,9 +52,8 @@ class DentryRelookup:
         self.tasks: Tasks | None = None
         self._refusals: dict[int, int] = {}  # object number -> number of refusals meanwhile
         self._one_at_a_time = trio.CapacityLimiter(1)
-        self._searched_at = (
-            self._logged_at
-        ) = -_LOG_AGAIN_SECONDS  # when a process that keeps a lock was last searched, and logged
+        # When processes that keep a lock were last searched for, and when one was logged.
+        self._searched_at = self._logged_at = -_LOG_AGAIN_SECONDS
 
     def refused(self, obj: Object | None) -> None:
         """Look up a directory again that a caller was refused.

@@ -52,7 +52,7 @@ class Mounted:
         prefetch: statistics of reading and read-ahead (`Reader.state`); some seconds old.
         remembered: what the kernel may remember of it, each a dict with the fields of `cachepolicy.Fact`; some
             seconds old, and empty if it was not published.
-        access: who checks permissions (`kernelcheck.who_checks`); "" if it was not published.
+        access: who checks permissions (`reasons.who_checks`); "" if it was not published.
         refused: how often callers were refused more than their share, by what they wanted more of; some seconds old.
         lacking: what this machine does not let the daemon do, one line each.
         numbers: what is wrong with inode numbers and file handles; "" if nothing is.
