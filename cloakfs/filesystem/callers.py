@@ -33,7 +33,7 @@ class Callers:
         views: the views that the mount offers.
         groups: where callers' supplementary groups come from.
         probe: knows the daemon's own threads.
-        above: knows the daemons of mounts above.
+        upper: knows the daemons of upper mounts.
         threads: knows what callers may do as root; None if a server exports the mount: then all that root may do.
         mode: how the mount is exported.
     """

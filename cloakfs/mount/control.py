@@ -53,7 +53,7 @@ class Control:
         published: holds the options in force.
         groups: the effective source of supplementary groups, as in the option `groups=`.
         views: hold the policy in force.
-        above: the daemons of mounts that lie over this one.
+        upper: the daemons of upper mounts.
         tracers: those who trace this mount.
         figures: returns the figures of the mount, ready for JSON.
         events: its events.
@@ -187,7 +187,7 @@ class Control:
 
 
 def _call_policy(policy: Policy, method: str, request: dict[str, Any]) -> dict[str, Any]:
-    """Return a plug-in's answer to a daemon that serves another mount above, or what it has to find out first.
+    """Return a plug-in's answer to the daemon of an upper mount, or what that has to find out first.
 
     Args:
         policy: the plug-in.
